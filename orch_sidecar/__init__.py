@@ -1,0 +1,1 @@
+"""Admission and relay in front of a vLLM engine."""

@@ -1,0 +1,194 @@
+"""The command line of the proxy benchmark, and the order of its rounds.
+
+All targets run at once in front of one scripted engine; in each round each cell is run on every
+target in turn, so that what is compared lies seconds apart, and each round begins with another
+target, so that none always has the same place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.proxy import build, processes, table
+from tests.benchmarks.proxy.measure import CELLS, Sample, measure
+from tests.benchmarks.proxy.targets import (
+    DIRECT,
+    PLANS,
+    TRACED,
+    Target,
+    start_engine,
+    start_target,
+    stop_all,
+)
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line's settings; ``--quick`` is for a look, not for figures."""
+    parser = argparse.ArgumentParser(prog="bench-proxy", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="length of a cell; paced ones twice (default 3)"
+    )
+    parser.add_argument(
+        "--targets", default=",".join(PLANS), help="comma-separated (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tokens-per-send",
+        type=int,
+        default=4,
+        help="tokens the engine writes at once when there is no delay between them (default 4)",
+    )
+    parser.add_argument("--quick", action="store_true", help="1 round of 1 s")
+    parser.add_argument("--output", type=Path, default=build.CACHE / "result.json")
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.rounds, args.seconds = 1, 1.0
+    args.targets = [name.strip() for name in args.targets.split(",")]
+    if unknown := [name for name in args.targets if name not in PLANS]:
+        parser.error(f"unknown targets {unknown}; known: {', '.join(PLANS)}")
+    if DIRECT not in args.targets:
+        args.targets.insert(0, DIRECT)
+    return args
+
+
+def machine() -> dict[str, Any]:
+    """CPU, cores, load and versions, for the record."""
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.partition(":")[2].strip() for line in info if "model name" in line), "?")
+    versions: dict[str, str] = {"python": platform.python_version(), **build.ROUTERS}
+    for package in ("aiohttp", "uvloop", "orch-sidecar", "opentelemetry-sdk"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    for name, command in {"nginx": ["/usr/sbin/nginx", "-v"], "cc": ["cc", "--version"]}.items():
+        try:
+            said = subprocess.run(command, capture_output=True, text=True)
+            versions[name] = (said.stdout or said.stderr).splitlines()[0]
+        except OSError:
+            versions[name] = "not installed"
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "load_before": os.getloadavg(),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions,
+    }
+
+
+def rounds(
+    args: argparse.Namespace, engine: processes.Child, targets: list[Target], failed: dict[str, str]
+) -> list[Sample]:
+    """All rounds; a target that fails is left out from there on and noted in ``failed``."""
+    client = build.program("client")
+    samples: list[Sample] = []
+    for round_ in range(args.rounds):
+        first = round_ * 2 % len(targets)
+        for cell in CELLS:
+            for target in targets[first:] + targets[:first]:
+                if target.name in failed:
+                    continue
+                try:
+                    sample = measure(client, engine, target, cell, args.seconds, round_)
+                except (processes.TargetFailed, subprocess.SubprocessError) as error:
+                    if not engine.alive():
+                        raise
+                    failed[target.name] = str(error)
+                    say(f"{target.name}: {error}")
+                    continue
+                samples.append(sample)
+                report = sample.client
+                say(
+                    f"round {round_ + 1}/{args.rounds} {cell.name:9}{target.name:16}"
+                    f"{report['requests_per_s']:10,.0f} req/s {report['chunks_per_s']:10,.0f} chunks/s"
+                    f"  errors {report['errors']}"
+                )
+    return samples
+
+
+def say(line: str) -> None:
+    """Progress, apart from the tables on standard output."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def report(results: table.Results, record: dict[str, Any]) -> str:
+    """The tables as Markdown."""
+    host = record["machine"]
+    parts = [
+        f"{host['cpu']}, {host['cores']} cores; medians of {record['rounds']} interleaved rounds.",
+        "",
+        *table.medians(results, table.MAIN),
+        "",
+        "64 streams at 20 ms; added: minus direct's of the same round.",
+        "",
+        *table.medians(results, table.PACED),
+        "",
+        "Ratios, median (min to max) over the rounds; latencies too small for one as they are.",
+        "",
+        *table.ratios(results),
+        "",
+        "Engine and client are not the bottleneck where they leave a core idle (! marks over 90 %);",
+        "direct shows what they can do together.",
+        "",
+        *table.evidence(results),
+        "",
+        *(f"{name} left the run: {why}" for name, why in results.failed.items()),
+        *([f"Trace sink got: {record['sink']}"] if TRACED in results.order else []),
+    ]
+    return "\n".join(parts)
+
+
+def main() -> int:
+    """Runs the benchmark; 0 when every target but those not installed was measured cleanly."""
+    args = arguments()
+    started = time.monotonic()
+    record: dict[str, Any] = {"machine": machine(), "rounds": args.rounds}
+    record |= {"seconds": args.seconds, "tokens_per_send": args.tokens_per_send}
+    with ExitStack() as stack:
+        running: list[processes.Child | None] = []
+        stack.callback(lambda: stop_all(reversed(running)))
+        logs = build.cache()
+        engine, engine_port = start_engine("engine", args.tokens_per_send, logs)
+        running.append(engine)
+        sink, sink_port = start_engine("trace-sink", 1, logs)
+        running.append(sink)
+        targets = []
+        for name in args.targets:
+            say(f"starting {name}")
+            targets.append(start_target(name, engine_port, sink_port, logs))
+            running.append(targets[-1].child)
+        failed = {t.name: t.why_not for t in targets if t.why_not}
+        for name, why in failed.items():
+            say(f"{name}: {why}")
+        samples = rounds(args, engine, targets, failed)
+        with urllib.request.urlopen(f"http://127.0.0.1:{sink_port}/stats", timeout=5) as answer:
+            record["sink"] = json.load(answer)
+    results = table.Results(args.targets, samples, failed)
+    record |= {"failed": failed, "took_s": round(time.monotonic() - started, 1)}
+    record["samples"] = [s.as_json() for s in samples]
+    text = report(results, record)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(json.dumps(record, indent=1) + "\n")
+    args.output.with_suffix(".md").write_text(text + "\n")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,102 @@
+"""Cells: one load on one target for some seconds, and what it cost everyone.
+
+Runs the C client, reads CPU time of target, engine and client around it. Knows no table.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.proxy import processes
+from tests.benchmarks.proxy.processes import Child
+from tests.benchmarks.proxy.targets import Target
+
+CLIENT_GRACE_S = 60.0
+"""The client bounds itself (warm-up and drain, 10 s each beyond a stream); this is for a hang."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A load: connections, how they start, tokens per stream (0: not streamed), their delay."""
+
+    name: str
+    connections: int
+    start: str
+    tokens: int = 0
+    delay_ms: float = 0.0
+    longer: float = 1.0
+    """Its length as a multiple of the run's seconds: a wave of paced streams takes 2.5 s."""
+
+
+CELLS = (
+    Cell("requests", 32, "loop"),
+    Cell("chunks", 32, "loop", 128),
+    Cell("burst", 64, "burst", 128, 20.0, 2.0),
+    Cell("stagger", 64, "stagger", 128, 20.0, 2.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One cell of one target in one round; CPU as a share of one core."""
+
+    round: int
+    target: str
+    cell: str
+    client: dict[str, Any]
+    """What the client printed: counts, rates, latencies in ms, errors by kind."""
+    target_cpu_s: float
+    target_cpu: float
+    engine_cpu: float
+    client_cpu: float
+    rss_mb: float
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _client(binary: Path, target: Target, cell: Cell, seconds: float) -> dict[str, Any]:
+    command = [str(binary), str(target.port), str(cell.connections), f"{seconds:.3f}", cell.start]
+    command += [str(cell.tokens), f"{cell.delay_ms:g}"]
+    limit_s = seconds + cell.tokens * cell.delay_ms / 1000 + CLIENT_GRACE_S
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=True)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def measure(
+    client: Path, engine: Child, target: Target, cell: Cell, seconds: float, round_: int
+) -> Sample:
+    """Runs one cell.
+
+    The CPU seconds of target and engine include the client's short warm-up (two tokens per
+    connection); the shares are of the client's wall time.
+
+    Raises:
+        subprocess.SubprocessError: the client itself failed or hung.
+        processes.TargetFailed: the target or the engine left while it was measured.
+    """
+    watched = [engine] + ([target.child] if target.child else [])
+    before = [processes.cpu_s(c.process.pid) for c in watched]
+    report = _client(client, target, cell, seconds * cell.longer)
+    spent = [processes.cpu_s(c.process.pid) - b for c, b in zip(watched, before, strict=True)]
+    for child in watched:
+        if not child.alive():
+            raise child.failed(f"left during {cell.name}")
+    target_s = spent[1] if target.child else 0.0
+    wall_s = report["wall_s"]
+    return Sample(
+        round=round_,
+        target=target.name,
+        cell=cell.name,
+        client=report,
+        target_cpu_s=round(target_s, 3),
+        target_cpu=round(target_s / wall_s, 4),
+        engine_cpu=round(spent[0] / wall_s, 4),
+        client_cpu=round(report["cpu_s"] / wall_s, 4),
+        rss_mb=round(processes.rss_mb(target.child.process.pid), 1) if target.child else 0.0,
+    )

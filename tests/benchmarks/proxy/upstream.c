@@ -1,0 +1,296 @@
+/* A scripted engine that speaks vLLM's wire format: one thread, epoll, HTTP/1.1 keep-alive.
+ *
+ * POST /v1/chat/completions, /v1/completions: JSON, or with "stream": true an SSE stream of
+ *   "max_tokens" tokens, one HTTP chunk each, "delay_ms" apart; each token's text is the
+ *   CLOCK_MONOTONIC nanosecond at which it was written. The first leaves with the head.
+ * GET /v1/capabilities, /v1/capabilities/stream: an idle engine with SLOTS slots.
+ * POST /v1/traces: swallows OTLP/HTTP; GET /stats says how much of it came.
+ *
+ * With delay 0 it writes TOKENS_PER_SEND tokens per send and stream in turn, as long as the
+ * socket takes them. It reads only the fields above, with a string search and no JSON parser;
+ * the delay also as "delay_ms=20" in the prompt, for routers that drop fields they do not know.
+ *
+ * usage: upstream PORT [SLOTS [TOKENS_PER_SEND]] */
+#define _GNU_SOURCE
+#include "request.h"
+#include "script.h"
+
+enum { MAX_TOKENS_PER_SEND = 128 };
+
+typedef struct conn conn;
+typedef struct { conn **v; int n; } list;
+struct conn {
+    int fd, pos;
+    list *in_list;                       /* eager or paced while it streams */
+    char *in, *out;
+    size_t in_len, in_cap, out_len, out_off, out_cap;
+    enum { READING, TOKENS, BEATS } doing;
+    bool chat, last;                     /* last: close after this answer */
+    uint32_t tokens_left;
+    uint64_t delay_ns, due_ns;
+};
+
+static conn *conns[MAX_FD];
+static conn *eager_v[MAX_FD], *paced_v[MAX_FD];
+static list eager = {eager_v, 0}, paced = {paced_v, 0};
+static int ep, slots = 4096, per_send = 1;
+static unsigned long long trace_posts, trace_bytes;
+
+static void leave(conn *c) {
+    list *l = c->in_list;
+    if (!l) return;
+    conn *moved = l->v[--l->n];
+    l->v[c->pos] = moved;
+    moved->pos = c->pos;
+    c->in_list = NULL;
+}
+
+static void join(conn *c, list *l) {
+    leave(c);
+    c->pos = l->n;
+    l->v[l->n++] = c;
+    c->in_list = l;
+}
+
+static bool drop(conn *c) {
+    leave(c);
+    conns[c->fd] = NULL;
+    close(c->fd);
+    free(c->in);
+    free(c->out);
+    free(c);
+    return false;
+}
+
+/* Sends, or keeps what the socket does not take and waits for EPOLLOUT. False: c is gone. */
+static bool put(conn *c, const char *p, size_t n) {
+    if (c->out_len == c->out_off) {
+        ssize_t w = send(c->fd, p, n, MSG_NOSIGNAL);
+        if (w < 0 && errno != EAGAIN) return drop(c);
+        if (w == (ssize_t)n) return c->last && c->doing == READING ? drop(c) : true;
+        if (w > 0) p += w, n -= (size_t)w;
+        c->out_len = c->out_off = 0;
+        epoll_change(ep, c->fd, EPOLLIN | EPOLLOUT);
+    }
+    c->out = grown(c->out, c->out_len + n, &c->out_cap);
+    memcpy(c->out + c->out_len, p, n);
+    c->out_len += n;
+    if (c->in_list == &eager) leave(c);
+    return true;
+}
+
+static bool emit(conn *c, uint32_t n, bool with_head, uint64_t now) {
+    static char buf[sizeof STREAM_HEAD + MAX_TOKENS_PER_SEND * sizeof chat_token.text + 64];
+    const token *t = c->chat ? &chat_token : &text_token;
+    size_t len = 0;
+    char stamp[STAMP];
+    for (int i = STAMP - 1; i >= 0; i--, now /= 10) stamp[i] = (char)('0' + now % 10);
+    if (with_head) memcpy(buf, STREAM_HEAD, len = sizeof STREAM_HEAD - 1);
+    if (n > c->tokens_left) n = c->tokens_left;
+    for (uint32_t i = 0; i < n; i++, len += t->len) {
+        memcpy(buf + len, t->text, t->len);
+        memcpy(buf + len + t->stamp_at, stamp, STAMP);
+    }
+    c->tokens_left -= n;
+    if (!c->tokens_left) {
+        memcpy(buf + len, STREAM_END, sizeof STREAM_END - 1);
+        len += sizeof STREAM_END - 1;
+        leave(c);
+        c->doing = READING;
+    }
+    return put(c, buf, len);
+}
+
+static bool answer(conn *c, const char *status, const char *type, const char *body) {
+    char buf[4096];
+    int n = snprintf(buf, sizeof buf, "HTTP/1.1 %s\r\nserver: uvicorn\r\ncontent-type: %s\r\n"
+        "content-length: %zu\r\n%s\r\n%s", status, type, strlen(body),
+        c->last ? "connection: close\r\n" : "", body);
+    return put(c, buf, (size_t)n);
+}
+
+static bool completion(conn *c, bool chat, const char *body, size_t len) {
+    if (!field(body, len, "\"stream\"", 0)) return answer(c, "200 OK", "application/json", ANSWER);
+    c->chat = chat;
+    c->tokens_left = (uint32_t)field(body, len, "\"max_tokens\"", 0);
+    if (!c->tokens_left) c->tokens_left = (uint32_t)field(body, len, "\"max_completion_tokens\"", 16);
+    c->delay_ns = (uint64_t)(field(body, len, "delay_ms", 0) * MS_NS);
+    c->doing = TOKENS;
+    uint64_t now = now_ns();
+    c->due_ns = now + c->delay_ns;
+    join(c, c->delay_ns ? &paced : &eager);
+    return emit(c, 1, true, now);
+}
+
+static bool watch_state(conn *c) {
+    char event[1200], buf[2048];
+    int n = snprintf(event, sizeof event, "event: state\ndata: %s\n\n", state_json(slots));
+    int m = snprintf(buf, sizeof buf, "%s%x\r\n%s\r\n", STREAM_HEAD, n, event);
+    c->doing = BEATS;
+    c->due_ns = now_ns() + SECOND_NS;
+    join(c, &paced);
+    return put(c, buf, (size_t)m);
+}
+
+static bool route(conn *c, const char *method, const char *path, const char *body, size_t len) {
+    const char *json = "application/json";
+    char buf[2048];
+    if (!strcmp(method, "POST")) {
+        if (!strcmp(path, "/v1/chat/completions")) return completion(c, true, body, len);
+        if (!strcmp(path, "/v1/completions")) return completion(c, false, body, len);
+        if (!strcmp(path, "/v1/traces")) {
+            trace_posts++;
+            trace_bytes += len;
+            return answer(c, "200 OK", "application/x-protobuf", "");
+        }
+    } else if (!strcmp(method, "GET")) {
+        if (!strcmp(path, "/v1/capabilities/stream")) return watch_state(c);
+        const char *body = get_answer(path, slots);
+        if (body) return answer(c, "200 OK", json, body);
+        if (!strcmp(path, "/stats")) {
+            snprintf(buf, sizeof buf, "{\"trace_posts\":%llu,\"trace_bytes\":%llu}", trace_posts, trace_bytes);
+            return answer(c, "200 OK", json, buf);
+        }
+    } else if (!strcmp(method, "DELETE") && !strncmp(path, "/v1/capabilities/leases/", 24)) {
+        return answer(c, "200 OK", json, "{\"ended\":true}");
+    }
+    return answer(c, "404 Not Found", json, "{\"error\":{\"message\":\"not found\",\"code\":404}}");
+}
+
+/* Answers one whole request of the input. False: there is none, or c is gone. */
+static bool serve_one(conn *c) {
+    char *head_end = memmem(c->in, c->in_len, "\r\n\r\n", 4);
+    if (!head_end) return c->in_len > 65536 ? drop(c) : false;
+    size_t head = (size_t)(head_end - c->in) + 4, vlen, body_len = 0, used;
+    char *body = c->in + head;
+    if (header_is(c->in, head, "transfer-encoding", "chunked")) {
+        /* dechunk works in place, so it must see the body whole before it moves a byte */
+        if (c->in_len - head < 5 || memcmp(c->in + c->in_len - 5, "0\r\n\r\n", 5)) return false;
+        ssize_t n = dechunk(body, c->in_len - head, &body_len);
+        if (n <= 0) return drop(c);
+        used = head + (size_t)n;
+    } else {
+        const char *v = header(c->in, head, "content-length", &vlen);
+        long long n = v ? decimal(v, vlen) : 0;
+        if (n < 0 || n > MAX_BODY) return drop(c);
+        body_len = (size_t)n;
+        used = head + body_len;
+        if (c->in_len < used) return false;
+    }
+    char method[8], path[512], version[4];
+    *head_end = 0;
+    if (sscanf(c->in, "%7s %511[^ ?]%*[^ ] HTTP/1.%1s", method, path, version) != 3 &&
+        sscanf(c->in, "%7s %511[^ ?] HTTP/1.%1s", method, path, version) != 3) return drop(c);
+    *head_end = '\r';
+    c->last = version[0] == '0' || header_is(c->in, head, "connection", "close");
+    int fd = c->fd;
+    if (!route(c, method, path, body, body_len) || conns[fd] != c) return false;
+    memmove(c->in, c->in + used, c->in_len - used);
+    c->in_len -= used;
+    return true;
+}
+
+static void readable(conn *c) {
+    c->in = grown(c->in, c->in_len + 16384, &c->in_cap);
+    ssize_t n = recv(c->fd, c->in + c->in_len, c->in_cap - c->in_len, 0);
+    if (n == 0 || (n < 0 && errno != EAGAIN)) {
+        drop(c);
+        return;
+    }
+    if (n > 0) c->in_len += (size_t)n;
+    while (c->doing == READING && c->in_len && serve_one(c)) {}
+}
+
+static void writable(conn *c) {
+    ssize_t w = send(c->fd, c->out + c->out_off, c->out_len - c->out_off, MSG_NOSIGNAL);
+    if (w < 0 && errno != EAGAIN) {
+        drop(c);
+        return;
+    }
+    if (w > 0) c->out_off += (size_t)w;
+    if (c->out_off < c->out_len) return;
+    c->out_off = c->out_len = 0;
+    epoll_change(ep, c->fd, EPOLLIN);
+    if (c->doing == TOKENS && !c->delay_ns) join(c, &eager);
+    if (c->doing == READING && c->last) drop(c);
+}
+
+static bool beat(conn *c, uint64_t now) {
+    char buf[256];
+    int n = snprintf(buf, sizeof buf, "%zx\r\n%s\r\n", sizeof BEAT - 1, BEAT);
+    c->due_ns = now + SECOND_NS;
+    return put(c, buf, (size_t)n);
+}
+
+/* Writes what is due; the next due time or 0. A scan, because hundreds of streams cost a
+ * microsecond. Backwards, because finishing one moves the list's last into its place. */
+static uint64_t write_due(uint64_t now) {
+    uint64_t next = 0;
+    for (int i = paced.n - 1; i >= 0; i--) {
+        conn *c = paced.v[i];
+        if (c->due_ns <= now) {
+            if (c->doing == BEATS) {
+                if (!beat(c, now)) continue;
+            } else {
+                c->due_ns += c->delay_ns;     /* a schedule: lateness does not add up */
+                if (!emit(c, 1, false, now_ns()) || c->in_list != &paced) continue;
+            }
+        }
+        if (!next || c->due_ns < next) next = c->due_ns;
+    }
+    return next;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) die("usage: upstream PORT [SLOTS [TOKENS_PER_SEND]]");
+    if (argc > 2) slots = atoi(argv[2]);
+    if (argc > 3) per_send = atoi(argv[3]);
+    if (per_send < 1 || per_send > MAX_TOKENS_PER_SEND) per_send = 1;
+    make_token(&chat_token, "chatcmpl-bench", "chat.completion.chunk", "\"delta\":{\"content\":", "}");
+    make_token(&text_token, "cmpl-bench", "text_completion", "\"text\":", "");
+
+    int door = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), one = 1;
+    struct sockaddr_in a = loopback(atoi(argv[1]));
+    setsockopt(door, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (bind(door, (struct sockaddr *)&a, sizeof a) || listen(door, 4096)) die("listen");
+    int timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+    ep = epoll_create1(0);
+    epoll_add(ep, door, EPOLLIN);
+    epoll_add(ep, timer, EPOLLIN);
+
+    uint64_t armed = 0, ticks;
+    struct epoll_event events[EVENTS];
+    for (;;) {
+        int n = epoll_wait(ep, events, EVENTS, eager.n ? 0 : -1);
+        for (int i = 0; i < n; i++) {
+            int fd = events[i].data.fd;
+            if (fd == timer) {
+                if (read(timer, &ticks, sizeof ticks) > 0) armed = 0;
+            } else if (fd == door) {
+                int s = accept4(door, NULL, NULL, SOCK_NONBLOCK);
+                if (s < 0) continue;
+                if (s >= MAX_FD) {
+                    close(s);
+                    continue;
+                }
+                nodelay(s);
+                conn *c = calloc(1, sizeof *c);
+                if (!c) die("calloc");
+                c->fd = s;
+                conns[s] = c;
+                epoll_add(ep, s, EPOLLIN);
+            } else {
+                if (conns[fd] && events[i].events & EPOLLOUT) writable(conns[fd]);
+                if (conns[fd] && events[i].events & ~(uint32_t)EPOLLOUT) readable(conns[fd]);
+            }
+        }
+        if (eager.n) {
+            uint64_t now = now_ns();
+            for (int i = eager.n - 1; i >= 0; i--) emit(eager.v[i], (uint32_t)per_send, false, now);
+        }
+        if (paced.n) {
+            uint64_t next = write_due(now_ns());
+            if (next != armed) wake_at(timer, armed = next);
+        }
+    }
+}

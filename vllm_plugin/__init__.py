@@ -1,0 +1,18 @@
+"""Makes a vLLM engine obey its batching profile, report its scheduler and label its spans.
+
+Dependencies point down this list; nothing imports what stands above it:
+
+    register     entry points and composition root
+    enforce      profile -> engine arguments
+    endpoint     HTTP: /v1/capabilities, its stream, lease revocation, the lease middleware
+    stat_logger  vLLM's statistics -> the board
+    spans        labels on vLLM's spans
+    hooks        what of vLLM this package touches, and the self-test that looks for it
+    board        pure: the scheduler's state, who listens to it
+    leases       pure: which requests are in the engine, and whose they are
+    steps        pure: engine steps, batch statistics
+    profile      pure: the profile model
+    allowlist    VLLM_PLUGINS; knows no other module
+
+The pure modules know no clock, no event loop, no HTTP, no vLLM and no OpenTelemetry.
+"""

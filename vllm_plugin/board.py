@@ -1,0 +1,165 @@
+"""The scheduler's state as the world is told of it, and those who listen to its changes.
+
+Pure: it is told what happened, and calls its listeners; it knows no clock and no HTTP.
+The vocabulary is that of `/v1/capabilities` (BATCHING/ORCH-3910, 3911).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vllm_plugin.leases import Leases, Presence
+from vllm_plugin.steps import StepRing
+
+API_VERSION: Final = "1.0.0"
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What does not change while an engine lives."""
+
+    engine_version: str
+    pool: str
+    models: tuple[str, ...]
+    ctx_max: int
+    profile: str
+    measurement_type: str
+    batching: bool
+    slots_total: int
+    kv_tokens_total: int
+    epoch: str
+    features: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One report of the scheduler; batch is None when no step ran (idle, or an abort)."""
+
+    at_s: float
+    running: int
+    waiting: int
+    kv_cache_usage: float
+    preempted: int
+    batch: int | None
+    decode_only: bool
+    elapsed_s: float
+
+
+class Listener:
+    """One reader of the state: is told that something changed, and collects ended leases."""
+
+    def __init__(self, instance: str | None, wake: Callable[[], None]) -> None:
+        self.instance = instance
+        self.wake = wake
+        self.ended: list[str] = []
+
+
+class Board:
+    """State of one engine. All calls come from the thread of its API server's event loop."""
+
+    def __init__(self, facts: EngineFacts) -> None:
+        self.facts = facts
+        self.steps = StepRing()
+        self.leases = Leases()
+        self._listeners: set[Listener] = set()
+        self._running = 0
+        self._waiting = 0
+        self._peak = 0
+        self._kv_cache_usage = 0.0
+        self._preemptions = 0
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.add(listener)
+
+    def unlisten(self, listener: Listener) -> None:
+        self._listeners.discard(listener)
+
+    def stepped(self, report: StepReport) -> None:
+        """The scheduler reported. O(1), and wakes listeners only if they would see a change."""
+        if report.batch is not None:
+            self.steps.record(
+                report.at_s, report.elapsed_s, report.batch, decode_only=report.decode_only
+            )
+        usage = round(report.kv_cache_usage, 3)
+        # Counts are taken after a step: what ended in it shows in the batch only.
+        held = max(report.running, report.batch or 0) + report.waiting
+        same = (
+            report.running == self._running
+            and report.waiting == self._waiting
+            and usage == self._kv_cache_usage
+            and held <= self._peak
+            and not report.preempted
+        )
+        if same:
+            return
+        self._running, self._waiting = report.running, report.waiting
+        self._kv_cache_usage = usage
+        self._peak = max(self._peak, held)
+        self._preemptions += report.preempted
+        self._wake_all()
+
+    def entered(self, header: str | None) -> int | None:
+        """A generating request came in. Returns the key for `left`, None to turn it away."""
+        entry = self.leases.enter(header)
+        if entry is None:
+            return None
+        self._wake_all()
+        return entry[0]
+
+    def left(self, key: int) -> Presence:
+        """The generating request has left the engine."""
+        presence = self.leases.leave(key)
+        for listener in self._listeners:
+            if presence.lease is not None and presence.instance == listener.instance:
+                listener.ended.append(presence.lease)
+        self._wake_all()
+        return presence
+
+    def _wake_all(self) -> None:
+        for listener in self._listeners:
+            listener.wake()
+
+    def moving(self, instance: str | None) -> State:
+        """The part of the state that changes from step to step."""
+        in_engine = self._running + self._waiting
+        return {
+            "slots_free": max(0, self.facts.slots_total - in_engine),
+            "running": self._running,
+            "waiting": self._waiting,
+            "peak": self._peak,
+            "foreign": self.leases.foreign_to(instance, in_engine),
+            "leased": self.leases.leased(),
+            "kv_cache_usage": self._kv_cache_usage,
+            "preemptions_total": self._preemptions,
+        }
+
+    def slow(self) -> State:
+        """The part that grows all the time and is told once a heartbeat."""
+        return {"steps_by_batch": self.steps.by_batch()}
+
+    def state(self, instance: str | None) -> State:
+        """The engine's whole entry in `/v1/capabilities`, as seen by a sidecar instance."""
+        facts = self.facts
+        return {
+            "engine": "vllm",
+            "engine_version": facts.engine_version,
+            "pool": facts.pool,
+            "models": list(facts.models),
+            "ctx_max": facts.ctx_max,
+            "profile": facts.profile,
+            "measurement_type": facts.measurement_type,
+            "batching": facts.batching,
+            "slots_total": facts.slots_total,
+            "kv_tokens_total": facts.kv_tokens_total,
+            **self.moving(instance),
+            **self.slow(),
+            "state": "ready",
+            "epoch": facts.epoch,
+            "supported_workloads": ["completion"],
+            "rate_limits": {},
+            "features": facts.features,
+        }

@@ -1,0 +1,218 @@
+"""What the engine says over HTTP: its state, the stream of its changes, and revocation.
+
+    GET    /v1/capabilities                    the state, once
+    GET    /v1/capabilities/stream?instance=I  the state as seen by sidecar instance I, then its
+                                               changes, as server-sent events: `state` first,
+                                               then `change`, `ended` and `heartbeat`
+    DELETE /v1/capabilities/leases/{lease}     spends a lease: {"ended": true} says that no
+                                               request carries it and none ever will
+
+and the middleware that knows which generating requests are in the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from vllm_plugin.allowlist import NAME
+from vllm_plugin.board import API_VERSION, Board, Listener, State
+
+CHANGES_EVERY_S: Final = 0.020
+HEARTBEAT_EVERY_S: Final = 1.0
+# An open response holds up the engine's shutdown: it looks this often whether to end itself.
+LOOK_EVERY_S: Final = 0.5
+# After a disconnect vLLM cancels the task that generates and does not wait for it. The abort is
+# in the engine's ordered channel once that task has run: a handful of turns of the event loop.
+LET_GO_TURNS: Final = 16
+
+LEASE_HEADER: Final = b"x-orch-lease"
+
+# POSTs that put no sequence into the engine. Everything else that is posted is counted.
+_NOT_GENERATING: Final = frozenset(
+    {
+        "/tokenize",
+        "/detokenize",
+        "/v1/messages/count_tokens",
+        "/v1/chat/completions/render",
+        "/v1/completions/render",
+        "/v1/messages/render",
+        "/v1/responses/render",
+        "/v1/chat/completions/derender",
+        "/v1/completions/derender",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+    }
+)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def now_text() -> str:
+    """The time in RFC 3339, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def event(name: str, data: State) -> bytes:
+    """One server-sent event."""
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+class LeaseMiddleware:
+    """Counts generating requests in and out of the engine, by the lease they carry."""
+
+    def __init__(self, app: ASGIApp, board: Board) -> None:
+        self._app = app
+        self._board = board
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not _generates(scope):
+            await self._app(scope, receive, send)
+            return
+        lease = next((value for name, value in scope["headers"] if name == LEASE_HEADER), b"")
+        key = self._board.entered(lease.decode("latin-1"))
+        if key is None:
+            error = {
+                "message": "this X-Orch-Lease is spent: it was used or revoked before",
+                "type": "lease_spent",
+                "param": None,
+                "code": 409,
+            }
+            await JSONResponse({"error": error}, status_code=409)(scope, receive, send)
+            return
+        ended = False
+
+        async def watch(message: Message) -> None:
+            nonlocal ended
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                ended = True
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            if not ended:
+                for _ in range(LET_GO_TURNS):
+                    await asyncio.sleep(0)
+            self._board.left(key)
+
+
+def _generates(scope: Scope) -> bool:
+    if scope["type"] == "websocket":
+        return True
+    return (
+        scope["type"] == "http"
+        and scope["method"] == "POST"
+        and scope["path"] not in _NOT_GENERATING
+    )
+
+
+class CapabilitiesEndpoint:
+    """The endpoint plugin. Inert while there is no board (no profile selected)."""
+
+    name = NAME
+    required_tasks = None
+
+    def __init__(self, board_of: Callable[[], Board | None]) -> None:
+        self._board_of = board_of
+        self._engine: Any = None
+        self._app: Any = None
+
+    def attach_router(self, app: Any) -> None:
+        board = self._board_of()
+        if board is None:
+            return
+        self._app = app
+        app.add_middleware(LeaseMiddleware, board=board)
+        app.add_api_route("/v1/capabilities", self._capabilities, methods=["GET"])
+        app.add_api_route("/v1/capabilities/stream", self._stream, methods=["GET"])
+        app.add_api_route("/v1/capabilities/leases/{lease}", self._revoke, methods=["DELETE"])
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        self._engine = engine_client
+
+    def _board(self) -> Board:
+        board = self._board_of()
+        assert board is not None  # the routes exist only with a board
+        return board
+
+    async def _capabilities(self, request: Request) -> Response:
+        state = self._board().state(request.query_params.get("instance"))
+        state |= {"observed_at": now_text(), "age_ms": 0}
+        return JSONResponse({"api_version": API_VERSION, "engines": [state]})
+
+    async def _revoke(self, lease: str) -> Response:
+        try:
+            ended = self._board().leases.revoke(lease)
+        except ValueError as error:
+            body = {"message": str(error), "type": "invalid_request_error", "code": 400}
+            return JSONResponse({"error": body}, status_code=400)
+        return JSONResponse({"ended": ended})
+
+    async def _stream(self, request: Request) -> Response:
+        return StreamingResponse(
+            self._events(request.query_params.get("instance")),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store"},
+        )
+
+    def _engine_lives(self) -> bool:
+        if self._engine is not None and (self._engine.errored or not self._engine.is_running):
+            return False
+        server = getattr(self._app.state, "server", None)
+        return not (server is not None and server.should_exit)
+
+    async def _events(self, instance: str | None) -> AsyncIterator[bytes]:
+        board = self._board()
+        woken = asyncio.Event()
+        listener = Listener(instance, woken.set)
+        board.listen(listener)
+        try:
+            sent = board.moving(instance)
+            slow = board.slow()
+            first = board.state(instance) | {"leases": sorted(board.leases.of(instance))}
+            yield event("state", first | {"observed_at": now_text()})
+            changed_at = beat_at = time.monotonic()
+            dirty = False
+            while self._engine_lives():
+                if woken.is_set():
+                    woken.clear()
+                    dirty = True
+                if listener.ended:
+                    ended, listener.ended = listener.ended, []
+                    yield event("ended", {"leases": ended})
+                now = time.monotonic()
+                if now - beat_at >= HEARTBEAT_EVERY_S:
+                    beat_at, before, slow = now, slow, board.slow()
+                    grown = slow if slow != before else {}
+                    yield event("heartbeat", grown | {"observed_at": now_text()})
+                if dirty and now - changed_at >= CHANGES_EVERY_S:
+                    moving = board.moving(instance)
+                    change = {k: v for k, v in moving.items() if sent[k] != v}
+                    changed_at, sent, dirty = now, moving, False
+                    if change:
+                        yield event("change", change | {"observed_at": now_text()})
+                rest_s = changed_at + CHANGES_EVERY_S - now if dirty else LOOK_EVERY_S
+                await _woken_within(woken, rest_s)
+        finally:
+            board.unlisten(listener)
+
+
+async def _woken_within(woken: asyncio.Event, timeout_s: float) -> None:
+    """Returns when woken, or when the time has passed."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await woken.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,173 @@
+"""Applies a profile to vLLM's engine arguments, or refuses them.
+
+An argument that the operator did not give is set from the profile. One that contradicts it is
+an entry in a list; the list is raised as one error before any weight is read. Nothing is
+clamped. The functions here see any object with the fields of `EngineArgs`, so they can be
+tested without vLLM; `register` wraps the real one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from vllm_plugin.profile import SLOTS_ARGUMENT, Profile
+
+_TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+_TRACES_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+_RESOURCE_ATTRIBUTES: Final = "OTEL_RESOURCE_ATTRIBUTES"
+
+
+class ProfileContradiction(ValueError):
+    """The engine's arguments contradict its profile; the message lists every contradiction."""
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _command_line_value(argv: Sequence[str], *options: str) -> str | None:
+    """The last value of an option in an argument list, in vLLM's spellings of it."""
+    found = None
+    for position, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") in options:
+            if equals:
+                found = value
+            elif position + 1 < len(argv):
+                found = argv[position + 1]
+    return found
+
+
+def contradictions(
+    args: Any, profile: Profile, environ: Mapping[str, str], argv: Sequence[str]
+) -> list[str]:
+    """Everything in the engine's arguments and environment that contradicts the profile."""
+    found: list[str] = []
+    for name, rule in profile.engine.items():
+        given = getattr(args, name)
+        objection = rule.objection(given) if not _is_unset(given) else None
+        if objection:
+            found.append(f"{_option(name)} is {given!r}, {objection}")
+    active = args.max_num_active_seqs
+    if active is not None and (objection := profile.slots.objection(active)):
+        found.append(f"{_option('max_num_active_seqs')} is {active!r}, {objection}")
+    if args.data_parallel_size > 1:
+        found.append(
+            f"--data-parallel-size is {args.data_parallel_size!r}, must be 1: slots are counted "
+            "per engine, and a rank can overflow while the sum is legal; run one engine per rank"
+        )
+    servers = max(
+        args._api_process_count,
+        _as_int(_command_line_value(argv, "--api-server-count", "-asc")),
+    )
+    if servers > 1:
+        found.append(
+            f"--api-server-count is {servers!r}, must be 1: the scheduler reports to one "
+            "API server only"
+        )
+    if args.kv_transfer_config is not None:
+        found.append(
+            "--kv-transfer-config is given, must not be: sequences would enter the engine "
+            "from elsewhere"
+        )
+    if args.scheduler_cls is not None:
+        found.append("--scheduler-cls is given, must not be: the slots are those of vLLM's own")
+    if _as_int(environ.get("VLLM_USE_RUST_FRONTEND")):
+        found.append(
+            f"VLLM_USE_RUST_FRONTEND is {environ['VLLM_USE_RUST_FRONTEND']!r}, must not be set: "
+            "it loads no plugins, so nobody would see the slots"
+        )
+    return found
+
+
+def _is_unset(given: Any) -> bool:
+    """Whether the operator left an argument at vLLM's default (a flag cannot be told apart)."""
+    return given is None or given is False
+
+
+def _as_int(text: str | None) -> int:
+    try:
+        return int(text or "0")
+    except ValueError:
+        return 0  # vLLM's own parser refuses it, with its own message
+
+
+def apply(
+    args: Any, profile: Profile, environ: MutableMapping[str, str], argv: Sequence[str]
+) -> None:
+    """Sets what was not given. Raises ProfileContradiction for what contradicts the profile."""
+    found = contradictions(args, profile, environ, argv)
+    if found:
+        raise ProfileContradiction(
+            f"these settings contradict profile {profile.name!r} "
+            f"({profile.measurement_type}): " + "; ".join(found)
+        )
+    for name, rule in profile.engine.items():
+        if _is_unset(getattr(args, name)):
+            setattr(args, name, rule.value)
+    if args.otlp_traces_endpoint is None:
+        args.otlp_traces_endpoint = traces_endpoint(environ)
+    if args.otlp_traces_endpoint is not None:
+        environ[_TRACES_PROTOCOL] = traces_protocol(environ, args.otlp_traces_endpoint)
+
+
+def verify(scheduler_config: Any, profile: Profile) -> None:
+    """Checks the finished configuration: the engine will have the slots the profile allows."""
+    slots = slots_of(scheduler_config)
+    if objection := profile.slots.objection(slots):
+        raise ProfileContradiction(
+            f"the engine would have {slots} slots, which contradicts profile {profile.name!r}: "
+            f"{SLOTS_ARGUMENT} {objection}"
+        )
+
+
+def slots_of(scheduler_config: Any) -> int:
+    """The sequences that this engine runs at once at most."""
+    return int(scheduler_config.max_num_active_seqs or scheduler_config.max_num_seqs)
+
+
+def traces_endpoint(environ: Mapping[str, str]) -> str | None:
+    """Where the standard OTEL_* variables send traces, in the form vLLM wants; None: nowhere."""
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if environ.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
+        return None
+    own = environ.get(_TRACES_ENDPOINT)
+    if own:
+        return own
+    base = environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if not base:
+        return None
+    if traces_protocol(environ, base) == "grpc":
+        return base
+    return base.rstrip("/") + "/v1/traces"
+
+
+def traces_protocol(environ: Mapping[str, str], endpoint: str) -> str:
+    """The OTLP protocol: as configured, else by the port that is registered for each."""
+    configured = environ.get(_TRACES_PROTOCOL) or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    if configured:
+        return configured
+    return "grpc" if urlsplit(endpoint).port == 4317 else "http/protobuf"
+
+
+def label_resource(profile: Profile, environ: MutableMapping[str, str]) -> None:
+    """Puts the profile into the OpenTelemetry resource of this process and its children."""
+    environ.setdefault("OTEL_SERVICE_NAME", "vllm")
+    ours = {"measurement_type": profile.measurement_type.value, "orch.profile": profile.name}
+    kept = [
+        pair
+        for pair in environ.get(_RESOURCE_ATTRIBUTES, "").split(",")
+        if pair and pair.partition("=")[0].strip() not in ours
+    ]
+    environ[_RESOURCE_ATTRIBUTES] = ",".join(kept + [f"{k}={v}" for k, v in ours.items()])
+
+
+class NoIterationLines(logging.Filter):
+    """Drops the line that vLLM logs per step when iteration details are on."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "Iteration(%d)" not in str(record.msg)

@@ -1,0 +1,171 @@
+"""The profile: what an engine is (single-stream, batched-online or offline), as one YAML file.
+
+Decides whether a profile is consistent with itself. Knows no vLLM: `engine` maps names of
+vLLM engine arguments to rules, and `enforce` is what applies them.
+
+Requirements: BATCHING/ORCH-3900 to 3902, 3912, 3920, 3921.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+SLOTS_ARGUMENT: Final = "max_num_seqs"
+
+
+class ProfileError(ValueError):
+    """A profile that cannot be used; the message names file, key and rule."""
+
+
+class MeasurementType(StrEnum):
+    """How the engine was batching when a figure was measured."""
+
+    SINGLE_STREAM = "single_stream"
+    BATCHED_ONLINE = "batched_online"
+    OFFLINE = "offline"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ArgumentRule(_Strict):
+    """What an engine argument may be: `fixed`, or a `default` with an optional `minimum`."""
+
+    fixed: int | bool | str | None = None
+    default: int | bool | str | None = None
+    minimum: int | None = None
+
+    @model_validator(mode="after")
+    def _one_of_fixed_and_default(self) -> ArgumentRule:
+        if (self.fixed is None) == (self.default is None):
+            raise ValueError("exactly one of `fixed` and `default` must be given")
+        if self.fixed is not None and self.minimum is not None:
+            raise ValueError("`minimum` goes with `default`, not with `fixed`")
+        return self
+
+    @property
+    def value(self) -> int | bool | str:
+        """What the argument is when the operator gave none."""
+        chosen = self.fixed if self.fixed is not None else self.default
+        assert chosen is not None
+        return chosen
+
+    def objection(self, given: Any) -> str | None:
+        """Why `given` contradicts this rule, or None when it does not."""
+        if self.fixed is not None and given != self.fixed:
+            return f"must be {self.fixed!r}"
+        if self.minimum is not None and given < self.minimum:
+            return f"must be at least {self.minimum}"
+        return None
+
+
+class AdmissionRules(_Strict):
+    """Bounds of the sidecar's queue in front of the engine."""
+
+    queue_capacity: int = Field(ge=0, le=1_000_000)
+    queue_timeout_s: float = Field(gt=0, le=86_400)
+
+
+class Profile(_Strict):
+    """One profile, checked against itself."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,62}$")
+    measurement_type: MeasurementType = Field(strict=False)
+    batching: bool
+    engine: dict[str, ArgumentRule]
+    admission: AdmissionRules
+
+    @property
+    def slots(self) -> ArgumentRule:
+        """The rule for `max_num_seqs`."""
+        return self.engine[SLOTS_ARGUMENT]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Profile:
+        rule = self.engine.get(SLOTS_ARGUMENT)
+        if rule is None or isinstance(rule.value, bool) or not isinstance(rule.value, int):
+            raise ValueError(f"`engine.{SLOTS_ARGUMENT}` must be given, as an integer rule")
+        if self.measurement_type is MeasurementType.SINGLE_STREAM:
+            if self.batching:
+                raise ValueError("measurement_type single_stream requires batching: false")
+            if rule.fixed != 1:
+                raise ValueError(
+                    f"measurement_type single_stream requires engine.{SLOTS_ARGUMENT}: {{fixed: 1}}"
+                )
+        else:
+            if not self.batching:
+                raise ValueError(
+                    f"measurement_type {self.measurement_type} requires batching: true"
+                )
+            least = rule.fixed if rule.fixed is not None else rule.minimum
+            if not isinstance(least, int) or least < 2 or rule.value < least:
+                raise ValueError(
+                    f"measurement_type {self.measurement_type} requires "
+                    f"engine.{SLOTS_ARGUMENT} with more than one slot: a `fixed` value or a "
+                    "`minimum` of at least 2, and a `default` not below it"
+                )
+        return self
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML's safe subset, but a key given twice is an error instead of the last one winning."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise ProfileError(f"line {key_node.start_mark.line + 1}: key {key!r} given twice")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def directory() -> Path:
+    """Where the shipped profiles are: in the installed package, or in the source tree."""
+    inside = Path(__file__).parent / "profiles"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "profiles"
+
+
+def shipped() -> list[str]:
+    """The names of the shipped profiles."""
+    return sorted(path.stem for path in directory().glob("*.yaml"))
+
+
+def load(name_or_path: str) -> Profile:
+    """Reads a profile by name (`home`) or by path (anything with a `/` or ending in `.yaml`).
+
+    Raises ProfileError, with file, key and rule, for anything that is not a usable profile.
+    """
+    is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
+    path = Path(name_or_path) if is_path else directory() / f"{name_or_path}.yaml"
+    if not is_path and name_or_path not in shipped():
+        raise ProfileError(
+            f"profile {name_or_path!r}: no such profile; shipped are {', '.join(shipped())}, "
+            "anything else must be the path of a YAML file"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path}: cannot be read: {error}") from error
+    try:
+        # _UniqueKeys is a SafeLoader: it constructs plain values only.
+        document = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506
+    except (yaml.YAMLError, ProfileError) as error:
+        raise ProfileError(f"{path}: not a profile: {error}") from error
+    if not isinstance(document, dict):
+        raise ProfileError(f"{path}: not a profile: a mapping is needed")
+    try:
+        return Profile.model_validate(document)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc']) or '(profile)'}: {problem['msg']}"
+            + (f" (given: {problem['input']!r})" if problem["loc"] else "")
+            for problem in error.errors()
+        )
+        raise ProfileError(f"{path}: {problems}") from error

@@ -1,0 +1,153 @@
+"""vLLM's entry points, and the composition root of this package.
+
+vLLM builds the plugin's parts itself, from zero-argument factories and in different places of
+its start, so the one thing they share, the board, lives in this module's `_process`: made by
+the stat logger (the first to know the final configuration), used by endpoint and spans.
+
+Without ORCH_PROFILE everything here is inert.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+from vllm_plugin import allowlist, enforce, hooks
+from vllm_plugin.board import Board, EngineFacts
+from vllm_plugin.profile import Profile, load
+
+logger = logging.getLogger("vllm.orch")
+
+
+class _Process:
+    """What the plugin's parts share within one process of the engine."""
+
+    def __init__(self) -> None:
+        self.profile: Profile | None = None
+        self.board: Board | None = None
+
+
+_process = _Process()
+
+
+def general_plugin() -> None:
+    """`vllm.general_plugins`: runs in every process, before engine arguments become a config."""
+    selected = os.environ.get(allowlist.PROFILE_VARIABLE)
+    if not selected or _process.profile is not None:
+        return
+    profile = load(selected)
+    _process.profile = profile
+    allowlist.ensure(os.environ)
+    enforce.label_resource(profile, os.environ)
+    logging.getLogger("vllm.v1.metrics.loggers").addFilter(enforce.NoIterationLines())
+    _wrap_create_engine_config(profile)
+
+
+def _wrap_create_engine_config(profile: Profile) -> None:
+    """Enforces the profile where every way of making an engine passes through.
+
+    Why a wrap: it is the last place where what the operator gave can be told from what vLLM
+    chose, it serves the API server and `vllm.LLM` alike, and an exception here stops the
+    process before any weight is read. vLLM 0.32 and 0.33 offer no hook for that. It can go
+    when vLLM lets a general plugin see or veto `EngineArgs`.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    original = EngineArgs.create_engine_config
+
+    @functools.wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        enforce.apply(self, profile, os.environ, sys.argv)
+        config = original(self, *args, **kwargs)
+        enforce.verify(config.scheduler_config, profile)
+        logger.info(
+            "orch: profile %s (%s): %d slots",
+            profile.name,
+            profile.measurement_type,
+            enforce.slots_of(config.scheduler_config),
+        )
+        return config
+
+    EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign]
+
+
+def _self_test() -> str:
+    """Looks for every hook in the running vLLM. Returns its version; raises if one is missing."""
+    import vllm
+
+    package = Path(vllm.__file__).parent
+    text, complete = hooks.report(
+        vllm.__version__, hooks.check(hooks.outlines_below(package))
+    )
+    if not complete:
+        raise RuntimeError(
+            f"{text}\norch cannot vouch for this vLLM; use a supported release, or unset "
+            f"{allowlist.PROFILE_VARIABLE} to run without a profile"
+        )
+    logger.info("%s", text)
+    return str(vllm.__version__)
+
+
+def make_board(vllm_config: Any, profile: Profile) -> Board:
+    """The board of the engine with this configuration, and the labels on its spans."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    served = model.served_model_name
+    board = Board(
+        EngineFacts(
+            engine_version=_self_test(),
+            pool=os.environ.get("ORCH_POOL", profile.name),
+            models=tuple(served) if isinstance(served, list) else (served,),
+            ctx_max=model.max_model_len,
+            profile=profile.name,
+            measurement_type=profile.measurement_type.value,
+            batching=profile.batching,
+            slots_total=enforce.slots_of(vllm_config.scheduler_config),
+            kv_tokens_total=(cache.num_gpu_blocks or 0) * cache.block_size,
+            epoch=secrets.token_hex(8),
+            features={"speculative_decoding": vllm_config.speculative_config is not None},
+        )
+    )
+    if vllm_config.observability_config.otlp_traces_endpoint is not None:
+        from opentelemetry import trace
+        from opentelemetry.sdk.trace import TracerProvider
+
+        from vllm_plugin.spans import LabelSpans
+
+        provider = trace.get_tracer_provider()
+        if not isinstance(provider, TracerProvider):
+            raise RuntimeError("vLLM traces, but its tracer provider is not the SDK's")
+        provider.add_span_processor(LabelSpans(board))
+    return board
+
+
+def __getattr__(name: str) -> Any:
+    """`StatLogger` is made on demand: it derives from a class of vLLM, and this module must be
+    importable without one (an import error would leave the engine running without us)."""
+    if name != "StatLogger":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vllm_plugin.stat_logger import BoardStatLogger
+
+    class StatLogger(BoardStatLogger):
+        """`vllm.stat_logger_plugins`: vLLM builds it with the final configuration."""
+
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            if _process.profile is not None:
+                _process.board = make_board(vllm_config, _process.profile)
+            super().__init__(
+                _process.board, bool(vllm_config.scheduler_config.async_scheduling)
+            )
+
+    globals()[name] = StatLogger
+    return StatLogger
+
+
+def endpoint_plugin() -> Any:
+    """`vllm.endpoint_plugins`."""
+    from vllm_plugin.endpoint import CapabilitiesEndpoint
+
+    return CapabilitiesEndpoint(lambda: _process.board)

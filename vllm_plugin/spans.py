@@ -1,0 +1,70 @@
+"""Labels on vLLM's spans: how the engine was batching while it served this request.
+
+vLLM makes one `llm_request` span per finished request, in the output processor and just before
+the statistics of the same step are recorded: the steps known when it ends lack the last one.
+Attributes are set in the SDK's `_on_ending` hook, where the span is still mutable and already
+carries vLLM's own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import Span, SpanProcessor
+
+from vllm_plugin.board import Board
+
+REQUEST_SPAN: Final = "llm_request"
+
+# vLLM's names (vllm/tracing/utils.py). Those of the token counts are deprecated in OTel.
+_PROMPT_TOKENS: Final = "gen_ai.usage.prompt_tokens"
+_COMPLETION_TOKENS: Final = "gen_ai.usage.completion_tokens"
+_INFERENCE_S: Final = "gen_ai.latency.time_in_model_inference"
+_REQUEST_ID: Final = "gen_ai.request.id"
+
+
+class LabelSpans(SpanProcessor):
+    """Adds `measurement_type` to every span, and the batch statistics to request spans."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        facts = board.facts
+        self._every = {"measurement_type": facts.measurement_type, "orch.profile": facts.profile}
+        self._request = {
+            "orch.batching": facts.batching,
+            "orch.slots_total": facts.slots_total,
+            "orch.pool": facts.pool,
+            "gen_ai.provider.name": "vllm",
+            "gen_ai.request.model": facts.models[0],
+        }
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        span.set_attributes(self._every)
+
+    def _on_ending(self, span: Span) -> None:
+        if span.name != REQUEST_SPAN:
+            return
+        given = span.attributes or {}
+        span.set_attributes(self._request)
+        request_id = str(given.get(_REQUEST_ID, ""))
+        span.set_attribute(
+            "gen_ai.operation.name",
+            # vLLM prefixes its ids by endpoint; what is not a plain completion is a chat.
+            "text_completion" if request_id.startswith("cmpl-") else "chat",
+        )
+        for theirs, standard in (
+            (_PROMPT_TOKENS, "gen_ai.usage.input_tokens"),
+            (_COMPLETION_TOKENS, "gen_ai.usage.output_tokens"),
+        ):
+            if (count := given.get(theirs)) is not None:
+                span.set_attribute(standard, count)
+        inference_s = given.get(_INFERENCE_S)
+        if not isinstance(inference_s, int | float):
+            return
+        batches = self._board.steps.since(time.time() - inference_s)
+        span.set_attribute("orch.steps", batches.steps)
+        if batches.steps:
+            span.set_attribute("orch.batch_size.max", batches.largest)
+            span.set_attribute("orch.batch_size.mean", batches.mean)
