@@ -7,6 +7,7 @@ Modules, each knows only those below it::
 
     __main__   the command line and the order of rounds
     table      results in, Markdown out
+    columns    the metrics and how each is read
     measure    cells: one load on one target, and what it cost
     targets    who is measured, and how each is started
     build      the C programs and the routers' environment, in a cache

@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import sys
+import sysconfig
 import time
 import urllib.request
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.proxy import build, processes, table
+from tests.benchmarks.proxy.columns import COLUMNS, PACED, Results
 from tests.benchmarks.proxy.measure import CELLS, Sample, measure
 from tests.benchmarks.proxy.targets import (
     DIRECT,
@@ -37,18 +39,12 @@ from tests.benchmarks.proxy.targets import (
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line's settings; ``--quick`` is for a look, not for figures."""
     parser = argparse.ArgumentParser(prog="bench-proxy", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
+    parser.add_argument("--rounds", type=int, default=6, help="interleaved rounds (default 6)")
     parser.add_argument(
-        "--seconds", type=float, default=3.0, help="length of a cell; paced ones twice (default 3)"
+        "--seconds", type=float, default=1.5, help="of a cell, paced ones twice that (default 1.5)"
     )
     parser.add_argument(
         "--targets", default=",".join(PLANS), help="comma-separated (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--tokens-per-send",
-        type=int,
-        default=4,
-        help="tokens the engine writes at once when there is no delay between them (default 4)",
     )
     parser.add_argument("--quick", action="store_true", help="1 round of 1 s")
     parser.add_argument("--output", type=Path, default=build.CACHE / "result.json")
@@ -79,12 +75,14 @@ def machine() -> dict[str, Any]:
             versions[name] = (said.stdout or said.stderr).splitlines()[0]
         except OSError:
             versions[name] = "not installed"
+    optimized = "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS"))
     return {
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "load_before": os.getloadavg(),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python_optimized": optimized,
         "versions": versions,
     }
 
@@ -110,11 +108,11 @@ def rounds(
                     say(f"{target.name}: {error}")
                     continue
                 samples.append(sample)
-                report = sample.client
+                got = sample.client
                 say(
-                    f"round {round_ + 1}/{args.rounds} {cell.name:9}{target.name:16}"
-                    f"{report['requests_per_s']:10,.0f} req/s {report['chunks_per_s']:10,.0f} chunks/s"
-                    f"  errors {report['errors']}"
+                    f"round {round_ + 1}/{args.rounds} {cell.name:10}{target.name:16}"
+                    f"{got['requests_per_s']:9,.0f} req/s {got['chunks_per_s']:11,.0f} chunks/s"
+                    f"  errors {got['errors']}"
                 )
     return samples
 
@@ -124,28 +122,29 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def report(results: table.Results, record: dict[str, Any]) -> str:
+def report(results: Results, record: dict[str, Any]) -> str:
     """The tables as Markdown."""
     host = record["machine"]
     parts = [
         f"{host['cpu']}, {host['cores']} cores; medians of {record['rounds']} interleaved rounds.",
+        table.speed(results),
         "",
-        *table.medians(results, table.MAIN),
+        *table.medians(results, COLUMNS),
         "",
-        "64 streams at 20 ms; added: minus direct's of the same round.",
+        "64 streams of 128 tokens, 20 ms apart; added: minus direct's of the same round.",
         "",
-        *table.medians(results, table.PACED),
+        *table.medians(results, PACED),
         "",
-        "Ratios, median (min to max) over the rounds; latencies too small for one as they are.",
+        "Ratios within a round: median (min to max); figures too small for one as they are.",
         "",
         *table.ratios(results),
         "",
-        "Engine and client are not the bottleneck where they leave a core idle (! marks over 90 %);",
-        "direct shows what they can do together.",
+        "Engine and client limit a cell where one of them fills its core (! marks over 90 %);",
+        "the direct row shows what they do with nobody between them.",
         "",
         *table.evidence(results),
         "",
-        *(f"{name} left the run: {why}" for name, why in results.failed.items()),
+        *(f"{name} was left out: {why}" for name, why in results.failed.items()),
         *([f"Trace sink got: {record['sink']}"] if TRACED in results.order else []),
     ]
     return "\n".join(parts)
@@ -156,14 +155,14 @@ def main() -> int:
     args = arguments()
     started = time.monotonic()
     record: dict[str, Any] = {"machine": machine(), "rounds": args.rounds}
-    record |= {"seconds": args.seconds, "tokens_per_send": args.tokens_per_send}
+    record["seconds"] = args.seconds
     with ExitStack() as stack:
         running: list[processes.Child | None] = []
         stack.callback(lambda: stop_all(reversed(running)))
         logs = build.cache()
-        engine, engine_port = start_engine("engine", args.tokens_per_send, logs)
+        engine, engine_port = start_engine("engine", logs)
         running.append(engine)
-        sink, sink_port = start_engine("trace-sink", 1, logs)
+        sink, sink_port = start_engine("trace-sink", logs)
         running.append(sink)
         targets = []
         for name in args.targets:
@@ -176,7 +175,7 @@ def main() -> int:
         samples = rounds(args, engine, targets, failed)
         with urllib.request.urlopen(f"http://127.0.0.1:{sink_port}/stats", timeout=5) as answer:
             record["sink"] = json.load(answer)
-    results = table.Results(args.targets, samples, failed)
+    results = Results(args.targets, samples, failed)
     record |= {"failed": failed, "took_s": round(time.monotonic() - started, 1)}
     record["samples"] = [s.as_json() for s in samples]
     text = report(results, record)

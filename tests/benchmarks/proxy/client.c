@@ -1,7 +1,8 @@
 /* Load client: closed loop over keep-alive connections, one thread, epoll. Prints one JSON line.
  *
- * usage: client PORT CONNECTIONS SECONDS START TOKENS DELAY_MS
- *   TOKENS 0: not streamed, else streams of that many tokens, DELAY_MS apart (asked of the engine)
+ * usage: client PORT CONNECTIONS SECONDS START TOKENS DELAY_MS PER_SEND
+ *   TOKENS 0: not streamed, else streams of that many tokens, DELAY_MS apart and without a delay
+ *             PER_SEND at once (both asked of the engine in the prompt)
  *   START loop:    all at once, each connection asks again as soon as its answer ended
  *         burst:   waves: all at once, and again when the last of them ended
  *         stagger: starts spread evenly over a stream's duration, then as loop
@@ -28,7 +29,7 @@ typedef struct {
 
 static conn conns[MAX_CONNS];
 static samples ttft, itl, oneway;
-static int ep, timer, port, n_conns, waiting;
+static int ep, timer, port, n_conns, waiting, per_send;
 static uint32_t tokens;
 static double delay_ms;
 static bool burst, warming = true;
@@ -52,8 +53,8 @@ static void make_requests(void) {
         uint32_t n = warm && tokens ? 2 : tokens;
         int len = snprintf(body, sizeof body,
             "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"Say something about foxes,"
-            " rivers and the moon, in a few words. delay_ms=%g\"}],\"temperature\":0.0,\"max_tokens\":%u,"
-            "\"stream\":%s}", warm ? 0 : delay_ms, n ? n : 16, tokens ? "true" : "false");
+            " rivers and the moon, in a few words. delay_ms=%g per_send=%d\"}],\"temperature\":0.0,\"max_tokens\":%u,"
+            "\"stream\":%s}", warm ? 0 : delay_ms, per_send, n ? n : 16, tokens ? "true" : "false");
         request_len[warm] = (size_t)snprintf(request[warm], sizeof request[warm],
             "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAccept: application/json\r\n"
             "Content-Type: application/json\r\nUser-Agent: bench\r\nAuthorization: Bearer none\r\n"
@@ -238,7 +239,7 @@ static double cpu_s(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 7) die("usage: client PORT CONNECTIONS SECONDS START TOKENS DELAY_MS");
+    if (argc != 8) die("usage: client PORT CONNECTIONS SECONDS START TOKENS DELAY_MS PER_SEND");
     port = atoi(argv[1]);
     n_conns = atoi(argv[2]);
     double seconds = atof(argv[3]);
@@ -246,6 +247,7 @@ int main(int argc, char **argv) {
     bool stagger = !strcmp(argv[4], "stagger");
     tokens = (uint32_t)atoi(argv[5]);
     delay_ms = atof(argv[6]);
+    per_send = atoi(argv[7]);
     if (n_conns < 1 || n_conns > MAX_CONNS) die("connections");
     make_requests();
     ep = epoll_create1(0);

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ class Cell:
     start: str
     tokens: int = 0
     delay_ms: float = 0.0
+    per_send: int = 1
+    """Tokens the engine writes at once when there is no delay; vLLM writes each alone."""
     longer: float = 1.0
     """Its length as a multiple of the run's seconds: a wave of paced streams takes 2.5 s."""
 
@@ -35,8 +38,9 @@ class Cell:
 CELLS = (
     Cell("requests", 32, "loop"),
     Cell("chunks", 32, "loop", 128),
-    Cell("burst", 64, "burst", 128, 20.0, 2.0),
-    Cell("stagger", 64, "stagger", 128, 20.0, 2.0),
+    Cell("chunks x4", 32, "loop", 128, per_send=4),
+    Cell("burst", 64, "burst", 128, 20.0, longer=2.0),
+    Cell("stagger", 64, "stagger", 128, 20.0, longer=2.0),
 )
 
 
@@ -54,14 +58,25 @@ class Sample:
     engine_cpu: float
     client_cpu: float
     rss_mb: float
+    spin_ms: float
+    """CPU time of a fixed Python loop beside the cell: how fast the machine was just then."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
+def spin_ms() -> float:
+    """CPU milliseconds of a fixed loop, a gauge of the machine's speed at this moment."""
+    began = time.process_time()
+    total = 0
+    for i in range(200_000):
+        total += i
+    return (time.process_time() - began) * 1000
+
+
 def _client(binary: Path, target: Target, cell: Cell, seconds: float) -> dict[str, Any]:
     command = [str(binary), str(target.port), str(cell.connections), f"{seconds:.3f}", cell.start]
-    command += [str(cell.tokens), f"{cell.delay_ms:g}"]
+    command += [str(cell.tokens), f"{cell.delay_ms:g}", str(cell.per_send)]
     limit_s = seconds + cell.tokens * cell.delay_ms / 1000 + CLIENT_GRACE_S
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=True)
     report: dict[str, Any] = json.loads(done.stdout)
@@ -81,12 +96,14 @@ def measure(
         processes.TargetFailed: the target or the engine left while it was measured.
     """
     watched = [engine] + ([target.child] if target.child else [])
+    spin = spin_ms()
     before = [processes.cpu_s(c.process.pid) for c in watched]
     report = _client(client, target, cell, seconds * cell.longer)
     spent = [processes.cpu_s(c.process.pid) - b for c, b in zip(watched, before, strict=True)]
     for child in watched:
         if not child.alive():
             raise child.failed(f"left during {cell.name}")
+    spin = (spin + spin_ms()) / 2
     target_s = spent[1] if target.child else 0.0
     wall_s = report["wall_s"]
     return Sample(
@@ -99,4 +116,5 @@ def measure(
         engine_cpu=round(spent[0] / wall_s, 4),
         client_cpu=round(report["cpu_s"] / wall_s, 4),
         rss_mb=round(processes.rss_mb(target.child.process.pid), 1) if target.child else 0.0,
+        spin_ms=round(spin, 2),
     )

@@ -12,6 +12,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,14 +103,10 @@ def stop(child: Child) -> None:
     """SIGTERM to the process; after a time SIGKILL to the group it was started in."""
     if child.alive():
         child.process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             child.process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            pass
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(child.process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     child.process.wait()
 
 

@@ -130,15 +130,17 @@ def _traced(s: Setting) -> Plan:
 PLANS: dict[str, Callable[[Setting], Plan] | None] = {
     DIRECT: None,
     "nginx": _nginx,
-    RIVAL: _router(RIVAL, "--log-level", "warning"),
-    "sglang-router": _router("sglang-router", "launch"),
+    "sglang-router": _router("sglang-router", "launch", "--log-level", "warn"),
     "plain aiohttp": _plain,
+    RIVAL: _router(RIVAL, "--log-level", "warning"),
     SIDECAR: _sidecar,
     TRACED: _traced,
 }
+"""In the order they are measured: the rival right before us, because a shared machine's speed
+changes within seconds."""
 
 
-def start_engine(name: str, tokens_per_send: int, dir: Path) -> tuple[Child, int]:
+def start_engine(name: str, dir: Path) -> tuple[Child, int]:
     """Starts a scripted engine (also the trace sink) and returns it with its port.
 
     Raises:
@@ -146,7 +148,7 @@ def start_engine(name: str, tokens_per_send: int, dir: Path) -> tuple[Child, int
         TargetFailed: it does not answer.
     """
     port = processes.free_port()
-    command = [str(build.program("upstream")), str(port), str(SLOTS), str(tokens_per_send)]
+    command = [str(build.program("upstream")), str(port), str(SLOTS)]
     child = processes.start(name, command, dir)
     processes.wait_ready(child, f"http://127.0.0.1:{port}/health", 10)
     return child, port

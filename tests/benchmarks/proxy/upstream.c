@@ -6,11 +6,12 @@
  * GET /v1/capabilities, /v1/capabilities/stream: an idle engine with SLOTS slots.
  * POST /v1/traces: swallows OTLP/HTTP; GET /stats says how much of it came.
  *
- * With delay 0 it writes TOKENS_PER_SEND tokens per send and stream in turn, as long as the
- * socket takes them. It reads only the fields above, with a string search and no JSON parser;
- * the delay also as "delay_ms=20" in the prompt, for routers that drop fields they do not know.
+ * With delay 0 it writes to the streams in turn, as long as the sockets take it, one token per
+ * send as vLLM does, or "per_send" of them. It reads only these fields, with a string search and no
+ * JSON parser; our own two also as "delay_ms=20 per_send=4" in the prompt, for routers that drop
+ * fields they do not know.
  *
- * usage: upstream PORT [SLOTS [TOKENS_PER_SEND]] */
+ * usage: upstream PORT [SLOTS] */
 #define _GNU_SOURCE
 #include "request.h"
 #include "script.h"
@@ -26,14 +27,14 @@ struct conn {
     size_t in_len, in_cap, out_len, out_off, out_cap;
     enum { READING, TOKENS, BEATS } doing;
     bool chat, last;                     /* last: close after this answer */
-    uint32_t tokens_left;
+    uint32_t tokens_left, per_send;
     uint64_t delay_ns, due_ns;
 };
 
 static conn *conns[MAX_FD];
 static conn *eager_v[MAX_FD], *paced_v[MAX_FD];
 static list eager = {eager_v, 0}, paced = {paced_v, 0};
-static int ep, slots = 4096, per_send = 1;
+static int ep, slots = 4096;
 static unsigned long long trace_posts, trace_bytes;
 
 static void leave(conn *c) {
@@ -115,6 +116,8 @@ static bool completion(conn *c, bool chat, const char *body, size_t len) {
     c->tokens_left = (uint32_t)field(body, len, "\"max_tokens\"", 0);
     if (!c->tokens_left) c->tokens_left = (uint32_t)field(body, len, "\"max_completion_tokens\"", 16);
     c->delay_ns = (uint64_t)(field(body, len, "delay_ms", 0) * MS_NS);
+    c->per_send = (uint32_t)field(body, len, "per_send", 1);
+    if (c->per_send < 1 || c->per_send > MAX_TOKENS_PER_SEND) c->per_send = 1;
     c->doing = TOKENS;
     uint64_t now = now_ns();
     c->due_ns = now + c->delay_ns;
@@ -242,10 +245,8 @@ static uint64_t write_due(uint64_t now) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 2) die("usage: upstream PORT [SLOTS [TOKENS_PER_SEND]]");
+    if (argc < 2) die("usage: upstream PORT [SLOTS]");
     if (argc > 2) slots = atoi(argv[2]);
-    if (argc > 3) per_send = atoi(argv[3]);
-    if (per_send < 1 || per_send > MAX_TOKENS_PER_SEND) per_send = 1;
     make_token(&chat_token, "chatcmpl-bench", "chat.completion.chunk", "\"delta\":{\"content\":", "}");
     make_token(&text_token, "cmpl-bench", "text_completion", "\"text\":", "");
 
@@ -286,7 +287,7 @@ int main(int argc, char **argv) {
         }
         if (eager.n) {
             uint64_t now = now_ns();
-            for (int i = eager.n - 1; i >= 0; i--) emit(eager.v[i], (uint32_t)per_send, false, now);
+            for (int i = eager.n - 1; i >= 0; i--) emit(eager.v[i], eager.v[i]->per_send, false, now);
         }
         if (paced.n) {
             uint64_t next = write_due(now_ns());

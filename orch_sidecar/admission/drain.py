@@ -1,0 +1,43 @@
+"""How fast slots come free, measured, and what that says to someone who is refused.
+
+Pure: times are seconds of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+# Enough releases for a stable rate, young enough to follow the load.
+WINDOW_RELEASES: Final = 64
+WINDOW_S: Final = 60.0
+
+UNKNOWN_MS: Final = 1000  # before anything was measured
+SHORTEST_MS: Final = 50
+LONGEST_MS: Final = 60_000
+
+
+class DrainRate:
+    """Slots released per second over the recent past."""
+
+    def __init__(self) -> None:
+        self._releases: deque[tuple[float, int]] = deque(maxlen=WINDOW_RELEASES)
+
+    def released(self, slots: int, now: float) -> None:
+        self._releases.append((now, slots))
+
+    def per_second(self, now: float) -> float | None:
+        """Slots per second, None while too little is known."""
+        recent = [(at, slots) for at, slots in self._releases if now - at <= WINDOW_S]
+        if len(recent) < 2:
+            return None
+        # The first release starts the clock; the time since the last one counts as well.
+        span = max(now - recent[0][0], 1e-3)
+        return sum(slots for _, slots in recent[1:]) / span
+
+    def retry_after_ms(self, slots_ahead: int, now: float) -> int:
+        """When `slots_ahead` slots will have come free at the measured rate, in milliseconds."""
+        rate = self.per_second(now)
+        if not rate:
+            return UNKNOWN_MS
+        return int(min(max(1000 * slots_ahead / rate, SHORTEST_MS), LONGEST_MS))

@@ -1,0 +1,112 @@
+"""The command line: `orch up`, `orch engine`, `orch sidecar`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+from pydantic_settings import CliApp, SettingsError
+
+from orch_sidecar.settings import SidecarSettings
+from vllm_plugin.profile import ProfileError
+
+_COMMANDS: Final = {
+    "up": "engine and sidecar on this machine, ready for an OpenAI client",
+    "engine": "vLLM's OpenAI server under a profile",
+    "sidecar": "admission and relay in front of an engine",
+}
+
+_SIDECAR_HELP: Final = """Admission and relay in front of one vLLM engine.
+
+Each setting is a flag, or ORCH_<NAME> in the environment, or a key of the YAML file that
+--config or ORCH_CONFIG names; the first of these that is given counts. Traces are configured
+by the standard OTEL_* variables."""
+
+_EPILOG: Final = "`orch COMMAND --help` explains each."
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command; exits with 2 for bad usage, with 1 when something did not work."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(
+        prog="orch",
+        description="Batching-aware serving for vLLM.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in _COMMANDS.items():
+        commands.add_parser(name, help=text, add_help=False)
+    command = parser.parse_args(words[:1]).command
+    run = {"up": _up, "engine": _engine, "sidecar": _sidecar}[command]
+    try:
+        run(words[1:])
+    except ProfileError as error:
+        sys.exit(f"orch {command}: {error}")
+
+
+def _up(words: list[str]) -> None:
+    from orch_sidecar.local.up import main as up
+
+    up(words)
+
+
+def _engine(words: list[str]) -> None:
+    from orch_sidecar.local.engine import main as engine
+
+    engine(words)
+
+
+def _sidecar(words: list[str]) -> None:
+    settings = read_settings(words)
+    logging.basicConfig(
+        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    import uvloop
+
+    from orch_sidecar.app import serve
+
+    try:
+        uvloop.run(serve(settings))
+    except (OSError, ValueError) as error:
+        if isinstance(error, ProfileError):
+            raise
+        sys.exit(f"orch sidecar: {error}")
+
+
+def read_settings(words: list[str]) -> SidecarSettings:
+    """Settings from flags, environment and file; exits with what is wrong with them."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", default=os.environ.get("ORCH_CONFIG"))
+    chosen, rest = first.parse_known_args(words)
+
+    class Settings(SidecarSettings):
+        __doc__ = _SIDECAR_HELP
+
+    if chosen.config is not None:
+        Settings.config_file = Path(chosen.config)
+        if not Settings.config_file.is_file():
+            sys.exit(f"orch sidecar: --config {chosen.config}: no such file")
+    try:
+        return CliApp.run(Settings, cli_args=rest)
+    except ValidationError as error:
+        problems = []
+        for problem in error.errors():
+            name = str(problem["loc"][0]) if problem["loc"] else "settings"
+            problems.append(
+                f"{name} (--{name.replace('_', '-')}, ORCH_{name.upper()}): "
+                f"{problem['input']!r}: {problem['msg']}"
+            )
+        sys.exit("orch sidecar: " + "\n              ".join(problems))
+    except SettingsError as error:
+        sys.exit(f"orch sidecar: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""What a refusal looks like on the wire: one table, and the error form of each API.
+
+Why 429 for what is taken and 503 only for what cannot be served: 5xx makes proxies eject the
+endpoint and counts against error budgets. Never 408: clients and proxies retry it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from orch_sidecar.openai import Api
+from orch_sidecar.reasons import Reason, Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Status, error code, OpenAI and Anthropic error types, and whether to come back."""
+
+    status: int
+    code: str
+    openai_type: str
+    anthropic_type: str
+    retriable: bool = False
+    policy_label: str | None = None
+
+
+def _bad(status: int, code: str) -> Form:
+    return Form(status, code, "invalid_request_error", "invalid_request_error")
+
+
+def _unavailable(code: str) -> Form:
+    return Form(503, code, "service_unavailable_error", "overloaded_error", retriable=True)
+
+
+FORMS: Final[dict[Reason, Form]] = {
+    Reason.INVALID_REQUEST: _bad(400, "invalid_request"),
+    Reason.COST_EXCEEDS_SLOTS: _bad(400, "cost_exceeds_slots"),
+    Reason.NOT_FOUND: Form(404, "not_found", "invalid_request_error", "not_found_error"),
+    Reason.METHOD_NOT_ALLOWED: _bad(405, "method_not_allowed"),
+    Reason.BODY_TOO_LARGE: Form(
+        413, "body_too_large", "invalid_request_error", "request_too_large"
+    ),
+    Reason.BODY_TIMEOUT: _bad(400, "body_timeout"),
+    Reason.UNSUPPORTED_ENCODING: _bad(415, "unsupported_encoding"),
+    Reason.QUEUE_FULL: Form(
+        429, "ADMISSION_REJECT", "rate_limit_error", "rate_limit_error", True, "reject"
+    ),
+    Reason.QUEUE_TIMEOUT: Form(
+        429, "ADMISSION_TIMEOUT", "rate_limit_error", "rate_limit_error", True, "timeout"
+    ),
+    Reason.ENGINE_STARTING: _unavailable("engine_starting"),
+    Reason.ENGINE_DOWN: _unavailable("engine_down"),
+    Reason.ENGINE_STALE: _unavailable("engine_stale"),
+    Reason.ENGINE_WITHOUT_PLUGIN: _unavailable("engine_without_plugin"),
+    Reason.ENGINE_REFUSES_KEY: _unavailable("engine_refuses_key"),
+    Reason.PROFILE_MISMATCH: _unavailable("profile_mismatch"),
+    Reason.DRAINING: _unavailable("draining"),
+    Reason.ENGINE_FAILED: Form(502, "engine_failed", "server_error", "api_error", True),
+    Reason.ENGINE_TIMEOUT: Form(504, "engine_timeout", "server_error", "timeout_error", True),
+    # Never sent: the client that it is about has gone or does not read.
+    Reason.CLIENT_STALLED: Form(499, "client_stalled", "server_error", "api_error"),
+    Reason.INTERNAL_ERROR: Form(500, "internal_error", "server_error", "api_error"),
+}
+
+# For a retriable refusal that could not tell how long.
+_DEFAULT_RETRY_MS: Final = 1000
+
+
+def retry_after_ms(refusal: Refusal) -> int | None:
+    """When to come back, for refusals after which that makes sense."""
+    if not FORMS[refusal.reason].retriable:
+        return None
+    return _DEFAULT_RETRY_MS if refusal.retry_after_ms is None else refusal.retry_after_ms
+
+
+def headers(refusal: Refusal) -> dict[str, str]:
+    """The response headers that say when to come back.
+
+    openai-python reads `retry-after-ms` before `Retry-After`, which has whole seconds.
+    """
+    wait_ms = retry_after_ms(refusal)
+    if wait_ms is None:
+        return {}
+    return {
+        "Retry-After": str(max(1, math.ceil(wait_ms / 1000))),
+        "retry-after-ms": str(wait_ms),
+        "X-Backoff-Ms": str(wait_ms),
+    }
+
+
+def body(api: Api, refusal: Refusal) -> bytes:
+    """The JSON body of a refusal, in the error form of the endpoint's API."""
+    return json.dumps(_envelope(api, refusal)).encode()
+
+
+def _envelope(api: Api, refusal: Refusal) -> dict[str, Any]:
+    form = FORMS[refusal.reason]
+    error: dict[str, Any] = {
+        "message": refusal.message,
+        "type": form.anthropic_type if api is Api.MESSAGES else form.openai_type,
+        "param": refusal.param,
+        "code": form.code,
+        "policy_label": form.policy_label or refusal.reason.value,
+        "retriable": form.retriable,
+        "retry_after_ms": retry_after_ms(refusal),
+    }
+    return {"type": "error", "error": error} if api is Api.MESSAGES else {"error": error}
+
+
+def in_stream(api: Api, refusal: Refusal) -> bytes:
+    """What is said inside a stream whose status line has already gone out."""
+    if api in (Api.CHAT, Api.COMPLETIONS):
+        return b"data: " + body(api, refusal) + b"\n\ndata: [DONE]\n\n"
+    envelope = _envelope(api, refusal)
+    if api is Api.RESPONSES:
+        # The event of OpenAI's Responses API is flat.
+        envelope = {"type": "error", **envelope["error"], "sequence_number": None}
+        envelope["type"] = "error"
+    return b"event: error\ndata: " + json.dumps(envelope).encode() + b"\n\n"

@@ -1,0 +1,239 @@
+"""HTTP/1.1 as an engine sends it: where the head ends, and where the body does.
+
+Pure: bytes in, bytes out. Strict about framing (RFC 9112): what could be read in two ways is an
+error, because a connection whose framing is in doubt must not be used again. A body object's
+`feed` takes what the socket gave and returns what may be passed on: whole chunks as they came,
+so that what has been passed on never ends inside of one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+MAX_HEAD_BYTES: Final = 65_536
+# A chunk larger than this is passed on in pieces instead of being held back.
+MAX_HELD_BYTES: Final = 65_536
+MAX_TRAILER_BYTES: Final = 16_384
+LAST_CHUNK: Final = b"0\r\n\r\n"
+
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
+_FIELD: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
+_DIGITS: Final = re.compile(rb"[0-9]{1,18}")
+# chunk-size, and extensions without quoted line breaks
+_CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+_MAX_CHUNK_LINE: Final = 1024
+
+
+class FramingError(Exception):
+    """The engine's bytes are not an HTTP/1.1 response that can be passed on."""
+
+
+@dataclass(slots=True)
+class Head:
+    """A response head. Field names are lower-case; values and order are as they came."""
+
+    status: int
+    reason: bytes
+    fields: list[tuple[bytes, bytes]]
+    keep_alive: bool
+    chunked: bool
+    length: int | None
+
+
+def parse_head(data: bytes) -> tuple[Head, int] | None:
+    """Parses a response head. None: it is not complete yet. The int is where the body begins.
+
+    Raises FramingError.
+    """
+    end = data.find(b"\r\n\r\n")
+    if end < 0:
+        if len(data) > MAX_HEAD_BYTES:
+            raise FramingError(f"the response head is longer than {MAX_HEAD_BYTES} bytes")
+        return None
+    lines = data[:end].split(b"\r\n")
+    status_line = _STATUS_LINE.fullmatch(lines[0])
+    if status_line is None:
+        raise FramingError(f"not a status line: {lines[0][:80]!r}")
+    keep_alive = status_line[1] == b"1"
+    chunked = False
+    length: int | None = None
+    fields = []
+    for line in lines[1:]:
+        match = _FIELD.fullmatch(line)
+        if match is None:
+            raise FramingError(f"not a header field: {line[:80]!r}")
+        name, value = match[1].lower(), match[2].rstrip(b" \t")
+        fields.append((name, value))
+        if name == b"content-length":
+            if length is not None or not _DIGITS.fullmatch(value):
+                raise FramingError(f"content-length {value[:40]!r} is doubled or no number")
+            length = int(value)
+        elif name == b"transfer-encoding":
+            if chunked or value.lower() != b"chunked":
+                raise FramingError(f"transfer-encoding {value[:40]!r} is not understood")
+            chunked = True
+        elif name == b"connection":
+            keep_alive = keep_alive and b"close" not in value.lower()
+    if chunked and (length is not None or status_line[1] == b"0"):
+        raise FramingError("transfer-encoding together with content-length, or in HTTP/1.0")
+    head = Head(int(status_line[2]), status_line[3] or b"", fields, keep_alive, chunked, length)
+    return head, end + 4
+
+
+class LengthBody:
+    """A body of a known length."""
+
+    __slots__ = ("_left",)
+    delimits_itself = True
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+
+    @property
+    def done(self) -> bool:
+        return self._left == 0
+
+    def feed(self, data: bytes) -> bytes:
+        if len(data) > self._left:
+            raise FramingError("bytes after the end of the body")
+        self._left -= len(data)
+        return data
+
+
+class CloseBody:
+    """A body that ends with the connection."""
+
+    __slots__ = ()
+    delimits_itself = False
+    done = False
+
+    def feed(self, data: bytes) -> bytes:
+        return data
+
+
+class ChunkedBody:
+    """A chunked body, passed on as it came, or (`dechunk`) without the chunk framing."""
+
+    __slots__ = ("_dechunk", "_held", "_needs_crlf", "_owed", "done")
+    delimits_itself = True
+
+    def __init__(self, *, dechunk: bool = False) -> None:
+        self._dechunk = dechunk
+        self._held = b""  # the beginning of something that is not complete
+        self._owed = 0  # payload bytes left of a chunk that is passed on in pieces
+        self._needs_crlf = False  # such a chunk's payload is complete, its CRLF is not
+        self.done = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Returns what may be passed on. Raises FramingError."""
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        if self._owed or self._needs_crlf:
+            return self._feed_piece(data)
+        end = len(data)
+        position = 0
+        payloads: list[bytes] = []
+        while position < end:
+            line = _CHUNK_LINE.match(data, position)
+            if line is None:
+                self._hold_line(data, position)
+                break
+            start = line.end()
+            size = int(line[1], 16)
+            if size == 0:
+                return self._finish(data, position, start, payloads)
+            after = start + size + 2
+            if after > end:
+                if end - position > MAX_HELD_BYTES:
+                    return self._begin_piece(data, position, start, size, payloads)
+                self._held = data[position:]
+                break
+            if data[after - 2 : after] != b"\r\n":
+                raise FramingError("a chunk does not end where it says")
+            if self._dechunk:
+                payloads.append(data[start : after - 2])
+            position = after
+        if self._dechunk:
+            return b"".join(payloads)
+        return data if position == end else data[:position]
+
+    def _hold_line(self, data: bytes, position: int) -> None:
+        rest = data[position:]
+        if b"\n" in rest or len(rest) > _MAX_CHUNK_LINE or not _may_become_chunk_line(rest):
+            raise FramingError(f"not a chunk size: {rest[:40]!r}")
+        self._held = rest
+
+    def _finish(self, data: bytes, position: int, start: int, payloads: list[bytes]) -> bytes:
+        """The last chunk is at `position`; its trailer fields are checked and left out."""
+        before = b"".join(payloads) if self._dechunk else data[:position]
+        if data.startswith(b"\r\n", start):
+            after = start + 2
+        else:
+            blank = data.find(b"\r\n\r\n", start)
+            if blank < 0:
+                if len(data) - start > MAX_TRAILER_BYTES:
+                    raise FramingError("the trailer section is too long")
+                self._held = data[position:]
+                return before
+            for field in data[start:blank].split(b"\r\n"):
+                if not _FIELD.fullmatch(field):
+                    raise FramingError(f"not a trailer field: {field[:80]!r}")
+            after = blank + 4
+        if after != len(data):
+            raise FramingError("bytes after the end of the body")
+        self.done = True
+        return before if self._dechunk else before + LAST_CHUNK
+
+    def _begin_piece(
+        self, data: bytes, position: int, start: int, size: int, payloads: list[bytes]
+    ) -> bytes:
+        piece = data[start : start + size]
+        self._owed = size - len(piece)
+        self._needs_crlf = True
+        if self._owed == 0:
+            self._held = data[start + size :]
+        if self._dechunk:
+            return b"".join([*payloads, piece])
+        return data[: start + len(piece)]
+
+    def _feed_piece(self, data: bytes) -> bytes:
+        piece = data[: self._owed]
+        self._owed -= len(piece)
+        rest = data[len(piece) :]
+        if self._owed or not rest:
+            return piece
+        if len(rest) < 2 and rest == b"\r":
+            self._held = rest
+            return piece
+        if rest[:2] != b"\r\n":
+            raise FramingError("a chunk does not end where it says")
+        self._needs_crlf = False
+        if not self._dechunk:
+            piece += b"\r\n"
+        return piece + (self.feed(rest[2:]) if len(rest) > 2 else b"")
+
+
+_PARTIAL_CHUNK_LINE: Final = re.compile(
+    rb"(?:[0-9A-Fa-f]{1,15}(?:[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?)?\r?)?"
+)
+
+
+def _may_become_chunk_line(rest: bytes) -> bool:
+    return _PARTIAL_CHUNK_LINE.fullmatch(rest) is not None
+
+
+Body = LengthBody | CloseBody | ChunkedBody
+
+
+def body_of(head: Head, *, dechunk: bool) -> Body:
+    """The body that follows this head (of the answer to a GET or POST)."""
+    if head.status in (204, 304) or head.length == 0:
+        return LengthBody(0)
+    if head.chunked:
+        return ChunkedBody(dechunk=dechunk)
+    if head.length is not None:
+        return LengthBody(head.length)
+    return CloseBody()

@@ -1,0 +1,108 @@
+"""Prometheus metrics: the ledger's numbers as they are at the scrape, and what happened.
+
+Label sets are closed: routes of this sidecar, outcomes, states. Nothing a client sends becomes
+a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+
+from orch_sidecar.admission.core import Admission
+from orch_sidecar.exchange import Exchange
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_WAIT_BUCKETS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
+)  # fmt: skip
+
+
+class _Now:
+    """A collector of what is true at the moment of the scrape."""
+
+    def __init__(self, admission: Admission, state: Callable[[], str], states: Iterable[str]):
+        self._admission = admission
+        self._state = state
+        self._states = tuple(states)
+
+    def collect(self) -> Iterable[Metric]:
+        ledger = self._admission.ledger
+        for name, text, value in (
+            ("orch_slots_total", "Slots of the engine (sequences).", ledger.slots_total),
+            ("orch_slots_leased", "Slots given to requests.", ledger.leased),
+            ("orch_slots_foreign", "Slots taken past this sidecar.", ledger.foreign),
+            ("orch_queue_depth", "Requests waiting for a slot.", self._admission.queue_depth),
+            (
+                "orch_leases_closing",
+                "Leases whose end the engine has yet to confirm.",
+                len(ledger.closing()),
+            ),
+        ):
+            yield GaugeMetricFamily(name, text, value=value)
+        yield CounterMetricFamily(
+            "orch_oversubscription_violations",
+            "Leases given beyond the slots. Anything but 0 is a bug.",
+            value=ledger.violations,
+        )
+        states = GaugeMetricFamily("orch_engine_state", "1 for the state it is in.", labels=["state"])
+        now = self._state()
+        for state in self._states:
+            states.add_metric([state], float(state == now))
+        yield states
+
+
+class Metrics:
+    """All metrics of one sidecar, in a registry of their own."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        state: Callable[[], str],
+        states: Iterable[str],
+        measurement_type: str,
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_Now(admission, state, states))
+        ProcessCollector(registry=self.registry)
+        self._requests = Counter(
+            "orch_requests",
+            "Requests by route, outcome and status.",
+            ["route", "outcome", "status"],
+            registry=self.registry,
+        )
+        self._wait = Histogram(
+            "orch_admission_wait_seconds",
+            "Time from arrival to the slot, of admitted requests.",
+            ["measurement_type"],
+            buckets=_WAIT_BUCKETS,
+            registry=self.registry,
+        ).labels(measurement_type)
+        self._first_byte = Histogram(
+            "orch_time_to_first_byte_seconds",
+            "Time from arrival to the first byte of the answer's body, of admitted requests.",
+            ["measurement_type"],
+            buckets=_WAIT_BUCKETS,
+            registry=self.registry,
+        ).labels(measurement_type)
+        self._known: dict[tuple[str, str, int], Counter] = {}
+
+    def finished(self, exchange: Exchange) -> None:
+        """Counts an exchange that has ended."""
+        key = (exchange.route, exchange.outcome.value, exchange.status)
+        counter = self._known.get(key)
+        if counter is None:
+            counter = self._known[key] = self._requests.labels(*map(str, key))
+        counter.inc()
+        if exchange.admitted is not None and exchange.cost:
+            self._wait.observe((exchange.admitted - exchange.arrived) / 1e9)
+            if exchange.first_byte is not None:
+                self._first_byte.observe((exchange.first_byte - exchange.arrived) / 1e9)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,225 @@
+"""A request body in, what admission must know out: how many sequences it puts in the engine.
+
+Pure. The reading must agree with vLLM's for every body, or a request would cost more than it
+was admitted for. vLLM parses with the same JSON library and then coerces (`"8"`, `8.0` and
+`true` become integers); what could be read in two ways is refused here instead.
+
+Sequences (vLLM 0.32): `n` per prompt for completions and chat, prompts of a list each; one for
+a response or a message. A list of token ids is one prompt; prompt embeddings count as prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from orch_sidecar.reasons import Reason, Refusal
+
+
+class Api(StrEnum):
+    """The endpoint's API, which decides how a body is read and an error is written."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks of the engine. `cost` is in sequences."""
+
+    cost: int
+    stream: bool
+    model: str
+    max_tokens: int | None
+
+
+# The fields that limit the output, by API. vLLM takes 0 for completions with `echo`.
+_TOKEN_LIMITS: Final = {
+    Api.CHAT: ("max_tokens", "max_completion_tokens"),
+    Api.COMPLETIONS: ("max_tokens",),
+    Api.RESPONSES: ("max_output_tokens",),
+    Api.MESSAGES: ("max_tokens",),
+}
+_LARGEST_INTEGER: Final = 2**31 - 1
+
+
+class _Unreadable(Exception):
+    """Carries the refusal out of the reading functions."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.refusal = Refusal(Reason.INVALID_REQUEST, message, param)
+
+
+def read(api: Api, body: bytes, *, max_depth: int, ctx_max: int | None) -> Demand | Refusal:
+    """Reads a body. A Refusal names the field, its value and the rule."""
+    try:
+        document = _parse(body, max_depth)
+        return _demand(api, document, ctx_max)
+    except _Unreadable as unreadable:
+        return unreadable.refusal
+
+
+def _parse(body: bytes, max_depth: int) -> dict[str, Any]:
+    repeated: list[str] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal repeated
+        mapping = dict(pairs)
+        # The outermost object is built last: what is left here at the end is about it.
+        repeated = [] if len(mapping) == len(pairs) else [key for key, _ in pairs]
+        return mapping
+
+    try:
+        document = json.loads(body, object_pairs_hook=unique)
+    except RecursionError:
+        raise _Unreadable(f"the JSON is nested deeper than {max_depth} levels") from None
+    except ValueError as error:  # also UnicodeDecodeError, and integers of thousands of digits
+        raise _Unreadable(f"the body is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise _Unreadable(f"the body must be a JSON object, not {_kind(document)}")
+    if repeated:
+        twice = next(key for key in repeated if repeated.count(key) > 1)
+        raise _Unreadable(f"{twice!r} is given more than once", twice[:100])
+    if body.count(b"[") + body.count(b"{") > max_depth and _deeper_than(document, max_depth):
+        raise _Unreadable(f"the JSON is nested deeper than {max_depth} levels")
+    return document
+
+
+def _deeper_than(document: Any, levels: int) -> bool:
+    layer = [document]
+    for _ in range(levels):
+        below: list[Any] = []
+        for value in layer:
+            if isinstance(value, dict):
+                below.extend(value.values())
+            elif isinstance(value, list):
+                below.extend(value)
+        layer = [value for value in below if isinstance(value, dict | list)]
+        if not layer:
+            return False
+    return True
+
+
+def _demand(api: Api, document: dict[str, Any], ctx_max: int | None) -> Demand:
+    _refuse_unsupported(api, document)
+    max_tokens = None
+    for field in _TOKEN_LIMITS[api]:
+        least = 0 if api is Api.COMPLETIONS else 1
+        limit = _integer(document, field, least)
+        max_tokens = limit if limit is not None else max_tokens
+    cost = 1
+    if api in (Api.CHAT, Api.COMPLETIONS):
+        cost = _integer(document, "n", 1) or 1
+    if api is Api.COMPLETIONS:
+        cost *= _prompts(document, ctx_max)
+    model = document.get("model")
+    return Demand(
+        cost=cost,
+        stream=_boolean(document, "stream"),
+        model=model if isinstance(model, str) else "",
+        max_tokens=max_tokens,
+    )
+
+
+def _refuse_unsupported(api: Api, document: dict[str, Any]) -> None:
+    if document.get("kv_transfer_params") is not None:
+        raise _Unreadable(
+            "kv_transfer_params is not accepted: it moves sequences between engines",
+            "kv_transfer_params",
+        )
+    if _boolean(document, "use_beam_search"):
+        raise _Unreadable(
+            "use_beam_search is not accepted: a beam search runs as changing numbers of "
+            "sequences, which no slot count covers",
+            "use_beam_search",
+        )
+    if api is Api.RESPONSES and _boolean(document, "background"):
+        raise _Unreadable(
+            "background is not accepted: such a response goes on in the engine after its "
+            "answer has ended, past any slot",
+            "background",
+        )
+
+
+def _prompts(document: dict[str, Any], ctx_max: int | None) -> int:
+    """How many prompts a completions body has."""
+    count = _listed(document, "prompt", ctx_max) + _listed(document, "prompt_embeds", None)
+    if not count:
+        raise _Unreadable("a prompt is needed: a string, token ids, or a list of them", "prompt")
+    return count
+
+
+def _listed(document: dict[str, Any], field: str, ctx_max: int | None) -> int:
+    value = document.get(field)
+    if value is None:
+        return 0
+    if isinstance(value, str):
+        return 1
+    if not isinstance(value, list):
+        raise _Unreadable(f"{field} must be a string or a list, not {_kind(value)}", field)
+    if not value:
+        return 0
+    kinds = {type(item) for item in value}
+    if len(kinds) > 1:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise _Unreadable(f"the items of {field} must be of one type, not {names}", field)
+    kind = kinds.pop()
+    if kind is str or (kind is list and field == "prompt"):
+        if kind is list:
+            for item in value:
+                _check_tokens(item, field, ctx_max)
+        return len(value)
+    if kind is int and field == "prompt":
+        _check_tokens(value, field, ctx_max)
+        return 1
+    raise _Unreadable(f"the items of {field} must not be {_kind(value[0])}", field)
+
+
+def _check_tokens(tokens: list[Any], field: str, ctx_max: int | None) -> None:
+    if any(type(token) is not int for token in tokens):
+        raise _Unreadable(f"a list in {field} must hold token ids (integers) only", field)
+    if ctx_max is not None and len(tokens) > ctx_max:
+        raise _Unreadable(
+            f"{field} has {len(tokens)} tokens, the model's context is {ctx_max}", field
+        )
+
+
+def _integer(document: dict[str, Any], field: str, least: int) -> int | None:
+    value = document.get(field)
+    if value is None:
+        return None
+    if type(value) is not int:  # a bool is an int, too
+        raise _Unreadable(f"{field} must be an integer, not {_shown(value)}", field)
+    if not least <= value <= _LARGEST_INTEGER:
+        raise _Unreadable(
+            f"{field} must be from {least} to {_LARGEST_INTEGER}, not {_shown(value)}", field
+        )
+    return value
+
+
+def _boolean(document: dict[str, Any], field: str) -> bool:
+    value = document.get(field)
+    if value is None:
+        return False
+    if type(value) is not bool:
+        raise _Unreadable(f"{field} must be true or false, not {_shown(value)}", field)
+    return value
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    return "null" if value is None else names.get(type(value), "a number")
+
+
+def _shown(value: Any) -> str:
+    """A value for an error message, shortened: a prompt may stand where a number should."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**18:
+        return "an integer of that size"
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{_kind(value)} of {len(text)} characters"

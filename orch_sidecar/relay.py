@@ -1,0 +1,321 @@
+"""An engine's answer on its way to the client: bytes in, bytes out.
+
+The head is rewritten once, together with the first bytes of the body; then whole chunks are
+passed on as they came, from the engine connection's `data_received` straight to the client's
+transport. No task is woken, nothing is parsed but the framing. If the engine fails before the
+head went out, the caller can still answer; after that the failure is said in the stream if an
+event has just ended, and otherwise the connection is aborted: never a clean end of file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from orch_sidecar import errors
+from orch_sidecar.exchange import Exchange
+from orch_sidecar.http1 import (
+    LAST_CHUNK,
+    Body,
+    ChunkedBody,
+    FramingError,
+    Head,
+    LengthBody,
+    body_of,
+    parse_head,
+)
+from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.upstream import EngineConnection, EnginePool
+
+HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# Set by us on every response.
+_OURS: Final = frozenset(
+    {b"x-request-id", b"x-correlation-id", b"x-orch-request-id", b"x-measurement-type"}
+)
+_DROPPED: Final = HOP_BY_HOP | _OURS
+_EVENT_STREAM: Final = b"text/event-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """How a relay ended. `failure`: it did not, and whether the client was told yet."""
+
+    failure: Refusal | None
+    answered: bool
+
+
+class Relay:
+    """One answer. It is the engine connection's receiver, and paused by the client's side."""
+
+    __slots__ = (
+        "_body",
+        "_buffer",
+        "_client",
+        "_connection",
+        "_extra",
+        "_head",
+        "_head_sent",
+        "_http10",
+        "_keep_alive",
+        "_last",
+        "_pool",
+        "done",
+        "exchange",
+        "idle_checks",
+        "paused",
+        "reads",
+        "reads_seen",
+        "tail",
+    )
+
+    def __init__(
+        self,
+        client: asyncio.Transport,
+        pool: EnginePool,
+        exchange: Exchange,
+        extra: bytes,
+        *,
+        http10: bool,
+        keep_alive: bool,
+    ) -> None:
+        self._client = client
+        self._pool = pool
+        self._connection: EngineConnection | None = None
+        self._extra = extra
+        self._http10 = http10
+        self._keep_alive = keep_alive
+        self._head: Head | None = None
+        self._head_sent = False
+        self._body: Body | None = None
+        self._buffer = b""
+        self._last = b""
+        self.exchange = exchange
+        self.tail = b""  # what went out before the last write: usage may be in either
+        self.paused = False
+        self.reads = 0
+        self.reads_seen = 0
+        self.idle_checks = 0
+        self.done: asyncio.Future[Relayed] = asyncio.get_running_loop().create_future()
+
+    def start(self, connection: EngineConnection, request: bytes) -> None:
+        """Sends the request; from here on the answer flows."""
+        self._connection = connection
+        connection.send(request, self)
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the client's connection may serve another request."""
+        return self._keep_alive
+
+    @property
+    def sent(self) -> tuple[bytes, bytes]:
+        """The last two writes to the client."""
+        return self.tail, self._last
+
+    def stop(self) -> None:
+        """The client is gone, or this took too long: closes the engine's connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def abort_client(self) -> None:
+        """Drops the client's connection: it takes no bytes, so it can be told nothing."""
+        self._client.abort()
+
+    # Back-pressure, from the client's transport.
+
+    def pause(self) -> None:
+        self.paused = True
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        self.paused = False
+        if self._connection is not None:
+            self._connection.resume()
+
+    # Receiver, from the engine's connection.
+
+    def received(self, data: bytes) -> None:
+        self.reads += 1
+        try:
+            body = self._body
+            if body is None:
+                data = self._buffer + data
+                body = self._begin(data)
+                if body is None:
+                    return
+                data = self._buffer
+                self._buffer = b""
+            out = body.feed(data)
+        except FramingError as error:
+            self.fail(Refusal(Reason.ENGINE_FAILED, f"the engine's answer is not HTTP: {error}"))
+            return
+        if out:
+            self._write(out)
+        if body.done:
+            self._finish(body)
+
+    def lost(self, error: Exception | None) -> None:
+        self._connection = None
+        body = self._body
+        if body is not None and not body.delimits_itself and error is None:
+            self._finish(body)
+            return
+        cause = f": {error}" if error else ""
+        self.fail(
+            Refusal(
+                Reason.ENGINE_FAILED,
+                f"the engine closed the connection before its answer was complete{cause}",
+            )
+        )
+
+    def fail(self, refusal: Refusal) -> None:
+        """The answer cannot be completed: says so as well as is still possible."""
+        if self.done.done():
+            return
+        self.stop()
+        if self._head_sent:
+            self._keep_alive = False
+            if self._at_event_boundary():
+                said = errors.in_stream(self.exchange.api, refusal)
+                if isinstance(self._body, ChunkedBody) and not self._http10:
+                    said = b"%x\r\n%b\r\n" % (len(said), said) + LAST_CHUNK
+                self._client.write(said)
+            else:
+                self._client.abort()
+        self.done.set_result(Relayed(refusal, answered=self._head_sent))
+
+    def _begin(self, data: bytes) -> Body | None:
+        """Takes the head off `data`, leaves the rest in the buffer."""
+        while True:
+            parsed = parse_head(data)
+            if parsed is None:
+                self._buffer = data
+                return None
+            head, start = parsed
+            data = data[start:]
+            if head.status >= 200:
+                break
+            if head.status == 101:
+                raise FramingError("the engine switches protocols")
+        self._head = head
+        self._buffer = data
+        self._body = body_of(head, dechunk=self._http10)
+        return self._body
+
+    def _write(self, out: bytes) -> None:
+        if not self._head_sent:
+            # Only a piece of a chunked body may be empty; the first byte is a real one.
+            out = self._head_bytes() + out
+        self._client.write(out)
+        self.tail = self._last
+        self._last = out
+
+    def _head_bytes(self) -> bytes:
+        head, exchange = self._head, self.exchange
+        assert head is not None
+        self._head_sent = True
+        exchange.first_byte = time.monotonic_ns()
+        exchange.status = head.status
+        dropped = _DROPPED
+        for name, value in head.fields:
+            if name == b"connection":
+                dropped = dropped | {token.strip().lower() for token in value.split(b",")}
+        lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
+        lines += [b"%b: %b" % field for field in head.fields if field[0] not in dropped]
+        if head.chunked and not self._http10:
+            lines.append(b"transfer-encoding: chunked")
+        elif head.chunked or (head.length is None and head.status not in (204, 304)):
+            self._keep_alive = False  # the end of the connection is the end of the body
+        if not self._keep_alive:
+            lines.append(b"connection: close")
+        lines.append(b"server-timing: " + exchange.server_timing().encode())
+        return b"\r\n".join(lines) + b"\r\n" + self._extra + b"\r\n"
+
+    def _finish(self, body: Body) -> None:
+        if not self._head_sent:
+            self._client.write(self._head_bytes())
+        head, connection = self._head, self._connection
+        assert head is not None
+        self._connection = None
+        if connection is not None:
+            if self.paused:
+                connection.resume()
+            if head.keep_alive and body.delimits_itself:
+                self._pool.give_back(connection)
+            else:
+                connection.close()
+        self.done.set_result(Relayed(None, answered=True))
+
+    def _at_event_boundary(self) -> bool:
+        head = self._head
+        assert head is not None
+        if isinstance(self._body, LengthBody):
+            return False
+        content_type = next((v for n, v in head.fields if n == b"content-type"), b"")
+        if not content_type.lower().startswith(_EVENT_STREAM):
+            return False
+        end = self._last if len(self._last) >= 8 else self.tail + self._last
+        if isinstance(self._body, ChunkedBody) and not self._http10:
+            return end.endswith((b"\n\n\r\n", b"\r\n\r\n\r\n"))
+        return end.endswith((b"\n\n", b"\r\n\r\n"))
+
+
+class RelayWatch:
+    """Ends relays in which nothing moves: the engine is silent, or the client does not read."""
+
+    def __init__(self, engine_silence_s: float, client_stall_s: float) -> None:
+        self._engine_silence_s = engine_silence_s
+        self._client_stall_s = client_stall_s
+        self._relays: set[Relay] = set()
+
+    def __len__(self) -> int:
+        return len(self._relays)
+
+    def add(self, relay: Relay) -> None:
+        self._relays.add(relay)
+
+    def discard(self, relay: Relay) -> None:
+        self._relays.discard(relay)
+
+    def check(self, every_s: float) -> None:
+        """To be called every `every_s` seconds: costs a relay nothing per chunk but a count."""
+        for relay in list(self._relays):
+            if relay.reads != relay.reads_seen:
+                relay.reads_seen = relay.reads
+                relay.idle_checks = 0
+                continue
+            relay.idle_checks += 1
+            idle_s = relay.idle_checks * every_s
+            if relay.paused and idle_s > self._client_stall_s:
+                refusal = Refusal(
+                    Reason.CLIENT_STALLED,
+                    f"the client has read nothing for {self._client_stall_s:g} s",
+                )
+                relay.abort_client()
+                relay.fail(refusal)
+            elif not relay.paused and idle_s > self._engine_silence_s:
+                refusal = Refusal(
+                    Reason.ENGINE_TIMEOUT,
+                    f"the engine has sent nothing for {self._engine_silence_s:g} s",
+                )
+                relay.fail(refusal)
+
+    def end_all(self, refusal: Refusal) -> None:
+        for relay in list(self._relays):
+            relay.fail(refusal)

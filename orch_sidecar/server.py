@@ -1,0 +1,77 @@
+"""The client's side of a connection: aiohttp's server protocol, and what a relay needs of it.
+
+A relay writes to the client's transport itself. So aiohttp must not write a response of its
+own (`Written`), and the transport's back-pressure must reach the relay (`ClientConnection`).
+This is the one place that overrides parts of aiohttp; `tests/orch_sidecar/test_server.py` holds
+them fast, and pyproject.toml bounds the versions.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+
+from orch_sidecar import errors
+from orch_sidecar.openai import Api
+from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.relay import Relay
+
+
+class Written(web.StreamResponse):
+    """A response that is already on the wire. Stateless: the two below are all there are."""
+
+    def __init__(self, *, keep_alive: bool) -> None:
+        super().__init__()
+        self._may_keep_alive = keep_alive
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._may_keep_alive
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        return
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        return
+
+
+class ClientConnection(web.RequestHandler):
+    """Passes its transport's back-pressure on to the relay that writes to it."""
+
+    __slots__ = ("relay",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.relay: Relay | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.relay is not None:
+            self.relay.pause()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.relay is not None:
+            self.relay.resume()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What aiohttp answers to what it cannot parse, in the error form of the API."""
+        if status >= 500:
+            self.log_exception("Error handling request", exc_info=exc)
+            refusal = Refusal(Reason.INTERNAL_ERROR, "an error of the sidecar; its log has it")
+        else:
+            text = (message or HTTPStatus(status).phrase).split("\n")[0]
+            refusal = Refusal(Reason.INVALID_REQUEST, f"not an HTTP request: {text}")
+        response = web.Response(
+            status=status, body=errors.body(Api.OTHER, refusal), content_type="application/json"
+        )
+        response.force_close()
+        return response

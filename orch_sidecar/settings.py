@@ -1,0 +1,99 @@
+"""The sidecar's settings: flags before environment (`ORCH_…`) before a YAML file before these.
+
+The file is named by `ORCH_CONFIG` or `--config`. A wrong value is reported with the setting,
+the value and the rule.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+
+
+class SidecarSettings(BaseSettings):
+    """Admission and relay in front of one vLLM engine."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ORCH_",
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_prog_name="orch sidecar",
+    )
+    # Set by the command line before the settings are built; a path, or None for no file.
+    config_file: ClassVar[Path | None] = None
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    engine_url: str = Field("http://127.0.0.1:8000", description="where the engine listens")
+    engine_api_key: SecretStr | None = Field(
+        None,
+        description="key of an engine that has one; clients' Authorization is then not forwarded",
+    )
+    profile: str = Field("home", description="profile, by name or path; the engine's must be it")
+    queue_capacity: int | None = Field(
+        None, ge=0, le=1_000_000, description="waiting requests at most; unset: the profile's"
+    )
+    queue_timeout_s: float | None = Field(
+        None, gt=0, le=86_400, description="longest wait for a slot, seconds; unset: the profile's"
+    )
+    max_body_bytes: int = Field(
+        16 * 2**20, ge=1024, le=2**31, description="largest request body, bytes"
+    )
+    max_header_bytes: int = Field(
+        16_384, ge=1024, le=2**20, description="largest request line or header field, bytes"
+    )
+    max_json_depth: int = Field(
+        64, ge=4, le=512, description="deepest nesting of a request body, levels"
+    )
+    body_timeout_s: float = Field(
+        30.0, gt=0, description="longest time for a request body to arrive, seconds"
+    )
+    connect_timeout_s: float = Field(
+        5.0, gt=0, description="longest time to connect to the engine, seconds"
+    )
+    engine_silence_s: float = Field(
+        600.0, gt=0, description="engine sends nothing for so long: the request fails, seconds"
+    )
+    client_stall_s: float = Field(
+        120.0, gt=0, description="client reads nothing for so long: it is dropped, seconds"
+    )
+    drain_timeout_s: float = Field(
+        60.0, ge=0, description="after SIGTERM, time for what runs to end, seconds"
+    )
+    log_level: str = Field(
+        "INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="least severe level logged"
+    )
+
+    @field_validator("engine_url")
+    @classmethod
+    def _is_origin(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be http://host:port or https://host:port")
+        if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
+            raise ValueError("must have no path, query or user: http://host:port")
+        return value.rstrip("/")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        sources: tuple[Any, ...] = (init_settings, env_settings)
+        if cls.config_file is not None:
+            sources += (YamlConfigSettingsSource(settings_cls, yaml_file=cls.config_file),)
+        return sources
