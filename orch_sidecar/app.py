@@ -153,6 +153,7 @@ class Sidecar:
         self._listener: asyncio.Server | None = None
         self._server: web.Server | None = None
         self._active = 0
+        self._one_less = asyncio.Event()
         self._own: dict[str, Callable[[], web.Response]] = {
             "/v1/capabilities": self._capabilities,
             "/metrics": lambda: web.Response(
@@ -220,10 +221,12 @@ class Sidecar:
         loop = asyncio.get_running_loop()
         core = self.gate.core
         core.drain()
-        deadline = loop.time() + self.settings.drain_timeout_s
         logger.info("draining: %d running, %d queued", len(self.watch), core.queue_depth)
-        while self._active and loop.time() < deadline:
-            await asyncio.sleep(0.02)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.drain_timeout_s):
+                while self._active:
+                    await self._one_less.wait()
+                    self._one_less.clear()
         if self._active:
             logger.warning("drain limit reached with %d requests left", self._active)
         self.gate.dismiss()
@@ -300,6 +303,7 @@ class Sidecar:
             raise  # ClientConnection.handle_error logs it and answers
         finally:
             self._active -= 1
+            self._one_less.set()
             self.metrics.finished(exchange)
             trace.ended()
 
@@ -396,7 +400,7 @@ class Sidecar:
                 connection.close()
                 raise asyncio.CancelledError
             relay = Relay(
-                cast(asyncio.Transport, transport),
+                transport,
                 self.pool,
                 exchange,
                 self._extra_headers(exchange),

@@ -162,9 +162,7 @@ class EngineFollower:
                 document["epoch"],
             )
         self.state, self.message = EngineState.READY, ""
-        self._gate.engine_reports(
-            document["epoch"], document["slots_total"], document["foreign"]
-        )
+        self._gate.engine_reports(document["epoch"], document["slots_total"], document["foreign"])
 
     async def _revoke(self, leases: list[str]) -> None:
         for lease in leases:

@@ -6,6 +6,7 @@ a label.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -45,12 +46,16 @@ class _Now:
             ),
         ):
             yield GaugeMetricFamily(name, text, value=value)
+        tasks = len(asyncio.all_tasks())
+        yield GaugeMetricFamily("orch_tasks", "Tasks on the event loop.", value=tasks)
         yield CounterMetricFamily(
             "orch_oversubscription_violations",
             "Leases given beyond the slots. Anything but 0 is a bug.",
             value=ledger.violations,
         )
-        states = GaugeMetricFamily("orch_engine_state", "1 for the state it is in.", labels=["state"])
+        states = GaugeMetricFamily(
+            "orch_engine_state", "1 for the state it is in.", labels=["state"]
+        )
         now = self._state()
         for state in self._states:
             states.add_metric([state], float(state == now))

@@ -141,8 +141,7 @@ def outline(source: str) -> dict[str, list[str]]:
                 key = f"{prefix}.{node.name}" if prefix else node.name
                 arguments = node.args
                 found[key] = [
-                    a.arg
-                    for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+                    a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
                 ]
                 if node.name == "__init__":
                     names.extend(_assigned_to_self(node))

@@ -73,7 +73,7 @@ def _wrap_create_engine_config(profile: Profile) -> None:
         )
         return config
 
-    EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign]
+    EngineArgs.create_engine_config = create_engine_config
 
 
 def _self_test() -> str:
@@ -81,9 +81,7 @@ def _self_test() -> str:
     import vllm
 
     package = Path(vllm.__file__).parent
-    text, complete = hooks.report(
-        vllm.__version__, hooks.check(hooks.outlines_below(package))
-    )
+    text, complete = hooks.report(vllm.__version__, hooks.check(hooks.outlines_below(package)))
     if not complete:
         raise RuntimeError(
             f"{text}\norch cannot vouch for this vLLM; use a supported release, or unset "
@@ -138,9 +136,7 @@ def __getattr__(name: str) -> Any:
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             if _process.profile is not None:
                 _process.board = make_board(vllm_config, _process.profile)
-            super().__init__(
-                _process.board, bool(vllm_config.scheduler_config.async_scheduling)
-            )
+            super().__init__(_process.board, bool(vllm_config.scheduler_config.async_scheduling))
 
     globals()[name] = StatLogger
     return StatLogger

@@ -2,13 +2,15 @@
 
 vLLM makes one `llm_request` span per finished request, in the output processor and just before
 the statistics of the same step are recorded: the steps known when it ends lack the last one.
-Attributes are set in the SDK's `_on_ending` hook, where the span is still mutable and already
-carries vLLM's own.
+The batch statistics need the times that vLLM sets on the span after its start. The SDK's hook
+for that, `_on_ending`, gets a span that is sealed already (SDK 1.45), so the span's own `end`
+is wrapped at its start: the last moment at which it can be written to.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from opentelemetry.context import Context
@@ -31,8 +33,11 @@ class LabelSpans(SpanProcessor):
     def __init__(self, board: Board) -> None:
         self._board = board
         facts = board.facts
-        self._every = {"measurement_type": facts.measurement_type, "orch.profile": facts.profile}
-        self._request = {
+        self._every: Mapping[str, str] = {
+            "measurement_type": facts.measurement_type,
+            "orch.profile": facts.profile,
+        }
+        self._request: Mapping[str, str | int | bool] = {
             "orch.batching": facts.batching,
             "orch.slots_total": facts.slots_total,
             "orch.pool": facts.pool,
@@ -42,10 +47,18 @@ class LabelSpans(SpanProcessor):
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         span.set_attributes(self._every)
-
-    def _on_ending(self, span: Span) -> None:
         if span.name != REQUEST_SPAN:
             return
+        end = span.end
+
+        def label_and_end(end_time: int | None = None) -> None:
+            del span.end  # the class's method is back
+            self._label(span)
+            end(end_time)
+
+        span.end = label_and_end  # type: ignore[method-assign]
+
+    def _label(self, span: Span) -> None:
         given = span.attributes or {}
         span.set_attributes(self._request)
         request_id = str(given.get(_REQUEST_ID, ""))

@@ -13,7 +13,6 @@ import os
 import platform
 import subprocess
 import sys
-import sysconfig
 import time
 import urllib.request
 from contextlib import ExitStack
@@ -75,14 +74,12 @@ def machine() -> dict[str, Any]:
             versions[name] = (said.stdout or said.stderr).splitlines()[0]
         except OSError:
             versions[name] = "not installed"
-    optimized = "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS"))
     return {
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "load_before": os.getloadavg(),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python_optimized": optimized,
         "versions": versions,
     }
 

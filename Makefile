@@ -1,0 +1,59 @@
+# make run      engine and sidecar on this machine, ready for an OpenAI client
+# make test     everything: lint, types, unit, integration and real-engine tests
+# make install  the environment alone
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+
+PROFILE ?= home
+PORT ?= 8080
+SLOTS ?=
+MODEL ?=
+
+.PHONY: install run check test lint types bench-proxy bench-engine bench-plugin clean
+
+install: $(STAMP)
+
+# The engine for CPUs pins the CPU build of torch, which is not on PyPI: pip must be configured
+# to find it. The torchvision, torchaudio and torchcodec that come along are CUDA builds that
+# break `import transformers`; text models need none of them.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the engine for CPUs into $(VENV): about 3.5 GB, some minutes"
+	@$(BIN)/python -m pip install --quiet --editable '.[cpu,dev]' || { \
+	  echo; echo "If pip found no torch==...+cpu above: it is in PyTorch's package index for CPUs"; \
+	  echo "(pytorch.org, Get Started, Pip, CPU). Set PIP_EXTRA_INDEX_URL to it, and try again."; \
+	  exit 1; }
+	@$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+run: $(STAMP)
+	@exec $(BIN)/orch up --profile $(PROFILE) --port $(PORT) $(if $(SLOTS),--slots $(SLOTS)) $(if $(MODEL),--model $(MODEL))
+
+check: $(STAMP)
+	@$(BIN)/orch up --check --profile $(PROFILE) --port $(PORT) $(if $(SLOTS),--slots $(SLOTS)) $(if $(MODEL),--model $(MODEL))
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/python -m pytest
+
+bench-proxy: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.proxy
+
+bench-engine: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.engine
+
+bench-plugin: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.plugin
+
+clean:
+	rm -rf $(VENV) .cache build dist

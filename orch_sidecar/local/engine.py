@@ -1,0 +1,53 @@
+"""`orch engine`: vLLM's OpenAI server under a profile.
+
+Replaces this process by vLLM's, with ORCH_PROFILE set and the rest of the arguments as given;
+the plugin in that process enforces the profile. `python -m` and not the `vllm` script, because
+the script of the CPU build asks for a distribution of another name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import MutableMapping
+from importlib.util import find_spec
+from typing import Final
+
+from vllm_plugin import profile as profiles
+
+SERVER: Final = ("-m", "vllm.entrypoints.openai.api_server")
+
+
+def environment(environ: MutableMapping[str, str], profile: str) -> None:
+    """What an engine process needs in its environment."""
+    environ["ORCH_PROFILE"] = profile
+    environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def main(words: list[str]) -> None:
+    """Runs vLLM; does not return."""
+    parser = argparse.ArgumentParser(
+        prog="orch engine",
+        description=(
+            "Runs vLLM's OpenAI server under a profile. All other arguments go to vLLM; those "
+            "that contradict the profile stop it with one message that lists them."
+        ),
+        epilog="example: orch engine --profile cloud --model ./model --max-num-seqs 32 --port 8000",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--profile",
+        default=os.environ.get("ORCH_PROFILE", "home"),
+        help="home, cloud, offline, or the path of a YAML file (default: ORCH_PROFILE, or home)",
+    )
+    chosen, rest = parser.parse_known_args(words)
+    profiles.load(chosen.profile)
+    if find_spec("vllm") is None:
+        sys.exit(
+            "orch engine: vLLM is not installed here: pip install 'orch-sidecar[gpu]', or "
+            "'orch-sidecar[cpu]' on a machine without a GPU"
+        )
+    environment(os.environ, chosen.profile)
+    # The arguments are the operator's own; this is what the command is for.
+    os.execv(sys.executable, [sys.executable, *SERVER, *rest])  # noqa: S606

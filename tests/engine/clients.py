@@ -1,0 +1,108 @@
+"""Small clients for tests against a real stack."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from orch_sidecar.local.stack import Stack
+
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+}
+
+
+def body(api: str, max_tokens: int, *, stream: bool, **more: Any) -> dict[str, Any]:
+    """A request that generates exactly `max_tokens` tokens (per sequence)."""
+    messages = [{"role": "user", "content": "Tell me about slots."}]
+    return {
+        "chat": {"messages": messages, "max_tokens": max_tokens, "ignore_eos": True},
+        "completions": {"prompt": "A slot is", "max_tokens": max_tokens, "ignore_eos": True},
+        "responses": {"input": "A slot is", "max_output_tokens": max_tokens},
+        "messages": {"messages": messages, "max_tokens": max_tokens},
+    }[api] | {"model": "tiny", "stream": stream, **more}
+
+
+@dataclass
+class Seen:
+    """What a client saw of one answer."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    data: bytes = b""
+    first_byte_at: float = 0.0
+    last_byte_at: float = 0.0
+    error: Exception | None = None
+
+
+@asynccontextmanager
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=180)
+    ) as opened:
+        yield opened
+    await asyncio.sleep(0)  # the connector's transports close
+
+
+async def post(
+    http: aiohttp.ClientSession,
+    url: str,
+    api: str,
+    document: dict[str, Any],
+    headers: dict[str, str] | None = None,
+    on_data: Callable[[], None] | None = None,
+) -> Seen:
+    """Posts, and keeps what came, also when it did not end well."""
+    seen = Seen()
+    try:
+        async with http.post(url + PATHS[api], json=document, headers=headers) as response:
+            seen.status = response.status
+            seen.headers = dict(response.headers)
+            async for data in response.content.iter_any():
+                seen.first_byte_at = seen.first_byte_at or time.monotonic()
+                seen.last_byte_at = time.monotonic()
+                seen.data += data
+                if on_data is not None:
+                    on_data()
+    except (aiohttp.ClientError, ConnectionError) as error:
+        seen.error = error
+    return seen
+
+
+def traceparent() -> tuple[str, dict[str, str]]:
+    """A trace id and the header that makes a request part of it."""
+    trace_id = secrets.token_hex(16)
+    return trace_id, {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
+
+
+async def engine_state(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    """The one engine of `/v1/capabilities`."""
+    async with http.get(f"{url}/v1/capabilities") as response:
+        document = await response.json()
+    state: dict[str, Any] = document["engines"][0]
+    return state
+
+
+async def until(condition: Callable[[], Any], within_s: float) -> float:
+    """Waits for an async condition; returns the seconds it took. Raises TimeoutError."""
+    started = time.monotonic()
+    async with asyncio.timeout(within_s):
+        while not await condition():
+            await asyncio.sleep(0.02)
+    return time.monotonic() - started
+
+
+async def is_ready(http: aiohttp.ClientSession, stack: Stack) -> bool:
+    async with http.get(f"{stack.url}/readyz") as response:
+        return response.status == 200

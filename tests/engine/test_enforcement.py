@@ -1,0 +1,143 @@
+"""What contradicts a profile stops vLLM before any weight is read, with one message."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar.local.engine import SERVER
+from orch_sidecar.local.stack import free_port
+from orch_sidecar.local.up import tiny_model
+
+LOADING = "Starting to load model"
+
+
+def run_server(profile: str, *arguments: str) -> str:
+    """Runs vLLM's server as it comes, without our launcher; returns what it printed."""
+    environ = os.environ | {
+        "ORCH_PROFILE": profile,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, *SERVER, "--model", str(tiny_model()), "--dtype", "float32"]
+        + ["--port", str(free_port()), *arguments],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode != 0
+    return done.stdout + done.stderr
+
+
+def test_home_refuses_more_slots_and_lists_every_contradiction() -> None:
+    printed = run_server(
+        "home", "--max-num-seqs", "8", "--data-parallel-size", "2", "--api-server-count=2"
+    )
+    assert LOADING not in printed
+    (message,) = [line for line in printed.splitlines() if "ProfileContradiction:" in line]
+    assert "contradict profile 'home' (single_stream)" in message
+    assert "--max-num-seqs is 8, must be 1" in message
+    assert "--data-parallel-size is 2, must be 1" in message
+    assert "--api-server-count is 2, must be 1" in message
+
+
+def test_cloud_refuses_a_single_slot() -> None:
+    printed = run_server("cloud", "--max-num-seqs", "1")
+    assert LOADING not in printed
+    assert "--max-num-seqs is 1, must be at least 2" in printed
+
+
+_SCRIPT = """
+import json, os, sys
+from vllm import LLM
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+def message_of(make):
+    try:
+        make()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+model = sys.argv[1]
+common = {"model": model, "dtype": "float32", "enforce_eager": True}
+
+def arguments(processes=1, **given):
+    made = AsyncEngineArgs(**common, **given)
+    made._api_process_count = processes
+    return made.create_engine_config()
+
+found = {
+    "llm": message_of(lambda: LLM(**common, max_num_seqs=8)),
+    "active": message_of(lambda: arguments(max_num_active_seqs=2)),
+    "servers": message_of(lambda: arguments(processes=2)),
+    "scheduler": message_of(lambda: arguments(scheduler_cls="my.Scheduler")),
+    "transfer": message_of(lambda: arguments(
+        kv_transfer_config={"kv_connector": "X", "kv_role": "kv_both"})),
+    "unset": arguments().scheduler_config.max_num_seqs,
+    "details": arguments().observability_config.enable_logging_iteration_details,
+    "resource": os.environ["OTEL_RESOURCE_ATTRIBUTES"],
+}
+os.environ["VLLM_USE_RUST_FRONTEND"] = "1"
+found["rust"] = message_of(arguments)
+print("FOUND" + json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def scripted() -> dict[str, str | int]:
+    """What a script sees that makes engines of its own under profile home."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, str(tiny_model())],
+        env=os.environ | {"ORCH_PROFILE": "home", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    assert lines, done.stdout + done.stderr
+    found: dict[str, str | int] = json.loads(lines[0].removeprefix("FOUND"))
+    return found
+
+
+def test_a_script_with_vllm_llm_is_refused(scripted: dict[str, str]) -> None:
+    assert scripted["llm"].startswith("ProfileContradiction: ")
+    assert "--max-num-seqs is 8, must be 1" in scripted["llm"]
+
+
+def test_without_a_flag_home_has_one_slot(scripted: dict[str, int]) -> None:
+    assert scripted["unset"] == 1
+    assert scripted["details"] is True
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("active", "--max-num-active-seqs is 2, must be 1"),
+        ("servers", "--api-server-count is 2, must be 1"),
+        ("scheduler", "--scheduler-cls is given, must not be"),
+        ("transfer", "--kv-transfer-config is given, must not be"),
+        ("rust", "VLLM_USE_RUST_FRONTEND is '1', must not be set"),
+    ],
+)
+def test_ways_around_the_profile_are_refused(
+    scripted: dict[str, str], way: str, words: str
+) -> None:
+    assert words in scripted[way]
+
+
+def test_the_resource_says_how_the_engine_batches(scripted: dict[str, str]) -> None:
+    assert "measurement_type=single_stream" in scripted["resource"]
+
+
+def test_a_profile_that_does_not_exist_stops_the_server(tmp_path: Path) -> None:
+    printed = run_server(str(tmp_path / "missing.yaml"))
+    assert LOADING not in printed
+    assert "missing.yaml: cannot be read" in printed

@@ -1,0 +1,104 @@
+"""Profile home on a real engine: one sequence at a time, and every span says so."""
+
+from __future__ import annotations
+
+import asyncio
+
+from orch_sidecar.local.stack import Stack, get_json
+from tests.engine.clients import body, engine_state, post, session, traceparent
+from tests.engine.grpc_receiver import GrpcReceiver
+
+
+def engine_log(stack: Stack) -> str:
+    assert stack.engine is not None
+    return stack.engine.log.read_text(errors="replace")
+
+
+def test_without_a_flag_there_is_one_slot(home: Stack) -> None:
+    _, document = get_json(f"{home.url}/v1/capabilities")
+    (engine,) = document["engines"]
+    assert (engine["profile"], engine["measurement_type"]) == ("home", "single_stream")
+    assert engine["batching"] is False
+    assert engine["slots_total"] == 1
+
+
+def test_a_list_of_plugins_that_does_not_name_us_still_loads_us(home: Stack) -> None:
+    assert home.plan.environ["VLLM_PLUGINS"] == "lora_filesystem_resolver"
+    assert "Loaded endpoint plugin orch" in engine_log(home)
+
+
+def test_the_self_test_names_version_and_hooks(home: Stack) -> None:
+    log = engine_log(home)
+    assert "orch: vLLM 0.32.0: 12 of 12 hooks found" in log
+    assert "found engine/arg_utils.py:EngineArgs.create_engine_config (enforcement)" in log
+
+
+def test_steps_leave_no_line_in_the_log(home: Stack) -> None:
+    assert "Iteration(" not in engine_log(home)
+
+
+async def test_the_second_stream_begins_after_the_first_has_ended(home: Stack) -> None:
+    async with session() as http:
+        started = asyncio.Event()
+        first = asyncio.create_task(
+            post(http, home.url, "chat", body("chat", 64, stream=True), on_data=started.set)
+        )
+        await started.wait()
+        second = await post(http, home.url, "chat", body("chat", 4, stream=True))
+        assert second.first_byte_at > (await first).last_byte_at
+
+
+async def test_five_clients_and_every_span_says_single_stream(
+    home: Stack, grpc_receiver: GrpcReceiver
+) -> None:
+    traces = [traceparent() for _ in range(5)]
+    async with session() as http:
+        answers = await asyncio.gather(
+            *(
+                post(http, home.url, "completions", body("completions", 32, stream=False), head)
+                for _, head in traces
+            )
+        )
+        state = await engine_state(http, home.url)
+    assert [answer.status for answer in answers] == [200] * 5
+    assert state["peak"] == 1
+    assert set(state["steps_by_batch"]) == {"1"}
+    for trace_id, _ in traces:
+        spans = await asyncio.to_thread(
+            grpc_receiver.wait, trace_id, lambda found: len(found) == 4, 15.0
+        )
+        names = {span.name: span for span in spans}
+        assert set(names) == {
+            "/v1/completions",
+            "admission.wait",
+            "engine.request",
+            "llm_request",
+        }
+        for span in spans:
+            assert span.attributes["measurement_type"] == "single_stream"
+            assert span.resource["measurement_type"] == "single_stream"
+        labels = names["llm_request"].attributes
+        assert labels["orch.batch_size.max"] == 1
+        assert labels["orch.batch_size.mean"] == 1.0
+        # 32 tokens are 32 steps; the last is not known yet when the span ends.
+        assert labels["orch.steps"] == 31
+        assert labels["orch.batching"] is False
+        assert labels["orch.slots_total"] == 1
+        assert labels["orch.profile"] == "home"
+
+
+async def test_one_request_is_one_tree_over_grpc(home: Stack, grpc_receiver: GrpcReceiver) -> None:
+    trace_id, head = traceparent()
+    async with session() as http:
+        await post(http, home.url, "chat", body("chat", 8, stream=True), head)
+    spans = await asyncio.to_thread(
+        grpc_receiver.wait, trace_id, lambda found: len(found) == 4, 15.0
+    )
+    names = {span.name: span for span in spans}
+    server, wait = names["/v1/chat/completions"], names["admission.wait"]
+    engine, llm = names["engine.request"], names["llm_request"]
+    assert server.parent_id == head["traceparent"].split("-")[2]
+    assert wait.parent_id == engine.parent_id == server.span_id
+    assert llm.parent_id == engine.span_id
+    assert [s.service for s in (server, wait, engine, llm)] == ["orch-sidecar"] * 3 + ["vllm"]
+    assert server.start_ns <= wait.start_ns <= wait.end_ns <= engine.start_ns <= llm.start_ns

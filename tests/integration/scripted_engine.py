@@ -1,0 +1,236 @@
+"""An engine that does as a test says, down to single bytes on the wire.
+
+Speaks what vLLM with the orch plugin speaks: the generating endpoints, `/v1/models`, the state
+stream and the revocation of leases. State and leases are the plugin's own pure `Board`, so both
+sides of the contract are tested against one meaning; HTTP and the stream are written here. It
+runs on the test's event loop and, by what a test sets, misbehaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from tests.integration import answers
+from tests.integration.wire import Answer, EngineWire, Received
+from vllm_plugin.board import Board, EngineFacts, Listener
+
+Script = Callable[[Answer], Awaitable[None]]
+
+CHANGES_EVERY_S = 0.020
+HEARTBEAT_EVERY_S = 1.0
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+
+_PROFILES = {"home": "single_stream", "cloud": "batched_online", "offline": "offline"}
+
+
+@dataclass(slots=True)
+class Faults:
+    """What is wrong with this engine's plugin. As it stands: nothing."""
+
+    stream_status: int = 200  # of the state stream
+    mute: bool = False  # the state stream says nothing more
+    tells_ended: bool = True  # `ended` events are sent
+    ended_delay_s: float = 0.0  # between an abort and its end in the engine
+    holds_aborted: asyncio.Event | None = None  # aborted requests stay until this is set
+
+
+class ScriptedEngine:
+    """One engine on an ephemeral port. `answer` is the script of every generating request,
+    unless `scripts` holds others, which are used up first."""
+
+    def __init__(self, slots: int = 4, profile: str = "cloud") -> None:
+        self.slots = slots
+        self.profile = profile
+        self.faults = Faults()
+        self.api_key: str | None = None
+        self.answer: Script = answers.answer
+        self.scripts: deque[Script] = deque()
+        self.received: list[Received] = []
+        self.revoked: list[str] = []
+        self.peak = 0
+        self.connections = 0
+        self.failures: list[BaseException] = []  # of scripts: a test must not end with any
+        self.port = 0
+        self.epoch = 0
+        self.wires: set[EngineWire] = set()
+        self.board = self._board()
+        self._server: asyncio.Server | None = None
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    # Life.
+
+    async def start(self) -> None:
+        """Listens: on a free port at first, later on the same one."""
+        loop = asyncio.get_running_loop()
+        self.epoch += 1
+        self.board = self._board()
+        self._server = await loop.create_server(
+            lambda: EngineWire(self), "127.0.0.1", self.port, reuse_address=True
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Dies: every connection is reset, every request is gone."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for wire in list(self.wires):
+            wire.reset()
+        for task in list(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that ends with this engine."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    # What tests look at.
+
+    @property
+    def present(self) -> int:
+        """Sequences in the engine now."""
+        return self.board.leases.foreign_to(None, 0)
+
+    @property
+    def generating(self) -> list[Received]:
+        """The generating requests it has got."""
+        return [request for request in self.received if request.path in GENERATING]
+
+    @property
+    def streams(self) -> int:
+        """How many listen to the state stream."""
+        return len(self.board._listeners)
+
+    # Requests.
+
+    async def serve(self, answer: Answer) -> None:
+        """Answers one request. Cancelled when its connection is lost."""
+        request = answer.request
+        if self.api_key is not None and request.header("authorization") != f"Bearer {self.api_key}":
+            answer.json({"error": "Unauthorized"}, 401)
+        elif request.path == "/v1/capabilities/stream":
+            await self._stream(answer)
+        elif request.path.startswith("/v1/capabilities/leases/"):
+            self._revoke(answer)
+        else:
+            self.received.append(request)
+            if request.method == "POST" and request.path not in answers.NOT_GENERATING:
+                await self._generate(answer)
+            elif self.scripts:
+                await self.scripts.popleft()(answer)
+            else:
+                await answers.answer(answer)
+
+    async def _generate(self, answer: Answer) -> None:
+        key = self.board.entered(answer.request.header("x-orch-lease") or "")
+        if key is None:
+            answer.json({"error": {"message": "spent", "type": "lease_spent", "code": 409}}, 409)
+            return
+        self.peak = max(self.peak, self.present)
+        script = self.scripts.popleft() if self.scripts else self.answer
+        board = self.board
+        try:
+            await script(answer)
+        except asyncio.CancelledError:
+            # The client is gone. vLLM lets go of the request a little later.
+            if board is self.board:
+                self.run(self._abort(board, key))
+            raise
+        except BaseException:
+            self._left(board, key)
+            raise
+        # No turn of the event loop lies between the script's last byte and this.
+        self._left(board, key)
+
+    async def _abort(self, board: Board, key: int) -> None:
+        await asyncio.sleep(self.faults.ended_delay_s)
+        if self.faults.holds_aborted is not None:
+            await self.faults.holds_aborted.wait()
+        self._left(board, key)
+
+    def _left(self, board: Board, key: int) -> None:
+        if self.faults.tells_ended:
+            board.left(key)
+        else:
+            board.leases.leave(key)
+
+    # The plugin.
+
+    def _board(self) -> Board:
+        facts = EngineFacts(
+            engine_version="0.32.0",
+            pool="default",
+            models=("tiny",),
+            ctx_max=2048,
+            profile=self.profile,
+            measurement_type=_PROFILES[self.profile],
+            batching=self.profile != "home",
+            slots_total=self.slots,
+            kv_tokens_total=65536,
+            epoch=f"epoch-{self.epoch}",
+            features={},
+        )
+        return Board(facts)
+
+    def _revoke(self, answer: Answer) -> None:
+        lease = answer.request.path.rpartition("/")[2]
+        self.revoked.append(lease)
+        answer.json({"ended": self.board.leases.revoke(lease)})
+
+    async def _stream(self, answer: Answer) -> None:
+        if self.faults.stream_status != 200:
+            answer.json({"detail": "no"}, self.faults.stream_status)
+            return
+        instance = answer.request.query.partition("instance=")[2] or None
+        board, loop = self.board, asyncio.get_running_loop()
+        woken = asyncio.Event()
+        listener = Listener(instance, woken.set)
+        board.listen(listener)
+        try:
+            answer.head(headers=[("content-type", "text/event-stream")])
+            sent = board.moving(instance)
+            state = board.state(instance) | {"leases": sorted(board.leases.of(instance))}
+            _say(answer, "state", state)
+            beat_at = loop.time()
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(0, beat_at + HEARTBEAT_EVERY_S - loop.time())):
+                        await woken.wait()
+                if self.faults.mute:
+                    await asyncio.sleep(0.01)
+                    continue
+                woken.clear()
+                if listener.ended:
+                    ended, listener.ended = listener.ended, []
+                    _say(answer, "ended", {"leases": ended})
+                if loop.time() >= beat_at + HEARTBEAT_EVERY_S:
+                    beat_at = loop.time()
+                    _say(answer, "heartbeat", {})
+                now = board.moving(instance)
+                if change := {k: v for k, v in now.items() if sent[k] != v}:
+                    sent = now
+                    _say(answer, "change", change)
+                    await asyncio.sleep(CHANGES_EVERY_S)
+        finally:
+            board.unlisten(listener)
+
+
+def _say(answer: Answer, name: str, data: dict[str, Any]) -> None:
+    answer.chunk(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())

@@ -1,0 +1,374 @@
+"""What the engine answers is what the client gets, minus what belongs to the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from tests.integration.answers import EVENT_STREAM
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, body_of
+from tests.integration.conftest import Running
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.wire import Answer
+
+EVERY_LOOP = True
+
+ADDED = {"server-timing", "x-request-id", "x-correlation-id", "x-orch-request-id"} | {
+    "x-measurement-type"
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_each_api_gets_the_answer_of_the_engine_itself(
+    engine: ScriptedEngine, sidecar: Running, path: str, stream: bool
+) -> None:
+    direct = await Running(sidecar.sidecar, engine.port).client()
+    there = await direct.post(path, stream=stream)
+    await direct.close()
+    here = await (await sidecar.client()).post(path, stream=stream)
+    assert (here.status, here.reason) == (there.status, there.reason)
+    assert here.raw == there.raw
+    assert [field for field in here.fields if field[0] not in ADDED] == there.fields
+    assert ADDED <= {name for name, _ in here.fields}
+
+
+async def test_stream_passes_byte_for_byte_however_it_was_cut(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    dice = random.Random(7)
+    client = await sidecar.client()
+    for round_ in range(25):
+        payloads = [
+            dice.randbytes(dice.choice((1, 2, 30, 900, 70_000))) for _ in range(dice.randrange(6))
+        ]
+        chunks = b"".join(b"%X\r\n%b\r\n" % (len(p), p) for p in payloads) + b"0\r\n\r\n"
+
+        async def cut_up(answer: Answer, chunks: bytes = chunks) -> None:
+            answer.head(200, EVENT_STREAM)
+            position = 0
+            while position < len(chunks):
+                step = dice.choice((1, 1, 2, 3, 700, 100_000))
+                answer.write(chunks[position : position + step])
+                position += step
+                if dice.random() < 0.5:
+                    await asyncio.sleep(0)
+                if dice.random() < 0.02:
+                    await asyncio.sleep(0.001)
+
+        engine.scripts.append(cut_up)
+        response = await client.post(stream=True)
+        assert response.body == b"".join(payloads), round_
+        assert response.raw == chunks, round_
+
+
+async def test_chunk_reaches_the_client_while_the_answer_goes_on(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(answer: Answer) -> None:
+        answer.head(200, EVENT_STREAM)
+        answer.event("first")
+        await go_on.wait()
+        answer.event("second")
+        answer.end()
+
+    engine.answer = slow
+    client = await sidecar.client()
+    client.start()
+    assert b"second" not in await client.seen(b"data: first\n\n")
+    go_on.set()
+    assert (await client.response()).body == b"data: first\n\ndata: second\n\n"
+
+
+async def test_chunk_extensions_pass_and_trailers_end_here(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    async def trailers(answer: Answer) -> None:
+        answer.head(200, [("trailer", "x-sum")])
+        answer.write(b"3;note=x\r\nabc\r\n0\r\nx-sum: 1\r\nx-more: 2\r\n\r\n")
+
+    engine.answer = trailers
+    client = await sidecar.client()
+    for _ in range(2):  # the connections stay in step
+        response = await client.post()
+        assert response.raw == b"3;note=x\r\nabc\r\n0\r\n\r\n"
+        assert response.header("trailer") is None
+    assert engine.generating[0].connection == engine.generating[1].connection
+
+
+async def test_answer_with_a_length_keeps_its_length(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    async def long(answer: Answer) -> None:
+        answer.head(201, [("content-length", "300000")], reason="Made It", chunked=False)
+        answer.write(b"x" * 300_000)
+
+    engine.answer = long
+    response = await (await sidecar.client()).post()
+    assert (response.status, response.reason) == (201, "Made It")
+    assert response.header("content-length") == "300000"
+    assert response.body == b"x" * 300_000
+
+
+async def test_answer_that_ends_with_its_connection_ends_so_here(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    async def until_close(answer: Answer) -> None:
+        answer.head(200, [("content-type", "text/plain")], chunked=False)
+        answer.write(b"all there is")
+        answer.close()
+
+    engine.answer = until_close
+    client = await sidecar.client()
+    response = await client.post()
+    assert response.body == b"all there is"
+    assert response.header("connection") == "close"
+    assert response.header("content-length") is None
+    assert await client.rest() == b""
+    await sidecar.idle()
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_answer_without_a_body_has_none(
+    engine: ScriptedEngine, sidecar: Running, status: int
+) -> None:
+    async def empty(answer: Answer) -> None:
+        answer.head(status, reason="Nothing", chunked=False)
+
+    engine.answer = empty
+    client = await sidecar.client()
+    for _ in range(2):
+        response = await client.post()
+        assert (response.status, response.body) == (status, b"")
+
+
+async def test_empty_answers_of_both_framings_are_complete(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    async def no_chunks(answer: Answer) -> None:
+        answer.head()
+        answer.end()
+
+    async def no_bytes(answer: Answer) -> None:
+        answer.head(200, [("content-length", "0")], chunked=False)
+
+    engine.scripts += [no_chunks, no_bytes]
+    client = await sidecar.client()
+    assert (await client.post()).body == b""
+    response = await client.post()
+    assert (response.body, response.header("content-length")) == (b"", "0")
+
+
+async def test_interim_answers_are_not_taken_for_the_answer(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    async def early(answer: Answer) -> None:
+        answer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        answer.write(b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n")
+        await asyncio.sleep(0.01)
+        answer.json({"late": True})
+
+    engine.answer = early
+    response = await (await sidecar.client()).post()
+    assert (response.status, response.json()) == (200, {"late": True})
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 500, 503])
+async def test_error_of_the_engine_passes_as_it_is_and_frees_the_slot(
+    engine: ScriptedEngine, sidecar: Running, status: int
+) -> None:
+    document = {"error": {"message": "as vLLM says", "type": "BadRequestError", "code": status}}
+
+    async def refuse(answer: Answer) -> None:
+        answer.json(document, status, [("x-engine", "1")])
+
+    engine.answer = refuse
+    client = await sidecar.client()
+    response = await client.post(stream=True)
+    assert (response.status, response.json()) == (status, document)
+    assert response.header("x-engine") == "1"
+    assert sidecar.ledger.leased == 0
+    assert (await client.post()).status == status  # the connection goes on
+
+
+async def test_headers_of_the_connection_end_here_and_all_others_pass(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    async def many(answer: Answer) -> None:
+        fields = [
+            ("Connection", "X-Private, keep-alive"),
+            ("Connection", "x-other"),
+            ("Keep-Alive", "timeout=5"),
+            ("X-Private", "no"),
+            ("X-Other", "no"),
+            ("Proxy-Authenticate", "Basic"),
+            ("Upgrade", "h2c"),
+            ("Set-Cookie", "a=1"),
+            ("Set-Cookie", "b=2"),
+            ("X-Odd", "caf\xe9 \x80"),
+            ("X-Empty", ""),
+            ("Date", "Mon, 01 Jan 2024 00:00:00 GMT"),
+        ]
+        answer.json({}, 200, fields)
+
+    engine.answer = many
+    response = await (await sidecar.client()).post()
+    for name in ("connection", "keep-alive", "x-private", "x-other", "proxy-authenticate"):
+        assert response.headers(name) == [], name
+    assert response.headers("upgrade") == []
+    assert response.headers("set-cookie") == ["a=1", "b=2"]
+    assert response.header("x-odd") == "caf\xe9 \x80"
+    assert response.header("x-empty") == ""
+    assert response.header("date") == "Mon, 01 Jan 2024 00:00:00 GMT"
+
+
+async def test_http_1_0_client_gets_plain_bytes_and_the_end_of_the_connection(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    document = body_of(CHAT, stream=True)
+    response = await client.request("POST", CHAT, document, version="1.0")
+    assert response.header("transfer-encoding") is None
+    assert response.header("connection") == "close"
+    assert response.body == response.raw
+    assert response.body.startswith(b"data: {")
+    assert response.body.endswith(b"data: [DONE]\n\n")
+    assert await client.rest() == b""
+
+
+async def test_client_reuses_its_connection_and_so_does_the_sidecar(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    for number in range(10):
+        response = await client.post(stream=number % 2 == 0)
+        assert response.status == 200
+        assert response.header("connection") is None
+    assert len({request.connection for request in engine.generating}) == 1
+
+
+async def test_client_that_wants_the_connection_closed_gets_it_closed(sidecar: Running) -> None:
+    client = await sidecar.client()
+    response = await client.post(CHAT, [("Connection", "close")])
+    assert response.header("connection") == "close"
+    assert await client.rest() == b""
+
+
+async def test_engine_that_closes_its_connection_does_not_close_the_clients(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    async def last(answer: Answer) -> None:
+        answer.json({}, 200, [("connection", "close")])
+        answer.close()
+
+    engine.answer = last
+    client = await sidecar.client()
+    for _ in range(3):
+        response = await client.post()
+        assert response.status == 200
+        assert response.header("connection") is None
+    assert len({request.connection for request in engine.generating}) == 3
+
+
+async def test_pipelined_requests_are_answered_in_order(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    async def echo(answer: Answer) -> None:
+        await asyncio.sleep(0.002 * (3 - answer.request.json()["seed"] % 3))
+        answer.json({"seed": answer.request.json()["seed"]})
+
+    engine.answer = echo
+    client = await sidecar.client()
+    for seed in range(6):
+        client.start(CHAT, stream=False, seed=seed)
+        client.send_request("GET", "/livez")
+    for seed in range(6):
+        assert (await client.response()).json() == {"seed": seed}
+        assert (await client.response("GET")).json() == {"live": True}
+
+
+async def test_expect_100_continue_is_answered_here_and_not_passed(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    body = b'{"model": "tiny", "messages": []}'
+    fields = [("Expect", "100-continue"), ("Content-Length", str(len(body)))]
+    client.send_request("POST", CHAT, None, fields)
+    await client.seen(b"HTTP/1.1 100 Continue\r\n\r\n")
+    client.send(body)
+    response = await client.response()
+    assert (response.status, response.informational) == (200, [100])
+    assert engine.generating[0].header("expect") is None
+
+
+async def test_body_reaches_the_engine_byte_for_byte_whatever_its_framing(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    body = b'{"model":"tiny" , "messages":[], "x": "' + b"\xc3\xa9" * 1_000_000 + b'"}'
+    client = await sidecar.client()
+    assert (await client.request("POST", CHAT, body)).status == 200
+    client.send_request("POST", CHAT, None, [("Transfer-Encoding", "chunked")])
+    for start in range(0, len(body), 50_001):
+        piece = body[start : start + 50_001]
+        client.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+    client.send(b"0\r\n\r\n")
+    assert (await client.response()).status == 200
+    assert [request.body for request in engine.generating] == [body, body]
+
+
+async def test_headers_of_the_client_pass_as_they_are(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    sent = [
+        ("Authorization", "Bearer mine"),
+        ("Content-Type", "application/json; charset=utf-8"),
+        ("User-Agent", "test/1"),
+        ("X-Stainless-Lang", "python"),
+        ("Accept", "text/event-stream"),
+        ("X-Twice", "1"),
+        ("X-Twice", "2"),
+        ("X-Name", "J\xfcrgen \u4f60"),
+    ]
+    assert (await (await sidecar.client()).post(CHAT, sent)).status == 200
+    request = engine.generating[0]
+    got = [(n, v.encode("latin-1").decode()) for n, v in request.fields]
+    for name, value in sent:
+        assert (name.lower(), value) in got
+    assert request.header("host") == f"127.0.0.1:{engine.port}"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "upstream"),
+    [
+        ("GET", "/v1/models", "/v1/models"),
+        ("GET", "/version", "/version"),
+        ("GET", "/metrics/engine", "/metrics"),
+        ("POST", "/tokenize", "/tokenize"),
+        ("POST", "/detokenize", "/detokenize"),
+        ("POST", "/v1/messages/count_tokens", "/v1/messages/count_tokens"),
+    ],
+)
+async def test_endpoints_without_admission_pass_while_every_slot_is_taken(
+    engine: ScriptedEngine, sidecar: Running, method: str, path: str, upstream: str
+) -> None:
+    hold = asyncio.Event()
+
+    async def wait(answer: Answer) -> None:
+        await hold.wait()
+        answer.json({})
+
+    engine.scripts.append(wait)
+    busy, client = await sidecar.client(), await sidecar.client()
+    busy.start(CHAT, stream=False, n=4)
+    while not engine.generating:
+        await asyncio.sleep(0.001)
+    response = await client.request(method, path, {"prompt": "x"} if method == "POST" else None)
+    assert response.status == 200
+    assert engine.received[-1].target == upstream
+    assert engine.received[-1].lease is None
+    hold.set()
+    assert (await busy.response()).status == 200

@@ -1,0 +1,115 @@
+"""Writes the records of releases of vLLM's GPU build, without downloading or running them.
+
+    python -m tests.vllm_plugin.gpu_builds.fetch 0.32.0 0.33.0
+
+pip finds the wheel, with the settings it is configured with (index, certificates, proxy); of
+its hundreds of megabytes only the zip's directory and the files that HOOKS names are read.
+Run it on Linux x86-64, for which the wheels are built. Not part of the test run.
+
+pip has no public API; its `index versions` command is the model of what is used here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Final
+from zipfile import ZipFile
+
+from pip._internal.commands.index import IndexCommand
+from pip._internal.models.link import Link
+from pip._internal.network.session import PipSession
+
+from tests.vllm_plugin.gpu_builds import record
+from tests.vllm_plugin.gpu_builds.ranges import open_ranges
+from vllm_plugin import hooks
+
+_PACKAGE: Final = "vllm"
+_UNCHANGED: Final = {"Accept-Encoding": "identity", "Cache-Control": "no-cache"}
+
+
+class NotFetched(RuntimeError):
+    """The index has no such wheel, or its server does not serve parts of it."""
+
+
+class RemoteWheel:
+    """A wheel on a server that answers range requests."""
+
+    def __init__(self, session: PipSession, link: Link) -> None:
+        self._session = session
+        self._url = link.url_without_fragment
+        self.bytes_read = 0
+
+    def size(self) -> int:
+        """The wheel's length in bytes. Raises NotFetched if the server does not say."""
+        response = self._session.request("HEAD", self._url, headers=_UNCHANGED)
+        if response.status_code != 200 or "Content-Length" not in response.headers:
+            raise NotFetched(f"{self._url}: no size, status {response.status_code}")
+        return int(response.headers["Content-Length"])
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """Bytes start to stop - 1. Raises NotFetched rather than let the whole wheel come."""
+        wanted = _UNCHANGED | {"Range": f"bytes={start}-{stop - 1}"}
+        response = self._session.request("GET", self._url, headers=wanted, stream=True)
+        try:
+            if response.status_code != 206:
+                raise NotFetched(f"{self._url}: no range, status {response.status_code}")
+            part = bytes(response.content)
+        finally:
+            response.close()
+        if len(part) != stop - start:
+            raise NotFetched(f"{self._url}: {len(part)} bytes instead of {stop - start}")
+        self.bytes_read += len(part)
+        return part
+
+
+def wheel_links(command: IndexCommand, session: PipSession) -> dict[str, Link]:
+    """The wheels on the configured indexes that fit this machine, by version."""
+    options, _ = command.parse_args(["versions", _PACKAGE])
+    finder = command._build_package_finder(options, session)
+    return {
+        str(candidate.version): candidate.link
+        for candidate in finder.find_all_candidates(_PACKAGE)
+        if candidate.link.is_wheel and candidate.link.scheme.startswith("http")
+    }
+
+
+def fetch(session: PipSession, version: str, link: Link) -> tuple[record.Record, int]:
+    """The record of a release, and how many bytes were read for it."""
+    wheel = RemoteWheel(session, link)
+    with open_ranges(wheel.size(), wheel.read_range) as file, ZipFile(file) as archive:
+        members = set(archive.namelist())
+
+        def outline_of(file: str) -> hooks.Outline | None:
+            member = f"{_PACKAGE}/{file}"
+            return hooks.outline(archive.read(member).decode()) if member in members else None
+
+        files = record.look(outline_of)
+    found = record.Record(
+        version=version,
+        wheel=link.filename,
+        sha256=link.hash if link.hash_name == "sha256" else None,
+        files=files,
+    )
+    return found, wheel.bytes_read
+
+
+def main(versions: Sequence[str]) -> int:
+    """Writes a record per version and prints which hooks each has."""
+    command = IndexCommand("index", "vLLM's releases")
+    options, _ = command.parse_args(["versions", _PACKAGE])
+    complete = True
+    with command._build_session(options) as session:
+        links = wheel_links(command, session)
+        for version in versions:
+            if version not in links:
+                raise NotFetched(f"no wheel of {_PACKAGE} {version} for this machine")
+            found, bytes_read = fetch(session, version, links[version])
+            text, has_all = hooks.report(version, hooks.check(found.outline_of))
+            complete = complete and has_all
+            print(f"{text}\n{record.write(found)}: {bytes_read / 1e6:.1f} MB read of {found.wheel}")
+    return 0 if complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
