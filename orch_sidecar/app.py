@@ -311,11 +311,14 @@ class Sidecar:
         limit = self.settings.max_body_bytes
         length = request.content_length
         encoding = request.headers.get("Content-Encoding", "identity")
+        framing = request.headers.get("Transfer-Encoding", "chunked")
+        if framing.lower() != "chunked":
+            encoding = framing  # `gzip, chunked`: what the chunks hold is compressed
         if encoding.lower() != "identity":
             raise _Stopped(
                 Refusal(
                     Reason.UNSUPPORTED_ENCODING,
-                    f"content-encoding {encoding[:40]!r} is not accepted; send it as it is",
+                    f"encoding {encoding[:40]!r} is not accepted; send the body as it is",
                 )
             )
         if length is not None and length > limit:
@@ -447,8 +450,8 @@ class Sidecar:
         dropped: frozenset[bytes] | set[bytes] = _NOT_FORWARDED
         if self._authorization is not None:
             dropped = dropped | {b"authorization", b"x-api-key"}
-        if (connection := request.headers.get("Connection")) is not None:
-            named = connection.lower().encode("latin-1").split(b",")
+        for connection in request.headers.getall("Connection", ()):
+            named = connection.lower().encode("utf-8", "surrogateescape").split(b",")
             dropped = dropped | {name.strip() for name in named}
         lines = [
             f"{route.method} {route.upstream} HTTP/1.1".encode(),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import yaml
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
@@ -82,7 +83,7 @@ def _sidecar(words: list[str]) -> None:
 
 def read_settings(words: list[str]) -> SidecarSettings:
     """Settings from flags, environment and file; exits with what is wrong with them."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = argparse.ArgumentParser(prog="orch sidecar", add_help=False, allow_abbrev=False)
     first.add_argument("--config", default=os.environ.get("ORCH_CONFIG"))
     chosen, rest = first.parse_known_args(words)
 
@@ -99,13 +100,18 @@ def read_settings(words: list[str]) -> SidecarSettings:
         problems = []
         for problem in error.errors():
             name = str(problem["loc"][0]) if problem["loc"] else "settings"
+            value = "(not shown)" if name == "engine_api_key" else repr(problem["input"])
             problems.append(
                 f"{name} (--{name.replace('_', '-')}, ORCH_{name.upper()}): "
-                f"{problem['input']!r}: {problem['msg']}"
+                f"{value}: {problem['msg']}"
             )
         sys.exit("orch sidecar: " + "\n              ".join(problems))
     except SettingsError as error:
         sys.exit(f"orch sidecar: {error}")
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        if chosen.config is None:
+            raise
+        sys.exit(f"orch sidecar: --config {chosen.config}: not a YAML mapping: {error}")
 
 
 if __name__ == "__main__":

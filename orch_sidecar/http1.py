@@ -48,9 +48,10 @@ def parse_head(data: bytes) -> tuple[Head, int] | None:
     Raises FramingError.
     """
     end = data.find(b"\r\n\r\n")
+    # However the bytes arrive: up to 3 of the blank line's may be here without the last.
+    if (end if end >= 0 else len(data) - 3) > MAX_HEAD_BYTES:
+        raise FramingError(f"the response head is longer than {MAX_HEAD_BYTES} bytes")
     if end < 0:
-        if len(data) > MAX_HEAD_BYTES:
-            raise FramingError(f"the response head is longer than {MAX_HEAD_BYTES} bytes")
         return None
     lines = data[:end].split(b"\r\n")
     status_line = _STATUS_LINE.fullmatch(lines[0])
@@ -137,7 +138,7 @@ class ChunkedBody:
         position = 0
         payloads: list[bytes] = []
         while position < end:
-            line = _CHUNK_LINE.match(data, position)
+            line = _CHUNK_LINE.match(data, position, position + _MAX_CHUNK_LINE)
             if line is None:
                 self._hold_line(data, position)
                 break
@@ -173,9 +174,9 @@ class ChunkedBody:
             after = start + 2
         else:
             blank = data.find(b"\r\n\r\n", start)
+            if (blank if blank >= 0 else len(data) - 3) - start > MAX_TRAILER_BYTES:
+                raise FramingError("the trailer section is too long")
             if blank < 0:
-                if len(data) - start > MAX_TRAILER_BYTES:
-                    raise FramingError("the trailer section is too long")
                 self._held = data[position:]
                 return before
             for field in data[start:blank].split(b"\r\n"):

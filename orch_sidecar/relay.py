@@ -190,13 +190,14 @@ class Relay:
             return
         self.stop()
         if self._head_sent:
-            self._keep_alive = False
             if self._at_event_boundary():
+                # A chunked answer ends as it should: the client's connection stays usable.
                 said = errors.in_stream(self.exchange.api, refusal)
                 if isinstance(self._body, ChunkedBody) and not self._http10:
                     said = b"%x\r\n%b\r\n" % (len(said), said) + LAST_CHUNK
                 self._client.write(said)
             else:
+                self._keep_alive = False
                 self._client.abort()
         self.done.set_result(Relayed(refusal, answered=self._head_sent))
 

@@ -25,6 +25,7 @@ class SidecarSettings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="ORCH_",
         extra="forbid",
+        allow_inf_nan=False,
         cli_kebab_case=True,
         cli_hide_none_type=True,
         cli_prog_name="orch sidecar",
@@ -82,7 +83,17 @@ class SidecarSettings(BaseSettings):
             raise ValueError("must be http://host:port or https://host:port")
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
             raise ValueError("must have no path, query or user: http://host:port")
+        if parts.port == 0:  # reading it raises ValueError for what is no port
+            raise ValueError("must have a port from 1 to 65535")
         return value.rstrip("/")
+
+    @field_validator("engine_api_key")
+    @classmethod
+    def _is_header_value(cls, value: SecretStr | None) -> SecretStr | None:
+        key = "" if value is None else value.get_secret_value()
+        if any(not "!" <= character <= "~" for character in key):
+            raise ValueError("must be printable ASCII without spaces and line breaks")
+        return value
 
     @classmethod
     def settings_customise_sources(

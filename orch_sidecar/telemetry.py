@@ -78,7 +78,7 @@ class NoTracing:
             return _PASSING_NOTHING
         return _Passing(
             [
-                (name, value.encode("latin-1"))
+                (name, value.encode("utf-8", "surrogateescape"))
                 for name in TRACE_HEADERS
                 if (value := headers.get(name.decode()))
             ]

@@ -98,7 +98,7 @@ async def until(condition: Callable[[], Any], within_s: float) -> float:
     """Waits for an async condition; returns the seconds it took. Raises TimeoutError."""
     started = time.monotonic()
     async with asyncio.timeout(within_s):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110 (another process has no event to wait for)
             await asyncio.sleep(0.02)
     return time.monotonic() - started
 

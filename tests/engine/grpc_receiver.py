@@ -25,7 +25,7 @@ class GrpcReceiver(OtlpReceiver):
         super().__init__()
         receiver = self
 
-        class Service(TraceServiceServicer):  # type: ignore[misc] # generated without types
+        class Service(TraceServiceServicer):
             def Export(  # noqa: N802 (the service's own name)
                 self, request: ExportTraceServiceRequest, context: Any
             ) -> ExportTraceServiceResponse:
@@ -33,7 +33,7 @@ class GrpcReceiver(OtlpReceiver):
                 return ExportTraceServiceResponse()
 
         self._grpc = grpc.server(ThreadPoolExecutor(2))
-        add_TraceServiceServicer_to_server(Service(), self._grpc)
+        add_TraceServiceServicer_to_server(Service(), self._grpc)  # type: ignore[no-untyped-call]
         self._port = self._grpc.add_insecure_port("127.0.0.1:0")
 
     @property

@@ -25,8 +25,10 @@ def run_server(profile: str, *arguments: str) -> str:
         "VLLM_NO_USAGE_STATS": "1",
     }
     done = subprocess.run(
-        [sys.executable, *SERVER, "--model", str(tiny_model()), "--dtype", "float32"]
-        + ["--port", str(free_port()), *arguments],
+        [
+            *(sys.executable, *SERVER, "--model", str(tiny_model()), "--dtype", "float32"),
+            *("--port", str(free_port()), *arguments),
+        ],
         env=environ,
         capture_output=True,
         text=True,

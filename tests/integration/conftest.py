@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 import uvloop
 
 from orch_sidecar.app import Sidecar
-from orch_sidecar.engine import EngineState
 from orch_sidecar.settings import SidecarSettings
-from tests.integration.client import Client
+from tests.integration.held import Held
+from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -34,69 +34,6 @@ def pytest_asyncio_loop_factories(
     return factories
 
 
-async def eventually(condition: Callable[[], object], within_s: float = 3.0) -> None:
-    """Returns when the condition holds; fails when it does not within the time."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + within_s
-    while not condition():
-        assert loop.time() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.005)
-
-
-class Running:
-    """A sidecar that listens, and the clients a test has made to it."""
-
-    def __init__(self, sidecar: Sidecar, port: int) -> None:
-        self.sidecar = sidecar
-        self.port = port
-        self.clients: list[Client] = []
-        self.stopped = False
-
-    @property
-    def ledger(self) -> Any:
-        return self.sidecar.gate.core.ledger
-
-    @property
-    def queued(self) -> int:
-        return self.sidecar.gate.core.queue_depth
-
-    async def client(self, *, receive_buffer: int | None = None) -> Client:
-        client = await Client.connect(self.port, receive_buffer=receive_buffer)
-        self.clients.append(client)
-        return client
-
-    async def ready(self, within_s: float = 3.0) -> None:
-        await eventually(lambda: self.sidecar.state is EngineState.READY, within_s)
-
-    async def idle(self, within_s: float = 3.0) -> None:
-        """Waits until no lease is out and no request is being handled."""
-        await eventually(
-            lambda: not self.ledger.leased and not len(self.sidecar.watch) and not self.queued,
-            within_s,
-        )
-
-    async def capabilities(self) -> dict[str, Any]:
-        client = await self.client()
-        response = await client.get("/v1/capabilities")
-        entry: dict[str, Any] = response.json()["engines"][0]
-        return entry
-
-    async def metrics(self) -> dict[str, float]:
-        """Sample (name with labels, as in the text format) to value."""
-        client = await self.client()
-        text = (await client.get("/metrics")).body.decode()
-        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
-
-    async def stop(self) -> None:
-        if not self.stopped:
-            self.stopped = True
-            await self.sidecar.stop()
-
-
-Start = Callable[..., Awaitable[Running]]
-
-
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting from outside reaches a test."""
@@ -110,6 +47,13 @@ def thawed() -> Iterator[None]:
     """A sidecar freezes what is alive when it starts: a process of its own would keep it."""
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sidecar's periodic looks, without the wait. To be named before the sidecar."""
+    monkeypatch.setattr("orch_sidecar.app.CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr("orch_sidecar.engine.CONFIRM_EVERY_S", 0.1)
 
 
 @pytest.fixture
@@ -130,13 +74,13 @@ async def start(engine: ScriptedEngine) -> AsyncIterator[Start]:
     started: list[Running] = []
 
     async def start_one(*, wait: bool = True, **settings: Any) -> Running:
-        settings = {
+        options: dict[str, Any] = {
             "engine_url": engine.url,
             "profile": "cloud",
             "port": 0,
             "drain_timeout_s": 0.2,
         } | settings
-        sidecar = Sidecar(SidecarSettings(**settings))
+        sidecar = Sidecar(SidecarSettings(**options))
         running = Running(sidecar, await sidecar.start())
         started.append(running)
         if wait:
@@ -161,3 +105,11 @@ def _left_over(before: set[asyncio.Task[Any]], engine: ScriptedEngine) -> list[a
 async def sidecar(start: Start) -> Running:
     """A sidecar that is ready."""
     return await start()
+
+
+@pytest.fixture
+def held(engine: ScriptedEngine) -> Held:
+    """Makes the engine hold every generating request."""
+    held = Held()
+    engine.answer = held
+    return held

@@ -115,6 +115,7 @@ class EngineWire(asyncio.Protocol):
         self._buffer = b""
         self._serving: asyncio.Task[None] | None = None
         self.number = 0
+        self.streams_state = False
         self.transport: asyncio.Transport | None = None
         self.writable = asyncio.Event()
         self.writable.set()
@@ -158,7 +159,7 @@ class EngineWire(asyncio.Protocol):
         fields = []
         for line in lines[1:]:
             name, _, value = line.partition(":")
-            fields.append((name.lower(), value.strip()))
+            fields.append((name.lower(), value.strip(" \t")))
         lengths = [int(value) for name, value in fields if name == "content-length"]
         assert len(lengths) <= 1
         assert not any(name == "transfer-encoding" for name, _ in fields)
@@ -169,6 +170,7 @@ class EngineWire(asyncio.Protocol):
         assert len(body) == length, f"bytes after the request: {body[length:][:80]!r}"
         head, self._buffer = self._buffer[:end], b""
         request = Received(method, target, fields, body, self.number, head)
+        self.streams_state = request.path == "/v1/capabilities/stream"
         self._serving = self._engine.run(self._engine.serve(Answer(self, request)))
         self._serving.add_done_callback(self._served)
 

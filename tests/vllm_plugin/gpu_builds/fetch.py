@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
+from optparse import Values
 from typing import Final
 from zipfile import ZipFile
 
@@ -51,21 +53,18 @@ class RemoteWheel:
         """Bytes start to stop - 1. Raises NotFetched rather than let the whole wheel come."""
         wanted = _UNCHANGED | {"Range": f"bytes={start}-{stop - 1}"}
         response = self._session.request("GET", self._url, headers=wanted, stream=True)
-        try:
+        with closing(response):
             if response.status_code != 206:
                 raise NotFetched(f"{self._url}: no range, status {response.status_code}")
             part = bytes(response.content)
-        finally:
-            response.close()
         if len(part) != stop - start:
             raise NotFetched(f"{self._url}: {len(part)} bytes instead of {stop - start}")
         self.bytes_read += len(part)
         return part
 
 
-def wheel_links(command: IndexCommand, session: PipSession) -> dict[str, Link]:
+def wheel_links(command: IndexCommand, options: Values, session: PipSession) -> dict[str, Link]:
     """The wheels on the configured indexes that fit this machine, by version."""
-    options, _ = command.parse_args(["versions", _PACKAGE])
     finder = command._build_package_finder(options, session)
     return {
         str(candidate.version): candidate.link
@@ -100,7 +99,7 @@ def main(versions: Sequence[str]) -> int:
     options, _ = command.parse_args(["versions", _PACKAGE])
     complete = True
     with command._build_session(options) as session:
-        links = wheel_links(command, session)
+        links = wheel_links(command, options, session)
         for version in versions:
             if version not in links:
                 raise NotFetched(f"no wheel of {_PACKAGE} {version} for this machine")

@@ -26,7 +26,7 @@ class Record(BaseModel):
     files: dict[str, dict[str, list[str] | None]]
 
     def outline_of(self, file: str) -> Outline | None:
-        """The outline of a file as `hooks.check` wants it: places that do not exist are left out."""
+        """The outline of a file, for `hooks.check`: places that do not exist are left out."""
         places = self.files.get(file, {})
         return {what: names for what, names in places.items() if names is not None} or None
 

@@ -1,0 +1,174 @@
+"""Profile cloud on a real engine: streams share the steps, and the labels say how."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from orch_sidecar.local.otlp import OtlpReceiver
+from orch_sidecar.local.stack import Stack
+from tests.engine.clients import body, engine_state, post, session, traceparent, until
+
+
+async def test_the_second_stream_begins_before_the_first_has_ended(cloud: Stack) -> None:
+    async with session() as http:
+        started = asyncio.Event()
+        first = asyncio.create_task(
+            post(http, cloud.url, "chat", body("chat", 96, stream=True), on_data=started.set)
+        )
+        await started.wait()
+        second = await post(http, cloud.url, "chat", body("chat", 4, stream=True))
+        assert second.first_byte_at < (await first).last_byte_at
+
+
+async def test_eight_at_once_and_the_spans_have_the_batches_that_ran(
+    cloud: Stack, receiver: OtlpReceiver
+) -> None:
+    traces = [traceparent() for _ in range(8)]
+    async with session() as http:
+        before = (await engine_state(http, cloud.url))["steps_by_batch"]
+        answers = await asyncio.gather(
+            *(
+                post(http, cloud.url, "completions", body("completions", 64, stream=True), head)
+                for _, head in traces
+            )
+        )
+
+        async def counted() -> bool:
+            state = await engine_state(http, cloud.url)
+            return bool(state["steps_by_batch"] != before and state["running"] == 0)
+
+        await until(counted, 5.0)
+        await asyncio.sleep(1.1)  # the counts by batch come with the heartbeat
+        state = await engine_state(http, cloud.url)
+    assert [answer.status for answer in answers] == [200] * 8
+    ran = {
+        int(size)
+        for size, (count, _) in state["steps_by_batch"].items()
+        if count > before.get(size, [0, 0])[0]
+    }
+    assert max(ran) == 8
+    assert state["peak"] <= 8
+    largest = set()
+    for trace_id, _ in traces:
+        spans = await asyncio.to_thread(
+            receiver.wait, trace_id, lambda found: len(found) == 4, 15.0
+        )
+        labels = next(span for span in spans if span.name == "llm_request").attributes
+        assert labels["measurement_type"] == "batched_online"
+        assert labels["orch.batching"] is True
+        assert labels["orch.slots_total"] == 8
+        assert labels["gen_ai.operation.name"] == "text_completion"
+        assert labels["gen_ai.request.model"] == "tiny"
+        assert labels["gen_ai.usage.output_tokens"] == 64
+        assert labels["gen_ai.usage.input_tokens"] == labels["gen_ai.usage.prompt_tokens"]
+        assert 1 < labels["orch.batch_size.mean"] <= labels["orch.batch_size.max"]
+        largest.add(labels["orch.batch_size.max"])
+    assert max(largest) == 8
+
+
+async def test_one_request_is_one_tree_over_http(cloud: Stack, receiver: OtlpReceiver) -> None:
+    trace_id, head = traceparent()
+    async with session() as http:
+        seen = await post(http, cloud.url, "messages", body("messages", 8, stream=False), head)
+    assert seen.status == 200
+    spans = await asyncio.to_thread(receiver.wait, trace_id, lambda found: len(found) == 4, 15.0)
+    names = {span.name: span for span in spans}
+    server = names["/v1/messages"]
+    assert server.parent_id == head["traceparent"].split("-")[2]
+    assert names["admission.wait"].parent_id == server.span_id
+    assert names["engine.request"].parent_id == server.span_id
+    assert names["llm_request"].parent_id == names["engine.request"].span_id
+    assert {span.attributes["measurement_type"] for span in spans} == {"batched_online"}
+    usage = [
+        names[name].attributes["gen_ai.usage.output_tokens"] for name in names if "." not in name
+    ]
+    assert set(usage) == {8}
+
+
+async def test_capabilities_answer_while_every_slot_is_busy_and_while_the_engine_prefills(
+    cloud: Stack,
+) -> None:
+    long_prompt = [7] * 1900
+    async with session() as http:
+        busy = [
+            asyncio.create_task(
+                post(
+                    http,
+                    cloud.url,
+                    "completions",
+                    body("completions", 48, stream=True) | {"prompt": long_prompt},
+                )
+            )
+            for _ in range(8)
+        ]
+
+        async def full() -> bool:
+            return bool((await engine_state(http, cloud.url))["slots_free"] == 0)
+
+        await until(full, 5.0)
+        took = []
+        for url in (cloud.url, cloud.engine_url) * 10:
+            started = time.monotonic()
+            await engine_state(http, url)
+            took.append(time.monotonic() - started)
+        # Milliseconds on an idle core; the API server shares one with everything else here.
+        assert sorted(took)[len(took) // 2] < 0.1
+        for seen in await asyncio.gather(*busy):
+            assert seen.status == 200
+
+
+async def test_a_client_that_leaves_during_prefill_frees_its_slot(cloud: Stack) -> None:
+    async with session() as http:
+        leaving = asyncio.create_task(
+            post(
+                http,
+                cloud.url,
+                "completions",
+                body("completions", 100, stream=False) | {"prompt": [7] * 1900},
+            )
+        )
+
+        async def leased() -> bool:
+            return bool((await engine_state(http, cloud.url))["leased"])
+
+        async def free() -> bool:
+            state = await engine_state(http, cloud.url)
+            return bool(state["slots_free"] == 8 and state["running"] == 0)
+
+        await until(leased, 5.0)
+        leaving.cancel()
+        assert await until(free, 3.0) < 3.0
+
+
+async def test_a_json_schema_and_a_tool_pass_through(cloud: Stack) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"slots": {"type": "integer"}},
+        "required": ["slots"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    document = body("chat", 60, stream=False) | {"response_format": form, "ignore_eos": False}
+    async with session() as http:
+        seen = await post(http, cloud.url, "chat", document)
+    assert seen.status == 200
+    assert b'\\"slots\\"' in seen.data
+
+
+async def test_foreign_traffic_is_counted_and_takes_slots(cloud: Stack) -> None:
+    async with session() as http:
+        around = asyncio.create_task(
+            post(http, cloud.engine_url, "chat", body("chat", 400, stream=True, n=4))
+        )
+
+        async def counted() -> bool:
+            state = await engine_state(http, cloud.url)
+            return bool(state["foreign"] == 4 and state["slots_free"] == 4)
+
+        async def gone() -> bool:
+            return bool((await engine_state(http, cloud.url))["foreign"] == 0)
+
+        await until(counted, 10.0)
+        around.cancel()
+        await until(gone, 3.0)

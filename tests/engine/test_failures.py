@@ -1,0 +1,195 @@
+"""What happens when the engine or the sidecar is killed, on a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from orch_sidecar.local.otlp import OtlpReceiver
+from orch_sidecar.local.stack import Stack
+from tests.engine.clients import (
+    Seen,
+    body,
+    engine_state,
+    is_ready,
+    post,
+    session,
+    traceparent,
+    until,
+)
+from tests.engine.conftest import READY_WITHIN_S, Stacks, make_plan
+
+
+@pytest.fixture
+def stack(stacks: Stacks, logs: Path, receiver: OtlpReceiver) -> Stack:
+    environ = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    }
+    return stacks.use(make_plan("cloud", 4, logs / "failures", environ))
+
+
+async def answers(url: str) -> bool:
+    """Whether whoever listens there (if anyone) answers for its health."""
+    try:
+        async with aiohttp.request("GET", f"{url}/health") as response:
+            return response.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+async def test_a_killed_engine_is_told_in_each_api_and_its_successor_serves_within_a_second(
+    stack: Stack, receiver: OtlpReceiver
+) -> None:
+    assert stack.engine is not None
+    long = 1500
+    async with session() as http:
+        begun = [asyncio.Event() for _ in range(4)]
+        traces = [traceparent() for _ in range(4)]
+        apis = ("chat", "completions", "responses", "messages")
+        streams = [
+            asyncio.create_task(
+                post(http, stack.url, api, body(api, long, stream=True), head, event.set)
+            )
+            for api, (_, head), event in zip(apis, traces, begun, strict=True)
+        ]
+        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 30)
+        queued = asyncio.create_task(post(http, stack.url, "chat", body("chat", 4, stream=False)))
+        await asyncio.sleep(0.5)
+
+        killed = time.monotonic()
+        stack.engine.kill()
+        seen = dict(zip(apis, await asyncio.gather(*streams), strict=True))
+        assert time.monotonic() - killed < 2
+
+        async def unready() -> bool:
+            return not await is_ready(http, stack)
+
+        await until(unready, 2.0)
+        refused = await post(http, stack.url, "chat", body("chat", 4, stream=False))
+        assert refused.status == 503
+        error = json.loads(refused.data)["error"]
+        assert error["code"] in ("engine_down", "engine_stale")
+        assert error["retriable"] is True
+        assert "Retry-After" in refused.headers
+        assert not queued.done()
+
+        stack.start_engine()
+
+        async def engine_is_back() -> bool:
+            stack.check_alive()
+            return await answers(stack.engine_url)
+
+        await until(engine_is_back, READY_WITHIN_S)
+        took = await until(lambda: is_ready(http, stack), 5.0)
+        assert took < 1.0
+        assert (await queued).status == 200  # it kept its place all the time
+        state = await engine_state(http, stack.url)
+        assert (state["leased"], state["slots_free"]) == (0, 4)
+        assert (await post(http, stack.url, "chat", body("chat", 4, stream=True))).status == 200
+
+    for api in apis:
+        check_broken_stream(api, seen[api])
+    for trace_id, _ in traces:
+        spans = await asyncio.to_thread(
+            receiver.wait, trace_id, lambda found: len(found) == 3, 10.0
+        )
+        # vLLM's own span died with it; ours say what happened.
+        server = next(span for span in spans if span.name.startswith("/v1/"))
+        assert server.attributes["orch.outcome"] == "engine_failed"
+
+
+def check_broken_stream(api: str, seen: Seen) -> None:
+    """An error in the stream's own form and a clean end of it, or a connection that broke."""
+    assert seen.status == 200
+    if seen.error is not None:  # an event was half sent
+        assert not seen.data.endswith(b"[DONE]\n\n")
+        return
+    events = seen.data.decode().rstrip("\n").split("\n\n")
+    if api in ("chat", "completions"):
+        assert events[-1] == "data: [DONE]"
+        error = json.loads(events[-2].removeprefix("data: "))["error"]
+        assert error["code"] == "engine_failed"
+    else:
+        name, data = events[-1].split("\n")
+        assert name == "event: error"
+        assert json.loads(data.removeprefix("data: "))["type"] == "error"
+
+
+async def test_an_answer_that_is_no_stream_and_was_cut_is_a_502_or_a_broken_connection(
+    stack: Stack,
+) -> None:
+    assert stack.engine is not None
+    async with session() as http:
+        asked = asyncio.create_task(post(http, stack.url, "chat", body("chat", 1500, stream=False)))
+
+        async def runs() -> bool:
+            return bool((await engine_state(http, stack.url))["running"])
+
+        await until(runs, 10.0)
+        stack.engine.kill()
+        seen = await asked
+        assert seen.status == 502
+        assert json.loads(seen.data)["error"]["code"] == "engine_failed"
+        stack.start_engine()
+        await until(lambda: is_ready(http, stack), READY_WITHIN_S)
+
+
+async def test_a_killed_sidecar_finds_its_predecessors_requests_and_never_admits_over_them(
+    stack: Stack,
+) -> None:
+    assert stack.sidecar is not None
+
+    async def load(http: aiohttp.ClientSession, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            seen = await post(http, stack.url, "chat", body("chat", 60, stream=True, n=2))
+            if seen.status != 200:
+                await asyncio.sleep(0.05)
+
+    async with session() as http:
+        stop = asyncio.Event()
+        clients = [asyncio.create_task(load(http, stop)) for _ in range(12)]
+        for _ in range(3):
+            await asyncio.sleep(2.0)
+            stack.sidecar.kill()
+            stack.start_sidecar()
+
+            async def ready() -> bool:
+                try:
+                    return await is_ready(http, stack)
+                except aiohttp.ClientError:
+                    return False
+
+            await until(ready, 10.0)
+        await asyncio.sleep(1.0)
+        stop.set()
+        await asyncio.gather(*clients)
+        engine = await engine_state(http, stack.engine_url)
+        state = await engine_state(http, stack.url)
+        assert engine["peak"] == 4
+        assert state["oversubscription_violations_total"] == 0
+        assert (state["leased"], state["foreign"]) == (0, 0)
+
+
+async def test_the_engine_leaves_within_3_s_of_sigterm_although_the_stream_is_open(
+    stack: Stack, stacks: Stacks
+) -> None:
+    assert stack.engine is not None
+    async with session() as http:
+        await until(lambda: is_ready(http, stack), 5.0)  # the sidecar reads the stream
+    started = time.monotonic()
+    stack.engine.signal(signal.SIGTERM)
+    while stack.engine.exit_code is None:
+        await asyncio.sleep(0.02)
+        assert time.monotonic() - started < 10
+    took = time.monotonic() - started
+    assert stack.sidecar is not None
+    assert stack.sidecar.stop(10.0) == 0  # a sidecar without an engine leaves as well
+    stacks.stop()
+    assert took < 3.0

@@ -1,0 +1,74 @@
+"""A sidecar that runs in the test's own event loop, and what tests ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from orch_sidecar.app import Sidecar
+from orch_sidecar.engine import EngineState
+from tests.integration.client import Client
+
+
+async def eventually(condition: Callable[[], object], within_s: float = 3.0) -> None:
+    """Returns when the condition holds; fails when it does not within the time."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    while not condition():
+        assert loop.time() < deadline, "the condition did not come true in time"
+        await asyncio.sleep(0.005)
+
+
+class Running:
+    """A sidecar that listens, and the clients a test has made to it."""
+
+    def __init__(self, sidecar: Sidecar, port: int) -> None:
+        self.sidecar = sidecar
+        self.port = port
+        self.clients: list[Client] = []
+        self.stopped = False
+
+    @property
+    def ledger(self) -> Any:
+        return self.sidecar.gate.core.ledger
+
+    @property
+    def queued(self) -> int:
+        return self.sidecar.gate.core.queue_depth
+
+    async def client(self, *, receive_buffer: int | None = None) -> Client:
+        client = await Client.connect(self.port, receive_buffer=receive_buffer)
+        self.clients.append(client)
+        return client
+
+    async def ready(self, within_s: float = 3.0) -> None:
+        await eventually(lambda: self.sidecar.state is EngineState.READY, within_s)
+
+    async def idle(self, within_s: float = 3.0) -> None:
+        """Waits until no lease is out and no request is being handled."""
+        await eventually(
+            lambda: not self.ledger.leased and not len(self.sidecar.watch) and not self.queued,
+            within_s,
+        )
+
+    async def capabilities(self) -> dict[str, Any]:
+        client = await self.client()
+        response = await client.get("/v1/capabilities")
+        entry: dict[str, Any] = response.json()["engines"][0]
+        return entry
+
+    async def metrics(self) -> dict[str, float]:
+        """Sample (name with labels, as in the text format) to value."""
+        client = await self.client()
+        text = (await client.get("/metrics")).body.decode()
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    async def stop(self) -> None:
+        if not self.stopped:
+            self.stopped = True
+            await self.sidecar.stop()
+
+
+Start = Callable[..., Awaitable[Running]]

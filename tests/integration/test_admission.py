@@ -1,0 +1,326 @@
+"""Who gets a slot, who waits, and what those hear who get none."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client, Response
+from tests.integration.held import Held, started
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.wire import Answer
+
+
+async def test_never_more_at_once_than_slots_and_all_are_used(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    dice = random.Random(3)
+
+    async def work(answer: Answer) -> None:
+        await asyncio.sleep(dice.random() * 0.004)
+        answer.json({})
+
+    engine.answer = work
+
+    async def user(number: int) -> None:
+        client = await sidecar.client()
+        for _ in range(8):
+            cost = dice.choice((1, 1, 1, 2, 4))
+            if cost == 2 and number % 2:
+                response = await client.post(COMPLETIONS, prompt=["a", "b"])
+            else:
+                response = await client.post(CHAT, n=cost)
+            assert response.status == 200
+
+    await asyncio.gather(*(user(number) for number in range(24)))
+    assert engine.peak == engine.slots
+    assert len(engine.generating) == 24 * 8
+    await sidecar.idle()
+
+
+async def test_first_come_is_first_served(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    clients = [await started(sidecar, seed=0, n=4)]
+    for seed in range(1, 9):
+        await eventually(lambda seed=seed: sidecar.queued == seed - 1)  # type: ignore[misc]
+        clients.append(await started(sidecar, seed=seed, n=4))
+    for seed, client in enumerate(clients):
+        await eventually(lambda: held.waiting)
+        held.release()
+        assert (await client.response()).json() == {"seed": seed}
+    assert [request.json()["seed"] for request in engine.generating] == list(range(9))
+
+
+async def test_request_that_needs_many_slots_is_not_passed_by(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    first = await started(sidecar, seed=0, n=2)
+    await eventually(lambda: len(held.waiting) == 1)
+    large = await started(sidecar, seed=1, n=4)
+    await eventually(lambda: sidecar.queued == 1)
+    small = await started(sidecar, seed=2)
+    await eventually(lambda: sidecar.queued == 2)
+    assert len(engine.generating) == 1
+    held.release()
+    await first.response()
+    await eventually(lambda: len(held.waiting) == 1)
+    held.release()
+    await large.response()
+    await eventually(lambda: len(held.waiting) == 1)
+    held.release()
+    await small.response()
+    assert [request.json()["seed"] for request in engine.generating] == [0, 1, 2]
+
+
+async def test_status_line_is_held_back_until_admission(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    busy = await started(sidecar, n=4)
+    await eventually(lambda: held.waiting)
+    waiting = await started(sidecar)
+    await eventually(lambda: sidecar.queued == 1)
+    with pytest.raises(TimeoutError):
+        await waiting.seen(b"HTTP", within_s=0.1)
+    assert waiting.buffer == b""
+    held.release()
+    await busy.response()
+    await eventually(lambda: held.waiting)
+    held.release()
+    assert (await waiting.response()).status == 200
+
+
+def assert_try_later(response: Response, path: str, label: str, code: str) -> None:
+    """A 429 with everything that tells the client when to come back."""
+    assert response.status == 429
+    error = response.error
+    wait_ms = error["retry_after_ms"]
+    assert isinstance(wait_ms, int)
+    assert wait_ms > 0
+    assert response.header("retry-after-ms") == str(wait_ms)
+    assert response.header("x-backoff-ms") == str(wait_ms)
+    assert response.header("retry-after") == str(max(1, -(-wait_ms // 1000)))
+    assert error["retriable"] is True
+    assert error["policy_label"] == label
+    assert error["code"] == code
+    assert error["type"] == "rate_limit_error"
+    assert error["message"]
+    assert response.json().get("type") == ("error" if path == MESSAGES else None)
+    assert response.header("content-type") == "application/json"
+    assert response.header("x-measurement-type") == "batched_online"
+    assert response.header("x-orch-request-id")
+    assert (response.header("server-timing") or "").startswith("queue;dur=")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+async def test_full_queue_refuses_at_once(
+    engine: ScriptedEngine, start: Start, held: Held, path: str
+) -> None:
+    running = await start(queue_capacity=2)
+    busy = [await started(running) for _ in range(4)]
+    await eventually(lambda: len(held.waiting) == 4)
+    queued = [await started(running) for _ in range(2)]
+    await eventually(lambda: running.queued == 2)
+    client = await running.client()
+    assert_try_later(await client.post(path), path, "reject", "ADMISSION_REJECT")
+    held.release_all()
+    for one in busy:
+        assert (await one.response()).status == 200
+    await eventually(lambda: len(held.waiting) == 2)
+    held.release_all()
+    for one in queued:
+        assert (await one.response()).status == 200
+    later = asyncio.ensure_future(client.post(path))
+    await eventually(lambda: held.waiting)
+    held.release_all()
+    assert (await later).status == 200
+    assert len(engine.generating) == 7
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_queue_timeout_refuses_and_frees_the_place(
+    engine: ScriptedEngine, start: Start, held: Held, path: str
+) -> None:
+    running = await start(queue_timeout_s=0.15)
+    busy = await started(running, n=4)
+    await eventually(lambda: held.waiting)
+    client = await running.client()
+    begin = asyncio.get_running_loop().time()
+    response = await client.post(path)
+    assert 0.1 < asyncio.get_running_loop().time() - begin < 1
+    assert_try_later(response, path, "timeout", "ADMISSION_TIMEOUT")
+    assert running.queued == 0
+    held.release()
+    await busy.response()
+    assert len(engine.generating) == 1
+
+
+async def test_no_queue_at_all_is_a_setting(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    running = await start(queue_capacity=0)
+    busy = await started(running, n=4)
+    await eventually(lambda: held.waiting)
+    assert (await (await running.client()).post()).status == 429
+    held.release()
+    assert (await busy.response()).status == 200
+
+
+async def test_retry_after_follows_the_measured_rate(engine: ScriptedEngine, start: Start) -> None:
+    running = await start(queue_capacity=0)
+
+    async def slowly(answer: Answer) -> None:
+        await asyncio.sleep(0.05)
+        answer.json({})
+
+    engine.answer = slowly
+    users = [await running.client() for _ in range(4)]
+    for _ in range(3):
+        await asyncio.gather(*(user.post() for user in users))
+    # 4 slots in 50 ms: one slot comes free in 12.5 ms, bounded from below at 50.
+    pending = [asyncio.ensure_future(user.post()) for user in users]
+    await eventually(lambda: engine.present == 4)
+    refused = await (await running.client()).post()
+    assert refused.error["retry_after_ms"] < 250
+    await asyncio.gather(*pending)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "cost"),
+    [
+        (CHAT, {"n": 5}, 5),
+        (COMPLETIONS, {"prompt": ["a"] * 5}, 5),
+        (COMPLETIONS, {"prompt": [[1, 2]] * 3, "n": 2}, 6),
+        (CHAT, {"n": 10**6}, 10**6),
+    ],
+)
+async def test_request_that_can_never_fit_is_refused_with_both_numbers(
+    engine: ScriptedEngine, sidecar: Running, path: str, body: dict[str, Any], cost: int
+) -> None:
+    response = await (await sidecar.client()).post(path, **body)
+    assert response.status == 400
+    assert response.error["code"] == "cost_exceeds_slots"
+    assert response.error["retriable"] is False
+    assert str(cost) in response.error["message"]
+    assert "4 slots" in response.error["message"]
+    assert response.header("retry-after") is None
+    assert engine.generating == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "cost"),
+    [
+        (CHAT, {}, 1),
+        (CHAT, {"n": 3}, 3),
+        (COMPLETIONS, {"prompt": [1, 2, 3, 4, 5, 6]}, 1),
+        (COMPLETIONS, {"prompt": [[1, 2], [3]]}, 2),
+        (COMPLETIONS, {"prompt": ["a", "b"], "n": 2}, 4),
+        (RESPONSES, {}, 1),
+        (MESSAGES, {}, 1),
+    ],
+)
+async def test_lease_tells_the_engine_how_many_sequences_it_stands_for(
+    engine: ScriptedEngine, sidecar: Running, path: str, body: dict[str, Any], cost: int
+) -> None:
+    assert (await (await sidecar.client()).post(path, **body)).status == 200
+    lease = engine.generating[0].lease
+    assert lease is not None
+    assert lease.rpartition(".")[2] == str(cost)
+    assert engine.peak == cost
+
+
+async def test_foreign_traffic_takes_room_and_gives_it_back(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    around = [await Client.connect(engine.port) for _ in range(3)]
+    for client in around:
+        client.start(stream=False)
+    await eventually(lambda: sidecar.ledger.foreign == 3)
+    document = await sidecar.capabilities()
+    assert (document["foreign"], document["slots_free"]) == (3, 1)
+    waiting = await started(sidecar, n=2)
+    await eventually(lambda: sidecar.queued == 1)
+    await asyncio.sleep(0.05)
+    assert len(held.waiting) == 3
+    held.release()
+    await eventually(lambda: len(held.waiting) == 3)
+    assert sidecar.ledger.leased == 2
+    held.release_all()
+    assert (await waiting.response()).status == 200
+    for client in around:
+        await client.close()
+    await eventually(lambda: sidecar.ledger.foreign == 0)
+
+
+async def test_another_sidecars_leases_are_foreign(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    """Two instances over-admit together at most in the instant that the push takes."""
+    one, other = await start(), await start()
+    busy = await started(one, n=3)
+    await eventually(lambda: other.ledger.foreign == 3)
+    assert one.ledger.foreign == 0
+    waiting = await started(other, n=2)
+    await eventually(lambda: other.queued == 1)
+    held.release()
+    await busy.response()
+    await eventually(lambda: held.waiting)
+    assert other.ledger.foreign == 0
+    held.release()
+    assert (await waiting.response()).status == 200
+
+
+async def test_capabilities_answer_while_all_slots_are_busy(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    busy = await started(sidecar, n=4)
+    queued = [await started(sidecar) for _ in range(2)]
+    await eventually(lambda: sidecar.queued == 2)
+    await asyncio.sleep(0.05)
+    client = await sidecar.client()
+    begin = asyncio.get_running_loop().time()
+    response = await client.get("/v1/capabilities")
+    assert asyncio.get_running_loop().time() - begin < 0.1
+    document = response.json()
+    assert (document["api_version"], document["state"]) == ("1.0.0", "ready")
+    entry = document["engines"][0]
+    expected = {
+        "engine": "vllm", "profile": "cloud", "measurement_type": "batched_online",
+        "batching": True, "slots_total": 4, "slots_free": 0, "leased": 4, "foreign": 0,
+        "queue": {"interactive": 2}, "oversubscription_violations_total": 0, "state": "ready",
+        "epoch": "epoch-1", "models": ["tiny"], "ctx_max": 2048,
+    }  # fmt: skip
+    assert {key: entry[key] for key in expected} == expected
+    assert 0 <= entry["age_ms"] <= 1500
+    assert "leases" not in entry
+    assert response.header("x-measurement-type") == "batched_online"
+    held.release_all()
+    await busy.response()
+    await eventually(lambda: len(held.waiting) == 2)
+    held.release_all()
+    for client in queued:
+        assert (await client.response()).status == 200
+
+
+async def test_home_serves_one_at_a_time(start: Start, engine: ScriptedEngine) -> None:
+    engine.slots, engine.profile = 1, "home"
+    await engine.restart()
+    running = await start(profile="home")
+    clients = [await running.client() for _ in range(5)]
+    answers = await asyncio.gather(*(client.post(stream=True) for client in clients))
+    assert [answer.status for answer in answers] == [200] * 5
+    assert {answer.header("x-measurement-type") for answer in answers} == {"single_stream"}
+    assert engine.peak == 1
+
+
+async def test_offline_queues_bulk(start: Start, engine: ScriptedEngine) -> None:
+    engine.profile = "offline"
+    await engine.restart()
+    running = await start(profile="offline")
+    document = await running.capabilities()
+    assert document["queue"] == {"bulk": 0}
+    assert (await (await running.client()).post()).header("x-measurement-type") == "offline"

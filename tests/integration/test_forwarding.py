@@ -1,0 +1,242 @@
+"""What never reaches the engine: steering headers, odd paths, other routes, clients' keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.client import CHAT, MESSAGES, body_of
+from tests.integration.running import Running, Start
+from tests.integration.scripted_engine import ScriptedEngine
+
+STEERING = [
+    ("X-Orch-Lease", "0123456789abcdef.0123456789abcdef0123456789abcdef.1"),
+    ("x-VLLM-priority", "-5"),
+    ("X-data-parallel-rank", "1"),
+    ("X-Session-ID", "s"),
+]
+
+
+async def test_headers_that_would_steer_the_engine_are_removed(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    assert (await client.post(CHAT, STEERING)).status == 200
+    request = engine.generating[0]
+    for name, value in STEERING:
+        assert value not in [v for n, v in request.fields if n == name.lower()], name
+    assert [n for n, _ in request.fields].count("x-orch-lease") == 1
+    assert request.lease is not None
+    assert request.lease.startswith(sidecar.sidecar.gate.instance)
+    await client.get("/v1/models", STEERING)
+    names = {name for name, _ in engine.received[-1].fields}
+    assert not names & {name.lower() for name, _ in STEERING}
+
+
+async def test_headers_of_the_clients_connection_end_here(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    fields = [
+        ("Connection", "keep-alive, X-Private"),
+        ("Connection", "x-other"),
+        ("Keep-Alive", "timeout=5"),
+        ("X-Private", "no"),
+        ("X-Other", "no"),
+        ("TE", "trailers"),
+        ("Trailer", "x-sum"),
+        ("Proxy-Authorization", "Basic eA=="),
+        ("Proxy-Connection", "keep-alive"),
+        ("Expect", "100-continue"),
+        ("X-Stays", "yes"),
+    ]
+    assert (await (await sidecar.client()).post(CHAT, fields)).status == 200
+    names = {name for name, _ in engine.generating[0].fields}
+    assert not names & ({name.lower() for name, _ in fields} - {"x-stays"})
+    assert "x-stays" in names
+
+
+@pytest.mark.parametrize("header", ["Connection", "traceparent", "X-Request-Id", "X-Other"])
+async def test_header_values_that_are_not_latin_1_do_no_harm(
+    engine: ScriptedEngine, sidecar: Running, header: str
+) -> None:
+    response = await (await sidecar.client()).post(CHAT, [(header, "\u4f60\u597d \udcff")])
+    assert response.status == 200
+    assert sidecar.ledger.leased == 0
+
+
+async def test_upgrade_offer_is_ignored_and_the_request_served(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    """Java's HttpClient offers h2c with its first request."""
+    offer = [("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c"), ("HTTP2-Settings", "A")]
+    client = await sidecar.client()
+    assert (await client.post(CHAT, offer)).status == 200
+    names = {name for name, _ in engine.generating[0].fields}
+    assert not names & {"upgrade", "http2-settings", "connection"}
+    assert (await client.post(CHAT)).status == 200
+
+
+async def test_query_strings_end_here(engine: ScriptedEngine, sidecar: Running) -> None:
+    client = await sidecar.client()
+    response = await client.request("POST", f"{CHAT}?a=1&b=/../x", body_of(CHAT))
+    assert response.status == 200
+    assert engine.generating[0].target == CHAT
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/../pause",
+        "/v1/chat/../chat/completions",
+        "/./v1/models",
+        "//v1/models",
+        "//sidecar/v1/models",
+        "/v1//models",
+        "/v1/models/",
+        "/v1/chat/completions/",
+        "/v1/chat%2Fcompletions",
+        "/v1/chat%2fcompletions",
+        "/v1/%63hat/completions",
+        "/V1/models",
+        "/v1/models;x",
+        "/v1/models%00",
+        "/v1/models%0d%0aX:y",
+        "/v1/models%20",
+        "/v1/models/tiny",
+        "/",
+        "*",
+        "/v1",
+        "/v1/embeddings",
+        "/v1/audio/transcriptions",
+        "/v1/chat/completions/render",
+        "/v1/responses/resp_1",
+        "/v1/capabilities/stream",
+        "/v1/capabilities/leases/0123456789abcdef.0123456789abcdef0123456789abcdef.1",
+        "/pause",
+        "/resume",
+        "/sleep",
+        "/wake_up",
+        "/reset_prefix_cache",
+        "/collective_rpc",
+        "/scale_elastic_ep",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/start_profile",
+        "/server_info",
+        "/invocations",
+        "/inference/v1/generate",
+        "/docs",
+        "/openapi.json",
+        "/admin",
+        "/shutdown",
+        "/load",
+        "/ping",
+        "/health",
+    ],
+)
+async def test_anything_but_the_routes_is_not_found_and_not_asked_of_the_engine(
+    engine: ScriptedEngine, sidecar: Running, target: str
+) -> None:
+    client = await sidecar.client()
+    for method in ("POST", "GET", "DELETE"):
+        body = {"model": "tiny"} if method == "POST" else None
+        response = await client.request(method, target, body)
+        # What is no request target at all is refused before any route is looked at.
+        assert response.status in ((404, 400) if target == "*" else (404,))
+        assert response.error["type"] == "invalid_request_error"
+        assert response.error["retriable"] is False
+        if response.status == 400:
+            break
+        assert response.error["code"] == "not_found"
+    assert engine.received == []
+
+
+async def test_absolute_form_names_the_same_routes_and_no_other_host(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    response = await client.get("http://elsewhere.example/v1/models")
+    assert response.status == 200
+    assert engine.received[-1].target == "/v1/models"
+    assert engine.received[-1].header("host") == f"127.0.0.1:{engine.port}"
+    assert (await client.get("http://elsewhere.example/pause")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        (CHAT, "POST"),
+        (MESSAGES, "POST"),
+        ("/tokenize", "POST"),
+        ("/v1/models", "GET"),
+        ("/v1/capabilities", "GET"),
+        ("/livez", "GET"),
+        ("/readyz", "GET"),
+        ("/metrics", "GET"),
+    ],
+)
+async def test_wrong_method_is_refused_with_the_right_one(
+    engine: ScriptedEngine, sidecar: Running, path: str, allowed: str
+) -> None:
+    client = await sidecar.client()
+    for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
+        if method == allowed:
+            continue
+        response = await client.request(method, path, {} if method in ("POST", "PUT") else None)
+        assert response.status == 405, method
+        assert response.header("allow") == allowed
+        if method != "HEAD":
+            assert response.error["code"] == "method_not_allowed"
+    assert engine.received == []
+
+
+async def test_engines_key_replaces_the_clients(engine: ScriptedEngine, start: Start) -> None:
+    engine.api_key = "the-engines"
+    running = await start(engine_api_key="the-engines")
+    client = await running.client()
+    fields = [("Authorization", "Bearer the-clients"), ("x-api-key", "the-clients-too")]
+    for path in (CHAT, MESSAGES):
+        response = await client.post(path, fields)
+        assert response.status == 200
+    assert (await client.get("/v1/models", fields)).status == 200
+    for request in engine.received:
+        given = [v for n, v in request.fields if n == "authorization"]
+        assert given == ["Bearer the-engines"]
+        assert b"the-clients" not in request.head
+
+
+async def test_without_an_engines_key_the_clients_own_passes(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    fields = [("Authorization", "Bearer the-clients"), ("x-api-key", "mine")]
+    await (await sidecar.client()).post(MESSAGES, fields)
+    assert engine.received[0].header("authorization") == "Bearer the-clients"
+    assert engine.received[0].header("x-api-key") == "mine"
+
+
+@pytest.mark.parametrize(
+    "smuggled",
+    [
+        b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
+        b"Content-Length: -1\r\n\r\n",
+        b"Content-Length: 1e3\r\n\r\n",
+        b"Content-Length : 3\r\n\r\nabc",
+        b"X-A: 1\r\n folded: 2\r\nContent-Length: 0\r\n\r\n",
+        b"X-A: 1\r\nX\x00B: 2\r\nContent-Length: 0\r\n\r\n",
+        b"X-A: a\rX-Orch-Lease: 1\r\nContent-Length: 0\r\n\r\n",
+    ],
+)
+async def test_request_whose_framing_is_in_doubt_is_refused_and_its_connection_closed(
+    engine: ScriptedEngine, sidecar: Running, smuggled: bytes
+) -> None:
+    client = await sidecar.client()
+    tail = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    client.send(b"POST /tokenize HTTP/1.1\r\nHost: x\r\n" + smuggled + tail)
+    response = await client.response()
+    assert response.status == 400
+    assert response.error["type"] == "invalid_request_error"
+    assert response.version == "1.0" or response.header("connection") == "close"
+    assert await client.rest() == b""
+    assert engine.received == []

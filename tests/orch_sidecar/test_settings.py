@@ -1,0 +1,225 @@
+"""Settings: where they come from, what is wrong with them, and what `--help` says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar import cli
+from orch_sidecar.settings import SidecarSettings
+
+UNITS = {"_s": "seconds", "_bytes": "bytes", "_depth": "levels", "_capacity": "requests"}
+
+
+@pytest.fixture(autouse=True)
+def no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*SidecarSettings.model_fields, "config"):
+        monkeypatch.delenv(f"ORCH_{name.upper()}", raising=False)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "orch.yaml"
+
+
+def refusal(*words: str) -> str:
+    """What the command says about settings that it does not take."""
+    with pytest.raises(SystemExit) as exited:
+        cli.read_settings(list(words))
+    assert isinstance(exited.value.code, str)
+    return exited.value.code
+
+
+def test_defaults_listen_on_the_loopback_only() -> None:
+    settings = cli.read_settings([])
+    assert (settings.host, settings.port) == ("127.0.0.1", 8080)
+    assert settings.queue_capacity is None, "the profile's"
+
+
+def test_flag_counts_before_environment_before_file_before_default(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text("port: 1\nqueue_capacity: 1\nlog_level: DEBUG\n")
+    words = ["--config", str(config)]
+    assert cli.read_settings(words).port == 1
+    monkeypatch.setenv("ORCH_PORT", "2")
+    monkeypatch.setenv("ORCH_QUEUE_CAPACITY", "2")
+    assert cli.read_settings(words).port == 2
+    settings = cli.read_settings([*words, "--port", "3"])
+    assert (settings.port, settings.queue_capacity, settings.log_level) == (3, 2, "DEBUG")
+    assert settings.host == "127.0.0.1"
+
+
+def test_file_is_named_by_flag_or_environment(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text("port: 1\n")
+    monkeypatch.setenv("ORCH_CONFIG", str(config))
+    assert cli.read_settings([]).port == 1
+    monkeypatch.setenv("ORCH_CONFIG", "/nowhere.yaml")
+    assert cli.read_settings([f"--config={config}"]).port == 1
+
+
+def test_file_of_one_call_is_not_read_by_the_next(config: Path) -> None:
+    config.write_text("port: 1\n")
+    cli.read_settings(["--config", str(config)])
+    assert cli.read_settings([]).port == 8080
+
+
+def test_empty_file_is_a_file_without_settings(config: Path) -> None:
+    config.write_text("")
+    assert cli.read_settings(["--config", str(config)]).port == 8080
+
+
+def test_missing_file_is_named() -> None:
+    assert "--config /nowhere.yaml: no such file" in refusal("--config", "/nowhere.yaml")
+
+
+@pytest.mark.parametrize("text", ["port: [", "- a", "5", "just text", "\x00"])
+def test_file_that_is_no_mapping_is_named(config: Path, text: str) -> None:
+    config.write_text(text)
+    assert f"--config {config}: " in refusal("--config", str(config))
+
+
+def test_unknown_key_in_the_file_is_an_error(config: Path) -> None:
+    config.write_text("port: 1\nqueue_capcity: 5\n")
+    message = refusal("--config", str(config))
+    assert "queue_capcity" in message
+    assert "5: Extra inputs are not permitted" in message
+
+
+def test_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        cli.read_settings(["--queue-capcity", "5"])
+    assert exited.value.code == 2
+    assert "--queue-capcity" in capsys.readouterr().err
+
+
+def test_abbreviated_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.read_settings(["--queue-cap", "5"])
+    assert "--queue-cap" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("port", "65536", "less than or equal to 65535"),
+        ("port", "http", "valid integer"),
+        ("queue_capacity", "-1", "greater than or equal to 0"),
+        ("queue_timeout_s", "0", "greater than 0"),
+        ("queue_timeout_s", "nan", "finite"),
+        ("client_stall_s", "inf", "finite"),
+        ("max_body_bytes", "16MB", "valid integer"),
+        ("max_json_depth", "1", "greater than or equal to 4"),
+        ("log_level", "LOUD", "DEBUG|INFO|WARNING|ERROR"),
+        ("engine_url", "localhost:8000", "must be http://host:port"),
+        ("engine_url", "http://h:8000/v1", "must have no path"),
+        ("engine_url", "http://h:99999", "Port out of range"),
+        ("engine_url", "http://h:0", "must have a port"),
+        ("engine_url", "ftp://h", "must be http://host:port"),
+    ],
+)
+def test_wrong_value_is_told_with_setting_value_and_rule(
+    name: str, value: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag, variable = f"--{name.replace('_', '-')}", f"ORCH_{name.upper()}"
+    by_flag = refusal(flag, value)
+    monkeypatch.setenv(variable, value)
+    for message in (by_flag, refusal()):
+        assert name in message
+        assert flag in message
+        assert variable in message
+        assert repr(value) in message
+        assert rule in message
+
+
+def test_all_wrong_values_are_told_at_once() -> None:
+    message = refusal("--port", "-1", "--log-level", "LOUD")
+    assert "--port" in message
+    assert "--log-level" in message
+
+
+def test_engine_url_is_taken_without_its_slash() -> None:
+    assert cli.read_settings(["--engine-url", "http://h:1/"]).engine_url == "http://h:1"
+
+
+@pytest.mark.parametrize("key", ["secret\n", "sec ret", "sécret", "secret\x01"])
+def test_key_that_no_header_can_carry_is_refused_and_not_shown(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCH_ENGINE_API_KEY", key)
+    message = refusal()
+    assert "ORCH_ENGINE_API_KEY" in message
+    assert "printable ASCII" in message
+    assert key not in message
+    assert repr(key) not in message
+
+
+def test_key_of_the_wrong_type_is_not_shown_either(config: Path) -> None:
+    config.write_text("engine_api_key: 1234567\n")
+    assert "1234567" not in refusal("--config", str(config))
+
+
+def test_key_is_not_in_the_settings_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCH_ENGINE_API_KEY", "secret")
+    settings = cli.read_settings([])
+    assert settings.engine_api_key is not None
+    assert settings.engine_api_key.get_secret_value() == "secret"
+    assert "secret" not in repr(settings)
+
+
+@pytest.fixture
+def help_entries(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """The options of `orch sidecar --help`: flag -> its whole entry on one line."""
+    with pytest.raises(SystemExit) as exited:
+        cli.main(["sidecar", "--help"])
+    assert exited.value.code == 0
+    options = capsys.readouterr().out.partition("\noptions:\n")[2]
+    entries = re.split(r"\n  (?=-)", "\n" + options)
+    return {entry.split()[0]: " ".join(entry.split()) for entry in entries if entry.strip()}
+
+
+@pytest.mark.parametrize("name", SidecarSettings.model_fields)
+def test_help_lists_the_setting_with_default_and_unit(
+    name: str, help_entries: dict[str, str]
+) -> None:
+    field = SidecarSettings.model_fields[name]
+    entry = help_entries[f"--{name.replace('_', '-')}"]
+    assert field.description
+    assert field.description in entry
+    default = "null" if field.default is None else str(field.default)
+    assert f"(default: {default})" in entry
+    for suffix, unit in UNITS.items():
+        if name.endswith(suffix):
+            assert unit in entry
+
+
+def test_help_says_where_settings_come_from(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["sidecar", "--help"])
+    text = capsys.readouterr().out
+    assert "--config" in text
+    assert "ORCH_CONFIG" in text
+    assert "OTEL_" in text
+
+
+@pytest.mark.parametrize("words", [[], ["nonsense"], ["--port", "1"]])
+def test_command_line_without_a_command_is_bad_usage(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        cli.main(words)
+    assert exited.value.code == 2
+    assert "usage: orch" in capsys.readouterr().err
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        cli.main(["--help"])
+    assert exited.value.code == 0
+    out = capsys.readouterr().out
+    for command in ("up", "engine", "sidecar"):
+        assert re.search(rf"^ +{command} +\w", out, re.MULTILINE)

@@ -1,0 +1,246 @@
+"""Profiles: the shipped ones load, wrong ones are refused with file, key and rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vllm_plugin.profile import ArgumentRule, MeasurementType, ProfileError, load, shipped
+
+GOOD: dict[str, Any] = {
+    "name": "mine",
+    "measurement_type": "batched_online",
+    "batching": True,
+    "engine": {"max_num_seqs": {"default": 8, "minimum": 2}},
+    "admission": {"queue_capacity": 16, "queue_timeout_s": 30},
+}
+SINGLE = {
+    "measurement_type": "single_stream",
+    "batching": False,
+    "engine": {"max_num_seqs": {"fixed": 1}},
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "mine.yaml"
+
+
+def refusal(file: Path, document: Any) -> str:
+    """The message for a profile that must not load."""
+    file.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
+    with pytest.raises(ProfileError) as refused:
+        load(str(file))
+    message = str(refused.value)
+    assert message.startswith(f"{file}: ")
+    return message
+
+
+def test_three_profiles_are_shipped() -> None:
+    assert shipped() == ["cloud", "home", "offline"]
+
+
+@pytest.mark.parametrize(
+    ("name", "measurement_type", "batching", "slots"),
+    [
+        ("home", MeasurementType.SINGLE_STREAM, False, 1),
+        ("cloud", MeasurementType.BATCHED_ONLINE, True, 64),
+        ("offline", MeasurementType.OFFLINE, True, 256),
+    ],
+)
+def test_shipped_profile_is_what_its_name_says(
+    name: str, measurement_type: MeasurementType, batching: bool, slots: int
+) -> None:
+    profile = load(name)
+    assert profile.name == name
+    assert profile.measurement_type is measurement_type
+    assert profile.batching is batching
+    assert profile.slots.value == slots
+    assert profile.engine["enable_logging_iteration_details"].fixed is True
+
+
+@pytest.mark.parametrize("document", [GOOD, GOOD | SINGLE])
+def test_own_profile_is_loaded_by_path(file: Path, document: dict[str, Any]) -> None:
+    file.write_text(yaml.safe_dump(document))
+    assert load(str(file)).name == "mine"
+
+
+def test_bare_file_name_is_a_path(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(yaml.safe_dump(GOOD))
+    monkeypatch.chdir(file.parent)
+    assert load("mine.yaml").name == "mine"
+
+
+@pytest.mark.parametrize("name", ["hoem", "", "..", "home.yml.bak"])
+def test_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(ProfileError, match="cloud, home, offline"):
+        load(name)
+
+
+def test_missing_and_unreadable_files_are_named(file: Path) -> None:
+    with pytest.raises(ProfileError, match=r"mine\.yaml: cannot be read"):
+        load(str(file))
+    file.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(ProfileError, match=r"mine\.yaml: cannot be read"):
+        load(str(file))
+    with pytest.raises(ProfileError, match="cannot be read"):
+        load(str(file.parent) + "/")
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "rule"),
+    [
+        ({"slots": 8}, "slots", "Extra inputs are not permitted"),
+        ({"batching": "yes"}, "batching", "valid boolean"),
+        ({"batching": 1}, "batching", "valid boolean"),
+        ({"measurement_type": "fast"}, "measurement_type", "'single_stream', 'batched_online'"),
+        ({"name": "My Profile"}, "name", "match pattern"),
+        ({"name": 5}, "name", "valid string"),
+        ({"engine": {"max_num_seqs": 8}}, "engine.max_num_seqs", "valid dictionary"),
+        (
+            {"engine": {"max_num_seqs": {"default": 8, "minimum": 2, "maximum": 9}}},
+            "engine.max_num_seqs.maximum",
+            "Extra inputs are not permitted",
+        ),
+        (
+            {"engine": {"max_num_seqs": {"fixed": 8, "default": 8}}},
+            "engine.max_num_seqs",
+            "exactly one of `fixed` and `default`",
+        ),
+        ({"engine": {"max_num_seqs": {}}}, "engine.max_num_seqs", "exactly one of"),
+        (
+            {"engine": {"max_num_seqs": {"fixed": 8, "minimum": 2}}},
+            "engine.max_num_seqs",
+            "`minimum` goes with `default`",
+        ),
+        (
+            {"engine": {"max_num_seqs": {"default": 8, "minimum": "2"}}},
+            "engine.max_num_seqs.minimum",
+            "valid integer",
+        ),
+        ({"admission": {"queue_capacity": 16}}, "admission.queue_timeout_s", "Field required"),
+        (
+            {"admission": {"queue_capacity": -1, "queue_timeout_s": 30}},
+            "admission.queue_capacity",
+            "greater than or equal to 0",
+        ),
+        (
+            {"admission": {"queue_capacity": 1, "queue_timeout_s": 0}},
+            "admission.queue_timeout_s",
+            "greater than 0",
+        ),
+        (
+            {"admission": {"queue_capacity": 1.5, "queue_timeout_s": 1}},
+            "admission.queue_capacity",
+            "valid integer",
+        ),
+    ],
+)
+def test_wrong_value_is_refused_with_file_key_and_rule(
+    file: Path, change: dict[str, Any], key: str, rule: str
+) -> None:
+    message = refusal(file, GOOD | change)
+    assert f"{key}: " in message
+    assert rule in message
+
+
+def test_missing_keys_are_all_listed(file: Path) -> None:
+    message = refusal(file, {"name": "mine"})
+    for key in ("measurement_type", "batching", "engine", "admission"):
+        assert f"{key}: Field required" in message
+
+
+SLOTS_RULE = "engine.max_num_seqs"
+
+
+@pytest.mark.parametrize(
+    ("document", "rule"),
+    [
+        (GOOD | SINGLE | {"batching": True}, "single_stream requires batching: false"),
+        (
+            GOOD | SINGLE | {"engine": {"max_num_seqs": {"fixed": 2}}},
+            "single_stream requires engine.max_num_seqs: {fixed: 1}",
+        ),
+        (
+            GOOD | SINGLE | {"engine": {"max_num_seqs": {"default": 1}}},
+            "single_stream requires engine.max_num_seqs: {fixed: 1}",
+        ),
+        (GOOD | {"batching": False}, "batched_online requires batching: true"),
+        (
+            GOOD | {"measurement_type": "offline", "batching": False},
+            "offline requires batching: true",
+        ),
+        (GOOD | {"engine": {"max_num_seqs": {"fixed": 1}}}, "more than one slot"),
+        (GOOD | {"engine": {"max_num_seqs": {"default": 8}}}, "more than one slot"),
+        (GOOD | {"engine": {"max_num_seqs": {"default": 8, "minimum": 1}}}, "more than one slot"),
+        (
+            GOOD | {"engine": {"max_num_seqs": {"default": 2, "minimum": 4}}},
+            "a `default` not below it",
+        ),
+        (GOOD | {"engine": {}}, "`engine.max_num_seqs` must be given, as an integer rule"),
+        (
+            GOOD | {"engine": {"max_num_seqs": {"fixed": True}}},
+            "`engine.max_num_seqs` must be given, as an integer rule",
+        ),
+        (
+            GOOD | {"engine": {"max_num_seqs": {"fixed": "8"}}},
+            "`engine.max_num_seqs` must be given, as an integer rule",
+        ),
+    ],
+)
+def test_profile_that_contradicts_itself_does_not_load(
+    file: Path, document: dict[str, Any], rule: str
+) -> None:
+    assert rule in refusal(file, document)
+
+
+def test_batched_profile_of_a_fixed_size_loads(file: Path) -> None:
+    file.write_text(yaml.safe_dump(GOOD | {"engine": {"max_num_seqs": {"fixed": 4}}}))
+    assert load(str(file)).slots.value == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ("name: a\nname: b\n", 2, "name"),
+        ("name: a\nengine:\n  max_num_seqs: {fixed: 1}\n  max_num_seqs: {fixed: 8}\n", 4, "max_num"),
+        ("engine: {max_num_seqs: {fixed: 1, fixed: 8}}\n", 1, "fixed"),
+    ],
+)
+def test_key_given_twice_is_refused_with_its_line(
+    file: Path, text: str, line: int, key: str
+) -> None:
+    message = refusal(file, text)
+    assert f"line {line}: key '{key}" in message
+    assert "given twice" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "just text", "- a\n- b\n", "null", "5", "name: [", "a: b: c", "\x00", "{[a]: b}",
+        "? {a: b}\n: c", "name: !!python/object/apply:os.system ['true']", "--- a\n--- b\n",
+        "a: &x {b: 1}\nc: {<<: *x}", "5: 6", "null: 1",
+    ],
+)  # fmt: skip
+def test_what_is_no_profile_is_refused_by_name(file: Path, text: str) -> None:
+    refusal(file, text)
+
+
+def test_rule_tells_what_it_objects_to() -> None:
+    fixed = ArgumentRule(fixed=1)
+    assert fixed.objection(1) is None
+    assert fixed.objection(8) == "must be 1"
+    bounded = ArgumentRule(default=64, minimum=2)
+    assert bounded.objection(2) is None
+    assert bounded.objection(1) == "must be at least 2"
+    assert ArgumentRule(default=64).objection(1) is None
+
+
+def test_rule_of_false_is_a_rule() -> None:
+    rule = ArgumentRule(fixed=False)
+    assert rule.value is False
+    assert rule.objection(True) == "must be False"
