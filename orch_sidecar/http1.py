@@ -127,6 +127,11 @@ class ChunkedBody:
         self._needs_crlf = False  # such a chunk's payload is complete, its CRLF is not
         self.done = False
 
+    @property
+    def within_chunk(self) -> bool:
+        """Whether what was passed on ends inside of a chunk (one that goes out in pieces)."""
+        return self._needs_crlf
+
     def feed(self, data: bytes) -> bytes:
         """Returns what may be passed on. Raises FramingError."""
         if self._held:

@@ -10,6 +10,8 @@ event has just ended, and otherwise the connection is aborted: never a clean end
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -47,6 +49,7 @@ _OURS: Final = frozenset(
     {b"x-request-id", b"x-correlation-id", b"x-orch-request-id", b"x-measurement-type"}
 )
 _DROPPED: Final = HOP_BY_HOP | _OURS
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
 _EVENT_STREAM: Final = b"text/event-stream"
 
 
@@ -133,7 +136,13 @@ class Relay:
             connection.close()
 
     def abort_client(self) -> None:
-        """Drops the client's connection: it takes no bytes, so it can be told nothing."""
+        """Drops the client's connection by a reset.
+
+        A plain close would look like the end of an answer that ends with its connection.
+        """
+        connection = self._client.get_extra_info("socket")
+        if connection is not None and not self._client.is_closing():
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._client.abort()
 
     # Back-pressure, from the client's transport.
@@ -198,7 +207,7 @@ class Relay:
                 self._client.write(said)
             else:
                 self._keep_alive = False
-                self._client.abort()
+                self.abort_client()
         self.done.set_result(Relayed(refusal, answered=self._head_sent))
 
     def _begin(self, data: bytes) -> Body | None:
@@ -273,7 +282,12 @@ class Relay:
             return False
         end = self._last if len(self._last) >= 8 else self.tail + self._last
         if isinstance(self._body, ChunkedBody) and not self._http10:
-            return end.endswith((b"\n\n\r\n", b"\r\n\r\n\r\n"))
+            if self._body.within_chunk:
+                return False
+            # Not the line break of a chunk's size before a chunk that is one line break itself.
+            return end.endswith((b"\n\n\r\n", b"\r\n\r\n\r\n")) and not end.endswith(
+                (b"\r\n\n\r\n", b"\n2\r\n\r\n\r\n")
+            )
         return end.endswith((b"\n\n", b"\r\n\r\n"))
 
 

@@ -47,6 +47,9 @@ def contradictions(
     """Everything in the engine's arguments and environment that contradicts the profile."""
     found: list[str] = []
     for name, rule in profile.engine.items():
+        if not hasattr(args, name):
+            found.append(f"{_option(name)} is in the profile, this vLLM has no such argument")
+            continue
         given = getattr(args, name)
         objection = rule.objection(given) if not _is_unset(given) else None
         if objection:

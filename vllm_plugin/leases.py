@@ -11,7 +11,7 @@ import re
 from collections import OrderedDict
 from dataclasses import dataclass
 
-_LEASE = re.compile(r"^([0-9a-f]{16})\.([0-9a-f]{32})\.([1-9][0-9]{0,6})$")
+_LEASE = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{32})\.([1-9][0-9]{0,6})")
 
 # Revoked leases that never came, kept so that they are refused if they still do. A request
 # that lies in a socket's buffer arrives within seconds; at 4096 the memory is under 1 MiB.
@@ -38,7 +38,7 @@ class Leases:
 
     def enter(self, header: str | None) -> tuple[int, Presence] | None:
         """A request came in with this `X-Orch-Lease`. None: its lease is spent, turn it away."""
-        match = _LEASE.match(header) if header else None
+        match = _LEASE.fullmatch(header) if header else None
         if match is None:
             presence = Presence(None, None, 1)
         else:
@@ -65,7 +65,7 @@ class Leases:
 
         Raises ValueError for what is not a lease.
         """
-        if _LEASE.match(lease) is None:
+        if _LEASE.fullmatch(lease) is None:
             raise ValueError(f"not a lease: {lease[:80]!r}")
         if lease in self._by_lease:
             return False

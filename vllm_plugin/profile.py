@@ -47,6 +47,12 @@ class ArgumentRule(_Strict):
             raise ValueError("exactly one of `fixed` and `default` must be given")
         if self.fixed is not None and self.minimum is not None:
             raise ValueError("`minimum` goes with `default`, not with `fixed`")
+        if self.minimum is not None and (
+            not isinstance(self.default, int)
+            or isinstance(self.default, bool)
+            or self.default < self.minimum
+        ):
+            raise ValueError("`default` must be an integer that is not below `minimum`")
         return self
 
     @property
@@ -104,11 +110,11 @@ class Profile(_Strict):
                     f"measurement_type {self.measurement_type} requires batching: true"
                 )
             least = rule.fixed if rule.fixed is not None else rule.minimum
-            if not isinstance(least, int) or least < 2 or rule.value < least:
+            if not isinstance(least, int) or least < 2:
                 raise ValueError(
                     f"measurement_type {self.measurement_type} requires "
                     f"engine.{SLOTS_ARGUMENT} with more than one slot: a `fixed` value or a "
-                    "`minimum` of at least 2, and a `default` not below it"
+                    "`minimum` of at least 2"
                 )
         return self
 
@@ -120,6 +126,8 @@ class _UniqueKeys(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise ProfileError(f"line {key_node.start_mark.line + 1}: key {key!r} is no string")
             if key in seen:
                 raise ProfileError(f"line {key_node.start_mark.line + 1}: key {key!r} given twice")
             seen.add(key)

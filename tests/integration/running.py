@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from aiohttp.web import RequestHandler
+
 from orch_sidecar.app import Sidecar
 from orch_sidecar.engine import EngineState
 from tests.integration.client import Client
@@ -36,6 +38,12 @@ class Running:
     @property
     def queued(self) -> int:
         return self.sidecar.gate.core.queue_depth
+
+    @property
+    def connections(self) -> list[RequestHandler[Any]]:
+        """The connections that clients have to this sidecar now."""
+        assert self.sidecar._server is not None
+        return list(self.sidecar._server.connections)
 
     async def client(self, *, receive_buffer: int | None = None) -> Client:
         client = await Client.connect(self.port, receive_buffer=receive_buffer)

@@ -121,6 +121,11 @@ def test_missing_and_unreadable_files_are_named(file: Path) -> None:
             "engine.max_num_seqs.minimum",
             "valid integer",
         ),
+        (
+            {"engine": GOOD["engine"] | {"dtype": {"default": "auto", "minimum": 2}}},
+            "engine.dtype",
+            "`default` must be an integer",
+        ),
         ({"admission": {"queue_capacity": 16}}, "admission.queue_timeout_s", "Field required"),
         (
             {"admission": {"queue_capacity": -1, "queue_timeout_s": 30}},
@@ -153,9 +158,6 @@ def test_missing_keys_are_all_listed(file: Path) -> None:
         assert f"{key}: Field required" in message
 
 
-SLOTS_RULE = "engine.max_num_seqs"
-
-
 @pytest.mark.parametrize(
     ("document", "rule"),
     [
@@ -178,7 +180,7 @@ SLOTS_RULE = "engine.max_num_seqs"
         (GOOD | {"engine": {"max_num_seqs": {"default": 8, "minimum": 1}}}, "more than one slot"),
         (
             GOOD | {"engine": {"max_num_seqs": {"default": 2, "minimum": 4}}},
-            "a `default` not below it",
+            "`default` must be an integer that is not below `minimum`",
         ),
         (GOOD | {"engine": {}}, "`engine.max_num_seqs` must be given, as an integer rule"),
         (

@@ -57,6 +57,8 @@ class Sample:
     target_cpu: float
     engine_cpu: float
     client_cpu: float
+    others_cpu: float
+    """What everything else on the machine used meanwhile: the run was disturbed by that much."""
     rss_mb: float
     spin_ms: float
     """CPU time of a fixed Python loop beside the cell: how fast the machine was just then."""
@@ -98,8 +100,12 @@ def measure(
     watched = [engine] + ([target.child] if target.child else [])
     spin = spin_ms()
     before = [processes.cpu_s(c.process.pid) for c in watched]
+    machine = processes.machine_cpu_s()
+    began = time.monotonic()
     report = _client(client, target, cell, seconds * cell.longer)
     spent = [processes.cpu_s(c.process.pid) - b for c, b in zip(watched, before, strict=True)]
+    others_s = processes.machine_cpu_s() - machine - sum(spent) - report["cpu_s"]
+    others_cpu = max(0.0, others_s / (time.monotonic() - began))
     for child in watched:
         if not child.alive():
             raise child.failed(f"left during {cell.name}")
@@ -115,6 +121,7 @@ def measure(
         target_cpu=round(target_s / wall_s, 4),
         engine_cpu=round(spent[0] / wall_s, 4),
         client_cpu=round(report["cpu_s"] / wall_s, 4),
+        others_cpu=round(others_cpu, 4),
         rss_mb=round(processes.rss_mb(target.child.process.pid), 1) if target.child else 0.0,
         spin_ms=round(spin, 2),
     )

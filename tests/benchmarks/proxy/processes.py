@@ -137,6 +137,13 @@ def cpu_s(pid: int) -> float:
     return ticks / TICKS_PER_S
 
 
+def machine_cpu_s() -> float:
+    """CPU seconds the whole machine has spent on anything but idling and waiting for disks."""
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    user, nice, system, _idle, _iowait, irq, softirq, _steal = map(int, fields)
+    return (user + nice + system + irq + softirq) / TICKS_PER_S
+
+
 def rss_mb(pid: int) -> float:
     """Sum of VmRSS over the process's tree, in MB (10^6 bytes)."""
     total_kib = 0

@@ -95,8 +95,12 @@ def evidence(results: Results) -> list[str]:
 
 
 def speed(results: Results) -> str:
-    """How much the machine's speed changed while the run was on."""
+    """How much the machine's speed changed and who else used it while the run was on."""
     spins = [s.spin_ms for s in results.samples]
     if not spins:
         return ""
-    return f"A fixed loop took {min(spins):.0f} to {max(spins):.0f} ms of CPU during the run."
+    others = [s.others_cpu * 100 for s in results.samples]
+    return (
+        f"A fixed loop took {min(spins):.0f} to {max(spins):.0f} ms of CPU during the run; other "
+        f"processes used {median(others):.0f} % of a core (median), up to {max(others):.0f} %."
+    )

@@ -1,0 +1,124 @@
+"""`make bench-plugin`: what the plugin costs an engine, per step and over all.
+
+First the plugin's own work per step, timed alone. Then two engines of the same model and slots,
+one with the plugin (and a reader of its state stream) and one without, in interleaved rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import urllib.request
+from types import SimpleNamespace
+from typing import Any, Final
+
+from orch_sidecar.local import tiny_model
+from orch_sidecar.local.engine import SERVER
+from orch_sidecar.local.processes import Child
+from orch_sidecar.local.stack import Plan, Stack, engine_arguments, free_port
+from orch_sidecar.local.up import cache_directory
+from tests.benchmarks.engine import model_directory
+from tests.benchmarks.load import closed_loop, spread
+
+SLOTS: Final = 8
+STEPS: Final = 200_000
+
+
+def step_cost_us() -> tuple[float, float]:
+    """Microseconds of a `record` call: when nothing changed, and when all of it did."""
+    from vllm_plugin.board import Board, EngineFacts, Listener
+    from vllm_plugin.stat_logger import BoardStatLogger
+
+    facts = EngineFacts("0", "p", ("m",), 1, "cloud", "batched_online", True, SLOTS, 1, "e", {})
+    board = Board(facts)
+    board.listen(Listener(None, lambda: None))
+    logger = BoardStatLogger(board, async_scheduling=False)
+    details = SimpleNamespace(
+        num_ctx_requests=0, num_generation_requests=8, elapsed_ms=5.0, is_dummy=False
+    )
+    stats: Any = SimpleNamespace(
+        num_running_reqs=8,
+        num_waiting_reqs=0,
+        num_skipped_waiting_reqs=0,
+        kv_cache_usage=0.0,
+        iteration_details=details,
+    )
+    iteration = SimpleNamespace(num_preempted_reqs=0)
+    costs = []
+    for changing in (False, True):
+        began = time.perf_counter()
+        for step in range(STEPS):
+            if changing:
+                stats.kv_cache_usage = (step % 1000) / 1000
+            logger.record(stats, iteration)
+        costs.append((time.perf_counter() - began) / STEPS * 1e6)
+    return costs[0], costs[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, prog="make bench-plugin")
+    parser.add_argument("--size", choices=sorted(tiny_model.SIZES), default="tiny")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    options = parser.parse_args()
+    same, changed = step_cost_us()
+    print(f"per step: {same:.1f} us when nothing changed, {changed:.1f} us when it did")
+
+    plan = Plan(
+        profile="cloud",
+        model=str(model_directory(options.size)),
+        served_name="tiny",
+        slots=SLOTS,
+        environ={"HF_HUB_OFFLINE": "1"},
+        log_directory=cache_directory() / "bench",
+    )
+    port = free_port()
+    plain_environ = {k: v for k, v in os.environ.items() if not k.startswith("ORCH_")}
+    plain = Child(
+        "engine without the plugin",
+        [sys.executable, *SERVER, *engine_arguments(plan, port)],
+        plain_environ
+        # An allowlist that names nothing installed: the plugin's files are there, unread.
+        | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_PLUGINS": ""},
+        cache_directory() / "bench" / "plain.log",
+    )
+    try:
+        with Stack(plan) as stack:  # its sidecar reads the stream
+            stack.wait_ready(600, lambda waited, what: None)
+            _wait_health(port)
+            print("round      with   without   ratio   (tokens/s)")
+            ratios = []
+            for number in range(options.rounds):
+                order = (stack.engine_port, port) if number % 2 else (port, stack.engine_port)
+                rates = {
+                    p: closed_loop(p, clients=SLOTS, tokens=128, seconds=options.seconds)
+                    for p in order
+                }
+                with_it, without = rates[stack.engine_port], rates[port]
+                if with_it.errors or without.errors:
+                    raise SystemExit(str(with_it.errors + without.errors))
+                ratios.append(with_it.tokens_per_s / without.tokens_per_s)
+                print(
+                    f"{number + 1:5}   {with_it.tokens_per_s:7.1f}   {without.tokens_per_s:7.1f}   "
+                    f"{ratios[-1]:.3f}",
+                    flush=True,
+                )
+            print(f"tokens/s with the plugin over without: {spread(ratios)}")
+    finally:
+        plain.stop(30.0)
+
+
+def _wait_health(port: int) -> None:
+    for _ in range(600):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise SystemExit("the engine without the plugin did not start")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""A client that does not read holds up its own answer, not the sidecar's memory, not others."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.integration.answers import EVENT_STREAM
+from tests.integration.client import CHAT, Client
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.wire import Answer
+
+EVERY_LOOP = True
+
+MEGABYTE = 2**20
+SMALL_BUFFER = 4096
+
+
+class Firehose:
+    """A script that streams `megabytes`, as fast as they are taken."""
+
+    def __init__(self, megabytes: int) -> None:
+        self.left = megabytes * 16
+        self.progress = 0
+        self.ended = False
+
+    async def __call__(self, answer: Answer) -> None:
+        event = b"data: " + b"x" * (MEGABYTE // 16 - 8) + b"\n\n"
+        answer.head(200, EVENT_STREAM)
+        for _ in range(self.left):
+            answer.chunk(event)
+            await answer.drain()
+            self.progress += len(event)
+        answer.end()
+        self.ended = True
+
+
+async def standstill(hose: Firehose) -> None:
+    """Waits until the engine can write no more."""
+    before = -1
+    while hose.progress != before:
+        before = hose.progress
+        await asyncio.sleep(0.1)
+
+
+def memory_mb() -> float:
+    """Resident memory of this process, the sidecar's among it."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / MEGABYTE
+
+
+async def reader(client: Client) -> Client:
+    """A client that will not be read from by itself: its stream stops at a small buffer."""
+    client.start()
+    await client.seen(b"data: x")
+    return client
+
+
+async def test_engine_is_held_up_by_a_client_that_does_not_read_and_goes_on_when_it_does(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    engine.scripts.append(hose := Firehose(64))
+    before_mb = memory_mb()
+    client = await reader(await sidecar.client(receive_buffer=SMALL_BUFFER))
+    await standstill(hose)
+    assert not hose.ended
+    assert hose.progress < 24 * MEGABYTE  # what the kernel's buffers take, and ours
+    assert memory_mb() - before_mb < 16
+    other = await sidecar.client()
+    assert (await other.post()).status == 200
+    received = len(client.buffer)
+    while received < 64 * MEGABYTE:
+        received += len(await client._reader.read(MEGABYTE))
+    await eventually(lambda: hose.ended)
+    await sidecar.idle()
+
+
+async def test_pipelined_requests_of_a_client_that_does_not_read_fill_no_memory(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    """The second answer begins while the client's transport is still full of the first."""
+    hoses = [Firehose(6), Firehose(48)]
+    engine.scripts += hoses
+    client = await sidecar.client(receive_buffer=SMALL_BUFFER)
+    client.start()
+    client.start()
+    await client.seen(b"data: x")
+    await standstill(hoses[0])
+    # Reads until the engine has got rid of the first answer, and not a byte further.
+    while not hoses[1].progress:
+        await client._reader.read(16_384)
+    await standstill(hoses[1])
+    transport = next(iter(sidecar.connections)).transport
+    assert transport is not None
+    assert transport.get_write_buffer_size() < 2 * MEGABYTE
+    assert not hoses[1].ended
+
+
+async def test_client_that_reads_nothing_for_too_long_is_dropped(
+    quick: None, engine: ScriptedEngine, start: Start
+) -> None:
+    running = await start(client_stall_s=0.3)
+    engine.scripts.append(hose := Firehose(64))
+    client = await reader(await running.client(receive_buffer=SMALL_BUFFER))
+    await running.idle(within_s=5)
+    assert not hose.ended
+    assert not running.connections
+    with pytest.raises(ConnectionError):
+        await client.rest()
+    metrics = await running.metrics()
+    labels = f'{{outcome="client_stalled",route="{CHAT}",status="200"}}'
+    assert metrics[f"orch_requests_total{labels}"] == 1
+
+
+async def test_slow_client_holds_no_lease_that_the_engine_has_done_with(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    """The engine has written its whole answer; the client has yet to read most of it."""
+
+    async def large(answer: Answer) -> None:
+        answer.head(200, EVENT_STREAM)
+        for _ in range(16):
+            answer.chunk(b"data: " + b"x" * (MEGABYTE // 8) + b"\n\n")
+        answer.end()  # the rest lies in the engine's and the kernel's buffers
+
+    engine.scripts.append(large)
+    client = await reader(await sidecar.client(receive_buffer=SMALL_BUFFER))
+    await eventually(lambda: sidecar.ledger.leased == 0)
+    assert len(sidecar.sidecar.watch) == 1  # its answer is still on the way
+    other = await sidecar.client()
+    assert (await other.post(CHAT, n=4)).status == 200
+    response = await client.response()
+    assert len(response.body) == 16 * (MEGABYTE // 8 + 8)
+    await sidecar.idle()
+
+
+async def test_client_that_does_not_read_and_leaves_ends_the_engines_request(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    engine.scripts.append(hose := Firehose(64))
+    client = await reader(await sidecar.client(receive_buffer=SMALL_BUFFER))
+    await standstill(hose)
+    client.reset()
+    await sidecar.idle()
+    assert engine.present == 0
+    assert not hose.ended
+
+
+async def test_slow_engine_that_takes_a_large_request_slowly_gets_all_of_it(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    body = b'{"model": "tiny", "messages": [], "x": "' + b"y" * (8 * MEGABYTE) + b'"}'
+    client = await sidecar.client()
+    assert (await client.request("POST", CHAT, body)).status == 200
+    assert engine.generating[0].body == body

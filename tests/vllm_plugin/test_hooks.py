@@ -1,0 +1,140 @@
+"""The self-test: what of vLLM we touch, and how we find that it is still there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from vllm_plugin import hooks
+from vllm_plugin.hooks import HOOKS, Hook, check, outline, outlines_below, report
+
+SOURCE = '''
+"""A module."""
+import os
+LIMIT: int = 5
+NAME = OTHER = "x"
+
+class Thing:
+    field: int
+    default: str = "a"
+    plain = 1
+
+    def __init__(self, given):
+        self.assigned = given
+        self.typed: int = 5
+        other.not_ours = 1
+        local = 2
+
+    def method(self, a, /, b, *args, c=1, **kwargs):
+        inner: int = 3
+
+    async def later(self, x): ...
+
+    class Inner:
+        deep: int
+
+def function(p, *, q): ...
+'''
+
+
+def test_outline_of_a_module() -> None:
+    assert outline(SOURCE) == {
+        "": ["LIMIT", "NAME", "OTHER", "Thing", "function"],
+        "Thing": [
+            "field", "default", "plain", "__init__", "assigned", "typed", "method", "later",
+            "Inner",
+        ],
+        "Thing.__init__": ["self", "given"],
+        "Thing.method": ["self", "a", "b", "c"],
+        "Thing.later": ["self", "x"],
+        "Thing.Inner": ["deep"],
+        "function": ["p", "q"],
+    }  # fmt: skip
+
+
+def test_outline_executes_nothing() -> None:
+    assert outline("raise SystemExit\nimport nonexistent_package")[""] == []
+
+
+def complete(file: str) -> dict[str, list[str]]:
+    """An outline that has everything that is looked for."""
+    return {hook.what: list(hook.names) for hook in HOOKS if hook.file == file}
+
+
+def test_everything_found_is_reported_hook_by_hook() -> None:
+    text, good = report("9.9.9", check(complete))
+    assert good
+    assert text.startswith(f"orch: vLLM 9.9.9: {len(HOOKS)} of {len(HOOKS)} hooks found")
+    for hook in HOOKS:
+        assert f"found {hook.file}:{hook.what or '(module)'} ({hook.needed_for})" in text
+
+
+def test_missed_name_is_reported_with_its_place_and_use() -> None:
+    def without_peak(file: str) -> dict[str, list[str]]:
+        found = complete(file)
+        if "SchedulerStats" in found:
+            found["SchedulerStats"].remove("num_skipped_waiting_reqs")
+        return found
+
+    findings = check(without_peak)
+    text, good = report("9.9.9", findings)
+    assert not good
+    assert f"{len(HOOKS) - 1} of {len(HOOKS)} hooks found" in text
+    assert (
+        "MISSED v1/metrics/stats.py:SchedulerStats: num_skipped_waiting_reqs "
+        "(needed for scheduler state)" in text
+    )
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: f"{hook.file}:{hook.what}")
+def test_missing_file_or_class_misses_all_of_its_names(hook: Hook) -> None:
+    def no_file(file: str) -> dict[str, list[str]] | None:
+        return None if file == hook.file else complete(file)
+
+    def no_class(file: str) -> dict[str, list[str]]:
+        return {k: v for k, v in complete(file).items() if (file, k) != (hook.file, hook.what)}
+
+    for outline_of in (no_file, no_class):
+        [finding] = [finding for finding in check(outline_of) if finding.hook == hook]
+        assert finding.missed == hook.names
+        assert not report("x", check(outline_of))[1]
+
+
+def test_outlines_are_read_from_a_directory_once(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("X = 1")
+    outline_of = outlines_below(tmp_path)
+    assert outline_of("a.py") == {"": ["X"]}
+    (tmp_path / "a.py").unlink()
+    assert outline_of("a.py") == {"": ["X"]}
+    assert outline_of("b.py") is None
+
+
+def test_installed_vllm_has_every_hook() -> None:
+    """Reads its sources; imports nothing of it."""
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        pytest.skip("vLLM is not installed: install the extra `cpu` or `gpu`")
+    text, good = report("installed", check(outlines_below(Path(spec.origin).parent)))
+    assert good, text
+
+
+def test_check_imports_no_vllm() -> None:
+    code = (
+        "import sys; from importlib.util import find_spec; from pathlib import Path\n"
+        "from vllm_plugin.hooks import check, outlines_below\n"
+        "check(outlines_below(Path('/nowhere')))\n"
+        "print('vllm' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.stdout.strip(), result.stderr) == ("False", "")
+
+
+def test_every_hook_says_what_needs_it() -> None:
+    for hook in hooks.HOOKS:
+        assert hook.names
+        assert hook.needed_for
+        assert hook.file.endswith(".py")

@@ -1,0 +1,139 @@
+"""Labels on vLLM's spans, with the SDK's own provider and an exporter in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from tests.vllm_plugin.test_board import FACTS
+from vllm_plugin.board import Board
+from vllm_plugin.spans import LabelSpans
+
+VLLMS_OWN: dict[str, Any] = {
+    "gen_ai.request.id": "cmpl-1-0",
+    "gen_ai.usage.prompt_tokens": 5,
+    "gen_ai.usage.completion_tokens": 7,
+    "gen_ai.latency.time_in_model_inference": 1.0,
+}
+
+
+class Tracer:
+    """vLLM's way of making a span: started, given attributes, ended."""
+
+    def __init__(self, board: Board) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        # vLLM's exporting processor is there before ours.
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.provider.add_span_processor(LabelSpans(board))
+
+    def span(self, name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        with self.provider.get_tracer("vllm").start_as_current_span(name) as span:
+            span.set_attributes(dict(attributes))
+        exported: tuple[ReadableSpan, ...] = self.exporter.get_finished_spans()
+        return dict(exported[-1].attributes or {})
+
+
+def board_with_steps(*batches: int, facts: Any = FACTS) -> Board:
+    """Steps of 10 ms each, the last of which has just ended."""
+    board = Board(facts)
+    now = time.time()
+    for index, batch in enumerate(batches):
+        end_s = now - (len(batches) - 1 - index) * 0.01
+        board.steps.record(end_s, 0.01, batch, decode_only=True)
+    return board
+
+
+def test_request_span_says_how_the_engine_was_batching() -> None:
+    labels = Tracer(board_with_steps(1, 2, 6)).span("llm_request", VLLMS_OWN)
+    assert labels == VLLMS_OWN | {
+        "measurement_type": "batched_online",
+        "orch.profile": "cloud",
+        "orch.batching": True,
+        "orch.slots_total": 8,
+        "orch.pool": "cloud",
+        "orch.steps": 3,
+        "orch.batch_size.max": 6,
+        "orch.batch_size.mean": 3.0,
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.usage.input_tokens": 5,
+        "gen_ai.usage.output_tokens": 7,
+    }
+
+
+def test_labels_reach_the_exporter_that_was_there_before() -> None:
+    """They are set while the span ends, not after: an earlier processor exports them too."""
+    tracer = Tracer(board_with_steps(1))
+    assert tracer.span("llm_request", VLLMS_OWN)["orch.steps"] == 1
+
+
+def test_home_engine_says_single_stream() -> None:
+    facts = replace(
+        FACTS, profile="home", measurement_type="single_stream", batching=False, slots_total=1
+    )
+    labels = Tracer(board_with_steps(1, 1, facts=facts)).span("llm_request", VLLMS_OWN)
+    assert labels["measurement_type"] == "single_stream"
+    assert labels["orch.batching"] is False
+    assert (labels["orch.batch_size.max"], labels["orch.batch_size.mean"]) == (1, 1.0)
+
+
+def test_only_the_steps_of_the_request_count() -> None:
+    attributes = VLLMS_OWN | {"gen_ai.latency.time_in_model_inference": 0.022}
+    labels = Tracer(board_with_steps(9, 9, 9, 2, 4)).span("llm_request", attributes)
+    assert labels["orch.batch_size.max"] == 4
+    assert labels["orch.steps"] == 2
+
+
+def test_request_without_a_known_step_has_no_batch_sizes() -> None:
+    labels = Tracer(board_with_steps()).span("llm_request", VLLMS_OWN)
+    assert labels["orch.steps"] == 0
+    assert not [name for name in labels if name.startswith("orch.batch_size")]
+
+
+@pytest.mark.parametrize("inference_s", [None, "soon"])
+def test_request_of_unknown_length_has_no_steps(inference_s: str | None) -> None:
+    attributes = dict(VLLMS_OWN)
+    del attributes["gen_ai.latency.time_in_model_inference"]
+    if inference_s is not None:
+        attributes["gen_ai.latency.time_in_model_inference"] = inference_s
+    labels = Tracer(board_with_steps(3)).span("llm_request", attributes)
+    assert "orch.steps" not in labels
+    assert labels["measurement_type"] == "batched_online"
+    assert labels["gen_ai.usage.input_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("request_id", "operation"),
+    [
+        ("cmpl-1-0", "text_completion"),
+        ("chatcmpl-1", "chat"),
+        ("resp_1", "chat"),
+        (None, "chat"),
+    ],
+)
+def test_operation_follows_from_the_request_id(request_id: str | None, operation: str) -> None:
+    attributes = {k: v for k, v in VLLMS_OWN.items() if k != "gen_ai.request.id"}
+    if request_id is not None:
+        attributes["gen_ai.request.id"] = request_id
+    labels = Tracer(board_with_steps(1)).span("llm_request", attributes)
+    assert labels["gen_ai.operation.name"] == operation
+
+
+def test_token_counts_that_are_missing_stay_missing() -> None:
+    labels = Tracer(board_with_steps(1)).span("llm_request", {})
+    assert "gen_ai.usage.input_tokens" not in labels
+    assert "gen_ai.usage.output_tokens" not in labels
+
+
+def test_other_spans_get_the_measurement_type_only() -> None:
+    labels = Tracer(board_with_steps(1)).span("startup", {"a": 1})
+    assert labels == {"a": 1, "measurement_type": "batched_online", "orch.profile": "cloud"}

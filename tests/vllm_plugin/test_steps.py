@@ -1,0 +1,95 @@
+"""The ring of engine steps and the statistics of a window."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_plugin.steps import BatchStatistics, StepRing
+
+
+def ring_of(*batches: int, capacity: int = 1000) -> StepRing:
+    """Steps of 10 ms, one after the other from time 100.0."""
+    ring = StepRing(capacity)
+    for index, batch in enumerate(batches):
+        ring.record(100.0 + (index + 1) * 0.01, 0.01, batch, decode_only=True)
+    return ring
+
+
+def test_window_without_steps_says_so() -> None:
+    assert StepRing().since(0.0) == BatchStatistics(0, 0, 0.0)
+    assert ring_of(1, 2).since(200.0) == BatchStatistics(0, 0, 0.0)
+
+
+def test_window_has_largest_and_mean_batch() -> None:
+    assert ring_of(1, 2, 6).since(100.0) == BatchStatistics(3, 6, 3.0)
+
+
+def test_window_leaves_out_what_was_before() -> None:
+    assert ring_of(8, 8, 1, 3).since(100.02) == BatchStatistics(2, 3, 2.0)
+
+
+def test_step_belongs_to_the_window_that_its_middle_lies_in() -> None:
+    """A step is heard of a little after its end, so the end would count one too many."""
+    ring = ring_of(8, 1)  # middles at 100.005 and 100.015
+    assert ring.since(100.004).steps == 2
+    assert ring.since(100.006).steps == 1
+    assert ring.since(100.0149).steps == 1
+    assert ring.since(100.0151).steps == 0
+
+
+def test_clock_that_was_set_back_keeps_the_order() -> None:
+    ring = ring_of(1, 2)
+    ring.record(50.0, 0.01, 3, decode_only=True)
+    assert ring.since(100.014).steps == 2
+    ring.record(100.5, 0.01, 4, decode_only=True)
+    assert ring.since(100.4) == BatchStatistics(1, 4, 4.0)
+
+
+def test_ring_keeps_at_least_its_capacity_and_less_than_twice() -> None:
+    ring = StepRing(4)
+    for index in range(100):
+        ring.record(float(index), 0.0, index + 1, decode_only=False)
+        kept = ring.since(-1.0).steps
+        assert min(index + 1, 4) <= kept < 8
+    assert ring.count == 100
+    assert ring.since(97.0) == BatchStatistics(3, 100, 99.0)
+
+
+def test_totals_by_batch_size_count_decode_only_steps() -> None:
+    ring = StepRing()
+    ring.record(1.0, 0.010, 2, decode_only=True)
+    ring.record(2.0, 0.012, 2, decode_only=True)
+    ring.record(3.0, 0.500, 2, decode_only=False)
+    ring.record(4.0, 0.020, 10, decode_only=True)
+    ring.record(5.0, 0.001, 0, decode_only=True)
+    assert ring.by_batch() == {"2": [2, 0.022], "10": [1, 0.02]}
+    assert list(ring.by_batch()) == ["2", "10"], "by size, not by spelling"
+
+
+def test_totals_outlive_the_ring() -> None:
+    ring = ring_of(*[3] * 50, capacity=4)
+    assert ring.by_batch() == {"3": [50, pytest.approx(0.5)]}
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0001, 0.5), st.integers(0, 256)), max_size=60),
+    st.floats(0, 20),
+)
+def test_window_is_what_a_plain_list_says(
+    steps: list[tuple[float, int]], before_the_end_s: float
+) -> None:
+    ring, now = StepRing(), 1000.0
+    plain: list[tuple[float, int]] = []
+    for elapsed_s, batch in steps:
+        now += elapsed_s
+        ring.record(now, elapsed_s, batch, decode_only=False)
+        plain.append((now - elapsed_s / 2, batch))
+    start = now - before_the_end_s
+    expected = [batch for middle, batch in plain if middle >= start]
+    found = ring.since(start)
+    assert found.steps == len(expected)
+    if expected:
+        assert found.largest == max(expected)
+        assert found.mean == pytest.approx(sum(expected) / len(expected))
