@@ -40,6 +40,9 @@ logger = logging.getLogger("orch.sidecar")
 
 CHECK_EVERY_S: Final = 1.0
 
+# Requests make no cycles to speak of; the defaults (700) would look for some every few requests.
+_GC_THRESHOLDS: Final = (20_000, 20, 20)
+
 # Request headers that end here: connection matters, what would steer the engine past us, and
 # what we set ourselves.
 _NOT_FORWARDED: Final = HOP_BY_HOP | {
@@ -119,6 +122,14 @@ class Sidecar:
         self._authorization = (
             None if key is None else f"Bearer {key.get_secret_value()}".encode("latin-1")
         )
+        measurement_type = self.profile.measurement_type.value
+        self.tracing = tracing_from_environment(
+            {
+                "measurement_type": measurement_type,
+                "orch.profile": self.profile.name,
+                "orch.batching": self.profile.batching,
+            }
+        )
         self.pool = EnginePool(settings.engine_url, settings.connect_timeout_s)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
@@ -133,16 +144,8 @@ class Sidecar:
             self.profile,
         )
         self.watch = RelayWatch(settings.engine_silence_s, settings.client_stall_s)
-        measurement_type = self.profile.measurement_type.value
         self.metrics = Metrics(
             self.gate.core, lambda: self.state.value, EngineState, measurement_type
-        )
-        self.tracing = tracing_from_environment(
-            {
-                "measurement_type": measurement_type,
-                "orch.profile": self.profile.name,
-                "orch.batching": self.profile.batching,
-            }
         )
         self._measurement_type = f"x-measurement-type: {measurement_type}\r\n".encode()
         # Until classes come there is one queue: of interactive requests, or of bulk ones.
@@ -183,19 +186,27 @@ class Sidecar:
                 client_max_size=settings.max_body_bytes + 1,
             ),
         )
-        self._listener = await loop.create_server(
-            lambda: ClientConnection(
-                server,
-                loop=loop,
-                access_log=None,
-                auto_decompress=False,
-                max_line_size=settings.max_header_bytes,
-                max_field_size=settings.max_header_bytes,
-            ),
-            settings.host,
-            settings.port,
-            backlog=1024,
-        )
+        try:
+            self._listener = await loop.create_server(
+                lambda: ClientConnection(
+                    server,
+                    headers={
+                        "Server": "orch-sidecar",
+                        "X-Measurement-Type": self.profile.measurement_type.value,
+                    },
+                    loop=loop,
+                    access_log=None,
+                    auto_decompress=False,
+                    max_line_size=settings.max_header_bytes,
+                    max_field_size=settings.max_header_bytes,
+                ),
+                settings.host,
+                settings.port,
+                backlog=1024,
+            )
+        except OSError:  # the port is taken: nothing has begun that `stop` would end
+            await self._session.close()
+            raise
         self._tasks = [
             loop.create_task(self.engine.follow(), name="follow the engine"),
             loop.create_task(self.engine.confirm(), name="confirm leases"),
@@ -205,6 +216,7 @@ class Sidecar:
             task.add_done_callback(self._task_ended)
         gc.collect()
         gc.freeze()  # what is alive now stays: the collector need not look at it again
+        gc.set_threshold(*_GC_THRESHOLDS)
         port: int = self._listener.sockets[0].getsockname()[1]
         logger.info(
             "listening on %s:%d for the engine at %s, profile %s (%s)",
@@ -238,6 +250,7 @@ class Sidecar:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._server.pre_shutdown()  # ends idle connections, which `shutdown` would wait for
         await self._server.shutdown(1.0)
         self.pool.close()
         await self._session.close()
@@ -279,6 +292,7 @@ class Sidecar:
             id=own_id,
             request_id=request_id,
             correlation_id=accept_id(headers.get("X-Correlation-Id")) or request_id,
+            method=request.method,
         )
         trace = self.tracing.begin(exchange, headers)
         self._active += 1
@@ -329,7 +343,7 @@ class Sidecar:
                 transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             if request.content.is_eof():
-                body = await request.read()
+                body = request.content.read_nowait()  # it came together with the head
             else:
                 async with asyncio.timeout(self.settings.body_timeout_s):
                     body = await request.read()
@@ -414,6 +428,8 @@ class Sidecar:
             self.watch.add(relay)
             written = True
             relay.start(connection, head + body)
+            if client.writing_paused:
+                relay.pause()  # it is full of an earlier answer, to a request sent ahead
             ending = await relay.done
             complete = ending.failure is None
             if ending.failure is not None:

@@ -100,7 +100,9 @@ def read_settings(words: list[str]) -> SidecarSettings:
         problems = []
         for problem in error.errors():
             name = str(problem["loc"][0]) if problem["loc"] else "settings"
-            value = "(not shown)" if name == "engine_api_key" else repr(problem["input"])
+            value = repr(problem["input"])
+            if name == "engine_api_key" or "@" in value:
+                value = "(not shown)"  # a key, or a URL with a password
             problems.append(
                 f"{name} (--{name.replace('_', '-')}, ORCH_{name.upper()}): "
                 f"{value}: {problem['msg']}"

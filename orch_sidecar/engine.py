@@ -24,6 +24,8 @@ SILENCE_S: Final = 3.0
 # "Serves again within a second" after a restart: four looks in that second.
 RECONNECT_S: Final = 0.25
 CONFIRM_EVERY_S: Final = 1.0
+# One line holds all leases and steps of the engine: about 100 bytes per slot.
+LINE_BYTES: Final = 2**20
 
 
 class EngineState(StrEnum):
@@ -86,7 +88,8 @@ class EngineFollower:
                     Reason.ENGINE_STALE,
                     f"the engine at {self._url} has sent no event for {SILENCE_S:g} s",
                 )
-            except (aiohttp.ClientError, OSError, ValueError) as error:
+            # Whatever it is, also a state of another version of the plugin: it must not end this.
+            except Exception as error:  # noqa: BLE001
                 self._unavailable(
                     EngineState.STALE,
                     Reason.ENGINE_STALE,
@@ -111,6 +114,7 @@ class EngineFollower:
             params={"instance": self._gate.instance},
             headers=self._headers,
             timeout=timeout,
+            read_bufsize=LINE_BYTES,
         ) as response:
             if response.status != 200:
                 self._unusable(response.status)
@@ -126,6 +130,8 @@ class EngineFollower:
         raise ConnectionError("the engine ended it")
 
     async def _event(self, name: str, data: dict[str, Any]) -> None:
+        if not isinstance(data, dict):
+            raise ValueError(f"event {name!r} is no object")
         if name == "ended":
             self._gate.engine_ended(data["leases"])
             return

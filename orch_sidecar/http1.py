@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 MAX_HEAD_BYTES: Final = 65_536
@@ -30,13 +31,16 @@ class FramingError(Exception):
     """The engine's bytes are not an HTTP/1.1 response that can be passed on."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """A response head. Field names are lower-case; values and order are as they came."""
+    """A response head. Field names are lower-case; values and order are as they came.
+
+    Compared by identity: heads of the same bytes are the same object (see `_parse_block`).
+    """
 
     status: int
     reason: bytes
-    fields: list[tuple[bytes, bytes]]
+    fields: tuple[tuple[bytes, bytes], ...]
     keep_alive: bool
     chunked: bool
     length: int | None
@@ -51,16 +55,20 @@ def parse_head(data: bytes) -> tuple[Head, int] | None:
     # However the bytes arrive: up to 3 of the blank line's may be here without the last.
     if (end if end >= 0 else len(data) - 3) > MAX_HEAD_BYTES:
         raise FramingError(f"the response head is longer than {MAX_HEAD_BYTES} bytes")
-    if end < 0:
-        return None
-    lines = data[:end].split(b"\r\n")
+    return None if end < 0 else (_parse_block(data[:end]), end + 4)
+
+
+# An engine's heads repeat: within a second they differ in a content-length at most.
+@lru_cache(maxsize=256)
+def _parse_block(block: bytes) -> Head:
+    lines = block.split(b"\r\n")
     status_line = _STATUS_LINE.fullmatch(lines[0])
     if status_line is None:
         raise FramingError(f"not a status line: {lines[0][:80]!r}")
     keep_alive = status_line[1] == b"1"
     chunked = False
     length: int | None = None
-    fields = []
+    fields: list[tuple[bytes, bytes]] = []
     for line in lines[1:]:
         match = _FIELD.fullmatch(line)
         if match is None:
@@ -79,8 +87,8 @@ def parse_head(data: bytes) -> tuple[Head, int] | None:
             keep_alive = keep_alive and b"close" not in value.lower()
     if chunked and (length is not None or status_line[1] == b"0"):
         raise FramingError("transfer-encoding together with content-length, or in HTTP/1.0")
-    head = Head(int(status_line[2]), status_line[3] or b"", fields, keep_alive, chunked, length)
-    return head, end + 4
+    reason = status_line[3] or b""
+    return Head(int(status_line[2]), reason, tuple(fields), keep_alive, chunked, length)
 
 
 class LengthBody:

@@ -65,27 +65,39 @@ def read(api: Api, body: bytes, *, max_depth: int, ctx_max: int | None) -> Deman
         return unreadable.refusal
 
 
-def _parse(body: bytes, max_depth: int) -> dict[str, Any]:
-    repeated: list[str] = []
+class _Repeating(dict[str, Any]):
+    """An object in which a key is given more than once."""
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal repeated
-        mapping = dict(pairs)
-        # The outermost object is built last: what is left here at the end is about it.
-        repeated = [] if len(mapping) == len(pairs) else [key for key, _ in pairs]
+    repeated: str
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) == len(pairs):
         return mapping
+    repeating = _Repeating(mapping)
+    keys = [key for key, _ in pairs]
+    repeating.repeated = next(key for key in keys if keys.count(key) > 1)
+    return repeating
 
+
+# One decoder for all: `json.loads` with a hook would build one for each body.
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def _parse(body: bytes, max_depth: int) -> dict[str, Any]:
     try:
-        document = json.loads(body, object_pairs_hook=unique)
+        # As json.loads does it for bytes, and vLLM with it.
+        document = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
     except RecursionError:
         raise _Unreadable(f"the JSON is nested deeper than {max_depth} levels") from None
     except ValueError as error:  # also UnicodeDecodeError, and integers of thousands of digits
         raise _Unreadable(f"the body is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise _Unreadable(f"the body must be a JSON object, not {_kind(document)}")
-    if repeated:
-        twice = next(key for key in repeated if repeated.count(key) > 1)
-        raise _Unreadable(f"{twice!r} is given more than once", twice[:100])
+    if isinstance(document, _Repeating):
+        name = document.repeated
+        raise _Unreadable(f"{name[:100]!r} is given more than once", name[:100])
     if body.count(b"[") + body.count(b"{") > max_depth and _deeper_than(document, max_depth):
         raise _Unreadable(f"the JSON is nested deeper than {max_depth} levels")
     return document

@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from orch_sidecar import errors
@@ -59,6 +60,27 @@ class Relayed:
 
     failure: Refusal | None
     answered: bool
+
+
+def _framed_for(head: Head, http10: bool) -> bool:
+    """Whether the client can tell the end of this answer from the bytes of it."""
+    if head.chunked:
+        return not http10
+    return head.length is not None or head.status in (204, 304)
+
+
+@lru_cache(maxsize=256)
+def _kept(head: Head, http10: bool) -> bytes:
+    """The status line and the fields that are passed on: once for all answers with this head."""
+    dropped = _DROPPED
+    for name, value in head.fields:
+        if name == b"connection":
+            dropped = dropped | {token.strip().lower() for token in value.split(b",")}
+    lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
+    lines += [b"%b: %b" % field for field in head.fields if field[0] not in dropped]
+    if head.chunked and not http10:
+        lines.append(b"transfer-encoding: chunked")
+    return b"\r\n".join(lines) + b"\r\n"
 
 
 class Relay:
@@ -197,6 +219,8 @@ class Relay:
         """The answer cannot be completed: says so as well as is still possible."""
         if self.done.done():
             return
+        # Set here: aborting the client cancels the handler that would set it.
+        self.exchange.outcome = refusal.reason
         self.stop()
         if self._head_sent:
             if self._at_event_boundary():
@@ -242,20 +266,11 @@ class Relay:
         self._head_sent = True
         exchange.first_byte = time.monotonic_ns()
         exchange.status = head.status
-        dropped = _DROPPED
-        for name, value in head.fields:
-            if name == b"connection":
-                dropped = dropped | {token.strip().lower() for token in value.split(b",")}
-        lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
-        lines += [b"%b: %b" % field for field in head.fields if field[0] not in dropped]
-        if head.chunked and not self._http10:
-            lines.append(b"transfer-encoding: chunked")
-        elif head.chunked or (head.length is None and head.status not in (204, 304)):
+        if not _framed_for(head, self._http10):
             self._keep_alive = False  # the end of the connection is the end of the body
-        if not self._keep_alive:
-            lines.append(b"connection: close")
-        lines.append(b"server-timing: " + exchange.server_timing().encode())
-        return b"\r\n".join(lines) + b"\r\n" + self._extra + b"\r\n"
+        closing = b"" if self._keep_alive else b"connection: close\r\n"
+        timing = b"server-timing: " + exchange.server_timing().encode()
+        return b"%b%b%b\r\n%b\r\n" % (_kept(head, self._http10), closing, timing, self._extra)
 
     def _finish(self, body: Body) -> None:
         if not self._head_sent:

@@ -8,6 +8,7 @@ them fast, and pyproject.toml bounds the versions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -40,10 +41,12 @@ class Written(web.StreamResponse):
 class ClientConnection(web.RequestHandler):
     """Passes its transport's back-pressure on to the relay that writes to it."""
 
-    __slots__ = ("relay",)
+    __slots__ = ("_headers", "relay")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, headers: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        """`headers`: what the answers to unreadable requests carry, too."""
         super().__init__(*args, **kwargs)
+        self._headers = headers
         self.relay: Relay | None = None
 
     def pause_writing(self) -> None:
@@ -71,7 +74,10 @@ class ClientConnection(web.RequestHandler):
             text = (message or HTTPStatus(status).phrase).split("\n")[0]
             refusal = Refusal(Reason.INVALID_REQUEST, f"not an HTTP request: {text}")
         response = web.Response(
-            status=status, body=errors.body(Api.OTHER, refusal), content_type="application/json"
+            status=status,
+            body=errors.body(Api.OTHER, refusal),
+            content_type="application/json",
+            headers=self._headers,
         )
         response.force_close()
         return response

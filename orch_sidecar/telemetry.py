@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import urlsplit
 
 from orch_sidecar.exchange import Ending, Exchange
 from orch_sidecar.openai import Api
@@ -26,6 +25,9 @@ TRACE_HEADERS: Final = (b"traceparent", b"tracestate")
 
 WAIT_SPAN: Final = "admission.wait"
 ENGINE_SPAN: Final = "engine.request"
+
+# A client may write a novel where its model's name belongs.
+MAX_MODEL_CHARS: Final = 200
 
 _OPERATIONS: Final = {Api.COMPLETIONS: "text_completion"}  # everything else is a chat
 
@@ -146,7 +148,7 @@ class _Spans:
         exchange, api = self._exchange, self._tracing.api
         self._wait_span(None)
         attributes: dict[str, Any] = {
-            "http.request.method": "POST" if exchange.api is not Api.OTHER else "GET",
+            "http.request.method": exchange.method,
             "http.route": exchange.route,
             "orch.outcome": exchange.outcome.value,
             "orch.request_id": exchange.request_id,
@@ -158,7 +160,7 @@ class _Spans:
             attributes |= {
                 "gen_ai.operation.name": _OPERATIONS.get(exchange.api, "chat"),
                 "gen_ai.provider.name": "vllm",
-                "gen_ai.request.model": exchange.model,
+                "gen_ai.request.model": exchange.model[:MAX_MODEL_CHARS],
                 "orch.cost": exchange.cost,
                 "orch.stream": exchange.stream,
             }
@@ -221,7 +223,12 @@ def otlp_protocol(environ: Mapping[str, str]) -> str | None:
     )
     if configured:
         return configured
-    return "grpc" if urlsplit(endpoint).port == 4317 else "http/protobuf"
+    # A gRPC target may come without a scheme; an HTTP endpoint may not.
+    return (
+        "grpc"
+        if endpoint.rstrip("/").endswith(":4317") or "://" not in endpoint
+        else "http/protobuf"
+    )
 
 
 def tracing_from_environment(common: Mapping[str, Any]) -> Tracing:

@@ -29,8 +29,9 @@ CHANGES_EVERY_S: Final = 0.020
 HEARTBEAT_EVERY_S: Final = 1.0
 # An open response holds up the engine's shutdown: it looks this often whether to end itself.
 LOOK_EVERY_S: Final = 0.5
-# After a disconnect vLLM cancels the task that generates and does not wait for it. The abort is
-# in the engine's ordered channel once that task has run: a handful of turns of the event loop.
+# After a disconnect vLLM cancels the task that generates and answers without waiting for it, so
+# the end of a call says nothing yet. The abort is in the engine's ordered channel once that task
+# has run: a handful of turns of the event loop. What is admitted after that comes behind it.
 LET_GO_TURNS: Final = 16
 
 LEASE_HEADER: Final = b"x-orch-lease"
@@ -91,21 +92,22 @@ class LeaseMiddleware:
             }
             await JSONResponse({"error": error}, status_code=409)(scope, receive, send)
             return
-        ended = False
-
-        async def watch(message: Message) -> None:
-            nonlocal ended
-            await send(message)
-            if message["type"] == "http.response.body" and not message.get("more_body", False):
-                ended = True
-
         try:
-            await self._app(scope, receive, watch)
+            await self._app(scope, receive, send)
         finally:
-            if not ended:
-                for _ in range(LET_GO_TURNS):
-                    await asyncio.sleep(0)
-            self._board.left(key)
+            _after_turns(LET_GO_TURNS, lambda: self._board.left(key))
+
+
+def _after_turns(turns: int, call: Callable[[], object]) -> None:
+    """Calls after so many turns of the event loop.
+
+    Not awaited: this runs in a cancelled task, and cancellation may come again (a cancel scope
+    of anyio repeats it at each turn), which would leave the request in the books for ever.
+    """
+    if turns:
+        asyncio.get_running_loop().call_soon(_after_turns, turns - 1, call)
+    else:
+        call()
 
 
 def _generates(scope: Scope) -> bool:
@@ -204,6 +206,7 @@ class CapabilitiesEndpoint:
                     if change:
                         yield event("change", change | {"observed_at": now_text()})
                 rest_s = changed_at + CHANGES_EVERY_S - now if dirty else LOOK_EVERY_S
+                rest_s = min(rest_s, beat_at + HEARTBEAT_EVERY_S - now)
                 await _woken_within(woken, rest_s)
         finally:
             board.unlisten(listener)

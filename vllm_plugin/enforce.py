@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from vllm_plugin.profile import SLOTS_ARGUMENT, Profile
 
@@ -154,7 +153,12 @@ def traces_protocol(environ: Mapping[str, str], endpoint: str) -> str:
     configured = environ.get(_TRACES_PROTOCOL) or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if configured:
         return configured
-    return "grpc" if urlsplit(endpoint).port == 4317 else "http/protobuf"
+    # A gRPC target may come without a scheme; an HTTP endpoint may not.
+    return (
+        "grpc"
+        if endpoint.rstrip("/").endswith(":4317") or "://" not in endpoint
+        else "http/protobuf"
+    )
 
 
 def label_resource(profile: Profile, environ: MutableMapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 from collections.abc import Iterable
 
 from orch_sidecar.admission.core import Admission, Decision
@@ -17,14 +17,14 @@ class Gate:
     def __init__(self, core: Admission) -> None:
         self.core = core
         # Tells this sidecar's leases from those of another, or of itself before a restart.
-        self.instance = secrets.token_hex(8)
+        self.instance = os.urandom(8).hex()
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[str, asyncio.Future[Lease | Refusal]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def admit(self, cost: int) -> Lease | Refusal:
         """Waits for a slot. Cancellation leaves the queue, or gives an unused lease back."""
-        request = f"{self.instance}.{secrets.token_hex(16)}.{cost}"
+        request = f"{self.instance}.{os.urandom(16).hex()}.{cost}"
         outcome = self.core.arrive(request, cost, self._loop.time())
         if outcome is not None:
             return outcome

@@ -78,10 +78,12 @@ PROMPT = (
     | st.sampled_from((1, 1.5, True, {"prompt": "a"}, {}))
 )
 EMBEDS = TEXT | st.none() | st.lists(TEXT | st.none(), max_size=3) | st.sampled_from((1, {}, True))
-NUMBER = st.integers(-2, 9) | st.sampled_from(
+NUMBER: st.SearchStrategy[Any] = st.integers(-2, 9) | st.sampled_from(
     ("8", " 8 ", "8.0", 8.0, 8.5, True, False, None, 10**9, 10**30, "", [], [8], {}, float("nan"))
 )
-FLAG = st.sampled_from((True, False, None, "true", "false", "yes", "on", "1", 1, 0, 1.0, "", []))
+FLAG: st.SearchStrategy[Any] = st.sampled_from(
+    (True, False, None, "true", "false", "yes", "on", "1", 1, 0, 1.0, "", [])
+)
 
 COMPLETION = st.fixed_dictionaries(
     {"prompt": PROMPT},

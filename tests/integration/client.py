@@ -90,7 +90,11 @@ class Client:
         if receive_buffer is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         connection.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+        try:
+            await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+        except OSError:
+            connection.close()
+            raise
         limit = 65_536 if receive_buffer is None else receive_buffer
         return cls(*await asyncio.open_connection(sock=connection, limit=limit))
 
@@ -152,7 +156,7 @@ class Client:
         parser.send(h11.EndOfMessage())
         response: Response | None = None
         informational: list[int] = []
-        body = raw = b""
+        body, raw = bytearray(), bytearray()
         async with asyncio.timeout(within_s):
             while True:
                 try:
@@ -163,9 +167,9 @@ class Client:
                         parser.receive_data(data)
                         event = parser.next_event()
                 except h11.RemoteProtocolError as error:
-                    raise Aborted(body, str(error)) from None
+                    raise Aborted(bytes(body), str(error)) from None
                 except ConnectionError as error:
-                    raise Aborted(body, repr(error)) from None
+                    raise Aborted(bytes(body), repr(error)) from None
                 if isinstance(event, h11.InformationalResponse):
                     informational.append(event.status_code)
                 elif isinstance(event, h11.Response):
@@ -177,17 +181,17 @@ class Client:
                         informational=informational,
                     )
                 elif isinstance(event, h11.Data):
-                    body += bytes(event.data)
+                    body += event.data
                 elif isinstance(event, h11.EndOfMessage):
                     break
                 else:
-                    raise Aborted(body, "the connection was closed")
+                    raise Aborted(bytes(body), "the connection was closed")
         assert response is not None
         self.buffer = bytes(parser.trailing_data[0])
-        raw = raw[: len(raw) - len(self.buffer)]
+        begin = 0
         for _ in range(len(informational) + 1):
-            raw = raw.partition(b"\r\n\r\n")[2]
-        response.body, response.raw = body, raw
+            begin = raw.index(b"\r\n\r\n", begin) + 4
+        response.body, response.raw = bytes(body), bytes(raw[begin : len(raw) - len(self.buffer)])
         return response
 
     async def seen(self, text: bytes, within_s: float = 5.0) -> bytes:

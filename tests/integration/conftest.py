@@ -7,9 +7,9 @@ slots, no violation was counted, and no task of the sidecar is left.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,10 +43,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def thawed() -> Iterator[None]:
-    """A sidecar freezes what is alive when it starts: a process of its own would keep it."""
-    yield
-    gc.unfreeze()
+def no_freezing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sidecar freezes what is alive when it starts. This process has many, one after another;
+    the real thing is in test_process."""
+    monkeypatch.setattr(
+        "orch_sidecar.app.gc", SimpleNamespace(collect=lambda: 0, freeze=lambda: None)
+    )
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ class Running:
         return self.sidecar.gate.core.queue_depth
 
     @property
-    def connections(self) -> list[RequestHandler[Any]]:
+    def connections(self) -> list[RequestHandler]:
         """The connections that clients have to this sidecar now."""
         assert self.sidecar._server is not None
         return list(self.sidecar._server.connections)

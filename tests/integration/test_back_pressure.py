@@ -81,22 +81,29 @@ async def test_engine_is_held_up_by_a_client_that_does_not_read_and_goes_on_when
 async def test_pipelined_requests_of_a_client_that_does_not_read_fill_no_memory(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
-    """The second answer begins while the client's transport is still full of the first."""
-    hoses = [Firehose(6), Firehose(48)]
-    engine.scripts += hoses
+    """Each answer fits into one read from the engine; together they do not fit anywhere."""
+
+    async def whole(answer: Answer) -> None:
+        answer.head(200, [("content-length", "60000")], chunked=False)
+        answer.write(b"x" * 60_000)
+
+    engine.answer = whole
     client = await sidecar.client(receive_buffer=SMALL_BUFFER)
-    client.start()
-    client.start()
-    await client.seen(b"data: x")
-    await standstill(hoses[0])
-    # Reads until the engine has got rid of the first answer, and not a byte further.
-    while not hoses[1].progress:
-        await client._reader.read(16_384)
-    await standstill(hoses[1])
-    transport = next(iter(sidecar.connections)).transport
+    for _ in range(400):
+        client.start()
+    await eventually(lambda: len(engine.generating) > 5)
+    for _ in range(20):
+        before = len(engine.generating)
+        await asyncio.sleep(0.05)
+        if len(engine.generating) == before:
+            break
+    assert len(engine.generating) < 400
+    transport = sidecar.connections[0].transport
     assert transport is not None
     assert transport.get_write_buffer_size() < 2 * MEGABYTE
-    assert not hoses[1].ended
+    for _ in range(400):
+        assert len((await client.response()).body) == 60_000
+    await sidecar.idle()
 
 
 async def test_client_that_reads_nothing_for_too_long_is_dropped(
@@ -122,18 +129,18 @@ async def test_slow_client_holds_no_lease_that_the_engine_has_done_with(
 
     async def large(answer: Answer) -> None:
         answer.head(200, EVENT_STREAM)
-        for _ in range(16):
+        for _ in range(64):
             answer.chunk(b"data: " + b"x" * (MEGABYTE // 8) + b"\n\n")
         answer.end()  # the rest lies in the engine's and the kernel's buffers
 
     engine.scripts.append(large)
-    client = await reader(await sidecar.client(receive_buffer=SMALL_BUFFER))
+    client = await reader(await sidecar.client(receive_buffer=8 * SMALL_BUFFER))
     await eventually(lambda: sidecar.ledger.leased == 0)
     assert len(sidecar.sidecar.watch) == 1  # its answer is still on the way
     other = await sidecar.client()
     assert (await other.post(CHAT, n=4)).status == 200
     response = await client.response()
-    assert len(response.body) == 16 * (MEGABYTE // 8 + 8)
+    assert len(response.body) == 64 * (MEGABYTE // 8 + 8)
     await sidecar.idle()
 
 

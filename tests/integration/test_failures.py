@@ -395,9 +395,7 @@ async def test_stream_that_falls_silent_is_told_so(
     await running.idle()
 
 
-async def test_slow_stream_is_no_silence(
-    quick: None, engine: ScriptedEngine, start: Start
-) -> None:
+async def test_slow_stream_is_no_silence(quick: None, engine: ScriptedEngine, start: Start) -> None:
     running = await start(engine_silence_s=0.3)
 
     async def slow(answer: Answer) -> None:

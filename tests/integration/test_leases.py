@@ -7,6 +7,7 @@ import gc
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ async def test_client_that_leaves_ends_the_engines_request_and_its_lease_waits_f
     waiting = await started(sidecar)
     await eventually(lambda: sidecar.queued == 1)
     await leave(client, reset=reset)
-    await eventually(lambda: sidecar.ledger.closing())
+    await eventually(sidecar.ledger.closing)
     assert engine.present == 4  # the engine still has it
     await asyncio.sleep(0.05)
     assert (sidecar.ledger.leased, sidecar.queued) == (4, 1)
@@ -250,6 +251,7 @@ async def test_many_random_disconnects_leak_nothing_and_never_overfill_the_engin
         for _ in range(10):
             client = await Client.connect(running.port)
             cost = dice.choice((1, 1, 2, 4))
+            body: dict[str, Any]
             path, body = (CHAT, {"n": cost}) if dice.random() < 0.7 else (COMPLETIONS, {})
             client.start(path, stream=dice.random() < 0.6, **body)
             reading = asyncio.ensure_future(client.response())
@@ -289,7 +291,7 @@ def _sockets() -> int:
 
 def _is_socket(link: Path) -> bool:
     try:
-        return os.readlink(link).startswith("socket:")
+        return str(link.readlink()).startswith("socket:")
     except FileNotFoundError:
         return False
 

@@ -39,7 +39,7 @@ def test_head_is_read_and_says_where_the_body_begins() -> None:
     head, start = parsed
     assert data[start:] == b"hello"
     assert (head.status, head.reason, head.length, head.chunked) == (200, b"OK", 5, False)
-    assert head.fields == [(b"content-type", b"text/plain"), (b"content-length", b"5")]
+    assert head.fields == ((b"content-type", b"text/plain"), (b"content-length", b"5"))
     assert head.keep_alive
 
 
@@ -52,7 +52,7 @@ def test_incomplete_head_is_waited_for() -> None:
 
 def test_order_and_repetition_of_fields_are_kept() -> None:
     head = head_of(b"Set-Cookie: a", b"X: 1", b"set-cookie: b")
-    assert head.fields == [(b"set-cookie", b"a"), (b"x", b"1"), (b"set-cookie", b"b")]
+    assert head.fields == ((b"set-cookie", b"a"), (b"x", b"1"), (b"set-cookie", b"b"))
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,9 @@ def test_refusal_does_not_repeat_a_long_value() -> None:
 @pytest.mark.parametrize(
     "prompt",
     [
-        None, [], 1, 1.5, True, {}, {"prompt": "a"}, [None], [True], [1.5], [{}], ["a", 1], [1, "a"],
-        [1, [2]], [[1], 2], ["a", [1]], [1, True], [1, 2.0], [[1, True]], [[1, "2"]], [[1.0]],
-        [["a"]], [[[1]]], [[None]], ["a", None],
+        None, [], 1, 1.5, True, {}, {"prompt": "a"}, [None], [True], [1.5], [{}],
+        ["a", 1], [1, "a"], [1, [2]], [[1], 2], ["a", [1]], [1, True], [1, 2.0], [[1, True]],
+        [[1, "2"]], [[1.0]], [["a"]], [[[1]]], [[None]], ["a", None],
     ],
 )  # fmt: skip
 def test_prompt_of_unclear_count_is_refused(prompt: Any) -> None:
@@ -166,7 +166,8 @@ def test_stream_is_true_false_or_null(api: Api) -> None:
         demand = read_json(api, prompt="a", stream=given_)
         assert isinstance(demand, Demand)
         assert demand.stream is expected
-    for wrong in ("true", 1, 0, "no", []):
+    wrongs: list[Any] = ["true", 1, 0, "no", []]
+    for wrong in wrongs:
         assert refusal_of(read_json(api, prompt="a", stream=wrong)).param == "stream"
 
 
@@ -174,7 +175,8 @@ def test_stream_is_true_false_or_null(api: Api) -> None:
 def test_beam_search_and_moved_sequences_are_refused(api: Api) -> None:
     assert refusal_of(read_json(api, prompt="a", use_beam_search=True)).param == "use_beam_search"
     assert refusal_of(read_json(api, prompt="a", use_beam_search=1)).param == "use_beam_search"
-    for moved in ({"do_remote_decode": True}, {}, [], "x", 0, False):
+    moves: list[Any] = [{"do_remote_decode": True}, {}, [], "x", 0, False]
+    for moved in moves:
         refusal = refusal_of(read_json(api, prompt="a", kv_transfer_params=moved))
         assert refusal.param == "kv_transfer_params"
 
@@ -235,7 +237,7 @@ def test_model_that_is_no_string_is_read_as_none() -> None:
     assert demand.model == ""
 
 
-WORD = st.text("an8[{\"\\ \u00e9\ud800", max_size=5)
+WORD = st.text('an8[{"\\ \u00e9\ud800', max_size=5)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | WORD,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORD, inner, max_size=4),

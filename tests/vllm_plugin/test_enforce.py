@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,8 @@ def apply(
     return environ
 
 
-def refusal(
-    profile: str, args: Args, environ: dict[str, str] | None = None, argv: str = ""
-) -> str:
-    before = Args(**{k: v for k, v in vars(args).items()})
+def refusal(profile: str, args: Args, environ: dict[str, str] | None = None, argv: str = "") -> str:
+    before = replace(args)
     with pytest.raises(ProfileContradiction) as refused:
         apply(profile, args, environ, argv)
     assert args == before, "nothing is set, nothing is clamped"
@@ -75,7 +73,7 @@ def test_slots_within_the_profile_are_kept(profile: str, slots: int) -> None:
 def test_applying_twice_changes_nothing() -> None:
     args = Args()
     environ = apply("cloud", args, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317"})
-    once, environ_once = Args(**vars(args)), dict(environ)
+    once, environ_once = replace(args), dict(environ)
     apply("cloud", args, environ)
     assert (args, environ) == (once, environ_once)
 

@@ -208,7 +208,11 @@ def test_batched_profile_of_a_fixed_size_loads(file: Path) -> None:
     ("text", "line", "key"),
     [
         ("name: a\nname: b\n", 2, "name"),
-        ("name: a\nengine:\n  max_num_seqs: {fixed: 1}\n  max_num_seqs: {fixed: 8}\n", 4, "max_num"),
+        (
+            "name: a\nengine:\n  max_num_seqs: {fixed: 1}\n  max_num_seqs: {fixed: 8}\n",
+            4,
+            "max_num",
+        ),
         ("engine: {max_num_seqs: {fixed: 1, fixed: 8}}\n", 1, "fixed"),
     ],
 )

@@ -53,18 +53,29 @@ class Model:
 class AdmissionMachine(RuleBasedStateMachine):
     """Arrivals, endings, aborts, restarts and the passing of time, in any order."""
 
-    @initialize(capacity=st.integers(0, 5), timeout_s=st.sampled_from((1.0, 5.0, 60.0)))
-    def begin(self, capacity: int, timeout_s: float) -> None:
+    @initialize(
+        capacity=st.sampled_from((0, 1, 3, 8)),
+        timeout_s=st.sampled_from((1.0, 5.0, 60.0)),
+        slots=st.integers(1, 8) | st.none(),
+    )
+    def begin(self, capacity: int, timeout_s: float, slots: int | None) -> None:
         self.core = Admission(capacity, timeout_s)
         self.model = Model(capacity, timeout_s)
         self.now = 100.0
         self.arrivals = 0
         self.restarts = 0
+        if slots is not None:
+            self.engine_reports(0, slots)
 
     # What requests do.
 
-    @rule(cost=st.integers(1, 6))
-    def arrive(self, cost: int) -> None:
+    @rule(costs=st.lists(st.integers(1, 6), min_size=1, max_size=5))
+    def arrive(self, costs: list[int]) -> None:
+        for cost in costs:
+            self.now += 0.1
+            self.arrive_one(cost)
+
+    def arrive_one(self, cost: int) -> None:
         model = self.model
         self.arrivals += 1
         request = f"r{self.arrivals}"
@@ -131,6 +142,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         model.foreign, model.available = foreign, True
         self.report()
 
+    @precondition(lambda self: self.arrivals > 8 * self.restarts)
     @rule(foreign=st.integers(0, 4), slots=st.integers(1, 8))
     def engine_restarts(self, foreign: int, slots: int) -> None:
         model = self.model
@@ -164,17 +176,28 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     # What time and the operator do.
 
-    @rule(passed_s=st.sampled_from((0.0, 0.5, 1.0, 4.5, 61.0)))
+    @rule(passed_s=st.sampled_from((0.0, 0.1, 0.5, 0.8, 4.5, 61.0)))
     def tick(self, passed_s: float) -> None:
         self.now += passed_s
         expired = {r for r in self.model.queue if self.model.deadline[r] <= self.now}
         self.take(self.core.tick(self.now), refused=expired)
 
+    @precondition(lambda self: self.model.queue)
+    @rule()
+    def tick_at_the_next_deadline(self) -> None:
+        """As the gate's timer does."""
+        deadline = self.core.next_deadline()
+        assert deadline is not None
+        self.tick(max(0.0, deadline - self.now))
+
+    # Rarely, because what comes after it is refused.
+    @precondition(lambda self: self.arrivals > 40)
     @rule()
     def drain(self) -> None:
         self.core.drain()
         self.model.draining = True
 
+    @precondition(lambda self: len(self.model.queue) > 2)
     @rule()
     def dismiss(self) -> None:
         self.take(self.core.dismiss(), refused=set(self.model.queue))

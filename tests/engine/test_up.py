@@ -1,0 +1,105 @@
+"""`orch up` as a newcomer runs it: what it prints works as printed, and Ctrl-C ends it all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar.local.stack import free_port
+from tests.engine.conftest import READY_WITHIN_S, Stacks
+
+
+def processes_of(session: int) -> list[int]:
+    """The processes that carry a marker in their environment, whoever their parent is now."""
+    marker = f"ORCH_TEST_MARKER={session}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and marker in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it has just ended, or is not ours to look at
+    return found
+
+
+@pytest.fixture
+def marked(stacks: Stacks) -> dict[str, str]:
+    stacks.stop()  # one engine at a time
+    return dict(os.environ) | {"ORCH_TEST_MARKER": str(free_port())}
+
+
+def test_the_printed_lines_work_and_ctrl_c_leaves_nothing_behind(
+    marked: dict[str, str], tmp_path: Path
+) -> None:
+    port = free_port()
+    printed = tmp_path / "printed"
+    with printed.open("wb") as output:
+        up = subprocess.Popen(
+            [sys.executable, "-m", "orch_sidecar", "up", "--port", str(port)],
+            env=marked,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        until = time.monotonic() + READY_WITHIN_S
+        while "Ctrl-C ends it." not in printed.read_text():
+            assert up.poll() is None, printed.read_text()
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        text = printed.read_text()
+        assert "waiting for the engine" in text
+        assert "ready: single_stream, 1 slots" in text
+        commands = text[text.index("  curl") : text.index("Ctrl-C")].split("\n\n")
+        curl, python = (command.strip() for command in commands[:2])
+        answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=60)
+        assert '"object":"chat.completion"' in answer.stdout
+        answer = subprocess.run(python, shell=True, capture_output=True, text=True, timeout=60)
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stdout.strip()
+    finally:
+        up.send_signal(signal.SIGINT)
+        assert up.wait(60) == 0
+    assert printed.read_text().endswith("stopping\nstopped\n")
+    assert processes_of(int(marked["ORCH_TEST_MARKER"])) == []
+
+
+def test_check_shows_answer_capabilities_and_trace(marked: dict[str, str]) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "orch_sidecar", "up", "--check", "--profile", "offline"),
+            *("--port", str(free_port())),
+        ],
+        env=marked,
+        capture_output=True,
+        text=True,
+        timeout=READY_WITHIN_S + 60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '"measurement_type": "offline"' in done.stdout
+    trace = done.stdout[done.stdout.index("the trace of that request") :].splitlines()[1:5]
+    names = [line.split()[0] for line in trace]
+    assert names == ["/v1/chat/completions", "admission.wait", "engine.request", "llm_request"]
+    assert all("measurement_type=offline" in line for line in trace)
+    assert processes_of(int(marked["ORCH_TEST_MARKER"])) == []
+
+
+def test_check_says_what_is_wrong(marked: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "orch_sidecar", "up", "--check", "--slots", "8"),
+            *("--port", str(free_port())),
+        ],
+        env=marked,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "the engine ended with code 1" in done.stderr
+    assert "--max-num-seqs is 8, must be 1" in done.stderr

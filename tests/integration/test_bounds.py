@@ -1,0 +1,233 @@
+"""What is too large, too deep, too slow or not understood is refused before the engine hears."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client, body_of
+from tests.integration.running import Running, Start
+from tests.integration.scripted_engine import ScriptedEngine
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, "/tokenize"])
+async def test_body_that_says_it_is_too_large_is_refused_before_it_comes(
+    engine: ScriptedEngine, start: Start, path: str
+) -> None:
+    running = await start(max_body_bytes=2048)
+    client = await running.client()
+    fields = [("Content-Length", "1000000000"), ("Expect", "100-continue")]
+    client.send_request("POST", path, None, fields)
+    response = await client.response(within_s=1)
+    assert (response.status, response.informational) == (413, [])
+    assert response.header("connection") == "close"
+    assert response.json()["error"]["code"] == "body_too_large"
+    assert response.json().get("type") == ("error" if path == MESSAGES else None)
+    assert engine.received == []
+
+
+async def test_body_that_turns_out_too_large_is_refused(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    running = await start(max_body_bytes=2048)
+    client = await running.client()
+    client.send_request("POST", CHAT, None, [("Transfer-Encoding", "chunked")])
+    for _ in range(3):
+        client.send(b"400\r\n" + b"x" * 1024 + b"\r\n")
+    response = await client.response(within_s=1)
+    assert response.status == 413
+    assert response.header("connection") == "close"
+    assert engine.received == []
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+async def test_body_of_just_the_largest_size_passes_and_one_byte_more_does_not(
+    engine: ScriptedEngine, start: Start, framing: str
+) -> None:
+    running = await start(max_body_bytes=2048)
+    for size, status in ((2048, 200), (2049, 413)):
+        document = json.dumps(body_of(CHAT)).encode()
+        body = document + b" " * (size - len(document))
+        client = await running.client()
+        if framing == "length":
+            response = await client.request("POST", CHAT, body)
+        else:
+            client.send_request("POST", CHAT, None, [("Transfer-Encoding", "chunked")])
+            client.send(b"%x\r\n%b\r\n0\r\n\r\n" % (size, body))
+            response = await client.response()
+        assert response.status == status
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Large: " + b"y" * 5000 + b"\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + b"y" * 5000 + b": 1\r\n\r\n",
+        b"GET /" + b"z" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + b"X-A: 1\r\n" * 500 + b"\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 100,  # TLS
+        b"NOT HTTP AT ALL\r\n\r\n",
+        b"GET /v1/models HTTP/3.0\r\nHost: x\r\n\r\n",
+        b"G\x00T /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+async def test_head_that_is_too_large_or_not_http_is_refused_in_the_envelope(
+    engine: ScriptedEngine, start: Start, head: bytes
+) -> None:
+    running = await start(max_header_bytes=4096)
+    client = await running.client()
+    client.send(head)
+    response = await client.response()
+    assert response.status in (400, 431)
+    assert response.error["type"] == "invalid_request_error"
+    assert response.error["code"] == "invalid_request"
+    assert response.header("x-measurement-type") == "batched_online"
+    assert "y" * 200 not in response.body.decode()
+    assert await client.rest() == b""
+    assert engine.received == []
+
+
+async def test_header_of_less_than_the_limit_passes(engine: ScriptedEngine, start: Start) -> None:
+    running = await start(max_header_bytes=16_384)
+    response = await (await running.client()).post(CHAT, [("X-Large", "y" * 12_000)])
+    assert response.status == 200
+    assert engine.generating[0].header("x-large") == "y" * 12_000
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        ("Content-Encoding", "gzip"),
+        ("content-encoding", "BR"),
+        ("Transfer-Encoding", "gzip, chunked"),
+    ],
+)
+async def test_compressed_body_is_not_understood_and_not_passed_on(
+    engine: ScriptedEngine, sidecar: Running, encoding: tuple[str, str]
+) -> None:
+    body = gzip.compress(json.dumps(body_of(CHAT)).encode())
+    client = await sidecar.client()
+    if encoding[0] == "Transfer-Encoding":
+        client.send_request("POST", CHAT, None, [encoding])
+        client.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        response = await client.response()
+    else:
+        response = await client.request("POST", CHAT, body, [encoding])
+    assert response.status == 415
+    assert response.error["code"] == "unsupported_encoding"
+    assert engine.received == []
+    assert (await client.post(CHAT, [("Content-Encoding", "identity")])).status == 200
+
+
+def nested(levels: int) -> bytes:
+    return b'{"messages": ' + b"[" * levels + b"]" * levels + b"}"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"{} {}",
+        b"\xff\xfe{}",
+        b'{"model": "\xff"}',
+        b'{"n": 1, "n": 2, "prompt": "x"}',
+        b'{"stream": "yes", "prompt": "x"}',
+        b'{"stream": 1, "prompt": "x"}',
+        b'{"use_beam_search": true, "prompt": "x"}',
+        b'{"kv_transfer_params": {"do_remote_prefill": true}, "prompt": "x"}',
+        nested(100),
+        nested(200_000),
+        b'{"prompt": "x", "x": ' + b"9" * 10_000 + b"}",
+    ],
+)
+async def test_body_that_is_not_understood_never_reaches_the_engine(
+    engine: ScriptedEngine, sidecar: Running, path: str, body: bytes
+) -> None:
+    client = await sidecar.client()
+    response = await client.request("POST", path, body)
+    assert response.status == 400
+    document = response.json()
+    assert document.get("type") == ("error" if path == MESSAGES else None)
+    assert document["error"]["type"] == "invalid_request_error"
+    assert document["error"]["retriable"] is False
+    assert len(response.body) < 2000
+    assert engine.received == []
+    assert (await client.post(path)).status == 200  # the connection goes on
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        (CHAT, {"n": 10**9}, None),  # a cost that no engine has slots for
+        (CHAT, {"n": 10**30}, "n"),
+        (CHAT, {"n": 0}, "n"),
+        (CHAT, {"n": -1}, "n"),
+        (CHAT, {"n": "2"}, "n"),
+        (CHAT, {"n": 2.0}, "n"),
+        (CHAT, {"n": True}, "n"),
+        (CHAT, {"max_tokens": -1}, "max_tokens"),
+        (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
+        (CHAT, {"max_tokens": "16"}, "max_tokens"),
+        (COMPLETIONS, {"max_tokens": -1}, "max_tokens"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": None}, "prompt"),
+        (COMPLETIONS, {"prompt": {}}, "prompt"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
+        (COMPLETIONS, {"prompt": [[1], "a"]}, "prompt"),
+        (COMPLETIONS, {"prompt": [[1, True]]}, "prompt"),
+        (COMPLETIONS, {"prompt": [1] * 3000}, "prompt"),  # beyond the context
+        (COMPLETIONS, {"prompt": ["x"] * 1_000_000}, None),
+        (RESPONSES, {"background": True}, "background"),
+        (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens"),
+        (MESSAGES, {"max_tokens": 0}, "max_tokens"),
+    ],
+)
+async def test_absurd_number_is_refused_by_the_name_of_its_field(
+    engine: ScriptedEngine, sidecar: Running, path: str, more: dict[str, Any], param: str | None
+) -> None:
+    response = await (await sidecar.client()).post(path, **more)
+    assert response.status == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert error["code"] == ("cost_exceeds_slots" if param is None else "invalid_request")
+    assert engine.received == []
+
+
+async def test_body_that_comes_too_slowly_is_refused_and_others_are_not_held_up(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    running = await start(body_timeout_s=0.2)
+    slow = await running.client()
+    slow.send_request("POST", CHAT, None, [("Content-Length", "100")])
+    slow.send(b'{"model": ')
+    assert (await (await running.client()).post()).status == 200
+    response = await slow.response(within_s=2)
+    assert response.status == 400
+    assert response.error["code"] == "body_timeout"
+    assert response.header("connection") == "close"
+    assert len(engine.generating) == 1
+
+
+async def test_client_that_leaves_within_its_body_leaves_nothing_behind(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    for _ in range(5):
+        client = await Client.connect(sidecar.port)
+        client.send_request("POST", CHAT, None, [("Content-Length", "100")])
+        client.send(b'{"model": ')
+        await asyncio.sleep(0.01)
+        client.reset()
+        await client.close()
+    await asyncio.sleep(0.05)
+    assert engine.received == []
+    assert sidecar.sidecar._active == 0
+    assert not sidecar.connections

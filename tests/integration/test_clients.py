@@ -1,0 +1,325 @@
+"""The official clients, unchanged, through the sidecar."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from tests.integration.answers import EVENT_STREAM
+from tests.integration.held import Held, started
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.wire import Answer
+
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def client(sidecar: Running) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{sidecar.port}/v1", api_key="any", max_retries=0
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+async def claude(sidecar: Running) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with anthropic.AsyncAnthropic(
+        base_url=f"http://127.0.0.1:{sidecar.port}", api_key="any", max_retries=0
+    ) as client:
+        yield client
+
+
+async def test_chat(engine: ScriptedEngine, client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="tiny", messages=MESSAGES, n=2)
+    assert [choice.message.content for choice in answer.choices] == ["one two three"] * 2
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 6
+    assert engine.peak == 2
+
+
+async def test_chat_stream_with_usage(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model="tiny", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == "one two three"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 10
+
+
+async def test_completions_of_listed_prompts(
+    engine: ScriptedEngine, client: openai.AsyncOpenAI
+) -> None:
+    answer = await client.completions.create(model="tiny", prompt=["a", "b"], n=2)
+    assert len(answer.choices) == 4
+    tokens = await client.completions.create(model="tiny", prompt=[1, 2, 3])
+    assert len(tokens.choices) == 1
+    stream = await client.completions.create(model="tiny", prompt=[[1], [2]], stream=True)
+    assert len([chunk async for chunk in stream]) == 6
+    assert [request.lease and request.lease[-1] for request in engine.generating] == [
+        "4",
+        "1",
+        "2",
+    ]
+
+
+async def test_responses(client: openai.AsyncOpenAI) -> None:
+    answer = await client.responses.create(model="tiny", input="hi")
+    assert answer.output_text == "one two three"
+    stream = await client.responses.create(model="tiny", input="hi", stream=True)
+    deltas = [e.delta async for e in stream if e.type == "response.output_text.delta"]
+    assert "".join(deltas) == "one two three"
+
+
+async def test_models(client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == ["tiny"]
+
+
+async def test_raw_response_has_our_headers(client: openai.AsyncOpenAI) -> None:
+    raw = await client.chat.completions.with_raw_response.create(
+        model="tiny", messages=MESSAGES, extra_headers={"X-Request-Id": "mine"}
+    )
+    assert raw.headers["x-measurement-type"] == "batched_online"
+    assert raw.headers["x-request-id"] == "mine"
+    parsed: Any = raw.parse()
+    assert parsed.choices[0].message.content == "one two three"
+    assert parsed._request_id == "mine"
+
+
+async def test_stream_that_is_closed_early_frees_its_slot(
+    engine: ScriptedEngine, sidecar: Running, client: openai.AsyncOpenAI
+) -> None:
+    async def endless(answer: Answer) -> None:
+        answer.head(200, EVENT_STREAM)
+        while True:
+            answer.event({"choices": [{"index": 0, "delta": {"content": "x"}}]})
+            await asyncio.sleep(0.005)
+
+    engine.answer = endless
+    stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
+    async for _ in stream:
+        break
+    await stream.close()
+    await sidecar.idle()
+    assert engine.present == 0
+
+
+async def test_sync_client_in_a_thread(engine: ScriptedEngine, sidecar: Running) -> None:
+    def work() -> list[str]:
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{sidecar.port}/v1", api_key="any") as client:
+            answer = client.chat.completions.create(model="tiny", messages=MESSAGES)
+            stream = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
+            text = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
+            completion = client.completions.create(model="tiny", prompt="x")
+            return [answer.choices[0].message.content or "", text, completion.choices[0].text]
+
+    assert await asyncio.to_thread(work) == ["one two three"] * 3
+
+
+async def test_refusals_are_the_clients_exceptions(
+    engine: ScriptedEngine, client: openai.AsyncOpenAI
+) -> None:
+    create = client.chat.completions.create
+    with pytest.raises(openai.BadRequestError) as bad:
+        await create(model="tiny", messages=MESSAGES, n=5)
+    assert bad.value.code == "cost_exceeds_slots"
+    assert "4 slots" in bad.value.message
+    with pytest.raises(openai.BadRequestError) as bad:
+        await create(model="tiny", messages=MESSAGES, max_tokens=-1)
+    assert (bad.value.param, bad.value.type) == ("max_tokens", "invalid_request_error")
+    with pytest.raises(openai.NotFoundError) as missing:
+        await client.embeddings.create(model="tiny", input="x")
+    assert missing.value.code == "not_found"
+    assert engine.generating == []
+
+
+@pytest.mark.parametrize(
+    ("status", "exception"),
+    [
+        (400, openai.BadRequestError),
+        (401, openai.AuthenticationError),
+        (404, openai.NotFoundError),
+        (422, openai.UnprocessableEntityError),
+        (500, openai.InternalServerError),
+    ],
+)
+async def test_errors_of_the_engine_are_the_clients_exceptions(
+    engine: ScriptedEngine,
+    client: openai.AsyncOpenAI,
+    status: int,
+    exception: type[openai.APIStatusError],
+) -> None:
+    async def refuse(answer: Answer) -> None:
+        answer.json({"error": {"message": "as vLLM says", "type": "E", "code": status}}, status)
+
+    engine.answer = refuse
+    with pytest.raises(exception) as caught:
+        await client.chat.completions.create(model="tiny", messages=MESSAGES)
+    assert "as vLLM says" in caught.value.message
+
+
+async def test_failure_in_a_stream_is_the_clients_exception(
+    engine: ScriptedEngine, client: openai.AsyncOpenAI
+) -> None:
+    async def break_off(answer: Answer) -> None:
+        answer.head(200, EVENT_STREAM)
+        answer.event({"choices": [{"index": 0, "delta": {"content": "x"}}]})
+        await asyncio.sleep(0.02)
+        answer.reset()
+
+    engine.answer = break_off
+    for _ in range(2):
+        stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
+        with pytest.raises(openai.APIError, match="engine closed the connection"):
+            async for _chunk in stream:
+                pass
+    # The Responses API has an event for it, which its client hands out instead of raising.
+    events = [e async for e in await client.responses.create(model="tiny", input="x", stream=True)]
+    assert events[-1].type == "error"
+    assert events[-1].code == "engine_failed"
+    assert "before its answer was complete" in events[-1].message
+
+
+async def test_clients_own_retries_come_back_when_told_and_succeed(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    running = await start(queue_capacity=0)
+    busy = await started(running, n=4)
+    await eventually(lambda: held.waiting)
+    async with openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{running.port}/v1", api_key="any", max_retries=3
+    ) as client:
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        pending = asyncio.ensure_future(
+            client.chat.completions.with_raw_response.create(model="tiny", messages=MESSAGES)
+        )
+        await asyncio.sleep(0.2)
+        held.release()
+        await busy.response()
+        await eventually(lambda: held.waiting)
+        held.release()
+        raw = await pending
+        # 1000 ms, as nothing is known of the rate yet; the client's own first wait is shorter.
+        assert 0.9 < loop.time() - begin < 2
+        assert raw.retries_taken == 1
+    metrics = await running.metrics()
+    refused = '{outcome="queue_full",route="/v1/chat/completions",status="429"}'
+    assert metrics[f"orch_requests_total{refused}"] == 1
+
+
+async def test_retries_exhausted_are_a_rate_limit_error(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    running = await start(queue_capacity=0)
+    await started(running, n=4)
+    await eventually(lambda: held.waiting)
+    async with openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{running.port}/v1", api_key="any", max_retries=0
+    ) as client:
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.chat.completions.create(model="tiny", messages=MESSAGES)
+    assert caught.value.code == "ADMISSION_REJECT"
+    assert caught.value.response.headers["retry-after-ms"] == "1000"
+
+
+async def test_engine_down_is_an_internal_server_error_that_the_client_retries(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    await engine.stop()
+    await eventually(lambda: sidecar.sidecar.state == "down")
+    async with openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{sidecar.port}/v1", api_key="any", max_retries=2
+    ) as client:
+        pending = asyncio.ensure_future(
+            client.chat.completions.create(model="tiny", messages=MESSAGES)
+        )
+        await asyncio.sleep(0.1)
+        await engine.start()
+        answer = await pending
+        assert answer.choices[0].message.content == "one two three"
+
+
+async def test_messages(engine: ScriptedEngine, claude: anthropic.AsyncAnthropic) -> None:
+    answer = await claude.messages.create(
+        model="tiny", max_tokens=9, messages=[{"role": "user", "content": "hi"}]
+    )
+    block: Any = answer.content[0]
+    assert block.text == "one two three"
+    assert answer.usage.output_tokens == 3
+    async with claude.messages.stream(
+        model="tiny", max_tokens=9, messages=[{"role": "user", "content": "hi"}]
+    ) as stream:
+        assert [text async for text in stream.text_stream] == ["one ", "two ", "three"]
+    counted = await claude.messages.count_tokens(
+        model="tiny", messages=[{"role": "user", "content": "hi"}]
+    )
+    assert counted.input_tokens == 7
+
+
+async def test_refusals_of_messages_are_the_clients_exceptions(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    running = await start(queue_capacity=0)
+
+    def create(client: anthropic.AsyncAnthropic, limit: int = 9) -> Any:
+        return client.messages.create(
+            model="tiny", max_tokens=limit, messages=[{"role": "user", "content": "hi"}]
+        )
+
+    async with anthropic.AsyncAnthropic(
+        base_url=f"http://127.0.0.1:{running.port}", api_key="any", max_retries=0
+    ) as client:
+        with pytest.raises(anthropic.BadRequestError) as bad:
+            await create(client, 0)
+        body: Any = bad.value.body
+        assert body["type"] == "error"
+        assert body["error"]["type"] == "invalid_request_error"
+        await started(running, n=4)
+        await eventually(lambda: held.waiting)
+        with pytest.raises(anthropic.RateLimitError) as limited:
+            await create(client)
+        assert limited.value.response.headers["retry-after-ms"] == "1000"
+        await engine.stop()
+        await eventually(lambda: running.sidecar.state == "down")
+        with pytest.raises(anthropic.InternalServerError) as down:
+            await create(client)
+        body = down.value.body
+        assert body["error"]["type"] == "overloaded_error"
+
+
+async def test_failure_in_a_stream_of_messages_is_the_clients_exception(
+    engine: ScriptedEngine, claude: anthropic.AsyncAnthropic
+) -> None:
+    async def break_off(answer: Answer) -> None:
+        answer.head(200, EVENT_STREAM)
+        answer.event({"type": "ping"}, "ping")
+        await asyncio.sleep(0.02)
+        answer.close()
+
+    engine.answer = break_off
+    stream = await claude.messages.create(
+        model="tiny", max_tokens=9, messages=[{"role": "user", "content": "hi"}], stream=True
+    )
+    with pytest.raises(anthropic.APIStatusError, match="before its answer was complete"):
+        async for _event in stream:
+            pass
+
+
+async def test_many_clients_of_one_process_share_the_slots(
+    engine: ScriptedEngine, client: openai.AsyncOpenAI
+) -> None:
+    create: Callable[..., Any] = client.chat.completions.create
+    answers = await asyncio.gather(
+        *(create(model="tiny", messages=MESSAGES, n=1 + i % 3) for i in range(60))
+    )
+    assert len(answers) == 60
+    assert engine.peak <= engine.slots

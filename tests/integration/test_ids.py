@@ -1,0 +1,154 @@
+"""The headers that every answer carries: ids, timing, and what kind of measurement it is."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from tests.integration.answers import EVENT_STREAM
+from tests.integration.client import CHAT, MESSAGES
+from tests.integration.running import Running, Start
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.wire import Answer
+
+HARMLESS = ["a", "req_0123-abc.DEF:4", "x" * 128, "550e8400-e29b-41d4-a716-446655440000"]
+HARMFUL = ["", "x" * 129, "a b", "<script>", "a;b", "\xe9", "-a", "a/b", "a\tb", '"', "${jndi}"]
+
+
+@pytest.mark.parametrize("name", ["X-Request-Id", "X-Correlation-Id"])
+@pytest.mark.parametrize("status", [200, 400, 404])
+async def test_harmless_id_is_echoed(
+    engine: ScriptedEngine, sidecar: Running, name: str, status: int
+) -> None:
+    client = await sidecar.client()
+    for given in HARMLESS:
+        path = "/nowhere" if status == 404 else CHAT
+        response = await client.post(path, [(name, given)], n=0 if status == 400 else 1)
+        assert response.status == status
+        assert response.header(name) == given
+
+
+@pytest.mark.parametrize("name", ["X-Request-Id", "X-Correlation-Id"])
+async def test_harmful_id_is_replaced(engine: ScriptedEngine, sidecar: Running, name: str) -> None:
+    client = await sidecar.client()
+    for given in HARMFUL:
+        response = await client.post(CHAT, [(name, given)])
+        assert response.status == 200
+        echoed = response.header(name)
+        assert echoed != given
+        assert re.fullmatch("[0-9a-f]{32}", echoed or "")
+        assert echoed == response.header("X-Orch-Request-Id")
+
+
+async def test_request_id_reaches_the_engine_and_stands_in_for_a_correlation_id(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    response = await client.post(CHAT, [("X-Request-Id", "mine")])
+    assert response.header("x-correlation-id") == "mine"
+    assert [v for n, v in engine.generating[0].fields if n == "x-request-id"] == ["mine"]
+    response = await client.post(CHAT)
+    assert engine.generating[1].header("x-request-id") == response.header("x-request-id")
+
+
+async def test_engines_own_id_does_not_stand_beside_ours(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    async def with_id(answer: Answer) -> None:
+        answer.json({}, 200, [("X-Request-Id", "engines"), ("X-Measurement-Type", "nonsense")])
+
+    engine.answer = with_id
+    response = await (await sidecar.client()).post(CHAT, [("X-Request-Id", "mine")])
+    assert response.header("x-request-id") == "mine"
+    assert response.header("x-measurement-type") == "batched_online"
+
+
+async def test_orch_request_id_is_unguessable_and_new_each_time(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    ids = []
+    for number in range(30):
+        path = CHAT if number % 3 else "/nowhere"
+        given = [("X-Orch-Request-Id", "mine"), ("X-Request-Id", "mine")]
+        ids.append((await client.post(path, given)).header("x-orch-request-id") or "")
+    assert len(set(ids)) == 30
+    assert all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
+    leases = {request.lease for request in engine.generating}
+    assert len(leases) == 20
+
+
+async def test_server_timing_tells_queue_and_first_byte(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    async def slow(answer: Answer) -> None:
+        await asyncio.sleep(0.05)
+        answer.head(200, EVENT_STREAM)
+        answer.event("x")
+        answer.end()
+
+    engine.answer = slow
+    first, second = await sidecar.client(), await sidecar.client()
+    first.start(n=4)
+    await asyncio.sleep(0.01)
+    second.start()
+    await first.response()
+    timing = (await second.response()).header("server-timing") or ""
+    found = re.fullmatch(r"queue;dur=([0-9.]+), ttft;dur=([0-9.]+)", timing)
+    assert found, timing
+    queue_ms, ttft_ms = float(found[1]), float(found[2])
+    assert 20 < queue_ms < 500
+    assert queue_ms + 40 < ttft_ms < 1000
+    plain = (await first.post()).header("server-timing") or ""
+    assert re.fullmatch(r"queue;dur=[0-9.]+, engine;dur=[0-9.]+", plain)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", CHAT, 200),
+        ("POST", MESSAGES, 200),
+        ("GET", "/v1/models", 200),
+        ("GET", "/metrics/engine", 200),
+        ("GET", "/v1/capabilities", 200),
+        ("GET", "/livez", 200),
+        ("GET", "/readyz", 200),
+        ("GET", "/healthz", 200),
+        ("GET", "/metrics", 200),
+        ("GET", "/nowhere", 404),
+        ("DELETE", CHAT, 405),
+        ("GET", "/v1/models\x00", 400),
+    ],
+)
+async def test_every_answer_says_the_measurement_type(
+    engine: ScriptedEngine, sidecar: Running, method: str, path: str, status: int
+) -> None:
+    client = await sidecar.client()
+    body = {"model": "tiny", "messages": [], "max_tokens": 1} if method == "POST" else None
+    response = await client.request(method, path, body)
+    assert response.status == status
+    assert response.header("x-measurement-type") == "batched_online"
+
+
+async def test_own_error_says_the_measurement_type(
+    engine: ScriptedEngine, sidecar: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(sidecar.sidecar, "_head", broken)
+    response = await (await sidecar.client()).post()
+    assert response.status == 500
+    assert response.error["code"] == "internal_error"
+    assert b"secret" not in response.body
+    assert response.header("x-measurement-type") == "batched_online"
+    assert sidecar.ledger.leases() == 0
+
+
+async def test_measurement_type_is_the_profiles(engine: ScriptedEngine, start: Start) -> None:
+    for profile, kind in (("home", "single_stream"), ("offline", "offline")):
+        running = await start(profile=profile, wait=False)
+        response = await (await running.client()).get("/livez")
+        assert response.header("x-measurement-type") == kind

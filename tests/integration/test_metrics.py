@@ -1,0 +1,187 @@
+"""What Prometheus is told: names, closed label sets, and values that follow what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from orch_sidecar.app import ROUTES
+from orch_sidecar.exchange import Ending
+from orch_sidecar.reasons import Reason
+from tests.integration.answers import EVENT_STREAM
+from tests.integration.client import CHAT, MESSAGES
+from tests.integration.held import Held, started
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.wire import Answer
+
+NAMES = {
+    "orch_slots_total": "gauge",
+    "orch_slots_leased": "gauge",
+    "orch_slots_foreign": "gauge",
+    "orch_queue_depth": "gauge",
+    "orch_leases_closing": "gauge",
+    "orch_engine_state": "gauge",
+    "orch_oversubscription_violations": "counter",
+    "orch_requests": "counter",
+    "orch_admission_wait_seconds": "histogram",
+    "orch_time_to_first_byte_seconds": "histogram",
+    "process_resident_memory_bytes": "gauge",
+}
+
+
+def requests(metrics: dict[str, float]) -> dict[tuple[str, str, str], float]:
+    """(route, outcome, status) to count."""
+    found = {}
+    for name, value in metrics.items():
+        if name.startswith("orch_requests_total{"):
+            labels = dict(re.findall(r'(\w+)="([^"]*)"', name))
+            found[labels["route"], labels["outcome"], labels["status"]] = value
+    return found
+
+
+async def test_families_have_their_names_and_types(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    await client.post()
+    response = await client.get("/metrics")
+    assert (response.header("content-type") or "").startswith("text/plain; version=0.0.4")
+    families = {f.name: f for f in text_string_to_metric_families(response.body.decode())}
+    assert {name: families[name].type for name in NAMES} == NAMES
+    assert all(family.documentation for family in families.values())
+
+
+async def test_requests_are_counted_by_route_outcome_and_status(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    running = await start(queue_capacity=0)
+    held = Held()
+    client = await running.client()
+    for _ in range(3):
+        await client.post(stream=True)
+    await client.post(MESSAGES)
+    await client.get("/v1/models")
+    await client.post(CHAT, n=0)
+    await client.post(CHAT, n=5)
+    await client.get(CHAT)
+    await client.get("/nowhere")
+
+    async def refuse(answer: Answer) -> None:
+        answer.json({"error": {}}, 422)
+
+    async def die(answer: Answer) -> None:
+        answer.close()
+
+    async def break_off(answer: Answer) -> None:
+        answer.head(200, EVENT_STREAM)
+        answer.chunk(b"data: half")
+        await asyncio.sleep(0.02)
+        answer.reset()
+
+    engine.scripts += [refuse, die, break_off, held]
+    await client.post()
+    await client.post()
+    client.start()
+    await client.aborted()
+    gone = await started(running, n=4)
+    await eventually(lambda: held.waiting)
+    client = await running.client()
+    await client.post()
+    await gone.close()
+    await running.idle()
+    for path in ("/livez", "/readyz", "/metrics", "/v1/capabilities"):
+        await client.get(path)
+    assert requests(await running.metrics()) == {
+        (CHAT, "ok", "200"): 3,
+        (MESSAGES, "ok", "200"): 1,
+        ("/v1/models", "ok", "200"): 1,
+        (CHAT, "invalid_request", "400"): 1,
+        (CHAT, "cost_exceeds_slots", "400"): 1,
+        (CHAT, "method_not_allowed", "405"): 1,
+        ("(none)", "not_found", "404"): 1,
+        (CHAT, "engine_error", "422"): 1,
+        (CHAT, "engine_failed", "502"): 1,
+        (CHAT, "engine_failed", "200"): 1,
+        (CHAT, "queue_full", "429"): 1,
+        (CHAT, "cancelled", "0"): 1,
+    }
+
+
+async def test_labels_come_from_closed_sets_whatever_clients_send(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    for number in range(20):
+        fields = [("X-Request-Id", f"id-{number}"), ("X-Correlation-Id", f"c-{number}")]
+        await client.post(CHAT, fields, model=f"model-{number}")
+        await client.get(f"/path-{number}")
+    metrics = await sidecar.metrics()
+    routes = {*ROUTES, "(none)"}
+    outcomes = {member.value for member in (*Ending, *Reason)}
+    for route, outcome, status in requests(metrics):
+        assert route in routes
+        assert outcome in outcomes
+        assert re.fullmatch("0|[1-5][0-9]{2}", status)
+    assert len(requests(metrics)) == 2
+    names = {label for name in metrics for label in re.findall(r'(\w+)="', name)}
+    assert names <= {"route", "outcome", "status", "state", "measurement_type", "le"}
+
+
+async def test_gauges_are_those_of_the_moment(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    busy = await started(sidecar, n=3)
+    waiting = await started(sidecar, n=2)
+    await eventually(lambda: sidecar.queued == 1)
+    now = await sidecar.metrics()
+    assert now["orch_slots_total"] == 4
+    assert now["orch_slots_leased"] == 3
+    assert now["orch_slots_foreign"] == 0
+    assert now["orch_queue_depth"] == 1
+    assert now["orch_oversubscription_violations_total"] == 0
+    states = {n: v for n, v in now.items() if n.startswith("orch_engine_state{")}
+    assert states['orch_engine_state{state="ready"}'] == 1
+    assert sum(states.values()) == 1
+    held.release()
+    await busy.response()
+    await eventually(lambda: held.waiting)
+    held.release()
+    await waiting.response()
+    later = await sidecar.metrics()
+    assert (later["orch_slots_leased"], later["orch_queue_depth"]) == (0, 0)
+
+
+async def test_waits_and_first_bytes_are_those_of_admitted_requests(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    label = '{measurement_type="batched_online"}'
+    busy = await started(sidecar, n=4)
+    await eventually(lambda: held.waiting)
+    waiting = await started(sidecar)
+    await eventually(lambda: sidecar.queued == 1)
+    await asyncio.sleep(0.1)
+    held.release()
+    await busy.response()
+    await eventually(lambda: held.waiting)
+    held.release()
+    await waiting.response()
+    await (await sidecar.client()).post(CHAT, n=0)
+    await (await sidecar.client()).get("/v1/models")
+    metrics = await sidecar.metrics()
+    assert metrics[f"orch_admission_wait_seconds_count{label}"] == 2
+    assert 0.1 < metrics[f"orch_admission_wait_seconds_sum{label}"] < 1
+    assert metrics[f"orch_time_to_first_byte_seconds_count{label}"] == 2
+    assert metrics[f"orch_time_to_first_byte_seconds_sum{label}"] > 0.2
+    bucket = 'orch_admission_wait_seconds_bucket{le="0.1",measurement_type="batched_online"}'
+    assert metrics[bucket] == 1
+
+
+async def test_engine_state_follows_the_engine(engine: ScriptedEngine, sidecar: Running) -> None:
+    await engine.stop()
+    await eventually(lambda: sidecar.sidecar.state == "down")
+    metrics = await sidecar.metrics()
+    assert metrics['orch_engine_state{state="down"}'] == 1
+    assert metrics['orch_engine_state{state="ready"}'] == 0

@@ -1,0 +1,235 @@
+"""The sidecar as a process of its own: `python -m orch_sidecar sidecar`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.integration.client import Client
+from tests.integration.held import Held
+from tests.integration.running import eventually
+from tests.integration.scripted_engine import ScriptedEngine
+
+TESTED = [sys.executable, "-W", "error", "-m", "orch_sidecar", "sidecar"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Process:
+    """A running sidecar, and what it has logged."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
+        self.process = process
+        self.port = port
+
+    async def client(self, within_s: float = 10.0) -> Client:
+        """Connects as soon as it listens."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_s
+        while True:
+            try:
+                return await Client.connect(self.port)
+            except ConnectionError:
+                assert loop.time() < deadline
+                assert self.process.returncode is None
+                await asyncio.sleep(0.05)
+
+    async def ended(self, within_s: float = 10.0) -> tuple[int, str]:
+        """Waits for its exit. Returns the code and all that it logged."""
+        async with asyncio.timeout(within_s):
+            _, logged = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, logged.decode()
+
+
+@asynccontextmanager
+async def run(*flags: str, **environment: str) -> AsyncIterator[Process]:
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        *TESTED,
+        f"--port={port}",
+        *flags,
+        env=os.environ | environment,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Process(process, port)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+async def ready(client: Client) -> None:
+    for _ in range(200):
+        if (await client.get("/readyz")).status == 200:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it does not become ready")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_signal_drains_and_exits_with_0(
+    engine: ScriptedEngine, held: Held, number: signal.Signals
+) -> None:
+    async with run("--profile=cloud", ORCH_ENGINE_URL=engine.url) as process:
+        client, other = await process.client(), await process.client()
+        await ready(client)
+        client.start(stream=False, seed=1)
+        await eventually(lambda: held.waiting)
+        process.process.send_signal(number)
+        await asyncio.sleep(0.1)
+        refused = await other.post()
+        assert (refused.status, refused.error["code"]) == (503, "draining")
+        assert refused.header("connection") == "close"
+        held.release()
+        assert (await client.response()).json() == {"seed": 1}
+        code, logged = await process.ended(3)
+        assert code == 0
+        assert "Traceback" not in logged
+        assert "Unclosed" not in logged
+        for one in (client, other):
+            await one.close()
+
+
+async def test_drain_limit_holds(engine: ScriptedEngine, held: Held) -> None:
+    flags = ("--profile=cloud", f"--engine-url={engine.url}", "--drain-timeout-s=0.3")
+    async with run(*flags) as process:
+        client = await process.client()
+        await ready(client)
+        client.start(stream=False)
+        await eventually(lambda: held.waiting)
+        process.process.terminate()
+        assert (await client.response()).status == 503
+        code, logged = await process.ended(3)
+        assert code == 0
+        assert "Traceback" not in logged
+        await client.close()
+
+
+async def test_killed_sidecar_leaves_requests_that_its_successor_counts_as_foreign(
+    engine: ScriptedEngine, held: Held
+) -> None:
+    engine.faults.holds_aborted = asyncio.Event()
+    flags = ("--profile=cloud", f"--engine-url={engine.url}")
+    async with run(*flags) as first:
+        client = await first.client()
+        await ready(client)
+        clients = [await first.client() for _ in range(3)]
+        for one in clients:
+            one.start(stream=False)
+        await eventually(lambda: len(held.waiting) == 3)
+        first.process.kill()
+        await first.ended()
+        for one in (client, *clients):
+            await one.close()
+    assert engine.present == 3  # the engine has yet to notice
+    async with run(*flags) as second:
+        client = await second.client()
+        await ready(client)
+        entry = (await client.get("/v1/capabilities")).json()["engines"][0]
+        assert (entry["foreign"], entry["slots_free"]) == (3, 1)
+        client.start(stream=False, n=2)
+        await asyncio.sleep(0.1)
+        assert len(engine.generating) == 3
+        engine.faults.holds_aborted.set()
+        await eventually(lambda: held.waiting)
+        held.release()
+        assert (await client.response()).status == 200
+        second.process.terminate()
+        assert (await second.ended(3))[0] == 0
+        await client.close()
+    assert engine.peak <= engine.slots
+
+
+async def test_port_that_is_taken_is_one_line_and_exit_code_1(engine: ScriptedEngine) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        async with run(f"--engine-url={engine.url}", f"--port={port}") as process:
+            code, logged = await process.ended()
+    assert code == 1
+    assert "address already in use" in logged.lower()
+    assert "Traceback" not in logged
+    assert "Unclosed" not in logged
+    assert "orch sidecar:" in logged.splitlines()[-1]
+
+
+async def test_wrong_setting_names_setting_value_and_rule() -> None:
+    async with run("--queue-capacity=-1", ORCH_CLIENT_STALL_S="soon") as process:
+        code, logged = await process.ended()
+    assert code == 1
+    for part in ("queue_capacity", "'-1'", "greater than or equal to 0"):
+        assert part in logged
+    for part in ("client_stall_s", "'soon'", "valid number"):
+        assert part in logged
+    assert "Traceback" not in logged
+
+
+async def python(code: str, **environment: str) -> str:
+    """Runs code in a fresh process and returns what it prints."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        code,
+        env=os.environ | environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    printed, logged = await process.communicate()
+    assert process.returncode == 0, logged.decode()
+    return printed.decode().strip()
+
+
+BUILD = """
+import asyncio, sys
+from orch_sidecar.app import Sidecar
+from orch_sidecar.settings import SidecarSettings
+async def main():
+    sidecar = Sidecar(SidecarSettings(port=0, engine_url="http://127.0.0.1:1"))
+    await sidecar.start()
+    await sidecar.stop()
+asyncio.run(main())
+print([m for m in ("opentelemetry.sdk", "opentelemetry.exporter", "grpc", "vllm", "torch",
+       "starlette", "openai") if m in sys.modules])
+"""
+
+
+async def test_without_a_collector_the_sdk_is_not_even_imported() -> None:
+    assert await python(BUILD) == "[]"
+
+
+async def test_with_a_collector_only_its_exporter_is_imported() -> None:
+    loaded = await python(
+        BUILD,
+        OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1",
+        OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf",
+    )
+    assert loaded == "['opentelemetry.sdk', 'opentelemetry.exporter']"
+
+
+async def test_protocol_that_is_not_supported_is_named() -> None:
+    environment = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json",
+    }
+    async with run(**environment) as process:
+        code, logged = await process.ended()
+    assert code == 1
+    assert "'http/json'" in logged
+    assert "Traceback" not in logged
+    assert "Unclosed" not in logged

@@ -1,0 +1,325 @@
+"""One trace per request, to a real collector; and nothing at all without one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.integration.answers import EVENT_STREAM
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from tests.integration.held import Held, started
+from tests.integration.otlp import Collector, Span, grpc_collector, http_collector
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.wire import Answer
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+PARENT_ID = "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
+SERVER, CLIENT, ERROR = 2, 3, 2
+
+Collect = Callable[[Running], Awaitable[Collector]]
+
+
+@pytest.fixture(params=["http/protobuf", "grpc"])
+async def collector(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Collector]:
+    """A collector, to which the environment points."""
+    async with AsyncExitStack() as stack:
+        if request.param == "grpc":
+            made = stack.enter_context(grpc_collector())
+        else:
+            made = await stack.enter_async_context(http_collector())
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.endpoint)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", request.param)
+        yield made
+
+
+@pytest.fixture
+def collect(collector: Collector) -> Collect:
+    """Stops the sidecar, which sends what it has, and returns the collector."""
+
+    async def stop(running: Running) -> Collector:
+        for client in running.clients:
+            await client.close()
+        await running.stop()
+        return collector
+
+    return stop
+
+
+async def test_one_request_is_one_tree_from_the_client_to_the_engine(
+    engine: ScriptedEngine, collect: Collect, start: Start
+) -> None:
+    running = await start()
+    fields = [("traceparent", TRACEPARENT), ("tracestate", "a=1"), ("X-Request-Id", "mine")]
+    response = await (await running.client()).post(CHAT, fields, n=2, max_tokens=9)
+    collector = await collect(running)
+    assert len(collector.spans) == 3
+    server = collector.one(CHAT)
+    wait = collector.one("admission.wait")
+    upstream = collector.one("engine.request")
+    assert {span.trace_id for span in collector.spans} == {TRACE_ID}
+    assert server.parent_id == PARENT_ID
+    assert wait.parent_id == upstream.parent_id == server.span_id
+    assert (server.kind, upstream.kind) == (SERVER, CLIENT)
+    assert server.start_ns <= wait.start_ns <= wait.end_ns <= upstream.start_ns
+    assert upstream.start_ns < upstream.end_ns <= server.end_ns
+    got = engine.generating[0]
+    assert got.header("traceparent") == f"00-{TRACE_ID}-{upstream.span_id}-01"
+    assert got.header("tracestate") == "a=1"
+    assert [name for name, _ in got.fields].count("traceparent") == 1
+    for span in collector.spans:
+        assert span.attributes["measurement_type"] == "batched_online"
+        assert span.resource["measurement_type"] == "batched_online"
+        assert span.resource["service.name"] == "orch-sidecar"
+        assert span.status != ERROR
+    expected = {
+        "http.request.method": "POST", "http.route": CHAT, "http.response.status_code": 200,
+        "orch.outcome": "ok", "orch.request_id": "mine", "orch.cost": 2, "orch.stream": False,
+        "gen_ai.operation.name": "chat", "gen_ai.request.model": "tiny",
+        "gen_ai.request.max_tokens": 9, "gen_ai.usage.input_tokens": 7,
+        "gen_ai.usage.output_tokens": 6, "orch.batching": True, "orch.profile": "cloud",
+    }  # fmt: skip
+    assert {key: server.attributes.get(key) for key in expected} == expected
+    assert wait.attributes["orch.cost"] == 2
+    lease = got.lease or ""
+    assert lease.startswith(upstream.attributes["orch.lease"])
+    assert len(upstream.attributes["orch.lease"]) < len(lease) - 20  # not all of the secret
+    assert response.header("x-request-id") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("path", "operation"),
+    [(COMPLETIONS, "text_completion"), (RESPONSES, "chat"), (MESSAGES, "chat")],
+)
+async def test_streams_of_each_api_are_traced(
+    engine: ScriptedEngine, collect: Collect, start: Start, path: str, operation: str
+) -> None:
+    running = await start()
+    await (await running.client()).post(path, stream=True)
+    server = (await collect(running)).one(path)
+    assert server.parent_id == ""
+    assert server.attributes["gen_ai.operation.name"] == operation
+    assert server.attributes["orch.stream"] is True
+    assert server.attributes["orch.first_byte_s"] > 0
+
+
+async def test_waiting_for_a_slot_is_a_span_of_its_length(
+    engine: ScriptedEngine, collect: Collect, start: Start, held: Held
+) -> None:
+    running = await start()
+    busy = await started(running, n=4)
+    await eventually(lambda: held.waiting)
+    waiting = await running.client()
+    waiting.start(CHAT, [("traceparent", TRACEPARENT)], stream=False)
+    await eventually(lambda: running.queued == 1)
+    await asyncio.sleep(0.1)
+    held.release()
+    await busy.response()
+    await eventually(lambda: held.waiting)
+    held.release()
+    await waiting.response()
+    spans = (await collect(running)).of_trace(TRACE_ID)
+    wait = spans["admission.wait"]
+    assert 0.1e9 <= wait.end_ns - wait.start_ns < 2e9
+    assert wait.end_ns <= spans["engine.request"].start_ns
+
+
+async def test_refused_requests_have_spans(
+    engine: ScriptedEngine, collect: Collect, start: Start, held: Held
+) -> None:
+    running = await start(queue_capacity=0)
+    client = await running.client()
+    busy = await started(running, n=4)
+    await eventually(lambda: held.waiting)
+    fields = [("traceparent", TRACEPARENT)]
+    assert (await client.post(CHAT, fields)).status == 429
+    assert (await client.post(CHAT, n=0)).status == 400
+    assert (await client.get("/nowhere?secret=1")).status == 404
+    assert (await client.get(MESSAGES)).status == 405
+    held.release()
+    await busy.response()
+    collector = await collect(running)
+    spans = collector.of_trace(TRACE_ID)
+    assert set(spans) == {CHAT, "admission.wait"}  # never in the engine
+    server = spans[CHAT]
+    assert server.attributes["orch.outcome"] == "queue_full"
+    assert server.attributes["error.type"] == "queue_full"
+    assert server.attributes["http.response.status_code"] == 429
+    assert server.status == ERROR
+    assert spans["admission.wait"].attributes["orch.outcome"] == "queue_full"
+    outcomes = {span.attributes.get("orch.outcome"): span for span in collector.spans}
+    assert {"invalid_request", "not_found", "method_not_allowed"} <= set(outcomes)
+    for outcome, method in (("method_not_allowed", "GET"), ("invalid_request", "POST")):
+        assert outcomes[outcome].attributes["http.request.method"] == method
+
+
+async def test_method_in_the_span_is_the_requests(
+    engine: ScriptedEngine, collect: Collect, start: Start
+) -> None:
+    running = await start()
+    client = await running.client()
+    await client.request("POST", "/tokenize", {"prompt": "x"})
+    await client.request("DELETE", CHAT)
+    collector = await collect(running)
+    methods = {
+        span.name: span.attributes["http.request.method"]
+        for span in collector.spans
+        if span.kind == SERVER
+    }
+    assert methods == {"/tokenize": "POST", CHAT: "DELETE"}
+
+
+async def test_cancelled_and_failed_requests_have_spans(
+    engine: ScriptedEngine, collect: Collect, start: Start
+) -> None:
+    running = await start()
+    held = Held()
+
+    async def die(answer: Answer) -> None:
+        answer.close()
+
+    async def break_off(answer: Answer) -> None:
+        answer.head(200, EVENT_STREAM)
+        answer.chunk(b"data: half")
+        await asyncio.sleep(0.02)
+        answer.reset()
+
+    async def refuse(answer: Answer) -> None:
+        answer.json({"error": {}}, 400)
+
+    engine.scripts += [held, die, break_off, refuse]
+    traces = [f"{number:032x}" for number in range(1, 5)]
+    for number, trace in enumerate(traces):
+        client = await running.client()
+        client.start(CHAT, [("traceparent", f"00-{trace}-{PARENT_ID}-01")])
+        if number == 0:
+            await eventually(lambda: held.waiting)
+            await client.close()
+            await running.idle()
+        elif number == 2:
+            await client.aborted()
+        else:
+            await client.response()
+    collector = await collect(running)
+    cancelled, dead, broken, refused = (collector.of_trace(trace) for trace in traces)
+    for spans, outcome, failed in (
+        (cancelled, "cancelled", False),
+        (dead, "engine_failed", True),
+        (broken, "engine_failed", True),
+        (refused, "engine_error", False),
+    ):
+        assert set(spans) == {CHAT, "admission.wait", "engine.request"}
+        for name in (CHAT, "engine.request"):
+            assert spans[name].attributes["orch.outcome"] == outcome
+            assert (spans[name].status == ERROR) is failed
+    assert dead[CHAT].attributes["http.response.status_code"] == 502
+    assert broken[CHAT].attributes["http.response.status_code"] == 200
+    assert cancelled[CHAT].attributes["error.type"] == "cancelled"
+
+
+async def test_no_prompt_and_no_key_is_in_any_span(
+    engine: ScriptedEngine, collect: Collect, start: Start
+) -> None:
+    engine.api_key = "engine-key-XYZZY"
+    running = await start(engine_api_key="engine-key-XYZZY")
+    client = await running.client()
+    fields = [("Authorization", "Bearer client-key-XYZZY"), ("x-api-key", "other-XYZZY")]
+    for path in (CHAT, COMPLETIONS, RESPONSES, MESSAGES):
+        for stream in (True, False):
+            more = {"prompt": "secret-XYZZY"} if path == COMPLETIONS else {"user": "secret-XYZZY"}
+            assert (await client.post(path, fields, stream=stream, **more)).status == 200
+        assert (await client.post(path, fields, n="secret-XYZZY")).status in (200, 400)
+        await client.request("POST", path, b'{"prompt": "secret-XYZZY"', fields)
+    await client.request("GET", "/nowhere/secret-XYZZY?key=secret-XYZZY", None, fields)
+    collector = await collect(running)
+    assert len(collector.spans) > 20
+    text = b"".join(collector.requests)
+    assert b"XYZZY" not in text
+    assert b"one two three" not in text
+    assert b"say something" not in text
+
+
+async def test_model_name_in_a_span_is_bounded(
+    engine: ScriptedEngine, collect: Collect, start: Start
+) -> None:
+    running = await start()
+    await (await running.client()).post(CHAT, model="m" * 100_000)
+    server: Span = (await collect(running)).one(CHAT)
+    assert len(server.attributes["gen_ai.request.model"]) <= 256
+
+
+async def test_without_a_collector_the_clients_context_passes_as_it_is(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    fields = [("traceparent", TRACEPARENT), ("tracestate", "a=1,b=2"), ("baggage", "x=y")]
+    await client.post(CHAT, fields)
+    await client.post(CHAT)
+    for name, value in fields:
+        assert engine.generating[0].header(name) == value
+        assert engine.generating[1].header(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")],
+)
+async def test_tracing_that_is_switched_off_is_off(
+    engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv(name, value)
+    running = await start()
+    await (await running.client()).post(CHAT, [("traceparent", TRACEPARENT)])
+    assert engine.generating[0].header("traceparent") == TRACEPARENT
+
+
+async def test_sampling_is_the_clients_decision(
+    engine: ScriptedEngine, collect: Collect, start: Start
+) -> None:
+    running = await start()
+    await (await running.client()).post(CHAT, [("traceparent", TRACEPARENT[:-2] + "00")])
+    assert re.fullmatch(
+        f"00-{TRACE_ID}-[0-9a-f]{{16}}-00", engine.generating[0].header("traceparent") or ""
+    )
+    assert (await collect(running)).spans == []
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+@pytest.mark.parametrize("collector_is", ["closed", "silent"])
+async def test_collector_that_is_down_slows_and_breaks_nothing(
+    engine: ScriptedEngine,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    protocol: str,
+    collector_is: str,
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if collector_is == "silent":
+            silent.listen(1)
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+        running = await start()
+        client = await running.client()
+        loop = asyncio.get_running_loop()
+        worst_s = 0.0
+        for _ in range(100):
+            begin = loop.time()
+            assert (await client.post(stream=True)).status == 200
+            worst_s = max(worst_s, loop.time() - begin)
+        assert worst_s < 0.25
+        begin = loop.time()
+        await running.stop()
+        assert loop.time() - begin < 5

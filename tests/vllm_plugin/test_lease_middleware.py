@@ -1,0 +1,203 @@
+"""The middleware that counts generating requests in and out, whatever happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.vllm_plugin.asgi import Call
+from tests.vllm_plugin.test_board import FACTS, LEASE, US
+from vllm_plugin.board import Board, Listener
+from vllm_plugin.endpoint import LET_GO_TURNS, LeaseMiddleware
+
+
+class Generating:
+    """An application that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.board = Board(FACTS)
+        self.go_on = asyncio.Event()
+        self.entered = asyncio.Event()
+        self.fails = False
+        self.order: list[str] = []
+        self.app = LeaseMiddleware(self.generate, self.board)
+        self.listener = Listener(US, lambda: None)
+        self.board.listen(self.listener)
+
+    async def generate(self, scope: Any, receive: Any, send: Any) -> None:
+        self.entered.set()
+        engine_side = asyncio.ensure_future(self.output())
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
+            await self.go_on.wait()
+            if self.fails:
+                raise RuntimeError("the handler failed")
+            await send({"type": "http.response.body", "body": b"b", "more_body": False})
+        finally:
+            engine_side.cancel()  # as vLLM does: cancelled, not waited for
+
+    async def output(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.order.append("aborted in the engine")
+
+    def call(self, path: str = "/v1/completions", lease: str | None = LEASE) -> Call:
+        headers = {} if lease is None else {"X-Orch-Lease": lease}
+        return Call(self.app, "POST", path, headers)
+
+    async def settled(self) -> None:
+        for _ in range(LET_GO_TURNS + 2):
+            await asyncio.sleep(0)
+
+    def assert_nothing_left(self) -> None:
+        assert self.board.leases.leased() == 0
+        assert self.board.leases.foreign_to(US, 0) == 0
+
+
+@pytest.fixture
+async def engine() -> Generating:
+    return Generating()
+
+
+async def test_request_is_counted_while_it_generates(engine: Generating) -> None:
+    call = engine.call()
+    await engine.entered.wait()
+    assert engine.board.leases.of(US) == [LEASE]
+    assert engine.board.leases.leased() == 4
+    engine.go_on.set()
+    await call.task
+    await engine.settled()
+    assert engine.listener.ended == [LEASE]
+    engine.assert_nothing_left()
+
+
+async def test_an_answer_that_vllm_made_up_after_a_disconnect_does_not_end_the_lease_early(
+    engine: Generating,
+) -> None:
+    """Its handler answers `null` to the client that left, before its task has let go."""
+    engine.listener.wake = lambda: engine.order.append("told")
+    call = engine.call()
+    await engine.entered.wait()
+    engine.order.clear()
+    engine.go_on.set()  # a whole answer is sent, and the generating task is only cancelled
+    await call.task
+    await engine.settled()
+    assert engine.order == ["aborted in the engine", "told"]
+
+
+async def test_request_without_a_lease_is_counted_as_foreign(engine: Generating) -> None:
+    call = engine.call(lease=None)
+    await engine.entered.wait()
+    assert engine.board.leases.foreign_to(US, 0) == 1
+    engine.go_on.set()
+    await call.task
+    await engine.settled()
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("path", "counted"),
+    [
+        ("/v1/completions", True),
+        ("/v1/chat/completions", True),
+        ("/v1/chat/completions/batch", True),
+        ("/v1/embeddings", True),
+        ("/unknown", True),
+        ("/tokenize", False),
+        ("/v1/messages/count_tokens", False),
+        ("/v1/chat/completions/render", False),
+    ],
+)
+async def test_every_post_counts_unless_it_is_known_not_to_generate(
+    engine: Generating, path: str, counted: bool
+) -> None:
+    call = engine.call(path, lease=None)
+    await engine.entered.wait()
+    assert engine.board.leases.foreign_to(US, 0) == int(counted)
+    engine.go_on.set()
+    await call.task
+
+
+async def test_get_is_not_counted(engine: Generating) -> None:
+    call = Call(engine.app, "GET", "/v1/models")
+    await engine.entered.wait()
+    assert engine.board.leases.foreign_to(US, 0) == 0
+    engine.go_on.set()
+    await call.task
+
+
+async def test_spent_lease_is_turned_away(engine: Generating) -> None:
+    engine.board.leases.revoke(LEASE)
+    call = engine.call()
+    assert await call.status() == 409
+    assert (await call.json())["error"]["type"] == "lease_spent"
+    assert not engine.entered.is_set()
+    engine.assert_nothing_left()
+
+
+async def test_lease_in_use_is_turned_away_and_the_first_goes_on(engine: Generating) -> None:
+    first = engine.call()
+    await engine.entered.wait()
+    assert await engine.call().status() == 409
+    assert engine.board.leases.leased() == 4
+    engine.go_on.set()
+    await first.task
+
+
+async def test_failing_handler_gives_its_lease_back(engine: Generating) -> None:
+    engine.fails = True
+    call = engine.call()
+    await engine.entered.wait()
+    engine.go_on.set()
+    with pytest.raises(RuntimeError, match="the handler failed"):
+        await call.task
+    await engine.settled()
+    assert engine.listener.ended == [LEASE]
+    engine.assert_nothing_left()
+
+
+async def test_end_of_a_cancelled_request_is_told_after_the_engine_was_told(
+    engine: Generating,
+) -> None:
+    """What is admitted for an ended lease must come behind the abort in the engine's channel."""
+    engine.listener.wake = lambda: engine.order.append("told")
+    call = engine.call()
+    await engine.entered.wait()
+    engine.order.clear()
+    call.task.cancel()
+    await engine.settled()
+    assert engine.order == ["aborted in the engine", "told"]
+    assert engine.listener.ended == [LEASE]
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize("turns", range(LET_GO_TURNS + 2))
+async def test_second_cancellation_leaves_nothing_behind(engine: Generating, turns: int) -> None:
+    call = engine.call()
+    await engine.entered.wait()
+    call.task.cancel()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    call.task.cancel()
+    await engine.settled()
+    assert call.task.done()
+    engine.assert_nothing_left()
+
+
+async def test_cancel_scope_that_repeats_itself_leaves_nothing_behind(engine: Generating) -> None:
+    """As in Starlette: an anyio scope cancels again at each turn until its task has left it."""
+
+    async def scoped() -> None:
+        with anyio.CancelScope() as scope:
+            asyncio.get_running_loop().call_later(0.01, scope.cancel)
+            await engine.call().task
+
+    await scoped()
+    await engine.settled()
+    assert engine.listener.ended == [LEASE]
+    engine.assert_nothing_left()
