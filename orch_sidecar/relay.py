@@ -75,7 +75,8 @@ def _kept(head: Head, http10: bool) -> bytes:
     dropped = _DROPPED
     for name, value in head.fields:
         if name == b"connection":
-            dropped = dropped | {token.strip().lower() for token in value.split(b",")}
+            named = {token.strip().lower() for token in value.split(b",")}
+            dropped = dropped | (named - {b"content-length"})  # the client needs it
     lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
     lines += [b"%b: %b" % field for field in head.fields if field[0] not in dropped]
     if head.chunked and not http10:

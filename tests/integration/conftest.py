@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import uvloop
@@ -44,11 +44,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_freezing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sidecar freezes what is alive when it starts. This process has many, one after another;
-    the real thing is in test_process."""
-    monkeypatch.setattr(
-        "orch_sidecar.app.gc", SimpleNamespace(collect=lambda: 0, freeze=lambda: None)
-    )
+    """A sidecar tunes the collector for a process of its own; this process has many sidecars.
+
+    The real thing is in test_process.
+    """
+    monkeypatch.setattr("orch_sidecar.app.gc", MagicMock())
 
 
 @pytest.fixture
