@@ -116,7 +116,6 @@ def in_stream(api: Api, refusal: Refusal) -> bytes:
         return b"data: " + body(api, refusal) + b"\n\ndata: [DONE]\n\n"
     envelope = _envelope(api, refusal)
     if api is Api.RESPONSES:
-        # The event of OpenAI's Responses API is flat.
-        envelope = {"type": "error", **envelope["error"], "sequence_number": None}
-        envelope["type"] = "error"
+        # The event of OpenAI's Responses API is flat; its clients raise on an `error` in it.
+        envelope |= envelope["error"] | {"type": "error", "sequence_number": None}
     return b"event: error\ndata: " + json.dumps(envelope).encode() + b"\n\n"

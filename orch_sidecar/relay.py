@@ -14,11 +14,11 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from orch_sidecar import errors
 from orch_sidecar.exchange import Exchange
+from orch_sidecar.heads import framed_for, kept
 from orch_sidecar.http1 import (
     LAST_CHUNK,
     Body,
@@ -32,24 +32,6 @@ from orch_sidecar.http1 import (
 from orch_sidecar.reasons import Reason, Refusal
 from orch_sidecar.upstream import EngineConnection, EnginePool
 
-HOP_BY_HOP: Final = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
-# Set by us on every response.
-_OURS: Final = frozenset(
-    {b"x-request-id", b"x-correlation-id", b"x-orch-request-id", b"x-measurement-type"}
-)
-_DROPPED: Final = HOP_BY_HOP | _OURS
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
 _EVENT_STREAM: Final = b"text/event-stream"
 
@@ -60,28 +42,6 @@ class Relayed:
 
     failure: Refusal | None
     answered: bool
-
-
-def _framed_for(head: Head, http10: bool) -> bool:
-    """Whether the client can tell the end of this answer from the bytes of it."""
-    if head.chunked:
-        return not http10
-    return head.length is not None or head.status in (204, 304)
-
-
-@lru_cache(maxsize=256)
-def _kept(head: Head, http10: bool) -> bytes:
-    """The status line and the fields that are passed on: once for all answers with this head."""
-    dropped = _DROPPED
-    for name, value in head.fields:
-        if name == b"connection":
-            named = {token.strip().lower() for token in value.split(b",")}
-            dropped = dropped | (named - {b"content-length"})  # the client needs it
-    lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
-    lines += [b"%b: %b" % field for field in head.fields if field[0] not in dropped]
-    if head.chunked and not http10:
-        lines.append(b"transfer-encoding: chunked")
-    return b"\r\n".join(lines) + b"\r\n"
 
 
 class Relay:
@@ -267,11 +227,11 @@ class Relay:
         self._head_sent = True
         exchange.first_byte = time.monotonic_ns()
         exchange.status = head.status
-        if not _framed_for(head, self._http10):
+        if not framed_for(head, self._http10):
             self._keep_alive = False  # the end of the connection is the end of the body
         closing = b"" if self._keep_alive else b"connection: close\r\n"
         timing = b"server-timing: " + exchange.server_timing().encode()
-        return b"%b%b%b\r\n%b\r\n" % (_kept(head, self._http10), closing, timing, self._extra)
+        return b"%b%b%b\r\n%b\r\n" % (kept(head, self._http10), closing, timing, self._extra)
 
     def _finish(self, body: Body) -> None:
         if not self._head_sent:
@@ -305,48 +265,3 @@ class Relay:
                 (b"\r\n\n\r\n", b"\n2\r\n\r\n\r\n")
             )
         return end.endswith((b"\n\n", b"\r\n\r\n"))
-
-
-class RelayWatch:
-    """Ends relays in which nothing moves: the engine is silent, or the client does not read."""
-
-    def __init__(self, engine_silence_s: float, client_stall_s: float) -> None:
-        self._engine_silence_s = engine_silence_s
-        self._client_stall_s = client_stall_s
-        self._relays: set[Relay] = set()
-
-    def __len__(self) -> int:
-        return len(self._relays)
-
-    def add(self, relay: Relay) -> None:
-        self._relays.add(relay)
-
-    def discard(self, relay: Relay) -> None:
-        self._relays.discard(relay)
-
-    def check(self, every_s: float) -> None:
-        """To be called every `every_s` seconds: costs a relay nothing per chunk but a count."""
-        for relay in list(self._relays):
-            if relay.reads != relay.reads_seen:
-                relay.reads_seen = relay.reads
-                relay.idle_checks = 0
-                continue
-            relay.idle_checks += 1
-            idle_s = relay.idle_checks * every_s
-            if relay.paused and idle_s > self._client_stall_s:
-                refusal = Refusal(
-                    Reason.CLIENT_STALLED,
-                    f"the client has read nothing for {self._client_stall_s:g} s",
-                )
-                relay.abort_client()
-                relay.fail(refusal)
-            elif not relay.paused and idle_s > self._engine_silence_s:
-                refusal = Refusal(
-                    Reason.ENGINE_TIMEOUT,
-                    f"the engine has sent nothing for {self._engine_silence_s:g} s",
-                )
-                relay.fail(refusal)
-
-    def end_all(self, refusal: Refusal) -> None:
-        for relay in list(self._relays):
-            relay.fail(refusal)

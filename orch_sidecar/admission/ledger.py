@@ -57,6 +57,10 @@ class Ledger:
         if lease is not None:
             self._closing[lease_id] = lease
 
+    def holds(self, lease_id: str) -> bool:
+        """Whether this lease is out, in this epoch."""
+        return lease_id in self._held or lease_id in self._closing
+
     def closing(self) -> list[str]:
         """Leases whose end the engine has yet to confirm."""
         return list(self._closing)

@@ -1,0 +1,51 @@
+"""Ends relays in which nothing moves. Knows relays and seconds, and no clock of its own."""
+
+from __future__ import annotations
+
+from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.relay import Relay
+
+
+class RelayWatch:
+    """Ends relays in which nothing moves: the engine is silent, or the client does not read."""
+
+    def __init__(self, engine_silence_s: float, client_stall_s: float) -> None:
+        self._engine_silence_s = engine_silence_s
+        self._client_stall_s = client_stall_s
+        self._relays: set[Relay] = set()
+
+    def __len__(self) -> int:
+        return len(self._relays)
+
+    def add(self, relay: Relay) -> None:
+        self._relays.add(relay)
+
+    def discard(self, relay: Relay) -> None:
+        self._relays.discard(relay)
+
+    def check(self, every_s: float) -> None:
+        """To be called every `every_s` seconds: costs a relay nothing per chunk but a count."""
+        for relay in list(self._relays):
+            if relay.reads != relay.reads_seen:
+                relay.reads_seen = relay.reads
+                relay.idle_checks = 0
+                continue
+            relay.idle_checks += 1
+            idle_s = relay.idle_checks * every_s
+            if relay.paused and idle_s > self._client_stall_s:
+                refusal = Refusal(
+                    Reason.CLIENT_STALLED,
+                    f"the client has read nothing for {self._client_stall_s:g} s",
+                )
+                relay.abort_client()
+                relay.fail(refusal)
+            elif not relay.paused and idle_s > self._engine_silence_s:
+                refusal = Refusal(
+                    Reason.ENGINE_TIMEOUT,
+                    f"the engine has sent nothing for {self._engine_silence_s:g} s",
+                )
+                relay.fail(refusal)
+
+    def end_all(self, refusal: Refusal) -> None:
+        for relay in list(self._relays):
+            relay.fail(refusal)
