@@ -99,6 +99,9 @@ class Sidecar:
             },
             self._headers,
         )
+        self.leave = asyncio.Event()  # set when it is time to stop
+        self.failed = False
+        self._hurried = False
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: asyncio.Server | None = None
         self._server = web.Server(
@@ -170,7 +173,7 @@ class Sidecar:
         logger.info("draining: %d running, %d queued", len(self.watch), core.queue_depth)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_s):
-                while serving.active:
+                while serving.active and not self._hurried:
                     await serving.one_less.wait()
                     serving.one_less.clear()
         if serving.active:
@@ -189,18 +192,27 @@ class Sidecar:
         await self._session.close()
         await asyncio.get_running_loop().run_in_executor(None, self.tracing.shutdown)
 
+    def hurry(self) -> None:
+        """Ends a drain that is under way."""
+        self._hurried = True
+        self.serving.one_less.set()
+
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("%s: failed", task.get_name(), exc_info=error)
-            self.gate.engine_unavailable(
-                Refusal(Reason.INTERNAL_ERROR, f"the sidecar's task {task.get_name()!r} failed")
-            )
+            logger.critical("%s: failed; leaving", task.get_name(), exc_info=error)
+            self.failed = True
+            self.gate.core.drain()  # fails closed
+            self.leave.set()
 
     async def _check(self) -> None:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            self.watch.check(CHECK_EVERY_S)
-            self.pool.prune()
+            try:
+                self.watch.check(CHECK_EVERY_S)
+                self.pool.prune()
+            # One relay that cannot be ended must not keep the others from being looked at.
+            except Exception:
+                logger.exception("a relay could not be checked")
 
     # Pages.
 
@@ -231,13 +243,18 @@ class Sidecar:
         return web.json_response(body, status=200 if ready else 503)
 
 
-async def serve(settings: SidecarSettings) -> None:
-    """Runs a sidecar until SIGTERM or SIGINT."""
+async def serve(settings: SidecarSettings) -> int:
+    """Runs a sidecar until SIGTERM or SIGINT; a second one ends the drain. Returns exit code."""
     sidecar = Sidecar(settings)
-    leave = asyncio.Event()
-    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if sidecar.leave.is_set():
+            sidecar.hurry()
+        sidecar.leave.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, leave.set)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     await sidecar.start()
-    await leave.wait()
+    await sidecar.leave.wait()
     await sidecar.stop()
+    return int(sidecar.failed)

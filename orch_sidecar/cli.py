@@ -74,11 +74,12 @@ def _sidecar(words: list[str]) -> None:
     from orch_sidecar.app import serve
 
     try:
-        uvloop.run(serve(settings))
+        code = uvloop.run(serve(settings))
     except (OSError, ValueError) as error:
         if isinstance(error, ProfileError):
             raise
         sys.exit(f"orch sidecar: {error}")
+    sys.exit(code)
 
 
 def read_settings(words: list[str]) -> SidecarSettings:

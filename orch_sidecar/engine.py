@@ -105,7 +105,11 @@ class EngineFollower:
             overdue = sorted(closing & self._unconfirmed)
             self._unconfirmed = closing
             if self.ready:
-                await self._revoke(overdue)
+                try:
+                    await self._revoke(overdue)
+                # It must go on whatever the engine answers: nobody else gives these back.
+                except Exception:
+                    logger.exception("leases could not be confirmed; trying again")
 
     async def _stream(self) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
@@ -143,9 +147,16 @@ class EngineFollower:
             raise ValueError(f"event {name!r} before the first state")
         if name == "state" or "foreign" in data:
             self._report()
-        if name == "state" and self.ready:
+        ledger = self._gate.core.ledger
+        if name == "state":
+            # A request may have reached this engine under its predecessor's epoch.
+            for lease in data.get("leases", []):
+                ledger.adopt(lease, int(lease.rpartition(".")[2]))
             # Their ends may have been told while nobody listened.
-            await self._revoke(self._gate.core.ledger.closing())
+            self._unconfirmed.update(ledger.closing())
+            ledger.engine_held(self.document["peak"], since_before=True)
+        elif "peak" in data:
+            ledger.engine_held(data["peak"])
 
     def _report(self) -> None:
         document = self.document

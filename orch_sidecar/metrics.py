@@ -50,7 +50,7 @@ class _Now:
         yield GaugeMetricFamily("orch_tasks", "Tasks on the event loop.", value=tasks)
         yield CounterMetricFamily(
             "orch_oversubscription_violations",
-            "Leases given beyond the slots. Anything but 0 is a bug.",
+            "Leases given, or sequences held by the engine, beyond the slots.",
             value=ledger.violations,
         )
         states = GaugeMetricFamily(

@@ -46,6 +46,9 @@ _TOKEN_LIMITS: Final = {
     Api.MESSAGES: ("max_tokens",),
 }
 _LARGEST_INTEGER: Final = 2**31 - 1
+# Brackets and braces, those in strings included. Python makes an object of each, and the event
+# loop stands still meanwhile: about 0.2 s for so many.
+MAX_OPENED: Final = 200_000
 
 
 class _Unreadable(Exception):
@@ -68,7 +71,16 @@ def read(api: Api, body: bytes, *, max_depth: int, ctx_max: int | None) -> Deman
 class _Repeating(dict[str, Any]):
     """An object in which a key is given more than once."""
 
-    repeated: str
+    pairs: list[tuple[str, Any]]
+
+    def repeated(self) -> str:
+        """The first key that comes again."""
+        seen: set[str] = set()
+        for key, _ in self.pairs:
+            if key in seen:
+                return key
+            seen.add(key)
+        raise AssertionError("made for objects with a repeated key only")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -76,8 +88,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(mapping) == len(pairs):
         return mapping
     repeating = _Repeating(mapping)
-    keys = [key for key, _ in pairs]
-    repeating.repeated = next(key for key in keys if keys.count(key) > 1)
+    repeating.pairs = pairs
     return repeating
 
 
@@ -86,6 +97,9 @@ _DECODER: Final = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _parse(body: bytes, max_depth: int) -> dict[str, Any]:
+    opened = body.count(b"{") + body.count(b"[")
+    if opened > MAX_OPENED:
+        raise _Unreadable(f"the body has {opened} objects and lists, {MAX_OPENED} at most")
     try:
         # As json.loads does it for bytes, and vLLM with it.
         document = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
@@ -96,9 +110,9 @@ def _parse(body: bytes, max_depth: int) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise _Unreadable(f"the body must be a JSON object, not {_kind(document)}")
     if isinstance(document, _Repeating):
-        name = document.repeated
+        name = document.repeated()
         raise _Unreadable(f"{name[:100]!r} is given more than once", name[:100])
-    if body.count(b"[") + body.count(b"{") > max_depth and _deeper_than(document, max_depth):
+    if opened > max_depth and _deeper_than(document, max_depth):
         raise _Unreadable(f"the JSON is nested deeper than {max_depth} levels")
     return document
 

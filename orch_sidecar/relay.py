@@ -64,7 +64,7 @@ class Relay:
         "idle_checks",
         "paused",
         "reads",
-        "reads_seen",
+        "seen",
         "tail",
     )
 
@@ -93,7 +93,7 @@ class Relay:
         self.tail = b""  # what went out before the last write: usage may be in either
         self.paused = False
         self.reads = 0
-        self.reads_seen = 0
+        self.seen = (0, 0)
         self.idle_checks = 0
         self.done: asyncio.Future[Relayed] = asyncio.get_running_loop().create_future()
 
@@ -106,6 +106,11 @@ class Relay:
     def keep_alive(self) -> bool:
         """Whether the client's connection may serve another request."""
         return self._keep_alive
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Changes whenever bytes come from the engine, or go to a client that is behind."""
+        return self.reads, self._client.get_write_buffer_size() if self.paused else 0
 
     @property
     def sent(self) -> tuple[bytes, bytes]:
@@ -144,6 +149,9 @@ class Relay:
 
     def received(self, data: bytes) -> None:
         self.reads += 1
+        if self._client.is_closing():
+            self.stop()  # its handler is being cancelled and has yet to run
+            return
         try:
             body = self._body
             if body is None:
@@ -183,7 +191,8 @@ class Relay:
         # Set here: aborting the client cancels the handler that would set it.
         self.exchange.outcome = refusal.reason
         self.stop()
-        if self._head_sent:
+        self.done.set_result(Relayed(refusal, answered=self._head_sent))
+        if self._head_sent and not self._client.is_closing():
             if self._at_event_boundary():
                 # A chunked answer ends as it should: the client's connection stays usable.
                 said = errors.in_stream(self.exchange.api, refusal)
@@ -193,7 +202,6 @@ class Relay:
             else:
                 self._keep_alive = False
                 self.abort_client()
-        self.done.set_result(Relayed(refusal, answered=self._head_sent))
 
     def _begin(self, data: bytes) -> Body | None:
         """Takes the head off `data`, leaves the rest in the buffer."""
@@ -234,7 +242,7 @@ class Relay:
         return b"%b%b%b\r\n%b\r\n" % (kept(head, self._http10), closing, timing, self._extra)
 
     def _finish(self, body: Body) -> None:
-        if not self._head_sent:
+        if not self._head_sent and not self._client.is_closing():
             self._client.write(self._head_bytes())
         head, connection = self._head, self._connection
         assert head is not None

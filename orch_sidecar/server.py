@@ -2,8 +2,8 @@
 
 A relay writes to the client's transport itself. So aiohttp must not write a response of its
 own (`Written`), and the transport's back-pressure must reach the relay (`ClientConnection`).
-This is the one place that overrides parts of aiohttp; `tests/orch_sidecar/test_server.py` holds
-them fast, and pyproject.toml bounds the versions.
+This is the one place that overrides parts of aiohttp: pyproject.toml bounds the versions, and
+`tests/integration` holds the behaviour fast.
 """
 
 from __future__ import annotations

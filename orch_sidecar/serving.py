@@ -89,6 +89,7 @@ class Serving:
         )
         measurement_type = common_headers["X-Measurement-Type"]
         self._measurement_type = f"x-measurement-type: {measurement_type}\r\n".encode()
+        self._waiting_bytes = 0
         self.active = 0
         self.one_less = asyncio.Event()
 
@@ -150,7 +151,7 @@ class Serving:
             raise _Stopped(_too_large(f"{length} bytes", limit))
         if http.headers.get("Expect", "").lower() == "100-continue":
             transport = http.transport
-            if transport is not None:
+            if transport is not None and http.version >= aiohttp.HttpVersion11:
                 transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             if http.content.is_eof():
@@ -184,13 +185,27 @@ class Serving:
         exchange.cost = demand.cost
         exchange.stream = demand.stream
         exchange.max_tokens = demand.max_tokens
-        lease = await self._gate.admit(demand.cost)
+        lease = await self._admit(request, demand.cost)
         if isinstance(lease, Refusal):
             exchange.outcome = lease.reason
             raise _Stopped(lease)
         exchange.admitted = time.monotonic_ns()
         exchange.lease = lease.id
         return await self._relay(request, lease)
+
+    async def _admit(self, request: _Request, cost: int) -> Lease | Refusal:
+        """Waits for the slots, if there is room for the body meanwhile."""
+        size = len(request.body)
+        if self._waiting_bytes + size > self._settings.max_queue_bytes:
+            return Refusal(
+                Reason.QUEUE_FULL,
+                f"the bodies of the waiting requests fill {self._settings.max_queue_bytes} bytes",
+            )
+        self._waiting_bytes += size
+        try:
+            return await self._gate.admit(cost)
+        finally:
+            self._waiting_bytes -= size
 
     async def _relay(self, request: _Request, lease: Lease | None) -> web.StreamResponse:
         """Sends the request to the engine and its answer to the client; gives the lease back."""
@@ -211,7 +226,11 @@ class Serving:
                 exchange,
                 self._ids(exchange),
                 http10=http.version < aiohttp.HttpVersion11,
-                keep_alive=http.keep_alive and not self._gate.core.draining,
+                keep_alive=(
+                    http.keep_alive
+                    and http.version >= aiohttp.HttpVersion11
+                    and not self._gate.core.draining
+                ),
             )
             client.relay = relay
             self._watch.add(relay)

@@ -50,6 +50,9 @@ class SidecarSettings(BaseSettings):
     max_body_bytes: int = Field(
         16 * 2**20, ge=1024, le=2**31, description="largest request body, bytes"
     )
+    max_queue_bytes: int = Field(
+        256 * 2**20, ge=1024, description="bodies of waiting requests together at most, bytes"
+    )
     max_header_bytes: int = Field(
         16_384, ge=1024, le=2**20, description="largest request line or header field, bytes"
     )

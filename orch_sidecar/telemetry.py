@@ -90,6 +90,11 @@ class NoTracing:
         return
 
 
+def _encodable(text: str) -> str:
+    """JSON can hold half a surrogate pair; OTLP cannot."""
+    return text.encode("utf-8", "replace").decode()
+
+
 class _Spans:
     """The spans of one request in an SDK."""
 
@@ -160,7 +165,7 @@ class _Spans:
             attributes |= {
                 "gen_ai.operation.name": _OPERATIONS.get(exchange.api, "chat"),
                 "gen_ai.provider.name": "vllm",
-                "gen_ai.request.model": exchange.model[:MAX_MODEL_CHARS],
+                "gen_ai.request.model": _encodable(exchange.model[:MAX_MODEL_CHARS]),
                 "orch.cost": exchange.cost,
                 "orch.stream": exchange.stream,
             }

@@ -26,8 +26,9 @@ class RelayWatch:
     def check(self, every_s: float) -> None:
         """To be called every `every_s` seconds: costs a relay nothing per chunk but a count."""
         for relay in list(self._relays):
-            if relay.reads != relay.reads_seen:
-                relay.reads_seen = relay.reads
+            progress = relay.progress
+            if progress != relay.seen:
+                relay.seen = progress
                 relay.idle_checks = 0
                 continue
             relay.idle_checks += 1

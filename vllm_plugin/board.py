@@ -15,6 +15,9 @@ from vllm_plugin.steps import StepRing
 
 API_VERSION: Final = "1.0.0"
 
+# Longer than a request takes from its arrival to the scheduler's books.
+SETTLED_S: Final = 1.0
+
 State = dict[str, Any]
 
 
@@ -71,6 +74,7 @@ class Board:
         self._peak = 0
         self._kv_cache_usage = 0.0
         self._preemptions = 0
+        self._entered_at_s = float("-inf")
 
     def listen(self, listener: Listener) -> None:
         self._listeners.add(listener)
@@ -84,6 +88,8 @@ class Board:
             self.steps.record(
                 report.at_s, report.elapsed_s, report.batch, decode_only=report.decode_only
             )
+        settled = report.at_s - self._entered_at_s > SETTLED_S
+        news = self.leases.reported(report.running + report.waiting, settled=settled)
         usage = round(report.kv_cache_usage, 3)
         # Counts are taken after a step: what ended in it shows in the batch only.
         held = max(report.running, report.batch or 0) + report.waiting
@@ -93,6 +99,7 @@ class Board:
             and usage == self._kv_cache_usage
             and held <= self._peak
             and not report.preempted
+            and not news
         )
         if same:
             return
@@ -102,8 +109,9 @@ class Board:
         self._preemptions += report.preempted
         self._wake_all()
 
-    def entered(self, header: str | None) -> int | None:
+    def entered(self, header: str | None, at_s: float) -> int | None:
         """A generating request came in. Returns the key for `left`, None to turn it away."""
+        self._entered_at_s = at_s
         entry = self.leases.enter(header)
         if entry is None:
             return None
@@ -131,7 +139,7 @@ class Board:
             "running": self._running,
             "waiting": self._waiting,
             "peak": self._peak,
-            "foreign": self.leases.foreign_to(instance, in_engine),
+            "foreign": self.leases.foreign_to(instance),
             "leased": self.leases.leased(),
             "kv_cache_usage": self._kv_cache_usage,
             "preemptions_total": self._preemptions,

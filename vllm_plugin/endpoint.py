@@ -82,7 +82,7 @@ class LeaseMiddleware:
             await self._app(scope, receive, send)
             return
         lease = next((value for name, value in scope["headers"] if name == LEASE_HEADER), b"")
-        key = self._board.entered(lease.decode("latin-1"))
+        key = self._board.entered(lease.decode("latin-1"), time.time())
         if key is None:
             error = {
                 "message": "this X-Orch-Lease is spent: it was used or revoked before",

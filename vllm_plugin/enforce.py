@@ -50,7 +50,7 @@ def contradictions(
             found.append(f"{_option(name)} is in the profile, this vLLM has no such argument")
             continue
         given = getattr(args, name)
-        objection = rule.objection(given) if not _is_unset(given) else None
+        objection = rule.objection(given) if not _is_unset(args, name) else None
         if objection:
             found.append(f"{_option(name)} is {given!r}, {objection}")
     active = args.max_num_active_seqs
@@ -85,9 +85,9 @@ def contradictions(
     return found
 
 
-def _is_unset(given: Any) -> bool:
-    """Whether the operator left an argument at vLLM's default (a flag cannot be told apart)."""
-    return given is None or given is False
+def _is_unset(args: Any, name: str) -> bool:
+    """Whether an argument is at vLLM's default; giving just that cannot be told from it."""
+    return bool(getattr(args, name) == getattr(type(args), name, None))
 
 
 def _as_int(text: str | None) -> int:
@@ -108,7 +108,7 @@ def apply(
             f"({profile.measurement_type}): " + "; ".join(found)
         )
     for name, rule in profile.engine.items():
-        if _is_unset(getattr(args, name)):
+        if _is_unset(args, name):
             setattr(args, name, rule.value)
     if args.otlp_traces_endpoint is None:
         args.otlp_traces_endpoint = traces_endpoint(environ)
@@ -116,13 +116,23 @@ def apply(
         environ[_TRACES_PROTOCOL] = traces_protocol(environ, args.otlp_traces_endpoint)
 
 
-def verify(scheduler_config: Any, profile: Profile) -> None:
-    """Checks the finished configuration: the engine will have the slots the profile allows."""
-    slots = slots_of(scheduler_config)
+def verify(config: Any, profile: Profile) -> None:
+    """Checks vLLM's finished configuration, whatever it was made from (VLLM_DP_SIZE, say)."""
+    parallel = config.parallel_config
+    found = []
+    slots = slots_of(config.scheduler_config)
     if objection := profile.slots.objection(slots):
+        found.append(f"the engine would have {slots} slots: {SLOTS_ARGUMENT} {objection}")
+    if parallel.data_parallel_size > 1:
+        found.append(f"data_parallel_size is {parallel.data_parallel_size}, must be 1")
+    if parallel._api_process_count > 1:
+        found.append(f"there would be {parallel._api_process_count} API servers, must be 1")
+    if config.kv_transfer_config is not None:
+        found.append("kv_transfer_config is set, must not be")
+    if found:
         raise ProfileContradiction(
-            f"the engine would have {slots} slots, which contradicts profile {profile.name!r}: "
-            f"{SLOTS_ARGUMENT} {objection}"
+            f"vLLM's configuration contradicts profile {profile.name!r} "
+            f"({profile.measurement_type}): " + "; ".join(found)
         )
 
 

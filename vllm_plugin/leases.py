@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 _LEASE = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{32})\.([1-9][0-9]{0,6})")
 
-# Revoked leases that never came, kept so that they are refused if they still do. A request
-# that lies in a socket's buffer arrives within seconds; at 4096 the memory is under 1 MiB.
-REVOKED_KEPT = 4096
+# Spent leases, kept so that a revoked one is turned away if its request still comes. What lies
+# in a socket's buffer comes within a second or so; 65536 leases last for as long at any rate
+# that an engine can end requests at, in under 10 MiB.
+SPENT_KEPT = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,12 @@ class Leases:
     def __init__(self) -> None:
         self._present: dict[int, Presence] = {}
         self._by_lease: dict[str, int] = {}
-        self._revoked: OrderedDict[str, None] = OrderedDict()
+        self._spent: OrderedDict[str, None] = OrderedDict()
         self._next = 0
+        self._leased = 0  # sequences
+        self._unleased = 0  # requests
+        self._beyond = 0  # sequences beyond the leases, by the last report
+        self._proven = 0  # the same, as far as it is certain
 
     def enter(self, header: str | None) -> tuple[int, Presence] | None:
         """A request came in with this `X-Orch-Lease`. None: its lease is spent, turn it away."""
@@ -43,13 +48,16 @@ class Leases:
             presence = Presence(None, None, 1)
         else:
             lease = match.group(0)
-            if lease in self._revoked or lease in self._by_lease:
+            if lease in self._spent or lease in self._by_lease:
                 return None
             presence = Presence(match.group(1), lease, int(match.group(3)))
         self._next += 1
         self._present[self._next] = presence
         if presence.lease is not None:
             self._by_lease[presence.lease] = self._next
+            self._leased += presence.cost
+        else:
+            self._unleased += 1
         return self._next, presence
 
     def leave(self, key: int) -> Presence:
@@ -57,7 +65,12 @@ class Leases:
         presence = self._present.pop(key)
         if presence.lease is not None:
             del self._by_lease[presence.lease]
+            self._leased -= presence.cost
             self._spend(presence.lease)
+        else:
+            self._unleased -= 1
+            if not self._unleased:
+                self._proven = self._beyond = 0
         return presence
 
     def revoke(self, lease: str) -> bool:
@@ -73,9 +86,9 @@ class Leases:
         return True
 
     def _spend(self, lease: str) -> None:
-        self._revoked[lease] = None
-        if len(self._revoked) > REVOKED_KEPT:
-            self._revoked.popitem(last=False)
+        self._spent[lease] = None
+        if len(self._spent) > SPENT_KEPT:
+            self._spent.popitem(last=False)
 
     def of(self, instance: str | None) -> list[str]:
         """The leases of one sidecar instance that are in the engine now."""
@@ -87,22 +100,33 @@ class Leases:
 
     def leased(self) -> int:
         """Sequences of all requests that carry a lease, whoever gave it."""
-        return sum(p.cost for p in self._present.values() if p.lease is not None)
+        return self._leased
 
-    def foreign_to(self, instance: str | None, in_engine: int) -> int:
-        """Sequences in the engine that sidecar `instance` gave no lease for.
+    def reported(self, in_engine: int, *, settled: bool) -> bool:
+        """The scheduler holds `in_engine` sequences (running plus waiting). True: news of it.
 
-        A request without a lease counts as one, or as more where `in_engine` (running plus
-        waiting sequences) proves that it is more.
+        What is beyond the leases is foreign: a request without a lease may stand for several
+        sequences. A lease that came in a moment ago may not be in that count yet, so while
+        there are such (not `settled`), what was proven before stands. Without any such request
+        (a background response outlives its own) it takes two reports in a row, because a lease
+        that was just aborted is in the count for one report more.
         """
-        mine = unleased = others = 0
-        for presence in self._present.values():
-            if presence.lease is None:
-                unleased += 1
-            elif presence.instance == instance:
-                mine += presence.cost
-            else:
-                others += presence.cost
-        if unleased:
-            unleased = max(unleased, in_engine - mine - others)
-        return unleased + others
+        before = self._proven
+        beyond = max(0, in_engine - self._leased)
+        if not self._unleased:
+            self._proven = min(beyond, self._beyond)
+        elif settled:
+            self._proven = beyond
+        else:
+            self._proven = max(self._proven, beyond)
+        self._beyond = beyond
+        return self._proven != before
+
+    def foreign_to(self, instance: str | None) -> int:
+        """Sequences in the engine that sidecar `instance` gave no lease for."""
+        mine = sum(
+            presence.cost
+            for presence in self._present.values()
+            if presence.lease is not None and presence.instance == instance
+        )
+        return self._leased - mine + max(self._unleased, self._proven)

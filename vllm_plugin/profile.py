@@ -66,7 +66,9 @@ class ArgumentRule(_Strict):
         """Why `given` contradicts this rule, or None when it does not."""
         if self.fixed is not None and given != self.fixed:
             return f"must be {self.fixed!r}"
-        if self.minimum is not None and given < self.minimum:
+        if type(given) is not type(self.value):
+            return f"must be of type {type(self.value).__name__}"
+        if self.minimum is not None and int(given) < self.minimum:
             return f"must be at least {self.minimum}"
         return None
 

@@ -4,7 +4,9 @@ vLLM builds the plugin's parts itself, from zero-argument factories and in diffe
 its start, so the one thing they share, the board, lives in this module's `_process`: made by
 the stat logger (the first to know the final configuration), used by endpoint and spans.
 
-Without ORCH_PROFILE everything here is inert.
+Without ORCH_PROFILE everything here is inert. At the top only the standard library is imported:
+vLLM merely logs an error while *importing* a plugin and goes on without it, but stops for one
+inside the plugin's function.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import os
 import secrets
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from vllm_plugin import allowlist, enforce, hooks
-from vllm_plugin.board import Board, EngineFacts
-from vllm_plugin.profile import Profile, load
+if TYPE_CHECKING:
+    from vllm_plugin.board import Board
+    from vllm_plugin.profile import Profile
+
+_PROFILE_VARIABLE: Final = "ORCH_PROFILE"  # as in allowlist, which is not imported here
 
 logger = logging.getLogger("vllm.orch")
 
@@ -37,9 +41,12 @@ _process = _Process()
 
 def general_plugin() -> None:
     """`vllm.general_plugins`: runs in every process, before engine arguments become a config."""
-    selected = os.environ.get(allowlist.PROFILE_VARIABLE)
+    selected = os.environ.get(_PROFILE_VARIABLE)
     if not selected or _process.profile is not None:
         return
+    from vllm_plugin import allowlist, enforce
+    from vllm_plugin.profile import load
+
     profile = load(selected)
     _process.profile = profile
     allowlist.ensure(os.environ)
@@ -58,13 +65,15 @@ def _wrap_create_engine_config(profile: Profile) -> None:
     """
     from vllm.engine.arg_utils import EngineArgs
 
+    from vllm_plugin import enforce
+
     original = EngineArgs.create_engine_config
 
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         enforce.apply(self, profile, os.environ, sys.argv)
         config = original(self, *args, **kwargs)
-        enforce.verify(config.scheduler_config, profile)
+        enforce.verify(config, profile)
         logger.info(
             "orch: profile %s (%s): %d slots",
             profile.name,
@@ -80,12 +89,14 @@ def _self_test() -> str:
     """Looks for every hook in the running vLLM. Returns its version; raises if one is missing."""
     import vllm
 
+    from vllm_plugin import hooks
+
     package = Path(vllm.__file__).parent
     text, complete = hooks.report(vllm.__version__, hooks.check(hooks.outlines_below(package)))
     if not complete:
         raise RuntimeError(
             f"{text}\norch cannot vouch for this vLLM; use a supported release, or unset "
-            f"{allowlist.PROFILE_VARIABLE} to run without a profile"
+            f"{_PROFILE_VARIABLE} to run without a profile"
         )
     logger.info("%s", text)
     return str(vllm.__version__)
@@ -93,6 +104,10 @@ def _self_test() -> str:
 
 def make_board(vllm_config: Any, profile: Profile) -> Board:
     """The board of the engine with this configuration, and the labels on its spans."""
+    from vllm_plugin import enforce
+    from vllm_plugin.board import Board, EngineFacts
+
+    enforce.verify(vllm_config, profile)
     model, cache = vllm_config.model_config, vllm_config.cache_config
     served = model.served_model_name
     board = Board(

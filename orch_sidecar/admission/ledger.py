@@ -26,6 +26,7 @@ class Ledger:
         self.epoch = ""
         self.leased = 0
         self.violations = 0
+        self._peak = 0
         self._held: dict[str, Lease] = {}
         self._closing: dict[str, Lease] = {}
 
@@ -60,6 +61,21 @@ class Ledger:
     def holds(self, lease_id: str) -> bool:
         """Whether this lease is out, in this epoch."""
         return lease_id in self._held or lease_id in self._closing
+
+    def adopt(self, lease_id: str, cost: int) -> None:
+        """A lease of ours that the engine has and we do not know of: it ends like an abandoned."""
+        if not self.holds(lease_id):
+            self._closing[lease_id] = Lease(lease_id, cost, self.epoch)
+            self.leased += cost
+
+    def engine_held(self, peak: int, *, since_before: bool = False) -> None:
+        """The most sequences the engine ever held: a violation when it rises beyond the slots.
+
+        `since_before`: it was so before this ledger knew the engine.
+        """
+        if peak > max(self._peak, self.slots_total) and not since_before:
+            self.violations += 1
+        self._peak = peak
 
     def closing(self) -> list[str]:
         """Leases whose end the engine has yet to confirm."""

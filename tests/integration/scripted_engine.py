@@ -106,7 +106,7 @@ class ScriptedEngine:
     @property
     def present(self) -> int:
         """Sequences in the engine now."""
-        return self.board.leases.foreign_to(None, 0)
+        return self.board.leases.foreign_to(None)
 
     @property
     def generating(self) -> list[Received]:
@@ -139,7 +139,7 @@ class ScriptedEngine:
                 await answers.answer(answer)
 
     async def _generate(self, answer: Answer) -> None:
-        key = self.board.entered(answer.request.header("x-orch-lease") or "")
+        key = self.board.entered(answer.request.header("x-orch-lease") or "", 0.0)
         if key is None:
             answer.json({"error": {"message": "spent", "type": "lease_spent", "code": 409}}, 409)
             return

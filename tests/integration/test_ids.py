@@ -138,7 +138,7 @@ async def test_own_error_says_the_measurement_type(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(sidecar.sidecar, "_head", broken)
+    monkeypatch.setattr(sidecar.sidecar.serving, "_head", broken)
     response = await (await sidecar.client()).post()
     assert response.status == 500
     assert response.error["code"] == "internal_error"

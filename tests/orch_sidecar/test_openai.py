@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.openai import Api, Demand, read
+from orch_sidecar.openai import MAX_OPENED, Api, Demand, read
 from orch_sidecar.reasons import Reason, Refusal
 
 GENERATING = (Api.CHAT, Api.COMPLETIONS, Api.RESPONSES, Api.MESSAGES)
@@ -263,3 +264,22 @@ def test_any_object_is_read_or_refused_and_a_cost_is_positive(
 @given(st.sampled_from(GENERATING), st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(api: Api, body: bytes) -> None:
     read_bytes(api, body)
+
+
+def test_a_body_of_countless_objects_is_refused_before_it_is_parsed() -> None:
+    """Each costs memory and time, and the event loop stands still meanwhile."""
+    body = b'{"messages": [' + b"{}," * MAX_OPENED + b"{}]}"
+    refusal = read(Api.CHAT, body, max_depth=64, ctx_max=None)
+    assert isinstance(refusal, Refusal)
+    assert f"{MAX_OPENED} at most" in refusal.message
+
+
+def test_a_repeated_key_among_many_costs_no_more_than_reading_them() -> None:
+    keys = b",".join(b'"k%d":1' % number for number in range(50_000))
+    begin = time.process_time()
+    demand = read(Api.CHAT, b'{"x":{' + keys + b',"k0":2}}', max_depth=64, ctx_max=None)
+    assert isinstance(demand, Demand), "below the top it is the engine's business"
+    refusal = read(Api.CHAT, b"{" + keys + b',"k0":2}', max_depth=64, ctx_max=None)
+    assert isinstance(refusal, Refusal)
+    assert refusal.param == "k0"
+    assert time.process_time() - begin < 2.0, "quadratic, it takes minutes"

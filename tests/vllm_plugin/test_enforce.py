@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,17 @@ class Args:
     otlp_traces_endpoint: str | None = None
     enable_logging_iteration_details: bool = False
     _api_process_count: int = 1
+
+
+@dataclass
+class Config:
+    """The finished configuration, as far as `verify` looks at it."""
+
+    scheduler_config: Any
+    parallel_config: Any = field(
+        default_factory=lambda: SimpleNamespace(data_parallel_size=1, _api_process_count=1)
+    )
+    kv_transfer_config: Any = None
 
 
 @dataclass
@@ -185,11 +197,34 @@ def test_rule_for_an_argument_that_vllm_does_not_have_is_a_contradiction(tmp_pat
 
 def test_finished_configuration_is_checked_once_more() -> None:
     home, cloud = load("home"), load("cloud")
-    enforce.verify(SchedulerConfig(1), home)
-    enforce.verify(SchedulerConfig(64, 2), cloud)
-    for config, profile in ((SchedulerConfig(8), home), (SchedulerConfig(64, 1), cloud)):
-        with pytest.raises(ProfileContradiction, match="slots, which contradicts profile"):
-            enforce.verify(config, profile)
+    enforce.verify(Config(SchedulerConfig(1)), home)
+    enforce.verify(Config(SchedulerConfig(64, 2)), cloud)
+    for slots, profile in ((SchedulerConfig(8), home), (SchedulerConfig(64, 1), cloud)):
+        with pytest.raises(ProfileContradiction, match=r"the engine would have . slots"):
+            enforce.verify(Config(slots), profile)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        # VLLM_DP_SIZE does that without any argument.
+        ({"parallel_config": SimpleNamespace(data_parallel_size=2, _api_process_count=1)}, "2"),
+        ({"parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=3)}, "3 API"),
+        ({"kv_transfer_config": object()}, "kv_transfer_config is set"),
+    ],
+)
+def test_what_vllm_made_of_its_environment_is_checked_too(
+    config: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ProfileContradiction, match=words):
+        enforce.verify(Config(SchedulerConfig(1), **config), load("home"))
+
+
+def test_an_argument_of_the_wrong_type_is_a_contradiction_and_no_crash() -> None:
+    args = Args()
+    args.max_num_seqs = "1"  # type: ignore[assignment]
+    with pytest.raises(ProfileContradiction, match="--max-num-seqs is '1', must be"):
+        apply("home", args)
 
 
 def test_slots_are_the_active_sequences_where_they_are_bounded() -> None:

@@ -56,7 +56,7 @@ class Generating:
 
     def assert_nothing_left(self) -> None:
         assert self.board.leases.leased() == 0
-        assert self.board.leases.foreign_to(US, 0) == 0
+        assert self.board.leases.foreign_to(US) == 0
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ async def test_an_answer_that_vllm_made_up_after_a_disconnect_does_not_end_the_l
 async def test_request_without_a_lease_is_counted_as_foreign(engine: Generating) -> None:
     call = engine.call(lease=None)
     await engine.entered.wait()
-    assert engine.board.leases.foreign_to(US, 0) == 1
+    assert engine.board.leases.foreign_to(US) == 1
     engine.go_on.set()
     await call.task
     await engine.settled()
@@ -118,7 +118,7 @@ async def test_every_post_counts_unless_it_is_known_not_to_generate(
 ) -> None:
     call = engine.call(path, lease=None)
     await engine.entered.wait()
-    assert engine.board.leases.foreign_to(US, 0) == int(counted)
+    assert engine.board.leases.foreign_to(US) == int(counted)
     engine.go_on.set()
     await call.task
 
@@ -126,7 +126,7 @@ async def test_every_post_counts_unless_it_is_known_not_to_generate(
 async def test_get_is_not_counted(engine: Generating) -> None:
     call = Call(engine.app, "GET", "/v1/models")
     await engine.entered.wait()
-    assert engine.board.leases.foreign_to(US, 0) == 0
+    assert engine.board.leases.foreign_to(US) == 0
     engine.go_on.set()
     await call.task
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from vllm_plugin.leases import REVOKED_KEPT, Leases, Presence
+from vllm_plugin.leases import SPENT_KEPT, Leases, Presence
 
 US, THEM = "a" * 16, "b" * 16
 
@@ -43,7 +43,7 @@ def test_what_is_no_lease_counts_as_one_sequence_of_nobodys(header: str | None) 
     assert entry is not None
     assert entry[1] == Presence(None, None, 1)
     assert leases.leased() == 0
-    assert leases.foreign_to(US, 0) == 1
+    assert leases.foreign_to(US) == 1
 
 
 def test_lease_is_let_in_once() -> None:
@@ -58,7 +58,7 @@ def test_requests_without_a_lease_are_all_let_in() -> None:
     leases = Leases()
     keys = {enter(leases, None) for _ in range(3)}
     assert len(keys) == 3
-    assert leases.foreign_to(US, 0) == 3
+    assert leases.foreign_to(US) == 3
 
 
 def test_revoked_lease_is_turned_away_when_it_comes_late() -> None:
@@ -86,10 +86,10 @@ def test_only_a_lease_can_be_revoked(text: str) -> None:
 
 def test_spent_leases_are_forgotten_in_order_when_there_are_many() -> None:
     leases = Leases()
-    for number in range(REVOKED_KEPT + 1):
+    for number in range(SPENT_KEPT + 1):
         leases.revoke(lease_of(US, number))
     assert leases.enter(lease_of(US, 1)) is None
-    assert leases.enter(lease_of(US, REVOKED_KEPT)) is None
+    assert leases.enter(lease_of(US, SPENT_KEPT)) is None
     assert leases.enter(lease_of(US, 0)) is not None
 
 
@@ -107,25 +107,60 @@ def test_foreign_is_what_others_gave_and_nobody_gave() -> None:
     enter(leases, lease_of(THEM, 2, cost=3))
     enter(leases, None)
     assert leases.leased() == 7
-    assert leases.foreign_to(US, 0) == 4
-    assert leases.foreign_to(THEM, 0) == 5
-    assert leases.foreign_to(None, 0) == 8
+    assert leases.foreign_to(US) == 4
+    assert leases.foreign_to(THEM) == 5
+    assert leases.foreign_to(None) == 8
 
 
 def test_request_without_a_lease_counts_for_more_where_the_engine_proves_it() -> None:
     leases = Leases()
     enter(leases, lease_of(US, 1, cost=4))
     enter(leases, None)
-    assert leases.foreign_to(US, 4) == 1, "it may not have reached the scheduler yet"
-    assert leases.foreign_to(US, 9) == 5
-    assert leases.foreign_to(THEM, 9) == 9
+    leases.reported(4, settled=False)
+    assert leases.foreign_to(US) == 1, "it may not have reached the scheduler yet"
+    assert leases.reported(9, settled=False)
+    assert leases.foreign_to(US) == 5
+    assert leases.foreign_to(THEM) == 9
 
 
-def test_sequences_beyond_the_leases_prove_nothing_without_such_a_request() -> None:
-    """The counts lag behind: what has just left is still in them."""
+def test_a_lease_that_comes_in_hides_nothing_that_was_proven() -> None:
+    """It is in our books at once, in the scheduler's only after a step."""
+    leases = Leases()
+    around = enter(leases, None)
+    leases.reported(4, settled=True)
+    assert leases.foreign_to(US) == 4
+    enter(leases, lease_of(US, 1, cost=4))
+    assert leases.foreign_to(US) == 4
+    leases.reported(4, settled=False)
+    assert leases.foreign_to(US) == 4
+    leases.reported(8, settled=True)
+    assert leases.foreign_to(US) == 4
+    leases.leave(around)
+    assert leases.foreign_to(US) == 0
+
+
+def test_what_was_proven_is_corrected_once_the_books_agree() -> None:
+    leases = Leases()
+    enter(leases, None)
+    big = enter(leases, None)
+    leases.reported(5, settled=True)
+    leases.leave(big)
+    leases.reported(1, settled=False)
+    assert leases.foreign_to(US) == 5
+    leases.reported(1, settled=True)
+    assert leases.foreign_to(US) == 1
+
+
+def test_sequences_that_outlive_their_request_are_foreign_after_two_reports() -> None:
+    """A background response; but what was just aborted is in one report more."""
     leases = Leases()
     enter(leases, lease_of(US, 1, cost=1))
-    assert leases.foreign_to(US, 5) == 0
+    leases.reported(2, settled=True)
+    assert leases.foreign_to(US) == 0
+    leases.reported(2, settled=True)
+    assert leases.foreign_to(US) == 1
+    leases.reported(1, settled=True)
+    assert leases.foreign_to(US) == 0
 
 
 def test_leases_of_an_instance_are_listed_while_they_are_here() -> None:
@@ -187,7 +222,7 @@ class LeasesMachine(RuleBasedStateMachine):
                 costs[lease[:16]] += int(lease.rpartition(".")[2])
         unleased = sum(lease is None for lease in self.here.values())
         assert self.leases.leased() == costs[US] + costs[THEM]
-        assert self.leases.foreign_to(US, 0) == costs[THEM] + unleased
+        assert self.leases.foreign_to(US) == costs[THEM] + unleased
 
 
 TestLeases = LeasesMachine.TestCase

@@ -90,3 +90,25 @@ def test_new_epoch_forgets_leases_and_foreign_sequences_of_the_old_one() -> None
     assert ledger.release("held") == 0
     assert ledger.release("closing") == 0
     assert ledger.leased == 0
+
+
+def test_a_lease_that_the_engine_has_and_we_do_not_know_holds_its_slots() -> None:
+    ledger = Ledger()
+    ledger.begin_epoch("new")
+    ledger.slots_total = 4
+    ledger.adopt("old", 3)
+    ledger.adopt("old", 3)
+    assert (ledger.leased, ledger.room, ledger.closing()) == (3, 1, ["old"])
+    assert ledger.release("old") == 3
+    assert ledger.room == 4
+
+
+def test_an_engine_that_held_more_than_its_slots_is_a_violation_once_per_rise() -> None:
+    ledger = Ledger()
+    ledger.slots_total = 4
+    ledger.engine_held(9, since_before=True)
+    assert ledger.violations == 0, "whoever did that, it was before us"
+    ledger.engine_held(9)
+    assert ledger.violations == 0
+    ledger.engine_held(10)
+    assert ledger.violations == 1
