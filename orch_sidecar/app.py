@@ -104,6 +104,7 @@ class Sidecar:
         self._hurried = False
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: asyncio.Server | None = None
+        loop = asyncio.get_running_loop()
         self._server = web.Server(
             cast(Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], self.serving.handle),
             handler_cancellation=True,
@@ -114,7 +115,7 @@ class Sidecar:
                 protocol,
                 writer,
                 task,
-                asyncio.get_running_loop(),
+                loop,
                 client_max_size=settings.max_body_bytes + 1,
             ),
         )

@@ -33,6 +33,9 @@ _OURS: Final = frozenset(
 )
 _NOT_RETURNED: Final = HOP_BY_HOP | _OURS
 
+# What `Connection` usually says, which names no field.
+_CONNECTION_OPTIONS: Final = frozenset({b"close", b"keep-alive"})
+
 # Request headers that end here: connection matters, what would steer the engine past us, and
 # what we set ourselves.
 _NOT_FORWARDED: Final = HOP_BY_HOP | {
@@ -64,15 +67,16 @@ def request_head(
     dropped: frozenset[bytes] | set[bytes] = _NOT_FORWARDED
     if authorization is not None:
         dropped = dropped | {b"authorization", b"x-api-key"}
-    kept_fields = []
+    lines = [line]
+    named: set[bytes] = set()
     for name, value in client:
         lower = name.lower()
-        if lower == b"connection":
-            dropped = dropped | {token.strip() for token in value.lower().split(b",")}
-        elif lower not in dropped:
-            kept_fields.append((lower, name, value))
-    lines = [line]
-    lines += [name + b": " + value for lower, name, value in kept_fields if lower not in dropped]
+        if lower not in dropped:
+            lines.append(name + b": " + value)
+        elif lower == b"connection":
+            named.update(token.strip() for token in value.lower().split(b","))
+    if named - _CONNECTION_OPTIONS:
+        lines[1:] = [kept for kept in lines[1:] if kept.partition(b":")[0].lower() not in named]
     lines += [name + b": " + value for name, value in ours]
     if authorization is not None:
         lines.append(b"authorization: " + authorization)

@@ -102,7 +102,9 @@ def _parse(body: bytes, max_depth: int) -> dict[str, Any]:
         raise _Unreadable(f"the body has {opened} objects and lists, {MAX_OPENED} at most")
     try:
         # As json.loads does it for bytes, and vLLM with it.
-        document = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
+        plain = body[:1] == b"{" and body[1:2] > b"\0"  # by its rules that is UTF-8
+        encoding = "utf-8" if plain else json.detect_encoding(body)
+        document = _DECODER.decode(body.decode(encoding, "surrogatepass"))
     except RecursionError:
         raise _Unreadable(f"the JSON is nested deeper than {max_depth} levels") from None
     except ValueError as error:  # also UnicodeDecodeError, and integers of thousands of digits

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 import aiohttp
-from aiohttp import web
+from aiohttp import hdrs, web
+from multidict import istr
 
 from orch_sidecar import errors, openai, usage
 from orch_sidecar.admission.gate import Gate
@@ -31,6 +32,10 @@ from orch_sidecar.settings import SidecarSettings
 from orch_sidecar.telemetry import Trace, Tracing
 from orch_sidecar.upstream import EngineConnection, EnginePool
 from orch_sidecar.watch import RelayWatch
+
+# Looked up for every request: these need not be folded to one case each time.
+_X_REQUEST_ID: Final = istr("X-Request-Id")
+_X_CORRELATION_ID: Final = istr("X-Correlation-Id")
 
 _KEEP: Final = Written(keep_alive=True)
 _CLOSE: Final = Written(keep_alive=False)
@@ -103,13 +108,13 @@ class Serving:
             return response
         headers = http.headers
         own_id = new_id()
-        request_id = accept_id(headers.get("X-Request-Id")) or own_id
+        request_id = accept_id(headers.get(_X_REQUEST_ID)) or own_id
         exchange = Exchange(
             api=route.api if route is not None else Api.OTHER,
             route=route.path if route is not None else "(none)",
             id=own_id,
             request_id=request_id,
-            correlation_id=accept_id(headers.get("X-Correlation-Id")) or request_id,
+            correlation_id=accept_id(headers.get(_X_CORRELATION_ID)) or request_id,
             method=http.method,
         )
         trace = self._tracing.begin(exchange, headers)
@@ -140,8 +145,9 @@ class Serving:
     async def _body(self, http: web.BaseRequest) -> bytes:
         limit = self._settings.max_body_bytes
         length = http.content_length
-        encoding = http.headers.get("Content-Encoding", "identity")
-        framing = http.headers.get("Transfer-Encoding", "chunked")
+        headers = http.headers
+        encoding = headers.get(hdrs.CONTENT_ENCODING, "identity")
+        framing = headers.get(hdrs.TRANSFER_ENCODING, "chunked")
         if framing.lower() != "chunked":
             encoding = framing  # `gzip, chunked`: what the chunks hold is compressed
         if encoding.lower() != "identity":
@@ -149,7 +155,7 @@ class Serving:
             raise _Stopped(Refusal(Reason.UNSUPPORTED_ENCODING, text))
         if length is not None and length > limit:
             raise _Stopped(_too_large(f"{length} bytes", limit))
-        if http.headers.get("Expect", "").lower() == "100-continue":
+        if headers.get(hdrs.EXPECT, "").lower() == "100-continue":
             transport = http.transport
             if transport is not None and http.version >= aiohttp.HttpVersion11:
                 transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from multidict import istr
+
 from orch_sidecar.exchange import Ending, Exchange
 from orch_sidecar.openai import Api
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 Headers = list[tuple[bytes, bytes]]
 
+_TRACEPARENT: Final = istr("traceparent")
 TRACE_HEADERS: Final = (b"traceparent", b"tracestate")
 
 WAIT_SPAN: Final = "admission.wait"
@@ -76,7 +79,7 @@ class NoTracing:
     wants_usage = False
 
     def begin(self, exchange: Exchange, headers: Mapping[str, str]) -> Trace:
-        if "traceparent" not in headers:
+        if _TRACEPARENT not in headers:
             return _PASSING_NOTHING
         return _Passing(
             [
