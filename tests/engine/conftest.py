@@ -46,6 +46,9 @@ def make_plan(
             "hermes",
             # Every prompt is computed: a prefix cache would hide what prefill does.
             "--no-enable-prefix-caching",
+            # A model of random weights would fill constrained JSON with white space for ever.
+            "--structured-outputs-config",
+            '{"disable_any_whitespace": true}',
         ),
         environ={"HF_HUB_OFFLINE": "1", "OTEL_BSP_SCHEDULE_DELAY": "200", **(environ or {})},
         sidecar_arguments=sidecar_arguments,
