@@ -48,7 +48,7 @@ def make_plan(
             "--no-enable-prefix-caching",
             # A model of random weights would fill constrained JSON with white space for ever.
             "--structured-outputs-config",
-            '{"disable_any_whitespace": true}',
+            '{"backend": "xgrammar", "disable_any_whitespace": true}',
         ),
         environ={"HF_HUB_OFFLINE": "1", "OTEL_BSP_SCHEDULE_DELAY": "200", **(environ or {})},
         sidecar_arguments=sidecar_arguments,
@@ -72,7 +72,11 @@ class Stacks:
         self._plan, self._stack = plan, stack
         stack.start_engine()
         stack.start_sidecar()
-        stack.wait_ready(READY_WITHIN_S, lambda waited, what: None)
+        try:
+            stack.wait_ready(READY_WITHIN_S, lambda waited, what: None)
+        except BaseException:
+            self.stop()
+            raise
         return stack
 
     def stop(self) -> None:
