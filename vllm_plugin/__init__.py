@@ -10,7 +10,10 @@ Dependencies point down this list; nothing imports what stands above it:
     hooks        what of vLLM this package touches, and the self-test that looks for it
     board        pure: the scheduler's state, who listens to it
     leases       pure: which requests are in the engine, and whose they are
-    steps        pure: engine steps, batch statistics
+    steps        pure: engine steps, batch statistics, the rate of prefill
+    step_time    pure: how long a decode step takes by its batch size
+    curve        pure: the curve that is fitted to that
+    pulse        pure: whether the engine still steps
     profile      pure: the profile model
     allowlist    VLLM_PLUGINS; knows no other module
 

@@ -11,12 +11,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from vllm_plugin.leases import Leases, Presence
-from vllm_plugin.steps import StepRing
+from vllm_plugin.pulse import Pulse
+from vllm_plugin.step_time import StepTime, StepTimes
+from vllm_plugin.steps import Prefill, StepRing
 
 API_VERSION: Final = "1.0.0"
 
 # Longer than a request takes from its arrival to the scheduler's books.
 SETTLED_S: Final = 1.0
+
+# A fit takes up to 2 ms of the event loop, and nobody is told of it more often.
+FIT_EVERY_S: Final = 1.0
 
 State = dict[str, Any]
 
@@ -36,6 +41,7 @@ class EngineFacts:
     kv_tokens_total: int
     epoch: str
     features: dict[str, Any]
+    kv_block_tokens: int = 1  # the cache is given out in blocks of so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,9 @@ class StepReport:
     batch: int | None
     decode_only: bool
     elapsed_s: float
+    prompt_tokens: int = 0  # computed in this step
+    decoding: int = 0  # sequences of the batch that were past their prompts
+    recomputing: bool = False  # of these, one that was preempted computes its tokens again
 
 
 class Listener:
@@ -68,6 +77,11 @@ class Board:
         self.facts = facts
         self.steps = StepRing()
         self.leases = Leases()
+        self.prefill = Prefill()
+        self.step_time: StepTime | None = None
+        self._step_times = StepTimes(facts.slots_total)
+        self._fitted_at_s = float("-inf")
+        self._pulse = Pulse()
         self._listeners: set[Listener] = set()
         self._running = 0
         self._waiting = 0
@@ -84,10 +98,13 @@ class Board:
 
     def stepped(self, report: StepReport) -> None:
         """The scheduler reported. O(1), and wakes listeners only if they would see a change."""
+        self._pulse.heard(
+            report.at_s,
+            report.running + report.waiting,
+            None if report.batch is None else report.elapsed_s,
+        )
         if report.batch is not None:
-            self.steps.record(
-                report.at_s, report.elapsed_s, report.batch, decode_only=report.decode_only
-            )
+            self._ran(report, report.batch)
         settled = report.at_s - self._entered_at_s > SETTLED_S
         news = self.leases.reported(report.running + report.waiting, settled=settled)
         usage = round(report.kv_cache_usage, 3)
@@ -109,6 +126,26 @@ class Board:
         self._preemptions += report.preempted
         self._wake_all()
 
+    def _ran(self, report: StepReport, batch: int) -> None:
+        """Keeps what a step says about the engine's speed."""
+        elapsed_s = report.elapsed_s
+        self.steps.record(report.at_s, elapsed_s, batch, decode_only=report.decode_only)
+        if report.prompt_tokens:
+            known = self.step_time if report.decoding else None
+            # A fit that is poor would be a guess: then the whole step counts as prefill.
+            decode_s = known.seconds(report.decoding) if known and known.good else 0.0
+            self.prefill.record(report.prompt_tokens, elapsed_s, decode_s)
+        elif report.decode_only and not report.recomputing:
+            self._step_times.record(batch, elapsed_s)
+        self._fit(report.at_s)
+
+    def _fit(self, now_s: float) -> None:
+        """Fits anew if there is something new and the last time is long enough ago."""
+        # A clock that was set back does not stop the fits.
+        if self._step_times.fresh and not 0 <= now_s - self._fitted_at_s < FIT_EVERY_S:
+            self._fitted_at_s = now_s
+            self.step_time = self._step_times.fit()
+
     def entered(self, header: str | None, at_s: float) -> int | None:
         """A generating request came in. Returns the key for `left`, None to turn it away."""
         self._entered_at_s = at_s
@@ -118,8 +155,13 @@ class Board:
         self._wake_all()
         return entry[0]
 
+    def submitted(self, key: int, at_s: float) -> None:
+        """The generating request has come in whole, so the scheduler will hear of it."""
+        self._pulse.submitted(key, at_s)
+
     def left(self, key: int) -> Presence:
         """The generating request has left the engine."""
+        self._pulse.left(key)
         presence = self.leases.leave(key)
         for listener in self._listeners:
             if presence.lease is not None and presence.instance == listener.instance:
@@ -145,11 +187,32 @@ class Board:
             "preemptions_total": self._preemptions,
         }
 
-    def slow(self) -> State:
-        """The part that grows all the time and is told once a heartbeat."""
-        return {"steps_by_batch": self.steps.by_batch()}
+    def slow(self, now_s: float | None = None) -> State:
+        """The part that grows all the time and is told once a heartbeat, as of `now_s`.
 
-    def state(self, instance: str | None) -> State:
+        Without a time nothing can be said to take too long: the engine is `ready`.
+        """
+        if now_s is not None:
+            self._fit(now_s)
+        rate = self.prefill.tokens_per_s()
+        return {
+            "state": "stalled" if self._stalled(now_s) else "ready",
+            "steps_by_batch": self.steps.by_batch(),
+            "steps_total": self.steps.count,
+            "busy_seconds_total": round(self.steps.busy_s, 6),
+            "step_time": None if self.step_time is None else self.step_time.told(),
+            "prefill": self.prefill.told(),
+            "prefill_tokens_per_s": None if rate is None else round(rate, 1),
+        }
+
+    def _stalled(self, now_s: float | None) -> bool:
+        if now_s is None:
+            return False
+        fit = self.step_time
+        expected_s = 0.0 if fit is None else fit.seconds(max(1, self._running))
+        return self._pulse.stalled(now_s, expected_s)
+
+    def state(self, instance: str | None, now_s: float | None = None) -> State:
         """The engine's whole entry in `/v1/capabilities`, as seen by a sidecar instance."""
         facts = self.facts
         return {
@@ -163,9 +226,9 @@ class Board:
             "batching": facts.batching,
             "slots_total": facts.slots_total,
             "kv_tokens_total": facts.kv_tokens_total,
+            "kv_block_tokens": facts.kv_block_tokens,
             **self.moving(instance),
-            **self.slow(),
-            "state": "ready",
+            **self.slow(now_s),
             "epoch": facts.epoch,
             "supported_workloads": ["completion"],
             "rate_limits": {},

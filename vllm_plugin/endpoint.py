@@ -3,7 +3,8 @@
     GET    /v1/capabilities                    the state, once
     GET    /v1/capabilities/stream?instance=I  the state as seen by sidecar instance I, then its
                                                changes, as server-sent events: `state` first,
-                                               then `change`, `ended` and `heartbeat`
+                                               then `change`, `ended` and `heartbeat`, which
+                                               has what grew or (`state`) turned since the last
     DELETE /v1/capabilities/leases/{lease}     spends a lease: {"ended": true} says that no
                                                request carries it and none ever will
 
@@ -92,8 +93,15 @@ class LeaseMiddleware:
             }
             await JSONResponse({"error": error}, status_code=409)(scope, receive, send)
             return
+
+        async def receiving() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                self._board.submitted(key, time.time())
+            return message
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receiving, send)
         finally:
             _after_turns(LET_GO_TURNS, lambda: self._board.left(key))
 
@@ -150,7 +158,7 @@ class CapabilitiesEndpoint:
         return board
 
     async def _capabilities(self, request: Request) -> Response:
-        state = self._board().state(request.query_params.get("instance"))
+        state = self._board().state(request.query_params.get("instance"), time.time())
         state |= {"observed_at": now_text(), "age_ms": 0}
         return JSONResponse({"api_version": API_VERSION, "engines": [state]})
 
@@ -182,8 +190,12 @@ class CapabilitiesEndpoint:
         board.listen(listener)
         try:
             sent = board.moving(instance)
-            slow = board.slow()
-            first = board.state(instance) | {"leases": sorted(board.leases.of(instance))}
+            slow = board.slow(time.time())
+            first = (
+                board.state(instance, time.time())
+                | slow
+                | {"leases": sorted(board.leases.of(instance))}
+            )
             yield event("state", first | {"observed_at": now_text()})
             changed_at = beat_at = time.monotonic()
             dirty = False
@@ -196,8 +208,8 @@ class CapabilitiesEndpoint:
                     yield event("ended", {"leases": ended})
                 now = time.monotonic()
                 if now - beat_at >= HEARTBEAT_EVERY_S:
-                    beat_at, before, slow = now, slow, board.slow()
-                    grown = slow if slow != before else {}
+                    beat_at, before, slow = now, slow, board.slow(time.time())
+                    grown = {k: v for k, v in slow.items() if before[k] != v}
                     yield event("heartbeat", grown | {"observed_at": now_text()})
                 if dirty and now - changed_at >= CHANGES_EVERY_S:
                     moving = board.moving(instance)

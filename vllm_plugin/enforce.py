@@ -50,9 +50,10 @@ def contradictions(
             found.append(f"{_option(name)} is in the profile, this vLLM has no such argument")
             continue
         given = getattr(args, name)
-        objection = rule.objection(given) if not _is_unset(args, name) else None
+        objection = rule.objection(given) if _is_given(args, name, argv) else None
         if objection:
             found.append(f"{_option(name)} is {given!r}, {objection}")
+    found.extend(_disagreements(args, profile, argv))
     active = args.max_num_active_seqs
     if active is not None and (objection := profile.slots.objection(active)):
         found.append(f"{_option('max_num_active_seqs')} is {active!r}, {objection}")
@@ -85,9 +86,46 @@ def contradictions(
     return found
 
 
-def _is_unset(args: Any, name: str) -> bool:
-    """Whether an argument is at vLLM's default; giving just that cannot be told from it."""
-    return bool(getattr(args, name) == getattr(type(args), name, None))
+def _disagreements(args: Any, profile: Profile, argv: Sequence[str]) -> list[str]:
+    """Arguments of which the profile sets one and that do not fit together as they will be.
+
+    vLLM would refuse them too, later, and without a word on where the value came from. Where
+    the other value is not known yet (a context length that the model has), it is vLLM that does.
+    """
+    found: list[str] = []
+    for name, bound, least in (
+        ("max_num_batched_tokens", SLOTS_ARGUMENT, True),
+        ("long_prefill_token_threshold", "max_model_len", False),
+    ):
+        if name not in profile.engine or not hasattr(args, name):
+            continue
+        value = _as_it_will_be(args, profile, name, argv)
+        limit = _as_it_will_be(args, profile, bound, argv)
+        if not isinstance(value, int) or not isinstance(limit, int) or limit <= 0:
+            continue  # not known yet, or refused for its type
+        if value < limit if least else value > limit:
+            origin = "" if _is_given(args, name, argv) else f" (by profile {profile.name!r})"
+            found.append(
+                f"{_option(name)} is {value!r}{origin}, must be at {'least' if least else 'most'} "
+                f"{_option(bound)}, which is {limit!r}"
+            )
+    return found
+
+
+def _as_it_will_be(args: Any, profile: Profile, name: str, argv: Sequence[str]) -> Any:
+    """An argument as given, else as the profile sets it, else at vLLM's default."""
+    if name in profile.engine and not _is_given(args, name, argv):
+        return profile.engine[name].value
+    return getattr(args, name)
+
+
+def _is_given(args: Any, name: str, argv: Sequence[str]) -> bool:
+    """Whether the operator gave an argument.
+
+    Just vLLM's default cannot be told from none, except by the command line.
+    """
+    at_default = bool(getattr(args, name) == getattr(type(args), name, None))
+    return not at_default or _command_line_value(argv, _option(name)) is not None
 
 
 def _as_int(text: str | None) -> int:
@@ -108,7 +146,7 @@ def apply(
             f"({profile.measurement_type}): " + "; ".join(found)
         )
     for name, rule in profile.engine.items():
-        if _is_unset(args, name):
+        if not _is_given(args, name, argv):
             setattr(args, name, rule.value)
     if args.otlp_traces_endpoint is None:
         args.otlp_traces_endpoint = traces_endpoint(environ)

@@ -45,6 +45,10 @@ HOOKS: Final = (
         (
             "max_num_seqs",
             "max_num_active_seqs",
+            "max_num_batched_tokens",
+            "max_model_len",
+            "long_prefill_token_threshold",
+            "scheduling_policy",
             "data_parallel_size",
             "scheduler_cls",
             "kv_transfer_config",
@@ -63,8 +67,14 @@ HOOKS: Final = (
     Hook(
         "config/scheduler.py",
         "SchedulerConfig",
-        ("max_num_seqs", "max_num_active_seqs"),
-        "slots_total",
+        (
+            "max_num_seqs",
+            "max_num_active_seqs",
+            "max_num_batched_tokens",
+            "long_prefill_token_threshold",
+            "policy",
+        ),
+        "slots_total, features",
     ),
     Hook(
         "v1/metrics/loggers.py",
@@ -87,8 +97,15 @@ HOOKS: Final = (
     Hook(
         "v1/metrics/stats.py",
         "SchedulerIterationDetails",
-        ("num_ctx_requests", "num_generation_requests", "elapsed_ms", "is_dummy"),
-        "batch sizes",
+        (
+            "num_ctx_requests",
+            "num_ctx_tokens",
+            "num_generation_requests",
+            "num_generation_tokens",
+            "elapsed_ms",
+            "is_dummy",
+        ),
+        "batch sizes, step times",
     ),
     Hook("v1/metrics/stats.py", "IterationStats", ("num_preempted_reqs",), "preemptions"),
     Hook(

@@ -30,6 +30,20 @@ class MeasurementType(StrEnum):
     OFFLINE = "offline"
 
 
+class ServiceClass(StrEnum):
+    """What a request is served as: its SLO, its queue, and who goes first."""
+
+    INTERACTIVE = "interactive"
+    BULK = "bulk"
+
+
+class FullQueue(StrEnum):
+    """What a full queue does with a request that comes."""
+
+    REJECT = "reject"
+    DROP_LRU = "drop-lru"  # the bulk request that has waited longest goes instead
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -73,11 +87,45 @@ class ArgumentRule(_Strict):
         return None
 
 
-class AdmissionRules(_Strict):
-    """Bounds of the sidecar's queue in front of the engine."""
+class Bounds(_Strict):
+    """From `least` to `most`, both included."""
 
+    least: int = Field(ge=1, le=1_000_000)
+    most: int = Field(ge=1, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Bounds:
+        if self.least > self.most:
+            raise ValueError(f"`least` ({self.least}) must not be above `most` ({self.most})")
+        return self
+
+
+class ClassRules(_Strict):
+    """SLO and bounds of one class. An SLO that is null is none: nothing is refused for it."""
+
+    ttft_p95_ms: float | None = Field(gt=0, le=86_400_000)
+    tpot_p95_ms: float | None = Field(gt=0, le=3_600_000)
     queue_capacity: int = Field(ge=0, le=1_000_000)
-    queue_timeout_s: float = Field(gt=0, le=86_400)
+    max_wait_s: float = Field(gt=0, le=86_400)
+    batch: Bounds  # sequences at once
+    window_ms: Bounds  # to gather requests in before the first step
+
+
+class AdmissionRules(_Strict):
+    """How the sidecar admits. Without `interactive` every request is bulk."""
+
+    full_queue: FullQueue = Field(strict=False)
+    aging_s: float = Field(gt=0, le=86_400)
+    reserved_share: float = Field(ge=0, lt=1)  # of the slots, for interactive requests
+    coalescing: bool
+    interactive: ClassRules | None
+    bulk: ClassRules
+
+    def of(self, service_class: ServiceClass) -> ClassRules:
+        """The rules of a class; those of bulk where there is no other."""
+        if service_class is ServiceClass.BULK or self.interactive is None:
+            return self.bulk
+        return self.interactive
 
 
 class Profile(_Strict):
@@ -118,6 +166,31 @@ class Profile(_Strict):
                     f"engine.{SLOTS_ARGUMENT} with more than one slot: a `fixed` value or a "
                     "`minimum` of at least 2"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _admission_consistent(self) -> Profile:
+        interactive, share = self.admission.interactive, self.admission.reserved_share
+        if self.measurement_type is MeasurementType.OFFLINE:
+            if interactive is not None:
+                raise ValueError(
+                    "measurement_type offline requires admission.interactive: null (every "
+                    "request is bulk)"
+                )
+        elif interactive is None:
+            raise ValueError(
+                f"measurement_type {self.measurement_type} requires admission.interactive"
+            )
+        if share and self.measurement_type is not MeasurementType.BATCHED_ONLINE:
+            why = (
+                "there is one slot"
+                if self.measurement_type is MeasurementType.SINGLE_STREAM
+                else "no request is interactive"
+            )
+            raise ValueError(
+                f"measurement_type {self.measurement_type} requires admission.reserved_share: 0 "
+                f"({why})"
+            )
         return self
 
 

@@ -102,6 +102,17 @@ def _self_test() -> str:
     return str(vllm.__version__)
 
 
+def features_of(vllm_config: Any) -> dict[str, Any]:
+    """What else a sidecar may want to know of how this engine was configured."""
+    scheduler = vllm_config.scheduler_config
+    return {
+        "speculative_decoding": vllm_config.speculative_config is not None,
+        "scheduling_policy": str(scheduler.policy),
+        "max_num_batched_tokens": int(scheduler.max_num_batched_tokens),
+        "long_prefill_token_threshold": int(scheduler.long_prefill_token_threshold),
+    }
+
+
 def make_board(vllm_config: Any, profile: Profile) -> Board:
     """The board of the engine with this configuration, and the labels on its spans."""
     from vllm_plugin import enforce
@@ -120,9 +131,11 @@ def make_board(vllm_config: Any, profile: Profile) -> Board:
             measurement_type=profile.measurement_type.value,
             batching=profile.batching,
             slots_total=enforce.slots_of(vllm_config.scheduler_config),
-            kv_tokens_total=(cache.num_gpu_blocks or 0) * cache.block_size,
+            # One block is vLLM's own: it stands for no block.
+            kv_tokens_total=max(0, (cache.num_gpu_blocks or 0) - 1) * cache.block_size,
+            kv_block_tokens=cache.block_size,
             epoch=secrets.token_hex(8),
-            features={"speculative_decoding": vllm_config.speculative_config is not None},
+            features=features_of(vllm_config),
         )
     )
     if vllm_config.observability_config.otlp_traces_endpoint is not None:
@@ -151,7 +164,12 @@ def __getattr__(name: str) -> Any:
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             if _process.profile is not None:
                 _process.board = make_board(vllm_config, _process.profile)
-            super().__init__(_process.board, bool(vllm_config.scheduler_config.async_scheduling))
+            drafts = getattr(vllm_config.speculative_config, "num_speculative_tokens", None) or 0
+            super().__init__(
+                _process.board,
+                bool(vllm_config.scheduler_config.async_scheduling),
+                tokens_per_sequence=1 + drafts,
+            )
 
     globals()[name] = StatLogger
     return StatLogger

@@ -1,4 +1,5 @@
-"""Engine steps: how many sequences each ran, and what that says about a window of time.
+"""Engine steps: how many sequences each ran, what that says about a window of time, and how
+fast prompts are computed.
 
 Pure. Times are seconds of one clock, whichever the caller uses; durations are seconds.
 """
@@ -7,10 +8,20 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import deque
 from dataclasses import dataclass
+from typing import Any, Final
 
 # 10 minutes of 10 ms steps; longer requests are described by their last steps.
 RING_STEPS = 65_536
+
+# Recent enough to follow a machine whose speed drifts, enough for prompts of all lengths.
+PREFILL_STEPS: Final = 64
+# A few chat prompts. Fewer tokens say more about a step's fixed cost than about a rate.
+PREFILL_LEAST_TOKENS: Final = 256
+# Of those steps, this share is left out at either end (the slowest of three at least): a
+# compilation of many seconds must not pass for the speed of prefill.
+PREFILL_LEFT_OUT: Final = 0.125
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,7 @@ class StepRing:
         self._batches = array("L")
         self._by_batch: dict[int, list[float]] = {}
         self.count = 0
+        self.busy_s = 0.0  # in steps of any kind
 
     def record(self, end_s: float, elapsed_s: float, batch: int, *, decode_only: bool) -> None:
         """Adds a step that ended at `end_s` and ran `batch` sequences for `elapsed_s`."""
@@ -40,6 +52,7 @@ class StepRing:
         self._middles.append(middle)
         self._batches.append(batch)
         self.count += 1
+        self.busy_s += elapsed_s
         if len(self._middles) >= 2 * self._capacity:
             # Halved now and then instead of shifted at each step: amortised O(1).
             del self._middles[: -self._capacity]
@@ -67,3 +80,36 @@ class StepRing:
             str(batch): [count, round(seconds, 6)]
             for batch, (count, seconds) in sorted(self._by_batch.items())
         }
+
+
+class Prefill:
+    """Prompt tokens computed, and what of the steps' time went to them."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.seconds = 0.0
+        self._recent: deque[tuple[float, int, float]] = deque(maxlen=PREFILL_STEPS)
+
+    def record(self, tokens: int, elapsed_s: float, decode_s: float) -> None:
+        """Adds a step that computed `tokens` of prompts (more than 0) in `elapsed_s`, of which
+        what it decoded would have taken `decode_s` alone."""
+        seconds = max(0.0, elapsed_s - decode_s)
+        self.tokens += tokens
+        self.seconds += seconds
+        self._recent.append((seconds / tokens, tokens, seconds))
+
+    def tokens_per_s(self) -> float | None:
+        """Prompt tokens per second over the recent steps; None until enough were measured."""
+        kept = sorted(self._recent)
+        if len(kept) >= 3:
+            out = max(1, int(len(kept) * PREFILL_LEFT_OUT))
+            kept = kept[out:-out]
+        tokens = sum(step[1] for step in self._recent)
+        seconds = sum(step[2] for step in kept)
+        if tokens < PREFILL_LEAST_TOKENS or seconds <= 0:
+            return None
+        return sum(step[1] for step in kept) / seconds
+
+    def told(self) -> dict[str, Any]:
+        """Cumulative, as in `/v1/capabilities`."""
+        return {"tokens": self.tokens, "seconds": round(self.seconds, 6)}

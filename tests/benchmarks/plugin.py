@@ -36,7 +36,12 @@ def step_cost_us() -> tuple[float, float]:
     board.listen(Listener(None, lambda: None))
     logger = BoardStatLogger(board, async_scheduling=False)
     details = SimpleNamespace(
-        num_ctx_requests=0, num_generation_requests=8, elapsed_ms=5.0, is_dummy=False
+        num_ctx_requests=0,
+        num_ctx_tokens=0,
+        num_generation_requests=8,
+        num_generation_tokens=8,
+        elapsed_ms=5.0,
+        is_dummy=False,
     )
     stats: Any = SimpleNamespace(
         num_running_reqs=8,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from tests.vllm_plugin.test_board import FACTS, LEASE, THEM, US, report
 from vllm_plugin import endpoint
 from vllm_plugin.board import Board
 from vllm_plugin.endpoint import CapabilitiesEndpoint, event
+from vllm_plugin.pulse import STALLED_AFTER_S
 
 STREAM = f"/v1/capabilities/stream?instance={US}"
 
@@ -168,8 +170,31 @@ async def test_heartbeat_comes_while_nothing_changes(
     while "steps_by_batch" not in (beat := await call.event_named("heartbeat")):
         pass
     assert beat["steps_by_batch"] == {"2": [1, 0.01]}
+    assert beat["steps_total"] == 1
+    assert "prefill" not in beat, "only what changed"
     assert set(await call.event_named("heartbeat")) == {"observed_at"}
     await engine.stop(call)
+
+
+async def test_stall_is_told_with_the_heartbeat_once_and_so_is_its_end(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "HEARTBEAT_EVERY_S", 0.05)
+    call, first = await engine.stream()
+    assert first["state"] == "ready"
+    engine.board.stepped(report(3, at_s=time.time() - STALLED_AFTER_S - 1))
+    assert (await call.event_named("heartbeat"))["state"] == "stalled"
+    assert set(await call.event_named("heartbeat")) == {"observed_at"}
+    other = engine.call("GET", "/v1/capabilities")
+    await other.status()
+    assert (await other.json())["engines"][0]["state"] == "stalled"
+    late, opening = await engine.stream()
+    assert opening["state"] == "stalled"
+    engine.board.stepped(report(3, at_s=time.time()))
+    for stream in (call, late):
+        assert (await stream.event_named("heartbeat"))["state"] == "ready"
+    engine.client.is_running = False
+    await asyncio.wait_for(asyncio.gather(call.task, late.task), 5)
 
 
 def test_timing_is_what_the_contract_says() -> None:

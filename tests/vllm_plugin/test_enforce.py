@@ -27,6 +27,10 @@ class Args:
     scheduler_cls: Any = None
     otlp_traces_endpoint: str | None = None
     enable_logging_iteration_details: bool = False
+    scheduling_policy: str = "fcfs"
+    max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int = 0
+    max_model_len: int | None = None
     _api_process_count: int = 1
 
 
@@ -68,11 +72,68 @@ def refusal(profile: str, args: Args, environ: dict[str, str] | None = None, arg
     return message
 
 
-@pytest.mark.parametrize(("profile", "slots"), [("home", 1), ("cloud", 64), ("offline", 256)])
+@pytest.mark.parametrize(("profile", "slots"), [("home", 1), ("offline", 256)])
 def test_arguments_that_were_not_given_are_set(profile: str, slots: int) -> None:
     args = Args()
     apply(profile, args)
     assert args == Args(max_num_seqs=slots, enable_logging_iteration_details=True)
+
+
+def test_cloud_sets_who_goes_first_and_what_a_step_may_hold() -> None:
+    args = Args()
+    apply("cloud", args)
+    assert args == Args(
+        max_num_seqs=64,
+        enable_logging_iteration_details=True,
+        scheduling_policy="priority",
+        max_num_batched_tokens=2048,
+        long_prefill_token_threshold=512,
+    )
+
+
+def test_budgets_that_the_operator_gave_are_kept() -> None:
+    args = Args(
+        max_num_seqs=4096,
+        max_num_batched_tokens=8192,
+        long_prefill_token_threshold=100,
+        max_model_len=256,
+    )
+    apply("cloud", args)
+    assert (args.max_num_batched_tokens, args.long_prefill_token_threshold) == (8192, 100)
+
+
+@pytest.mark.parametrize("max_model_len", [None, -1, 512, 131_072])
+def test_context_length_that_is_long_enough_or_not_known_yet_is_none_of_ours(
+    max_model_len: int | None,
+) -> None:
+    apply("cloud", Args(max_model_len=max_model_len))
+
+
+@pytest.mark.parametrize("profile", ["home", "offline"])
+def test_profile_that_sets_no_budget_has_no_say_in_it(profile: str) -> None:
+    args = Args(
+        max_num_batched_tokens=64,
+        long_prefill_token_threshold=512,
+        max_model_len=256,
+        scheduling_policy="priority",
+    )
+    apply(profile, args)
+    assert args.max_num_batched_tokens == 64
+
+
+def test_default_of_vllm_that_the_command_line_gives_is_given(tmp_path: Path) -> None:
+    """It looks like an argument that was not given, except on the command line."""
+    message = refusal("cloud", Args(), argv="--scheduling-policy fcfs")
+    assert "--scheduling-policy is 'fcfs', must be 'priority'" in message
+    message = refusal("cloud", Args(), argv="--long_prefill_token_threshold=0")
+    assert "--long-prefill-token-threshold is 0, must be at least 64" in message
+    file = tmp_path / "mine.yaml"
+    document = yaml.safe_load((Path(__file__).parents[2] / "profiles/cloud.yaml").read_text())
+    document["engine"]["long_prefill_token_threshold"] = {"default": 512}
+    file.write_text(yaml.safe_dump(document))
+    args = Args()
+    apply(load(str(file)), args, argv="--long-prefill-token-threshold 0")
+    assert args.long_prefill_token_threshold == 0
 
 
 @pytest.mark.parametrize(("profile", "slots"), [("home", 1), ("cloud", 2), ("cloud", 500)])
@@ -118,6 +179,43 @@ def test_applying_twice_changes_nothing() -> None:
             "--kv-transfer-config is given, must not be",
         ),
         ("home", Args(scheduler_cls="my.Scheduler"), {}, "", "--scheduler-cls is given, must not"),
+        (
+            "cloud",
+            Args(max_num_batched_tokens=100),
+            {},
+            "",
+            "--max-num-batched-tokens is 100, must be at least 256",
+        ),
+        (
+            "cloud",
+            Args(long_prefill_token_threshold=1),
+            {},
+            "",
+            "--long-prefill-token-threshold is 1, must be at least 64",
+        ),
+        (
+            "cloud",
+            Args(max_num_seqs=4096),
+            {},
+            "",
+            "--max-num-batched-tokens is 2048 (by profile 'cloud'), must be at least "
+            "--max-num-seqs, which is 4096",
+        ),
+        (
+            "cloud",
+            Args(max_num_seqs=512, max_num_batched_tokens=300),
+            {},
+            "",
+            "--max-num-batched-tokens is 300, must be at least --max-num-seqs, which is 512",
+        ),
+        (
+            "cloud",
+            Args(max_model_len=256),
+            {},
+            "",
+            "--long-prefill-token-threshold is 512 (by profile 'cloud'), must be at most "
+            "--max-model-len, which is 256",
+        ),
         (
             "cloud",
             Args(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import anyio
@@ -201,3 +202,34 @@ async def test_cancel_scope_that_repeats_itself_leaves_nothing_behind(engine: Ge
     await engine.settled()
     assert engine.listener.ended == [LEASE]
     engine.assert_nothing_left()
+
+
+async def test_request_is_expected_in_the_engine_once_it_has_come_in_whole() -> None:
+    """A client that takes its time to send is no sign of an engine that hangs."""
+    board = Board(FACTS)
+    body: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def reading(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        await asyncio.Event().wait()
+
+    async def nowhere(message: Any) -> None:
+        raise AssertionError(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    call = asyncio.ensure_future(LeaseMiddleware(reading, board)(scope, body.get, nowhere))
+    body.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
+    for _ in range(5):
+        await asyncio.sleep(0)
+    hour_later_s = time.time() + 3600
+    assert board.slow(hour_later_s)["state"] == "ready"
+    body.put_nowait({"type": "http.request", "body": b"}", "more_body": False})
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert board.slow(hour_later_s)["state"] == "stalled"
+    call.cancel()
+    await asyncio.wait([call])
+    for _ in range(LET_GO_TURNS + 2):
+        await asyncio.sleep(0)
+    assert board.slow(hour_later_s)["state"] == "ready"

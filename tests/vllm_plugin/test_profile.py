@@ -8,20 +8,59 @@ from typing import Any
 import pytest
 import yaml
 
-from vllm_plugin.profile import ArgumentRule, MeasurementType, ProfileError, load, shipped
+from vllm_plugin.profile import (
+    ArgumentRule,
+    FullQueue,
+    MeasurementType,
+    ProfileError,
+    ServiceClass,
+    load,
+    shipped,
+)
 
+CLASS: dict[str, Any] = {
+    "ttft_p95_ms": 1000.0,
+    "tpot_p95_ms": None,
+    "queue_capacity": 16,
+    "max_wait_s": 30,
+    "batch": {"least": 1, "most": 8},
+    "window_ms": {"least": 1, "most": 8},
+}
+ADMISSION: dict[str, Any] = {
+    "full_queue": "reject",
+    "aging_s": 10,
+    "reserved_share": 0.25,
+    "coalescing": False,
+    "interactive": CLASS,
+    "bulk": CLASS,
+}
 GOOD: dict[str, Any] = {
     "name": "mine",
     "measurement_type": "batched_online",
     "batching": True,
     "engine": {"max_num_seqs": {"default": 8, "minimum": 2}},
-    "admission": {"queue_capacity": 16, "queue_timeout_s": 30},
+    "admission": ADMISSION,
 }
 SINGLE = {
     "measurement_type": "single_stream",
     "batching": False,
     "engine": {"max_num_seqs": {"fixed": 1}},
+    "admission": ADMISSION | {"reserved_share": 0.0},
 }
+OFFLINE = {
+    "measurement_type": "offline",
+    "admission": ADMISSION | {"reserved_share": 0.0, "interactive": None},
+}
+
+
+def admission(**change: Any) -> dict[str, Any]:
+    """A change of the profile's admission rules."""
+    return {"admission": ADMISSION | change}
+
+
+def bulk(**change: Any) -> dict[str, Any]:
+    """A change of the rules of bulk requests."""
+    return admission(bulk=CLASS | change)
 
 
 @pytest.fixture
@@ -62,7 +101,7 @@ def test_shipped_profile_is_what_its_name_says(
     assert profile.engine["enable_logging_iteration_details"].fixed is True
 
 
-@pytest.mark.parametrize("document", [GOOD, GOOD | SINGLE])
+@pytest.mark.parametrize("document", [GOOD, GOOD | SINGLE, GOOD | OFFLINE])
 def test_own_profile_is_loaded_by_path(file: Path, document: dict[str, Any]) -> None:
     file.write_text(yaml.safe_dump(document))
     assert load(str(file)).name == "mine"
@@ -126,22 +165,21 @@ def test_missing_and_unreadable_files_are_named(file: Path) -> None:
             "engine.dtype",
             "`default` must be an integer",
         ),
-        ({"admission": {"queue_capacity": 16}}, "admission.queue_timeout_s", "Field required"),
-        (
-            {"admission": {"queue_capacity": -1, "queue_timeout_s": 30}},
-            "admission.queue_capacity",
-            "greater than or equal to 0",
-        ),
-        (
-            {"admission": {"queue_capacity": 1, "queue_timeout_s": 0}},
-            "admission.queue_timeout_s",
-            "greater than 0",
-        ),
-        (
-            {"admission": {"queue_capacity": 1.5, "queue_timeout_s": 1}},
-            "admission.queue_capacity",
-            "valid integer",
-        ),
+        (admission(full_queue="drop"), "admission.full_queue", "'reject' or 'drop-lru'"),
+        (admission(aging_s=0), "admission.aging_s", "greater than 0"),
+        (admission(reserved_share=1), "admission.reserved_share", "less than 1"),
+        (admission(reserved_share=-0.1), "admission.reserved_share", "greater than or equal to 0"),
+        (admission(coalescing="yes"), "admission.coalescing", "valid boolean"),
+        (admission(bulk=None), "admission.bulk", "valid dictionary"),
+        (admission(queue_capacity=16), "admission.queue_capacity", "Extra inputs"),
+        (bulk(queue_capacity=-1), "admission.bulk.queue_capacity", "greater than or equal to 0"),
+        (bulk(queue_capacity=1.5), "admission.bulk.queue_capacity", "valid integer"),
+        (bulk(max_wait_s=0), "admission.bulk.max_wait_s", "greater than 0"),
+        (bulk(ttft_p95_ms=0), "admission.bulk.ttft_p95_ms", "greater than 0"),
+        (bulk(tpot_p95_ms="fast"), "admission.bulk.tpot_p95_ms", "valid number"),
+        (bulk(batch={"least": 9, "most": 8}), "admission.bulk.batch", "`least` (9) must not be"),
+        (bulk(batch={"least": 0, "most": 8}), "admission.bulk.batch.least", "or equal to 1"),
+        (bulk(window_ms={"least": 1}), "admission.bulk.window_ms.most", "Field required"),
     ],
 )
 def test_wrong_value_is_refused_with_file_key_and_rule(
@@ -150,6 +188,37 @@ def test_wrong_value_is_refused_with_file_key_and_rule(
     message = refusal(file, GOOD | change)
     assert f"{key}: " in message
     assert rule in message
+
+
+@pytest.mark.parametrize("key", sorted(ADMISSION))
+def test_rule_of_admission_has_no_default(file: Path, key: str) -> None:
+    """A class that is not there is written as null, an SLO too."""
+    without = {name: value for name, value in ADMISSION.items() if name != key}
+    assert f"admission.{key}: Field required" in refusal(file, GOOD | {"admission": without})
+
+
+@pytest.mark.parametrize("key", sorted(CLASS))
+def test_rule_of_a_class_has_no_default(file: Path, key: str) -> None:
+    without = {name: value for name, value in CLASS.items() if name != key}
+    message = refusal(file, GOOD | admission(interactive=without))
+    assert f"admission.interactive.{key}: Field required" in message
+
+
+def test_rules_of_admission_are_read(file: Path) -> None:
+    document = GOOD | admission(full_queue="drop-lru", bulk=CLASS | {"queue_capacity": 99})
+    file.write_text(yaml.safe_dump(document))
+    rules = load(str(file)).admission
+    assert rules.full_queue is FullQueue.DROP_LRU
+    assert rules.of(ServiceClass.INTERACTIVE).queue_capacity == 16
+    assert rules.of(ServiceClass.BULK).queue_capacity == 99
+    assert rules.bulk.tpot_p95_ms is None
+    assert (rules.bulk.batch.least, rules.bulk.batch.most) == (1, 8)
+
+
+def test_where_every_request_is_bulk_the_rules_of_bulk_are_everybodys() -> None:
+    rules = load("offline").admission
+    assert rules.interactive is None
+    assert rules.of(ServiceClass.INTERACTIVE) is rules.of(ServiceClass.BULK) is rules.bulk
 
 
 def test_missing_keys_are_all_listed(file: Path) -> None:
@@ -174,6 +243,23 @@ def test_missing_keys_are_all_listed(file: Path) -> None:
         (
             GOOD | {"measurement_type": "offline", "batching": False},
             "offline requires batching: true",
+        ),
+        (
+            GOOD | {"measurement_type": "offline"},
+            "offline requires admission.interactive: null (every request is bulk)",
+        ),
+        (GOOD | admission(interactive=None), "batched_online requires admission.interactive"),
+        (
+            GOOD | SINGLE | admission(interactive=None, reserved_share=0.0),
+            "single_stream requires admission.interactive",
+        ),
+        (
+            GOOD | SINGLE | {"admission": ADMISSION},
+            "single_stream requires admission.reserved_share: 0 (there is one slot)",
+        ),
+        (
+            GOOD | OFFLINE | admission(interactive=None),
+            "offline requires admission.reserved_share: 0 (no request is interactive)",
         ),
         (GOOD | {"engine": {"max_num_seqs": {"fixed": 1}}}, "more than one slot"),
         (GOOD | {"engine": {"max_num_seqs": {"default": 8}}}, "more than one slot"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_plugin.steps import BatchStatistics, StepRing
+from vllm_plugin.steps import PREFILL_STEPS, BatchStatistics, Prefill, StepRing
 
 
 def ring_of(*batches: int, capacity: int = 1000) -> StepRing:
@@ -71,6 +71,55 @@ def test_totals_by_batch_size_count_decode_only_steps() -> None:
 def test_totals_outlive_the_ring() -> None:
     ring = ring_of(*[3] * 50, capacity=4)
     assert ring.by_batch() == {"3": [50, pytest.approx(0.5)]}
+
+
+def test_seconds_in_steps_of_any_kind_add_up() -> None:
+    ring = StepRing(4)
+    for index in range(20):
+        ring.record(float(index), 0.25, 1, decode_only=index % 2 == 0)
+    assert ring.busy_s == pytest.approx(5.0)
+
+
+def test_prefill_is_what_a_step_took_beyond_its_decode_part() -> None:
+    prefill = Prefill()
+    assert prefill.told() == {"tokens": 0, "seconds": 0.0}
+    prefill.record(100, 0.5, 0.1)
+    prefill.record(50, 0.2, 0.0)
+    prefill.record(10, 0.1, 0.3)
+    assert prefill.told() == {"tokens": 160, "seconds": pytest.approx(0.6)}
+
+
+def test_rate_of_prefill_waits_for_enough_tokens() -> None:
+    prefill = Prefill()
+    assert prefill.tokens_per_s() is None
+    prefill.record(200, 0.2, 0.0)
+    assert prefill.tokens_per_s() is None
+    prefill.record(200, 0.2, 0.0)
+    assert prefill.tokens_per_s() == pytest.approx(1000)
+
+
+def test_rate_of_prefill_is_not_that_of_one_compilation() -> None:
+    prefill = Prefill()
+    prefill.record(200, 30.0, 0.0)
+    for _ in range(5):
+        prefill.record(200, 0.2, 0.0)
+    assert prefill.tokens_per_s() == pytest.approx(1000)
+
+
+def test_rate_of_prefill_is_the_recent_one() -> None:
+    prefill = Prefill()
+    for seconds in (1.0, 0.1):
+        for _ in range(PREFILL_STEPS):
+            prefill.record(100, seconds, 0.0)
+    assert prefill.tokens_per_s() == pytest.approx(1000)
+    assert prefill.tokens == 2 * PREFILL_STEPS * 100
+
+
+def test_prefill_that_took_no_time_has_no_rate() -> None:
+    prefill = Prefill()
+    for _ in range(10):
+        prefill.record(100, 0.1, 0.2)
+    assert prefill.tokens_per_s() is None
 
 
 @given(

@@ -1,0 +1,124 @@
+"""Profile cloud on a real engine: what it says of its own speed is what its steps took."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from typing import Any
+
+import aiohttp
+import pytest
+
+from orch_sidecar.local.stack import Stack
+from tests.engine.clients import body, engine_state, post, session
+
+TOKENS = 120
+CONCURRENCIES = (1, 2, 4, 8)
+ROUNDS = 5
+WITHIN = 0.35
+LONG_PROMPT = 600
+
+ByBatch = dict[str, list[float]]
+
+
+async def decode(http: aiohttp.ClientSession, stack: Stack, concurrency: int) -> None:
+    """So many sequences at once. Of one request, so that all of them come into one step."""
+    document = body("completions", TOKENS, stream=True, n=concurrency)
+    assert (await post(http, stack.engine_url, "completions", document)).status == 200
+
+
+async def prefill(http: aiohttp.ClientSession, stack: Stack) -> None:
+    """A prompt that is long enough to tell the rate at which prompts are computed."""
+    document = body("completions", 2, stream=False) | {"prompt": [7] * LONG_PROMPT}
+    assert (await post(http, stack.engine_url, "completions", document)).status == 200
+
+
+def means_ms(before: ByBatch, after: ByBatch) -> dict[int, float]:
+    """Milliseconds of a decode-only step by batch size, of the steps between two states; sizes
+    of a few steps (as sequences end one by one) are left out: their mean is that of an outlier."""
+    found = {}
+    for size, (count, seconds) in after.items():
+        count_before, seconds_before = before.get(size, [0, 0.0])
+        if count - count_before >= TOKENS / 2:
+            found[int(size)] = (seconds - seconds_before) / (count - count_before) * 1000
+    return found
+
+
+async def one_round(http: aiohttp.ClientSession, stack: Stack) -> dict[int, float]:
+    """Load at each concurrency: what the fit then predicts, over what the steps took."""
+    before = (await engine_state(http, stack.engine_url))["steps_by_batch"]
+    for concurrency in CONCURRENCIES:
+        await decode(http, stack, concurrency)
+    await asyncio.sleep(1.1)  # the fit is of a second ago at most
+    after = await engine_state(http, stack.engine_url)
+    fit: dict[str, Any] = after["step_time"]
+    assert fit["quality"] == "good", fit
+    assert fit["largest"] == max(CONCURRENCIES)
+    assert 0 < fit["alpha"] <= 1
+    return {
+        batch: (fit["t0_ms"] + fit["c_ms"] * batch ** fit["alpha"]) / measured_ms
+        for batch, measured_ms in means_ms(before, after["steps_by_batch"]).items()
+    }
+
+
+async def test_step_time_predicts_the_steps_that_ran(cloud: Stack) -> None:
+    """The fit is of the machine's speed at the end of a round, the mean of all of it: where the
+    speed changes in between they differ. So several rounds are run, and their median counts."""
+    async with session() as http:
+        for concurrency in CONCURRENCIES:  # what is slow on first use
+            await decode(http, cloud, concurrency)
+        rounds = [await one_round(http, cloud) for _ in range(ROUNDS)]
+    for batch in CONCURRENCIES:
+        ratios = [found[batch] for found in rounds if batch in found]
+        assert len(ratios) > ROUNDS / 2
+        assert statistics.median(ratios) == pytest.approx(1.0, abs=WITHIN), (batch, rounds)
+
+
+async def test_prefill_and_busy_time_are_counted(cloud: Stack) -> None:
+    async with session() as http:
+        began = time.monotonic()
+        before = await engine_state(http, cloud.engine_url)
+        await decode(http, cloud, 8)
+        for _ in range(4):
+            await prefill(http, cloud)
+        await asyncio.sleep(0.2)  # the last report comes after the answer
+        after = await engine_state(http, cloud.engine_url)
+        wall_s = time.monotonic() - began
+
+    def grew(what: str) -> float:
+        return float(after[what] - before[what])
+
+    assert after["prefill_tokens_per_s"] > 0
+    # Every prompt token is computed once: four long prompts, and eight times the short one.
+    computed = after["prefill"]["tokens"] - before["prefill"]["tokens"]
+    assert 4 * LONG_PROMPT < computed < 4 * LONG_PROMPT + 8 * 20
+    prefill_s = after["prefill"]["seconds"] - before["prefill"]["seconds"]
+    assert 0 < prefill_s < grew("busy_seconds_total") <= wall_s
+    assert grew("steps_total") >= TOKENS + 4 * 2 - 1
+    assert after["state"] == "ready"
+
+
+async def test_engine_lets_the_sidecar_say_who_goes_first(cloud: Stack) -> None:
+    """X-Vllm-Priority is honoured under this policy only."""
+    async with session() as http:
+        features = (await engine_state(http, cloud.engine_url))["features"]
+        answers = await asyncio.gather(
+            *(
+                post(
+                    http,
+                    cloud.engine_url,
+                    "chat",
+                    body("chat", 4, stream=False),
+                    {"X-Vllm-Priority": priority},
+                )
+                for priority in ("-10", "0", "10")
+            )
+        )
+    assert [seen.status for seen in answers] == [200] * 3
+    assert features == {
+        "speculative_decoding": False,
+        "scheduling_policy": "priority",
+        "max_num_batched_tokens": 2048,
+        "long_prefill_token_threshold": 512,
+    }

@@ -1,0 +1,23 @@
+"""What the composition root reads from vLLM's finished configuration."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_plugin.register import features_of
+
+
+@pytest.mark.parametrize("speculative_config", [None, object()])
+def test_features_are_those_of_the_finished_configuration(speculative_config: object) -> None:
+    scheduler = SimpleNamespace(
+        policy="priority", max_num_batched_tokens=2048, long_prefill_token_threshold=512
+    )
+    config = SimpleNamespace(scheduler_config=scheduler, speculative_config=speculative_config)
+    assert features_of(config) == {
+        "speculative_decoding": speculative_config is not None,
+        "scheduling_policy": "priority",
+        "max_num_batched_tokens": 2048,
+        "long_prefill_token_threshold": 512,
+    }

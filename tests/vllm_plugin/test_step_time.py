@@ -1,0 +1,265 @@
+"""The step-time fit: what it finds in noisy steps, and what it says when it cannot know."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_plugin import step_time
+from vllm_plugin.step_time import StepTime, StepTimes
+
+Curve = tuple[float, float, float]  # t0 and c in ms, alpha
+
+MODEST: Curve = (3.1, 0.4, 0.8)
+CURVES: list[Curve] = [MODEST, (5.0, 0.5, 0.9), (2.0, 2.0, 0.7), (10.0, 1.0, 1.0), (20.0, 5.0, 0.8)]
+
+
+def true_ms(curve: Curve, batch: float) -> float:
+    t0, c, alpha = curve
+    return float(t0 + c * batch**alpha)
+
+
+class Machine:
+    """Runs steps as a machine with neighbours does: 10 % noise, 2 % outliers of 10 to 100 times."""
+
+    def __init__(self, curve: Curve, seed: int, slots: int = 64) -> None:
+        self.curve = curve
+        self.random = random.Random(seed)
+        self.times = StepTimes(slots)
+        self.slower = 1.0
+
+    def step(self, batch: int) -> None:
+        seconds = true_ms(self.curve, batch) / 1000 * self.slower
+        seconds *= math.exp(self.random.gauss(0, 0.1))
+        if self.random.random() < 0.02:
+            seconds *= self.random.uniform(10, 100)
+        self.times.record(batch, seconds)
+
+    def run(self, steps: int, largest: int) -> None:
+        for _ in range(steps):
+            self.step(self.random.randint(1, largest))
+
+    def fit(self) -> StepTime:
+        found = self.times.fit()
+        assert found is not None
+        return found
+
+    def furthest(self, found: StepTime, largest: int) -> float:
+        """How far the fit is from the truth at most, relatively."""
+        return max(
+            abs(found.seconds(batch) * 1000 / (true_ms(self.curve, batch) * self.slower) - 1)
+            for batch in range(1, largest + 1)
+        )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("largest", [32, 64])
+@pytest.mark.parametrize("curve", CURVES)
+def test_known_constants_are_recovered_from_noisy_steps(
+    curve: Curve, largest: int, seed: int
+) -> None:
+    machine = Machine(curve, seed)
+    machine.run(6000, largest)
+    found = machine.fit()
+    assert machine.furthest(found, largest) < 0.03
+    told = found.told()
+    for name, true in zip(("t0_ms", "c_ms", "alpha"), curve, strict=True):
+        assert told[name] == pytest.approx(true, rel=0.10)
+    assert (told["batches"], told["largest"], told["quality"]) == (largest, largest, "good")
+    assert told["error"] < 0.03
+    assert told["samples"] > 4000
+
+
+def test_compilation_of_many_seconds_does_not_move_it() -> None:
+    machine = Machine(MODEST, 1)
+    for batch in range(1, 33):
+        machine.times.record(batch, 20.0)  # each size once, when it is first seen
+    machine.run(1000, 32)
+    assert machine.furthest(machine.fit(), 32) < 0.05
+
+
+def test_nothing_is_said_before_a_size_was_seen_often_enough() -> None:
+    times = StepTimes(8)
+    assert times.fit() is None
+    for batch in (1, 2, 3, 4) * (step_time.LEAST_OF_A_SIZE - 1):
+        times.record(batch, 0.01)
+    assert times.fit() is None
+
+
+def test_what_took_no_time_or_ran_nothing_is_no_step() -> None:
+    times = StepTimes(8)
+    times.record(0, 0.01)
+    times.record(4, 0.0)
+    times.record(4, -0.1)
+    assert not times.fresh
+
+
+def test_one_size_is_a_constant_and_poor() -> None:
+    machine = Machine(MODEST, 2)
+    for _ in range(500):
+        machine.step(4)
+    found = machine.fit()
+    assert found.curve.c_s == 0.0
+    assert found.seconds(4) * 1000 == pytest.approx(true_ms(MODEST, 4), rel=0.03)
+    assert (found.batches, found.largest, found.good) == (1, 4, False)
+
+
+def test_one_size_is_all_that_an_engine_of_one_slot_has() -> None:
+    machine = Machine(MODEST, 3, slots=1)
+    for _ in range(step_time.GOOD_SAMPLES - 1):
+        machine.step(1)
+    assert not machine.fit().good, "too few steps"
+    machine.step(1)
+    found = machine.fit()
+    assert found.good
+    assert found.told()["t0_ms"] == pytest.approx(3.5, rel=0.05)
+    assert (found.told()["c_ms"], found.told()["alpha"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("slots", "good"), [(2, True), (64, False)])
+def test_two_sizes_are_a_line(slots: int, good: bool) -> None:
+    machine = Machine(MODEST, 4, slots=slots)
+    machine.run(500, 2)
+    found = machine.fit()
+    assert found.curve.alpha == 1.0
+    assert machine.furthest(found, 2) < 0.03
+    assert found.good is good
+
+
+def test_line_through_sizes_that_are_close_never_promises_too_much() -> None:
+    """Where alpha cannot be told, what lies beyond is told too slow, not too fast."""
+    machine = Machine((2.0, 2.0, 0.7), 5)
+    for _ in range(4000):
+        machine.step(machine.random.randint(20, 40))
+    found = machine.fit()
+    assert found.curve.alpha == 1.0
+    assert found.good
+    for batch in (1, 4, 8, 64, 128):
+        assert found.seconds(batch) * 1000 > 0.98 * true_ms(machine.curve, batch)
+
+
+def test_few_steps_are_poor() -> None:
+    machine = Machine(MODEST, 6)
+    for batch in (1, 2, 4, 8) * 6:
+        machine.step(batch)
+    found = machine.fit()
+    assert (found.samples, found.batches, found.good) == (24, 4, False)
+
+
+def test_times_that_follow_no_such_curve_are_poor() -> None:
+    times = StepTimes(64)
+    for _ in range(50):
+        for batch, seconds in ((1, 0.1), (2, 0.01), (4, 0.2), (8, 0.02), (16, 0.3)):
+            times.record(batch, seconds)
+    found = times.fit()
+    assert found is not None
+    assert found.error > step_time.GOOD_ERROR
+    assert not found.good
+
+
+def test_the_curve_follows_a_change_of_speed_within_a_block_of_steps() -> None:
+    """At all sizes, although steps of one size only have run since."""
+    machine = Machine(MODEST, 7)
+    machine.run(3000, 32)
+    machine.fit()
+    for slower in (5.0, 1.0, 0.5):
+        machine.slower = slower
+        for _ in range(2 * step_time.BLOCK_STEPS):
+            machine.step(8)
+        found = machine.fit()
+        assert machine.furthest(found, 32) < 0.10
+        assert found.good
+
+
+def test_the_curve_follows_a_speed_that_drifts_while_batches_come_and_go() -> None:
+    machine = Machine(MODEST, 8)
+    batch = 1
+    for index in range(12_000):
+        machine.slower = math.exp(0.8 * math.sin(index / 1500))  # over a factor of 5
+        batch = min(32, max(1, batch + machine.random.choice((-1, 0, 1))))
+        machine.step(batch)
+        if index % 100 == 99:
+            found = machine.fit()
+            if index > 3000:  # every size was seen, in fast times and in slow ones
+                assert machine.furthest(found, 32) < 0.2
+                here = found.seconds(batch) * 1000 / (true_ms(MODEST, batch) * machine.slower)
+                assert here == pytest.approx(1.0, abs=0.12)
+
+
+def test_hours_at_one_size_forget_nothing_of_the_others() -> None:
+    machine = Machine(MODEST, 9)
+    machine.run(3000, 32)
+    for index in range(50_000):
+        machine.step(8)
+        if index % 200 == 0:
+            machine.times.fit()
+    found = machine.fit()
+    assert machine.furthest(found, 32) < 0.06
+    assert found.batches == 32
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 60)), min_size=1, max_size=400),
+    st.integers(1, 512),
+)
+def test_no_steps_break_it_and_more_sequences_are_never_faster(
+    steps: list[tuple[int, float]], slots: int
+) -> None:
+    times = StepTimes(slots)
+    for batch, seconds in steps:
+        for _ in range(3):
+            times.record(batch, seconds)
+    found = times.fit()
+    if found is None:
+        return
+    assert 0 < found.curve.alpha <= 1
+    assert found.curve.t0_s >= 0
+    assert found.curve.c_s >= 0
+    told = [found.seconds(batch) for batch in (0, 1, 2, 3, 8, 64, 512, 4096)]
+    assert told == sorted(told)
+    assert told[1] > 0
+    assert math.isfinite(found.error)
+
+
+def test_memory_is_bounded_with_and_without_fits() -> None:
+    for fits in (True, False):
+        machine = Machine(MODEST, 10)
+        for index in range(40_000):
+            machine.step(1 + index % 300)
+            if fits and index % 1000 == 999:
+                machine.times.fit()
+        blocks = machine.times._blocks
+        assert len(blocks) <= 2 * step_time.BLOCKS
+        assert max(map(len, blocks)) <= step_time.BLOCK_STEPS
+        machine.times.fit()
+        assert len(blocks) <= step_time.BLOCKS
+        assert len(machine.times._middles) <= 300
+
+
+def test_fit_of_all_that_is_kept_takes_milliseconds() -> None:
+    """About 2 on an idle core; the bound leaves room for one that is not."""
+    machine = Machine(MODEST, 11, slots=256)
+    machine.run(10_000, 256)
+    took = []
+    for _ in range(9):
+        machine.run(100, 256)
+        began = time.perf_counter()
+        machine.fit()
+        took.append(time.perf_counter() - began)
+    assert statistics.median(took) < 0.020
+
+
+def test_steps_since_the_last_fit_are_known_of() -> None:
+    times = StepTimes(8)
+    assert not times.fresh
+    times.record(1, 0.01)
+    assert times.fresh
+    times.fit()
+    assert not times.fresh
