@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from orch_sidecar.admission.ask import Ask, EngineReport, Queued
 from orch_sidecar.admission.core import Admission, Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.reasons import Refusal
+from vllm_plugin.profile import AdmissionRules
 
 
 class Gate:
@@ -18,60 +20,133 @@ class Gate:
         self.core = core
         # Tells this sidecar's leases from those of another, or of itself before a restart.
         self.instance = os.urandom(8).hex()
+        # Who is told that something changed; nobody, while there is no tier above.
+        self.changed: Callable[[], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[str, asyncio.Future[Lease | Refusal]] = {}
+        self._decided: dict[str, asyncio.Future[Lease | Refusal]] = {}  # not yet taken notice of
         self._timer: asyncio.TimerHandle | None = None
 
-    async def admit(self, cost: int) -> Lease | Refusal:
-        """Waits for a slot. Cancellation leaves the queue, or gives an unused lease back."""
-        request = f"{self.instance}.{os.urandom(16).hex()}.{cost}"
-        outcome = self.core.arrive(request, cost, self._loop.time())
-        if outcome is not None:
-            return outcome
-        waiter: asyncio.Future[Lease | Refusal] = self._loop.create_future()
-        self._waiters[request] = waiter
-        self._set_timer()
+    def new_id(self, cost: int) -> str:
+        """An id for a request, and for the lease that it may get."""
+        return f"{self.instance}.{os.urandom(16).hex()}.{cost}"
+
+    def ask(self, request: str, ask: Ask) -> Lease | Refusal | Queued:
+        """Asks for slots. Queued: `wait` for what becomes of it."""
+        outcome = self.core.arrive(request, ask, self._loop.time())
+        if type(outcome) is Queued:
+            self._waiters[request] = self._loop.create_future()
+        if self.core.displaced or self._waiters:
+            self._perform(self.core.take_displaced())
+        else:
+            self.tell()
+        return outcome
+
+    def turned_away(self, retry_after_ms: float) -> None:
+        """A tier below has refused a request; to be said before its lease is released."""
+        self.core.turned_away(retry_after_ms / 1000, self._loop.time())
+
+    def put_back(self, request: str, ask: Ask, since_s: float) -> Queued | Refusal:
+        """It was turned away below: it waits again, before all that came later.
+
+        `since_s`: the loop's time when it first asked, from which its time limits count.
+        """
+        outcome = self.core.put_back(request, ask, since_s, self._loop.time())
+        if isinstance(outcome, Queued):
+            self._waiters[request] = self._loop.create_future()
+            self._perform([])
+        return outcome
+
+    async def wait(self, request: str) -> Lease | Refusal:
+        """What becomes of a queued request.
+
+        Cancellation leaves the queue, or gives an unused lease back.
+        """
+        waiter = self._waiters.get(request) or self._decided[request]
         try:
             return await waiter
         except asyncio.CancelledError:
-            if self._waiters.pop(request, None) is not None:
+            if request in self._waiters:
                 self._perform(self.core.leave(request, self._loop.time()))
             else:
                 self.release(request)  # it was decided meanwhile: nobody takes that lease
             raise
+        finally:
+            self._waiters.pop(request, None)
+            self._decided.pop(request, None)
 
-    def release(self, lease_id: str) -> None:
-        """The engine's answer has ended."""
-        self._perform(self.core.release(lease_id, self._loop.time()))
+    def refuse(self, request: str, refusal: Refusal) -> bool:
+        """Ends the wait of a request from outside. False: it does not wait (any more)."""
+        if request not in self._waiters:
+            return False
+        self._decide(request, refusal)
+        self._perform(self.core.leave(request, self._loop.time()))
+        return True
+
+    def release(self, lease_id: str, output_tokens: int | None = None) -> None:
+        """The engine's answer has ended; `output_tokens` if it did so of itself."""
+        self._perform(self.core.release(lease_id, self._loop.time(), output_tokens))
 
     def abandon(self, lease_id: str) -> None:
         """The answer was cut short; the engine has to confirm the end of the lease."""
         self.core.abandon(lease_id)
 
-    def engine_reports(self, epoch: str, slots_total: int, foreign: int) -> None:
-        self._perform(self.core.engine_reports(epoch, slots_total, foreign, self._loop.time()))
+    def engine_reports(self, report: EngineReport) -> None:
+        self._perform(self.core.engine_reports(report, self._loop.time()))
 
     def engine_unavailable(self, refusal: Refusal) -> None:
         self.core.engine_unavailable(refusal)
+        self.tell()
 
     def engine_ended(self, leases: Iterable[str]) -> None:
         self._perform(self.core.engine_ended(leases, self._loop.time()))
 
-    def dismiss(self) -> None:
+    def dismiss(self, refusal: Refusal) -> None:
         """Refuses all who are still queued."""
-        self._perform(self.core.dismiss())
+        self._perform(self.core.dismiss(refusal))
+
+    def reload(self, rules: AdmissionRules) -> None:
+        """Other rules, for what comes from now on."""
+        self._perform(self.core.replace_rules(rules, self._loop.time()))
+
+    def drain(self) -> None:
+        """Refuses whoever comes from now on."""
+        self.core.drain()
+        self.tell()
+
+    def resume(self) -> None:
+        """Takes requests again."""
+        self.core.resume()
+        self.tell()
+
+    def tell(self) -> None:
+        """Something changed that a tier above would see."""
+        if self.changed is not None:
+            self.changed()
 
     def _perform(self, decisions: list[Decision]) -> None:
         for decision in decisions:
-            waiter = self._waiters.pop(decision.request)
-            if not waiter.done():
-                waiter.set_result(decision.outcome)
+            self._decide(decision.request, decision.outcome)
+        if self._waiters:
+            self._set_timer()
+        if self.changed is not None:
+            self.changed()
+
+    def _decide(self, request: str, outcome: Lease | Refusal) -> None:
+        waiter = self._decided[request] = self._waiters.pop(request)
+        if not waiter.done():
+            waiter.set_result(outcome)
 
     def _set_timer(self) -> None:
-        if self._timer is None and (deadline := self.core.next_deadline()) is not None:
-            self._timer = self._loop.call_at(deadline, self._on_time)
+        """One timer, for whatever is next."""
+        at = self.core.next_event(self._loop.time())
+        timer = self._timer
+        if timer is not None:
+            if at is not None and abs(timer.when() - at) < 1e-3:
+                return
+            timer.cancel()
+        self._timer = None if at is None else self._loop.call_at(at, self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None
         self._perform(self.core.tick(self._loop.time()))
-        self._set_timer()

@@ -1,116 +1,131 @@
 """The admission core under every interleaving that Hypothesis finds.
 
-A model beside the core keeps what must be true: which leases are out, who is queued in which
-order, what became of each request. The invariants are checked after every step.
+A model beside the core keeps what must be true: which leases are out, who waits in which order
+and for what, what became of each request. The invariants are checked after every step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
-from orch_sidecar.admission.core import Admission, Decision
+from orch_sidecar.admission.ask import Ask, EngineReport, Queued
+from orch_sidecar.admission.core import Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.reasons import Reason, Refusal
+from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, STALE, is_refused, reason_of
+from tests.orch_sidecar.admission.happenings import ASKS, KNOWN, PASSED_S, PICK, RULES, SLOTS
+from tests.orch_sidecar.admission.machine import Checked
+from vllm_plugin.profile import FullQueue
 
-STALE = Refusal(Reason.ENGINE_STALE, "no event for 3 s")
-PICK = st.integers(0, 1000)  # an index into whatever there is, modulo its length
-
-
-@dataclass
-class Model:
-    """What must be true, kept without looking into the core."""
-
-    capacity: int
-    timeout_s: float
-    slots: int = 0
-    foreign: int = 0
-    epoch: str = ""
-    available: bool = False
-    draining: bool = False
-    out: dict[str, int] = field(default_factory=dict)  # lease id -> cost
-    closing: set[str] = field(default_factory=set)
-    queue: list[str] = field(default_factory=list)
-    cost: dict[str, int] = field(default_factory=dict)
-    deadline: dict[str, float] = field(default_factory=dict)
-    outcome: dict[str, Lease | Refusal] = field(default_factory=dict)
-    left: set[str] = field(default_factory=set)
-
-    def settle(self, request: str, outcome: Lease | Refusal) -> None:
-        assert request not in self.outcome, "a request ends exactly once"
-        assert request not in self.left, "nothing is decided about a request that went away"
-        self.outcome[request] = outcome
-        if isinstance(outcome, Lease):
-            assert outcome == Lease(request, self.cost[request], self.epoch)
-            assert self.available, "nothing is admitted on a guess"
-            self.out[request] = outcome.cost
-            assert sum(self.out.values()) + self.foreign <= self.slots, "never over"
+CANCELLED = Refusal(Reason.CANCELLED, "cancelled")
 
 
-class AdmissionMachine(RuleBasedStateMachine):
+class AdmissionMachine(Checked):
     """Arrivals, endings, aborts, restarts and the passing of time, in any order."""
 
-    @initialize(
-        capacity=st.sampled_from((0, 1, 3, 8)),
-        timeout_s=st.sampled_from((1.0, 5.0, 60.0)),
-        slots=st.integers(1, 8) | st.none(),
-    )
-    def begin(self, capacity: int, timeout_s: float, slots: int | None) -> None:
-        self.core = Admission(capacity, timeout_s)
-        self.model = Model(capacity, timeout_s)
-        self.now = 100.0
-        self.arrivals = 0
-        self.restarts = 0
+    @initialize(rules=st.sampled_from(RULES), slots=SLOTS, known=KNOWN)
+    def begin(self, rules: Any, slots: int | None, known: dict[str, Any]) -> None:
+        self.take_up(rules)
+        self.preemptions = self.disturbed = 0
         if slots is not None:
-            self.engine_reports(0, slots)
+            self.report(EngineReport("e0", slots, **known))
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether requests came since the last thing after which little goes on."""
+        return self.serial > self.disturbed + 20
 
     # What requests do.
 
-    @rule(costs=st.lists(st.integers(1, 6), min_size=1, max_size=5))
-    def arrive(self, costs: list[int]) -> None:
-        for cost in costs:
-            self.now += 0.1
-            self.arrive_one(cost)
+    @rule(asks=st.lists(st.tuples(ASKS, PASSED_S), min_size=1, max_size=6))
+    def arrive(self, asks: list[tuple[Ask, float]]) -> None:
+        for ask, passed_s in asks:
+            self.model.pass_time(passed_s)
+            all_bulk = self.model.rules.interactive is None
+            self.arrive_one(*self.named(ask._replace(service_class=BULK) if all_bulk else ask))
 
-    def arrive_one(self, cost: int) -> None:
+    @precondition(lambda self: not self.model.depth and self.model.engine.slots_total)
+    @rule(leaves=st.booleans(), asks=st.lists(st.tuples(ASKS, PASSED_S), max_size=4))
+    def bulk_comes_often(self, leaves: bool, asks: list[tuple[Ask, float]]) -> None:
+        """So often that it pays to begin together, and then others come."""
+        for _ in range(12):
+            self.model.pass_time(0.005)
+            request, ask = self.named(Ask(BULK, may_queue=False))
+            self.arrive_one(request, ask)
+            if leaves and request in self.model.out:
+                self.release_one(request)
+        self.arrive([(ask._replace(service_class=BULK), passed_s) for ask, passed_s in asks])
+
+    @precondition(lambda self: self.model.queues[BULK] and self.model.rules.interactive)
+    @rule(ask=ASKS, times=st.integers(2, 8), passed_s=st.sampled_from((0.1, 0.3, 0.5)))
+    def interactive_requests_come_and_go(self, ask: Ask, times: int, passed_s: float) -> None:
+        """So many that bulk ones are delayed."""
+        ask = ask._replace(service_class=INTERACTIVE, cost=1)
+        for _ in range(times):
+            self.arrive_one(*self.named(ask))
+            self.model.pass_time(passed_s)
+            leases = [lease for lease, ask in self.model.out.items() if ask is not None]
+            if leases:
+                self.release_one(leases[0])
+
+    def arrive_one(self, request: str, ask: Ask) -> None:
+        model, core = self.model, self.core
+        before, places = model.depth, model.places(ask.service_class)
+        usual = not model.draining and model.unavailable is None
+        usual = usual and ask.cost <= model.engine.slots_total
+        if usual and ask.service_class is INTERACTIVE:
+            model.claim(ask.cost)
+        outcome, displaced = core.arrive(request, ask, model.now), core.take_displaced()
+        others = self.make_room(displaced)
+        dropped = len(others) < len(displaced)
+        if isinstance(outcome, Queued):
+            assert usual
+            assert ask.may_queue
+            assert dropped or places > 0 or others, "the queue is bounded"
+            assert 0 <= outcome.position <= before
+            assert model.engine.step_time or not outcome.predicted_start_ms
+            assert (outcome.predicted_start_ms or 0) >= 0
+            if not model.taken and not model.queues[BULK]:
+                model.window_until = model.now + 0.05
+            model.enqueue(request)
+            self.settle(others)
+            self.see_slo(request)
+        elif isinstance(outcome, Lease):
+            assert usual
+            self.settle_among(Decision(request, outcome), others)
+        else:
+            self.settle(others)
+            self.check_refusal(ask, outcome, usual)
+            model.settle(request, outcome)
+        self.after(surely=model.depth > 0 and not isinstance(outcome, Refusal))
+
+    def make_room(self, displaced: list[Decision]) -> list[Decision]:
+        """Takes over who was dropped, and who went or was too late before. Returns the others."""
         model = self.model
-        self.arrivals += 1
-        request = f"r{self.arrivals}"
-        model.cost[request] = cost
-        room = model.slots - model.foreign - sum(model.out.values())
-        outcome = self.core.arrive(request, cost, self.now)
-        if outcome is None:
-            assert model.available
-            assert not model.draining
-            assert len(model.queue) < model.capacity, "the queue is bounded"
-            model.queue.append(request)
-            model.deadline[request] = self.now + model.timeout_s
-            return
-        if isinstance(outcome, Lease):
-            assert not model.queue, "nobody passes by those who are queued"
-            assert not model.draining
-        elif model.available and not model.draining and cost <= model.slots:
-            assert outcome.reason is Reason.QUEUE_FULL
-            assert len(model.queue) == model.capacity
-            assert model.queue or cost > room, "work-conserving"
-        model.settle(request, outcome)
+        for place, each in enumerate(displaced):
+            if is_refused(each) and reason_of(each.outcome) is Reason.QUEUE_FULL_DROP_LRU:
+                self.settle(displaced[:place])
+                assert model.rules.full_queue is FullQueue.DROP_LRU
+                assert each.request == model.head(BULK), "the one that waited longest"
+                assert model.places(BULK) <= 0 or model.places(INTERACTIVE) <= 0
+                self.settle([each])
+                return displaced[place + 1 :]
+        return displaced
 
     @precondition(lambda self: self.model.out)
-    @rule(pick=PICK)
-    def release(self, pick: int) -> None:
-        lease = self.pick(self.model.out, pick)
-        self.end(lease)
-        self.take(self.core.release(lease, self.now))
+    @rule(pick=PICK, passed_s=PASSED_S, output_tokens=st.sampled_from((None, 1, 20, 300)))
+    def release(self, pick: int, passed_s: float, output_tokens: int | None) -> None:
+        self.model.pass_time(passed_s)
+        self.release_one(self.pick(self.model.out, pick), output_tokens)
 
-    @precondition(lambda self: self.model.outcome)
-    @rule(pick=PICK)
-    def release_what_is_not_out(self, pick: int) -> None:
-        request = self.pick(self.model.outcome, pick)
-        if request not in self.model.out:
-            assert self.core.release(request, self.now) == [], "a second release does nothing"
+    def release_one(self, lease: str, output_tokens: int | None = None) -> None:
+        self.model.end(lease)
+        self.take(self.core.release(lease, self.model.now, output_tokens))
+        assert self.core.release(lease, self.model.now) == [], "a second release does nothing"
 
     @precondition(lambda self: self.model.out)
     @rule(pick=PICK)
@@ -119,153 +134,152 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.core.abandon(lease)
         self.model.closing.add(lease)
 
-    @precondition(lambda self: self.model.queue)
+    @precondition(lambda self: self.model.depth)
     @rule(pick=PICK)
     def leave(self, pick: int) -> None:
-        request = self.pick(self.model.queue, pick)
-        self.model.queue.remove(request)
-        self.model.left.add(request)
-        self.take(self.core.leave(request, self.now))
+        model = self.model
+        request = self.pick(model.waiting, pick)
+        del model.queues[model.asks[request][0].service_class][request]
+        model.left.add(request)
+        self.take(self.core.leave(request, model.now))
+        assert self.core.leave(request, model.now) == []
 
-    @precondition(lambda self: self.model.outcome)
-    @rule(pick=PICK)
-    def leave_after_the_decision(self, pick: int) -> None:
-        assert self.core.leave(self.pick(self.model.outcome, pick), self.now) == []
+    @precondition(lambda self: any(self.model.out.values()))
+    @rule(pick=PICK, pause_s=st.sampled_from((0.0, 0.3, 99.0)), released_before=st.booleans())
+    def put_back(self, pick: int, pause_s: float, released_before: bool) -> None:
+        model = self.model
+        lease = self.pick([name for name, ask in model.out.items() if ask is not None], pick)
+        ask, since = model.asks[lease]
+        request, _ = self.named(ask, since)
+        if released_before:
+            self.release_one(lease)
+        outcome = self.core.put_back(request, ask, since, pause_s, model.now)
+        model.paused_until = max(model.paused_until, model.now + min(max(pause_s, 0.02), 1.0))
+        if isinstance(outcome, Queued):
+            assert model.limits_of(ask, since)[0] > model.now
+            assert not model.draining
+            assert ask.cost <= model.engine.slots_total
+            model.enqueue(request, at_head=True)
+            self.see_slo(request)
+        else:
+            assert isinstance(outcome, Refusal)
+            model.settle(request, outcome)
+        self.after(surely=isinstance(outcome, Queued))
+        if not released_before:
+            self.release_one(lease)
 
     # What the engine says.
 
-    @rule(foreign=st.integers(0, 4), slots=st.integers(1, 8) | st.none())
-    def engine_reports(self, foreign: int, slots: int | None) -> None:
-        model = self.model
-        model.epoch = model.epoch or "e0"
-        model.slots = slots or model.slots or 4
-        model.foreign, model.available = foreign, True
-        self.report()
-
-    @precondition(lambda self: self.arrivals > 8 * self.restarts)
-    @rule(foreign=st.integers(0, 4), slots=st.integers(1, 8))
-    def engine_restarts(self, foreign: int, slots: int) -> None:
-        model = self.model
-        self.restarts += 1
-        model.epoch = f"e{self.restarts}"
-        model.slots, model.foreign, model.available = slots, foreign, True
-        model.out.clear()
-        model.closing.clear()
-        self.report()
-
-    def report(self) -> None:
-        model = self.model
-        too_large = {request for request in model.queue if model.cost[request] > model.slots}
-        self.take(
-            self.core.engine_reports(model.epoch, model.slots, model.foreign, self.now),
-            refused=too_large,
+    @rule(known=KNOWN, slots=SLOTS, preempted=st.sampled_from((0, 0, 0, 1)))
+    def engine_reports(self, known: dict[str, Any], slots: int | None, preempted: int) -> None:
+        engine = self.model.engine
+        self.preemptions += preempted
+        slots = slots or engine.slots_total or 4
+        self.report(
+            EngineReport(engine.epoch or "e0", slots, preemptions_total=self.preemptions, **known)
         )
 
+    # Rarely, because little goes on after it.
+    @precondition(lambda self: self.is_calm)
+    @rule(known=KNOWN, slots=SLOTS)
+    def engine_restarts(self, known: dict[str, Any], slots: int | None) -> None:
+        self.disturbed = self.serial
+        self.model.out.clear()
+        self.model.closing.clear()
+        self.model.unread = False
+        self.report(EngineReport(self.model.engine.epoch + "'", slots or 4, **known))
+
+    def report(self, report: EngineReport) -> None:
+        model = self.model
+        model.engine, model.unavailable = report, None
+        too_large = {
+            request
+            for request, waits in model.waiting.items()
+            if waits.ask.cost > report.slots_total
+        }
+        self.take(self.core.engine_reports(report, model.now), too_large)
+
+    @precondition(lambda self: self.is_calm)
     @rule()
     def engine_unavailable(self) -> None:
+        self.disturbed = self.serial
         self.core.engine_unavailable(STALE)
-        self.model.available = False
+        self.model.unavailable = STALE
+
+    @precondition(lambda self: self.is_calm and self.model.engine.epoch)
+    @rule()
+    def engine_has_a_lease_that_nobody_knows(self) -> None:
+        self.serial += 1
+        self.core.ledger.adopt(f"adopted{self.serial}", 1)
+        self.model.out[f"adopted{self.serial}"] = None
+        self.model.closing.add(f"adopted{self.serial}")
 
     @precondition(lambda self: self.model.out)
-    @rule(picks=st.lists(PICK, min_size=1, max_size=4))
+    @rule(picks=st.lists(PICK, min_size=1, max_size=4, unique=True))
     def engine_ended(self, picks: list[int]) -> None:
-        leases = [self.pick(self.model.out, pick) for pick in picks]
-        for lease in set(leases):
-            self.end(lease)
-        self.take(self.core.engine_ended([*leases, "unknown"], self.now))
+        leases = list(dict.fromkeys(self.pick(self.model.out, pick) for pick in picks))
+        for lease in leases:
+            self.model.end(lease)
+            self.take(self.core.engine_ended([lease, lease, "unknown"], self.model.now))
 
     # What time and the operator do.
 
-    @rule(passed_s=st.sampled_from((0.0, 0.1, 0.5, 0.8, 4.5, 61.0)))
+    @rule(passed_s=st.sampled_from((0.01, 0.1, 0.5, 0.8, 4.5, 61.0)))
     def tick(self, passed_s: float) -> None:
-        self.now += passed_s
-        expired = {r for r in self.model.queue if self.model.deadline[r] <= self.now}
-        self.take(self.core.tick(self.now), refused=expired)
+        model = self.model
+        model.pass_time(passed_s)
+        self.take(self.core.tick(model.now))
 
-    @precondition(lambda self: self.model.queue)
-    @rule()
-    def tick_at_the_next_deadline(self) -> None:
-        """As the gate's timer does."""
-        deadline = self.core.next_deadline()
-        assert deadline is not None
-        self.tick(max(0.0, deadline - self.now))
+    @precondition(lambda self: self.model.depth)
+    @rule(times=st.integers(1, 12))
+    def tick_at_the_next_events(self, times: int) -> None:
+        """As the gate's timer does. It does not spin: nothing happens only now and then."""
+        began, settled = self.model.now, len(self.model.outcome)
+        for _ in range(times):
+            at = self.core.next_event(self.model.now)
+            if at is None:
+                return
+            self.tick(at - self.model.now)
+        if len(self.model.outcome) == settled:
+            assert self.model.now - began >= 0.2 * (times - 6)
 
-    # Rarely, because what comes after it is refused.
-    @precondition(lambda self: self.arrivals > 40)
+    @precondition(lambda self: self.is_calm)
     @rule()
     def drain(self) -> None:
+        self.disturbed = self.serial
         self.core.drain()
         self.model.draining = True
 
-    @precondition(lambda self: len(self.model.queue) > 2)
+    @precondition(lambda self: self.model.draining)
+    @rule()
+    def resume(self) -> None:
+        self.core.resume()
+        self.model.draining = False
+
+    @precondition(lambda self: self.is_calm and self.model.depth)
     @rule()
     def dismiss(self) -> None:
-        self.take(self.core.dismiss(), refused=set(self.model.queue))
-        assert not self.model.queue
+        self.disturbed = self.serial
+        waiting = set(self.model.waiting)
+        self.take(self.core.dismiss(CANCELLED), waiting)
+        assert not self.model.depth
 
-    # What must hold.
+    @precondition(lambda self: self.is_calm)
+    @rule(rules=st.sampled_from(RULES))
+    def reload(self, rules: Any) -> None:
+        self.disturbed = self.serial
+        self.model.rules = rules
+        self.take(self.core.replace_rules(rules, self.model.now))
 
-    @invariant()
-    def ledger_is_as_the_model_says(self) -> None:
-        ledger, model = self.core.ledger, self.model
-        assert ledger.violations == 0
-        assert ledger.leased == sum(model.out.values()), "never leaked"
-        assert ledger.leases() == len(model.out)
-        assert set(ledger.closing()) == model.closing
-        assert ledger.foreign == model.foreign
-        assert ledger.slots_total == model.slots
-
-    @invariant()
-    def work_is_conserved(self) -> None:
-        model = self.model
-        if model.available and model.queue:
-            room = model.slots - model.foreign - sum(model.out.values())
-            assert model.cost[model.queue[0]] > room, "the head never waits while it would fit"
-
-    @invariant()
-    def queue_is_as_the_model_says(self) -> None:
-        model = self.model
-        assert self.core.queue_depth == len(model.queue) <= model.capacity
-        head = model.deadline[model.queue[0]] if model.queue else None
-        assert self.core.next_deadline() == head
-
-    @invariant()
-    def every_request_is_in_exactly_one_place(self) -> None:
-        model = self.model
-        assert len(model.queue) + len(model.outcome) + len(model.left) == self.arrivals
-
-    def teardown(self) -> None:
-        """When everything has ended, nothing is out and nobody waits."""
-        if not hasattr(self, "core"):
-            return
-        self.engine_reports(0, None)
-        self.tick(61.0)
-        while self.model.out:
-            self.release(0)
-        assert self.model.queue == []
-        assert (self.core.ledger.leased, self.core.queue_depth) == (0, 0)
-        self.every_request_is_in_exactly_one_place()
-
-    def take(self, decisions: list[Decision], refused: set[str] | None = None) -> None:
-        """Records decisions: exactly `refused` are refused, grants go to the heads in order."""
-        model = self.model
-        order = {request: place for place, request in enumerate(model.queue)}
-        turned_away = [d.request for d in decisions if isinstance(d.outcome, Refusal)]
-        assert turned_away == sorted(refused or (), key=order.__getitem__)
-        model.queue = [request for request in model.queue if request not in (refused or ())]
-        for decision in decisions:
-            if isinstance(decision.outcome, Lease):
-                assert model.queue[0] == decision.request, "first come, first served"
-                model.queue.pop(0)
-            model.settle(decision.request, decision.outcome)
-
-    def end(self, lease: str) -> None:
-        del self.model.out[lease]
-        self.model.closing.discard(lease)
-
-    @staticmethod
-    def pick(among: dict[str, int] | dict[str, Lease | Refusal] | list[str], pick: int) -> str:
-        return list(among)[pick % len(among)]
+    @rule(ask=ASKS)
+    def forecast(self, ask: Ask) -> None:
+        """It changes nothing, as the invariants show."""
+        at = self.core.next_event(self.model.now)
+        forecast = self.core.forecast(ask, self.model.now)
+        if forecast is not None:
+            assert 0 <= forecast.start_ms <= forecast.first_token_ms
+            assert forecast.start_ms < forecast.end_ms
+        assert self.core.next_event(self.model.now) == at
 
 
 TestAdmission = AdmissionMachine.TestCase

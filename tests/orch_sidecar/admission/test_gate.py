@@ -1,75 +1,65 @@
-"""The asyncio shell: futures, the timer, and cancellation at every moment."""
+"""The asyncio shell: futures and the timer."""
 
 from __future__ import annotations
 
 import asyncio
 
-from orch_sidecar.admission.core import Admission
-from orch_sidecar.admission.gate import Gate
+from orch_sidecar.admission.ask import Queued
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.admission.scarce import Hold
+from orch_sidecar.reasons import Reason
+from tests.orch_sidecar.admission.examples import (
+    STALE,
+    bulk,
+    class_rules,
+    interactive,
+    reason_of,
+    report,
+    rules,
+)
+from tests.orch_sidecar.admission.gates import (
+    admit,
+    assert_nothing_left,
+    gate_of,
+    lease_at_once,
+    lease_of,
+    queued,
+)
+from vllm_plugin.profile import Bounds, FullQueue
 
 
-def gate_of(slots: int, *, capacity: int = 16, timeout_s: float = 60.0) -> Gate:
-    gate = Gate(Admission(capacity, timeout_s))
-    gate.engine_reports("e1", slots, 0)
-    return gate
-
-
-async def lease_of(gate: Gate, cost: int = 1) -> Lease:
-    outcome = await gate.admit(cost)
-    assert isinstance(outcome, Lease)
-    return outcome
-
-
-async def queued(gate: Gate, cost: int = 1) -> asyncio.Task[Lease | Refusal]:
-    """A task that waits in the queue."""
-    depth = gate.core.queue_depth
-    task = asyncio.ensure_future(gate.admit(cost))
-    await asyncio.sleep(0)
-    assert gate.core.queue_depth == depth + 1
-    return task
-
-
-def assert_nothing_left(gate: Gate) -> None:
-    assert gate.core.ledger.leased == 0
-    assert gate.core.ledger.leases() == 0
-    assert gate.core.queue_depth == 0
-    assert gate._waiters == {}
-
-
-async def cancelled(task: asyncio.Task[Lease | Refusal]) -> bool:
-    [outcome] = await asyncio.gather(task, return_exceptions=True)
-    return isinstance(outcome, asyncio.CancelledError)
-
-
-async def test_lease_ids_name_the_instance_and_the_cost_and_differ() -> None:
+async def test_ids_name_the_instance_and_the_cost_and_differ() -> None:
     gate = gate_of(8)
-    first, second = await lease_of(gate, 3), await lease_of(gate, 3)
-    instance, secret, cost = first.id.split(".")
+    first, second = gate.new_id(3), gate.new_id(3)
+    instance, secret, cost = first.split(".")
     assert (instance, cost) == (gate.instance, "3")
     assert len(bytes.fromhex(secret)) == 16
-    assert first.id != second.id
+    assert first != second
+    assert gate.instance != gate_of(8).instance
+
+
+async def test_a_lease_has_the_id_of_its_request() -> None:
+    gate = gate_of(8)
+    assert gate.ask("one", interactive(3)) == Lease("one", 3, "e1")
 
 
 async def test_waiting_request_is_woken_with_its_lease() -> None:
     gate = gate_of(1)
-    first = await lease_of(gate)
+    first = lease_at_once(gate)
     waiting = await queued(gate)
     gate.release(first.id)
-    second = await waiting
-    assert isinstance(second, Lease)
-    gate.release(second.id)
+    gate.release((await lease_of(waiting)).id)
     assert_nothing_left(gate)
 
 
 async def test_waiting_requests_are_woken_in_order_of_arrival() -> None:
     gate = gate_of(1)
-    held = await lease_of(gate)
+    held = lease_at_once(gate)
     order: list[int] = []
 
     async def one(number: int) -> None:
-        lease = await lease_of(gate)
+        lease = await admit(gate, interactive())
+        assert isinstance(lease, Lease)
         order.append(number)
         gate.release(lease.id)
 
@@ -81,91 +71,55 @@ async def test_waiting_requests_are_woken_in_order_of_arrival() -> None:
     assert_nothing_left(gate)
 
 
+async def test_a_request_may_be_decided_before_it_is_waited_for() -> None:
+    gate = gate_of(1)
+    held = lease_at_once(gate)
+    assert gate.ask("late", interactive()) == Queued(0, None)
+    gate.release(held.id)
+    assert await gate.wait("late") == Lease("late", 1, "e1")
+    gate.release("late")
+    assert_nothing_left(gate)
+
+
 async def test_release_twice_frees_one_slot_once() -> None:
     gate = gate_of(1)
-    lease = await lease_of(gate)
+    lease = lease_at_once(gate)
     gate.release(lease.id)
-    await lease_of(gate)
+    lease_at_once(gate)
     gate.release(lease.id)
     assert gate.core.ledger.leased == 1
 
 
-async def test_cancellation_while_queued_leaves_the_queue() -> None:
-    gate = gate_of(1)
-    held = await lease_of(gate)
-    waiting, behind = await queued(gate), await queued(gate)
-    waiting.cancel()
-    assert await cancelled(waiting)
-    assert gate.core.queue_depth == 1
-    gate.release(held.id)
-    gate.release((await behind).id)  # type: ignore[union-attr]
-    assert_nothing_left(gate)
-
-
-async def test_cancellation_of_the_head_admits_a_smaller_one_behind_it() -> None:
+async def test_answers_teach_how_long_they_are() -> None:
     gate = gate_of(4)
-    held = await lease_of(gate, 3)
-    large, small = await queued(gate, 4), await queued(gate, 1)
-    large.cancel()
-    lease = await small
-    assert isinstance(lease, Lease)
+    lease = lease_at_once(gate, interactive(2, max_tokens=100))
+    gate.release(lease.id, 60)
+    lengths = gate.core.outlook.lengths
+    assert lengths.expected(interactive().service_class, 100) == 30
+
+
+# Others that an arrival decides about.
+
+
+async def test_who_makes_room_for_another_is_told() -> None:
+    of_class = class_rules(queue_capacity=1)
+    gate = gate_of(1, rules(of_class, of_class, full_queue=FullQueue.DROP_LRU))
+    held = lease_at_once(gate)
+    first = await queued(gate, bulk())
+    gate.ask("second", bulk())
+    assert reason_of(await asyncio.wait_for(first, 5)) is Reason.QUEUE_FULL_DROP_LRU
     gate.release(held.id)
-    gate.release(lease.id)
-    assert await cancelled(large)
-    assert_nothing_left(gate)
+    assert isinstance(await gate.wait("second"), Lease)
 
 
-async def test_grant_and_then_cancellation_in_one_turn_gives_the_lease_back() -> None:
-    gate = gate_of(1)
-    held = await lease_of(gate)
-    waiting = await queued(gate)
-    gate.release(held.id)
-    assert gate.core.ledger.leased == 1, "it was granted"
-    waiting.cancel()
-    assert await cancelled(waiting)
-    assert_nothing_left(gate)
-
-
-async def test_cancellation_and_then_grant_in_one_turn_gives_the_lease_back() -> None:
-    gate = gate_of(1)
-    held = await lease_of(gate)
-    waiting = await queued(gate)
-    waiting.cancel()
-    gate.release(held.id)
-    assert gate.core.ledger.leased == 1, "it was granted"
-    assert await cancelled(waiting)
-    assert_nothing_left(gate)
-
-
-async def test_lease_given_back_by_a_cancelled_request_goes_to_the_next() -> None:
-    gate = gate_of(1)
-    held = await lease_of(gate)
-    first, second = await queued(gate), await queued(gate)
-    gate.release(held.id)
-    first.cancel()
-    lease = await second
-    assert isinstance(lease, Lease)
-    gate.release(lease.id)
-    assert await cancelled(first)
-    assert_nothing_left(gate)
-
-
-async def test_refusal_and_then_cancellation_in_one_turn_leaves_nothing() -> None:
-    gate = gate_of(1)
-    held = await lease_of(gate)
-    waiting = await queued(gate)
-    gate.dismiss()
-    waiting.cancel()
-    assert await cancelled(waiting)
-    gate.release(held.id)
-    assert_nothing_left(gate)
+# The timer.
 
 
 async def test_waiting_too_long_is_refused_by_the_timer() -> None:
-    gate = gate_of(1, timeout_s=0.01)
-    held = await lease_of(gate)
-    refusals = await asyncio.gather(gate.admit(1), gate.admit(1))
-    assert [r.reason for r in refusals if isinstance(r, Refusal)] == [Reason.QUEUE_TIMEOUT] * 2
+    gate = gate_of(1, rules(class_rules(max_wait_s=0.01)))
+    held = lease_at_once(gate)
+    outcomes = await asyncio.gather(*(admit(gate, interactive()) for _ in range(2)))
+    assert [reason_of(each) for each in outcomes] == [Reason.QUEUE_TIMEOUT] * 2
     gate.release(held.id)
     assert_nothing_left(gate)
     assert gate._timer is None
@@ -173,24 +127,75 @@ async def test_waiting_too_long_is_refused_by_the_timer() -> None:
 
 async def test_timer_serves_those_who_came_after_the_one_it_was_set_for() -> None:
     """It is set for the head's deadline, and set anew when that head has long been served."""
-    gate = gate_of(1, timeout_s=0.02)
-    held = await lease_of(gate)
+    gate = gate_of(1, rules(class_rules(max_wait_s=0.02)))
+    held = lease_at_once(gate)
     first = await queued(gate)
     gate.release(held.id)
-    lease = await first
+    await lease_of(first)
+    outcome = await asyncio.wait_for(admit(gate, interactive()), 5)
+    assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
+
+
+async def test_timer_serves_an_earlier_limit_that_came_later() -> None:
+    gate = gate_of(1)
+    lease_at_once(gate)
+    await queued(gate)
+    outcome = await asyncio.wait_for(admit(gate, bulk(max_wait_ms=10.0)), 5)
+    assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
+
+
+async def test_timer_closes_a_window() -> None:
+    gate = gate_of(4, rules(bulk=class_rules(window_ms=Bounds(least=50, most=50))))
+    for _ in range(100):
+        gate.release(lease_at_once(gate, bulk(may_queue=False)).id)
+    waiting = [await queued(gate, bulk()), await queued(gate, bulk())]
+    assert gate.core.hold is Hold.WINDOW
+    for each in waiting:
+        gate.release((await lease_of(each)).id)
+    assert_nothing_left(gate)
+
+
+async def test_timer_ends_a_pause() -> None:
+    gate = gate_of(1)
+    loop = asyncio.get_running_loop()
+    since = loop.time()
+    held = lease_at_once(gate)
+    assert gate.put_back("again", interactive(), since, 30.0) == Queued(0, None)
+    gate.release(held.id)
+    assert gate.core.ledger.leased == 0
+    lease = await asyncio.wait_for(gate.wait("again"), 5)
     assert isinstance(lease, Lease)
-    refusal = await asyncio.wait_for(gate.admit(1), 5)
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason is Reason.QUEUE_TIMEOUT
+    assert loop.time() - since >= 0.03
+    gate.release(lease.id)
+    assert_nothing_left(gate)
+
+
+async def test_who_is_put_back_too_late_is_refused() -> None:
+    gate = gate_of(1)
+    since = asyncio.get_running_loop().time() - 100
+    outcome = gate.put_back("again", interactive(), since, 30.0)
+    assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
+    assert_nothing_left(gate)
+
+
+async def test_timer_ends_what_a_bulk_request_is_held_for_when_it_was_delayed_enough() -> None:
+    gate = gate_of(4, rules(aging_s=0.03))
+    lease_at_once(gate, interactive())
+    lease_at_once(gate, bulk(prompt_tokens=100))
+    waiting = await queued(gate, bulk(prompt_tokens=100))
+    assert gate.core.hold is Hold.PREFILL
+    await lease_of(waiting)
+
+
+# The engine and the operator.
 
 
 async def test_new_epoch_wakes_those_who_wait() -> None:
     gate = gate_of(1)
-    old = await lease_of(gate)
+    old = lease_at_once(gate)
     waiting = await queued(gate)
-    gate.engine_reports("e2", 1, 0)
-    lease = await waiting
-    assert isinstance(lease, Lease)
+    gate.engine_reports(report(1, "e2"))
+    lease = await lease_of(waiting)
     gate.release(old.id)
     assert gate.core.ledger.leased == 1, "the old epoch's lease frees nothing in the new one"
     gate.release(lease.id)
@@ -199,37 +204,21 @@ async def test_new_epoch_wakes_those_who_wait() -> None:
 
 async def test_abandoned_lease_is_freed_when_the_engine_tells_its_end() -> None:
     gate = gate_of(1)
-    held = await lease_of(gate)
+    held = lease_at_once(gate)
     waiting = await queued(gate)
     gate.abandon(held.id)
-    gate.engine_unavailable(Refusal(Reason.ENGINE_STALE, "no event for 3 s"))
-    gate.engine_reports("e1", 1, 0)
+    gate.engine_unavailable(STALE)
+    gate.engine_reports(report(1))
     assert not waiting.done()
     gate.engine_ended([held.id, "unknown"])
-    lease = await waiting
-    assert isinstance(lease, Lease)
-    gate.release(lease.id)
+    gate.release((await lease_of(waiting)).id)
     assert_nothing_left(gate)
 
 
-async def test_storm_of_arrivals_and_cancellations_leaks_nothing() -> None:
-    gate = gate_of(4, capacity=1000)
-
-    async def one(cost: int) -> None:
-        lease = await lease_of(gate, cost)
-        try:
-            for _ in range(cost):
-                await asyncio.sleep(0)
-        finally:
-            gate.release(lease.id)
-
-    tasks = [asyncio.ensure_future(one(1 + number % 4)) for number in range(400)]
-    turn = 0
-    while not all(task.done() for task in tasks):
-        await asyncio.sleep(0)
-        tasks[(turn * 7) % len(tasks)].cancel()
-        turn += 1
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert sum(task.cancelled() for task in tasks) > 10
-    assert gate.core.ledger.violations == 0
-    assert_nothing_left(gate)
+async def test_other_rules_wake_those_who_fit_now() -> None:
+    narrow = class_rules(batch=Bounds(least=1, most=1))
+    gate = gate_of(4, rules(narrow, narrow))
+    lease_at_once(gate)
+    waiting = await queued(gate)
+    gate.reload(rules())
+    await lease_of(waiting)

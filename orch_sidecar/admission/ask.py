@@ -1,0 +1,71 @@
+"""What admission is asked and told: values that the core, its shell and the simulator share.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vllm_plugin.profile import ServiceClass
+
+
+class Ask(NamedTuple):
+    """What a request asks of an engine. A tuple: one is made for every request.
+
+    `cost` in sequences. `prompt_tokens`: of all its prompts together, as well as is known.
+    `max_tokens`: the most that each sequence may generate, None where the request does not say.
+    `deadline_ms`: its first token must come within that time. `max_wait_ms`: its slot must.
+    """
+
+    service_class: ServiceClass
+    cost: int = 1
+    prompt_tokens: int = 0
+    max_tokens: int | None = None
+    deadline_ms: float | None = None
+    max_wait_ms: float | None = None
+    may_queue: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """It waits: how many are ahead of it, and when it should start (ms from now) if that can be
+    told."""
+
+    position: int
+    predicted_start_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """t_step(b) = t0 + c * b^alpha, measured by the engine up to a batch of `largest`."""
+
+    t0_ms: float
+    c_ms: float
+    alpha: float
+    largest: int
+
+    def ms(self, batch: int) -> float:
+        """Milliseconds of a decode step of `batch` sequences."""
+        return float(self.t0_ms + self.c_ms * batch**self.alpha)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What an engine says of itself. None: not known, and nothing is guessed in its place.
+
+    `kv_tokens_total`, `kv_block_tokens` (it is given out in blocks of so many) and `kv_usage` (0
+    to 1): the KV cache. `prefill_tokens_per_s`: measured.
+    """
+
+    epoch: str
+    slots_total: int
+    foreign: int = 0
+    ctx_max: int | None = None
+    kv_tokens_total: int | None = None
+    kv_usage: float = 0.0
+    preemptions_total: int = 0
+    step_time: StepTime | None = None
+    prefill_tokens_per_s: float | None = None
+    kv_block_tokens: int = 1

@@ -1,0 +1,88 @@
+"""How many sequences at once, and how long to gather them: from SLO and measured step time.
+
+Pure. The step time is t_step(b) = t0 + c * b^alpha as the engine measured it. While it is not
+known nothing is guessed: the batches are bounded by the profile, and the windows are shortest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from orch_sidecar.admission.ask import StepTime
+from vllm_plugin.profile import AdmissionRules, ClassRules, ServiceClass
+
+# A fit says little about batches far beyond those it was made from; so far it is believed.
+EXTRAPOLATION: Final = 2
+# Of the SLO, kept for what the step time does not see: the queue, the network, a slow step.
+MARGIN: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What holds now. Batches in sequences, windows in milliseconds.
+
+    `interactive`: interactive sequences at once. `bulk`: sequences of both classes at once, as
+    far as bulk requests may fill them. `mixed`: the same while interactive requests wait or run.
+    """
+
+    interactive: int
+    bulk: int
+    mixed: int
+    interactive_window_ms: float
+    bulk_window_ms: float
+    measured: bool
+
+    def batch(self, service_class: ServiceClass) -> int:
+        return self.interactive if service_class is ServiceClass.INTERACTIVE else self.bulk
+
+    def window_ms(self, service_class: ServiceClass) -> float:
+        interactive = service_class is ServiceClass.INTERACTIVE
+        return self.interactive_window_ms if interactive else self.bulk_window_ms
+
+
+def limits_for(rules: AdmissionRules, slots_total: int, step_time: StepTime | None) -> Limits:
+    """The limits of an engine with so many slots."""
+    interactive = rules.of(ServiceClass.INTERACTIVE)
+    bulk = rules.bulk
+    of_bulk = _batch(bulk, bulk.tpot_p95_ms, slots_total, step_time)
+    mixed = _batch(bulk, interactive.tpot_p95_ms, slots_total, step_time)
+    of_interactive = _batch(interactive, interactive.tpot_p95_ms, slots_total, step_time)
+    return Limits(
+        interactive=of_interactive,
+        bulk=of_bulk,
+        mixed=min(mixed, of_bulk),
+        interactive_window_ms=_window_ms(interactive, of_interactive, step_time),
+        bulk_window_ms=_window_ms(bulk, of_bulk, step_time),
+        measured=step_time is not None,
+    )
+
+
+def _batch(
+    rules: ClassRules, tpot_ms: float | None, slots_total: int, step_time: StepTime | None
+) -> int:
+    """The largest batch whose step keeps `tpot_ms`, within the profile's bounds and the slots."""
+    most = min(rules.batch.most, slots_total)
+    if step_time is None or tpot_ms is None:
+        return most
+    least = min(rules.batch.least, most)
+    believed = min(most, max(least, EXTRAPOLATION * step_time.largest))
+    low, high = least, believed
+    while low < high:  # the step time grows with the batch
+        middle = (low + high + 1) // 2
+        if step_time.ms(middle) <= tpot_ms:
+            low = middle
+        else:
+            high = middle - 1
+    # All that is believed keeps it, and more is not known: then the bound is the profile's.
+    return most if low == believed and step_time.ms(believed) <= tpot_ms else low
+
+
+def _window_ms(rules: ClassRules, batch: int, step_time: StepTime | None) -> float:
+    least, most = float(rules.window_ms.least), float(rules.window_ms.most)
+    if step_time is None:
+        return least
+    if rules.ttft_p95_ms is None:
+        return most
+    slack_ms = rules.ttft_p95_ms * (1 - MARGIN) - step_time.ms(batch)
+    return min(max(slack_ms, least), most)

@@ -1,0 +1,250 @@
+"""Whether a request may go now, and what for it waits if not.
+
+Pure: times are seconds of a monotonic clock. The rules, in the order in which they are looked at:
+
+- slot: leased + foreign + cost stay within the slots that the engine reported. Always.
+- window: the engine is idle and bulk requests come so often that it pays to begin together.
+- batch: not more sequences than keep the SLO of the time per token (`limits`). Interactive
+  requests count among themselves; bulk ones may fill what the bulk SLO allows, and only what
+  the interactive one allows while there is interactive traffic: some waits or runs, or came in
+  the last 10 s, because what bulk requests take now they keep for long.
+- reserve: a share of the slots is the interactive requests' as far as they lately used it: what
+  bulk may take is the slots less the most interactive sequences that there were at once in the
+  last 10 s, or less the share if that is smaller. So the whole share is lent while unclaimed.
+- prefill: while there is interactive traffic, no more bulk prompts are given to the engine than
+  it reads in a moment.
+- kv: the KV cache holds all leases to their ends.
+
+A request that is alone in the engine is never held by batch, reserve or KV: nothing would come
+of waiting. A bulk request that interactive traffic has delayed for long enough (`aged`) is held
+neither by the interactive SLO of the batch nor by prefill; but the reserve is not its own, however
+long it waits: what interactive requests take within it delays no bulk request. Only one that needs
+more slots than are left beside the reserve is delayed by it, and gets it in the end.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from math import ceil
+from typing import Final
+
+from orch_sidecar.admission.aging import DelayClock
+from orch_sidecar.admission.ask import Ask, EngineReport
+from orch_sidecar.admission.budgets import KvBudget, PrefillBudget, stall_s
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.limits import Limits, limits_for
+from orch_sidecar.admission.outlook import Run
+from orch_sidecar.admission.queues import Queues
+from orch_sidecar.admission.rates import ArrivalRate, RecentPeak
+from vllm_plugin.profile import AdmissionRules, ServiceClass
+
+_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+
+# A shrunk KV limit grows back, and interactive claims run out, without a word from anybody.
+_LOOK_S: Final = 0.25
+
+
+class Hold(StrEnum):
+    """What the first of those who wait waits for."""
+
+    SLOT = "slot"
+    BATCH = "batch"
+    RESERVE = "reserve"
+    KV = "kv"
+    PREFILL = "prefill"
+    WINDOW = "window"
+    PAUSE = "pause"  # a tier below refused a moment ago
+
+
+class Scarce:
+    """What requests take from each other."""
+
+    def __init__(self, rules: AdmissionRules, ledger: Ledger, queues: Queues) -> None:
+        self.rules = rules
+        self.limits: Limits = limits_for(rules, 0, None)
+        self.kv = KvBudget()
+        self.clock = DelayClock()
+        self.interactive = 0  # sequences that have leases
+        self.bulk = 0
+        self._ledger = ledger
+        self._queues = queues
+        self._prefill = PrefillBudget()
+        self._arrivals = ArrivalRate()  # of bulk requests
+        self._peak = RecentPeak()  # of interactive sequences
+        self._window_until: float | None = None
+
+    # What happens.
+
+    def begin_epoch(self) -> None:
+        self.kv.begin_epoch()
+        self._prefill.begin_epoch()
+        self.interactive = self.bulk = 0
+
+    def reported(self, report: EngineReport, now: float) -> None:
+        self._prefill.tokens_per_s = report.prefill_tokens_per_s
+        self.kv.block_tokens = report.kv_block_tokens
+        self.kv.reported(report.kv_tokens_total, report.kv_usage, report.preemptions_total, now)
+
+    def arrived(self, ask: Ask, now: float) -> None:
+        """A request came, whatever becomes of it."""
+        if ask.service_class is _BULK:
+            self._arrivals.arrived(now)
+        else:
+            self._saw_interactive(ask.cost, now)
+
+    def granted(self, run: Run, now: float) -> None:
+        ask = run.ask
+        if ask.service_class is _BULK:
+            self.bulk += ask.cost
+            self._prefill.granted(ask.prompt_tokens, now)
+        else:
+            self.interactive += ask.cost
+        self.kv.granted(ask.prompt_tokens, run.output, now)
+        self._window_until = None
+
+    def released(self, run: Run, now: float) -> None:
+        ask = run.ask
+        self.kv.released(ask.prompt_tokens, run.output)
+        if ask.service_class is _BULK:
+            self.bulk -= ask.cost
+            self._prefill.settled()
+        else:
+            self._saw_interactive(0, now)
+            self.interactive -= ask.cost
+
+    # What may be.
+
+    def hold(
+        self, ask: Ask, output: float | None, now: float, *, aged: bool = False
+    ) -> Hold | None:
+        """Why a request cannot go now; None: it can. `output`: tokens of each sequence of it."""
+        ledger, cost = self._ledger, ask.cost
+        taken = ledger.leased + ledger.foreign
+        if taken + cost > ledger.slots_total:
+            return Hold.SLOT
+        if not taken:
+            return Hold.WINDOW if self._gathers(ask, now) else None
+        if ask.service_class is _INTERACTIVE:
+            mine = self.interactive
+            if mine and mine + cost > self.limits.interactive:
+                return Hold.BATCH
+        else:
+            held = self._hold_bulk(ask, taken, now, aged)
+            if held is not None:
+                return held
+        fits = self.kv.fits(ask.prompt_tokens, self.kv_output(ask, output), now)
+        return None if fits else Hold.KV
+
+    def kv_output(self, ask: Ask, output: float | None) -> float | None:
+        """What its answers will take of the KV cache; None: nobody knows. `output`: tokens each.
+
+        A sequence takes whole blocks.
+        """
+        if output is None:
+            return None
+        cost, block = ask.cost, self.kv.block_tokens
+        blocks = ceil((ask.prompt_tokens / cost + output) / block)
+        return cost * blocks * block - ask.prompt_tokens
+
+    def _hold_bulk(self, ask: Ask, taken: int, now: float, aged: bool) -> Hold | None:
+        if taken + ask.cost > self.limits.bulk:
+            return Hold.BATCH
+        lendable = self._lendable(now)
+        if taken - self.interactive + ask.cost > lendable and not (aged and ask.cost > lendable):
+            return Hold.RESERVE
+        if aged:
+            return None
+        if self._interactive_traffic(now):
+            if taken + ask.cost > self.limits.mixed:
+                return Hold.BATCH
+            if not self._prefill.fits(ask.prompt_tokens, self._stall_s(), now):
+                return Hold.PREFILL
+        return None
+
+    def opens_window(self, ask: Ask, now: float) -> bool:
+        """Whether a bulk request that could begin now had better wait for others to come.
+
+        Only if the engine is idle, and at least one other is expected within the window.
+        """
+        if ask.service_class is not _BULK or self._ledger.leased or self._ledger.foreign:
+            return False
+        window_s = self.limits.bulk_window_ms / 1000
+        if self._queues.size(_BULK) >= self.rules.bulk.queue_capacity:
+            return False  # nowhere to wait
+        # The request itself is in the average already.
+        expected = self._arrivals.per_second(now) - self._arrivals.one
+        if (
+            self._patience_s(ask) <= window_s
+            or expected * window_s < 1
+            or ask.cost >= self.limits.bulk
+        ):
+            return False
+        self._window_until = now + window_s
+        return True
+
+    def ends_window(self, ask: Ask, now: float) -> bool:
+        """Ends an open window if this request may not wait for the end of it. True: it did."""
+        until = self._window_until
+        if until is None or ask.service_class is not _BULK or now + self._patience_s(ask) > until:
+            return False
+        self._window_until = None
+        return True
+
+    def bulk_capacity(self, now: float) -> int:
+        """Sequences of both classes at once, as far as bulk requests may fill them now."""
+        ledger, interactive = self._ledger, self.interactive
+        most = self.limits.mixed if self._interactive_traffic(now) else self.limits.bulk
+        return min(most, self._lendable(now) + interactive, ledger.slots_total)
+
+    def turn_clock(self, now: float, held: Hold | None) -> None:
+        """Keeps the delay of bulk requests; to be called before and after what changes it."""
+        if not self._queues.size(_BULK):
+            self.clock.turn(now, 0.0)
+            return
+        ledger = self._ledger
+        lendable = self._lendable(now)
+        alone = min(self.limits.bulk, lendable) - ledger.foreign
+        left = min(lendable, self.bulk_capacity(now) - self.interactive) - ledger.foreign
+        head = self._queues.head(_BULK)
+        stopped = held is Hold.PREFILL or (head is not None and head.ask.cost > lendable)
+        taken = 1.0 if stopped else 1 - max(0, left) / max(1, alone)
+        self.clock.turn(now, min(1.0, max(0.0, taken)))
+
+    def eases_at(self, hold: Hold, now: float) -> float | None:
+        """When the first of those who wait may go although nothing else happens."""
+        if hold is Hold.WINDOW:
+            return self._window_until
+        if hold in (Hold.KV, Hold.RESERVE, Hold.BATCH):
+            return now + _LOOK_S
+        bulk = self._queues.head(_BULK)
+        if hold is Hold.PREFILL and bulk is not None:
+            at = self._prefill.fits_at(bulk.ask.prompt_tokens, self._stall_s(), now)
+            return now + _LOOK_S if at is None else min(max(at, now + 1e-3), now + _LOOK_S)
+        return None
+
+    def _gathers(self, ask: Ask, now: float) -> bool:
+        if self._window_until is None or ask.service_class is not _BULK:
+            return False
+        full = self._queues.size(_BULK) >= self.rules.bulk.queue_capacity
+        return now < self._window_until and self._queues.cost(_BULK) < self.limits.bulk and not full
+
+    def _patience_s(self, ask: Ask) -> float:
+        """How long a bulk request may wait for its slot."""
+        own = (each / 1000 for each in (ask.max_wait_ms, ask.deadline_ms) if each is not None)
+        return min((self.rules.bulk.max_wait_s, *own)) if ask.may_queue else 0.0
+
+    def _saw_interactive(self, more: int, now: float) -> None:
+        waiting = self._queues.cost(_INTERACTIVE) if self._queues.depth else 0
+        self._peak.saw(self.interactive + waiting + more, now)
+
+    def _lendable(self, now: float) -> int:
+        """Slots that bulk requests and foreign sequences may have together."""
+        slots = self._ledger.slots_total
+        reserved = int(self.rules.reserved_share * slots)
+        return slots - min(reserved, self._peak.value(now)) if reserved else slots
+
+    def _interactive_traffic(self, now: float) -> bool:
+        return self.interactive > 0 or self._peak.value(now) > 0
+
+    def _stall_s(self) -> float:
+        return stall_s(self.rules.of(_INTERACTIVE).ttft_p95_ms)

@@ -1,0 +1,46 @@
+"""Scarce with what it looks at, for its tests."""
+
+from __future__ import annotations
+
+from orch_sidecar.admission.ask import Ask
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.limits import Limits, limits_for
+from orch_sidecar.admission.outlook import Run
+from orch_sidecar.admission.queues import Queues, Waiting
+from orch_sidecar.admission.scarce import Hold, Scarce
+from orch_sidecar.reasons import Reason
+from tests.orch_sidecar.admission.examples import rules
+from vllm_plugin.profile import AdmissionRules
+
+
+class Bench:
+    """Scarce with what it looks at."""
+
+    def __init__(self, slots: int, of_rules: AdmissionRules | None = None) -> None:
+        self.ledger, self.queues = Ledger(), Queues()
+        self.ledger.slots_total = slots
+        of_rules = of_rules or rules()
+        self.scarce = Scarce(of_rules, self.ledger, self.queues)
+        self.scarce.limits = limits_for(of_rules, slots, None)
+        self.runs: list[Run] = []
+
+    def limit(self, *, interactive: int, bulk: int, mixed: int) -> None:
+        self.scarce.limits = Limits(interactive, bulk, mixed, 1.0, 50.0, True)
+
+    def grant(self, ask: Ask, now: float = 0.0, output: float = 0.0) -> Run:
+        run = Run(ask, now, output)
+        self.ledger.grant(f"lease {len(self.runs)}", ask.cost)
+        self.scarce.arrived(ask, now)
+        self.scarce.granted(run, now)
+        self.runs.append(run)
+        return run
+
+    def release(self, run: Run, now: float) -> None:
+        self.ledger.release(f"lease {self.runs.index(run)}")
+        self.scarce.released(run, now)
+
+    def wait(self, ask: Ask, name: str = "waiting") -> None:
+        self.queues.add(Waiting(name, ask, 0.0, 60.0, Reason.QUEUE_TIMEOUT, 0.0))
+
+    def hold(self, ask: Ask, now: float = 0.0, *, aged: bool = False) -> Hold | None:
+        return self.scarce.hold(ask, ask.max_tokens, now, aged=aged)

@@ -1,0 +1,106 @@
+"""Rules, requests and engines for the tests of admission."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+from orch_sidecar.admission.ask import Ask, EngineReport, Queued, StepTime
+from orch_sidecar.admission.core import Admission, Decision
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.reasons import Reason, Refusal
+from vllm_plugin.profile import AdmissionRules, Bounds, ClassRules, FullQueue, ServiceClass
+
+INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+STALE = Refusal(Reason.ENGINE_STALE, "no event for 3 s")
+
+# A step of b sequences takes 10 + b milliseconds.
+STEP_TIME = StepTime(t0_ms=10.0, c_ms=1.0, alpha=1.0, largest=64)
+
+
+def class_rules(**changes: Any) -> ClassRules:
+    """Rules that hold nobody up."""
+    values: dict[str, Any] = {
+        "ttft_p95_ms": None,
+        "tpot_p95_ms": None,
+        "queue_capacity": 16,
+        "max_wait_s": 60.0,
+        "batch": Bounds(least=1, most=1024),
+        "window_ms": Bounds(least=1, most=50),
+    }
+    return ClassRules(**values | changes)
+
+
+def rules(
+    interactive: ClassRules | None = None, bulk: ClassRules | None = None, **changes: Any
+) -> AdmissionRules:
+    """Rules of admission; those of a class that is not given hold nobody up."""
+    values: dict[str, Any] = {
+        "full_queue": FullQueue.REJECT,
+        "aging_s": 10.0,
+        "reserved_share": 0.0,
+        "coalescing": False,
+        "interactive": interactive or class_rules(),
+        "bulk": bulk or class_rules(),
+    }
+    return AdmissionRules(**values | changes)
+
+
+def bulk_only(bulk: ClassRules | None = None, **changes: Any) -> AdmissionRules:
+    """Rules of an engine whose every request is bulk."""
+    return rules(bulk=bulk, **changes).model_copy(update={"interactive": None})
+
+
+def report(slots: int, epoch: str = "e1", **known: Any) -> EngineReport:
+    return EngineReport(epoch, slots, **known)
+
+
+def core_of(slots: int, of_rules: AdmissionRules | None = None, **known: Any) -> Admission:
+    """An admission whose engine reported at 0 s. `known`: what else it said of itself."""
+    core = Admission(of_rules or rules(), random.Random(1))
+    assert core.engine_reports(report(slots, **known), 0.0) == []
+    return core
+
+
+def interactive(cost: int = 1, **asked: Any) -> Ask:
+    return Ask(INTERACTIVE, cost, **asked)
+
+
+def bulk(cost: int = 1, **asked: Any) -> Ask:
+    return Ask(BULK, cost, **asked)
+
+
+def granted(decisions: Iterable[Decision]) -> list[str]:
+    """Who got a lease, in order."""
+    return [each.request for each in decisions if isinstance(each.outcome, Lease)]
+
+
+def refused(decisions: Iterable[Decision]) -> dict[str, Reason]:
+    """Who was refused, and why."""
+    return {each.request: reason_of(each.outcome) for each in decisions if is_refused(each)}
+
+
+def is_refused(decision: Decision) -> bool:
+    return isinstance(decision.outcome, Refusal)
+
+
+def reason_of(outcome: Lease | Refusal | Queued) -> Reason:
+    assert isinstance(outcome, Refusal), outcome
+    return outcome.reason
+
+
+def fill(core: Admission, ask: Ask, *names: str, at: float = 0.0) -> None:
+    """Each of these gets a lease at once."""
+    for name in names:
+        assert isinstance(core.arrive(name, ask, at), Lease), name
+
+
+def queue(core: Admission, ask: Ask, *names: str, at: float = 0.0) -> list[Queued]:
+    """Each of these has to wait."""
+    found = []
+    for name in names:
+        outcome = core.arrive(name, ask, at)
+        assert isinstance(outcome, Queued), (name, outcome)
+        found.append(outcome)
+    return found

@@ -1,0 +1,70 @@
+"""A gate and those who wait at it, for its tests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from orch_sidecar.admission.ask import Ask, Queued
+from orch_sidecar.admission.core import Admission
+from orch_sidecar.admission.gate import Gate
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.reasons import Reason, Refusal
+from tests.orch_sidecar.admission.examples import (
+    class_rules,
+    interactive,
+    report,
+    rules,
+)
+from vllm_plugin.profile import AdmissionRules
+
+Outcome = Lease | Refusal
+CANCELLED = Refusal(Reason.CANCELLED, "cancelled")
+
+
+def gate_of(slots: int, of_rules: AdmissionRules | None = None) -> Gate:
+    gate = Gate(Admission(of_rules or rules(class_rules(queue_capacity=1000)), random.Random(1)))
+    gate.engine_reports(report(slots))
+    return gate
+
+
+async def admit(gate: Gate, ask: Ask) -> Outcome:
+    """Asks, and waits if it must."""
+    request = gate.new_id(ask.cost)
+    outcome = gate.ask(request, ask)
+    return await gate.wait(request) if isinstance(outcome, Queued) else outcome
+
+
+def lease_at_once(gate: Gate, ask: Ask | None = None) -> Lease:
+    ask = ask or interactive()
+    outcome = gate.ask(gate.new_id(ask.cost), ask)
+    assert isinstance(outcome, Lease), outcome
+    return outcome
+
+
+async def lease_of(task: asyncio.Task[Outcome]) -> Lease:
+    outcome = await asyncio.wait_for(task, 5)
+    assert isinstance(outcome, Lease), outcome
+    return outcome
+
+
+async def queued(gate: Gate, ask: Ask | None = None) -> asyncio.Task[Outcome]:
+    """A task that waits in the queue."""
+    depth = gate.core.queue_depth
+    task = asyncio.ensure_future(admit(gate, ask or interactive()))
+    await asyncio.sleep(0)
+    assert gate.core.queue_depth == depth + 1
+    return task
+
+
+def assert_nothing_left(gate: Gate) -> None:
+    assert gate.core.ledger.leased == 0
+    assert gate.core.ledger.leases() == 0
+    assert gate.core.queue_depth == 0
+    assert gate._waiters == {}
+    assert gate._decided == {}
+
+
+async def cancelled(task: asyncio.Task[Outcome]) -> bool:
+    [outcome] = await asyncio.gather(task, return_exceptions=True)
+    return isinstance(outcome, asyncio.CancelledError)

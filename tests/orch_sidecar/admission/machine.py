@@ -1,0 +1,236 @@
+"""An admission with its model beside it: how decisions are taken over, and what must hold."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Collection, Iterable
+
+from hypothesis.stateful import RuleBasedStateMachine, invariant
+
+from orch_sidecar.admission.ask import Ask
+from orch_sidecar.admission.core import Admission, Decision
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.scarce import Hold
+from orch_sidecar.reasons import Reason, Refusal
+from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, report, rules
+from tests.orch_sidecar.admission.model import Model
+from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
+
+
+class Checked(RuleBasedStateMachine):
+    """The invariants. What happens is up to those who derive from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.take_up(rules())
+
+    def take_up(self, of_rules: AdmissionRules) -> None:
+        """Begins anew."""
+        self.core = Admission(of_rules, random.Random(1))
+        self.model = Model(of_rules, unavailable=self.core.unavailable)
+        self.serial = 0
+
+    def named(self, ask: Ask, since: float | None = None) -> tuple[str, Ask]:
+        """A new request, that first came now or at that time."""
+        self.serial += 1
+        request = f"r{self.serial}"
+        self.model.asks[request] = (ask, self.model.now if since is None else since)
+        return request, ask
+
+    @staticmethod
+    def pick(among: Iterable[str], pick: int) -> str:
+        names = list(among)
+        return names[pick % len(names)]
+
+    # What was decided.
+
+    def take(self, decisions: list[Decision], refused: Collection[str] = ()) -> None:
+        """Exactly these are refused, and whose time is over; and whoever goes is the next."""
+        model = self.model
+        turned_away = [each for each in decisions if isinstance(each.outcome, Refusal)]
+        late = {name for name, waits in model.waiting.items() if waits.expires <= model.now}
+        assert {each.request for each in turned_away} == {*refused} | late
+        for each in turned_away:
+            if each.request not in refused:
+                self.check_late(each)
+        self.settle(turned_away)
+        self.settle(each for each in decisions if isinstance(each.outcome, Lease))
+        self.after(surely=True)
+
+    def check_late(self, decision: Decision) -> None:
+        """It waited as long as it may."""
+        model, waits = self.model, self.model.waiting[decision.request]
+        assert waits.expires <= model.now
+        assert isinstance(decision.outcome, Refusal)
+        assert decision.outcome is model.unavailable or decision.outcome.reason is waits.expiry
+
+    def settle(self, decisions: Iterable[Decision]) -> None:
+        for each in decisions:
+            self.model.settle(each.request, each.outcome)
+
+    def settle_among(self, own: Decision, others: list[Decision]) -> None:
+        """A request goes at once, and others with it: those who are ahead of it before it."""
+        model = self.model
+        asks = [model.asks[each.request][0] for each in (own, *others)]
+        ahead = len(others)
+        if asks[0].service_class is INTERACTIVE:
+            places = [at for at, ask in enumerate(asks) if ask.service_class is INTERACTIVE]
+            ahead = places[-1]
+        self.settle(others[:ahead])
+        rest = others[ahead:]
+        while rest and rest[0].request == model.head(BULK) and model.aged(rest[0].request)[0]:
+            self.settle([rest.pop(0)])
+        self.settle([own, *rest])
+
+    def see_slo(self, request: str) -> None:
+        """The SLO of its first token may end its wait before its other time limits do."""
+        model = self.model
+        waits, slo_ms = model.waiting[request], model.rules.of(model.asks[request][0].service_class)
+        [waiting] = [each for each in self.core.queues.all() if each.request == request]
+        if waiting.expiry is Reason.SLO_MISS:
+            assert slo_ms.ttft_p95_ms is not None
+            assert model.engine.step_time
+            assert waits.since <= waiting.expires <= waits.since + slo_ms.ttft_p95_ms / 1000
+            waits.expires, waits.expiry = min(
+                (waits.expires, waits.expiry), (waiting.expires, waiting.expiry)
+            )
+        assert (waits.expires, waits.expiry) == (waiting.expires, waiting.expiry)
+
+    def after(self, *, surely: bool) -> None:
+        """Something happened. `surely`: and the core has looked at who may go."""
+        model, core = self.model, self.core
+        model.turn(surely=surely, all_of_it=core.order.hold is Hold.PREFILL)
+        if surely and model.unavailable is None:
+            self.whoever_waits_has_a_reason()
+
+    def whoever_waits_has_a_reason(self) -> None:
+        """Work is conserved: the first waits for what it is said to wait for, and it is true."""
+        model, hold = self.model, self.core.hold
+        bulk, interactive = model.head(BULK), model.head(INTERACTIVE)
+        if not model.depth:
+            assert hold is None
+            return
+        assert hold is not None
+        surely, maybe = model.aged(bulk)
+        if bulk is not None and (maybe or interactive is None):
+            held = model.is_held(model.queues[BULK][bulk].ask, hold, surely_aged=surely)
+            if held and (interactive is None or hold is not Hold.RESERVE):
+                return
+            assert interactive is not None, (bulk, hold)
+            if held:
+                ask = model.queues[INTERACTIVE][interactive].ask
+                self.is_truly_held(ask, "a delayed one that waits for the reserve holds nobody up")
+                return
+            assert not surely, (bulk, hold)
+        assert interactive is not None
+        assert model.is_held(model.queues[INTERACTIVE][interactive].ask, hold), (interactive, hold)
+        if hold is Hold.BATCH and bulk is not None:
+            ask = model.queues[BULK][bulk].ask
+            self.is_truly_held(ask, "interactive ones that wait for each other hold nobody up")
+
+    def is_truly_held(self, ask: Ask, why: str) -> None:
+        hold = self.core.scarce.hold(ask, self.core.prospects.output(ask), self.model.now)
+        assert hold is not None, why
+        assert self.model.is_held(ask, hold), (ask, hold)
+
+    def check_refusal(self, ask: Ask, refusal: Refusal, usual: bool) -> None:
+        """`usual`: the engine is ready, takes requests, and this one is not too large for it."""
+        model = self.model
+        if not usual:
+            too_large = refusal.reason is Reason.COST_EXCEEDS_SLOTS
+            assert model.draining or refusal is model.unavailable or too_large
+            return
+        match refusal.reason:
+            case Reason.QUEUE_FULL:
+                assert model.places(ask.service_class) <= 0
+                assert model.rules.full_queue is FullQueue.REJECT or not model.queues[BULK]
+            case Reason.DO_NOT_QUEUE:
+                assert not ask.may_queue
+            case Reason.QUEUE_TIMEOUT:
+                assert ask.max_wait_ms == 0 or refusal.predicted_start_ms is not None
+            case Reason.DEADLINE_MISS:
+                assert model.engine.step_time or ask.deadline_ms == 0
+                assert ask.deadline_ms is not None
+                return  # also if it could go
+            case _:
+                assert refusal.reason is Reason.SLO_MISS
+                assert model.engine.step_time
+        assert refusal.retry_after_ms is not None
+        ahead = model.queues[ask.service_class] or (ask.service_class is BULK and model.depth)
+        if not ahead and not model.aged(model.head(BULK))[1] and model.now >= model.paused_until:
+            self.is_truly_held(ask, "who could go is not refused")
+
+    # What must hold.
+
+    @invariant()
+    def ledger_is_as_the_model_says(self) -> None:
+        ledger, model = self.core.ledger, self.model
+        assert ledger.violations == 0
+        assert ledger.leased + ledger.foreign == model.taken, "never leaked"
+        assert ledger.leases() == len(model.out)
+        assert set(ledger.closing()) == model.closing
+        assert ledger.slots_total == model.engine.slots_total
+        for service_class in ServiceClass:
+            assert self.core.leased_by(service_class) == model.leased(service_class)
+
+    @invariant()
+    def queues_are_as_the_model_says(self) -> None:
+        model, core = self.model, self.core
+        assert core.queue_depth == model.depth
+        for service_class in ServiceClass:
+            waiting = [each.request for each in core.queues.of(service_class)]
+            assert waiting == list(model.queues[service_class])
+            assert core.queued(service_class) == len(waiting)
+
+    @invariant()
+    def limits_are_those_of_rules_and_engine(self) -> None:
+        assert self.core.limits == self.model.limits
+
+    @invariant()
+    def next_event_is_to_come(self) -> None:
+        model = self.model
+        at = self.core.next_event(model.now)
+        if not model.depth:
+            assert at is None
+            return
+        assert at is not None
+        first = min(waits.expires for waits in model.waiting.values())
+        assert model.now < at <= max(first, model.now + 0.001)
+
+    @invariant()
+    def every_request_is_in_exactly_one_place(self) -> None:
+        model = self.model
+        assert model.asks.keys() == model.waiting.keys() | model.outcome.keys() | model.left
+        assert len(model.asks) == model.depth + len(model.outcome) + len(model.left)
+
+    @invariant()
+    def counts_are_of_what_was_decided(self) -> None:
+        model, statistics = self.model, self.core.statistics
+        for service_class in ServiceClass:
+            outcomes = [
+                outcome
+                for request, outcome in model.outcome.items()
+                if model.asks[request][0].service_class is service_class
+            ]
+            leases = sum(isinstance(outcome, Lease) for outcome in outcomes)
+            assert statistics.granted[service_class] == leases
+            assert statistics.refused[service_class] == len(outcomes) - leases
+
+    def teardown(self) -> None:
+        """When everything has ended, nothing is out and nobody waits."""
+        if sys.exc_info()[0] is not None:
+            return  # one failure at a time
+        model, core = self.model, self.core
+        model.pass_time(1e5)
+        self.take(core.tick(model.now), set(model.waiting))
+        if model.unavailable is not None:
+            model.engine, model.unavailable = report(8, model.engine.epoch), None
+            self.take(core.engine_reports(model.engine, model.now))
+        for lease in list(model.out):
+            model.end(lease)
+            self.take(core.engine_ended([lease], model.now))
+        assert (core.ledger.leased, core.ledger.leases(), core.queue_depth) == (0, 0, 0)
+        assert core.scarce.kv.committed < 1e-6
+        assert core.next_event(model.now) is None
+        self.every_request_is_in_exactly_one_place()

@@ -1,0 +1,242 @@
+"""What must be true of an admission, kept beside it without looking into it.
+
+What cannot be known from outside to the moment (when a claim on the reserve runs out) is kept as
+bounds, and held against the core only where both agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orch_sidecar.admission.ask import Ask, EngineReport
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.limits import Limits, limits_for
+from orch_sidecar.admission.rates import CLAIM_S
+from orch_sidecar.admission.scarce import Hold
+from orch_sidecar.reasons import Reason, Refusal
+from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE
+from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
+
+_ROUNDING_S = 1e-6
+
+
+@dataclass
+class Waits:
+    """A queued request; `delay_s` what the bounds of the delay showed when it came."""
+
+    ask: Ask
+    since: float
+    expires: float
+    expiry: Reason
+    delay_s: tuple[float, float]
+
+
+@dataclass
+class Model:
+    """An engine, those in it, and those who wait for it."""
+
+    rules: AdmissionRules
+    now: float = 100.0
+    engine: EngineReport = field(default_factory=lambda: EngineReport("", 0))
+    unavailable: Refusal | None = None
+    draining: bool = False
+    paused_until: float = 0.0
+    window_until: float = 0.0
+    unread: bool = False  # bulk prompts that the engine may still have to read
+    asks: dict[str, tuple[Ask, float]] = field(default_factory=dict)  # and when it first came
+    out: dict[str, Ask | None] = field(default_factory=dict)  # None: not one of ours
+    closing: set[str] = field(default_factory=set)
+    queues: dict[ServiceClass, dict[str, Waits]] = field(
+        default_factory=lambda: {each: {} for each in ServiceClass}
+    )
+    outcome: dict[str, Lease | Refusal] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
+    delay_s: tuple[float, float] = (0.0, 0.0)
+    share: tuple[float, float] = (0.0, 0.0)
+    claims: list[tuple[float, int]] = field(default_factory=list)  # when, and sequences at once
+
+    # What is there.
+
+    @property
+    def depth(self) -> int:
+        return sum(len(queue) for queue in self.queues.values())
+
+    @property
+    def waiting(self) -> dict[str, Waits]:
+        return self.queues[INTERACTIVE] | self.queues[BULK]
+
+    @property
+    def limits(self) -> Limits:
+        return limits_for(self.rules, self.engine.slots_total, self.engine.step_time)
+
+    @property
+    def taken(self) -> int:
+        return sum(1 if ask is None else ask.cost for ask in self.out.values()) + self.foreign
+
+    @property
+    def foreign(self) -> int:
+        return self.engine.foreign
+
+    def leased(self, service_class: ServiceClass) -> int:
+        asks = [ask for ask in self.out.values() if ask is not None]
+        return sum(ask.cost for ask in asks if ask.service_class is service_class)
+
+    def head(self, service_class: ServiceClass) -> str | None:
+        return next(iter(self.queues[service_class]), None)
+
+    def places(self, service_class: ServiceClass) -> int:
+        """Free places in a queue."""
+        of, queues = self.rules.of, self.queues
+        places = of(service_class).queue_capacity - len(queues[service_class])
+        if service_class is BULK and self.rules.full_queue is FullQueue.DROP_LRU:
+            displacing = len(queues[INTERACTIVE]) - of(INTERACTIVE).queue_capacity
+            places -= max(0, displacing)
+        return places
+
+    # Claims and delays.
+
+    def claim(self, cost: int) -> None:
+        """So many interactive sequences there are, with these."""
+        queued = sum(waits.ask.cost for waits in self.queues[INTERACTIVE].values())
+        self.claims.append((self.now, self.leased(INTERACTIVE) + queued + cost))
+
+    @property
+    def peak(self) -> tuple[int, int]:
+        """Interactive sequences at once in the last 5, and in the last 10 seconds."""
+        ages = [(self.now - at, value) for at, value in self.claims]
+        return (
+            max((value for age_s, value in ages if age_s < CLAIM_S / 2 - _ROUNDING_S), default=0),
+            max((value for age_s, value in ages if age_s < CLAIM_S + _ROUNDING_S), default=0),
+        )
+
+    def lendable(self, peak: int) -> int:
+        slots = self.engine.slots_total
+        return slots - min(int(self.rules.reserved_share * slots), peak)
+
+    def _share_at(self, peak: int) -> float:
+        """What interactive traffic takes of what bulk could have, by slots."""
+        limits, mine, slots = self.limits, self.leased(INTERACTIVE), self.engine.slots_total
+        most = limits.mixed if mine or peak else limits.bulk
+        lendable = self.lendable(peak)
+        left = min(lendable, min(most, lendable + mine, slots) - mine) - self.foreign
+        alone = min(limits.bulk, lendable) - self.foreign
+        return min(1.0, max(0.0, 1 - max(0, left) / max(1, alone)))
+
+    def turn(self, *, surely: bool, all_of_it: bool) -> None:
+        """The share changed (surely, or it may have). `all_of_it`: bulk waits for prompts."""
+        possible = [self._share_at(peak) for peak in range(self.peak[0], self.peak[1] + 1)]
+        low, high = min(possible), max(possible)
+        if not self.queues[BULK]:
+            low = high = 0.0
+        elif all_of_it:
+            high = 1.0
+        if not surely:
+            low, high = min(low, self.share[0]), max(high, self.share[1])
+        self.share = (low, high)
+
+    def pass_time(self, passed_s: float) -> None:
+        self.now += passed_s
+        low, high = self.delay_s
+        self.delay_s = (low + passed_s * self.share[0], high + passed_s * self.share[1])
+
+    def aged(self, request: str | None) -> tuple[bool, bool]:
+        """Whether interactive traffic has surely, and may have, delayed it by the bound."""
+        if request is None:
+            return False, False
+        waits, bound_s = self.queues[BULK][request], self.rules.aging_s
+        least, most = (now - then for now, then in zip(self.delay_s, waits.delay_s, strict=True))
+        return least >= bound_s + _ROUNDING_S, most >= bound_s - _ROUNDING_S
+
+    # Who may go.
+
+    def is_held(self, ask: Ask, hold: Hold, *, surely_aged: bool = False) -> bool:
+        """Whether it is true that a request waits for that."""
+        limits, mine, cost = self.limits, self.leased(INTERACTIVE), ask.cost
+        slots, taken, is_bulk = self.engine.slots_total, self.taken, ask.service_class is BULK
+        held_for_others = is_bulk and bool(taken) and not surely_aged
+        traffic = mine > 0 or self.peak[1] > 0
+        match hold:
+            case Hold.SLOT:
+                return taken + cost > slots
+            case Hold.PAUSE:
+                return self.now < self.paused_until
+            case Hold.WINDOW:
+                return is_bulk and not taken and self.now < self.window_until
+            case Hold.KV:
+                return bool(taken) and self.engine.kv_tokens_total is not None
+            case Hold.PREFILL:
+                return held_for_others and traffic and self.unread
+            case Hold.RESERVE:
+                return is_bulk and taken > 0 and taken - mine + cost > self.lendable(self.peak[1])
+            case Hold.BATCH if is_bulk:
+                small = held_for_others and traffic and taken + cost > limits.mixed
+                return small or (taken > 0 and taken + cost > limits.bulk)
+            case Hold.BATCH:
+                return mine > 0 and mine + cost > limits.interactive
+
+    def check_grant(self, request: str, ask: Ask) -> None:
+        """It goes now: it fits, and it passes nobody by."""
+        heads = {each: self.head(each) for each in ServiceClass}
+        assert self.unavailable is None, "nothing is admitted on a guess"
+        assert self.now >= self.paused_until
+        assert not self.is_held(ask, Hold.SLOT), "never over"
+        assert heads[ask.service_class] in (None, request), "first come, first served"
+        surely, maybe = self.aged(heads[BULK])
+        if ask.service_class is INTERACTIVE:
+            assert not self.is_held(ask, Hold.BATCH)
+            first = next(iter(self.queues[BULK].values()), None)
+            if surely and first is not None:
+                assert self.is_held(first.ask, Hold.RESERVE), "nobody else passes by a delayed one"
+            return
+        maybe = maybe and heads[BULK] == request
+        first = next(iter(self.queues[INTERACTIVE].values()), None)
+        if first is not None and not maybe:
+            assert self.is_held(first.ask, Hold.BATCH), "interactive before bulk"
+        if self.taken:
+            assert self.taken + ask.cost <= self.limits.bulk
+            mine = self.leased(INTERACTIVE)
+            assert self.taken - mine + ask.cost <= self.lendable(self.peak[0])
+            assert maybe or not mine or self.taken + ask.cost <= self.limits.mixed
+
+    # What happens.
+
+    def limits_of(self, ask: Ask, since: float) -> tuple[float, Reason]:
+        """When the first of its time limits ends, and which that is; but for the SLO."""
+        limits = [(since + self.rules.of(ask.service_class).max_wait_s, Reason.QUEUE_TIMEOUT)]
+        if ask.max_wait_ms is not None:
+            limits.append((since + ask.max_wait_ms / 1000, Reason.QUEUE_TIMEOUT))
+        if ask.deadline_ms is not None:
+            limits.append((since + ask.deadline_ms / 1000, Reason.DEADLINE_MISS))
+        return min(limits)
+
+    def enqueue(self, request: str, *, at_head: bool = False) -> None:
+        ask, since = self.asks[request]
+        queue, delay_s = self.queues[ask.service_class], self.delay_s
+        if at_head and queue:
+            behind = next(iter(queue.values())).delay_s
+            delay_s = (min(delay_s[0], behind[0]), min(delay_s[1], behind[1]))
+        new = {request: Waits(ask, since, *self.limits_of(ask, since), delay_s)}
+        self.queues[ask.service_class] = new | queue if at_head else queue | new
+
+    def settle(self, request: str, outcome: Lease | Refusal) -> None:
+        """It goes, or is refused."""
+        ask = self.asks[request][0]
+        assert request not in self.outcome, "a request ends exactly once"
+        assert request not in self.left, "nothing is decided about a request that went away"
+        if isinstance(outcome, Lease):
+            assert outcome == Lease(request, ask.cost, self.engine.epoch)
+            self.check_grant(request, ask)
+            self.out[request] = ask
+            self.unread = self.unread or (ask.service_class is BULK and ask.prompt_tokens > 0)
+        self.queues[ask.service_class].pop(request, None)
+        self.outcome[request] = outcome
+
+    def end(self, lease: str) -> None:
+        """Nothing carries this lease any more."""
+        ask = self.out[lease]
+        if ask is not None and ask.service_class is INTERACTIVE:
+            self.claim(0)
+        elif ask is not None and self.engine.prefill_tokens_per_s is None:
+            self.unread = False
+        del self.out[lease]
+        self.closing.discard(lease)

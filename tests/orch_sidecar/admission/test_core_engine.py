@@ -1,0 +1,170 @@
+"""The admission core by example: what the engine says, and what the operator does."""
+
+from __future__ import annotations
+
+import random
+
+from orch_sidecar.admission.core import Admission, Decision
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.reasons import Reason, Refusal
+from tests.orch_sidecar.admission.examples import (
+    BULK,
+    INTERACTIVE,
+    STALE,
+    bulk,
+    class_rules,
+    core_of,
+    fill,
+    granted,
+    interactive,
+    queue,
+    reason_of,
+    refused,
+    report,
+    rules,
+)
+
+CLOSING = Refusal(Reason.DRAINING, "this sidecar is shutting down")
+
+
+# What the engine says.
+
+
+def test_abandoned_lease_frees_its_slot_only_when_the_engine_says_so() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    core.abandon("a")
+    assert core.tick(1.0) == []
+    assert core.engine_reports(report(1), 2.0) == []
+    assert granted(core.engine_ended(["a"], 3.0)) == ["b"]
+    assert core.engine_ended(["a"], 4.0) == []
+
+
+def test_second_release_frees_nothing() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    core.release("a", 1.0)
+    fill(core, interactive(), "b", at=1.0)
+    assert core.release("a", 2.0) == []
+    assert (core.ledger.leased, core.leased_by(INTERACTIVE)) == (1, 1)
+
+
+def test_foreign_traffic_holds_up_and_its_end_admits() -> None:
+    core = core_of(2, foreign=2)
+    queue(core, interactive(), "a", at=1.0)
+    assert granted(core.engine_reports(report(2, foreign=1), 2.0)) == ["a"]
+
+
+def test_unavailable_engine_refuses_arrivals_and_keeps_those_queued() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    core.engine_unavailable(STALE)
+    assert core.unavailable is STALE
+    assert core.arrive("c", interactive(), 1.0) is STALE
+    assert core.release("a", 2.0) == [], "stale fails closed"
+    assert core.queue_depth == 1
+    assert granted(core.engine_reports(report(1), 3.0)) == ["b"]
+    assert core.unavailable is None
+
+
+def test_expiry_while_the_engine_is_unavailable_says_why() -> None:
+    core = core_of(1, rules(class_rules(max_wait_s=10.0)))
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    core.engine_unavailable(STALE)
+    assert core.next_event(1.0) == 10.0
+    assert core.tick(10.0) == [Decision("b", STALE)]
+
+
+def test_nobody_waits_for_anything_once_all_have_left() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    core.engine_unavailable(STALE)
+    core.leave("b", 1.0)
+    core.engine_reports(report(1), 2.0)
+    assert core.hold is None
+
+
+def test_new_epoch_frees_what_the_old_engine_held() -> None:
+    core = core_of(2)
+    fill(core, interactive(2), "a")
+    queue(core, bulk(), "b")
+    assert core.engine_reports(report(2, "e2"), 1.0) == [Decision("b", Lease("b", 1, "e2"))]
+    assert core.release("a", 2.0) == [], "a lease of the old epoch is gone"
+    assert (core.ledger.leased, core.leased_by(INTERACTIVE), core.leased_by(BULK)) == (1, 0, 1)
+
+
+def test_queued_request_that_can_no_longer_fit_is_refused_when_slots_shrink() -> None:
+    core = core_of(4)
+    fill(core, interactive(4), "a")
+    queue(core, interactive(4), "large")
+    queue(core, interactive(1), "small")
+    decisions = core.engine_reports(report(2, "e2"), 1.0)
+    assert refused(decisions) == {"large": Reason.COST_EXCEEDS_SLOTS}
+    assert granted(decisions) == ["small"]
+
+
+# What the operator does.
+
+
+def test_draining_refuses_arrivals_and_serves_those_queued() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    core.drain()
+    assert core.draining
+    assert reason_of(core.arrive("c", interactive(), 1.0)) is Reason.DRAINING
+    assert granted(core.release("a", 2.0)) == ["b"]
+    core.resume()
+    assert not core.draining
+    queue(core, interactive(), "d", at=3.0)
+
+
+def test_dismissal_refuses_all_who_are_queued() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "i1", "i2")
+    queue(core, bulk(), "b")
+    decisions = core.dismiss(CLOSING)
+    assert {each.request: each.outcome for each in decisions} == dict.fromkeys(
+        ("i1", "i2", "b"), CLOSING
+    )
+    assert (core.queue_depth, core.hold) == (0, None)
+    assert core.dismiss(CLOSING) == []
+
+
+def test_delay_stops_with_a_dismissal() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, bulk(), "b")
+    core.dismiss(CLOSING)
+    queue(core, bulk(), "b2", at=100.0)
+    queue(core, interactive(), "i", at=100.0)
+    assert granted(core.release("a", 100.1)) == ["i"]
+
+
+def test_statistics_count_by_class() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, bulk(), "b")
+    core.arrive("c", bulk(9), 0.0)
+    core.release("a", 1.0)
+    core.arrive("d", interactive(may_queue=False), 2.0)
+    assert core.statistics.granted == {INTERACTIVE: 1, BULK: 1}
+    assert core.statistics.refused == {INTERACTIVE: 1, BULK: 1}
+
+
+def test_jitter_is_by_chance_unless_it_is_given() -> None:
+    def told(jitter: random.Random | None) -> int | None:
+        core = Admission(rules(), jitter)
+        core.engine_reports(report(1), 0.0)
+        fill(core, interactive(), "a")
+        outcome = core.arrive("b", interactive(may_queue=False), 0.0)
+        assert isinstance(outcome, Refusal)
+        return outcome.retry_after_ms
+
+    assert told(random.Random(7)) == told(random.Random(7))
+    assert len({told(None) for _ in range(20)}) > 1

@@ -1,0 +1,119 @@
+"""The asyncio shell: a wait that ends early, at every moment."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.orch_sidecar.admission.examples import (
+    interactive,
+)
+from tests.orch_sidecar.admission.gates import (
+    CANCELLED,
+    assert_nothing_left,
+    cancelled,
+    gate_of,
+    lease_at_once,
+    lease_of,
+    queued,
+)
+
+
+async def test_cancellation_while_queued_leaves_the_queue() -> None:
+    gate = gate_of(1)
+    held = lease_at_once(gate)
+    waiting, behind = await queued(gate), await queued(gate)
+    waiting.cancel()
+    assert await cancelled(waiting)
+    assert gate.core.queue_depth == 1
+    gate.release(held.id)
+    gate.release((await lease_of(behind)).id)
+    assert_nothing_left(gate)
+
+
+async def test_cancellation_of_the_head_admits_a_smaller_one_behind_it() -> None:
+    gate = gate_of(4)
+    held = lease_at_once(gate, interactive(3))
+    large, small = await queued(gate, interactive(4)), await queued(gate)
+    large.cancel()
+    lease = await lease_of(small)
+    gate.release(held.id)
+    gate.release(lease.id)
+    assert await cancelled(large)
+    assert_nothing_left(gate)
+
+
+@pytest.mark.parametrize("cancelled_first", [True, False])
+async def test_grant_and_cancellation_in_one_turn_give_the_lease_back(
+    cancelled_first: bool,
+) -> None:
+    gate = gate_of(1)
+    held = lease_at_once(gate)
+    waiting = await queued(gate)
+    if cancelled_first:
+        waiting.cancel()
+    gate.release(held.id)
+    assert gate.core.ledger.leased == 1, "it was granted"
+    if not cancelled_first:
+        waiting.cancel()
+    assert await cancelled(waiting)
+    assert_nothing_left(gate)
+
+
+async def test_lease_given_back_by_a_cancelled_request_goes_to_the_next() -> None:
+    gate = gate_of(1)
+    held = lease_at_once(gate)
+    first, second = await queued(gate), await queued(gate)
+    gate.release(held.id)
+    first.cancel()
+    gate.release((await lease_of(second)).id)
+    assert await cancelled(first)
+    assert_nothing_left(gate)
+
+
+@pytest.mark.parametrize("cancelled_first", [True, False])
+async def test_refusal_and_cancellation_in_one_turn_leave_nothing(cancelled_first: bool) -> None:
+    gate = gate_of(1)
+    held = lease_at_once(gate)
+    waiting = await queued(gate)
+    if cancelled_first:
+        waiting.cancel()
+    gate.dismiss(CANCELLED)
+    if not cancelled_first:
+        waiting.cancel()
+    assert await cancelled(waiting)
+    gate.release(held.id)
+    assert_nothing_left(gate)
+
+
+async def test_a_queued_request_can_be_refused_from_outside() -> None:
+    gate = gate_of(4)
+    held = lease_at_once(gate, interactive(3))
+    gate.ask("large", interactive(4))
+    waiting = asyncio.ensure_future(gate.wait("large"))
+    behind = await queued(gate)
+    assert gate.refuse("large", CANCELLED)
+    assert not gate.refuse("large", CANCELLED), "it does not wait any more"
+    assert await waiting is CANCELLED
+    gate.release((await lease_of(behind)).id)
+    gate.release(held.id)
+    assert_nothing_left(gate)
+
+
+async def test_a_refusal_from_outside_may_come_before_the_wait() -> None:
+    gate = gate_of(1)
+    held = lease_at_once(gate)
+    gate.ask("a", interactive())
+    assert gate.refuse("a", CANCELLED)
+    assert await gate.wait("a") is CANCELLED
+    gate.release(held.id)
+    assert_nothing_left(gate)
+
+
+async def test_who_does_not_wait_cannot_be_refused_from_outside() -> None:
+    gate = gate_of(1)
+    held = lease_at_once(gate)
+    assert not gate.refuse(held.id, CANCELLED)
+    assert not gate.refuse("unknown", CANCELLED)
+    assert gate.core.ledger.leased == 1

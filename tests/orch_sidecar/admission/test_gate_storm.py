@@ -1,0 +1,83 @@
+"""The asyncio shell under many at once, and who it tells."""
+
+from __future__ import annotations
+
+import asyncio
+
+from orch_sidecar.admission.gate import Gate
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.reasons import Reason, Refusal
+from tests.orch_sidecar.admission.examples import STALE, bulk, interactive, report
+from tests.orch_sidecar.admission.gates import (
+    admit,
+    assert_nothing_left,
+    gate_of,
+    lease_at_once,
+    queued,
+)
+
+CLOSING = Refusal(Reason.DRAINING, "this sidecar is shutting down")
+
+
+async def test_storm_of_arrivals_and_cancellations_leaks_nothing() -> None:
+    gate = gate_of(4)
+
+    async def one(number: int) -> None:
+        kind = bulk if number % 3 else interactive
+        lease = await admit(gate, kind(1 + number % 4))
+        if isinstance(lease, Refusal):
+            return
+        try:
+            for _ in range(lease.cost):
+                await asyncio.sleep(0)
+        finally:
+            gate.release(lease.id)
+
+    tasks = [asyncio.ensure_future(one(number)) for number in range(400)]
+    turn = 0
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        tasks[(turn * 7) % len(tasks)].cancel()
+        turn += 1
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert sum(task.cancelled() for task in tasks) > 10
+    assert gate.core.ledger.violations == 0
+    assert_nothing_left(gate)
+
+
+def told(gate: Gate) -> list[int]:
+    """Free slots, each time the gate says that something changed."""
+    found: list[int] = []
+    gate.changed = lambda: found.append(gate.core.ledger.room)
+    return found
+
+
+async def test_a_tier_above_is_told_of_each_change() -> None:
+    gate = gate_of(2)
+    rooms = told(gate)
+    lease = lease_at_once(gate)
+    assert rooms == [1]
+    gate.release(lease.id)
+    assert rooms == [1, 2]
+    gate.engine_reports(report(3))
+    gate.engine_unavailable(STALE)
+    gate.drain()
+    assert gate.core.draining
+    gate.resume()
+    assert not gate.core.draining
+    assert rooms == [1, 2, 3, 3, 3, 3]
+
+
+async def test_a_tier_above_is_told_of_what_happens_to_those_who_wait() -> None:
+    gate = gate_of(1)
+    held = lease_at_once(gate)
+    rooms = told(gate)
+    waiting = await queued(gate)
+    assert rooms == [0]
+    gate.release(held.id)
+    assert rooms == [0, 0], "it went to the next"
+    lease = await waiting
+    assert isinstance(lease, Lease)
+    await queued(gate)
+    gate.dismiss(CLOSING)
+    assert len(rooms) == 4

@@ -1,0 +1,112 @@
+"""Who waits, and for how long at most."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.admission.queues import Queues, Waiting
+from orch_sidecar.reasons import Reason
+from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, bulk, interactive
+from vllm_plugin.profile import ServiceClass
+
+
+def waiting(name: str, *, expires: float = 60.0, cost: int = 1, is_bulk: bool = False) -> Waiting:
+    ask = bulk(cost) if is_bulk else interactive(cost)
+    return Waiting(name, ask, 0.0, expires, Reason.QUEUE_TIMEOUT, 0.0)
+
+
+def names(queues: Queues, service_class: ServiceClass) -> list[str]:
+    return [each.request for each in queues.of(service_class)]
+
+
+def test_nobody_waits_in_the_beginning() -> None:
+    queues = Queues()
+    assert (queues.depth, queues.size(BULK), queues.cost(BULK)) == (0, 0, 0)
+    assert queues.head(BULK) is None
+    assert queues.next_expiry() is None
+    assert queues.expired(1e9) == []
+    assert queues.remove("nobody") is None
+
+
+def test_first_come_first_served_within_a_class() -> None:
+    queues = Queues()
+    for name in "abc":
+        queues.add(waiting(name, cost=2))
+        queues.add(waiting(name + "b", is_bulk=True))
+    assert names(queues, INTERACTIVE) == ["a", "b", "c"]
+    assert names(queues, BULK) == ["ab", "bb", "cb"]
+    assert (queues.size(INTERACTIVE), queues.cost(INTERACTIVE)) == (3, 6)
+    assert (queues.size(BULK), queues.cost(BULK), queues.depth) == (3, 3, 6)
+    assert len(queues.all()) == 6
+
+
+def test_who_is_put_at_the_head_is_the_next() -> None:
+    queues = Queues()
+    queues.add(waiting("a"))
+    queues.add(waiting("b"), at_head=True)
+    head = queues.head(INTERACTIVE)
+    assert head is not None
+    assert head.request == "b"
+
+
+def test_who_is_removed_is_gone() -> None:
+    queues = Queues()
+    queues.add(waiting("a", cost=3))
+    queues.add(waiting("b"))
+    removed = queues.remove("a")
+    assert removed == waiting("a", cost=3)
+    assert queues.remove("a") is None
+    assert (queues.depth, queues.cost(INTERACTIVE)) == (1, 1)
+    assert names(queues, INTERACTIVE) == ["b"]
+
+
+def test_the_first_limit_is_the_next_expiry_whoever_came_first() -> None:
+    queues = Queues()
+    queues.add(waiting("a", expires=30.0))
+    queues.add(waiting("b", expires=10.0, is_bulk=True))
+    queues.add(waiting("c", expires=20.0))
+    assert queues.next_expiry() == 10.0
+    queues.remove("b")
+    assert queues.next_expiry() == 20.0
+
+
+def test_those_whose_time_has_come_are_taken_out_in_the_order_of_their_limits() -> None:
+    queues = Queues()
+    for name, expires in (("a", 30.0), ("b", 10.0), ("c", 20.0), ("d", 40.0)):
+        queues.add(waiting(name, expires=expires))
+    assert [each.request for each in queues.expired(30.0)] == ["b", "c", "a"]
+    assert queues.depth == 1
+    assert queues.expired(39.9) == []
+
+
+def test_those_who_left_early_take_no_memory() -> None:
+    queues = Queues()
+    queues.add(waiting("stays"))
+    for number in range(10_000):
+        queues.add(waiting(f"r{number}"))
+        queues.remove(f"r{number}")
+    assert len(queues._expiring) < 100
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 9), st.booleans()), max_size=60)
+)
+def test_counts_are_those_of_who_is_there(steps: list[tuple[str, int, bool]]) -> None:
+    """An expiry of 0 stands for leaving."""
+    queues, there = Queues(), dict[str, Waiting]()
+    for serial, (prefix, expires, is_bulk) in enumerate(steps):
+        if expires:
+            new = waiting(f"{prefix}{serial}", expires=expires, cost=expires, is_bulk=is_bulk)
+            queues.add(new)
+            there[new.request] = new
+        elif there:
+            gone = next(iter(there))
+            assert queues.remove(gone) is there.pop(gone)
+        for service_class in ServiceClass:
+            of_class = [w for w in there.values() if w.ask.service_class is service_class]
+            assert list(queues.of(service_class)) == of_class
+            assert queues.size(service_class) == len(of_class)
+            assert queues.cost(service_class) == sum(w.ask.cost for w in of_class)
+        assert queues.depth == len(there)
+        assert queues.next_expiry() == min((w.expires for w in there.values()), default=None)
