@@ -1,0 +1,79 @@
+"""Who comes when, and with how much: arrivals drawn from a fixed seed.
+
+Pure. Intervals between requests have a gamma distribution of shape `burstiness` (1: Poisson,
+below: in bursts), as in vLLM's own benchmark; lengths of prompts and outputs a lognormal one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import log
+from random import Random
+from typing import Final
+
+from vllm_plugin.profile import ServiceClass
+
+_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+
+# Of a prompt and of an output: lengths beyond that many times the mean are cut. So a request
+# stays within a context length, and one draw does not decide a run.
+LONGEST: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request. `max_tokens`: what admission is told of `output`, None for nothing."""
+
+    at: float
+    service_class: ServiceClass
+    prompt: int
+    output: int
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Traffic. Lengths are means, in tokens; bulk ones are `bulk_factor` times as long.
+
+    `spread`: sigma of the logarithm of a length. `max_tokens_known`: whether a request says how
+    much it will generate.
+    """
+
+    bulk_share: float = 0.7
+    prompt: float = 128.0
+    output: float = 64.0
+    bulk_factor: float = 8.0
+    spread: float = 0.5
+    burstiness: float = 1.0
+    max_tokens_known: bool = True
+
+    def alone(self, service_class: ServiceClass) -> Workload:
+        """The same traffic, but for the other class."""
+        return replace(self, bulk_share=float(service_class is _BULK))
+
+    def arrivals(self, rate: float, seconds: float, seed: int) -> list[Arrival]:
+        """All that come in so many seconds, at `rate` per second."""
+        times, lengths = Random(f"{seed} times"), Random(f"{seed} lengths")  # noqa: S311 (no secret)
+        scale = 1 / (rate * self.burstiness)
+        found: list[Arrival] = []
+        at = times.gammavariate(self.burstiness, scale)
+        while at < seconds:
+            found.append(self._draw(at, lengths))
+            at += times.gammavariate(self.burstiness, scale)
+        return found
+
+    def at_once(self, count: int, seed: int) -> list[Arrival]:
+        """So many requests, all at time 0."""
+        lengths = Random(f"{seed} lengths")  # noqa: S311 (no secret)
+        return [self._draw(0.0, lengths) for _ in range(count)]
+
+    def _draw(self, at: float, random: Random) -> Arrival:
+        service_class = _BULK if random.random() < self.bulk_share else _INTERACTIVE
+        factor = self.bulk_factor if service_class is _BULK else 1.0
+        prompt = self._length(factor * self.prompt, random)
+        output = self._length(factor * self.output, random)
+        return Arrival(at, service_class, prompt, output, output if self.max_tokens_known else None)
+
+    def _length(self, mean: float, random: Random) -> int:
+        drawn = random.lognormvariate(log(mean) - self.spread**2 / 2, self.spread)
+        return max(1, min(round(drawn), round(LONGEST * mean)))
