@@ -12,7 +12,7 @@ PORT ?= 8080
 SLOTS ?=
 MODEL ?=
 
-.PHONY: install run check test lint types bench-proxy bench-engine bench-plugin clean
+.PHONY: install run check test lint types bench-proxy bench-engine bench-plugin bench-policy clean
 
 install: $(STAMP)
 
@@ -54,6 +54,9 @@ bench-engine: $(STAMP)
 
 bench-plugin: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.plugin
+
+bench-policy: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.policy all
 
 clean:
 	rm -rf $(VENV) .cache build dist

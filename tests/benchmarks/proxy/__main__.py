@@ -25,10 +25,13 @@ from tests.benchmarks.proxy import build, processes, table
 from tests.benchmarks.proxy.columns import COLUMNS, PACED, Results
 from tests.benchmarks.proxy.measure import CELLS, Sample, measure
 from tests.benchmarks.proxy.targets import (
+    BASELINE,
     DIRECT,
     PLANS,
+    SIDECAR,
     TRACED,
     Target,
+    baseline,
     start_engine,
     start_target,
     stop_all,
@@ -45,12 +48,18 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--targets", default=",".join(PLANS), help="comma-separated (default: %(default)s)"
     )
+    parser.add_argument(
+        "--baseline", type=Path, help="another checkout, whose sidecar is compared with ours"
+    )
     parser.add_argument("--quick", action="store_true", help="1 round of 1 s")
     parser.add_argument("--output", type=Path, default=build.CACHE / "result.json")
     args = parser.parse_args(argv)
     if args.quick:
         args.rounds, args.seconds = 1, 1.0
-    args.targets = [name.strip() for name in args.targets.split(",")]
+    if args.baseline is not None:
+        PLANS[BASELINE] = baseline(args.baseline.resolve(strict=True))
+        args.targets += f",{BASELINE}"
+    args.targets = list(dict.fromkeys(name.strip() for name in args.targets.split(",")))
     if unknown := [name for name in args.targets if name not in PLANS]:
         parser.error(f"unknown targets {unknown}; known: {', '.join(PLANS)}")
     if DIRECT not in args.targets:
@@ -136,6 +145,7 @@ def report(results: Results, record: dict[str, Any]) -> str:
         "",
         *table.ratios(results),
         "",
+        *(against_baseline(results) if BASELINE in results.order else []),
         "Engine and client limit a cell where one of them fills its core (! marks over 90 %);",
         "the direct row shows what they do with nobody between them.",
         "",
@@ -145,6 +155,16 @@ def report(results: Results, record: dict[str, Any]) -> str:
         *([f"Trace sink got: {record['sink']}"] if TRACED in results.order else []),
     ]
     return "\n".join(parts)
+
+
+def against_baseline(results: Results) -> list[str]:
+    """Ours through the other checkout's, with 95 % intervals."""
+    return [
+        "Geometric mean of the rounds' ratios to the baseline, and its 95 % interval.",
+        "",
+        *table.intervals(results, SIDECAR, BASELINE),
+        "",
+    ]
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parent
 CACHE = SOURCES.parents[2] / ".cache" / "bench-proxy"
 ROUTERS = {"vllm-router": "0.1.17", "sglang-router": "0.3.2"}
-"""The versions of the issue's table; both are on PyPI."""
+"""Both are on PyPI."""
 
 
 class BuildFailed(Exception):

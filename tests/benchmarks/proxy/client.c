@@ -53,7 +53,7 @@ static void make_requests(void) {
         uint32_t n = warm && tokens ? 2 : tokens;
         int len = snprintf(body, sizeof body,
             "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"Say something about foxes,"
-            " rivers and the moon, in a few words. delay_ms=%g per_send=%d\"}],\"temperature\":0.0,\"max_tokens\":%u,"
+            " rivers and the moon, in a few words. delay_ms=%g per_send=%d\"}],\"temperature\":0.7,\"max_tokens\":%u,"
             "\"stream\":%s}", warm ? 0 : delay_ms, per_send, n ? n : 16, tokens ? "true" : "false");
         request_len[warm] = (size_t)snprintf(request[warm], sizeof request[warm],
             "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAccept: application/json\r\n"

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 
 from tests.benchmarks.proxy.columns import ADDED, COLUMNS, PACED, Column, Metric, Results
 from tests.benchmarks.proxy.measure import CELLS
@@ -17,6 +19,8 @@ SATURATED = 0.9
 
 BELOW_NOISE_MS = 0.02
 """Added latencies below this are noise; no ratio is made of them."""
+
+RESAMPLES = 10_000
 
 NONE = "-"
 
@@ -70,6 +74,35 @@ def ratios(results: Results, theirs: str = RIVAL) -> list[str]:
         for m in column.metrics:
             shown = [ratio(results, m, ours, theirs) for ours in (SIDECAR, TRACED)]
             lines.append(_row([m.title, "more" if m.more_is_better else "less", *shown]))
+    return lines
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Geometric mean of ratios and its 95 % interval, by bootstrap (fixed seed)."""
+    logs = [math.log(value) for value in values]
+    chance = random.Random(1)
+    means = sorted(fmean(chance.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
+    low, high = means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]
+    return math.exp(fmean(logs)), math.exp(low), math.exp(high)
+
+
+def intervals(results: Results, ours: str, theirs: str) -> list[str]:
+    """The main table's metrics as ratios with intervals; added latencies only above the noise."""
+    lines = _head(["", "better is", f"{ours} / {theirs}", "95 % interval", "rounds"])
+    for column in COLUMNS:
+        for m in column.metrics:
+            mine, other = m.read(results, ours), m.read(results, theirs)
+            floor = BELOW_NOISE_MS if m.kind == ADDED else 0.0
+            found = [
+                mine[n] / other[n]
+                for n in mine.keys() & other.keys()
+                if mine[n] > floor and other[n] > floor
+            ]
+            if len(found) < 2:
+                continue
+            mean, low, high = interval(found)
+            cells = [m.title, "more" if m.more_is_better else "less", f"{mean:.3f}"]
+            lines.append(_row([*cells, f"{low:.3f} to {high:.3f}", str(len(found))]))
     return lines
 
 

@@ -13,13 +13,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from tests.benchmarks.proxy import build, processes
 from tests.benchmarks.proxy.processes import Child, TargetFailed
+from vllm_plugin import profile as profiles
 
 SLOTS = 4096
 """Slots the scripted engine reports: more than the load ever takes, so that nothing queues."""
 
 DIRECT, SIDECAR, TRACED, RIVAL = "direct", "sidecar", "sidecar+tracing", "vllm-router"
+BASELINE = "baseline"
+"""The sidecar of another checkout (``--baseline``)."""
 
 NGINX_CONF = """\
 worker_processes 1;
@@ -112,10 +117,36 @@ def _plain(s: Setting) -> Plan:
 
 
 def _sidecar(s: Setting) -> Plan:
-    command = [sys.executable, "-m", "orch_sidecar", "sidecar"]
+    profile = s.dir / "all-slots.yaml"
+    rules = yaml.safe_load((profiles.directory() / "cloud.yaml").read_text())
+    # The relay is measured, not the policy: as many streams at once as the engine has slots.
+    rules["admission"]["interactive"] |= {
+        "tpot_p95_ms": None,
+        "batch": {"least": 1, "most": SLOTS},
+    }
+    profile.write_text(yaml.safe_dump(rules))
+    return _sidecar_command(s, str(profile))
+
+
+def _sidecar_command(s: Setting, profile: str, *flags: str) -> Plan:
+    command = [sys.executable, *flags, "-m", "orch_sidecar", "sidecar"]
     command += ["--engine-url", f"http://127.0.0.1:{s.engine}"]
-    command += ["--host", "127.0.0.1", "--port", str(s.port), "--profile", "cloud"]
+    command += ["--host", "127.0.0.1", "--port", str(s.port), "--profile", profile]
     return Plan(command, "/readyz", {})
+
+
+def baseline(checkout: Path) -> Callable[[Setting], Plan]:
+    """The sidecar of another checkout, in this environment.
+
+    Its cloud profile must let as many streams run as there are slots.
+    """
+
+    def plan(s: Setting) -> Plan:
+        # -P: the packages of the working directory are not the ones that are meant.
+        made = _sidecar_command(s, "cloud", "-P")
+        return Plan(made.command, made.ready, {"PYTHONPATH": str(checkout)})
+
+    return plan
 
 
 def _traced(s: Setting) -> Plan:
