@@ -4,26 +4,56 @@ Dependencies point down this list; nothing imports what stands above it:
 
     __main__      `python -m orch_sidecar`
     cli           the command line
+    simulate      pure: admission in virtual time in front of a model of an engine
     local         everything on this machine: a small model, the engine, a check
     app           the composition root of the sidecar, and its lifecycle
+    admin         the operators' own listener
+    reloading     reads settings and profiles again, and has the changes hold
     serving       a request's way through the sidecar
+    sharing       identical requests, one decode
+    attempt       one request at one pool: slots, connection, answer, the end of the lease
+    shared        a decode that requests share
+    request       a request that is being served, and what is written of it
+    control       what this sidecar answers itself, besides requests that it serves
+    pages         what this sidecar says of itself
+    metrics       Prometheus metrics: what happened
+    readings      Prometheus metrics: the pools' numbers at a scrape
     server        the client's side of a connection
+    publish       tells sidecars above of a pool, as an engine tells of itself
+    inflight      pure: requests that are being served, for cancelling them
     watch         ends relays in which nothing moves
+    decode        an engine's answer on its way to several clients
+    fanout        one answer, several clients
+    follower      one client of a shared answer
     relay         an engine's answer on its way to the client
+    answering     what all answers on their way to a client have in common
+    pools         the engines behind this sidecar, and which of them takes a request
+    pool          one engine and its admission
     upstream      connections to an engine
-    engine        follows one engine: its state, and the end of leases
+    engine        follows one engine: its state, and what of it matters to admission
+    confirm       asks an engine for leases whose end it has not told of
     telemetry     traces; the only module that knows OpenTelemetry
-    metrics       Prometheus metrics
+    tracing       what a request tells its trace; traces without an exporter
+    reading       the reading of a request's body
     settings      where the sidecar is told what to do
     capabilities  pure: the `/v1/capabilities` document
+    reload        pure: what changes when settings are read again, and what cannot
+    report        pure: what an engine says in, what admission must know out
+    upper         pure: sidecars above: their leases here, and what they are told
     admission     never more in the engine than it has slots; pure but for its gate
     routes        pure: the paths of this sidecar
+    placement     pure: which pool takes a request
     errors        pure: what a refusal looks like on the wire
     exchange      what is known of one request and its answer
+    tier          pure: what passes between this sidecar and one below it
+    tenant        pure: whose request it is
     heads         pure: heads on their way to the engine and to the client
     http1         pure: HTTP/1.1 framing as an engine sends it
-    usage         pure: token counts from the end of an answer
+    usage         pure: token counts, of an answer and of a prompt
+    response_id   pure: the response id within an answer
     openai        pure: a request body in, its cost in sequences out
+    coalescing    pure: which requests one decode can answer
+    directives    pure: request headers in, how a request wants to be served out
     reasons       pure: the closed set of reasons for a refusal
 
 Of `vllm_plugin` only `vllm_plugin.profile` may be imported, and vLLM never. The pure modules

@@ -8,25 +8,27 @@ import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable
-from importlib.metadata import version
 from typing import Final, cast
 
 import aiohttp
 from aiohttp import web
 
-from orch_sidecar import capabilities
-from orch_sidecar.admission.core import Admission
-from orch_sidecar.admission.gate import Gate
-from orch_sidecar.engine import EngineFollower, EngineState
-from orch_sidecar.metrics import CONTENT_TYPE, Metrics
-from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.admin import AdminListener
+from orch_sidecar.admission.refusing import shutting_down
+from orch_sidecar.control import Control
+from orch_sidecar.engine import EngineState
+from orch_sidecar.inflight import InFlight
+from orch_sidecar.metrics import Metrics
+from orch_sidecar.pages import Pages
+from orch_sidecar.pools import Pools, common_labels, configuration, configured
+from orch_sidecar.publish import Publisher
+from orch_sidecar.reload import Reloads
+from orch_sidecar.reloading import Reloading
 from orch_sidecar.server import ClientConnection
 from orch_sidecar.serving import Serving
 from orch_sidecar.settings import SidecarSettings
 from orch_sidecar.telemetry import tracing_from_environment
-from orch_sidecar.upstream import EnginePool
 from orch_sidecar.watch import RelayWatch
-from vllm_plugin import profile as profiles
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -40,64 +42,51 @@ _GC_THRESHOLDS: Final = (20_000, 20, 20)
 
 
 class Sidecar:
-    """One sidecar in front of one engine. Build it on the event loop it runs on."""
+    """One sidecar in front of its engines. Build it on the event loop it runs on."""
 
-    def __init__(self, settings: SidecarSettings) -> None:
-        self.settings = settings
-        self.profile = profiles.load(settings.profile)
-        rules = self.profile.admission
-        capacity, timeout_s = settings.queue_capacity, settings.queue_timeout_s
-        self.gate = Gate(
-            Admission(
-                rules.queue_capacity if capacity is None else capacity,
-                rules.queue_timeout_s if timeout_s is None else timeout_s,
-            )
-        )
-        measurement_type = self.profile.measurement_type.value
-        self.tracing = tracing_from_environment(
-            {
-                "measurement_type": measurement_type,
-                "orch.profile": self.profile.name,
-                "orch.batching": self.profile.batching,
-            }
-        )
-        self.pool = EnginePool(settings.engine_url, settings.connect_timeout_s)
+    def __init__(
+        self, settings: SidecarSettings, read: Callable[[], SidecarSettings] | None = None
+    ) -> None:
+        """`read` reads the settings again, in a thread; what is wrong with them it raises as
+        ValueError. Without it a reload reads the profiles only.
+
+        Raises ProfileError, and ValueError for OTEL_* variables that cannot be used.
+        """
+        told = configured(settings)
+        self.reloads = Reloads(configuration(told, settings))
+        common = common_labels(told)
+        self.tracing = tracing_from_environment(common)
+        # From here on nothing fails: a session must be closed.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
         )
-        key = settings.engine_api_key
-        self.engine = EngineFollower(
-            self._session,
-            settings.engine_url,
-            {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"},
-            self.gate,
-            self.profile,
-        )
+        self.pools = Pools(told, settings, self._session)
         self.watch = RelayWatch(settings.engine_silence_s, settings.client_stall_s)
-        self.metrics = Metrics(
-            self.gate.core, lambda: self.state.value, EngineState, measurement_type
+        self.metrics = Metrics(self.pools, lambda pool: pool.state)
+        self._headers = {"Server": "orch-sidecar"}
+        if "measurement_type" in common:
+            self._headers["X-Measurement-Type"] = common["measurement_type"]
+        self.publisher = Publisher(
+            {pool.name: pool.told for pool in self.pools}, self._attach, self._headers
         )
-        # Until classes come there is one queue: of interactive requests, or of bulk ones.
-        offline = self.profile.measurement_type is profiles.MeasurementType.OFFLINE
-        self._class_name = "bulk" if offline else "interactive"
-        self._version = version("orch-sidecar")
-        self._headers = {"Server": "orch-sidecar", "X-Measurement-Type": measurement_type}
+        in_flight = InFlight()
+        pages = Pages(self.pools, self.metrics, self.reloads)
+        control = Control(self.pools, pages, in_flight, self.publisher, self._headers)
+        self.admin = AdminListener(control.administer, settings, self._headers)
+        self.admin_port = 0  # once it listens
         self.serving = Serving(
             settings,
-            self.gate,
-            self.pool,
-            self.engine,
+            self.pools,
             self.watch,
             self.metrics,
             self.tracing,
-            {
-                "/v1/capabilities": self._capabilities,
-                "/metrics": self._metrics_page,
-                "/livez": lambda: web.json_response({"live": True}),
-                "/readyz": self._readyz,
-                "/healthz": self._readyz,
-            },
+            control,
+            in_flight,
+            self.publisher.leases,
             self._headers,
+        )
+        self.reloading = Reloading(
+            self.reloads, read or (lambda: settings), self.pools, self.serving, self.watch
         )
         self.leave = asyncio.Event()  # set when it is time to stop
         self.failed = False
@@ -116,16 +105,22 @@ class Sidecar:
                 writer,
                 task,
                 loop,
-                client_max_size=settings.max_body_bytes + 1,
+                client_max_size=self.serving.settings.max_body_bytes + 1,
             ),
         )
 
     @property
+    def settings(self) -> SidecarSettings:
+        """Those that hold now."""
+        return self.serving.settings
+
+    @property
     def state(self) -> EngineState:
-        return EngineState.DRAINING if self.gate.core.draining else self.engine.state
+        """Ready if any pool is; else that of the first."""
+        return self.pools.state
 
     async def start(self) -> int:
-        """Listens and follows the engine. Returns the port. Raises OSError if it is taken."""
+        """Listens and follows the engine. Returns the port. Raises OSError if one is taken."""
         settings, loop = self.settings, asyncio.get_running_loop()
         try:
             self._listener = await loop.create_server(
@@ -136,42 +131,53 @@ class Sidecar:
                     access_log=None,
                     auto_decompress=False,
                     keepalive_timeout=KEEP_ALIVE_S,
-                    max_line_size=settings.max_header_bytes,
-                    max_field_size=settings.max_header_bytes,
+                    max_line_size=self.settings.max_header_bytes,
+                    max_field_size=self.settings.max_header_bytes,
                 ),
                 settings.host,
                 settings.port,
                 backlog=1024,
             )
+            self.admin_port = await self.admin.start()
         except OSError:  # nothing has begun that `stop` would end
+            if self._listener is not None:
+                self._listener.close()
             await self._session.close()
             raise
         self._tasks = [
-            loop.create_task(self.engine.follow(), name="follow the engine"),
-            loop.create_task(self.engine.confirm(), name="confirm leases"),
             loop.create_task(self._check(), name="check relays"),
+            loop.create_task(self.reloading.run(), name="reload"),
         ]
+        for pool in self.pools:
+            follower, name = pool.follower, pool.name
+            self._tasks += [
+                loop.create_task(follower.follow(), name=f"follow the engine of {name}"),
+                loop.create_task(follower.confirm(), name=f"confirm leases of {name}"),
+            ]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
         gc.collect()
         gc.freeze()  # what is alive now stays: the collector need not look at it again
         gc.set_threshold(*_GC_THRESHOLDS)
         port: int = self._listener.sockets[0].getsockname()[1]
-        logger.info(
-            "listening on %s:%d for the engine at %s, profile %s (%s)",
-            settings.host,
-            port,
-            settings.engine_url,
-            self.profile.name,
-            self.profile.measurement_type,
-        )
+        logger.info("listening on %s:%d", settings.host, port)
+        for pool in self.pools:
+            logger.info(
+                "pool %s: the %s at %s, profile %s (%s)",
+                pool.name,
+                "sidecar" if pool.tier else "engine",
+                pool.url,
+                pool.profile.name,
+                pool.profile.measurement_type,
+            )
         return port
 
     async def stop(self) -> None:
         """Refuses what comes, finishes what runs (up to the limit), and leaves."""
-        core, serving = self.gate.core, self.serving
-        core.drain()
-        logger.info("draining: %d running, %d queued", len(self.watch), core.queue_depth)
+        pools, serving = self.pools, self.serving
+        pools.leave()
+        queued = sum(pool.gate.core.queue_depth for pool in pools)
+        logger.info("draining: %d running, %d queued", len(self.watch), queued)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_s):
                 while serving.active and not self._hurried:
@@ -179,9 +185,11 @@ class Sidecar:
                     serving.one_less.clear()
         if serving.active:
             logger.warning("drain limit reached with %d requests left", serving.active)
-        self.gate.dismiss()
-        self.watch.end_all(Refusal(Reason.DRAINING, "this sidecar is shutting down"))
+        for pool in pools:
+            pool.gate.dismiss(shutting_down())
+        self.watch.end_all(shutting_down())
         await asyncio.sleep(0)  # their handlers answer and release
+        self.publisher.close()
         assert self._listener is not None
         self._listener.close()
         for task in self._tasks:
@@ -189,7 +197,10 @@ class Sidecar:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._server.pre_shutdown()  # ends idle connections, which `shutdown` would wait for
         await self._server.shutdown(1.0)
-        self.pool.close()
+        await self.serving.sharing.close()
+        await self.admin.stop()
+        for pool in pools:
+            pool.connections.close()
         await self._session.close()
         await asyncio.get_running_loop().run_in_executor(None, self.tracing.shutdown)
 
@@ -202,7 +213,7 @@ class Sidecar:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("%s: failed; leaving", task.get_name(), exc_info=error)
             self.failed = True
-            self.gate.core.drain()  # fails closed
+            self.pools.leave()  # fails closed
             self.leave.set()
 
     async def _check(self) -> None:
@@ -210,51 +221,36 @@ class Sidecar:
             await asyncio.sleep(CHECK_EVERY_S)
             try:
                 self.watch.check(CHECK_EVERY_S)
-                self.pool.prune()
+                for pool in self.pools:
+                    pool.connections.prune()
             # One relay that cannot be ended must not keep the others from being looked at.
             except Exception:
                 logger.exception("a relay could not be checked")
 
-    # Pages.
-
-    def _capabilities(self) -> web.Response:
-        document = capabilities.document(
-            self.engine.document,
-            self.gate.core,
-            state=self.state.value,
-            class_name=self._class_name,
-            age_ms=self.engine.age_ms,
-            sidecar_version=self._version,
-        )
-        return web.json_response(document)
-
-    def _metrics_page(self) -> web.Response:
-        return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
-
-    def _readyz(self) -> web.Response:
-        draining = self.gate.core.draining
-        ready = self.engine.ready and not draining
-        body = {
-            "live": True,
-            "ready": ready,
-            "draining": draining,
-            "state": self.state.value,
-            "last_error": self.engine.message or None,
-        }
-        return web.json_response(body, status=200 if ready else 503)
+    def _attach(self, changed: Callable[[], None] | None) -> None:
+        """Sidecars above listen, or none does any more (None)."""
+        for pool in self.pools:
+            pool.gate.changed = changed
 
 
-async def serve(settings: SidecarSettings) -> int:
-    """Runs a sidecar until SIGTERM or SIGINT; a second one ends the drain. Returns exit code."""
-    sidecar = Sidecar(settings)
+async def serve(
+    settings: SidecarSettings, read: Callable[[], SidecarSettings] | None = None
+) -> int:
+    """Runs a sidecar until SIGTERM or SIGINT; a second one ends the drain. Returns exit code.
+
+    SIGHUP reloads it; `read` as for Sidecar.
+    """
+    sidecar = Sidecar(settings, read)
 
     def on_signal() -> None:
         if sidecar.leave.is_set():
             sidecar.hurry()
         sidecar.leave.set()
 
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, sidecar.reloading.due.set)
     await sidecar.start()
     await sidecar.leave.wait()
     await sidecar.stop()

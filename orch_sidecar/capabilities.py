@@ -1,47 +1,124 @@
-"""The engine's state and the ledger in, the sidecar's `/v1/capabilities` document out.
+"""The engines' states and the ledgers in, the sidecar's `/v1/capabilities` document out.
 
 Pure. BATCHING/ORCH-3910 to 3912; the vocabulary is that of the plugin's document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from orch_sidecar.admission.core import Admission
+from vllm_plugin.profile import ServiceClass
 
 API_VERSION: Final = "1.0.0"
 
 # What the plugin tells sidecars only, or tells in its own terms.
-_NOT_PASSED_ON: Final = frozenset({"leases"})
+_NOT_PASSED_ON: Final = frozenset({"leases", "message"})
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingStats:
+    """What batching does: `total_batches` are decode steps, sizes are sequences per step.
+
+    Means are over all decode steps since the engine started, None before the first.
+    `total_requests`: given to the engine by this sidecar. `max_batch_size`, `max_wait_ms`: what
+    holds now, the latter the longest time for which a batch is gathered before it begins.
+    """
+
+    total_batches: int
+    total_requests: int
+    avg_batch_size: float | None
+    avg_batch_duration_ms: float | None
+    queue_depth: int
+    max_batch_size: int
+    max_wait_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A pool as this sidecar sees it. `engine`: the document of its engine, None before it has
+    ever reported. `classes`: those of its profile."""
+
+    pool: str
+    engine: Mapping[str, Any] | None
+    admission: Admission
+    classes: Sequence[ServiceClass]
+    state: str
+    age_ms: int | None
+    busy_ratio: float | None
 
 
 def document(
-    engine: Mapping[str, Any] | None,
-    admission: Admission,
-    *,
-    state: str,
-    class_name: str,
-    age_ms: int | None,
-    sidecar_version: str,
+    pools: Iterable[Seen], *, state: str, sidecar_version: str, generation: int
 ) -> dict[str, Any]:
-    """The document. Without an engine that has ever reported, `engines` is empty."""
-    ledger = admission.ledger
-    entry: dict[str, Any] = {}
-    if engine is not None:
-        entry = {key: value for key, value in engine.items() if key not in _NOT_PASSED_ON}
-        entry |= {
-            "slots_free": max(0, ledger.room) if state == "ready" else 0,
-            "leased": ledger.leased,
-            "foreign": ledger.foreign,
-            "queue": {class_name: admission.queue_depth},
-            "oversubscription_violations_total": ledger.violations,
-            "state": state,
-            "age_ms": age_ms,
-        }
+    """The document. A pool whose engine has never reported has a state and no entry.
+
+    `generation`: of the sidecar's configuration.
+    """
+    seen = list(pools)
     return {
         "api_version": API_VERSION,
         "sidecar_version": sidecar_version,
         "state": state,
-        "engines": [entry] if entry else [],
+        "generation": generation,
+        "pools": {each.pool: each.state for each in seen},
+        "engines": [entry(each, each.engine) for each in seen if each.engine is not None],
     }
+
+
+def entry(seen: Seen, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """One pool: what its engine says, and the ledger's word on leases."""
+    admission = seen.admission
+    ledger, limits = admission.ledger, admission.limits
+    told = {key: value for key, value in engine.items() if key not in _NOT_PASSED_ON}
+    return told | {
+        "pool": seen.pool,
+        "slots_free": max(0, ledger.room) if seen.state == "ready" else 0,
+        "leased": ledger.leased,
+        "foreign": ledger.foreign,
+        "queue": {each.value: admission.queued(each) for each in seen.classes},
+        "hold": None if admission.hold is None else admission.hold.value,
+        "limits": {
+            each.value: {"batch": limits.batch(each), "window_ms": limits.window_ms(each)}
+            for each in seen.classes
+        }
+        | {"mixed_batch": limits.mixed, "measured": limits.measured},
+        "step_time": engine.get("step_time"),
+        "batching_stats": asdict(batching_stats(seen)),
+        "engine_busy_ratio": seen.busy_ratio,
+        "oversubscription_violations_total": ledger.violations,
+        "state": seen.state,
+        "age_ms": seen.age_ms,
+    }
+
+
+def batching_stats(seen: Seen) -> BatchingStats:
+    """The statistics, from the engine's own count of its decode steps."""
+    admission = seen.admission
+    limits = admission.limits
+    steps, sequences, seconds = _decode_steps((seen.engine or {}).get("steps_by_batch"))
+    return BatchingStats(
+        total_batches=steps,
+        total_requests=sum(admission.statistics.granted.values()),
+        avg_batch_size=round(sequences / steps, 3) if steps else None,
+        avg_batch_duration_ms=round(1000 * seconds / steps, 3) if steps else None,
+        queue_depth=admission.queue_depth,
+        max_batch_size=max(limits.batch(each) for each in seen.classes),
+        max_wait_ms=max(limits.window_ms(each) for each in seen.classes),
+    )
+
+
+def _decode_steps(by_batch: Any) -> tuple[int, int, float]:
+    """Steps, sequences over all of them, and seconds; what cannot be read is left out."""
+    steps, sequences, seconds = 0, 0, 0.0
+    for batch, counted in by_batch.items() if isinstance(by_batch, Mapping) else ():
+        try:
+            count, time_s = int(counted[0]), float(counted[1])
+            sequences += int(batch) * count
+        except (TypeError, ValueError, LookupError, OverflowError):
+            continue
+        steps += count
+        seconds += time_s
+    return steps, sequences, seconds

@@ -1,4 +1,4 @@
-"""The command line: `orch up`, `orch engine`, `orch sidecar`."""
+"""The command line: `orch up`, `orch engine`, `orch sidecar`, `orch simulate`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Final
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp, SettingsError
 
 from orch_sidecar.settings import SidecarSettings
@@ -20,10 +21,11 @@ from vllm_plugin.profile import ProfileError
 _COMMANDS: Final = {
     "up": "engine and sidecar on this machine, ready for an OpenAI client",
     "engine": "vLLM's OpenAI server under a profile",
-    "sidecar": "admission and relay in front of an engine",
+    "sidecar": "admission and relay in front of engines",
+    "simulate": "what admission would do with an engine and a traffic, in virtual time",
 }
 
-_SIDECAR_HELP: Final = """Admission and relay in front of one vLLM engine.
+_SIDECAR_HELP: Final = """Admission and relay in front of vLLM engines.
 
 Each setting is a flag, or ORCH_<NAME> in the environment, or a key of the YAML file that
 --config or ORCH_CONFIG names; the first of these that is given counts. Traces are configured
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, text in _COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
     command = parser.parse_args(words[:1]).command
-    run = {"up": _up, "engine": _engine, "sidecar": _sidecar}[command]
+    run = {"up": _up, "engine": _engine, "sidecar": _sidecar, "simulate": _simulate}[command]
     try:
         run(words[1:])
     except ProfileError as error:
@@ -64,6 +66,12 @@ def _engine(words: list[str]) -> None:
     engine(words)
 
 
+def _simulate(words: list[str]) -> None:
+    from orch_sidecar.simulate.cli import main as simulate
+
+    simulate(words)
+
+
 def _sidecar(words: list[str]) -> None:
     settings = read_settings(words)
     logging.basicConfig(
@@ -74,7 +82,7 @@ def _sidecar(words: list[str]) -> None:
     from orch_sidecar.app import serve
 
     try:
-        code = uvloop.run(serve(settings))
+        code = uvloop.run(serve(settings, lambda: load_settings(words)))
     except (OSError, ValueError) as error:
         if isinstance(error, ProfileError):
             raise
@@ -82,8 +90,20 @@ def _sidecar(words: list[str]) -> None:
     sys.exit(code)
 
 
+class SettingsWrong(ValueError):
+    """Settings that cannot be used; the message names each, its value and the rule."""
+
+
 def read_settings(words: list[str]) -> SidecarSettings:
     """Settings from flags, environment and file; exits with what is wrong with them."""
+    try:
+        return load_settings(words)
+    except SettingsWrong as wrong:
+        sys.exit(f"orch sidecar: {wrong}")
+
+
+def load_settings(words: list[str]) -> SidecarSettings:
+    """Settings from flags, environment and file. Raises SettingsWrong."""
     first = argparse.ArgumentParser(prog="orch sidecar", add_help=False, allow_abbrev=False)
     first.add_argument("--config", default=os.environ.get("ORCH_CONFIG"))
     chosen, rest = first.parse_known_args(words)
@@ -94,27 +114,37 @@ def read_settings(words: list[str]) -> SidecarSettings:
     if chosen.config is not None:
         Settings.config_file = Path(chosen.config)
         if not Settings.config_file.is_file():
-            sys.exit(f"orch sidecar: --config {chosen.config}: no such file")
+            raise SettingsWrong(f"--config {chosen.config}: no such file")
     try:
         return CliApp.run(Settings, cli_args=rest)
     except ValidationError as error:
-        problems = []
-        for problem in error.errors():
-            name = str(problem["loc"][0]) if problem["loc"] else "settings"
-            value = repr(problem["input"])
-            if name == "engine_api_key" or "@" in value:
-                value = "(not shown)"  # a key, or a URL with a password
-            problems.append(
-                f"{name} (--{name.replace('_', '-')}, ORCH_{name.upper()}): "
-                f"{value}: {problem['msg']}"
-            )
-        sys.exit("orch sidecar: " + "\n              ".join(problems))
+        problems = [_told(problem) for problem in error.errors()]
+        raise SettingsWrong("\n              ".join(problems)) from error
     except SettingsError as error:
-        sys.exit(f"orch sidecar: {error}")
+        raise SettingsWrong(str(error)) from error
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         if chosen.config is None:
             raise
-        sys.exit(f"orch sidecar: --config {chosen.config}: not a YAML mapping: {error}")
+        text = f"--config {chosen.config}: not a YAML mapping: {error}"
+        raise SettingsWrong(text) from error
+
+
+def _told(problem: ErrorDetails) -> str:
+    """One wrong setting: its name, its value (never a key) and the rule."""
+    name = str(problem["loc"][0]) if problem["loc"] else "settings"
+    within = ".".join(map(str, problem["loc"][1:]))
+    value = repr(problem["input"])
+    in_pools = name == "pools" and (
+        not within or isinstance(problem["input"], dict) or problem["type"] == "extra_forbidden"
+    )
+    # A key, what may hold one or be one under a name mistyped, or a URL with a password.
+    if in_pools or "api_key" in name + within or "@" in value:
+        value = "(not shown)"
+    place = f"{within}: " if within else ""
+    return (
+        f"{name} (--{name.replace('_', '-')}, ORCH_{name.upper()}): "
+        f"{place}{value}: {problem['msg']}"
+    )
 
 
 if __name__ == "__main__":

@@ -31,37 +31,48 @@ def _bad(status: int, code: str) -> Form:
     return Form(status, code, "invalid_request_error", "invalid_request_error")
 
 
+def _taken(code: str, label: str) -> Form:
+    return Form(429, code, "rate_limit_error", "rate_limit_error", True, label)
+
+
 def _unavailable(code: str) -> Form:
     return Form(503, code, "service_unavailable_error", "overloaded_error", retriable=True)
 
 
 FORMS: Final[dict[Reason, Form]] = {
     Reason.INVALID_REQUEST: _bad(400, "invalid_request"),
+    Reason.INFEASIBLE: _bad(400, "infeasible"),
     Reason.COST_EXCEEDS_SLOTS: _bad(400, "cost_exceeds_slots"),
     Reason.NOT_FOUND: Form(404, "not_found", "invalid_request_error", "not_found_error"),
+    Reason.FORBIDDEN: Form(403, "forbidden", "permission_error", "permission_error"),
     Reason.METHOD_NOT_ALLOWED: _bad(405, "method_not_allowed"),
     Reason.BODY_TOO_LARGE: Form(
         413, "body_too_large", "invalid_request_error", "request_too_large"
     ),
     Reason.BODY_TIMEOUT: _bad(400, "body_timeout"),
     Reason.UNSUPPORTED_ENCODING: _bad(415, "unsupported_encoding"),
-    Reason.QUEUE_FULL: Form(
-        429, "ADMISSION_REJECT", "rate_limit_error", "rate_limit_error", True, "reject"
-    ),
-    Reason.QUEUE_TIMEOUT: Form(
-        429, "ADMISSION_TIMEOUT", "rate_limit_error", "rate_limit_error", True, "timeout"
-    ),
+    Reason.LEASE_SPENT: _bad(409, "lease_spent"),
+    Reason.QUEUE_FULL: _taken("ADMISSION_REJECT", "reject"),
+    Reason.QUEUE_FULL_DROP_LRU: _taken("QUEUE_FULL_DROP_LRU", "drop-lru"),
+    Reason.QUEUE_TIMEOUT: _taken("ADMISSION_TIMEOUT", "timeout"),
+    Reason.SLO_MISS: _taken("ADMISSION_SLO", "slo"),
+    Reason.DEADLINE_MISS: _taken("ADMISSION_DEADLINE", "deadline"),
+    Reason.DO_NOT_QUEUE: _taken("ADMISSION_NO_QUEUE", "no-queue"),
     Reason.ENGINE_STARTING: _unavailable("engine_starting"),
     Reason.ENGINE_DOWN: _unavailable("engine_down"),
     Reason.ENGINE_STALE: _unavailable("engine_stale"),
+    Reason.ENGINE_STALLED: _unavailable("engine_stalled"),
     Reason.ENGINE_WITHOUT_PLUGIN: _unavailable("engine_without_plugin"),
     Reason.ENGINE_REFUSES_KEY: _unavailable("engine_refuses_key"),
     Reason.PROFILE_MISMATCH: _unavailable("profile_mismatch"),
+    Reason.NO_POOL: _unavailable("no_pool"),
     Reason.DRAINING: _unavailable("draining"),
     Reason.ENGINE_FAILED: Form(502, "engine_failed", "server_error", "api_error", True),
     Reason.ENGINE_TIMEOUT: Form(504, "engine_timeout", "server_error", "timeout_error", True),
-    # Never sent: the client that it is about has gone or does not read.
+    # Said in the stream of a client that holds up others; one that is alone is dropped.
     Reason.CLIENT_STALLED: Form(499, "client_stalled", "server_error", "api_error"),
+    # No standard status says it; this one is known from nginx, and nobody retries it.
+    Reason.CANCELLED: _bad(499, "cancelled"),
     Reason.INTERNAL_ERROR: Form(500, "internal_error", "server_error", "api_error"),
 }
 

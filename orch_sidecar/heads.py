@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import compress
 from typing import Final
 
 from orch_sidecar.http1 import Head
@@ -29,7 +30,14 @@ HOP_BY_HOP: Final = frozenset(
 )
 # Set by us on every response.
 _OURS: Final = frozenset(
-    {b"x-request-id", b"x-correlation-id", b"x-orch-request-id", b"x-measurement-type"}
+    {
+        b"x-request-id",
+        b"x-correlation-id",
+        b"x-orch-request-id",
+        b"x-orch-queue-position",
+        b"x-orch-predicted-start-ms",
+        b"x-measurement-type",
+    }
 )
 _NOT_RETURNED: Final = HOP_BY_HOP | _OURS
 
@@ -37,12 +45,11 @@ _NOT_RETURNED: Final = HOP_BY_HOP | _OURS
 _CONNECTION_OPTIONS: Final = frozenset({b"close", b"keep-alive"})
 
 # Request headers that end here: connection matters, what would steer the engine past us, and
-# what we set ourselves.
-_NOT_FORWARDED: Final = HOP_BY_HOP | {
+# what we set ourselves. So does all that begins with X-Orch-: it is said to this sidecar.
+NOT_FORWARDED: Final = HOP_BY_HOP | {
     b"host",
     b"content-length",
     b"expect",
-    b"x-orch-lease",
     b"x-vllm-priority",
     b"x-data-parallel-rank",
     b"x-session-id",
@@ -51,36 +58,45 @@ _NOT_FORWARDED: Final = HOP_BY_HOP | {
     b"traceparent",
     b"tracestate",
 }
+SAID_TO_US: Final = b"x-orch-"
+# Those of clients, where the engine has a key of its own.
+_KEYS: Final = frozenset({b"authorization", b"x-api-key"})
 
 
-def request_head(
-    line: bytes,
-    client: Fields,
-    ours: Fields,
-    *,
-    authorization: bytes | None,
-) -> bytes:
+def request_head(line: bytes, client: Fields, ours: bytes, *, authorization: bytes | None) -> bytes:
     """The request head for the engine: the client's fields less what must not pass, plus ours.
 
-    With an `authorization` of the engine's own, the client's keys end here.
+    `ours`: whole lines, each with its end. With an `authorization` of the engine's own, the
+    client's keys end here.
     """
-    dropped: frozenset[bytes] | set[bytes] = _NOT_FORWARDED
+    client = tuple(client)
+    passing, connected = _passing(tuple([name for name, _ in client]), authorization is not None)
+    if connected:
+        named = {
+            token.strip()
+            for name, value in client
+            if name.lower() == b"connection"
+            for token in value.lower().split(b",")
+        } - _CONNECTION_OPTIONS
+        if named:
+            passing = tuple(
+                passes and name.lower() not in named
+                for (name, _), passes in zip(client, passing, strict=True)
+            )
+    kept = b"".join([b"%b: %b\r\n" % field for field in compress(client, passing)])
     if authorization is not None:
-        dropped = dropped | {b"authorization", b"x-api-key"}
-    lines = [line]
-    named: set[bytes] = set()
-    for name, value in client:
-        lower = name.lower()
-        if lower not in dropped:
-            lines.append(name + b": " + value)
-        elif lower == b"connection":
-            named.update(token.strip() for token in value.lower().split(b","))
-    if named - _CONNECTION_OPTIONS:
-        lines[1:] = [kept for kept in lines[1:] if kept.partition(b":")[0].lower() not in named]
-    lines += [name + b": " + value for name, value in ours]
-    if authorization is not None:
-        lines.append(b"authorization: " + authorization)
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+        ours += b"authorization: %b\r\n" % authorization
+    return b"%b\r\n%b%b\r\n" % (line, kept, ours)
+
+
+# A client sends the same few names again and again.
+@lru_cache(maxsize=256)
+def _passing(names: tuple[bytes, ...], keyless: bool) -> tuple[tuple[bool, ...], bool]:
+    """Which of the fields pass, and whether `Connection` is among them."""
+    lower = [name.lower() for name in names]
+    dropped = NOT_FORWARDED | _KEYS if keyless else NOT_FORWARDED
+    passing = [name not in dropped and not name.startswith(SAID_TO_US) for name in lower]
+    return tuple(passing), b"connection" in lower
 
 
 def framed_for(head: Head, http10: bool) -> bool:

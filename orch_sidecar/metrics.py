@@ -1,7 +1,7 @@
-"""Prometheus metrics: the ledger's numbers as they are at the scrape, and what happened.
+"""Prometheus metrics: the pools' numbers as they are at the scrape, and what happened.
 
-Label sets are closed: routes of this sidecar, outcomes, states. Nothing a client sends becomes
-a label.
+Label sets are closed: pools and routes of this sidecar, classes, outcomes, states. Nothing a
+client sends becomes a label.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -21,118 +21,150 @@ from prometheus_client.core import (
 )
 from prometheus_client.process_collector import ProcessCollector
 
-from orch_sidecar.admission.core import Admission
 from orch_sidecar.exchange import Exchange
+from orch_sidecar.pool import Pool
+from orch_sidecar.readings import readings
+from vllm_plugin.profile import ServiceClass
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _WAIT_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 )  # fmt: skip
+_ERROR_BUCKETS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5)
+# Of a shorter wait, any prediction is off by a multiple.
+_FORESEEABLE_S: Final = 0.1
 
 
-class _Times:
-    """A histogram of seconds that costs a request a bisection; the library exposes it."""
+class _Distribution:
+    """A histogram that costs a request a bisection; the library exposes it."""
 
-    def __init__(self, name: str, text: str, measurement_type: str) -> None:
-        self._name, self._text, self._label = name, text, measurement_type
-        self._counts = [0] * (len(_WAIT_BUCKETS) + 1)
-        self._sum_s = 0.0
+    __slots__ = ("_buckets", "_counts", "_sum")
 
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(_WAIT_BUCKETS, seconds)] += 1
-        self._sum_s += seconds
+    def __init__(self, buckets: tuple[float, ...]) -> None:
+        self._buckets = buckets
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
 
-    def collect(self) -> Iterable[Metric]:
-        bounds = [*(str(float(bound)) for bound in _WAIT_BUCKETS), "+Inf"]
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._buckets, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
+        bounds = [*(str(float(bound)) for bound in self._buckets), "+Inf"]
         buckets = list(zip(bounds, accumulate(self._counts), strict=True))
-        family = HistogramMetricFamily(self._name, self._text, labels=["measurement_type"])
-        family.add_metric([self._label], buckets, self._sum_s)
-        yield family
+        family.add_metric(labels, buckets, self._sum)
 
 
-class _Now:
-    """A collector of what is true at the moment of the scrape."""
+class _Served:
+    """The requests of one class that a pool has admitted."""
 
-    def __init__(self, admission: Admission, state: Callable[[], str], states: Iterable[str]):
-        self._admission = admission
-        self._state = state
-        self._states = tuple(states)
+    __slots__ = ("error", "first_byte", "wait")
+
+    def __init__(self) -> None:
+        self.wait = _Distribution(_WAIT_BUCKETS)
+        self.first_byte = _Distribution(_WAIT_BUCKETS)
+        self.error = _Distribution(_ERROR_BUCKETS)
+
+    def admitted(self, exchange: Exchange, admitted: int) -> None:
+        self.wait.observe((admitted - exchange.arrived) / 1e9)
+        if exchange.queued is not None and exchange.predicted_start_ms is not None:
+            waited_s = (admitted - exchange.queued) / 1e9
+            if waited_s > _FORESEEABLE_S:
+                self.error.observe(abs(exchange.predicted_start_ms / 1000 - waited_s) / waited_s)
+
+
+_FAMILIES: Final = (
+    (
+        "wait",
+        "orch_admission_wait_seconds",
+        "Time from arrival to the slot, of admitted requests.",
+    ),
+    (
+        "first_byte",
+        "orch_time_to_first_byte_seconds",
+        "Time from arrival to the first byte of the answer's body, of admitted requests.",
+    ),
+    (
+        "error",
+        "orch_prediction_error_ratio",
+        "|predicted - actual wait| / actual wait, of admitted requests that waited over 100 ms.",
+    ),
+)
+
+
+class _Collector:
+    """A collector of what was served, and of how the pools are at the scrape."""
+
+    def __init__(self, pools: Iterable[Pool], state_of: Callable[[Pool], str]) -> None:
+        self._pools = tuple(pools)
+        self._state_of = state_of
+        # Interactive, bulk. Found by the pool's name, and not by a class: enums hash slowly.
+        self.requests: dict[tuple[str, str, int], int] = {}  # route, outcome, status
+        self.served = {pool.name: (_Served(), _Served()) for pool in self._pools}
+        self.coalesced = {pool.name: 0 for pool in self._pools}
 
     def collect(self) -> Iterable[Metric]:
-        ledger = self._admission.ledger
-        for name, text, value in (
-            ("orch_slots_total", "Slots of the engine (sequences).", ledger.slots_total),
-            ("orch_slots_leased", "Slots given to requests.", ledger.leased),
-            ("orch_slots_foreign", "Slots taken past this sidecar.", ledger.foreign),
-            ("orch_queue_depth", "Requests waiting for a slot.", self._admission.queue_depth),
-            (
-                "orch_leases_closing",
-                "Leases whose end the engine has yet to confirm.",
-                len(ledger.closing()),
-            ),
-        ):
-            yield GaugeMetricFamily(name, text, value=value)
+        yield from readings(self._pools, self._state_of)
+        for attribute, name, text in _FAMILIES:
+            labels = ["pool", "class", "measurement_type"]
+            family = HistogramMetricFamily(name, text, labels=labels)
+            for pool in self._pools:
+                for each in pool.classes:
+                    served = self.served[pool.name][each is ServiceClass.BULK]
+                    values = [pool.name, each.value, pool.profile.measurement_type.value]
+                    distribution: _Distribution = getattr(served, attribute)
+                    distribution.add_to(family, values)
+            yield family
+        labels = ["route", "outcome", "status"]
+        requests = CounterMetricFamily(
+            "orch_requests", "Requests by route, outcome and status.", labels=labels
+        )
+        for (route, outcome, status), count in self.requests.items():
+            requests.add_metric([route, outcome, str(status)], count)
+        yield requests
+        coalesced = CounterMetricFamily(
+            "orch_coalesced",
+            "Requests that got the answer of another request's decode.",
+            labels=["pool"],
+        )
+        for name, count in self.coalesced.items():
+            coalesced.add_metric([name], count)
+        yield coalesced
         tasks = len(asyncio.all_tasks())
         yield GaugeMetricFamily("orch_tasks", "Tasks on the event loop.", value=tasks)
-        yield CounterMetricFamily(
-            "orch_oversubscription_violations",
-            "Leases given, or sequences held by the engine, beyond the slots.",
-            value=ledger.violations,
-        )
-        states = GaugeMetricFamily(
-            "orch_engine_state", "1 for the state it is in.", labels=["state"]
-        )
-        now = self._state()
-        for state in self._states:
-            states.add_metric([state], float(state == now))
-        yield states
 
 
 class Metrics:
     """All metrics of one sidecar, in a registry of their own."""
 
-    def __init__(
-        self,
-        admission: Admission,
-        state: Callable[[], str],
-        states: Iterable[str],
-        measurement_type: str,
-    ) -> None:
+    def __init__(self, pools: Iterable[Pool], state_of: Callable[[Pool], str]) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Now(admission, state, states))
+        collector = _Collector(pools, state_of)
+        self._served = collector.served
+        self._coalesced = collector.coalesced
+        self.registry.register(collector)
         ProcessCollector(registry=self.registry)
-        self._requests = Counter(
-            "orch_requests",
-            "Requests by route, outcome and status.",
-            ["route", "outcome", "status"],
-            registry=self.registry,
-        )
-        self._wait = _Times(
-            "orch_admission_wait_seconds",
-            "Time from arrival to the slot, of admitted requests.",
-            measurement_type,
-        )
-        self._first_byte = _Times(
-            "orch_time_to_first_byte_seconds",
-            "Time from arrival to the first byte of the answer's body, of admitted requests.",
-            measurement_type,
-        )
-        self.registry.register(self._wait)
-        self.registry.register(self._first_byte)
-        self._known: dict[tuple[str, str, int], Counter] = {}
+        self._requests = collector.requests
 
     def finished(self, exchange: Exchange) -> None:
         """Counts an exchange that has ended."""
         key = (exchange.route, exchange.outcome.value, exchange.status)
-        counter = self._known.get(key)
-        if counter is None:
-            counter = self._known[key] = self._requests.labels(*map(str, key))
-        counter.inc()
-        if exchange.admitted is not None and exchange.cost:
-            self._wait.observe((exchange.admitted - exchange.arrived) / 1e9)
+        self._requests[key] = self._requests.get(key, 0) + 1
+        if exchange.admitted is not None and exchange.cost and exchange.pool is not None:
+            served = self._served[exchange.pool][exchange.service_class is ServiceClass.BULK]
+            if not exchange.shared:
+                served.admitted(exchange, exchange.admitted)
+            elif exchange.coalesced:
+                self._coalesced[exchange.pool] += 1
             if exchange.first_byte is not None:
-                self._first_byte.observe((exchange.first_byte - exchange.arrived) / 1e9)
+                served.first_byte.observe((exchange.first_byte - exchange.arrived) / 1e9)
+
+    def decoded(self, exchange: Exchange) -> None:
+        """Counts a decode that several requests could share."""
+        if exchange.admitted is not None and exchange.pool is not None:
+            served = self._served[exchange.pool][exchange.service_class is ServiceClass.BULK]
+            served.admitted(exchange, exchange.admitted)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from orch_sidecar import coalescing
 from orch_sidecar.reasons import Reason, Refusal
 
 
@@ -30,12 +31,21 @@ class Api(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request asks of the engine. `cost` is in sequences."""
+    """What a request asks of the engine. `cost` is in sequences.
+
+    `prompt_tokens`: of all prompts together, where all are token ids and none is cut short.
+    `service_tier`, `priority`: as given. `coalescing`: equal for requests that one decode can
+    answer; None for one that needs a decode of its own, or if it was not asked for.
+    """
 
     cost: int
     stream: bool
     model: str
     max_tokens: int | None
+    prompt_tokens: int | None = None
+    service_tier: str | None = None
+    priority: int | None = None
+    coalescing: bytes | None = None
 
 
 # The fields that limit the output, by API. vLLM takes 0 for completions with `echo`.
@@ -59,11 +69,16 @@ class _Unreadable(Exception):
         self.refusal = Refusal(Reason.INVALID_REQUEST, message, param)
 
 
-def read(api: Api, body: bytes, *, max_depth: int, ctx_max: int | None) -> Demand | Refusal:
-    """Reads a body. A Refusal names the field, its value and the rule."""
+def read(
+    api: Api, body: bytes, *, max_depth: int, ctx_max: int | None, coalesce: bool = False
+) -> Demand | Refusal:
+    """Reads a body. A Refusal names the field, its value and the rule.
+
+    `coalesce`: whether to look if one decode could answer this and other requests.
+    """
     try:
         document = _parse(body, max_depth)
-        return _demand(api, document, ctx_max)
+        return _demand(api, document, ctx_max, coalesce)
     except _Unreadable as unreadable:
         return unreadable.refusal
 
@@ -134,24 +149,32 @@ def _deeper_than(document: Any, levels: int) -> bool:
     return True
 
 
-def _demand(api: Api, document: dict[str, Any], ctx_max: int | None) -> Demand:
+def _demand(api: Api, document: dict[str, Any], ctx_max: int | None, coalesce: bool) -> Demand:
     _refuse_unsupported(api, document)
     max_tokens = None
     for field in _TOKEN_LIMITS[api]:
         least = 0 if api is Api.COMPLETIONS else 1
         limit = _integer(document, field, least)
         max_tokens = limit if limit is not None else max_tokens
-    cost = 1
+    cost, prompt_tokens = 1, None
     if api in (Api.CHAT, Api.COMPLETIONS):
         cost = _integer(document, "n", 1) or 1
     if api is Api.COMPLETIONS:
-        cost *= _prompts(document, ctx_max)
+        prompts, prompt_tokens = _prompts(document, ctx_max)
+        cost *= prompts
     model = document.get("model")
     return Demand(
         cost=cost,
         stream=_boolean(document, "stream"),
         model=model if isinstance(model, str) else "",
         max_tokens=max_tokens,
+        prompt_tokens=prompt_tokens,
+        service_tier=_text(document, "service_tier"),
+        # Messages have none: there vLLM ignores the field.
+        priority=None
+        if api is Api.MESSAGES
+        else _integer(document, "priority", -(2**63), 2**63 - 1),
+        coalescing=(coalescing.digest(api.value, document) if coalesce and cost == 1 else None),
     )
 
 
@@ -175,60 +198,70 @@ def _refuse_unsupported(api: Api, document: dict[str, Any]) -> None:
         )
 
 
-def _prompts(document: dict[str, Any], ctx_max: int | None) -> int:
-    """How many prompts a completions body has."""
-    count = _listed(document, "prompt", ctx_max) + _listed(document, "prompt_embeds", None)
-    if not count:
+def _prompts(document: dict[str, Any], ctx_max: int | None) -> tuple[int, int | None]:
+    """How many prompts a completions body has, and how many tokens, if all are token ids."""
+    prompts, tokens = _listed(document, "prompt", ctx_max)
+    embeds, _ = _listed(document, "prompt_embeds", None)
+    if not prompts + embeds:
         raise _Unreadable("a prompt is needed: a string, token ids, or a list of them", "prompt")
-    return count
+    if embeds or (tokens is not None and document.get("truncate_prompt_tokens") is not None):
+        tokens = None
+    return prompts + embeds, tokens
 
 
-def _listed(document: dict[str, Any], field: str, ctx_max: int | None) -> int:
+def _listed(document: dict[str, Any], field: str, ctx_max: int | None) -> tuple[int, int | None]:
     value = document.get(field)
     if value is None:
-        return 0
+        return 0, None
     if isinstance(value, str):
-        return 1
+        return 1, None
     if not isinstance(value, list):
         raise _Unreadable(f"{field} must be a string or a list, not {_kind(value)}", field)
     if not value:
-        return 0
+        return 0, None
     kinds = {type(item) for item in value}
     if len(kinds) > 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise _Unreadable(f"the items of {field} must be of one type, not {names}", field)
     kind = kinds.pop()
-    if kind is str or (kind is list and field == "prompt"):
-        if kind is list:
-            for item in value:
-                _check_tokens(item, field, ctx_max)
-        return len(value)
+    if kind is str:
+        return len(value), None
+    if kind is list and field == "prompt":
+        return len(value), sum(_tokens(item, field, ctx_max) for item in value)
     if kind is int and field == "prompt":
-        _check_tokens(value, field, ctx_max)
-        return 1
+        return 1, _tokens(value, field, ctx_max)
     raise _Unreadable(f"the items of {field} must not be {_kind(value[0])}", field)
 
 
-def _check_tokens(tokens: list[Any], field: str, ctx_max: int | None) -> None:
+def _tokens(tokens: list[Any], field: str, ctx_max: int | None) -> int:
+    """How many they are, if they are token ids and fit."""
     if any(type(token) is not int for token in tokens):
         raise _Unreadable(f"a list in {field} must hold token ids (integers) only", field)
     if ctx_max is not None and len(tokens) > ctx_max:
         raise _Unreadable(
             f"{field} has {len(tokens)} tokens, the model's context is {ctx_max}", field
         )
+    return len(tokens)
 
 
-def _integer(document: dict[str, Any], field: str, least: int) -> int | None:
+def _integer(
+    document: dict[str, Any], field: str, least: int, most: int = _LARGEST_INTEGER
+) -> int | None:
     value = document.get(field)
     if value is None:
         return None
     if type(value) is not int:  # a bool is an int, too
         raise _Unreadable(f"{field} must be an integer, not {_shown(value)}", field)
-    if not least <= value <= _LARGEST_INTEGER:
-        raise _Unreadable(
-            f"{field} must be from {least} to {_LARGEST_INTEGER}, not {_shown(value)}", field
-        )
+    if not least <= value <= most:
+        raise _Unreadable(f"{field} must be from {least} to {most}, not {_shown(value)}", field)
     return value
+
+
+def _text(document: dict[str, Any], field: str) -> str | None:
+    value = document.get(field)
+    if value is None or isinstance(value, str):
+        return value
+    raise _Unreadable(f"{field} must be a string, not {_shown(value)}", field)
 
 
 def _boolean(document: dict[str, Any], field: str) -> bool:

@@ -14,28 +14,38 @@ class Reason(StrEnum):
 
     # The request itself.
     INVALID_REQUEST = "invalid_request"
+    INFEASIBLE = "infeasible"  # no pool of this sidecar could ever serve it
     COST_EXCEEDS_SLOTS = "cost_exceeds_slots"
     NOT_FOUND = "not_found"
+    FORBIDDEN = "forbidden"  # a request of a browser to the admin listener
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BODY_TOO_LARGE = "body_too_large"
     BODY_TIMEOUT = "body_timeout"
     UNSUPPORTED_ENCODING = "unsupported_encoding"
+    LEASE_SPENT = "lease_spent"  # an X-Orch-Lease that was used or revoked before
     # Capacity exists but is taken.
     QUEUE_FULL = "queue_full"
+    QUEUE_FULL_DROP_LRU = "queue_full_drop_lru"
     QUEUE_TIMEOUT = "queue_timeout"
+    SLO_MISS = "slo_miss"
+    DEADLINE_MISS = "deadline_miss"
+    DO_NOT_QUEUE = "do_not_queue"
     # Cannot serve now.
     ENGINE_STARTING = "engine_starting"
     ENGINE_DOWN = "engine_down"
     ENGINE_STALE = "engine_stale"
+    ENGINE_STALLED = "engine_stalled"
     ENGINE_WITHOUT_PLUGIN = "engine_without_plugin"
     ENGINE_REFUSES_KEY = "engine_refuses_key"
     PROFILE_MISMATCH = "profile_mismatch"
+    NO_POOL = "no_pool"
     DRAINING = "draining"
     # The engine failed this request.
     ENGINE_FAILED = "engine_failed"
     ENGINE_TIMEOUT = "engine_timeout"
     # The client failed this request.
     CLIENT_STALLED = "client_stalled"
+    CANCELLED = "cancelled_by_request"  # of its client; that it went away is an Ending
     # Ours.
     INTERNAL_ERROR = "internal_error"
 
@@ -48,3 +58,5 @@ class Refusal:
     message: str
     param: str | None = None
     retry_after_ms: int | None = None
+    queue_position: int | None = None
+    predicted_start_ms: int | None = None

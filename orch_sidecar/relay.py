@@ -5,47 +5,41 @@ passed on as they came, from the engine connection's `data_received` straight to
 transport. No task is woken, nothing is parsed but the framing. If the engine fails before the
 head went out, the caller can still answer; after that the failure is said in the stream if an
 event has just ended, and otherwise the connection is aborted: never a clean end of file.
+
+A sidecar below may turn a request away for now. That is for the queue up here, not for the
+client: such an answer is held back until its end says which it is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
-import time
-from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar import errors
+from orch_sidecar import tier
+from orch_sidecar.answering import (
+    Relayed,
+    failure_in_stream,
+    final_head,
+    head_bytes,
+    is_event_stream,
+    reset,
+)
 from orch_sidecar.exchange import Exchange
 from orch_sidecar.heads import framed_for, kept
-from orch_sidecar.http1 import (
-    LAST_CHUNK,
-    Body,
-    ChunkedBody,
-    FramingError,
-    Head,
-    LengthBody,
-    body_of,
-    parse_head,
-)
+from orch_sidecar.http1 import Body, ChunkedBody, FramingError, Head, LengthBody, body_of
 from orch_sidecar.reasons import Reason, Refusal
 from orch_sidecar.upstream import EngineConnection, EnginePool
 
-_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
-_EVENT_STREAM: Final = b"text/event-stream"
-
-
-@dataclass(frozen=True, slots=True)
-class Relayed:
-    """How a relay ended. `failure`: it did not, and whether the client was told yet."""
-
-    failure: Refusal | None
-    answered: bool
+_ANSWERED: Final = Relayed(None, answered=True)
+_TURNED_AWAY: Final = Relayed(None, answered=False)
 
 
 class Relay:
-    """One answer. It is the engine connection's receiver, and paused by the client's side."""
+    """One answer. It is the engine connection's receiver, and paused by the client's side.
+
+    `unanswered`: the connection went before anything was passed on, so another engine may be asked.
+    `retry_after_ms`: a sidecar below turned the request away, and the client knows nothing of it.
+    """
 
     __slots__ = (
         "_body",
@@ -55,6 +49,8 @@ class Relay:
         "_extra",
         "_head",
         "_head_sent",
+        "_held",
+        "_holds_back",
         "_http10",
         "_keep_alive",
         "_last",
@@ -64,8 +60,10 @@ class Relay:
         "idle_checks",
         "paused",
         "reads",
+        "retry_after_ms",
         "seen",
         "tail",
+        "unanswered",
     )
 
     def __init__(
@@ -77,7 +75,10 @@ class Relay:
         *,
         http10: bool,
         keep_alive: bool,
+        holds_back: bool = False,
     ) -> None:
+        """`extra`: fields of ours for the answer. `holds_back`: the answer is of a sidecar, which
+        may turn the request away."""
         self._client = client
         self._pool = pool
         self._connection: EngineConnection | None = None
@@ -86,12 +87,16 @@ class Relay:
         self._keep_alive = keep_alive
         self._head: Head | None = None
         self._head_sent = False
+        self._holds_back = holds_back
+        self._held: bytes | None = None
         self._body: Body | None = None
         self._buffer = b""
         self._last = b""
         self.exchange = exchange
         self.tail = b""  # what went out before the last write: usage may be in either
         self.paused = False
+        self.unanswered = False
+        self.retry_after_ms: int | None = None
         self.reads = 0
         self.seen = (0, 0)
         self.idle_checks = 0
@@ -124,14 +129,8 @@ class Relay:
             connection.close()
 
     def abort_client(self) -> None:
-        """Drops the client's connection by a reset.
-
-        A plain close would look like the end of an answer that ends with its connection.
-        """
-        connection = self._client.get_extra_info("socket")
-        if connection is not None and not self._client.is_closing():
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self._client.abort()
+        """Drops the client's connection by a reset."""
+        reset(self._client)
 
     # Back-pressure, from the client's transport.
 
@@ -177,6 +176,7 @@ class Relay:
             self._finish(body)
             return
         cause = f": {error}" if error else ""
+        self.unanswered = not self._head_sent
         self.fail(
             Refusal(
                 Reason.ENGINE_FAILED,
@@ -194,34 +194,31 @@ class Relay:
         self.done.set_result(Relayed(refusal, answered=self._head_sent))
         if self._head_sent and not self._client.is_closing():
             if self._at_event_boundary():
-                # A chunked answer ends as it should: the client's connection stays usable.
-                said = errors.in_stream(self.exchange.api, refusal)
-                if isinstance(self._body, ChunkedBody) and not self._http10:
-                    said = b"%x\r\n%b\r\n" % (len(said), said) + LAST_CHUNK
-                self._client.write(said)
+                chunked = isinstance(self._body, ChunkedBody) and not self._http10
+                api = self.exchange.api
+                self._client.write(failure_in_stream(api, refusal, chunked=chunked))
             else:
                 self._keep_alive = False
                 self.abort_client()
 
     def _begin(self, data: bytes) -> Body | None:
         """Takes the head off `data`, leaves the rest in the buffer."""
-        while True:
-            parsed = parse_head(data)
-            if parsed is None:
-                self._buffer = data
-                return None
-            head, start = parsed
-            data = data[start:]
-            if head.status >= 200:
-                break
-            if head.status == 101:
-                raise FramingError("the engine switches protocols")
+        head, self._buffer = final_head(data)
+        if head is None:
+            return None
         self._head = head
-        self._buffer = data
         self._body = body_of(head, dechunk=self._http10)
+        if self._holds_back and head.status in tier.TURNING_AWAY:
+            self._held = b""
         return self._body
 
     def _write(self, out: bytes) -> None:
+        if self._held is not None:
+            out = self._held + out
+            if len(out) <= tier.MOST_BYTES:
+                self._held = out
+                return
+            self._held = None
         if not self._head_sent:
             # Only a piece of a chunked body may be empty; the first byte is a real one.
             out = self._head_bytes() + out
@@ -230,22 +227,24 @@ class Relay:
         self._last = out
 
     def _head_bytes(self) -> bytes:
-        head, exchange = self._head, self.exchange
+        head = self._head
         assert head is not None
         self._head_sent = True
-        exchange.first_byte = time.monotonic_ns()
-        exchange.status = head.status
         if not framed_for(head, self._http10):
             self._keep_alive = False  # the end of the connection is the end of the body
-        closing = b"" if self._keep_alive else b"connection: close\r\n"
-        timing = b"server-timing: " + exchange.server_timing().encode()
-        return b"%b%b%b\r\n%b\r\n" % (kept(head, self._http10), closing, timing, self._extra)
+        fields = kept(head, self._http10)
+        return head_bytes(
+            fields, head.status, self.exchange, self._extra, keep_alive=self._keep_alive
+        )
 
     def _finish(self, body: Body) -> None:
-        if not self._head_sent and not self._client.is_closing():
-            self._client.write(self._head_bytes())
         head, connection = self._head, self._connection
         assert head is not None
+        if self._held is not None:
+            self.retry_after_ms = tier.retry_after_ms(head, self._held)
+        turned_away = self.retry_after_ms is not None
+        if not turned_away and not self._head_sent and not self._client.is_closing():
+            self._client.write(self._head_bytes() + (self._held or b""))
         self._connection = None
         if connection is not None:
             if self.paused:
@@ -254,15 +253,14 @@ class Relay:
                 self._pool.give_back(connection)
             else:
                 connection.close()
-        self.done.set_result(Relayed(None, answered=True))
+        self.done.set_result(_TURNED_AWAY if turned_away else _ANSWERED)
 
     def _at_event_boundary(self) -> bool:
         head = self._head
         assert head is not None
         if isinstance(self._body, LengthBody):
             return False
-        content_type = next((v for n, v in head.fields if n == b"content-type"), b"")
-        if not content_type.lower().startswith(_EVENT_STREAM):
+        if not is_event_stream(head):
             return False
         end = self._last if len(self._last) >= 8 else self.tail + self._last
         if isinstance(self._body, ChunkedBody) and not self._http10:

@@ -15,9 +15,9 @@ from typing import Any
 from aiohttp import web
 
 from orch_sidecar import errors
+from orch_sidecar.answering import Answering
 from orch_sidecar.openai import Api
 from orch_sidecar.reasons import Reason, Refusal
-from orch_sidecar.relay import Relay
 
 
 class Written(web.StreamResponse):
@@ -47,7 +47,7 @@ class ClientConnection(web.RequestHandler):
         """`headers`: what the answers to unreadable requests carry, too."""
         super().__init__(*args, **kwargs)
         self._headers = headers
-        self.relay: Relay | None = None
+        self.relay: Answering | None = None
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -1,16 +1,17 @@
 """The sidecar's settings: flags before environment (`ORCH_…`) before a YAML file before these.
 
 The file is named by `ORCH_CONFIG` or `--config`. A wrong value is reported with the setting,
-the value and the rule.
+the value and the rule. Several engines are given as `pools`: a list in the file, JSON in
+`ORCH_POOLS`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -18,9 +19,53 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+POOL_NAME: Final = r"^[a-z][a-z0-9-]{0,62}$"
+
+
+def _origin(value: str) -> str:
+    """Checks the URL of an engine. Raises ValueError with the rule."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be http://host:port or https://host:port")
+    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
+        raise ValueError("must have no path, query or user: http://host:port")
+    if parts.port == 0:  # reading it raises ValueError for what is no port
+        raise ValueError("must have a port from 1 to 65535")
+    return value.rstrip("/")
+
+
+def _header_value(value: SecretStr | None) -> SecretStr | None:
+    """Checks a key. Raises ValueError with the rule, without the key."""
+    key = "" if value is None else value.get_secret_value()
+    if any(not "!" <= character <= "~" for character in key):
+        raise ValueError("must be printable ASCII without spaces and line breaks")
+    return value
+
+
+class PoolSettings(BaseModel):
+    """One engine, or one sidecar below this one (`tier`)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(pattern=POOL_NAME)
+    url: str
+    profile: str = Field(min_length=1)
+    api_key: SecretStr | None = None
+    tier: bool = False
+    below: str | None = Field(None, pattern=POOL_NAME)  # which pool of that sidecar
+
+    _url = field_validator("url")(_origin)
+    _key = field_validator("api_key")(_header_value)
+
+    @model_validator(mode="after")
+    def _below_is_of_a_tier(self) -> PoolSettings:
+        if self.below is not None and not self.tier:
+            raise ValueError("below names a pool of a sidecar: it needs tier: true")
+        return self
+
 
 class SidecarSettings(BaseSettings):
-    """Admission and relay in front of one vLLM engine."""
+    """Admission and relay in front of vLLM engines."""
 
     model_config = SettingsConfigDict(
         env_prefix="ORCH_",
@@ -35,14 +80,31 @@ class SidecarSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    admin_host: str = Field("127.0.0.1", description="address for operators to drain pools at")
+    admin_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port for that; 0 takes a free one; unset: 1000 above port if that is free",
+    )
     engine_url: str = Field("http://127.0.0.1:8000", description="where the engine listens")
     engine_api_key: SecretStr | None = Field(
         None,
         description="key of an engine that has one; clients' Authorization is then not forwarded",
     )
     profile: str = Field("home", description="profile, by name or path; the engine's must be it")
+    pools: list[PoolSettings] | None = Field(
+        None,
+        min_length=1,
+        description="several engines instead of the one: a JSON list of objects with name, url, "
+        "profile and, where needed, api_key, tier (true: it is a sidecar itself) and below (which "
+        "pool of that sidecar)",
+    )
     queue_capacity: int | None = Field(
-        None, ge=0, le=1_000_000, description="waiting requests at most; unset: the profile's"
+        None,
+        ge=0,
+        le=1_000_000,
+        description="waiting requests at most, of each class; unset: the profile's",
     )
     queue_timeout_s: float | None = Field(
         None, gt=0, le=86_400, description="longest wait for a slot, seconds; unset: the profile's"
@@ -78,24 +140,18 @@ class SidecarSettings(BaseSettings):
         "INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="least severe level logged"
     )
 
-    @field_validator("engine_url")
-    @classmethod
-    def _is_origin(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("must be http://host:port or https://host:port")
-        if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
-            raise ValueError("must have no path, query or user: http://host:port")
-        if parts.port == 0:  # reading it raises ValueError for what is no port
-            raise ValueError("must have a port from 1 to 65535")
-        return value.rstrip("/")
+    _url = field_validator("engine_url")(_origin)
+    _key = field_validator("engine_api_key")(_header_value)
 
-    @field_validator("engine_api_key")
+    @field_validator("pools")
     @classmethod
-    def _is_header_value(cls, value: SecretStr | None) -> SecretStr | None:
-        key = "" if value is None else value.get_secret_value()
-        if any(not "!" <= character <= "~" for character in key):
-            raise ValueError("must be printable ASCII without spaces and line breaks")
+    def _names_differ(cls, value: list[PoolSettings] | None) -> list[PoolSettings] | None:
+        names = [pool.name for pool in value or ()]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(
+                f"the names of pools must differ: {', '.join(repeated)} is given twice"
+            )
         return value
 
     @classmethod

@@ -9,22 +9,18 @@ No prompt text and no keys in any attribute.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-from multidict import istr
+from typing import TYPE_CHECKING, Any, Final
 
 from orch_sidecar.exchange import Ending, Exchange
 from orch_sidecar.openai import Api
+from orch_sidecar.reasons import Reason
+from orch_sidecar.tracing import TRACEPARENT, TRACESTATE, Headers, NoTracing, Trace, Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
-
-Headers = list[tuple[bytes, bytes]]
-
-_TRACEPARENT: Final = istr("traceparent")
-TRACE_HEADERS: Final = (b"traceparent", b"tracestate")
 
 WAIT_SPAN: Final = "admission.wait"
 ENGINE_SPAN: Final = "engine.request"
@@ -35,104 +31,23 @@ MAX_MODEL_CHARS: Final = 200
 _OPERATIONS: Final = {Api.COMPLETIONS: "text_completion"}  # everything else is a chat
 
 
-class Trace(Protocol):
-    """The spans of one request."""
-
-    def dispatched(self) -> Headers:
-        """It was admitted: the trace headers for the engine."""
-
-    def ended(self) -> None:
-        """It ended, as its exchange says."""
-
-
-class Tracing(Protocol):
-    """Makes traces. `wants_usage`: whether token counts are worth looking for."""
-
-    wants_usage: bool
-
-    def begin(self, exchange: Exchange, headers: Mapping[str, str]) -> Trace: ...
-
-    def shutdown(self) -> None: ...
-
-
-class _Passing:
-    """No exporter: the client's trace context goes on to the engine as it came."""
-
-    __slots__ = ("_headers",)
-
-    def __init__(self, headers: Headers) -> None:
-        self._headers = headers
-
-    def dispatched(self) -> Headers:
-        return self._headers
-
-    def ended(self) -> None:
-        return
-
-
-_PASSING_NOTHING: Final = _Passing([])
-
-
-class NoTracing:
-    """Costs a look-up per request."""
-
-    wants_usage = False
-
-    def begin(self, exchange: Exchange, headers: Mapping[str, str]) -> Trace:
-        if _TRACEPARENT not in headers:
-            return _PASSING_NOTHING
-        return _Passing(
-            [
-                (name, value.encode("utf-8", "surrogateescape"))
-                for name in TRACE_HEADERS
-                if (value := headers.get(name.decode()))
-            ]
-        )
-
-    def shutdown(self) -> None:
-        return
-
-
 def _encodable(text: str) -> str:
     """JSON can hold half a surrogate pair; OTLP cannot."""
     return text.encode("utf-8", "replace").decode()
 
 
-class _Spans:
-    """The spans of one request in an SDK."""
+class _Decoding:
+    """The spans of a request's way to the engine: under its server's span, one after the other."""
 
-    def __init__(self, tracing: SpanTracing, exchange: Exchange, headers: Mapping[str, str]):
+    def __init__(
+        self, tracing: SpanTracing, exchange: Exchange, server: Span, waiting_since: int
+    ) -> None:
         self._tracing = tracing
         self._exchange = exchange
-        api = tracing.api
-        parent = tracing.propagator.extract(
-            {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-        )
-        self._server: Span = tracing.tracer.start_span(
-            exchange.route,
-            context=parent,
-            kind=api.SpanKind.SERVER,
-            start_time=exchange.arrived_ns,
-            attributes=tracing.common,
-        )
-        self._context = api.set_span_in_context(self._server)
+        self._context = tracing.api.set_span_in_context(server)
         self._engine: Span | None = None
-        self._waited = False
-
-    def _wait_span(self, end: int | None) -> None:
-        exchange, tracing = self._exchange, self._tracing
-        if not exchange.cost or self._waited:
-            return
-        self._waited = True
-        span = tracing.tracer.start_span(
-            WAIT_SPAN,
-            context=self._context,
-            start_time=exchange.arrived_ns,
-            attributes=tracing.common | {"orch.cost": exchange.cost},
-        )
-        if exchange.admitted is None:
-            span.set_attribute("orch.outcome", exchange.outcome.value)
-        span.end(None if end is None else exchange.at_ns(end))
+        self._waiting_since: int | None = waiting_since  # None: it does not wait (any more)
+        self.server = server
 
     def dispatched(self) -> Headers:
         exchange, tracing = self._exchange, self._tracing
@@ -143,7 +58,7 @@ class _Spans:
             context=self._context,
             kind=tracing.api.SpanKind.CLIENT,
             start_time=None if start is None else exchange.at_ns(start),
-            attributes=tracing.common,
+            attributes=tracing.labels_of(exchange),
         )
         if exchange.lease is not None:
             # The part that names it, not the part that makes it unguessable.
@@ -152,10 +67,126 @@ class _Spans:
         tracing.propagator.inject(carrier, tracing.api.set_span_in_context(self._engine))
         return [(name.encode(), value.encode("latin-1")) for name, value in carrier.items()]
 
+    def retried(self, reason: Reason) -> None:
+        span, self._engine = self._engine, None
+        if span is None:
+            return  # it was waiting, and goes on waiting
+        self._waiting_since = time.monotonic_ns()
+        span.set_attributes({"orch.outcome": reason.value, "error.type": reason.value})
+        span.set_status(self._tracing.api.StatusCode.ERROR, reason.value)
+        span.end()
+
+    def shared(self, exchange: Exchange) -> Trace:
+        raise AssertionError("a decode is shared already")
+
+    def joined(self, decode: Trace) -> None:
+        raise AssertionError("a decode joins no other")
+
     def ended(self) -> None:
-        exchange, api = self._exchange, self._tracing.api
+        self.close(self._tracing.attributes_of(self._exchange))
+
+    def close(self, attributes: dict[str, Any]) -> None:
+        """Ends what has not ended. `attributes`: those of the exchange."""
         self._wait_span(None)
+        if self._engine is not None:
+            self._tracing.end(self._engine, self._exchange, attributes)
+
+    def _wait_span(self, end: int | None) -> None:
+        exchange, tracing, since = self._exchange, self._tracing, self._waiting_since
+        if not exchange.cost or since is None:
+            return
+        self._waiting_since = None
+        span = tracing.tracer.start_span(
+            WAIT_SPAN,
+            context=self._context,
+            start_time=exchange.at_ns(since),
+            attributes={**tracing.labels_of(exchange), "orch.cost": exchange.cost},
+        )
+        if end is None:
+            span.set_attribute("orch.outcome", exchange.outcome.value)
+        span.end(None if end is None else exchange.at_ns(end))
+
+
+class _Spans:
+    """The spans of one request in an SDK."""
+
+    def __init__(self, tracing: SpanTracing, exchange: Exchange, headers: Mapping[str, str]):
+        self._tracing = tracing
+        self._exchange = exchange
+        parent = tracing.propagator.extract(
+            {name: headers[name] for name in (TRACEPARENT, TRACESTATE) if name in headers}
+        )
+        self._server: Span = tracing.tracer.start_span(
+            exchange.route,
+            context=parent,
+            kind=tracing.api.SpanKind.SERVER,
+            start_time=exchange.arrived_ns,
+            attributes=tracing.common,
+        )
+        # None: its decode is shared, and whose it is has the spans.
+        self._decoding: _Decoding | None = _Decoding(
+            tracing, exchange, self._server, exchange.arrived
+        )
+
+    def dispatched(self) -> Headers:
+        decoding = self._decoding
+        if decoding is None:  # the shared decode came to nothing
+            decoding = _Decoding(self._tracing, self._exchange, self._server, time.monotonic_ns())
+            self._decoding = decoding
+        return decoding.dispatched()
+
+    def retried(self, reason: Reason) -> None:
+        if self._decoding is not None:
+            self._decoding.retried(reason)
+
+    def shared(self, exchange: Exchange) -> Trace:
+        self._decoding = None
+        return _Decoding(self._tracing, exchange, self._server, exchange.arrived)
+
+    def joined(self, decode: Trace) -> None:
+        assert isinstance(decode, _Decoding)
+        self._decoding = None
+        self._server.add_link(decode.server.get_span_context())
+
+    def ended(self) -> None:
+        exchange, tracing = self._exchange, self._tracing
+        attributes = tracing.attributes_of(exchange)
+        if self._decoding is not None:
+            self._decoding.close(attributes)
+        if exchange.placement is not None:
+            self._server.set_attribute("orch.placement", exchange.placement)
+        if exchange.coalesced:
+            self._server.set_attribute("orch.coalesced", True)
+        tracing.end(self._server, exchange, attributes)
+
+
+class SpanTracing:
+    """Traces exported by OTLP, from a background thread: a slow collector slows no request."""
+
+    def __init__(self, provider: TracerProvider, common: Mapping[str, Any]) -> None:
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self.api = trace
+        self.common: dict[str, Any] = dict(common)
+        self.propagator = TraceContextTextMapPropagator()
+        self.tracer = provider.get_tracer("orch_sidecar")
+        self._provider = provider
+
+    def begin(self, exchange: Exchange, headers: Mapping[str, str]) -> Trace:
+        return _Spans(self, exchange, headers)
+
+    def shutdown(self) -> None:
+        self._provider.shutdown()
+
+    def labels_of(self, exchange: Exchange) -> Mapping[str, Any]:
+        """What is known of how it is served."""
+        return self.common if exchange.labels is None else exchange.labels
+
+    def attributes_of(self, exchange: Exchange) -> dict[str, Any]:
+        """What an exchange that has ended says of itself."""
         attributes: dict[str, Any] = {
+            **self.labels_of(exchange),
             "http.request.method": exchange.method,
             "http.route": exchange.route,
             "orch.outcome": exchange.outcome.value,
@@ -181,38 +212,17 @@ class _Spans:
                 attributes[name] = value
         if exchange.first_byte is not None:
             attributes["orch.first_byte_s"] = (exchange.first_byte - exchange.arrived) / 1e9
+        return attributes
+
+    def end(self, span: Span, exchange: Exchange, attributes: dict[str, Any]) -> None:
+        """Ends a span of an exchange that has ended."""
+        span.set_attributes(attributes)
         failed = exchange.status >= 500 or not isinstance(exchange.outcome, Ending)
-        for span in (self._engine, self._server):
-            if span is None:
-                continue
-            span.set_attributes(attributes)
-            if failed or exchange.outcome is Ending.CANCELLED:
-                span.set_attribute("error.type", exchange.outcome.value)
-            if failed:
-                span.set_status(api.StatusCode.ERROR, exchange.outcome.value)
-            span.end()
-
-
-class SpanTracing:
-    """Traces exported by OTLP, from a background thread: a slow collector slows no request."""
-
-    wants_usage = True
-
-    def __init__(self, provider: TracerProvider, common: Mapping[str, Any]) -> None:
-        from opentelemetry import trace
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        self.api = trace
-        self.common: dict[str, Any] = dict(common)
-        self.propagator = TraceContextTextMapPropagator()
-        self.tracer = provider.get_tracer("orch_sidecar")
-        self._provider = provider
-
-    def begin(self, exchange: Exchange, headers: Mapping[str, str]) -> Trace:
-        return _Spans(self, exchange, headers)
-
-    def shutdown(self) -> None:
-        self._provider.shutdown()
+        if failed or exchange.outcome is Ending.CANCELLED:
+            span.set_attribute("error.type", exchange.outcome.value)
+        if failed:
+            span.set_status(self.api.StatusCode.ERROR, exchange.outcome.value)
+        span.end()
 
 
 def otlp_protocol(environ: Mapping[str, str]) -> str | None:
@@ -232,15 +242,14 @@ def otlp_protocol(environ: Mapping[str, str]) -> str | None:
     if configured:
         return configured
     # A gRPC target may come without a scheme; an HTTP endpoint may not.
-    return (
-        "grpc"
-        if endpoint.rstrip("/").endswith(":4317") or "://" not in endpoint
-        else "http/protobuf"
-    )
+    grpc = endpoint.rstrip("/").endswith(":4317") or "://" not in endpoint
+    return "grpc" if grpc else "http/protobuf"
 
 
 def tracing_from_environment(common: Mapping[str, Any]) -> Tracing:
-    """What the OTEL_* variables configure. `common`: attributes of every span and the resource.
+    """What the OTEL_* variables configure.
+
+    `common`: what is so for all pools: attributes of the resource, and of every span.
 
     Raises ValueError for a protocol that is not supported.
     """

@@ -93,20 +93,26 @@ class EnginePool:
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._secure else 80)
         self._ssl = ssl.create_default_context() if self._secure else None
-        self._connect_timeout_s = connect_timeout_s
+        self.connect_timeout_s = connect_timeout_s
         self._idle: list[EngineConnection] = []
         self._loop = asyncio.get_running_loop()
         self.authority = parts.netloc.rpartition("@")[2].encode("ascii")
 
-    async def acquire(self) -> EngineConnection:
-        """A connection that is good to write to. Raises OSError or TimeoutError."""
-        now = self._loop.time()
+    def take(self) -> EngineConnection | None:
+        """A kept connection that is good to write to, if there is one."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.open and now - connection.idle_since <= REUSE_WITHIN_S:
+            if connection.open and self._loop.time() - connection.idle_since <= REUSE_WITHIN_S:
                 return connection
             connection.close()
-        async with asyncio.timeout(self._connect_timeout_s):
+        return None
+
+    async def acquire(self) -> EngineConnection:
+        """A connection that is good to write to. Raises OSError or TimeoutError."""
+        kept = self.take()
+        if kept is not None:
+            return kept
+        async with asyncio.timeout(self.connect_timeout_s):
             _, fresh = await self._loop.create_connection(
                 EngineConnection, self._host, self._port, ssl=self._ssl
             )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from orch_sidecar.answering import Answering
 from orch_sidecar.reasons import Reason, Refusal
-from orch_sidecar.relay import Relay
 
 
 class RelayWatch:
@@ -12,15 +12,20 @@ class RelayWatch:
     def __init__(self, engine_silence_s: float, client_stall_s: float) -> None:
         self._engine_silence_s = engine_silence_s
         self._client_stall_s = client_stall_s
-        self._relays: set[Relay] = set()
+        self._relays: set[Answering] = set()
+
+    def configure(self, engine_silence_s: float, client_stall_s: float) -> None:
+        """Other limits, also for what runs."""
+        self._engine_silence_s = engine_silence_s
+        self._client_stall_s = client_stall_s
 
     def __len__(self) -> int:
         return len(self._relays)
 
-    def add(self, relay: Relay) -> None:
+    def add(self, relay: Answering) -> None:
         self._relays.add(relay)
 
-    def discard(self, relay: Relay) -> None:
+    def discard(self, relay: Answering) -> None:
         self._relays.discard(relay)
 
     def check(self, every_s: float) -> None:

@@ -17,20 +17,44 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("orch_sidecar", "vllm_plugin")
 
+LISTED = ("orch_sidecar", "vllm_plugin", "orch_sidecar.admission", "orch_sidecar.simulate")
+
 PURE = (
     "vllm_plugin.steps",
+    "vllm_plugin.step_time",
+    "vllm_plugin.curve",
+    "vllm_plugin.pulse",
     "vllm_plugin.leases",
     "vllm_plugin.board",
     "vllm_plugin.hooks",
     "vllm_plugin.allowlist",
     "vllm_plugin.profile",
     "orch_sidecar.openai",
+    "orch_sidecar.coalescing",
+    "orch_sidecar.response_id",
+    "orch_sidecar.tenant",
     "orch_sidecar.reasons",
     "orch_sidecar.errors",
     "orch_sidecar.http1",
     "orch_sidecar.usage",
+    "orch_sidecar.tier",
+    "orch_sidecar.report",
+    "orch_sidecar.placement",
+    "orch_sidecar.directives",
     "orch_sidecar.capabilities",
+    "orch_sidecar.upper",
+    "orch_sidecar.inflight",
+    "orch_sidecar.reload",
+    "orch_sidecar.simulate.engine",
+    "orch_sidecar.simulate.workload",
+    "orch_sidecar.simulate.fronts",
+    "orch_sidecar.simulate.run",
+    "orch_sidecar.simulate.report",
+    "orch_sidecar.simulate.compare",
+    "orch_sidecar.simulate.table",
     "orch_sidecar.admission.core",
+    "orch_sidecar.admission.scarce",
+    "orch_sidecar.admission.outlook",
     "orch_sidecar.admission.ledger",
     "orch_sidecar.admission.drain",
 )
@@ -69,13 +93,13 @@ def order_of(package: str) -> list[str]:
     return re.findall(r"^    (\w+) +\S", docstring, re.MULTILINE)
 
 
-@pytest.mark.parametrize("package", ["orch_sidecar", "vllm_plugin", "orch_sidecar.admission"])
+@pytest.mark.parametrize("package", LISTED)
 def test_every_module_has_its_place_in_the_packages_list(package: str) -> None:
     below = {name.removeprefix(f"{package}.") for name in MODULES if name.startswith(f"{package}.")}
     assert sorted(order_of(package)) == sorted({name.split(".")[0] for name in below})
 
 
-@pytest.mark.parametrize("package", ["orch_sidecar", "vllm_plugin", "orch_sidecar.admission"])
+@pytest.mark.parametrize("package", LISTED)
 def test_dependencies_point_down_the_packages_list(package: str) -> None:
     place = {name: index for index, name in enumerate(order_of(package))}
     upward = []

@@ -19,7 +19,9 @@ from orch_sidecar.app import Sidecar
 from orch_sidecar.settings import SidecarSettings
 from tests.integration.held import Held
 from tests.integration.running import Running, Start, eventually
-from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.scripted_engine import Engine, ScriptedEngine
+from tests.integration.telling import Telling
+from tests.integration.tiers import above
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -55,7 +57,7 @@ def no_freezing(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sidecar's periodic looks, without the wait. To be named before the sidecar."""
     monkeypatch.setattr("orch_sidecar.app.CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr("orch_sidecar.engine.CONFIRM_EVERY_S", 0.1)
+    monkeypatch.setattr("orch_sidecar.confirm.CONFIRM_EVERY_S", 0.1)
 
 
 @pytest.fixture
@@ -67,6 +69,30 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
     await engine.stop()
     assert engine.failures == []
     assert engine.peak <= engine.slots
+
+
+@pytest.fixture
+async def another() -> AsyncIterator[Engine]:
+    """Makes further engines; what an engine is are keyword arguments."""
+    made: list[ScriptedEngine] = []
+
+    async def make(**options: Any) -> ScriptedEngine:
+        engine = ScriptedEngine(**options)
+        await engine.start()
+        made.append(engine)
+        return engine
+
+    yield make
+    for engine in made:
+        await engine.stop()
+        assert engine.failures == []
+        assert engine.peak <= engine.slots
+
+
+@pytest.fixture
+async def b(another: Engine) -> ScriptedEngine:
+    """A second engine like the first; for where they are pools `a` and `b`."""
+    return await another()
 
 
 @pytest.fixture
@@ -90,11 +116,12 @@ async def start(engine: ScriptedEngine) -> AsyncIterator[Start]:
         return running
 
     yield start_one
-    for running in started:
+    for running in reversed(started):  # the one above another before that
         for client in running.clients:
             await client.close()
         await running.stop()
-        assert running.ledger.violations == 0
+        for pool in running.sidecar.pools:
+            assert pool.gate.core.ledger.violations == 0
     await eventually(lambda: not _left_over(before, engine))
 
 
@@ -115,3 +142,23 @@ def held(engine: ScriptedEngine) -> Held:
     held = Held()
     engine.answer = held
     return held
+
+
+@pytest.fixture
+def telling(engine: ScriptedEngine) -> Telling:
+    """Makes the engine say to every generating request what the test tells it to."""
+    telling = Telling()
+    engine.answer = telling
+    return telling
+
+
+@pytest.fixture
+async def lower(start: Start) -> Running:
+    """A sidecar that others are in front of."""
+    return await start()
+
+
+@pytest.fixture
+async def upper(start: Start, lower: Running) -> Running:
+    """One of those."""
+    return await above(start, lower)

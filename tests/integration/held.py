@@ -37,5 +37,5 @@ class Held:
 async def started(running: Running, **body: Any) -> Client:
     """A client whose request was sent."""
     client = await running.client()
-    client.start(body.pop("path", CHAT), stream=False, **body)
+    client.start(body.pop("path", CHAT), body.pop("headers", ()), stream=False, **body)
     return client

@@ -29,6 +29,7 @@ class Span:
     status: int  # 2: error
     attributes: dict[str, Any]
     resource: dict[str, Any]
+    links: list[tuple[str, str]]  # trace and span
 
 
 @dataclass(slots=True)
@@ -58,6 +59,7 @@ class Collector:
                             span.status.code,
                             {a.key: _value(a.value) for a in span.attributes},
                             resource,
+                            [(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
                         )
                     )
 

@@ -10,7 +10,9 @@ from aiohttp.web import RequestHandler
 
 from orch_sidecar.app import Sidecar
 from orch_sidecar.engine import EngineState
+from orch_sidecar.pool import Pool
 from tests.integration.client import Client
+from tests.integration.scripted_engine import ScriptedEngine
 
 
 async def eventually(condition: Callable[[], object], within_s: float = 3.0) -> None:
@@ -32,12 +34,18 @@ class Running:
         self.stopped = False
 
     @property
+    def pool(self) -> Pool:
+        """The first pool; in most tests the only one."""
+        return self.sidecar.pools.all[0]
+
+    @property
     def ledger(self) -> Any:
-        return self.sidecar.gate.core.ledger
+        return self.pool.gate.core.ledger
 
     @property
     def queued(self) -> int:
-        return self.sidecar.gate.core.queue_depth
+        """Over all pools."""
+        return sum(pool.gate.core.queue_depth for pool in self.sidecar.pools)
 
     @property
     def connections(self) -> list[RequestHandler]:
@@ -56,7 +64,11 @@ class Running:
     async def idle(self, within_s: float = 3.0) -> None:
         """Waits until no lease is out and no request is being handled."""
         await eventually(
-            lambda: not self.ledger.leased and not len(self.sidecar.watch) and not self.queued,
+            lambda: (
+                not any(pool.gate.core.ledger.leased for pool in self.sidecar.pools)
+                and not len(self.sidecar.watch)
+                and not self.queued
+            ),
             within_s,
         )
 
@@ -80,3 +92,19 @@ class Running:
 
 
 Start = Callable[..., Awaitable[Running]]
+
+
+def pools(**engines: ScriptedEngine) -> dict[str, Any]:
+    """The setting for engines by the name of their pool."""
+    return {
+        "pools": [
+            {"name": name, "url": engine.url, "profile": engine.profile}
+            for name, engine in engines.items()
+        ]
+    }
+
+
+async def all_ready(running: Running) -> Running:
+    """Waits until every pool is ready."""
+    await eventually(lambda: all(pool.follower.ready for pool in running.sidecar.pools))
+    return running

@@ -26,6 +26,12 @@ CHANGES_EVERY_S = 0.020
 HEARTBEAT_EVERY_S = 1.0
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
+# What an engine may say of its speed: 10 ms and one more for each sequence.
+STEP_TIME = {
+    "t0_ms": 10.0, "c_ms": 1.0, "alpha": 1.0, "largest": 64, "samples": 100, "batches": 5,
+    "error": 0.01, "quality": "good",
+}  # fmt: skip
+
 _PROFILES = {"home": "single_stream", "cloud": "batched_online", "offline": "offline"}
 
 
@@ -44,9 +50,13 @@ class ScriptedEngine:
     """One engine on an ephemeral port. `answer` is the script of every generating request,
     unless `scripts` holds others, which are used up first."""
 
-    def __init__(self, slots: int = 4, profile: str = "cloud") -> None:
+    def __init__(
+        self, slots: int = 4, profile: str = "cloud", models: tuple[str, ...] = ("tiny",)
+    ) -> None:
         self.slots = slots
         self.profile = profile
+        self.models = models
+        self.says: dict[str, Any] = {}  # of its state, besides or instead of what the board has
         self.faults = Faults()
         self.api_key: str | None = None
         self.answer: Script = answers.answer
@@ -93,6 +103,12 @@ class ScriptedEngine:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def tell(self, **fields: Any) -> None:
+        """Says this of its state, by a heartbeat to those who listen."""
+        self.says |= fields
+        for listener in self.board._listeners:
+            listener.wake()
 
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that ends with this engine."""
@@ -177,7 +193,7 @@ class ScriptedEngine:
         facts = EngineFacts(
             engine_version="0.32.0",
             pool="default",
-            models=("tiny",),
+            models=self.models,
             ctx_max=2048,
             profile=self.profile,
             measurement_type=_PROFILES[self.profile],
@@ -207,7 +223,8 @@ class ScriptedEngine:
             answer.head(headers=[("content-type", "text/event-stream")])
             sent = board.moving(instance)
             state = board.state(instance) | {"leases": sorted(board.leases.of(instance))}
-            _say(answer, "state", state)
+            says = dict(self.says)
+            _say(answer, "state", state | says)
             beat_at = loop.time()
             while True:
                 with suppress(TimeoutError):
@@ -220,9 +237,9 @@ class ScriptedEngine:
                 if listener.ended:
                     ended, listener.ended = listener.ended, []
                     _say(answer, "ended", {"leases": ended})
-                if loop.time() >= beat_at + HEARTBEAT_EVERY_S:
-                    beat_at = loop.time()
-                    _say(answer, "heartbeat", {})
+                if loop.time() >= beat_at + HEARTBEAT_EVERY_S or says != self.says:
+                    beat_at, says = loop.time(), dict(self.says)
+                    _say(answer, "heartbeat", says)
                 now = board.moving(instance)
                 if change := {k: v for k, v in now.items() if sent[k] != v}:
                     sent = now
@@ -230,6 +247,9 @@ class ScriptedEngine:
                     await asyncio.sleep(CHANGES_EVERY_S)
         finally:
             board.unlisten(listener)
+
+
+Engine = Callable[..., Awaitable[ScriptedEngine]]
 
 
 def _say(answer: Answer, name: str, data: dict[str, Any]) -> None:

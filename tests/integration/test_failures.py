@@ -414,7 +414,7 @@ async def test_engine_that_takes_no_connections_is_a_503(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
     """In the instant before the state stream tells of it."""
-    sidecar.sidecar.pool._port = 1
+    sidecar.pool.connections._port = 1
     response = await (await sidecar.client()).post()
     assert response.status == 503
     assert response.error["code"] == "engine_down"

@@ -26,7 +26,7 @@ async def test_headers_that_would_steer_the_engine_are_removed(
         assert value not in [v for n, v in request.fields if n == name.lower()], name
     assert [n for n, _ in request.fields].count("x-orch-lease") == 1
     assert request.lease is not None
-    assert request.lease.startswith(sidecar.sidecar.gate.instance)
+    assert request.lease.startswith(sidecar.pool.gate.instance)
     await client.get("/v1/models", STEERING)
     names = {name for name, _ in engine.received[-1].fields}
     assert not names & {name.lower() for name, _ in STEERING}
@@ -109,8 +109,12 @@ async def test_query_strings_end_here(engine: ScriptedEngine, sidecar: Running) 
         "/v1/audio/transcriptions",
         "/v1/chat/completions/render",
         "/v1/responses/resp_1",
-        "/v1/capabilities/stream",
-        "/v1/capabilities/leases/0123456789abcdef.0123456789abcdef0123456789abcdef.1",
+        "/v1/capabilities/stream/",
+        "/v1/capabilities/leases",
+        "/v1/pools/cloud",
+        "/v1/pools/cloud/drain",
+        "/v1/pools/cloud/resume",
+        "/v1/requests",
         "/pause",
         "/resume",
         "/sleep",
@@ -169,6 +173,10 @@ async def test_absolute_form_names_the_same_routes_and_no_other_host(
         ("/tokenize", "POST"),
         ("/v1/models", "GET"),
         ("/v1/capabilities", "GET"),
+        ("/v1/capabilities/stream", "GET"),
+        ("/v1/capabilities/leases/x", "DELETE"),
+        ("/v1/requests/x/cancel", "POST"),
+        ("/v1/pools/cloud/health", "GET"),
         ("/livez", "GET"),
         ("/readyz", "GET"),
         ("/metrics", "GET"),

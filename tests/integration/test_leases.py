@@ -93,7 +93,7 @@ async def test_client_that_leaves_ends_the_engines_request_and_its_lease_waits_f
     await asyncio.sleep(0.05)
     assert (sidecar.ledger.leased, sidecar.queued) == (4, 1)
     metrics = await sidecar.metrics()
-    assert metrics["orch_leases_closing"] == 1
+    assert metrics['orch_leases_closing{pool="cloud"}'] == 1
     engine.faults.holds_aborted.set()
     assert (await waiting.response()).status == 200
     await sidecar.idle()
@@ -200,7 +200,7 @@ async def test_lease_is_given_back_once_however_often_its_end_is_told(
     await client.close()
     await eventually(lambda: sidecar.ledger.leased == 3)
     for request in engine.generating[1:] * 2:
-        sidecar.sidecar.gate.engine_ended([request.lease or ""])
+        sidecar.pool.gate.engine_ended([request.lease or ""])
     assert sidecar.ledger.leased == 3
     held.release()
     await busy.response()
@@ -278,7 +278,7 @@ async def test_many_random_disconnects_leak_nothing_and_never_overfill_the_engin
     assert (document["slots_free"], document["leased"], document["foreign"]) == (4, 0, 0)
     await running.clients.pop().close()
     # Idle engine connections are kept for 2 s.
-    running.sidecar.pool.close()
+    running.pool.connections.close()
     await eventually(lambda: _sockets() <= sockets_before, within_s=4)
     await eventually(lambda: len(asyncio.all_tasks()) <= tasks_before)
 

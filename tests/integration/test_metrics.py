@@ -20,12 +20,30 @@ from tests.integration.wire import Answer
 NAMES = {
     "orch_slots_total": "gauge",
     "orch_slots_leased": "gauge",
+    "orch_slots_leased_by_class": "gauge",
     "orch_slots_foreign": "gauge",
     "orch_queue_depth": "gauge",
     "orch_leases_closing": "gauge",
     "orch_engine_state": "gauge",
     "orch_oversubscription_violations": "counter",
     "orch_requests": "counter",
+    "orch_admissions": "counter",
+    "orch_queue_hold": "gauge",
+    "orch_batch_limit": "gauge",
+    "orch_window_ms": "gauge",
+    "orch_step_time": "gauge",
+    "orch_prefill_tokens_per_second": "gauge",
+    "orch_engine_preemptions": "counter",
+    "orch_engine_busy_seconds": "counter",
+    "orch_engine_busy_ratio": "gauge",
+    "orch_batching_batches": "counter",
+    "orch_batching_requests": "counter",
+    "orch_batching_avg_batch_size": "gauge",
+    "orch_batching_avg_batch_duration_ms": "gauge",
+    "orch_batching_queue_depth": "gauge",
+    "orch_batching_max_batch_size": "gauge",
+    "orch_batching_max_wait_ms": "gauge",
+    "orch_prediction_error_ratio": "histogram",
     "orch_admission_wait_seconds": "histogram",
     "orch_time_to_first_byte_seconds": "histogram",
     "process_resident_memory_bytes": "gauge",
@@ -127,7 +145,10 @@ async def test_labels_come_from_closed_sets_whatever_clients_send(
         assert re.fullmatch("0|[1-5][0-9]{2}", status)
     assert len(requests(metrics)) == 2
     names = {label for name in metrics for label in re.findall(r'(\w+)="', name)}
-    assert names <= {"route", "outcome", "status", "state", "measurement_type", "le"}
+    assert names <= {
+        "route", "outcome", "status", "state", "measurement_type", "le", "pool", "class",
+        "reason", "parameter",
+    }  # fmt: skip
 
 
 async def test_gauges_are_those_of_the_moment(
@@ -137,13 +158,21 @@ async def test_gauges_are_those_of_the_moment(
     waiting = await started(sidecar, n=2)
     await eventually(lambda: sidecar.queued == 1)
     now = await sidecar.metrics()
-    assert now["orch_slots_total"] == 4
-    assert now["orch_slots_leased"] == 3
-    assert now["orch_slots_foreign"] == 0
-    assert now["orch_queue_depth"] == 1
-    assert now["orch_oversubscription_violations_total"] == 0
+    pool, interactive, bulk = (
+        f'{{{of_class}pool="cloud"}}' for of_class in ("", 'class="interactive",', 'class="bulk",')
+    )
+    assert now[f"orch_slots_total{pool}"] == 4
+    assert now[f"orch_slots_leased{pool}"] == 3
+    assert now[f"orch_slots_leased_by_class{interactive}"] == 3
+    assert now[f"orch_slots_leased_by_class{bulk}"] == 0
+    assert now[f"orch_slots_foreign{pool}"] == 0
+    assert now[f"orch_queue_depth{interactive}"] == 1
+    assert now[f"orch_queue_depth{bulk}"] == 0
+    assert now['orch_queue_hold{pool="cloud",reason="slot"}'] == 1
+    assert now[f"orch_batch_limit{interactive}"] == 4
+    assert now[f"orch_oversubscription_violations_total{pool}"] == 0
     states = {n: v for n, v in now.items() if n.startswith("orch_engine_state{")}
-    assert states['orch_engine_state{state="ready"}'] == 1
+    assert states['orch_engine_state{pool="cloud",state="ready"}'] == 1
     assert sum(states.values()) == 1
     held.release()
     await busy.response()
@@ -151,13 +180,15 @@ async def test_gauges_are_those_of_the_moment(
     held.release()
     await waiting.response()
     later = await sidecar.metrics()
-    assert (later["orch_slots_leased"], later["orch_queue_depth"]) == (0, 0)
+    assert later[f"orch_slots_leased{pool}"] == later[f"orch_queue_depth{interactive}"] == 0
+    admitted = 'orch_admissions_total{class="interactive",outcome="admitted",pool="cloud"}'
+    assert later[admitted] == 2
 
 
 async def test_waits_and_first_bytes_are_those_of_admitted_requests(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
-    label = '{measurement_type="batched_online"}'
+    label = '{class="interactive",measurement_type="batched_online",pool="cloud"}'
     busy = await started(sidecar, n=4)
     await eventually(lambda: held.waiting)
     waiting = await started(sidecar)
@@ -175,13 +206,13 @@ async def test_waits_and_first_bytes_are_those_of_admitted_requests(
     assert 0.1 < metrics[f"orch_admission_wait_seconds_sum{label}"] < 1
     assert metrics[f"orch_time_to_first_byte_seconds_count{label}"] == 2
     assert metrics[f"orch_time_to_first_byte_seconds_sum{label}"] > 0.2
-    bucket = 'orch_admission_wait_seconds_bucket{le="0.1",measurement_type="batched_online"}'
-    assert metrics[bucket] == 1
+    bucket = label.replace("measurement_type", 'le="0.1",measurement_type')
+    assert metrics[f"orch_admission_wait_seconds_bucket{bucket}"] == 1
 
 
 async def test_engine_state_follows_the_engine(engine: ScriptedEngine, sidecar: Running) -> None:
     await engine.stop()
     await eventually(lambda: sidecar.sidecar.state == "down")
     metrics = await sidecar.metrics()
-    assert metrics['orch_engine_state{state="down"}'] == 1
-    assert metrics['orch_engine_state{state="ready"}'] == 0
+    assert metrics['orch_engine_state{pool="cloud",state="down"}'] == 1
+    assert metrics['orch_engine_state{pool="cloud",state="ready"}'] == 0

@@ -15,8 +15,14 @@ from tests.integration.wire import Answer
 
 EVERY_LOOP = True
 
-ADDED = {"server-timing", "x-request-id", "x-correlation-id", "x-orch-request-id"} | {
-    "x-measurement-type"
+ADDED = {
+    "server-timing",
+    "x-request-id",
+    "x-correlation-id",
+    "x-measurement-type",
+    "x-orch-request-id",
+    "x-orch-queue-position",
+    "x-orch-predicted-start-ms",
 }
 
 

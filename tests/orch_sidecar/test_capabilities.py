@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from orch_sidecar.admission.ask import Ask, EngineReport
 from orch_sidecar.admission.core import Admission
-from orch_sidecar.capabilities import API_VERSION, document
+from orch_sidecar.capabilities import API_VERSION, Seen, document
+from vllm_plugin import profile
+from vllm_plugin.profile import ServiceClass
 
 ENGINE: dict[str, Any] = {
     "engine": "vllm",
@@ -38,47 +43,104 @@ ENGINE: dict[str, Any] = {
 
 
 def admission_of(*, slots: int = 8, foreign: int = 1, leased: int = 3) -> Admission:
-    core = Admission(16, 60.0)
-    core.engine_reports("e1", slots, foreign, 0.0)
+    core = Admission(profile.load("cloud").admission)
+    core.engine_reports(EngineReport("e1", slots, foreign), 0.0)
     if leased:
-        core.arrive("a", leased, 0.0)
+        core.arrive("a", Ask(ServiceClass.INTERACTIVE, leased), 0.0)
     return core
 
 
 def told(
     engine: dict[str, Any] | None, admission: Admission, state: str = "ready", age: int | None = 4
 ) -> dict[str, Any]:
-    return document(
-        engine, admission, state=state, class_name="bulk", age_ms=age, sidecar_version="0.1.0"
-    )
+    seen = Seen("mine", engine, admission, tuple(ServiceClass), state, age, 0.5)
+    return document([seen], state=state, sidecar_version="0.1.0", generation=1)
 
 
 def test_document_without_an_engine_says_so() -> None:
-    assert told(None, Admission(16, 60.0), "starting", None) == {
+    core = Admission(profile.load("cloud").admission)
+    assert told(None, core, "starting", None) == {
         "api_version": API_VERSION,
         "sidecar_version": "0.1.0",
         "state": "starting",
+        "generation": 1,
+        "pools": {"mine": "starting"},
         "engines": [],
     }
 
 
 def test_ledger_stands_in_for_what_the_engine_says_of_leases() -> None:
     core = admission_of()
-    core.arrive("waits", 8, 1.0)
+    core.arrive("waits", Ask(ServiceClass.INTERACTIVE, 8), 1.0)
     [entry] = told(ENGINE, core)["engines"]
+    assert entry["pool"] == "mine"
     assert entry["leased"] == 3
     assert entry["foreign"] == 1
     assert entry["slots_free"] == 4
-    assert entry["queue"] == {"bulk": 1}
+    assert entry["queue"] == {"interactive": 1, "bulk": 0}
+    assert entry["hold"] == "slot"
     assert entry["oversubscription_violations_total"] == 0
-    assert (entry["state"], entry["age_ms"]) == ("ready", 4)
+    assert (entry["state"], entry["age_ms"], entry["engine_busy_ratio"]) == ("ready", 4, 0.5)
+
+
+def test_limits_are_those_of_now() -> None:
+    [entry] = told(ENGINE, admission_of())["engines"]
+    assert entry["limits"] == {
+        "interactive": {"batch": 8, "window_ms": 1.0},
+        "bulk": {"batch": 8, "window_ms": 10.0},
+        "mixed_batch": 8,
+        "measured": False,
+    }
+    assert entry["step_time"] is None
+
+
+def test_only_classes_of_the_profile_are_told_of() -> None:
+    core = Admission(profile.load("offline").admission)
+    core.engine_reports(EngineReport("e1", 8, 0), 0.0)
+    seen = Seen("mine", ENGINE, core, (ServiceClass.BULK,), "ready", 4, None)
+    [entry] = document([seen], state="ready", sidecar_version="1", generation=1)["engines"]
+    assert entry["queue"] == {"bulk": 0}
+    assert set(entry["limits"]) == {"bulk", "mixed_batch", "measured"}
+
+
+def test_batching_is_counted_by_the_engines_decode_steps() -> None:
+    engine = ENGINE | {"steps_by_batch": {"1": [2, 0.01], "4": [6, 0.05]}}
+    [entry] = told(engine, admission_of())["engines"]
+    assert entry["batching_stats"] == {
+        "total_batches": 8,
+        "total_requests": 1,
+        "avg_batch_size": 3.25,
+        "avg_batch_duration_ms": 7.5,
+        "queue_depth": 0,
+        "max_batch_size": 8,
+        "max_wait_ms": 10.0,
+    }
+
+
+@pytest.mark.parametrize(
+    "steps", [None, {}, [], "x", {"x": [1, 1.0]}, {"1": 5}, {"1": [None, 1]}, {"1": []}]
+)
+def test_steps_that_cannot_be_read_are_none(steps: Any) -> None:
+    [entry] = told(ENGINE | {"steps_by_batch": steps}, admission_of())["engines"]
+    stats = entry["batching_stats"]
+    assert (stats["total_batches"], stats["avg_batch_size"]) == (0, None)
 
 
 def test_everything_else_is_passed_on_as_the_engine_says_it() -> None:
     [entry] = told(ENGINE, admission_of())["engines"]
-    replaced = {"slots_free", "leased", "foreign", "state"}
+    replaced = {"slots_free", "leased", "foreign", "state", "pool"}
     for key in set(ENGINE) - replaced - {"leases"}:
         assert entry[key] == ENGINE[key]
+
+
+def test_pools_that_have_not_reported_have_a_state_and_no_entry() -> None:
+    seen = [
+        Seen("a", ENGINE, admission_of(), (ServiceClass.BULK,), "ready", 4, None),
+        Seen("b", None, admission_of(), (ServiceClass.BULK,), "down", None, None),
+    ]
+    found = document(seen, state="ready", sidecar_version="1", generation=1)
+    assert found["pools"] == {"a": "ready", "b": "down"}
+    assert [entry["pool"] for entry in found["engines"]] == ["a"]
 
 
 def test_leases_are_not_told_to_the_world() -> None:

@@ -11,14 +11,23 @@ from orch_sidecar import errors
 from orch_sidecar.openai import Api
 from orch_sidecar.reasons import Reason, Refusal
 
-CAPACITY_TAKEN = {Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT}
+CAPACITY_TAKEN = {
+    Reason.QUEUE_FULL,
+    Reason.QUEUE_FULL_DROP_LRU,
+    Reason.QUEUE_TIMEOUT,
+    Reason.SLO_MISS,
+    Reason.DEADLINE_MISS,
+    Reason.DO_NOT_QUEUE,
+}
 CANNOT_SERVE = {
     Reason.ENGINE_STARTING,
     Reason.ENGINE_DOWN,
     Reason.ENGINE_STALE,
+    Reason.ENGINE_STALLED,
     Reason.ENGINE_WITHOUT_PLUGIN,
     Reason.ENGINE_REFUSES_KEY,
     Reason.PROFILE_MISMATCH,
+    Reason.NO_POOL,
     Reason.DRAINING,
 }
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
-from orch_sidecar.exchange import Ending, Exchange, accept_id, new_id
+from orch_sidecar.exchange import Ending, Exchange, accept_id, new_ids
 from orch_sidecar.openai import Api
 from orch_sidecar.reasons import Reason
 
@@ -44,8 +46,8 @@ def test_other_ids_are_not(given: str | None) -> None:
 
 
 def test_own_ids_are_unguessable_and_acceptable() -> None:
-    ids = {new_id() for _ in range(100)}
-    assert len(ids) == 100
+    ids = set(islice(new_ids(), 1000))  # over several blocks
+    assert len(ids) == 1000
     for own in ids:
         assert len(bytes.fromhex(own)) == 16
         assert accept_id(own) == own

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar import cli
+from orch_sidecar.pools import configured, rules_of
 from orch_sidecar.settings import SidecarSettings
 
 UNITS = {"_s": "seconds", "_bytes": "bytes", "_depth": "levels", "_capacity": "requests"}
@@ -169,6 +170,94 @@ def test_key_is_not_in_the_settings_text(monkeypatch: pytest.MonkeyPatch) -> Non
     assert settings.engine_api_key is not None
     assert settings.engine_api_key.get_secret_value() == "secret"
     assert "secret" not in repr(settings)
+
+
+POOLS = (
+    '[{"name": "home", "url": "http://a:1/", "profile": "home"}, {"name": "big", '
+    '"url": "http://b:2", "profile": "cloud", "api_key": "secret", "tier": true}]'
+)
+
+
+def test_pools_come_from_json_or_from_the_file(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text(f"pools: {POOLS}\n")  # YAML holds JSON
+    from_file = cli.read_settings(["--config", str(config)])
+    monkeypatch.setenv("ORCH_POOLS", POOLS)
+    settings = cli.read_settings([])
+    assert settings.pools == from_file.pools
+    assert settings.pools is not None
+    home, big = settings.pools
+    assert (home.name, home.url, home.profile, home.api_key, home.tier) == (
+        "home", "http://a:1", "home", None, False,
+    )  # fmt: skip
+    assert (big.name, big.tier) == ("big", True)
+    assert "secret" not in repr(settings)
+
+
+def test_without_pools_there_is_one_named_after_its_profile(config: Path) -> None:
+    [(told, profile)] = configured(cli.read_settings(["--profile", "cloud"]))
+    assert (told.name, told.url, profile.name) == ("cloud", "http://127.0.0.1:8000", "cloud")
+
+
+def test_queue_settings_override_every_class_of_every_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ORCH_POOLS", POOLS)
+    settings = cli.read_settings(["--queue-capacity", "7", "--queue-timeout-s", "2.5"])
+    for _, profile in configured(settings):
+        rules = rules_of(profile, settings)
+        assert rules.interactive is not None
+        for each in (rules.interactive, rules.bulk):
+            assert (each.queue_capacity, each.max_wait_s) == (7, 2.5)
+        assert rules_of(profile, cli.read_settings([])) == profile.admission
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "rule"),
+    [
+        ('[{"name": "Home", "url": "http://a:1", "profile": "home"}]', "0.name: 'Home'", "pattern"),
+        ('[{"name": "1a", "url": "http://a:1", "profile": "home"}]', "0.name: '1a'", "pattern"),
+        ('[{"name": "a", "url": "a:1", "profile": "home"}]', "0.url: 'a:1'", "http://host:port"),
+        ('[{"name": "a", "profile": "home"}]', "0.url", "Field required"),
+        ('[{"name": "a", "url": "http://a:1", "profile": ""}]', "0.profile", "at least 1"),
+        ('[{"name": "a", "url": "http://a:1", "profile": "p", "x": 1}]', "0.x", "not permitted"),
+        ("[]", "pools", "at least 1"),
+        ("{}", "pools", "valid list"),
+        ("not JSON", "pools", "valid list"),
+        (
+            '[{"name": "a", "url": "http://a:1", "profile": "home"},'
+            ' {"name": "a", "url": "http://b:1", "profile": "home"}]',
+            "pools",
+            "must differ: a is given twice",
+        ),
+    ],
+)
+def test_wrong_pool_is_told_with_its_place_and_the_rule(
+    text: str, place: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCH_POOLS", text)
+    message = refusal()
+    assert "ORCH_POOLS" in message
+    assert place in message
+    assert rule in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"name": "a", "url": "http://a:1", "profile": "home", "api_key": "SECRET KEY"}]',
+        '[{"name": "a", "url": "http://a:1", "profile": "home", "api_ky": "SECRET"}]',
+        '[{"url": "http://a:1", "profile": "home", "api_key": "SECRET"}]',
+        '[{"name": "a", "url": "http://u:SECRET@a:1", "profile": "home"}]',
+        '[{"name": "a", "url": "http://a:1", "profile": "home", "api_key": ["SECRET"]}]',
+        '[{"name": "a", "api_key": "SECRET"',
+        '{"api_key": "SECRET"}',
+    ],
+)
+def test_keys_of_pools_are_not_shown(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCH_POOLS", text)
+    assert "SECRET" not in refusal()
 
 
 @pytest.fixture

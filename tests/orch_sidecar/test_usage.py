@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.usage import TAIL_BYTES, read
+from orch_sidecar.usage import FIRST_BYTES_PER_TOKEN, TAIL_BYTES, PromptSize, read
 
 
 def test_counts_of_a_json_answer() -> None:
@@ -18,16 +18,15 @@ def test_counts_of_a_json_answer() -> None:
         "usage": {"prompt_tokens": 5, "total_tokens": 12, "completion_tokens": 7},
         "kv_transfer_params": None,
     }
-    assert read(json.dumps(answer).encode()) == (5, 7)
-    assert read(json.dumps(answer, separators=(",", ":")).encode()) == (5, 7)
+    assert read(b"", json.dumps(answer).encode()) == (5, 7)
+    assert read(b"", json.dumps(answer, separators=(",", ":")).encode()) == (5, 7)
 
 
 def test_counts_of_responses_and_messages() -> None:
     tail = b'"usage":{"input_tokens":12,"input_tokens_details":{"cached_tokens":3},'
-    assert read(tail + b'"output_tokens":34,"output_tokens_details":{"reasoning_tokens":1}}}') == (
-        12,
-        34,
-    )
+    end = b'"output_tokens":34,"output_tokens_details":{"reasoning_tokens":1}}}'
+    assert read(b"", tail + end) == (12, 34)
+    assert read(b"", b'data: {"type":"message_delta","usage":{"output_tokens":34}}') == (None, 34)
 
 
 def test_counts_are_found_across_two_writes() -> None:
@@ -43,20 +42,38 @@ def test_last_counts_are_the_ones_that_count() -> None:
 @pytest.mark.parametrize("answer", [b"", b"data: [DONE]\n\n", b'{"error": {"message": "no"}}'])
 def test_absent_counts_are_none(answer: bytes) -> None:
     assert read(b"", answer) == (None, None)
-    assert read() == (None, None)
 
 
 def test_null_counts_are_none() -> None:
-    assert read(b'{"usage": {"prompt_tokens": null, "completion_tokens": 3}}') == (None, 3)
+    assert read(b"", b'{"usage": {"prompt_tokens": null, "completion_tokens": 3}}') == (None, 3)
 
 
 def test_what_is_far_from_the_end_is_not_looked_at() -> None:
-    usage = b'{"prompt_tokens": 5, "completion_tokens": 7}'
+    usage = b'"usage":{"prompt_tokens": 5, "completion_tokens": 7}'
+    assert read(usage, b" ") == (5, 7)
     assert read(usage, b" " * TAIL_BYTES) == (None, None)
 
 
 @given(st.text(st.sampled_from('"\\:{} 0123456789\n') | st.characters(codec="utf-8"), max_size=60))
 def test_generated_text_is_never_mistaken_for_usage(text: str) -> None:
-    told = f'"prompt_tokens": 111, "completion_tokens": 222 {text} "output_tokens":333'
+    told = f'"usage":{{"prompt_tokens": 111, "completion_tokens": 222 {text} "output_tokens":333'
     choices = json.dumps({"choices": [{"text": told}]}).encode()
-    assert read(choices) == (None, None)
+    assert read(b"", choices) == (None, None)
+
+
+def test_prompt_is_estimated_by_its_size_and_never_longer_than_the_context() -> None:
+    size = PromptSize()
+    assert size.estimate(int(100 * FIRST_BYTES_PER_TOKEN), 2048) == 100
+    assert size.estimate(1, None) == 1
+    assert size.estimate(10**6, 2048) == 2048
+
+
+def test_estimate_follows_what_answers_say_slowly_and_within_reason() -> None:
+    size = PromptSize()
+    for _ in range(500):
+        size.learn(500, 100)
+    assert size.bytes_per_token == pytest.approx(5.0, abs=0.01)
+    size.learn(10**9, 1)  # an image is no text
+    assert size.bytes_per_token < 7
+    size.learn(500, 0)
+    assert size.bytes_per_token < 7

@@ -1,0 +1,268 @@
+"""One request at one pool: slots, a connection to the engine, the answer, the end of the lease.
+
+What it cannot do it returns, and whether another pool might: the caller decides. Every lease is
+given back in the one `finally` of `relay`, whatever happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, cast
+
+import aiohttp
+from aiohttp import web
+
+from orch_sidecar import tier, usage
+from orch_sidecar.admission.ask import Ask, Queued
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.decode import Decode
+from orch_sidecar.exchange import Ending
+from orch_sidecar.fanout import Fanout
+from orch_sidecar.pool import Pool
+from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.relay import Relay
+from orch_sidecar.request import Request, fields
+from orch_sidecar.server import ClientConnection, Written
+from orch_sidecar.settings import SidecarSettings
+from orch_sidecar.upper import UpperLeases
+from orch_sidecar.watch import RelayWatch
+
+KEEP: Final = Written(keep_alive=True)
+CLOSE: Final = Written(keep_alive=False)
+
+# Said at once by a pool that is busier than it was thought to be: another may be less so.
+_BUSY: Final = frozenset(
+    {
+        Reason.QUEUE_FULL,
+        Reason.QUEUE_TIMEOUT,
+        Reason.SLO_MISS,
+        Reason.DEADLINE_MISS,
+        Reason.DO_NOT_QUEUE,
+    }
+)
+_NOWHERE: Final = frozenset[Reason]()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It came to nothing, and the client knows nothing of it yet.
+
+    `elsewhere`: another pool may be asked. `tried`: and not this one again.
+    """
+
+    refusal: Refusal
+    elsewhere: bool = False
+    tried: bool = True
+
+
+class TurnedAway:
+    """A sidecar below has no slot for it now."""
+
+
+class Attempts:
+    """Attempts of all requests."""
+
+    def __init__(self, settings: SidecarSettings, watch: RelayWatch, leases: UpperLeases) -> None:
+        """`leases`: those of sidecars above."""
+        self.settings = settings
+        self._watch = watch
+        self._leases = leases
+        self._waiting_bytes = 0
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self, request: Request, pool: Pool, ask: Ask) -> web.StreamResponse | Failed:
+        """Asks the pool for slots, waits for them if it must, and relays the answer."""
+        since_s = self._loop.time() if pool.tier else 0.0
+        ticket = pool.gate.new_id(ask.cost)
+        got = pool.gate.ask(ticket, ask)
+        elsewhere: Collection[Reason] = _BUSY
+        if type(got) is Queued:
+            exchange = request.exchange
+            exchange.queued = time.monotonic_ns()
+            exchange.queue_position = got.position
+            exchange.predicted_start_ms = got.predicted_start_ms
+            elsewhere = _NOWHERE
+            got = await self._wait(request, pool, ticket, ask)
+        while type(got) is Lease:
+            if request.presence is not None:
+                self._leases.granted(request.presence, pool.gate.core.ledger, got)
+            outcome = await self.relay(request, pool, got)
+            if not isinstance(outcome, TurnedAway):
+                return outcome
+            if request.cancelled is not None:
+                return Failed(request.cancelled)
+            elsewhere = _NOWHERE
+            got = await self._put_back(request, pool, ask, since_s)
+        assert isinstance(got, Refusal)
+        return _refused(pool, ask, got, elsewhere)
+
+    async def _put_back(
+        self, request: Request, pool: Pool, ask: Ask, since_s: float
+    ) -> Lease | Refusal:
+        """Waits at the head of the queue, after a sidecar below had no slot for it."""
+        exchange = request.exchange
+        request.trace.retried(Reason.QUEUE_FULL)
+        exchange.queued = exchange.queued or time.monotonic_ns()
+        exchange.admitted = exchange.predicted_start_ms = None
+        ticket = pool.gate.new_id(ask.cost)
+        back = pool.gate.put_back(ticket, ask, since_s)
+        if isinstance(back, Refusal):
+            return back
+        return await self._wait(request, pool, ticket, ask)
+
+    async def _wait(self, request: Request, pool: Pool, ticket: str, ask: Ask) -> Lease | Refusal:
+        """Waits for the slots, if there is room for the body meanwhile."""
+        size, limit = len(request.body), self.settings.max_queue_bytes
+        if self._waiting_bytes + size > limit:
+            text = f"the bodies of the waiting requests fill {limit} bytes"
+            pool.gate.refuse(ticket, Refusal(Reason.QUEUE_FULL, text))
+        self._waiting_bytes += size
+        request.waiting = pool.gate, ticket
+        try:
+            return await pool.gate.wait(ticket)
+        except asyncio.CancelledError:
+            pool.turned_down[ask.service_class, Ending.CANCELLED.value] += 1
+            raise
+        finally:
+            request.waiting = None
+            self._waiting_bytes -= size
+
+    async def relay(
+        self, request: Request, pool: Pool, lease: Lease | None
+    ) -> web.StreamResponse | Failed | TurnedAway:
+        """Sends the request to the engine and its answer to the client; gives the lease back."""
+        http, exchange = request.http, request.exchange
+        client = cast(ClientConnection, http.protocol)
+        shared = request.fanout
+        relay: Relay | None = None
+        receiver: Relay | Decode | None = None
+        written = complete = False
+        output_tokens: int | None = None
+        if lease is not None:
+            exchange.admitted = time.monotonic_ns()
+            exchange.lease = lease.id
+            if shared is not None:
+                self._admit(shared, exchange.admitted)
+        try:
+            head = request.head(pool, lease)
+            connection = pool.connections.take()
+            if connection is None:
+                try:
+                    connection = await pool.connections.acquire()
+                except (OSError, TimeoutError) as error:
+                    return Failed(_unreachable(pool, error), elsewhere=True)
+            if lease is not None and not _valid(pool, lease):
+                connection.close()  # the engine went while we waited; this may be its successor
+                gone = Refusal(Reason.ENGINE_DOWN, "the engine was restarted")
+                return Failed(pool.gate.core.unavailable or gone, elsewhere=True)
+            if request.cancelled is not None:
+                pool.connections.give_back(connection)
+                return Failed(request.cancelled)
+            holds_back = pool.tier and lease is not None
+            if shared is not None:
+                receiver = Decode(shared, pool.connections, holds_back=holds_back)
+            else:
+                transport = http.transport
+                if transport is None:
+                    connection.close()
+                    raise asyncio.CancelledError
+                http11 = http.version >= aiohttp.HttpVersion11
+                receiver = relay = Relay(
+                    transport,
+                    pool.connections,
+                    exchange,
+                    fields(exchange, pool),
+                    http10=not http11,
+                    keep_alive=http.keep_alive and http11 and not pool.gate.core.draining,
+                    holds_back=holds_back,
+                )
+                client.relay = relay
+                self._watch.add(relay)
+            written = True
+            receiver.start(connection, head + request.body)
+            if relay is not None and client.writing_paused:
+                relay.pause()  # it is full of an earlier answer, to a request sent ahead
+            ending = await receiver.done
+            if isinstance(receiver, Decode):
+                exchange.status = receiver.status
+            complete = ending.failure is None
+            if ending.failure is not None:
+                exchange.outcome = ending.failure.reason
+                if not ending.answered:
+                    return Failed(ending.failure, elsewhere=receiver.unanswered)
+            elif receiver.retry_after_ms is not None:
+                # Before the lease is given back: nobody else is to be sent down there now.
+                pool.gate.turned_away(min(receiver.retry_after_ms, tier.LONGEST_PAUSE_MS))
+                return TurnedAway()
+            elif exchange.status < 400:
+                exchange.outcome = Ending.OK
+                if lease is not None and exchange.status == 200:
+                    output_tokens = _learn(request, pool, receiver)
+            else:
+                exchange.outcome = Ending.ENGINE_ERROR
+            return KEEP if relay is None or relay.keep_alive else CLOSE
+        finally:
+            if receiver is not None:
+                receiver.stop()
+            if relay is not None:
+                client.relay = None
+                self._watch.discard(relay)
+            elif shared is not None:
+                self._withdraw(shared)
+            if lease is not None:
+                if complete or not written:
+                    pool.gate.release(lease.id, output_tokens)
+                else:
+                    pool.gate.abandon(lease.id)
+
+    def _admit(self, shared: Fanout, at: int) -> None:
+        """Before that its clients wait for a slot: nothing could move for them."""
+        shared.admit(at)
+        for follower in shared.followers:
+            self._watch.add(follower)
+
+    def _withdraw(self, shared: Fanout) -> None:
+        """Its clients wait again, if they know of no answer and may still get one."""
+        if shared.untouched and not shared.log.ended:
+            shared.withdraw()
+            for follower in shared.followers:
+                self._watch.discard(follower)
+
+
+def _refused(pool: Pool, ask: Ask, refusal: Refusal, elsewhere: Collection[Reason]) -> Failed:
+    """The pool has no slots for it. When the pool itself is away, all who wait are told so."""
+    pool.turned_down[ask.service_class, refusal.reason.value] += 1
+    if refusal is pool.gate.core.unavailable:
+        return Failed(refusal, elsewhere=True, tried=False)
+    return Failed(refusal, elsewhere=refusal.reason in elsewhere)
+
+
+def _unreachable(pool: Pool, error: OSError) -> Refusal:
+    text = f"no connection to the engine: {error or type(error).__name__}"
+    return pool.gate.core.unavailable or Refusal(Reason.ENGINE_DOWN, text)
+
+
+def _valid(pool: Pool, lease: Lease) -> bool:
+    """Whether the engine that the lease is for is still there."""
+    core = pool.gate.core
+    return core.unavailable is None and core.ledger.holds(lease.id)
+
+
+def _learn(request: Request, pool: Pool, receiver: Relay | Decode) -> int | None:
+    """Token counts of a whole answer: notes them, and returns those that were generated.
+
+    A stream that does not tell them was read about once per token.
+    """
+    exchange = request.exchange
+    exchange.input_tokens, exchange.output_tokens = usage.read(*receiver.sent)
+    if exchange.input_tokens is not None:
+        pool.prompt_size.learn(len(request.body), exchange.input_tokens)
+    if exchange.output_tokens is not None or not exchange.stream:
+        return exchange.output_tokens
+    per_sequence = max(1, receiver.reads - 1)
+    if exchange.max_tokens is not None:
+        per_sequence = min(per_sequence, exchange.max_tokens)
+    return exchange.cost * per_sequence

@@ -1,0 +1,141 @@
+"""Which requests one decode can answer: a digest that is equal when the answers are.
+
+Pure. Only what is known of vLLM 0.32's chat and completions requests is taken: a field that is
+not in the lists below might carry state, and with it nothing is coalesced. So too where vLLM
+would refuse one spelling and take the other: a faulty request never fails a sound one.
+Responses are stored and referred to by their ids, messages have ids of their own making:
+neither is coalesced. Conversations are texts only: media are fetched, or referred to by an id.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from typing import Any, Final
+
+DIGEST_BYTES: Final = 32
+
+# They decide the answer, and are compared exactly.
+_COMMON: Final = frozenset(
+    {
+        "model", "n", "stream", "stream_options", "max_tokens", "seed", "temperature", "top_p",
+        "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+        "length_penalty", "use_beam_search", "stop", "stop_token_ids",
+        "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens",
+        "spaces_between_special_tokens", "truncate_prompt_tokens", "truncation_side", "logit_bias",
+        "logprobs", "prompt_logprobs", "logprob_token_ids", "allowed_token_ids", "bad_words",
+        "add_special_tokens", "response_format", "structured_outputs", "echo",
+        "return_tokens_as_token_ids", "return_token_ids", "repetition_detection",
+        "thinking_token_budget", "stream_interval",
+        # No part of the answer, but who sets a salt does not want to share with other salts.
+        "cache_salt",
+    }
+)  # fmt: skip
+_DECISIVE: Final = {
+    "completions": _COMMON | {"prompt"},
+    "chat": _COMMON
+    | {
+        "messages", "max_completion_tokens", "top_logprobs", "reasoning_effort",
+        "include_reasoning", "parallel_tool_calls", "add_generation_prompt",
+        "continue_final_message", "documents", "chat_template", "chat_template_kwargs",
+        "return_prompt_text",
+    },
+}  # fmt: skip
+
+# They do not, whatever these say, as long as vLLM takes them.
+_TEXTS: Final = frozenset(
+    {
+        "user",  # "this will be ignored by vLLM"
+        "request_id",  # vLLM prefers the X-Request-Id that it always gets from here
+        "service_tier",  # unknown to vLLM here; decides the class, before the engine
+        "safety_identifier",  # unknown to vLLM
+        "prompt_cache_key",  # unknown to vLLM here, and it ignores it where it knows it
+    }
+)
+_IGNORED: Final = _TEXTS | {
+    "metadata",  # unknown to vLLM
+    "priority",  # 0 is the default; any other makes an engine without priorities refuse it
+}
+
+# Elsewhere null says what absence says. Here vLLM refuses it; for `tool_choice` it is not the
+# default.
+_NULL_MATTERS: Final = frozenset(
+    {
+        "messages", "prompt", "use_beam_search", "length_penalty", "include_stop_str_in_output",
+        "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens",
+        "bad_words", "add_special_tokens", "add_generation_prompt", "continue_final_message",
+        "include_reasoning", "priority", "request_id", "routed_experts_prompt_start", "mm_payload",
+        "tool_choice",
+    }
+)  # fmt: skip
+_NULL_MATTERS_TOO: Final = {"completions": frozenset({"n"}), "chat": frozenset({"echo"})}
+
+# The order of keys is the order of a constrained answer, or what a template writes.
+_ORDERED: Final = frozenset(
+    {"response_format", "structured_outputs", "documents", "chat_template_kwargs"}
+)
+
+_AS_GIVEN: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+_CANONICAL: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, sort_keys=True)
+
+
+def digest(api: str, document: dict[str, Any]) -> bytes | None:
+    """The digest of a request for one sequence, `DIGEST_BYTES` long. None: not to be coalesced.
+
+    `api`: as Api says it. The document has been read and found sound by `openai`.
+    """
+    decisive = _DECISIVE.get(api)
+    if decisive is None or not _deterministic(document):
+        return None
+    key: dict[str, Any] = {}
+    for field, value in document.items():
+        if value is None:
+            if field in _NULL_MATTERS or field in _NULL_MATTERS_TOO[api]:
+                return None
+        elif field in decisive:
+            if field in _ORDERED:
+                value = _AS_GIVEN.encode(value)  # noqa: PLW2901 (it stands for the value)
+            elif type(value) is float and value.is_integer():
+                value = int(value)  # noqa: PLW2901 (vLLM reads both as the same)
+            key[field] = value
+        elif field not in _IGNORED or not _harmless(field, value):
+            return None
+    if api == "chat" and not _texts_only(document.get("messages")):
+        return None
+    text = f"{api}\n{_CANONICAL.encode(key)}".encode("utf-8", "surrogatepass")
+    return blake2b(text, digest_size=DIGEST_BYTES).digest()
+
+
+def _deterministic(document: dict[str, Any]) -> bool:
+    """Whether the engine samples without chance, or with a seed that was given."""
+    temperature = document.get("temperature")
+    if type(temperature) in (int, float) and temperature == 0:
+        return True
+    seed = document.get("seed")
+    return type(seed) is int and seed != -1  # -1 is vLLM's word for a random one
+
+
+def _harmless(field: str, value: Any) -> bool:
+    if field in _TEXTS:
+        return type(value) is str
+    return field != "priority" or value == 0
+
+
+def _texts_only(messages: Any) -> bool:
+    """Whether a conversation is made of texts, without media and calls of tools."""
+    if type(messages) is not list:
+        return False
+    for message in messages:
+        if not isinstance(message, dict):
+            return False
+        for field, value in message.items():
+            if field == "content" and type(value) is list:
+                if not all(isinstance(part, dict) and _is_text(part) for part in value):
+                    return False
+            elif type(value) is not str and value is not None:
+                return False
+    return True
+
+
+def _is_text(part: dict[str, Any]) -> bool:
+    return part.keys() == {"type", "text"} and part["type"] == "text" and type(part["text"]) is str

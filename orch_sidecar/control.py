@@ -1,0 +1,125 @@
+"""What this sidecar answers itself: its pages, and what clients, operators and sidecars above
+may ask of it.
+
+Never through admission, and not counted as requests that are being served: a reader of the state
+stream must not hold up a drain.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from orch_sidecar import errors, routes
+from orch_sidecar.inflight import InFlight
+from orch_sidecar.openai import Api
+from orch_sidecar.pages import Pages
+from orch_sidecar.pool import Pool
+from orch_sidecar.pools import Pools
+from orch_sidecar.publish import Publisher
+from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.routes import ADMIN, PUBLIC, ROUTES, STREAM, Named
+
+logger = logging.getLogger("orch.sidecar")
+
+
+class Control:
+    """Answers what is asked of the sidecar itself."""
+
+    def __init__(
+        self,
+        pools: Pools,
+        pages: Pages,
+        in_flight: InFlight,
+        publisher: Publisher,
+        common_headers: Mapping[str, str],
+    ) -> None:
+        self._pools = pools
+        self._pages = pages
+        self._in_flight = in_flight
+        self._publisher = publisher
+        self._headers = common_headers
+
+    async def answer(self, http: web.BaseRequest, path: str) -> web.StreamResponse | None:
+        """The answer to a client. None: it is not for the sidecar itself."""
+        if http.method == "GET":
+            page = self._pages.at.get(path)
+            if page is not None:
+                return self._ours(page())
+            if path == STREAM:
+                return self._ours(await self._publisher.stream(http))
+        if path in ROUTES:
+            return None
+        found = routes.named(path)
+        if found is None or found[0] not in PUBLIC:
+            return None
+        return self._ours(self._ask(*found, http))
+
+    async def administer(self, http: web.BaseRequest) -> web.StreamResponse:
+        """The answer to an operator.
+
+        A browser says where a request comes from that may change something. No page that an
+        operator happens to look at is to drain a pool, so none of these is answered.
+        """
+        path = http.rel_url.raw_path
+        if "Origin" in http.headers:
+            return self._ours(Refusal(Reason.FORBIDDEN, "this is not for browsers"))
+        page = self._pages.at.get(path)
+        if page is not None:
+            return self._ours(page() if http.method == "GET" else _takes(path, "GET", http))
+        found = routes.named(path)
+        if found is None or found[0] not in ADMIN:
+            return self._ours(Refusal(Reason.NOT_FOUND, f"there is no {path[:200]} here"))
+        return self._ours(self._ask(*found, http))
+
+    def _ask(self, what: Named, name: str, http: web.BaseRequest) -> web.Response | Refusal:
+        if http.method != what.method:
+            return _takes(what, what.method, http)
+        if what is Named.LEASE:
+            return self._publisher.revoke(name)
+        if what is Named.CANCEL:
+            if self._in_flight.cancel(name, http.headers):
+                return web.Response(status=204)
+            return Refusal(Reason.NOT_FOUND, f"there is no request {name} of this API key here")
+        pool = next((pool for pool in self._pools if pool.name == name), None)
+        if pool is None:
+            return Refusal(Reason.NOT_FOUND, f"there is no pool {name} here")
+        if what is Named.HEALTH:
+            health = self._pages.health(pool)
+            return web.json_response(health, status=200 if health["ready"] else 503)
+        return self._turn(pool, what)
+
+    def _turn(self, pool: Pool, what: Named) -> web.Response | Refusal:
+        """Drains a pool, or has it take requests again."""
+        if what is Named.DRAIN:
+            pool.gate.drain()
+        elif self._pools.leaving:
+            return Refusal(Reason.DRAINING, "this sidecar is shutting down")
+        else:
+            pool.gate.resume()
+        logger.info("pool %s: %s, as an operator asked", pool.name, what.name.lower())
+        return web.json_response(self._pages.health(pool))
+
+    def _ours(self, answer: web.StreamResponse | Refusal) -> web.StreamResponse:
+        """With what all answers of this sidecar carry, unless it has been sent already."""
+        if isinstance(answer, Refusal):
+            answer = web.Response(
+                status=errors.FORMS[answer.reason].status,
+                body=errors.body(Api.OTHER, answer),
+                content_type="application/json",
+                headers=errors.headers(answer),
+            )
+        if not answer.prepared:
+            answer.headers.update(self._headers)
+        return answer
+
+
+def _takes(path: str, method: str, http: web.BaseRequest) -> web.Response:
+    """The answer to another method than the one that this path takes."""
+    text = f"{path} takes {method}, not {http.method[:20]}"
+    refusal = Refusal(Reason.METHOD_NOT_ALLOWED, text)
+    return web.json_response(
+        body=errors.body(Api.OTHER, refusal), status=405, headers={"Allow": method}
+    )

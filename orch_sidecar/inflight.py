@@ -1,0 +1,128 @@
+"""Requests that are being served, for cancelling them.
+
+A request is named by its `X-Orch-Request-Id` and belongs to the API key that it came with. To
+anybody else it does not exist, whether it does or not. Registering costs a request one insertion
+and one removal; keys are digested and compared only when somebody cancels.
+
+Pure. How a request is ended is the request's own business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from multidict import istr
+
+from orch_sidecar.reasons import Reason, Refusal
+
+# The ids that ended last, twice as many at most: a cancel that crosses the end is answered as
+# one that came in time. At a hundred requests per second that is more than half a minute.
+ENDED_KEPT: Final = 4096
+
+# Longer keys are remembered by their digests: what a client sends must not fill the memory.
+_LONG_KEY: Final = 128
+
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+_AUTHORIZATION: Final = istr("Authorization")
+_X_API_KEY: Final = istr("X-Api-Key")
+
+CANCELLED: Final = Refusal(Reason.CANCELLED, "this request was cancelled")
+
+
+class Cancellable(Protocol):
+    """A request that is being served."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The client's."""
+
+    def cancel(self, refusal: Refusal) -> None:
+        """Ends it, wherever it is: nothing of its answer goes out after this but `refusal`.
+
+        Does nothing to one that has ended or was cancelled before.
+        """
+
+
+class InFlight:
+    """The requests that are being served, and the ids of those that were until lately."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Cancellable] = {}
+        self._ended: dict[str, str | bytes] = {}
+        self._ended_before: dict[str, str | bytes] = {}
+        self._secret = os.urandom(32)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def objection(self, given: str) -> Refusal | None:
+        """Why a client's own `X-Orch-Request-Id` cannot be taken, if so."""
+        if _ID.fullmatch(given) is None:
+            rule = "must be 32 hexadecimal digits in lower case"
+        elif given in self._requests:
+            rule = "must not be that of a request in flight"
+        else:
+            return None
+        return Refusal(
+            Reason.INVALID_REQUEST,
+            f"X-Orch-Request-Id, where a client brings its own, {rule}",
+            param="X-Orch-Request-Id",
+        )
+
+    def begin(self, request_id: str, request: Cancellable) -> None:
+        """Its handling begins. The id is ours, or one without `objection`."""
+        self._requests[request_id] = request
+
+    def end(self, request_id: str) -> None:
+        """Its handling has ended. Raises KeyError for one that has not begun."""
+        key: str | bytes = _key(self._requests.pop(request_id).headers)
+        if len(key) > _LONG_KEY:
+            key = self._digest(key)
+        ended = self._ended
+        ended[request_id] = key
+        if len(ended) >= ENDED_KEPT:
+            self._ended_before, self._ended = ended, {}
+
+    def cancel(self, request_id: str, headers: Mapping[str, str]) -> bool:
+        """Cancels a request for a client with these headers. True: it is over, by this or before.
+
+        False: nothing of that name belongs to this client.
+        """
+        request = self._requests.get(request_id)
+        owner: str | bytes | None
+        if request is not None:
+            owner = _key(request.headers)
+        else:
+            owner = self._ended.get(request_id)
+            if owner is None:
+                owner = self._ended_before.get(request_id)
+        # Compared for unknown ids, too: the time that it takes does not tell them apart.
+        same = hmac.compare_digest(self._digest(owner or ""), self._digest(_key(headers)))
+        if owner is None or not same:
+            return False
+        if request is not None:
+            request.cancel(CANCELLED)
+        return True
+
+    def _digest(self, key: str | bytes) -> bytes:
+        """A digest of a key as a client sent it; one that is a digest already stays as it is."""
+        if isinstance(key, bytes):
+            return key
+        scheme, _, rest = key.partition(" ")
+        if scheme.lower() == "bearer":
+            key = rest.strip()  # the same key may come as X-Api-Key another time
+        # Header values that are not UTF-8 come with surrogates in them.
+        return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), key=self._secret).digest()
+
+
+def _key(headers: Mapping[str, str]) -> str:
+    """The API key as sent: that of `Authorization` before that of `X-Api-Key`; "" for none."""
+    key = headers.get(_AUTHORIZATION)
+    if key is None:
+        key = headers.get(_X_API_KEY, "")
+    return key

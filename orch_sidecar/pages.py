@@ -1,0 +1,105 @@
+"""What this sidecar says of itself: pages to be read, by people, probes and programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from aiohttp import web
+
+from orch_sidecar import capabilities
+from orch_sidecar.engine import ANSWERING, EngineState
+from orch_sidecar.metrics import CONTENT_TYPE, Metrics
+from orch_sidecar.pool import Pool
+from orch_sidecar.pools import Pools
+from orch_sidecar.reload import Reloads
+
+
+class Pages:
+    """The pages. `at`: those that have a path of their own."""
+
+    def __init__(self, pools: Pools, metrics: Metrics, reloads: Reloads) -> None:
+        self._pools = pools
+        self._metrics = metrics
+        self._reloads = reloads
+        self._version = version("orch-sidecar")
+        self._started = int(time.time())
+        self.at: Mapping[str, Callable[[], web.Response]] = {
+            "/v1/capabilities": self.capabilities,
+            "/metrics": self.metrics,
+            "/livez": lambda: web.json_response({"live": True}),
+            "/readyz": self.readiness,
+            "/healthz": self.readiness,
+        }
+        if pools.one is None:
+            self.at = {**self.at, "/v1/models": self.models}  # no single engine has them all
+
+    def capabilities(self) -> web.Response:
+        document = capabilities.document(
+            [pool.seen(pool.state.value) for pool in self._pools],
+            state=self._pools.state.value,
+            sidecar_version=self._version,
+            generation=self._reloads.generation,
+        )
+        return web.json_response(document)
+
+    def models(self) -> web.Response:
+        """The models of all pools, in the form of the engine's own list."""
+        longest: dict[str, int | None] = {}
+        for pool in self._pools:
+            for model in sorted(pool.follower.models or ()):
+                longest.setdefault(model, pool.follower.ctx_max)
+        models = [
+            {
+                "id": model,
+                "object": "model",
+                "created": self._started,
+                "owned_by": "vllm",
+                "max_model_len": ctx_max,
+            }
+            for model, ctx_max in longest.items()
+        ]
+        return web.json_response({"object": "list", "data": models})
+
+    def metrics(self) -> web.Response:
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    def readiness(self) -> web.Response:
+        """Ready while any pool is: what the others cannot take is placed there, or refused."""
+        pools, state = self._pools, self._pools.state
+        errors = [pool.follower.message for pool in pools if pool.follower.message]
+        body = {
+            "live": True,
+            "ready": state is EngineState.READY,
+            "draining": pools.draining,
+            "state": state.value,
+            "pools": {pool.name: pool.state.value for pool in pools},
+            "last_error": "; ".join(errors) or None,
+            **self._reloads.document(),
+        }
+        return web.json_response(body, status=200 if body["ready"] else 503)
+
+    def health(self, pool: Pool) -> dict[str, Any]:
+        """Of one pool. Live: its engine answers, whether it can serve or not."""
+        core, follower = pool.gate.core, pool.follower
+        return {
+            "pool": pool.name,
+            "live": follower.state in ANSWERING,
+            "ready": pool.state is EngineState.READY,
+            "draining": core.draining,
+            "state": pool.state.value,
+            "metrics": {
+                "slots_total": core.ledger.slots_total,
+                "slots_leased": core.ledger.leased,
+                "slots_foreign": core.ledger.foreign,
+                "leases_closing": len(core.ledger.closing()),
+                "queue_depth": {each.value: core.queued(each) for each in pool.classes},
+                "oversubscription_violations_total": core.ledger.violations,
+                "engine_busy_ratio": follower.busy_ratio,
+                "age_ms": follower.age_ms,
+            },
+            "last_error": follower.message or None,
+            **self._reloads.document(),
+        }

@@ -1,0 +1,208 @@
+"""One engine with its admission, or one sidecar below this one (a tier)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+
+from orch_sidecar.admission import refusing
+from orch_sidecar.admission.ask import Ask
+from orch_sidecar.admission.core import Admission
+from orch_sidecar.admission.gate import Gate
+from orch_sidecar.capabilities import Seen
+from orch_sidecar.directives import NONE, Directives
+from orch_sidecar.engine import EngineFollower, EngineState
+from orch_sidecar.openai import Demand
+from orch_sidecar.placement import View
+from orch_sidecar.reasons import Refusal
+from orch_sidecar.settings import PoolSettings
+from orch_sidecar.upper import PoolView
+from orch_sidecar.upstream import EnginePool
+from orch_sidecar.usage import PromptSize
+from vllm_plugin.profile import AdmissionRules, Profile, ServiceClass
+
+_INTERACTIVE_PRIORITY: Final = b"x-vllm-priority: 0\r\n"
+_BULK_PRIORITY: Final = b"x-vllm-priority: 1\r\n"
+_AT_ONCE: Final = b"x-orch-queue-position: 0\r\nx-orch-predicted-start-ms: 0\r\n"
+
+
+class Wanted(NamedTuple):
+    """What a request asks of whichever pool takes it."""
+
+    demand: Demand
+    directives: Directives
+    service_class: ServiceClass
+    body_bytes: int
+
+
+def labels_of(told: PoolSettings, profile: Profile) -> dict[str, Any]:
+    """The span attributes of what a pool serves."""
+    return {
+        "measurement_type": profile.measurement_type.value,
+        "orch.profile": profile.name,
+        "orch.batching": profile.batching,
+        "orch.pool": told.name,
+    }
+
+
+class Pool:
+    """One engine and its admission. Lives on one event loop."""
+
+    def __init__(
+        self,
+        told: PoolSettings,
+        profile: Profile,
+        rules: AdmissionRules,
+        session: aiohttp.ClientSession,
+        connect_timeout_s: float,
+        *,
+        keeps_queue: bool,
+    ) -> None:
+        self.name = told.name
+        self.url = told.url
+        self.tier = told.tier
+        self.profile = profile
+        self.gate = Gate(Admission(rules))
+        self.connections = EnginePool(told.url, connect_timeout_s)
+        # What the head of every request begins with: for whom it is.
+        self.address = b"host: %b\r\n" % self.connections.authority
+        if told.below is not None:
+            self.address += b"x-orch-pool: %b\r\n" % told.below.encode()
+        key = None if told.api_key is None else f"Bearer {told.api_key.get_secret_value()}"
+        self.authorization = None if key is None else key.encode("ascii")
+        self.follower = EngineFollower(
+            session,
+            told.url,
+            {} if key is None else {"Authorization": key},
+            self.gate,
+            profile,
+            keeps_queue=keeps_queue,
+            tier=told.tier,
+            below=told.below,
+        )
+        self.prompt_size = PromptSize()
+        # Refused and given up while waiting, by class and reason; the rest the core counts.
+        self.turned_down: Counter[tuple[ServiceClass, str]] = Counter()
+        self.labels = labels_of(told, profile)
+        self._interactive_labels = self.labels | {"orch.class": ServiceClass.INTERACTIVE.value}
+        self._bulk_labels = self.labels | {"orch.class": ServiceClass.BULK.value}
+        self.fields = f"x-measurement-type: {profile.measurement_type}\r\n".encode()
+        self.fields_at_once = self.fields + _AT_ONCE
+        policy = profile.engine.get("scheduling_policy")
+        # Anything else than `priority` takes requests as they come; a sidecar below decides.
+        self._priorities = not self.tier and policy is not None and policy.value == "priority"
+
+    @property
+    def classes(self) -> Sequence[ServiceClass]:
+        """The classes that its profile has."""
+        interactive = self.gate.core.rules.interactive is not None
+        return tuple(ServiceClass) if interactive else (ServiceClass.BULK,)
+
+    @property
+    def state(self) -> EngineState:
+        """That of its engine, unless it takes no requests itself."""
+        return EngineState.DRAINING if self.gate.core.draining else self.follower.state
+
+    @property
+    def message(self) -> str:
+        """Why it is not ready, in words; empty if it is."""
+        draining = self.gate.core.draining
+        return refusing.shutting_down().message if draining else self.follower.message
+
+    @property
+    def unavailable(self) -> Refusal | None:
+        """Why it takes no request now, if so."""
+        core = self.gate.core
+        return refusing.shutting_down() if core.draining else core.unavailable
+
+    def labels_of(self, service_class: ServiceClass) -> dict[str, Any]:
+        """Span attributes of a request of that class."""
+        bulk = service_class is ServiceClass.BULK
+        return self._bulk_labels if bulk else self._interactive_labels
+
+    def priority(self, service_class: ServiceClass) -> bytes:
+        """The header line by which its engine orders requests, empty if it does not."""
+        if not self._priorities:
+            return b""
+        bulk = service_class is ServiceClass.BULK
+        return _BULK_PRIORITY if bulk else _INTERACTIVE_PRIORITY
+
+    def ask(
+        self,
+        demand: Demand,
+        directives: Directives,
+        service_class: ServiceClass,
+        body_bytes: int,
+        spent_ms: float,
+    ) -> Ask:
+        """What a request asks of this pool, `spent_ms` after it arrived."""
+        if self.gate.core.rules.interactive is None:
+            service_class = ServiceClass.BULK
+        prompt_tokens = demand.prompt_tokens
+        if prompt_tokens is None:
+            ctx_max = self.follower.ctx_max
+            most = None if ctx_max is None else ctx_max * demand.cost
+            prompt_tokens = self.prompt_size.estimate(body_bytes, most)
+        if directives is NONE:
+            return Ask(service_class, demand.cost, prompt_tokens, demand.max_tokens)
+        return Ask(
+            service_class,
+            demand.cost,
+            prompt_tokens,
+            demand.max_tokens,
+            _left(directives.deadline_ms, spent_ms),
+            _left(directives.max_wait_ms, spent_ms),
+            not directives.do_not_queue,
+        )
+
+    def view(self, ask: Ask | None, now: float) -> View:
+        """How it is now, for a request that would ask for that."""
+        core, follower = self.gate.core, self.follower
+        unavailable = self.unavailable
+        forecast = None
+        if ask is not None and unavailable is None:
+            forecast = core.forecast(ask, now)
+        return View(
+            self.name,
+            self.profile.measurement_type,
+            follower.models,
+            core.ledger.slots_total,
+            follower.ctx_max,
+            core.ledger.room,
+            core.queue_depth,
+            unavailable,
+            None if forecast is None else forecast.end_ms,
+        )
+
+    def told(self) -> PoolView:
+        """How it is, for sidecars above."""
+        core = self.gate.core
+        return PoolView(
+            self.name,
+            self.profile,
+            core.ledger,
+            {each.value: core.queued(each) for each in self.classes},
+            self.state.value,
+            self.message,
+            self.follower.document,
+        )
+
+    def seen(self, state: str) -> Seen:
+        """How it is, for `capabilities`."""
+        follower = self.follower
+        return Seen(
+            self.name,
+            follower.document,
+            self.gate.core,
+            self.classes,
+            state,
+            follower.age_ms,
+            follower.busy_ratio,
+        )
+
+
+def _left(limit_ms: float | None, spent_ms: float) -> float | None:
+    return None if limit_ms is None else max(0.0, limit_ms - spent_ms)

@@ -1,0 +1,183 @@
+"""The engines behind this sidecar, and which of them takes a request.
+
+With a single pool and no wish about it, nothing is chosen and nothing is computed for choosing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from orch_sidecar import placement
+from orch_sidecar.admission import refusing
+from orch_sidecar.admission.ask import Ask
+from orch_sidecar.directives import NONE, Directives
+from orch_sidecar.engine import EngineState
+from orch_sidecar.placement import Why, Wish
+from orch_sidecar.pool import Pool, Wanted, labels_of
+from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.reload import Configuration
+from orch_sidecar.settings import PoolSettings, SidecarSettings
+from vllm_plugin import profile as profiles
+from vllm_plugin.profile import AdmissionRules, Profile
+
+Configured = list[tuple[PoolSettings, Profile]]
+
+
+class Chosen(NamedTuple):
+    """The pool that takes a request, what it is asked for, and why that pool."""
+
+    pool: Pool
+    ask: Ask
+    why: Why
+
+
+class Pools:
+    """All pools of a sidecar, in the order in which they were given."""
+
+    def __init__(
+        self, told: Configured, settings: SidecarSettings, session: aiohttp.ClientSession
+    ) -> None:
+        self.all = tuple(
+            Pool(
+                each,
+                profile,
+                rules_of(profile, settings),
+                session,
+                settings.connect_timeout_s,
+                keeps_queue=len(told) == 1,
+            )
+            for each, profile in told
+        )
+        self.one = self.all[0] if len(self.all) == 1 else None
+        self._by_name = {pool.name: pool for pool in self.all}
+        self.leaving = False  # they drain for good
+        self._loop = asyncio.get_running_loop()
+
+    def __iter__(self) -> Iterator[Pool]:
+        return iter(self.all)
+
+    def __getitem__(self, name: str) -> Pool:
+        return self._by_name[name]
+
+    @property
+    def ctx_max(self) -> int | None:
+        """The longest context of any pool; None while one of them has not told its own."""
+        if self.one is not None:
+            return self.one.follower.ctx_max
+        known = [pool.follower.ctx_max for pool in self.all]
+        return None if None in known else max(each for each in known if each is not None)
+
+    @property
+    def coalescing(self) -> bool:
+        """Whether any pool shares decodes."""
+        if self.one is not None:
+            return self.one.gate.core.rules.coalescing
+        return any(pool.gate.core.rules.coalescing for pool in self.all)
+
+    @property
+    def draining(self) -> bool:
+        return all(pool.gate.core.draining for pool in self.all)
+
+    @property
+    def state(self) -> EngineState:
+        """Ready if any pool is; else that of the first."""
+        states = [pool.state for pool in self.all]
+        return EngineState.READY if EngineState.READY in states else states[0]
+
+    def leave(self) -> None:
+        """All of them drain, and none takes requests again."""
+        self.leaving = True
+        for pool in self.all:
+            pool.gate.drain()
+
+    def choose(
+        self, wanted: Wanted, spent_ms: float, tried: Collection[str] | None = None
+    ) -> Chosen | Refusal:
+        """The pool for a request. `tried`: it was placed before, and these pools failed it."""
+        if self.draining:
+            return refusing.shutting_down()
+        now, demand, directives = self._loop.time(), wanted.demand, wanted.directives
+        asks = {pool.name: pool.ask(*wanted, spent_ms) for pool in self.all}
+        views = [pool.view(asks[pool.name], now) for pool in self.all]
+        tokens = demand.prompt_tokens if demand.cost == 1 else None
+        wish = _wish(demand.model, directives, demand.cost, tokens)
+        placed = placement.place(views, wish, tried or ())
+        if isinstance(placed, Refusal):
+            return placed
+        pool = self._by_name[placed.pool]
+        limit_s = pool.gate.core.rules.of(asks[placed.pool].service_class).max_wait_s
+        if tried is not None and spent_ms > 1000 * limit_s:
+            text = f"no slot came free within {limit_s:g} s, in any pool"
+            return Refusal(Reason.QUEUE_TIMEOUT, text)
+        return Chosen(pool, asks[placed.pool], placed.why)
+
+    def choose_unadmitted(self, model: str, directives: Directives) -> Pool | Refusal:
+        """The pool for a request that takes no slot: the first that can take it."""
+        if self.one is not None and directives is NONE:
+            return self.one
+        now = self._loop.time()
+        views = [pool.view(None, now) for pool in self.all]
+        name = placement.first(views, _wish(model, directives, 0, None))
+        return name if isinstance(name, Refusal) else self._by_name[name]
+
+
+def configured(settings: SidecarSettings) -> Configured:
+    """The pools that the settings name, with their profiles. Raises ProfileError."""
+    if settings.pools is not None:
+        return [(told, profiles.load(told.profile)) for told in settings.pools]
+    profile = profiles.load(settings.profile)
+    told = PoolSettings(
+        name=profile.name,
+        url=settings.engine_url,
+        profile=settings.profile,
+        api_key=settings.engine_api_key,
+    )
+    return [(told, profile)]
+
+
+def configuration(told: Configured, settings: SidecarSettings) -> Configuration:
+    """All that the settings say, and what they name."""
+    return Configuration(
+        settings,
+        {pool.name: profile for pool, profile in told},
+        {pool.name: rules_of(profile, settings) for pool, profile in told},
+    )
+
+
+def common_labels(told: Configured) -> dict[str, Any]:
+    """The span attributes that are the same for all pools."""
+    first, *others = (labels_of(*each) for each in told)
+    return {
+        name: value
+        for name, value in first.items()
+        if all(other[name] == value for other in others)
+    }
+
+
+def rules_of(profile: Profile, settings: SidecarSettings) -> AdmissionRules:
+    """The profile's rules, with what the settings say instead."""
+    given: dict[str, Any] = {}
+    if settings.queue_capacity is not None:
+        given["queue_capacity"] = settings.queue_capacity
+    if settings.queue_timeout_s is not None:
+        given["max_wait_s"] = settings.queue_timeout_s
+    rules = profile.admission
+    if not given:
+        return rules
+    classes = {"interactive": rules.interactive, "bulk": rules.bulk}
+    return rules.model_copy(
+        update={
+            name: None if each is None else each.model_copy(update=given)
+            for name, each in classes.items()
+        }
+    )
+
+
+def _wish(model: str, directives: Directives, cost: int, tokens: int | None) -> Wish:
+    return Wish(
+        model, cost, tokens, directives.pool, directives.prefers, directives.measurement_type
+    )

@@ -1,0 +1,107 @@
+"""A request that is being served, and what is written of it: to the engine, and to its client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, cast
+
+from aiohttp import web
+
+from orch_sidecar import tier
+from orch_sidecar.admission.gate import Gate
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.directives import NONE, Directives
+from orch_sidecar.exchange import Exchange
+from orch_sidecar.fanout import Fanout
+from orch_sidecar.heads import request_head
+from orch_sidecar.pool import Pool
+from orch_sidecar.reasons import Refusal
+from orch_sidecar.routes import Route
+from orch_sidecar.server import ClientConnection
+from orch_sidecar.tracing import Trace
+from orch_sidecar.upper import Presence
+
+_ACCEPT_ENCODING: Final = b"accept-encoding"
+
+
+@dataclass(slots=True)
+class Request:
+    """A request that is being served.
+
+    `presence`: it came from a sidecar above. `waiting`: at which gate, and by which id there.
+    `fanout`: its answer goes there, to several clients perhaps. `barred`: the pools that it must
+    not go to.
+    """
+
+    http: web.BaseRequest
+    route: Route
+    exchange: Exchange
+    trace: Trace
+    body: bytes = b""
+    directives: Directives = NONE
+    presence: Presence | None = None
+    waiting: tuple[Gate, str] | None = None
+    cancelled: Refusal | None = None
+    fanout: Fanout | None = None
+    barred: frozenset[str] = frozenset()
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The client's."""
+        return self.http.headers
+
+    def cancel(self, refusal: Refusal) -> None:
+        """Ends it, wherever it is: nothing of its answer goes out after this but `refusal`.
+
+        Does nothing to one that was cancelled before.
+        """
+        if self.cancelled is not None:
+            return
+        self.cancelled = refusal  # where it neither waits nor is answered, this is looked at
+        transport = self.http.transport
+        answering = cast(ClientConnection, self.http.protocol).relay
+        if answering is not None and transport is not None:
+            if self.exchange.first_byte is not None and transport.get_write_buffer_size():
+                answering.abort_client()  # some of its answer has yet to go out
+            answering.fail(refusal)
+        elif self.waiting is not None:
+            gate, ticket = self.waiting
+            gate.refuse(ticket, refusal)
+
+    def head(self, pool: Pool, lease: Lease | None) -> bytes:
+        """The head for the engine."""
+        route, exchange = self.route, self.exchange
+        ours = b"%bx-request-id: %b\r\n" % (pool.address, exchange.request_id.encode())
+        if route.method == "POST":
+            ours += b"content-length: %d\r\n" % len(self.body)
+        for field in self.trace.dispatched():
+            ours += b"%b: %b\r\n" % field
+        if lease is not None:
+            assert exchange.service_class is not None
+            priority = pool.priority(exchange.service_class)
+            ours += b"x-orch-lease: %b\r\n%b" % (lease.id.encode(), priority)
+            if pool.tier:
+                ours += tier.fields(exchange.service_class, self.directives, exchange.spent_ms())
+        given = self.http.raw_headers
+        if self.fanout is not None:
+            # What is compressed cannot be told apart by its id.
+            given = tuple(field for field in given if field[0].lower() != _ACCEPT_ENCODING)
+        return request_head(route.line, given, ours, authorization=pool.authorization)
+
+
+def fields(exchange: Exchange, pool: Pool) -> bytes:
+    """Our fields of the answer's head."""
+    ids = (
+        f"x-request-id: {exchange.request_id}\r\n"
+        f"x-correlation-id: {exchange.correlation_id}\r\n"
+        f"x-orch-request-id: {exchange.id}\r\n"
+    ).encode()
+    if exchange.lease is None:
+        return ids + pool.fields
+    if exchange.queued is None:
+        return ids + pool.fields_at_once
+    queued = f"x-orch-queue-position: {exchange.queue_position}\r\n"
+    if exchange.predicted_start_ms is not None:
+        queued += f"x-orch-predicted-start-ms: {exchange.predicted_start_ms}\r\n"
+    return ids + pool.fields + queued.encode()

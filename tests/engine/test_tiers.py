@@ -1,0 +1,110 @@
+"""A sidecar on top of the sidecar of a real engine: slots hold, and everything comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from orch_sidecar.local.processes import Child
+from orch_sidecar.local.stack import Stack, free_port
+from tests.engine.clients import body, engine_state, post, session, until
+
+STREAMS = 32
+
+
+@pytest.fixture
+def upper(cloud: Stack, logs: Path) -> Iterator[str]:
+    """The URL of a sidecar whose only pool is that of `cloud`."""
+    port = free_port()
+    pool = {"name": "lower", "url": cloud.url, "profile": "cloud", "tier": True}
+    child = Child(
+        "upper",
+        [sys.executable, "-m", "orch_sidecar", "sidecar", "--port", str(port)],
+        dict(os.environ) | {"ORCH_POOLS": json.dumps([pool])},
+        logs / "upper.log",
+    )
+    yield f"http://127.0.0.1:{port}"
+    assert child.stop(10.0) == 0, child.last_lines(30)
+
+
+async def ready(http: aiohttp.ClientSession, url: str) -> None:
+    async def is_ready() -> bool:
+        try:
+            async with http.get(f"{url}/readyz") as response:
+                return response.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    await until(is_ready, 10.0)
+
+
+async def empty(http: aiohttp.ClientSession, *urls: str) -> None:
+    """Waits until no lease is out and nobody waits, on each level."""
+
+    async def is_empty() -> bool:
+        states = [await engine_state(http, url) for url in urls]
+        return all(
+            state["leased"] == state["foreign"] == sum(state["queue"].values()) == 0
+            for state in states
+        )
+
+    await until(is_empty, 10.0)
+
+
+async def test_burst_through_two_tiers_is_served_within_the_slots(cloud: Stack, upper: str) -> None:
+    async with session() as http:
+        await ready(http, upper)
+
+        async def one(number: int) -> int:
+            url = upper if number % 4 else cloud.url  # some come past the upper one
+            api = ("chat", "completions", "responses", "messages")[number % 3]
+            document = body(api, 12 + number % 8, stream=True)
+            if api in ("chat", "completions"):
+                document["seed"] = number
+            seen = await post(http, url, api, document)
+            assert seen.error is None
+            assert b'"error"' not in seen.data
+            return seen.status
+
+        assert await asyncio.gather(*map(one, range(STREAMS))) == [200] * STREAMS
+        await empty(http, upper, cloud.url)
+        for url in (upper, cloud.url):
+            state = await engine_state(http, url)
+            assert state["slots_total"] == 8
+            assert 1 < state["peak"] <= 8
+            assert state["oversubscription_violations_total"] == 0
+
+
+async def test_cancelling_above_ends_it_in_the_engine(cloud: Stack, upper: str) -> None:
+    request_id = os.urandom(16).hex()
+    headers = {"X-Orch-Request-Id": request_id, "Authorization": "Bearer sk-mine"}
+    async with session() as http:
+        await ready(http, upper)
+        began = asyncio.Event()
+        document = body("chat", 1500, stream=True)
+        stream = asyncio.create_task(post(http, upper, "chat", document, headers, began.set))
+        await asyncio.wait_for(began.wait(), 10.0)
+        cancel = f"{upper}/v1/requests/{request_id}/cancel"
+        async with http.post(cancel) as response:
+            assert response.status == 404
+        async with http.post(cancel, headers={"X-Api-Key": "sk-mine"}) as response:
+            assert response.status == 204
+        seen = await stream
+        assert seen.error is None
+        *_, told, end, rest = seen.data.split(b"\n\n")
+        assert (end, rest) == (b"data: [DONE]", b"")
+        assert json.loads(told.removeprefix(b"data: "))["error"]["code"] == "cancelled"
+        await empty(http, upper, cloud.url)
+
+        async def gone() -> bool:
+            state = await engine_state(http, cloud.engine_url)
+            return bool(state["running"] == state["waiting"] == 0)
+
+        await until(gone, 5.0)

@@ -1,0 +1,340 @@
+"""Cancelling a request by its id: from another connection, with the same key, wherever it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from orch_sidecar import report
+from orch_sidecar.upstream import EngineConnection
+from tests.integration.answers import EVENT_STREAM
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client, Response
+from tests.integration.held import Held, started
+from tests.integration.running import Running, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.wire import Answer
+
+KEY = ("Authorization", "Bearer sk-one")
+# One whose decodes are shared, one whose are not.
+BOTH = (CHAT, MESSAGES)
+CHUNK = b"data: " + b"x" * 8000 + b"\n\n"
+
+
+def new_id() -> str:
+    return os.urandom(16).hex()
+
+
+def named(request_id: str) -> tuple[str, str]:
+    return "X-Orch-Request-Id", request_id
+
+
+async def cancel(running: Running, request_id: str, *headers: tuple[str, str]) -> Response:
+    """Cancels from a connection of its own."""
+    client = await running.client()
+    response = await client.request("POST", f"/v1/requests/{request_id}/cancel", None, headers)
+    if response.status == 204:
+        assert response.body == b""
+    return response
+
+
+def assert_cancelled(response: Response) -> None:
+    """It was over before any of its answer had gone out."""
+    assert (response.status, response.error["code"]) == (499, "cancelled")
+    assert response.error["policy_label"] == "cancelled_by_request"
+    assert response.error["retriable"] is False
+    assert response.header("retry-after") is None
+
+
+class Endless:
+    """A script that streams until it is stopped."""
+
+    def __init__(self, chunk: bytes = b'data: {"x": 1}\n\n') -> None:
+        self.chunk = chunk
+        self.stopped = 0
+
+    async def __call__(self, answer: Answer) -> None:
+        answer.head(200, EVENT_STREAM)
+        try:
+            while True:
+                answer.chunk(self.chunk)
+                await answer.drain()
+                await asyncio.sleep(0.002)
+        except asyncio.CancelledError:
+            self.stopped += 1
+            raise
+
+
+@pytest.mark.parametrize("path", BOTH)
+async def test_queued_request_is_refused_and_never_reaches_the_engine(
+    sidecar: Running, engine: ScriptedEngine, held: Held, path: str
+) -> None:
+    busy = await started(sidecar, n=4)
+    await eventually(lambda: held.waiting)
+    request_id = new_id()
+    queued = await started(sidecar, headers=[named(request_id)], seed=1, path=path)
+    behind = await started(sidecar, seed=2)
+    await eventually(lambda: sidecar.queued == 2)
+    assert (await cancel(sidecar, request_id)).status == 204
+    response = await queued.response()
+    assert_cancelled(response)
+    assert response.header("x-orch-request-id") == request_id
+    assert sidecar.queued == 1
+    held.release()
+    assert (await busy.response()).status == 200
+    await eventually(lambda: held.waiting)
+    held.release()
+    assert (await behind.response()).json() == {"seed": 2}
+    assert len(engine.generating) == 2
+    metrics = await sidecar.metrics()
+    label = f'{{outcome="cancelled_by_request",route="{path}",status="499"}}'
+    assert metrics[f"orch_requests_total{label}"] == 1
+    # A decode that others could have shared was given up for want of clients.
+    outcome = "cancelled" if path == CHAT else "cancelled_by_request"
+    label = f'{{class="interactive",outcome="{outcome}",pool="cloud"}}'
+    assert metrics[f"orch_admissions_total{label}"] == 1
+    await sidecar.idle()
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+async def test_running_stream_ends_with_the_error_and_its_lease_comes_back(
+    sidecar: Running, engine: ScriptedEngine, path: str
+) -> None:
+    script = engine.answer = Endless()
+    request_id = new_id()
+    client = await sidecar.client()
+    client.start(path, [named(request_id)])
+    await client.seen(b'{"x": 1}')
+    assert sidecar.ledger.leased == 1
+    assert (await cancel(sidecar, request_id)).status == 204
+    response = await client.response()
+    assert response.status == 200
+    events = response.body.decode().strip().split("\n\n")
+    answered = [event for event in events if event == 'data: {"x": 1}']
+    said = events[len(answered) :]
+    assert len(said) == (2 if path in (CHAT, COMPLETIONS) else 1)
+    assert '"code": "cancelled"' in said[0]
+    assert ("event: error" in said[0]) == (path in (RESPONSES, MESSAGES))
+    await eventually(lambda: script.stopped)
+    await sidecar.idle()
+    assert sidecar.ledger.leases() == 0
+    engine.answer = Held()  # the client's connection is as good as before
+    client.start(path, stream=False)
+    await eventually(lambda: engine.answer.waiting)  # type: ignore[attr-defined]
+    engine.answer.release()
+    assert (await client.response()).status == 200
+
+
+@pytest.mark.parametrize("path", BOTH)
+async def test_running_request_without_a_stream_is_answered_by_the_refusal(
+    sidecar: Running, engine: ScriptedEngine, held: Held, path: str
+) -> None:
+    request_id = new_id()
+    client = await started(sidecar, headers=[named(request_id)], path=path)
+    await eventually(lambda: held.waiting)
+    assert (await cancel(sidecar, request_id)).status == 204
+    assert_cancelled(await client.response())
+    await eventually(lambda: not held.waiting)
+    await sidecar.idle()
+    assert sidecar.ledger.leases() == 0
+
+
+async def test_answer_that_is_half_sent_is_cut(sidecar: Running, engine: ScriptedEngine) -> None:
+    async def half(answer: Answer) -> None:
+        answer.head(200, [("content-length", "100")], chunked=False)
+        answer.write(b"half of it")
+        await asyncio.sleep(60)
+
+    engine.answer = half
+    request_id = new_id()
+    client = await started(sidecar, headers=[named(request_id)], path=MESSAGES)
+    await client.seen(b"half of it")
+    assert (await cancel(sidecar, request_id)).status == 204
+    assert (await client.aborted()).body == b"half of it"
+    await sidecar.idle()
+
+
+@pytest.mark.parametrize("path", BOTH)
+async def test_what_a_slow_client_has_not_taken_is_dropped(
+    sidecar: Running, engine: ScriptedEngine, path: str
+) -> None:
+    """It would go out after the 204 otherwise."""
+    engine.answer = Endless(CHUNK)
+    request_id = new_id()
+    client = await sidecar.client(receive_buffer=4096)
+    client.start(path, [named(request_id)])
+    await eventually(lambda: any(relay.paused for relay in sidecar.sidecar.watch._relays))
+    assert (await cancel(sidecar, request_id)).status == 204
+    with pytest.raises(ConnectionError):
+        await client.rest()
+    await sidecar.idle()
+
+
+async def test_cancelling_again_is_the_same_and_changes_nothing(
+    sidecar: Running, engine: ScriptedEngine, held: Held
+) -> None:
+    request_id = new_id()
+    client = await started(sidecar, headers=[named(request_id)])
+    await eventually(lambda: held.waiting)
+    for _ in range(3):
+        assert (await cancel(sidecar, request_id)).status == 204
+    assert_cancelled(await client.response())
+    assert (await cancel(sidecar, request_id)).status == 204
+    client.start(stream=False)
+    await eventually(lambda: held.waiting)
+    assert (await cancel(sidecar, request_id)).status == 204  # not the one that runs now
+    held.release()
+    assert (await client.response()).status == 200
+
+
+async def test_request_that_has_been_answered_counts_as_over(
+    sidecar: Running, engine: ScriptedEngine
+) -> None:
+    response = await (await sidecar.client()).post()
+    assert (await cancel(sidecar, response.header("x-orch-request-id") or "")).status == 204
+
+
+async def test_request_of_another_key_does_not_exist(
+    sidecar: Running, engine: ScriptedEngine, held: Held
+) -> None:
+    request_id = new_id()
+    client = await started(sidecar, headers=[named(request_id), KEY])
+    await eventually(lambda: held.waiting)
+    for headers in ([], [("Authorization", "Bearer sk-two")], [("X-Api-Key", "sk-two")]):
+        refused = await cancel(sidecar, request_id, *headers)
+        assert (refused.status, refused.error["code"]) == (404, "not_found")
+    unknown = await cancel(sidecar, new_id(), KEY)
+    assert unknown.status == 404
+    assert len(held.waiting) == 1
+    assert (await cancel(sidecar, request_id, ("X-Api-Key", "sk-one"))).status == 204
+    assert_cancelled(await client.response())
+    assert (await cancel(sidecar, request_id)).status == 404, "ended, and still of that key"
+    assert (await cancel(sidecar, request_id, KEY)).status == 204
+
+
+async def test_own_id_of_a_client_is_taken_and_must_be_good_and_its_own(
+    sidecar: Running, engine: ScriptedEngine, held: Held
+) -> None:
+    request_id = new_id()
+    client = await started(sidecar, headers=[named(request_id)])
+    await eventually(lambda: held.waiting)
+    other = await sidecar.client()
+    for given in (request_id, "mine", request_id.upper() + "A", "", request_id + "0"):
+        refused = await other.post(headers=[named(given)])
+        assert (refused.status, refused.error["param"]) == (400, "X-Orch-Request-Id")
+        assert refused.header("x-orch-request-id") not in (given, None)
+    held.release()
+    response = await client.response()
+    assert response.header("x-orch-request-id") == request_id
+    assert engine.generating[0].header("x-orch-request-id") is None
+    assert len(engine.generating) == 1
+
+
+async def test_request_whose_body_is_on_its_way_is_refused_when_it_is_there(
+    sidecar: Running, engine: ScriptedEngine
+) -> None:
+    request_id = new_id()
+    client = await sidecar.client()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nX-Orch-Request-Id: {request_id}\r\n"
+    client.send(head.encode() + b"Content-Length: 20\r\n\r\n{")
+    await eventually(lambda: sidecar.sidecar.serving.active)
+    assert (await cancel(sidecar, request_id)).status == 204
+    client.send(b" " * 19)
+    assert_cancelled(await client.response())
+    assert engine.generating == []
+
+
+async def test_request_that_waits_for_a_connection_gives_its_lease_back(
+    sidecar: Running, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections, go = sidecar.pool.connections, asyncio.Event()
+    acquire = connections.acquire
+
+    async def slow() -> EngineConnection:
+        await go.wait()
+        return await acquire()
+
+    monkeypatch.setattr(connections, "acquire", slow)
+    request_id = new_id()
+    client = await started(sidecar, headers=[named(request_id)], path=MESSAGES)
+    await eventually(lambda: sidecar.ledger.leased)
+    assert (await cancel(sidecar, request_id)).status == 204
+    go.set()
+    assert_cancelled(await client.response())
+    assert sidecar.ledger.leased == 0
+    assert engine.generating == []
+    assert (await client.post()).status == 200
+
+
+async def test_request_that_gets_its_slot_and_is_cancelled_at_once_gives_it_back(
+    sidecar: Running, engine: ScriptedEngine, held: Held
+) -> None:
+    """Its handler has yet to hear of the slot."""
+    engine.tell(foreign=4)
+    await eventually(lambda: sidecar.ledger.foreign == 4)
+    request_id = new_id()
+    client = await started(sidecar, headers=[named(request_id)], path=MESSAGES)
+    await eventually(lambda: sidecar.queued)
+    document = (sidecar.pool.follower.document or {}) | {"foreign": 0}
+    sidecar.pool.gate.engine_reports(report.report_of(document))
+    assert sidecar.ledger.leased == 1
+    assert sidecar.sidecar.serving._in_flight.cancel(request_id, {})
+    response = await client.response()
+    assert (response.status, response.error["code"]) == (499, "cancelled")
+    assert sidecar.ledger.leased == 0
+    assert engine.generating == []
+
+
+async def test_request_without_admission_is_cancelled_too(
+    sidecar: Running, engine: ScriptedEngine
+) -> None:
+    async def never(answer: Answer) -> None:
+        await asyncio.sleep(60)
+
+    engine.scripts.append(never)
+    request_id = new_id()
+    client = await sidecar.client()
+    client.send_request("POST", "/tokenize", {"prompt": "x"}, [named(request_id)])
+    await eventually(lambda: engine.received)
+    assert (await cancel(sidecar, request_id)).status == 204
+    assert_cancelled(await client.response())
+
+
+async def test_one_of_those_who_share_a_decode_is_cancelled_and_the_others_are_served(
+    sidecar: Running, engine: ScriptedEngine, held: Held
+) -> None:
+    first, second = new_id(), new_id()
+    clients: list[Client] = []
+    for request_id in (first, second):
+        body = {"seed": 1, "temperature": 0}
+        clients.append(await started(sidecar, headers=[named(request_id)], **body))
+    await eventually(lambda: sidecar.sidecar.serving.active == 2 and held.waiting)
+    await asyncio.sleep(0.02)
+    assert len(engine.generating) == 1
+    assert (await cancel(sidecar, first)).status == 204
+    assert_cancelled(await clients[0].response())
+    assert len(held.waiting) == 1
+    held.release()
+    assert (await clients[1].response()).json() == {"seed": 1}
+    await sidecar.idle()
+
+
+async def test_client_that_left_and_one_that_cancelled_are_two_outcomes(
+    sidecar: Running, engine: ScriptedEngine, held: Held
+) -> None:
+    left = await started(sidecar)
+    await eventually(lambda: held.waiting)
+    await left.close()
+    request_id = new_id()
+    other = await started(sidecar, headers=[named(request_id)], seed=2)
+    await eventually(lambda: len(engine.generating) == 2)
+    await cancel(sidecar, request_id)
+    assert_cancelled(await other.response())
+    await sidecar.idle()
+    outcomes = {
+        name.split('outcome="')[1].split('"')[0]
+        for name in await sidecar.metrics()
+        if name.startswith("orch_requests_total")
+    }
+    assert {"cancelled", "cancelled_by_request"} <= outcomes

@@ -1,0 +1,264 @@
+"""Classes, deadlines and what admission tells of itself, through HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from tests.integration.held import Held, started
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
+from vllm_plugin.profile import ServiceClass
+
+BULK = [("X-Orch-Class", "bulk")]
+
+
+async def test_interactive_requests_go_before_bulk_ones(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    clients = [await started(sidecar, seed=0, n=4)]
+    await eventually(lambda: held.waiting)
+    for seed, headers in ((1, BULK), (2, BULK), (3, ()), (4, ())):
+        clients.append(await started(sidecar, headers=headers, seed=seed, n=4))
+        await eventually(lambda seed=seed: sidecar.queued == seed)  # type: ignore[misc]
+    entry = await sidecar.capabilities()
+    assert entry["queue"] == {"interactive": 2, "bulk": 2}
+    for _ in clients:
+        await eventually(lambda: held.waiting)
+        held.release()
+    for client in clients:
+        assert (await client.response()).status == 200
+    order = [request.json()["seed"] for request in engine.generating]
+    assert order == [0, 3, 4, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "priority"),
+    [
+        ([], {}, "0"),
+        (BULK, {}, "1"),
+        ([("x-smg-priority", "bulk")], {}, "1"),
+        ([("x-llm-d-inference-objective", "sheddable")], {}, "1"),
+        ([], {"service_tier": "flex"}, "1"),
+        ([], {"service_tier": "auto", "priority": 5}, "0"),
+        ([], {"priority": 5}, "1"),
+        ([], {"priority": -5}, "0"),
+        ([("X-Orch-Class", "interactive")], {"service_tier": "flex"}, "0"),
+        ([("X-Vllm-Priority", "-99")], {}, "0"),
+    ],
+)
+async def test_engine_is_told_the_class_as_its_priority(
+    engine: ScriptedEngine, sidecar: Running, headers: Any, body: dict[str, Any], priority: str
+) -> None:
+    assert (await (await sidecar.client()).post(CHAT, headers, **body)).status == 200
+    [request] = engine.generating
+    assert [v for n, v in request.fields if n == "x-vllm-priority"] == [priority]
+
+
+async def test_engine_that_takes_requests_as_they_come_gets_no_priority(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    engine.slots, engine.profile = 1, "home"
+    await engine.restart()
+    running = await start(profile="home")
+    await (await running.client()).post(CHAT, BULK)
+    assert engine.generating[0].header("x-vllm-priority") is None
+
+
+async def test_pool_without_an_interactive_class_makes_every_request_bulk(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    engine.profile = "offline"
+    await engine.restart()
+    running = await start(profile="offline")
+    await (await running.client()).post(CHAT, [("X-Orch-Class", "interactive")])
+    metrics = await running.metrics()
+    label = '{class="bulk",outcome="admitted",pool="offline"}'
+    assert metrics[f"orch_admissions_total{label}"] == 1
+    assert not [name for name in metrics if 'class="interactive"' in name]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+async def test_directives_end_at_the_sidecar(
+    engine: ScriptedEngine, sidecar: Running, path: str
+) -> None:
+    headers = [
+        ("X-Orch-Class", "bulk"),
+        ("x-orch-deadline-ms", "60000"),
+        ("X-ORCH-Max-Wait-Ms", "60000"),
+        ("X-Orch-Do-Not-Queue", "1"),
+        ("X-Orch-Pool", "cloud"),
+        ("X-Orch-Measurement-Type", "batched_online"),
+        ("X-Orch-No-Coalesce", "1"),
+        ("X-Orch-Something-Of-Tomorrow", "1"),
+        ("X-Other", "kept"),
+    ]
+    assert (await (await sidecar.client()).post(path, headers)).status == 200
+    [request] = engine.generating
+    names = [name for name, _ in request.fields if name.startswith("x-orch-")]
+    assert names == ["x-orch-lease"]
+    assert request.header("x-other") == "kept"
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_wrong_directive_is_a_400_of_the_api(
+    engine: ScriptedEngine, sidecar: Running, path: str
+) -> None:
+    client = await sidecar.client()
+    response = await client.post(path, [("X-Orch-Deadline-Ms", "soon")])
+    assert response.status == 400
+    assert response.error["param"] == "X-Orch-Deadline-Ms"
+    for text in ("X-Orch-Deadline-Ms", "'soon'", "milliseconds"):
+        assert text in response.error["message"]
+    assert engine.generating == []
+    assert (await client.post(path)).status == 200
+
+
+# What is told.
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_admitted_at_once_is_position_zero_and_now(sidecar: Running, stream: bool) -> None:
+    response = await (await sidecar.client()).post(stream=stream)
+    assert response.header("x-orch-queue-position") == "0"
+    assert response.header("x-orch-predicted-start-ms") == "0"
+
+
+async def test_position_is_told_and_no_start_that_nobody_knows(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    clients = [await started(sidecar, n=4)]
+    await eventually(lambda: held.waiting)
+    for number in (1, 2, 3):
+        clients.append(await started(sidecar, n=4))
+        await eventually(lambda number=number: sidecar.queued == number)  # type: ignore[misc]
+    positions = []
+    for client in clients:
+        await eventually(lambda: held.waiting)
+        held.release()
+        response = await client.response()
+        positions.append(response.header("x-orch-queue-position"))
+        told = response.header("x-orch-predicted-start-ms")
+        assert told == ("0" if client is clients[0] else None)
+    assert positions == ["0", "0", "1", "2"]  # those ahead of it in the queue
+
+
+async def test_predicted_start_is_told_and_compared_with_what_came(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    engine.tell(step_time=STEP_TIME)
+    await eventually(lambda: sidecar.pool.gate.core.outlook.step_time)
+    busy = await started(sidecar, n=4, max_tokens=20)  # 4 sequences: 14 ms each token
+    await eventually(lambda: held.waiting)
+    waiting = await started(sidecar, max_tokens=20)
+    await eventually(lambda: sidecar.queued == 1)
+    await asyncio.sleep(0.15)
+    held.release()
+    await busy.response()
+    await eventually(lambda: held.waiting)
+    held.release()
+    response = await waiting.response()
+    assert 100 < int(response.header("x-orch-predicted-start-ms") or "") < 400
+    metrics = await sidecar.metrics()
+    label = '{class="interactive",measurement_type="batched_online",pool="cloud"}'
+    assert metrics[f"orch_prediction_error_ratio_count{label}"] == 1
+    assert metrics[f"orch_prediction_error_ratio_sum{label}"] < 3
+    assert metrics['orch_step_time{parameter="t0_ms",pool="cloud"}'] == 10
+    assert metrics['orch_queue_hold{pool="cloud",reason="slot"}'] == 0
+
+
+async def test_refusal_says_where_it_would_have_stood(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    running = await start(queue_capacity=1)
+    engine.tell(step_time=STEP_TIME)
+    await eventually(lambda: running.pool.gate.core.outlook.step_time)
+    busy = await started(running, n=4, max_tokens=20)
+    await eventually(lambda: held.waiting)
+    queued = await started(running, n=4, max_tokens=20)
+    await eventually(lambda: running.queued == 1)
+    response = await (await running.client()).post(max_tokens=20)
+    assert (response.status, response.error["code"]) == (429, "ADMISSION_REJECT")
+    assert response.header("x-orch-queue-position") == "1"
+    assert int(response.header("x-orch-predicted-start-ms") or "") > 100
+    for client in (busy, queued):
+        await eventually(lambda: held.waiting)
+        held.release()
+        assert (await client.response()).status == 200
+
+
+# How long it may take.
+
+
+async def test_request_that_must_not_queue_is_refused_if_it_would(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    now = [("X-Orch-Do-Not-Queue", "true")]
+    busy = await started(sidecar, headers=now, n=4)
+    await eventually(lambda: held.waiting)
+    response = await (await sidecar.client()).post(CHAT, now)
+    assert (response.status, response.error["code"]) == (429, "ADMISSION_NO_QUEUE")
+    held.release()
+    assert (await busy.response()).status == 200
+    metrics = await sidecar.metrics()
+    label = '{class="interactive",outcome="do_not_queue",pool="cloud"}'
+    assert metrics[f"orch_admissions_total{label}"] == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "code"),
+    [("X-Orch-Max-Wait-Ms", "ADMISSION_TIMEOUT"), ("X-Orch-Deadline-Ms", "ADMISSION_DEADLINE")],
+)
+async def test_request_waits_no_longer_than_it_says(
+    engine: ScriptedEngine, sidecar: Running, held: Held, header: str, code: str
+) -> None:
+    busy = await started(sidecar, n=4)
+    await eventually(lambda: held.waiting)
+    begin = asyncio.get_running_loop().time()
+    response = await (await sidecar.client()).post(CHAT, [(header, "150")])
+    assert 0.1 < asyncio.get_running_loop().time() - begin < 1
+    assert (response.status, response.error["code"]) == (429, code)
+    assert sidecar.queued == 0
+    held.release()
+    assert (await busy.response()).status == 200
+
+
+async def test_deadline_that_cannot_be_met_is_refused_at_once(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    engine.tell(step_time=STEP_TIME | {"t0_ms": 500.0})
+    await eventually(lambda: sidecar.pool.gate.core.outlook.step_time)
+    client = await sidecar.client()
+    response = await client.post(CHAT, [("X-Orch-Deadline-Ms", "100")], max_tokens=4)
+    assert (response.status, response.error["code"]) == (429, "ADMISSION_DEADLINE")
+    assert engine.generating == []
+    assert (await client.post(CHAT, [("X-Orch-Deadline-Ms", "9000")], max_tokens=4)).status == 200
+
+
+# What is learned.
+
+
+async def test_prompts_are_measured_by_what_answers_say(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    before = sidecar.pool.prompt_size.bytes_per_token
+    client = await sidecar.client()
+    for _ in range(5):
+        await client.post(CHAT)  # 7 tokens, says the engine, for some hundred bytes
+    assert sidecar.pool.prompt_size.bytes_per_token > before + 0.5
+
+
+@pytest.mark.parametrize(("path", "stream", "tokens"), [(CHAT, False, 3), (MESSAGES, True, 3)])
+async def test_lengths_of_answers_are_learned(
+    engine: ScriptedEngine, sidecar: Running, path: str, stream: bool, tokens: int
+) -> None:
+    client = await sidecar.client()
+    for _ in range(40):
+        await client.post(path, stream=stream, max_tokens=16)
+    lengths = sidecar.pool.gate.core.outlook.lengths
+    expected = lengths.expected(ServiceClass.INTERACTIVE, 16)
+    assert expected is not None
+    assert abs(expected - tokens) < 3

@@ -1,0 +1,354 @@
+"""Identical requests at the same time are one decode, and each client has its own answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.integration import answers
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, body_of
+from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.scripted_engine import Engine, ScriptedEngine
+from tests.integration.telling import Telling, asking, full, sharing, together, told
+
+EVERY_LOOP = True
+
+BULK, INTERACTIVE = ("X-Orch-Class", "bulk"), ("X-Orch-Class", "interactive")
+
+
+async def test_three_identical_streams_are_one_decode(
+    engine: ScriptedEngine, sidecar: Running, telling: Telling
+) -> None:
+    clients = await together(sidecar, (), [("X-Request-Id", "mine")], [("User-Agent", "x/1")])
+    answer = await told(telling)
+    assert sidecar.ledger.leased == 1
+    answer.all_of_it("one ", "two ", "three")
+    responses = [await client.response() for client in clients]
+    assert len(engine.generating) == 1
+    for response in responses:
+        assert response.status == 200
+        assert response.body == answer.body_for(response)
+        assert response.header("x-orch-queue-position") == "0"
+        assert response.header("x-measurement-type") == "batched_online"
+        assert response.header("content-type") == "text/event-stream; charset=utf-8"
+        assert "ttft;dur=" in (response.header("server-timing") or "")
+    assert responses[1].header("x-request-id") == "mine"
+    for name in ("x-request-id", "x-orch-request-id", "x-correlation-id"):
+        assert len({response.header(name) for response in responses}) == 3
+    engine.answer = answers.answer
+    for client in clients:
+        assert (await client.post(CHAT)).status == 200  # their connections go on
+
+
+async def test_whole_answers_have_each_its_own_id_and_length(
+    engine: ScriptedEngine, sidecar: Running, telling: Telling
+) -> None:
+    clients = await together(
+        sidecar, (), [("X-Request-Id", "a")], [("X-Request-Id", "b" * 99)], stream=False
+    )
+    answer = await told(telling)
+    answer.answer.json(answer.json_for())
+    answer.over.set()
+    for client in clients:
+        response = await client.response()
+        assert response.json() == answer.json_for(response.header("x-request-id"))
+        assert response.header("content-length") == str(len(response.body))
+        assert response.header("transfer-encoding") is None
+    assert len(engine.generating) == 1
+
+
+async def test_who_comes_late_gets_what_was_said_and_follows(
+    engine: ScriptedEngine, sidecar: Running, telling: Telling
+) -> None:
+    [first] = await together(sidecar, ())
+    answer = await told(telling)
+    answer.begin()
+    answer.say("one ", "two ")
+    await first.seen(b"two ")
+    [late] = await together(sidecar, ())
+    assert (await late.seen(b"two ")).index(b"one ")
+    answer.say("three")
+    await late.seen(b"three")
+    [last] = await together(sidecar, ())
+    answer.end()
+    for client in (first, late, last):
+        response = await client.response()
+        assert response.body == answer.body_for(response)
+    assert len(engine.generating) == 1
+
+
+async def test_no_answer_is_given_again_once_it_has_ended(
+    engine: ScriptedEngine, sidecar: Running, telling: Telling
+) -> None:
+    for number in (1, 2):
+        [client] = await together(sidecar, ())
+        (await told(telling, number)).all_of_it("one ")
+        assert (await client.response()).status == 200
+    assert len(engine.generating) == 2
+    assert not sidecar.sidecar.serving.sharing._by_key
+
+
+KEY = ("Authorization", "Bearer one")
+LIKE_IT: dict[str, Any] = {"temperature": 0}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ([("Authorization", "Bearer two")], LIKE_IT),
+        ([("X-Api-Key", "one")], LIKE_IT),
+        ([], LIKE_IT),
+        ([KEY, ("Cookie", "user=1")], LIKE_IT),
+        ([KEY, ("X-Forwarded-User", "somebody")], LIKE_IT),
+        ([KEY, ("X-Orch-No-Coalesce", "")], LIKE_IT),
+        ([KEY, ("X-Orch-Pool", "cloud")], LIKE_IT),
+        ([KEY], LIKE_IT | {"tools": [TOOL]}),
+        ([KEY], LIKE_IT | {"n": 2}),
+        ([KEY], LIKE_IT | {"max_tokens": 9}),
+        ([KEY], LIKE_IT | {"stream": False}),
+        ([KEY], LIKE_IT | {"model": "other"}),
+        ([KEY], {"temperature": 0.5}),
+        ([KEY], {}),
+    ],
+)
+async def test_what_differs_in_what_matters_has_a_decode_of_its_own(
+    engine: ScriptedEngine,
+    sidecar: Running,
+    headers: list[tuple[str, str]],
+    body: dict[str, Any],
+) -> None:
+    telling = Telling()
+    engine.answer = telling
+    for fields, document in (([KEY], LIKE_IT), (headers, body)):
+        client = await sidecar.client()
+        stream = document.get("stream", True)
+        client.send_request("POST", CHAT, body_of(CHAT, stream=stream) | document, fields)
+    await told(telling, 2)
+    for answer in telling.told:
+        answer.answer.json({})
+        answer.over.set()
+    await sidecar.idle()
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ([KEY, ("X-Stainless-Retry-Count", "1"), ("Accept", "*/*")], {}),
+        (
+            [KEY, ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01"), ("X-Forwarded-For", "1.2.3.4")],
+            {},
+        ),
+        ([KEY, ("X-Orch-Class", "interactive"), ("X-Request-Id", "another")], {}),
+        ([KEY], {"temperature": 0.0, "user": "another", "metadata": {"run": 2}, "seed": None}),
+    ],
+)
+async def test_what_differs_in_what_does_not_matter_shares(
+    engine: ScriptedEngine,
+    sidecar: Running,
+    telling: Telling,
+    headers: list[tuple[str, str]],
+    body: dict[str, Any],
+) -> None:
+    [first] = await together(sidecar, [KEY])
+    [second] = await together(sidecar, headers, **body)
+    (await told(telling)).all_of_it("one ")
+    assert {(await client.response()).status for client in (first, second)} == {200}
+    assert len(engine.generating) == 1
+
+
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+async def test_apis_whose_answers_have_other_ids_are_not_shared(
+    engine: ScriptedEngine, sidecar: Running, path: str
+) -> None:
+    clients = [await sidecar.client() for _ in range(2)]
+    for client in clients:
+        client.start(path, temperature=0)
+    for client in clients:
+        assert (await client.response()).status == 200
+    assert len(engine.generating) == 2
+
+
+async def test_completions_with_a_seed_are_shared(
+    engine: ScriptedEngine, sidecar: Running, telling: Telling
+) -> None:
+    clients = [await sidecar.client() for _ in range(2)]
+    for number, client in enumerate(clients):
+        client.start(COMPLETIONS, seed=7, temperature=0.9)
+        await eventually(lambda number=number: sharing(sidecar) == number + 1)  # type: ignore[misc]
+    (await told(telling)).all_of_it("one ")
+    bodies = [(await client.response()).body for client in clients]
+    assert len(engine.generating) == 1
+    assert len(set(bodies)) == 2
+
+
+async def test_profile_that_shares_nothing_shares_nothing(another: Engine, start: Start) -> None:
+    engine = await another(slots=8, profile="offline")
+    engine.answer = telling = Telling()
+    running = await start(profile="offline", engine_url=engine.url)
+    clients = [await asking(running) for _ in range(2)]
+    await told(telling, 2)
+    for answer in telling.told:
+        answer.all_of_it("one ")
+    assert {(await client.response()).status for client in clients} == {200}
+
+
+async def test_engine_gets_no_accept_encoding_and_clients_what_they_can_read(
+    engine: ScriptedEngine, sidecar: Running, telling: Telling
+) -> None:
+    [modern] = await together(sidecar, [("Accept-Encoding", "gzip"), ("X-A", "1")])
+    old = await sidecar.client()
+    old.send_request(
+        "POST", CHAT, body_of(CHAT, stream=True, temperature=0), [("X-A", "1")], version="1.0"
+    )
+    await eventually(lambda: sharing(sidecar) == 2)
+    answer = await told(telling)
+    assert engine.generating[0].header("accept-encoding") is None
+    assert engine.generating[0].header("x-a") == "1"
+    answer.all_of_it("one ", "two ")
+    assert (response := await modern.response()).body == answer.body_for(response)
+    head, _, body = (await old.rest()).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert body.endswith(b"data: [DONE]\n\n")
+
+
+# Waiting together.
+
+
+async def test_those_who_wait_wait_together_for_one_slot(
+    engine: ScriptedEngine, sidecar: Running, telling: Telling
+) -> None:
+    async with full(sidecar, telling):
+        clients = await together(sidecar, (), (), ())
+        assert sidecar.queued == 1
+        await asyncio.sleep(0.02)
+    answer = await told(telling, 2)
+    answer.all_of_it("one ")
+    for client in clients:
+        response = await client.response()
+        assert response.body == answer.body_for(response)
+        assert response.header("x-orch-queue-position") == "0"
+        queue = float((response.header("server-timing") or "").split(",")[0].split("=")[1])
+        assert queue > 10
+    metrics = await sidecar.metrics()
+    labels = 'class="interactive",measurement_type="batched_online",pool="cloud"'
+    assert metrics[f"orch_admission_wait_seconds_count{{{labels}}}"] == 2
+    assert metrics[f"orch_time_to_first_byte_seconds_count{{{labels}}}"] == 4
+    assert metrics['orch_coalesced_total{pool="cloud"}'] == 2
+    admitted = 'orch_admissions_total{class="interactive",outcome="admitted",pool="cloud"}'
+    assert metrics[admitted] == 2
+    requests = f'orch_requests_total{{outcome="ok",route="{CHAT}",status="200"}}'
+    assert metrics[requests] == 4
+
+
+async def test_better_class_does_not_wait_in_the_queue_of_the_worse(
+    engine: ScriptedEngine, sidecar: Running, telling: Telling
+) -> None:
+    async with full(sidecar, telling):
+        bulk = (await together(sidecar, [BULK]))[0]
+        better = await asking(sidecar, INTERACTIVE)
+        await eventually(lambda: sidecar.queued == 2)
+        # Who comes then has the better one, whatever its class is.
+        clients = [better, *await together(sidecar, [INTERACTIVE], [BULK])]
+        assert sidecar.queued == 2
+    for number in (2, 3):
+        (await told(telling, number)).all_of_it("one ")
+    first, second = telling.told[1:]
+    assert first.answer.request.header("x-vllm-priority") == "0"
+    for client in clients:
+        response = await client.response()
+        assert response.body == first.body_for(response)
+    assert (response := await bulk.response()).body == second.body_for(response)
+
+
+@pytest.mark.parametrize(
+    "limit", [("X-Orch-Deadline-Ms", "60000"), ("X-Orch-Max-Wait-Ms", "60000")]
+)
+async def test_limits_of_a_wait_are_of_one_request(
+    engine: ScriptedEngine, sidecar: Running, telling: Telling, limit: tuple[str, str]
+) -> None:
+    async with full(sidecar, telling):
+        [first] = await together(sidecar, ())
+        limited = await asking(sidecar, limit)
+        await eventually(lambda: sidecar.queued == 2)
+        refused = await (await asking(sidecar, ("X-Orch-Do-Not-Queue", ""))).response()
+        assert refused.error["code"] == "ADMISSION_NO_QUEUE"
+    await told(telling, 3)
+    # Where nobody waits any more, all may share.
+    [late] = await together(sidecar, [("X-Orch-Do-Not-Queue", ""), limit])
+    for answer in telling.told[1:]:
+        answer.all_of_it("one ")
+    for client in (first, limited, late):
+        assert (await client.response()).status == 200
+    assert len(telling.told) == 3
+
+
+async def test_who_came_later_outlasts_the_one_it_joined(
+    start: Start, engine: ScriptedEngine, telling: Telling
+) -> None:
+    running = await start(queue_timeout_s=0.4)
+    async with full(running, telling):
+        [first] = await together(running, ())
+        await asyncio.sleep(0.25)
+        [second] = await together(running, ())
+        refused = await first.response()
+        assert refused.error["code"] == "ADMISSION_TIMEOUT"
+        await eventually(lambda: running.queued == 1)
+    answer = await told(telling, 2)
+    answer.all_of_it("one ")
+    response = await second.response()
+    assert response.body == answer.body_for(response)
+
+
+# Several pools.
+
+
+async def test_decode_moves_with_all_its_clients_to_another_pool(
+    start: Start, engine: ScriptedEngine, b: ScriptedEngine, telling: Telling
+) -> None:
+    running = await all_ready(await start(**pools(a=engine, b=b)))
+    b.answer = telling
+    clients = await together(running, (), ())
+    first = await told(telling)
+    first.answer.reset()
+    first.over.set()
+    second = await told(telling, 2)
+    second.all_of_it("one ")
+    for client in clients:
+        response = await client.response()
+        assert response.body == second.body_for(response)
+    assert (len(engine.generating), len(b.generating)) == (1, 1)
+
+
+async def test_pool_that_shares_nothing_gets_nothing_shared(
+    start: Start, engine: ScriptedEngine, another: Engine, telling: Telling
+) -> None:
+    offline = await another(profile="offline")
+    offline.answer = telling
+    running = await all_ready(await start(**pools(a=engine, offline=offline)))
+    pinned = ("X-Orch-Pool", "offline")
+    clients = [await asking(running, pinned) for _ in range(2)]
+    await told(telling, 2)
+    assert len(offline.generating) == 2
+    for answer in telling.told:
+        answer.all_of_it("one ")
+    for client in clients:
+        assert (await client.response()).status == 200
+    # The engine that shares is lost before it says anything: each goes on by itself.
+    clients = await together(
+        running, [("X-Orch-Pool", "a; prefer")], [("X-Orch-Pool", "a; prefer")]
+    )
+    lost = await told(telling, 3)
+    assert len(engine.generating) == 1
+    lost.answer.reset()
+    lost.over.set()
+    await told(telling, 5)
+    assert len(offline.generating) == 4
+    for answer in telling.told[3:]:
+        answer.all_of_it("one ")
+    for client in clients:
+        response = await client.response()
+        assert (response.status, response.header("x-measurement-type")) == (200, "offline")

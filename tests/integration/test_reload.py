@@ -1,0 +1,245 @@
+"""Settings and profiles that are read again while requests are being served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orch_sidecar import cli
+from orch_sidecar.app import Sidecar
+from tests.integration.held import Held, started
+from tests.integration.running import Running, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.test_process import ready, run
+from vllm_plugin import profile as profiles
+
+
+class Files:
+    """The settings of a sidecar, and its profile, in files."""
+
+    def __init__(self, directory: Path, engine: ScriptedEngine) -> None:
+        self.path = directory / "orch.yaml"
+        self.profile_path = directory / "cloud.yaml"
+        self._shipped = yaml.safe_load((profiles.directory() / "cloud.yaml").read_text())
+        self._settings = {
+            "engine_url": engine.url,
+            "profile": str(self.profile_path),
+            "port": 0,
+            "drain_timeout_s": 0.2,
+        }
+        self.write()
+        self.write_profile()
+
+    def write(self, **settings: Any) -> None:
+        self.path.write_text(yaml.safe_dump(self._settings | settings))
+
+    def write_profile(self, **bulk: Any) -> None:
+        """With other rules for bulk requests."""
+        admission = self._shipped["admission"]
+        changed = admission | {"bulk": admission["bulk"] | bulk}
+        self.profile_path.write_text(yaml.safe_dump(self._shipped | {"admission": changed}))
+
+    @property
+    def words(self) -> list[str]:
+        return ["--config", str(self.path)]
+
+
+@pytest.fixture
+def files(tmp_path: Path, engine: ScriptedEngine) -> Files:
+    return Files(tmp_path, engine)
+
+
+@pytest.fixture
+async def sidecar(files: Files) -> AsyncIterator[Running]:
+    """A sidecar that reads the files."""
+    sidecar = Sidecar(cli.load_settings(files.words), lambda: cli.load_settings(files.words))
+    running = Running(sidecar, await sidecar.start())
+    await running.ready()
+    yield running
+    for client in running.clients:
+        await client.close()
+    await running.stop()
+
+
+Reload = Callable[[], Awaitable[dict[str, Any]]]
+
+
+@pytest.fixture
+def reload(sidecar: Running) -> Reload:
+    """Reloads, and tells what is said of it."""
+
+    async def once() -> dict[str, Any]:
+        await sidecar.sidecar.reloading.once()
+        document: dict[str, Any] = (await (await sidecar.client()).get("/readyz")).json()
+        return document
+
+    return once
+
+
+async def generation(running: Running) -> int:
+    response = await (await running.client()).get("/v1/capabilities")
+    told: int = response.json()["generation"]
+    return told
+
+
+async def test_settings_that_changed_hold_for_what_comes(
+    sidecar: Running, files: Files, reload: Reload, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await sidecar.client()
+    assert (await client.post(seed=1, user="x" * 3000)).status == 200
+    files.write(max_body_bytes=2000, max_json_depth=5, engine_silence_s=7.0, log_level="INFO")
+    with caplog.at_level(logging.INFO):
+        document = await reload()
+    assert document["generation"] == await generation(sidecar) == 2
+    assert document["last_reload_error"] is None
+    assert document["needs_restart"] == []
+    assert "reloaded: max_body_bytes: 16777216 -> 2000" in caplog.messages
+    refused = await client.post(seed=1, user="x" * 3000)
+    assert (refused.status, refused.error["code"]) == (413, "body_too_large")
+    client = await sidecar.client()
+    client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n{")
+    assert (await client.response()).status == 413
+    assert sidecar.sidecar.watch._engine_silence_s == 7.0
+    files.write()
+    assert (await reload())["generation"] == 3
+    assert (await (await sidecar.client()).post(seed=1, user="x" * 3000)).status == 200
+
+
+async def test_settings_that_are_wrong_change_nothing_and_are_told(
+    sidecar: Running, files: Files, reload: Reload, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = sidecar.sidecar.settings
+    files.write(max_body_bytes="much", queue_capacity=-1, body_timeout_s=5.0)
+    document = await reload()
+    assert document["generation"] == await generation(sidecar) == 1
+    for part in ("max_body_bytes", "'much'", "queue_capacity", "-1"):
+        assert part in document["last_reload_error"]
+        assert part in caplog.text
+    assert sidecar.sidecar.settings is good
+    assert document["ready"] is True
+    health = (await (await sidecar.client()).get("/v1/pools/cloud/health")).json()
+    assert health["last_reload_error"] == document["last_reload_error"]
+    files.path.write_text("port: [")
+    assert "not a YAML mapping" in (await reload())["last_reload_error"]
+    files.path.unlink()
+    assert "no such file" in (await reload())["last_reload_error"]
+    files.write(body_timeout_s=5.0)
+    document = await reload()
+    assert (document["generation"], document["last_reload_error"]) == (2, None)
+    assert sidecar.sidecar.settings.body_timeout_s == 5.0
+
+
+@pytest.mark.parametrize("text", ["name: [", "name: cloud", "- x"])
+async def test_profile_that_is_wrong_changes_nothing(
+    sidecar: Running, files: Files, reload: Reload, text: str
+) -> None:
+    files.write(body_timeout_s=5.0)
+    files.profile_path.write_text(text)
+    document = await reload()
+    assert str(files.profile_path) in document["last_reload_error"]
+    assert sidecar.sidecar.settings.body_timeout_s == 30.0
+    assert document["generation"] == 1
+
+
+async def test_what_needs_a_restart_is_said_and_the_rest_holds(
+    sidecar: Running, files: Files, reload: Reload, caplog: pytest.LogCaptureFixture
+) -> None:
+    files.write(engine_url="http://127.0.0.1:1", engine_api_key="sk-secret", body_timeout_s=5.0)
+    document = await reload()
+    assert document["needs_restart"] == ["engine_url", "engine_api_key"]
+    assert "this needs a restart: engine_url" in caplog.text
+    assert "sk-secret" not in caplog.text
+    assert sidecar.sidecar.settings.body_timeout_s == 5.0
+    assert (await (await sidecar.client()).post()).status == 200
+
+
+async def test_queue_that_is_made_shorter_loses_nobody(
+    sidecar: Running, engine: ScriptedEngine, files: Files, reload: Reload, held: Held
+) -> None:
+    busy = await started(sidecar, n=4)
+    await eventually(lambda: held.waiting)
+    bulk = [("X-Orch-Class", "bulk")]
+    waiting = [await started(sidecar, headers=bulk, seed=seed) for seed in range(1, 4)]
+    await eventually(lambda: sidecar.queued == 3)
+    files.write_profile(queue_capacity=1)
+    assert (await reload())["needs_restart"] == []
+    assert sidecar.queued == 3
+    refused = await (await sidecar.client()).post(headers=bulk, seed=9)
+    assert (refused.status, refused.error["code"]) == (429, "ADMISSION_REJECT")
+    held.release()
+    assert (await busy.response()).status == 200
+    for seed, client in enumerate(waiting, 1):
+        await eventually(lambda: held.waiting)
+        held.release_all()
+        assert (await client.response()).json() == {"seed": seed}
+    await sidecar.idle()
+    files.write_profile()
+    await reload()
+    assert (await generation(sidecar)) == 3
+
+
+async def test_log_level_is_that_of_the_file(
+    sidecar: Running, files: Files, reload: Reload
+) -> None:
+    root = logging.getLogger()
+    before = root.level
+    try:
+        files.write(log_level="DEBUG")
+        await reload()
+        assert root.level == logging.DEBUG
+    finally:
+        root.setLevel(before)
+
+
+async def test_signal_reloads_a_process_and_ends_nothing(
+    engine: ScriptedEngine, held: Held, tmp_path: Path
+) -> None:
+    config = tmp_path / "orch.yaml"
+    config.write_text("queue_capacity: 5\n")
+    flags = ("--profile=cloud", f"--engine-url={engine.url}", f"--config={config}")
+    async with run(*flags) as process:
+        client, busy = await process.client(), await process.client()
+        await ready(client)
+        busy.start(stream=False, seed=1)
+        await eventually(lambda: held.waiting)
+
+        async def readyz(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+            async with asyncio.timeout(5):
+                while True:
+                    document: dict[str, Any] = (await client.get("/readyz")).json()
+                    if condition(document):
+                        return document
+                    await asyncio.sleep(0.02)
+
+        config.write_text("queue_capacity: 0\nport: 1\n")
+        process.process.send_signal(signal.SIGHUP)
+        document = await readyz(lambda said: said["generation"] == 2)
+        assert document["needs_restart"] == [], "the flag counts before the file"
+        full = [await process.client() for _ in range(2)]
+        full[0].start(stream=False, n=3, seed=2)
+        await eventually(lambda: len(held.waiting) == 2)
+        refused = await full[1].post(seed=3)
+        assert (refused.status, refused.error["code"]) == (429, "ADMISSION_REJECT")
+        config.write_text("queue_capacity: many\n")
+        process.process.send_signal(signal.SIGHUP)
+        document = await readyz(lambda said: said["last_reload_error"] is not None)
+        assert (document["generation"], document["ready"]) == (2, True)
+        assert "'many'" in document["last_reload_error"]
+        held.release_all()
+        assert (await busy.response()).json() == {"seed": 1}
+        assert (await full[0].response()).status == 200
+        process.process.terminate()
+        code, logged = await process.ended(5)
+        assert code == 0
+        assert "Traceback" not in logged
+        assert "queue_capacity: 5 -> 0" in logged
+        assert "nothing is reloaded: queue_capacity" in logged
+        for one in (client, busy, *full):
+            await one.close()

@@ -1,0 +1,130 @@
+"""An engine that answers and makes no progress: nothing more is given to it until it does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.integration.client import CHAT, MESSAGES
+from tests.integration.held import Held, started
+from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.scripted_engine import ScriptedEngine
+
+
+async def stalls(engine: ScriptedEngine, running: Running) -> None:
+    engine.tell(state="stalled")
+    await eventually(lambda: running.sidecar.state == "stalled", 1.0)
+
+
+async def recovers(engine: ScriptedEngine, running: Running) -> None:
+    engine.tell(state="ready")
+    await running.ready(1.0)
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_stall_makes_unready_and_refuses_until_it_is_over(
+    sidecar: Running, engine: ScriptedEngine, held: Held, path: str
+) -> None:
+    stuck = await started(sidecar, seed=1)
+    await eventually(lambda: held.waiting)
+    await stalls(engine, sidecar)
+    client = await sidecar.client()
+    refused = await client.post(path)
+    assert (refused.status, refused.error["code"]) == (503, "engine_stalled")
+    assert "no progress" in refused.error["message"]
+    assert refused.header("retry-after") == "1"
+    ready = await client.get("/readyz")
+    assert (ready.status, ready.json()["state"]) == (503, "stalled")
+    assert "no progress" in ready.json()["last_error"]
+    health = (await client.get("/v1/pools/cloud/health")).json()
+    assert (health["live"], health["ready"], health["state"]) == (True, False, "stalled")
+    entry = await sidecar.capabilities()
+    assert (entry["state"], entry["slots_free"]) == ("stalled", 0)
+    assert (await sidecar.metrics())['orch_engine_state{pool="cloud",state="stalled"}'] == 1
+    assert len(engine.generating) == 1
+    await recovers(engine, sidecar)
+    held.release()
+    assert (await stuck.response()).json() == {"seed": 1}, "what was in it is not given up"
+    assert (await client.get("/readyz")).status == 200
+    again = await started(sidecar, seed=2)
+    await eventually(lambda: held.waiting)
+    held.release()
+    assert (await again.response()).status == 200
+
+
+async def test_who_waits_goes_on_waiting_and_is_served_when_it_is_over(
+    sidecar: Running, engine: ScriptedEngine, held: Held
+) -> None:
+    busy = await started(sidecar, n=4)
+    await eventually(lambda: held.waiting)
+    queued = await started(sidecar, seed=1)
+    await eventually(lambda: sidecar.queued)
+    await stalls(engine, sidecar)
+    held.release()
+    assert (await busy.response()).status == 200
+    await asyncio.sleep(0.05)
+    assert len(engine.generating) == 1, "a slot came free, and is not given"
+    await recovers(engine, sidecar)
+    await eventually(lambda: held.waiting)
+    held.release()
+    assert (await queued.response()).json() == {"seed": 1}
+
+
+@pytest.mark.usefixtures("quick")
+async def test_leases_are_confirmed_while_it_is_stalled(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    """Its API server answers; a client that gives up must not cost a slot for ever."""
+    engine.faults.tells_ended = False
+    running = await start()
+    client = await started(running, path=MESSAGES)
+    await eventually(lambda: held.waiting)
+    await stalls(engine, running)
+    await client.close()
+    await eventually(lambda: engine.revoked)
+    await running.idle()
+    assert running.ledger.leases() == 0
+    assert running.sidecar.state == "stalled"
+    await recovers(engine, running)
+
+
+async def test_other_pools_serve_meanwhile(
+    start: Start, engine: ScriptedEngine, b: ScriptedEngine
+) -> None:
+    running = await all_ready(await start(**pools(a=engine, b=b)))
+    engine.tell(state="stalled")
+    await eventually(lambda: running.pool.state == "stalled")
+    client = await running.client()
+    for seed in range(3):
+        assert (await client.post(seed=seed)).status == 200
+    assert (len(engine.generating), len(b.generating)) == (0, 3)
+    ready = await client.get("/readyz")
+    assert (ready.status, ready.json()["pools"]) == (200, {"a": "stalled", "b": "ready"})
+    engine.tell(state="ready")
+    await all_ready(running)
+
+
+async def test_stall_is_told_to_a_sidecar_above(start: Start, engine: ScriptedEngine) -> None:
+    lower = await start()
+    url = f"http://127.0.0.1:{lower.port}"
+    upper = await start(pools=[{"name": "l", "url": url, "profile": "cloud", "tier": True}])
+    engine.tell(state="stalled")
+    await eventually(lambda: upper.sidecar.state == "stalled", 1.0)
+    assert "no progress" in upper.pool.follower.message
+    refused = await (await upper.client()).post()
+    assert (refused.status, refused.error["code"]) == (503, "engine_stalled")
+    await recovers(engine, lower)
+    await upper.ready(1.0)
+    assert (await (await upper.client()).post()).status == 200
+
+
+async def test_engine_that_is_stalled_from_the_start_is_not_ready(
+    start: Start, engine: ScriptedEngine
+) -> None:
+    engine.tell(state="stalled")
+    running = await start(wait=False)
+    await eventually(lambda: running.sidecar.state == "stalled")
+    assert (await (await running.client()).post()).status == 503
+    await recovers(engine, running)
+    assert (await (await running.client()).post()).status == 200

@@ -1,0 +1,210 @@
+"""A pool that is itself a sidecar: what it is told, and what becomes of what it turns away.
+
+The sidecar below is scripted like an engine: its state stream has the same form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.integration.client import CHAT, MESSAGES
+from tests.integration.held import Held, started
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.wire import Answer
+
+EVERY_LOOP = True
+
+RETRY: Any = [("retry-after", "1"), ("retry-after-ms", "20")]
+ENVELOPE = {"error": {"code": "ADMISSION_NO_QUEUE", "retriable": True, "retry_after_ms": 20}}
+
+
+def turn_away(status: int = 429, body: Any = ENVELOPE, headers: Any = RETRY) -> Any:
+    """A script: the sidecar below has no slot now."""
+
+    async def script(answer: Answer) -> None:
+        answer.json(body, status, headers)
+
+    return script
+
+
+@pytest.fixture
+async def upper(start: Start, engine: ScriptedEngine) -> Running:
+    """A sidecar above `engine`, which it takes for a sidecar."""
+    return await start(
+        pools=[{"name": "lower", "url": engine.url, "profile": "cloud", "tier": True}]
+    )
+
+
+async def test_directives_for_the_sidecar_below_are_ours(
+    upper: Running, engine: ScriptedEngine
+) -> None:
+    client = await upper.client()
+    await client.post(
+        CHAT,
+        [
+            ("X-Orch-Class", "bulk"),
+            ("X-Orch-Deadline-Ms", "60000"),
+            ("X-Orch-Max-Wait-Ms", "50000"),
+            ("X-Orch-No-Coalesce", "1"),
+            ("X-Orch-Do-Not-Queue", "false"),
+            ("X-Orch-Pool", "lower"),
+            ("X-Orch-Lease", "forged"),
+            ("X-Vllm-Priority", "-9"),
+        ],
+    )
+    await client.post(CHAT)
+    first, second = engine.generating
+    assert first.header("x-orch-class") == "bulk"
+    assert 59_000 <= int(first.header("x-orch-deadline-ms") or "") <= 60_000
+    assert 49_000 <= int(first.header("x-orch-max-wait-ms") or "") <= 50_000
+    assert first.header("x-orch-no-coalesce") == "true"
+    assert (first.lease or "").startswith(upper.pool.gate.instance)
+    told = {name: value for name, value in second.fields if name.startswith("x-orch-")}
+    assert set(told) == {"x-orch-class", "x-orch-do-not-queue", "x-orch-lease"}
+    assert told["x-orch-class"] == "interactive"
+    for request in (first, second):
+        assert request.header("x-orch-do-not-queue") == "true"
+        assert request.header("x-orch-pool") is None
+        assert request.header("x-vllm-priority") is None
+        names = [name for name, _ in request.fields]
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize(
+    "script",
+    [
+        turn_away(),
+        turn_away(503),
+        turn_away(headers=()),
+        turn_away(503, body={"detail": "busy"}),
+        turn_away(429, body={"x": "y" * 60_000}),
+    ],
+)
+async def test_request_that_is_turned_away_goes_back_and_is_served(
+    upper: Running, engine: ScriptedEngine, script: Any, path: str
+) -> None:
+    engine.scripts += [script, script]
+    response = await (await upper.client()).post(path, seed=1)
+    assert response.status == 200
+    assert b"retriable" not in response.body
+    assert response.header("x-orch-queue-position") == "0"
+    assert response.header("retry-after") is None
+    leases = [request.lease for request in engine.generating]
+    assert len(set(leases)) == 3  # a lease is used once
+    await upper.idle()
+    assert upper.ledger.leases() == 0
+
+
+async def test_request_that_is_turned_away_keeps_its_place(
+    upper: Running, engine: ScriptedEngine, held: Held
+) -> None:
+    busy = await started(upper, seed=0, n=3)
+    await eventually(lambda: held.waiting)
+    engine.scripts.append(turn_away(headers=[("retry-after-ms", "100")]))
+    first = await started(upper, seed=1)
+    await eventually(lambda: upper.queued == 1)
+    second = await started(upper, seed=2)
+    await eventually(lambda: len(held.waiting) == 2)
+    held.release_all()
+    assert (await busy.response()).status == (await first.response()).status == 200
+    await eventually(lambda: held.waiting)
+    held.release_all()
+    assert (await second.response()).status == 200
+    assert [request.json()["seed"] for request in engine.generating] == [0, 1, 1, 2]
+
+
+async def test_request_that_is_always_turned_away_is_refused_at_its_limit(
+    upper: Running, engine: ScriptedEngine
+) -> None:
+    engine.answer = turn_away()
+    begin = asyncio.get_running_loop().time()
+    response = await (await upper.client()).post(CHAT, [("X-Orch-Max-Wait-Ms", "300")])
+    assert 0.2 < asyncio.get_running_loop().time() - begin < 2
+    assert (response.status, response.error["code"]) == (429, "ADMISSION_TIMEOUT")
+    assert len(engine.generating) > 1
+    await upper.idle()
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (429, {"error": {"message": "quota", "retriable": False}}),
+        (503, {"detail": "model is loading"}),
+        (400, ENVELOPE),
+        (500, ENVELOPE),
+    ],
+)
+async def test_final_answer_is_passed_on_as_it_is(
+    upper: Running, engine: ScriptedEngine, status: int, body: Any
+) -> None:
+    engine.scripts.append(turn_away(status, body, ()))
+    client = await upper.client()
+    response = await client.post()
+    assert (response.status, response.json()) == (status, body)
+    assert response.header("content-length") == str(len(json.dumps(body)))
+    assert len(engine.generating) == 1
+    assert (await client.post()).status == 200
+    await upper.idle()
+
+
+async def test_long_answer_is_passed_on_and_not_kept(
+    upper: Running, engine: ScriptedEngine
+) -> None:
+    body = {"x": "y" * 300_000}
+    engine.scripts.append(turn_away(429, body))
+    response = await (await upper.client()).post()
+    assert (response.status, response.json()) == (429, body)
+    await upper.idle()
+
+
+async def test_engines_429_is_not_for_us_to_repeat(
+    sidecar: Running, engine: ScriptedEngine
+) -> None:
+    """Only a sidecar's refusal says that the request did not run."""
+    engine.scripts.append(turn_away())
+    response = await (await sidecar.client()).post()
+    assert (response.status, response.json()) == (429, ENVELOPE)
+    assert len(engine.generating) == 1
+
+
+async def test_client_that_leaves_while_its_request_is_put_back_leaks_nothing(
+    upper: Running, engine: ScriptedEngine
+) -> None:
+    engine.answer = turn_away()
+    client = await started(upper)
+    await eventually(lambda: len(engine.generating) > 1)
+    await client.close()
+    await eventually(lambda: not upper.queued)
+    await upper.idle()
+    assert upper.ledger.leases() == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "code"),
+    [
+        ("draining", "draining", "engine_down"),
+        ("stale", "stale", "engine_stale"),
+        ("stalled", "stalled", "engine_stalled"),
+        ("starting", "starting", "engine_starting"),
+        ("down", "down", "engine_down"),
+        ("unusable", "unusable", "engine_down"),
+        ("of another kind", "stale", "engine_stale"),
+    ],
+)
+async def test_state_of_the_sidecar_below_is_believed(
+    upper: Running, engine: ScriptedEngine, said: str, state: str, code: str
+) -> None:
+    engine.tell(state=said, message="because of this")
+    await eventually(lambda: upper.pool.follower.state == state)
+    response = await (await upper.client()).post()
+    assert (response.status, response.error["code"]) == (503, code)
+    assert "because of this" in response.error["message"]
+    engine.tell(state="ready", message="")
+    await upper.ready()
+    assert (await (await upper.client()).post()).status == 200

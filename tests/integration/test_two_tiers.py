@@ -1,0 +1,200 @@
+"""Sidecars in front of a sidecar in front of an engine: all of them real but the engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from tests.integration.held import Held, started
+from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.tiers import Streaming, above, empty, tier
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answer_comes_through_both_as_it_is(
+    upper: Running, lower: Running, engine: ScriptedEngine, path: str, stream: bool
+) -> None:
+    direct = await (await lower.client()).post(path, stream=stream)
+    response = await (await upper.client()).post(path, stream=stream)
+    assert response.status == 200
+    # Where decodes are shared, each client has an id of its own in the answer.
+    assert len(response.body) == len(direct.body)
+    if path in (RESPONSES, MESSAGES):
+        assert response.body == direct.body
+    assert response.header("x-orch-request-id") != direct.header("x-orch-request-id")
+    request = engine.generating[-1]
+    assert (request.lease or "").startswith(lower.pool.gate.instance)
+    assert [name for name, _ in request.fields if name.startswith("x-orch-")] == ["x-orch-lease"]
+    await empty(upper, lower)
+
+
+async def test_upper_sees_the_slots_of_the_engine_and_what_others_hold_of_them(
+    upper: Running, lower: Running, engine: ScriptedEngine, held: Held
+) -> None:
+    mine = await started(upper, n=1)
+    theirs = await started(lower, n=2, seed=1)
+    await eventually(lambda: len(held.waiting) == 2)
+    await eventually(lambda: upper.ledger.foreign == 2)
+    entry = await upper.capabilities()
+    assert (entry["slots_total"], entry["leased"], entry["foreign"]) == (4, 1, 2)
+    assert entry["slots_free"] == 1
+    assert entry["models"] == ["tiny"]
+    held.release_all()
+    for client in (mine, theirs):
+        assert (await client.response()).status == 200
+    await eventually(lambda: upper.ledger.foreign == 0)
+    await empty(upper, lower)
+
+
+async def test_what_takes_no_slot_passes_through_both(
+    upper: Running, engine: ScriptedEngine
+) -> None:
+    client = await upper.client()
+    counted = await client.request("POST", "/tokenize", {"model": "tiny", "prompt": "x"})
+    assert counted.json()["count"] == 3
+    assert (await client.get("/v1/models")).json()["data"][0]["id"] == "tiny"
+
+
+async def test_two_above_one_never_exceed_the_slots_and_all_are_served(
+    start: Start, lower: Running, engine: ScriptedEngine
+) -> None:
+    engine.answer = Streaming()
+    uppers = [await above(start, lower) for _ in range(2)]
+    clients = [(await uppers[number % 2].client(), number) for number in range(40)]
+    for client, number in clients:
+        client.start(seed=number)
+    for client, number in clients:
+        response = await client.response(within_s=20)
+        assert response.status == 200
+        assert response.body.count(b'"seed": %d,' % number) == 3
+        assert response.body.endswith(b"data: [DONE]\n\n")
+    assert engine.peak <= engine.slots
+    assert engine.peak == 4
+    assert len(engine.generating) == 40
+    await empty(*uppers, lower)
+
+
+async def test_request_that_the_lower_turns_away_waits_above_and_is_served(
+    start: Start, lower: Running, engine: ScriptedEngine, held: Held
+) -> None:
+    """Both think that the slot is theirs; one of them is early."""
+    uppers = [await above(start, lower) for _ in range(2)]
+    busy = await started(lower, n=3)
+    await eventually(lambda: held.waiting)
+    await eventually(lambda: all(each.ledger.foreign == 3 for each in uppers))
+    clients = [await started(each, seed=number) for number, each in enumerate(uppers, 1)]
+    await eventually(lambda: len(held.waiting) == 2 and sum(each.queued for each in uppers) == 1)
+    assert lower.queued == 0, "who waits, waits above"
+    held.release_all()
+    assert (await busy.response()).status == 200
+    await eventually(lambda: held.waiting)
+    held.release_all()
+    answers = [await client.response() for client in clients]
+    assert [each.status for each in answers] == [200, 200]
+    assert [each.json()["seed"] for each in answers] == [1, 2]
+    assert len(engine.generating) == 3
+    assert lower.ledger.violations == 0
+    metrics = await lower.metrics()
+    label = f'{{outcome="do_not_queue",route="{CHAT}",status="429"}}'
+    assert metrics.get(f"orch_requests_total{label}", 0) >= 1
+    await empty(*uppers, lower)
+
+
+async def test_request_that_is_always_turned_away_keeps_to_its_time(
+    start: Start, lower: Running, engine: ScriptedEngine, held: Held
+) -> None:
+    upper = await above(start, lower)
+    busy = await started(lower, n=4)
+    await eventually(lambda: held.waiting)
+    waiting = [("X-Orch-Max-Wait-Ms", "300")]
+    response = await (await upper.client()).post(MESSAGES, waiting)
+    assert (response.status, response.error["code"]) == (429, "ADMISSION_TIMEOUT")
+    held.release()
+    assert (await busy.response()).status == 200
+    await empty(upper, lower)
+
+
+async def test_tier_and_engine_side_by_side(
+    start: Start, lower: Running, engine: ScriptedEngine, b: ScriptedEngine
+) -> None:
+    settings = pools(b=b)["pools"]
+    upper = await all_ready(await start(pools=[*settings, tier(lower)]))
+    client = await upper.client()
+    assert (await client.post(CHAT, [("X-Orch-Pool", "lower")], seed=1)).status == 200
+    assert (await client.post(CHAT, [("X-Orch-Pool", "b")], seed=2)).status == 200
+    assert (len(engine.generating), len(b.generating)) == (1, 1)
+    held = engine.answer = b.answer = Held()
+    clients = [await started(upper, seed=seed) for seed in range(10, 18)]
+    await eventually(lambda: len(held.waiting) == 8)
+    assert (engine.present, b.present) == (4, 4)
+    held.release_all()
+    for one in clients:
+        assert (await one.response()).status == 200
+    await engine.stop()
+    await eventually(lambda: upper.sidecar.pools["lower"].state != "ready")
+    b.answer = Streaming()
+    client = await upper.client()
+    assert (await client.post(CHAT, seed=3, stream=True)).status == 200
+    assert len(b.generating) == 6
+    await engine.start()
+    await all_ready(upper)
+
+
+async def test_one_pool_of_several_below_is_named(
+    start: Start, engine: ScriptedEngine, b: ScriptedEngine
+) -> None:
+    lower = await all_ready(await start(**pools(a=engine, b=b)))
+    upper = await start(pools=[tier(lower, below="b")])
+    client = await upper.client()
+    for seed in range(3):
+        assert (await client.post(seed=seed)).status == 200
+    await client.request("POST", "/tokenize", {"model": "tiny", "prompt": "x"})
+    assert (len(engine.received), len(b.generating)) == (0, 3)
+    assert upper.pool.follower.document is not None
+    assert upper.pool.follower.document["pool"] == "b"
+    unnamed = await start(pools=[tier(lower)], wait=False)
+    await eventually(lambda: unnamed.sidecar.state == "unusable")
+    assert "several pools (a, b)" in unnamed.pool.follower.message
+    wrong = await start(pools=[tier(lower, below="c")], wait=False)
+    await eventually(lambda: wrong.sidecar.state == "unusable")
+    assert "there is no pool 'c'" in wrong.pool.follower.message
+    refused = await (await wrong.client()).post()
+    assert refused.status == 503
+    assert "there is no pool 'c'" in refused.error["message"]
+
+
+async def test_three_tiers(start: Start, lower: Running, engine: ScriptedEngine) -> None:
+    engine.answer = Streaming()
+    middle = await above(start, lower)
+    top = await above(start, middle)
+    clients = [await top.client() for _ in range(12)]
+    for number, client in enumerate(clients):
+        client.start(seed=number)
+    for client in clients:
+        assert (await client.response()).status == 200
+    assert engine.peak <= 4
+    await empty(top, middle, lower)
+
+
+async def test_clients_that_come_and_go_leak_nothing(
+    start: Start, lower: Running, engine: ScriptedEngine
+) -> None:
+    engine.answer = Streaming()
+    uppers = [await above(start, lower) for _ in range(2)]
+
+    async def one(number: int) -> None:
+        client = await uppers[number % 2].client()
+        client.start((CHAT, MESSAGES)[number % 3 == 0], seed=number, n=1 + number % 2)
+        await asyncio.sleep(0.004 * (number % 7))
+        if number % 4 == 0:
+            await client.close()
+        else:
+            assert (await client.response(within_s=20)).status == 200
+
+    await asyncio.gather(*(one(number) for number in range(60)))
+    await empty(*uppers, lower)
+    assert engine.peak <= 4

@@ -1,0 +1,223 @@
+"""A shared answer without sockets: clients and an engine whose transports are lists of bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+from orch_sidecar.decode import Decode
+from orch_sidecar.exchange import Exchange
+from orch_sidecar.fanout import Fanout
+from orch_sidecar.follower import Follower
+from orch_sidecar.http1 import Head, body_of, parse_head
+from orch_sidecar.openai import Api
+from orch_sidecar.upstream import EngineConnection, EnginePool
+
+SHARED_ID = "shared-0123456789abcdef"
+EXTRA = b"x-orch-request-id: ours\r\n"
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"server: uvicorn\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+def chunk(payload: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(payload), payload)
+
+
+def event(text: str, request_id: str = SHARED_ID) -> bytes:
+    """A chunk of vLLM's chat stream. `text` is JSON already, less its quotes."""
+    line = (
+        f'data: {{"id":"chatcmpl-{request_id}","object":"chat.completion.chunk","created":1,'
+        f'"model":"tiny","choices":[{{"index":0,"delta":{{"content":"{text}"}}}}]}}\n\n'
+    )
+    return line.encode()
+
+
+def json_body(text: str, request_id: str = SHARED_ID) -> bytes:
+    body = (
+        f'{{"id":"cmpl-{request_id}","object":"text_completion","created":1,"model":"tiny",'
+        f'"choices":[{{"index":0,"text":"{text}"}}],'
+        f'"usage":{{"prompt_tokens":7,"total_tokens":10,"completion_tokens":3}}}}'
+    )
+    return body.encode()
+
+
+def json_answer(body: bytes, status: bytes = b"200 OK", fields: bytes = b"") -> bytes:
+    head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n"
+    return head % (status, fields, len(body)) + body
+
+
+WORDS = ["one ", "two ", "three", "x" * 40]
+DONE = b"data: [DONE]\n\n"
+EVENTS = [event(word) for word in WORDS]
+STREAM = STREAM_HEAD + b"".join(map(chunk, [*EVENTS, DONE])) + b"0\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Got:
+    """What a client has got so far. `end`: nothing can follow in this answer."""
+
+    head: Head
+    body: bytes
+    end: bool
+
+    def field(self, name: bytes) -> bytes | None:
+        return next((value for field, value in self.head.fields if field == name), None)
+
+
+class Transport(asyncio.Transport):
+    """A transport that only remembers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+        self.closed = False
+        self.aborted = False
+        self.reading = True
+
+    def write(self, data: Any) -> None:
+        assert not self.closed, "a write to a transport that is closed"
+        self.data += data
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+class Client(Transport):
+    """A client, and the follower that writes to it. `room`: bytes before its transport is full."""
+
+    def __init__(self, name: str, room: int | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self.room = room
+        self.buffered = 0
+        self.follower: Follower = cast(Follower, None)
+        self.exchange = Exchange(
+            api=Api.CHAT, route="/v1/chat/completions", id="own", request_id=name,
+            correlation_id=name, stream=True,
+        )  # fmt: skip
+
+    def join(self, fanout: Fanout, *, http10: bool = False) -> Client:
+        self.follower = fanout.join(
+            self, self.exchange, lambda: EXTRA, http10=http10, keep_alive=True
+        )
+        self.follower.start(paused=False)
+        return self
+
+    def write(self, data: Any) -> None:
+        super().write(data)
+        if self.room is not None:
+            self.buffered += len(data)
+            if self.buffered > self.room and not self.follower.paused:
+                self.follower.pause()
+
+    def read(self, room: int | None = None) -> None:
+        """The client takes all that was written. `room`: from now on."""
+        self.room, self.buffered = room, 0
+        if self.follower.paused:
+            self.follower.resume()
+
+    def leave(self) -> None:
+        """It disconnects, and its handler ends."""
+        self.closed = True
+        self.follower.leave()
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered
+
+    @property
+    def got(self) -> Got | None:
+        """What the client can make of its bytes. None: not even a head."""
+        parsed = parse_head(self.data)
+        if parsed is None:
+            assert not self.data
+            return None
+        head, start = parsed
+        body = body_of(head, dechunk=True)
+        text = body.feed(self.data[start:]) if len(self.data) > start else b""
+        return Got(head, text, body.done)
+
+    @property
+    def body(self) -> bytes:
+        got = self.got
+        return b"" if got is None else got.body
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it was told that the answer is complete."""
+        done = self.follower.done
+        return done.done() and done.result().failure is None
+
+
+class Engine:
+    """An engine's connection, and the decode that it feeds."""
+
+    def __init__(self, fanout: Fanout, *, holds_back: bool = False) -> None:
+        self.pool = EnginePool("http://127.0.0.1:9", 1.0)
+        self.transport = Transport()
+        self.connection = EngineConnection()
+        self.connection.connection_made(self.transport)
+        self.decode = Decode(fanout, self.pool, holds_back=holds_back)
+        self.decode.start(self.connection, b"POST / HTTP/1.1\r\n\r\n")
+
+    def says(self, *data: bytes) -> None:
+        """Each piece comes with a read of its own."""
+        for piece in data:
+            if self.connection.receiver is not None:
+                self.connection.data_received(piece)
+
+    def closes(self, error: Exception | None = None) -> None:
+        self.connection.connection_lost(error)
+
+    @property
+    def kept(self) -> bool:
+        """Whether its connection may serve another request."""
+        return self.connection in self.pool._idle
+
+
+class Abandoned:
+    """Counts how often a fanout was given up."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self) -> None:
+        self.times += 1
+
+
+def stream_for(name: str, count: int = len(WORDS)) -> bytes:
+    """The first events of `STREAM` as the client of that name is to get them."""
+    return b"".join(event(word, name) for word in WORDS[:count])
+
+
+def whole_for(name: str) -> bytes:
+    """All of `STREAM`'s body as the client of that name is to get it."""
+    return stream_for(name) + DONE
+
+
+def error_in(body: bytes) -> dict[str, Any]:
+    """The error event that a stream ends with."""
+    *_, last, done, rest = body.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    error = json.loads(last.removeprefix(b"data: "))["error"]
+    assert isinstance(error, dict)
+    return error
+
+
+def fanout_of(buffer_bytes: int = 1 << 20, abandoned: Abandoned | None = None) -> Fanout:
+    return Fanout(SHARED_ID, abandoned or Abandoned(), buffer_bytes=buffer_bytes)
