@@ -24,7 +24,7 @@ from orch_sidecar.pools import Pools, common_labels, configuration, configured
 from orch_sidecar.publish import Publisher
 from orch_sidecar.reload import Reloads
 from orch_sidecar.reloading import Reloading
-from orch_sidecar.server import ClientConnection
+from orch_sidecar.server import ClientConnection, HandlerLoop
 from orch_sidecar.serving import Serving
 from orch_sidecar.settings import SidecarSettings
 from orch_sidecar.telemetry import tracing_from_environment
@@ -122,12 +122,13 @@ class Sidecar:
     async def start(self) -> int:
         """Listens and follows the engine. Returns the port. Raises OSError if one is taken."""
         settings, loop = self.settings, asyncio.get_running_loop()
+        handlers = HandlerLoop(loop)
         try:
             self._listener = await loop.create_server(
                 lambda: ClientConnection(
                     self._server,
                     headers=self._headers,
-                    loop=loop,
+                    loop=handlers,
                     access_log=None,
                     auto_decompress=False,
                     keepalive_timeout=KEEP_ALIVE_S,

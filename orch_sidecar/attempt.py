@@ -145,7 +145,7 @@ class Attempts:
             exchange.admitted = time.monotonic_ns()
             exchange.lease = lease.id
             if shared is not None:
-                self._admit(shared, exchange.admitted)
+                self._admit(shared, pool, exchange.admitted)
         try:
             head = request.head(pool, lease)
             connection = pool.connections.take()
@@ -218,11 +218,13 @@ class Attempts:
                 else:
                     pool.gate.abandon(lease.id)
 
-    def _admit(self, shared: Fanout, at: int) -> None:
+    def _admit(self, shared: Fanout, pool: Pool, at: int) -> None:
         """Before that its clients wait for a slot: nothing could move for them."""
         shared.admit(at)
         for follower in shared.followers:
             self._watch.add(follower)
+            if pool.gate.core.draining:
+                follower.close_after()
 
     def _withdraw(self, shared: Fanout) -> None:
         """Its clients wait again, if they know of no answer and may still get one."""

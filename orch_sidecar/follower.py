@@ -137,6 +137,10 @@ class Follower:
         """Whether it still has something to get, should nothing more be produced."""
         return self._head_sent and self._place < self._log.end
 
+    def close_after(self) -> None:
+        """The client's connection is to serve no other request. Before the head goes out."""
+        self._keep_alive = False
+
     def leave(self) -> None:
         """The client is gone or answered: it wants no more."""
         if not self._left:

@@ -81,10 +81,8 @@ class InFlight:
     def end(self, request_id: str) -> None:
         """Its handling has ended. Raises KeyError for one that has not begun."""
         key: str | bytes = _key(self._requests.pop(request_id).headers)
-        if len(key) > _LONG_KEY:
-            key = self._digest(key)
         ended = self._ended
-        ended[request_id] = key
+        ended[request_id] = key if len(key) <= _LONG_KEY else self._digest(key)
         if len(ended) >= ENDED_KEPT:
             self._ended_before, self._ended = ended, {}
 

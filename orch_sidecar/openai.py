@@ -11,9 +11,8 @@ a response or a message. A list of token ids is one prompt; prompt embeddings co
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from orch_sidecar import coalescing
 from orch_sidecar.reasons import Reason, Refusal
@@ -29,9 +28,8 @@ class Api(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a request asks of the engine. `cost` is in sequences.
+class Demand(NamedTuple):
+    """What a request asks of the engine. `cost` is in sequences. A tuple: one for every request.
 
     `prompt_tokens`: of all prompts together, where all are token ids and none is cut short.
     `service_tier`, `priority`: as given. `coalescing`: equal for requests that one decode can
@@ -163,18 +161,18 @@ def _demand(api: Api, document: dict[str, Any], ctx_max: int | None, coalesce: b
         prompts, prompt_tokens = _prompts(document, ctx_max)
         cost *= prompts
     model = document.get("model")
+    priority = None
+    if "priority" in document and api is not Api.MESSAGES:  # there vLLM ignores it
+        priority = _integer(document, "priority", -(2**63), 2**63 - 1)
     return Demand(
-        cost=cost,
-        stream=_boolean(document, "stream"),
-        model=model if isinstance(model, str) else "",
-        max_tokens=max_tokens,
-        prompt_tokens=prompt_tokens,
-        service_tier=_text(document, "service_tier"),
-        # Messages have none: there vLLM ignores the field.
-        priority=None
-        if api is Api.MESSAGES
-        else _integer(document, "priority", -(2**63), 2**63 - 1),
-        coalescing=(coalescing.digest(api.value, document) if coalesce and cost == 1 else None),
+        cost,
+        _boolean(document, "stream"),
+        model if isinstance(model, str) else "",
+        max_tokens,
+        prompt_tokens,
+        _text(document, "service_tier") if "service_tier" in document else None,
+        priority,
+        coalescing.digest(api.value, document) if coalesce and cost == 1 else None,
     )
 
 

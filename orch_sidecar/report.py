@@ -17,7 +17,7 @@ from orch_sidecar.admission.ask import EngineReport, StepTime
 FIELDS: Final = frozenset(
     {
         "epoch", "slots_total", "foreign", "ctx_max", "kv_tokens_total", "kv_block_tokens",
-        "kv_cache_usage",        "preemptions_total", "step_time", "prefill_tokens_per_s",
+        "kv_cache_usage", "preemptions_total", "step_time", "prefill_tokens_per_s", "features",
     }
 )  # fmt: skip
 
@@ -40,7 +40,17 @@ def report_of(document: Mapping[str, Any]) -> EngineReport:
         preemptions_total=_count(document, "preemptions_total", 0) or 0,
         step_time=step_time_of(document.get("step_time")),
         prefill_tokens_per_s=number(document, "prefill_tokens_per_s") or None,
+        chunk_tokens=_chunk(document.get("features")),
     )
+
+
+def _chunk(features: Any) -> int | None:
+    """The most of one prompt that a step reads; 0 as the threshold means that there is none."""
+    if not isinstance(features, Mapping):
+        return None
+    whole = _count(features, "max_num_batched_tokens", 1)
+    chunk = _count(features, "long_prefill_token_threshold", 1)
+    return chunk if whole is None else min(whole, chunk or whole)
 
 
 def step_time_of(said: Any) -> StepTime | None:

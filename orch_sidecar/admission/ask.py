@@ -56,7 +56,8 @@ class EngineReport:
     """What an engine says of itself. None: not known, and nothing is guessed in its place.
 
     `kv_tokens_total`, `kv_block_tokens` (it is given out in blocks of so many) and `kv_usage` (0
-    to 1): the KV cache. `prefill_tokens_per_s`: measured.
+    to 1): the KV cache. `prefill_tokens_per_s`: measured. `chunk_tokens`: the most of one prompt
+    that a step reads beside others.
     """
 
     epoch: str
@@ -69,3 +70,4 @@ class EngineReport:
     step_time: StepTime | None = None
     prefill_tokens_per_s: float | None = None
     kv_block_tokens: int = 1
+    chunk_tokens: int | None = None

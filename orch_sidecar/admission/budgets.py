@@ -42,8 +42,9 @@ class KvBudget:
         self._shrunk_to = 1.0
         self._prompts = 0.0
         self._outputs = 0.0
-        self._unseen = 0.0  # prompts granted that the reported usage need not hold yet
-        self._granted_at = float("-inf")
+        # Prompts granted that the reported usage need not hold yet: since a while ago, and before.
+        self._unseen = self._unseen_before = 0.0
+        self._granted_at = self._unseen_since = float("-inf")
 
     @property
     def committed(self) -> float:
@@ -54,13 +55,12 @@ class KvBudget:
         """Another engine: an empty cache."""
         self._known_preemptions = None
         self._shrunk_to, self._preempted_at = 1.0, float("-inf")
-        self._prompts = self._outputs = self._unseen = 0.0
+        self._prompts = self._outputs = self._unseen = self._unseen_before = 0.0
 
     def reported(self, total: int | None, usage: float, preemptions: int, now: float) -> None:
         """The engine says how full its cache is, and how often it has preempted."""
         self.total, self._usage = total, usage
-        if now - self._granted_at > UNSEEN_S:
-            self._unseen = 0.0
+        self._forget_seen(now)
         known = self._known_preemptions
         if known is not None and preemptions > known:
             self.preemptions += preemptions - known
@@ -87,8 +87,19 @@ class KvBudget:
             return True
         if self._usage >= KV_FULL or now - self._preempted_at < QUIET_S:
             return False
-        in_cache = self._usage * self.total + self._unseen
+        in_cache = self._usage * self.total + self._unseen + self._unseen_before
         return in_cache + self._outputs + prompt + (output or 0.0) <= limit
+
+    def _forget_seen(self, now: float) -> None:
+        """The report has what was granted long enough before it.
+
+        Two sums take turns, because grants may follow each other without a gap for ever.
+        """
+        if now - self._granted_at > UNSEEN_S:
+            self._unseen = self._unseen_before = 0.0
+        elif now - self._unseen_since > UNSEEN_S:
+            self._unseen_before, self._unseen = self._unseen, 0.0
+            self._unseen_since = now
 
     def _factor(self, now: float) -> float:
         if self._shrunk_to == 1.0:

@@ -8,42 +8,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Final
 
 from orch_sidecar.admission import refusing
 from orch_sidecar.admission.ask import Ask, EngineReport, Queued
+from orch_sidecar.admission.decision import Decision, Statistics
 from orch_sidecar.admission.ledger import Lease, Ledger
 from orch_sidecar.admission.limits import Limits, limits_for
 from orch_sidecar.admission.order import Order
-from orch_sidecar.admission.outlook import Forecast, Run
+from orch_sidecar.admission.outlook import Forecast, Outlook, Run
 from orch_sidecar.admission.prospects import Prospects
-from orch_sidecar.admission.queues import Queues, Waiting
+from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.scarce import Hold, Scarce
+from orch_sidecar.admission.waiting_room import WaitingRoom
 from orch_sidecar.reasons import Reason, Refusal
-from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
+from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 # A tier below that refused has its reasons for so long at least, and the queue for so long.
 _SHORTEST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 1.0
 # Between two looks at the same thing, whatever rounding does.
 _LEAST_SLEEP_S: Final = 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What became of a request that was waiting. Its id is the id of its lease."""
-
-    request: str
-    outcome: Lease | Refusal
-
-
-@dataclass(slots=True)
-class Statistics:
-    """Counts since the start, by class."""
-
-    granted: dict[ServiceClass, int]
-    refused: dict[ServiceClass, int]
 
 
 class Admission:
@@ -53,13 +38,16 @@ class Admission:
         self.rules = rules
         self.ledger = Ledger()
         self.queues = Queues()
-        self.scarce = Scarce(rules, self.ledger, self.queues)
+        self.outlook = Outlook(self.ledger)
+        self.scarce = Scarce(rules, self.ledger, self.queues, self.outlook)
         # It spreads retries, it keeps no secret.
         chance = jitter or random.Random()  # noqa: S311
-        self.prospects = Prospects(self.ledger, self.queues, self.scarce, chance)
-        self.outlook = self.prospects.outlook
+        self.prospects = Prospects(self.ledger, self.queues, self.scarce, self.outlook, chance)
         self.order = Order(rules, self.queues, self.scarce, self.prospects)
-        self.statistics = Statistics(dict.fromkeys(ServiceClass, 0), dict.fromkeys(ServiceClass, 0))
+        self.statistics = Statistics()
+        self.waiting_room = WaitingRoom(
+            rules, self.ledger, self.queues, self.scarce.clock, self.prospects, self.statistics
+        )
         self.displaced: list[Decision] = []  # what the last arrival decided about others
         self._unavailable: Refusal | None = Refusal(
             Reason.ENGINE_STARTING, "the engine has not reported its slots yet"
@@ -87,7 +75,7 @@ class Admission:
         if not self.queues.depth:
             return []
         decisions = [
-            self._turned_away(each, refusing.too_large(each.ask.cost, report.slots_total))
+            self.waiting_room.turn_away(each, refusing.too_large(each.ask.cost, report.slots_total))
             for each in self.queues.all()
             if each.ask.cost > report.slots_total
         ]
@@ -110,11 +98,13 @@ class Admission:
         by `take_displaced`.
         """
         if self._draining:
-            return self._refused(ask, refusing.shutting_down())
+            return self.statistics.refuse(ask, refusing.shutting_down())
         if self._unavailable is not None:
-            return self._refused(ask, self._unavailable)
+            return self.statistics.refuse(ask, self._unavailable)
         if ask.cost > self.ledger.slots_total:
-            return self._refused(ask, refusing.too_large(ask.cost, self.ledger.slots_total))
+            return self.statistics.refuse(
+                ask, refusing.too_large(ask.cost, self.ledger.slots_total)
+            )
         self.scarce.arrived(ask, now)
         if self.scarce.ends_window(ask, now):
             self.displaced += self._fill(now)
@@ -123,11 +113,11 @@ class Admission:
         if hold is None and self.scarce.opens_window(ask, now):
             hold = Hold.WINDOW
         if hold is not None:
-            return self._enqueue(request, ask, hold, now)
+            return self._wait(request, ask, hold, now)
         if ask.deadline_ms is not None:
             late = self.prospects.late(ask, self.rules.of(ask.service_class), 0)
             if late is not None and late.reason is Reason.DEADLINE_MISS:
-                return self._refused(ask, late)
+                return self.statistics.refuse(ask, late)
         lease = self._grant(request, ask, output, now)
         if self.queues.depth:
             self.displaced += self._fill(now)
@@ -149,19 +139,12 @@ class Admission:
     def put_back(self, request: str, ask: Ask, since: float, now: float) -> Queued | Refusal:
         """It was turned away below: it waits again, by its old time limits, before all that came
         later."""
-        head = self.queues.head(ask.service_class)
-        waiting = self._waiting(request, ask, since, now)
-        if head is not None:  # whoever it passes by does not wait the longer for it
-            waiting = replace(waiting, delay_s=min(waiting.delay_s, head.delay_s))
-        if waiting.expires <= now:
-            return self._refused(ask, self._waited_too_long(waiting, now))
-        if ask.cost > self.ledger.slots_total:
-            return self._refused(ask, refusing.too_large(ask.cost, self.ledger.slots_total))
-        self.queues.add(waiting, at_head=True)
-        self.outlook.changed()
-        self.order.hold = Hold.PAUSE
-        self.scarce.turn_clock(now, Hold.PAUSE)
-        return Queued(0, None)
+        room, unavailable = self.waiting_room, self._unavailable
+        outcome = room.enter_again(request, ask, since, unavailable, now)
+        if isinstance(outcome, Queued):
+            self.order.hold = Hold.PAUSE
+            self.scarce.turn_clock(now, Hold.PAUSE)
+        return outcome
 
     def leave(self, request: str, now: float) -> list[Decision]:
         """A queued request went away (its client left). Does nothing if it is not queued."""
@@ -222,11 +205,11 @@ class Admission:
     def dismiss(self, refusal: Refusal) -> list[Decision]:
         """Refuses all who are still queued."""
         self.order.hold = None
-        return [self._turned_away(each, refusal) for each in self.queues.all()]
+        return [self.waiting_room.turn_away(each, refusal) for each in self.queues.all()]
 
     def replace_rules(self, rules: AdmissionRules, now: float) -> list[Decision]:
         """Other rules for what comes; who waits keeps the time limits that it came with."""
-        self.rules = self.order.rules = self.scarce.rules = rules
+        self.rules = self.order.rules = self.scarce.rules = self.waiting_room.rules = rules
         self._set_limits()
         return self._fill(now)
 
@@ -273,12 +256,7 @@ class Admission:
 
     def _fill(self, now: float) -> list[Decision]:
         # A timer may be late: who has waited too long is refused first, whatever came free.
-        decisions = [
-            Decision(each.request, self._refused(each.ask, self._waited_too_long(each, now)))
-            for each in self.queues.expired(now)
-        ]
-        if decisions:
-            self.outlook.changed()
+        decisions = self.waiting_room.close(self._unavailable, now)
         while self._unavailable is None and (waiting := self.order.next(now)) is not None:
             self.queues.remove(waiting.request)
             output = self.prospects.output(waiting.ask)
@@ -296,84 +274,19 @@ class Admission:
         self.statistics.granted[ask.service_class] += 1
         return lease
 
-    # Waiting.
-
-    def _enqueue(self, request: str, ask: Ask, hold: Hold, now: float) -> Lease | Refusal | Queued:
-        prospects = self.prospects
-        position = prospects.position(ask.service_class)
-        plan = prospects.plan(ask.service_class, hold, now)
-        start_s = prospects.start_s(plan, ask, hold, self.order.ends_at(hold, now), now)
-        start_ms = None if start_s is None else round(1000 * start_s)
-        refusal: Refusal | None = None
-        if hold is not Hold.WINDOW:  # it could have begun at once: nothing speaks against it
-            rules = self.rules.of(ask.service_class)
-            refusal = prospects.unqueueable(ask, rules, start_ms)
-        refusal = refusal or self._make_room(ask, now)
-        if refusal is not None:
-            refusal = replace(refusal, queue_position=position, predicted_start_ms=start_ms)
-            return self._refused(ask, prospects.come_back(refusal, ask.cost, now))
-        self.queues.add(self._waiting(request, ask, now, now))
-        if plan is not None:
-            self.outlook.placed(plan, ask)
-        outcome: Lease | Refusal | Queued = Queued(position, start_ms)
+    def _wait(self, request: str, ask: Ask, hold: Hold, now: float) -> Lease | Refusal | Queued:
+        until = self.order.ends_at(hold, now)
+        outcome: Lease | Refusal | Queued
+        outcome, dropped = self.waiting_room.enter(request, ask, hold, until, now)
+        self.displaced += dropped
+        if isinstance(outcome, Refusal):
+            return outcome
         for decision in self._fill(now):  # a window may be full with it, or its time be over
             if decision.request == request:
                 outcome = decision.outcome
             else:
                 self.displaced.append(decision)
         return outcome
-
-    def _waiting(self, request: str, ask: Ask, since: float, now: float) -> Waiting:
-        rules = self.rules.of(ask.service_class)
-        limits = [(since + rules.max_wait_s, Reason.QUEUE_TIMEOUT)]
-        if ask.max_wait_ms is not None:
-            limits.append((since + ask.max_wait_ms / 1000, Reason.QUEUE_TIMEOUT))
-        if ask.deadline_ms is not None:
-            limits.append((since + ask.deadline_ms / 1000, Reason.DEADLINE_MISS))
-        first_token_s = self.outlook.first_token_s(ask)
-        if rules.ttft_p95_ms is not None and first_token_s is not None:
-            # Later than that it would be served for nothing.
-            latest = max(0.0, rules.ttft_p95_ms / 1000 - first_token_s)
-            limits.append((since + latest, Reason.SLO_MISS))
-        expires, expiry = min(limits)
-        return Waiting(request, ask, since, expires, expiry, self.scarce.clock.value(now))
-
-    # Refusing.
-
-    def _make_room(self, ask: Ask, now: float) -> Refusal | None:
-        """A place in the queue; None: there is one (now)."""
-        capacity = self.rules.of(ask.service_class).queue_capacity
-        if ask.service_class is ServiceClass.BULK:
-            capacity -= self._taken_places()
-        if self.queues.size(ask.service_class) < capacity:
-            return None
-        oldest = self.queues.head(ServiceClass.BULK)
-        if self.rules.full_queue is FullQueue.DROP_LRU and oldest is not None:
-            refusal = self.prospects.come_back(refusing.dropped(), oldest.ask.cost, now)
-            self.displaced.append(self._turned_away(oldest, refusal))
-            self.outlook.changed()
-            return None
-        return refusing.full(ask, self.ledger.slots_total, capacity)
-
-    def _taken_places(self) -> int:
-        """Places of bulk requests that interactive ones got by dropping some."""
-        if self.rules.full_queue is not FullQueue.DROP_LRU:
-            return 0
-        waiting = self.queues.size(ServiceClass.INTERACTIVE)
-        return max(0, waiting - self.rules.of(ServiceClass.INTERACTIVE).queue_capacity)
-
-    def _waited_too_long(self, waiting: Waiting, now: float) -> Refusal:
-        if self._unavailable is not None:
-            return self._unavailable
-        return self.prospects.come_back(refusing.waited_too_long(waiting), waiting.ask.cost, now)
-
-    def _refused(self, ask: Ask, refusal: Refusal) -> Refusal:
-        self.statistics.refused[ask.service_class] += 1
-        return refusal
-
-    def _turned_away(self, waiting: Waiting, refusal: Refusal) -> Decision:
-        self.queues.remove(waiting.request)
-        return Decision(waiting.request, self._refused(waiting.ask, refusal))
 
     def _set_limits(self) -> None:
         slots_total, step_time = self.ledger.slots_total, self.outlook.step_time

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from orch_sidecar.admission.ask import Ask, EngineReport, Queued
-from orch_sidecar.admission.core import Admission, Decision
+from orch_sidecar.admission.core import Admission
+from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.reasons import Refusal
 from vllm_plugin.profile import AdmissionRules
+
+_BLOCK_BYTES: Final = 4096
 
 
 class Gate:
@@ -26,10 +30,14 @@ class Gate:
         self._waiters: dict[str, asyncio.Future[Lease | Refusal]] = {}
         self._decided: dict[str, asyncio.Future[Lease | Refusal]] = {}  # not yet taken notice of
         self._timer: asyncio.TimerHandle | None = None
+        self._random: list[str] = []  # to be used, each once
 
     def new_id(self, cost: int) -> str:
         """An id for a request, and for the lease that it may get."""
-        return f"{self.instance}.{os.urandom(16).hex()}.{cost}"
+        if not self._random:
+            block = os.urandom(_BLOCK_BYTES).hex()  # the system is asked once for many
+            self._random = [block[at : at + 32] for at in range(0, len(block), 32)]
+        return f"{self.instance}.{self._random.pop()}.{cost}"
 
     def ask(self, request: str, ask: Ask) -> Lease | Refusal | Queued:
         """Asks for slots. Queued: `wait` for what becomes of it."""

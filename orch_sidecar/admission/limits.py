@@ -46,7 +46,13 @@ def limits_for(rules: AdmissionRules, slots_total: int, step_time: StepTime | No
     interactive = rules.of(ServiceClass.INTERACTIVE)
     bulk = rules.bulk
     of_bulk = _batch(bulk, bulk.tpot_p95_ms, slots_total, step_time)
-    mixed = _batch(bulk, interactive.tpot_p95_ms, slots_total, step_time)
+    # A first token takes what is left of one step, and the next one.
+    first_ms = interactive.ttft_p95_ms
+    two_steps_ms = None if first_ms is None else first_ms * (1 - MARGIN) / 2
+    mixed = min(
+        _batch(bulk, interactive.tpot_p95_ms, slots_total, step_time),
+        _batch(bulk, two_steps_ms, slots_total, step_time),
+    )
     of_interactive = _batch(interactive, interactive.tpot_p95_ms, slots_total, step_time)
     return Limits(
         interactive=of_interactive,

@@ -31,9 +31,14 @@ class Prospects:
     """Foresees, for one engine."""
 
     def __init__(
-        self, ledger: Ledger, queues: Queues, scarce: Scarce, jitter: random.Random
+        self,
+        ledger: Ledger,
+        queues: Queues,
+        scarce: Scarce,
+        outlook: Outlook,
+        jitter: random.Random,
     ) -> None:
-        self.outlook = Outlook(ledger)
+        self.outlook = outlook
         self.drain_rate = DrainRate()
         self._ledger = ledger
         self._queues = queues
@@ -53,15 +58,17 @@ class Prospects:
         """The slots as a request of this class will find them. None: unknown."""
         ledger, queues, outlook = self._ledger, self._queues, self.outlook
         free = max(0, ledger.room)
-        if hold in (Hold.KV, Hold.BATCH):
-            free = 0  # they are there, but not to be had
+        kept = ledger.slots_total - self._scarce.bulk_capacity(now)
+        if hold in (Hold.KV, Hold.BATCH):  # they are there, but not to be had
+            kept -= free
+            free = 0
         among_themselves = hold is Hold.BATCH and service_class is _INTERACTIVE
         return outlook.plan(
             service_class,
             now,
             free,
             only=_INTERACTIVE if among_themselves else None,
-            kept=max(0, ledger.slots_total - self._scarce.bulk_capacity(now)),
+            kept=max(0, kept),
             waiting=lambda which: (each.ask for each in queues.of(which)),
             few=queues.depth <= FEW,
         )

@@ -8,9 +8,9 @@ Pure: times are seconds of a monotonic clock. The rules, in the order in which t
   requests count among themselves; bulk ones may fill what the bulk SLO allows, and only what
   the interactive one allows while there is interactive traffic: some waits or runs, or came in
   the last 10 s, because what bulk requests take now they keep for long.
-- reserve: a share of the slots is the interactive requests' as far as they lately used it: what
-  bulk may take is the slots less the most interactive sequences that there were at once in the
-  last 10 s, or less the share if that is smaller. So the whole share is lent while unclaimed.
+- reserve: a share of the slots is the interactive requests' while there is interactive traffic:
+  what they have, and a few more that stay free for the next to come, up to the share. So the
+  rest of it is lent, and all of it without such traffic.
 - prefill: while there is interactive traffic, no more bulk prompts are given to the engine than
   it reads in a moment.
 - kv: the KV cache holds all leases to their ends.
@@ -33,13 +33,17 @@ from orch_sidecar.admission.ask import Ask, EngineReport
 from orch_sidecar.admission.budgets import KvBudget, PrefillBudget, stall_s
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.limits import Limits, limits_for
-from orch_sidecar.admission.outlook import Run
+from orch_sidecar.admission.outlook import Outlook, Run
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.rates import ArrivalRate, RecentPeak
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
+# Of the interactive share, stays free for the next to come. Each free slot costs tokens: one of
+# 16 or three of 64 cost less than a twentieth. Without any, the next one waits for a bulk request
+# to end.
+SPARE_SHARE: Final = 0.2
 # A shrunk KV limit grows back, and interactive claims run out, without a word from anybody.
 _LOOK_S: Final = 0.25
 
@@ -59,7 +63,9 @@ class Hold(StrEnum):
 class Scarce:
     """What requests take from each other."""
 
-    def __init__(self, rules: AdmissionRules, ledger: Ledger, queues: Queues) -> None:
+    def __init__(
+        self, rules: AdmissionRules, ledger: Ledger, queues: Queues, outlook: Outlook
+    ) -> None:
         self.rules = rules
         self.limits: Limits = limits_for(rules, 0, None)
         self.kv = KvBudget()
@@ -68,6 +74,7 @@ class Scarce:
         self.bulk = 0
         self._ledger = ledger
         self._queues = queues
+        self._outlook = outlook
         self._prefill = PrefillBudget()
         self._arrivals = ArrivalRate()  # of bulk requests
         self._peak = RecentPeak()  # of interactive sequences
@@ -81,7 +88,7 @@ class Scarce:
         self.interactive = self.bulk = 0
 
     def reported(self, report: EngineReport, now: float) -> None:
-        self._prefill.tokens_per_s = report.prefill_tokens_per_s
+        self._prefill.tokens_per_s = self._reading_rate(report)
         self.kv.block_tokens = report.kv_block_tokens
         self.kv.reported(report.kv_tokens_total, report.kv_usage, report.preemptions_total, now)
 
@@ -174,9 +181,9 @@ class Scarce:
         # The request itself is in the average already.
         expected = self._arrivals.per_second(now) - self._arrivals.one
         if (
-            self._patience_s(ask) <= window_s
-            or expected * window_s < 1
+            expected * window_s < 1
             or ask.cost >= self.limits.bulk
+            or self._patience_s(ask) <= window_s
         ):
             return False
         self._window_until = now + window_s
@@ -202,11 +209,12 @@ class Scarce:
             self.clock.turn(now, 0.0)
             return
         ledger = self._ledger
-        lendable = self._lendable(now)
-        alone = min(self.limits.bulk, lendable) - ledger.foreign
-        left = min(lendable, self.bulk_capacity(now) - self.interactive) - ledger.foreign
+        # What interactive requests take within their share delays nobody: it is theirs. Nor do
+        # the smaller batch and the reading one by one, as long as bulk has the rest of them.
+        alone = min(self.limits.mixed, ledger.slots_total - ledger.foreign) - self._reserved()
+        left = self.bulk_capacity(now) - ledger.foreign - self.interactive
         head = self._queues.head(_BULK)
-        stopped = held is Hold.PREFILL or (head is not None and head.ask.cost > lendable)
+        stopped = head is not None and head.ask.cost > self._lendable(now)
         taken = 1.0 if stopped else 1 - max(0, left) / max(1, alone)
         self.clock.turn(now, min(1.0, max(0.0, taken)))
 
@@ -229,9 +237,18 @@ class Scarce:
         return now < self._window_until and self._queues.cost(_BULK) < self.limits.bulk and not full
 
     def _patience_s(self, ask: Ask) -> float:
-        """How long a bulk request may wait for its slot."""
-        own = (each / 1000 for each in (ask.max_wait_ms, ask.deadline_ms) if each is not None)
-        return min((self.rules.bulk.max_wait_s, *own)) if ask.may_queue else 0.0
+        """How long a bulk request may wait for its slot; negative if it comes too late already."""
+        if not ask.may_queue:
+            return 0.0
+        rules = self.rules.bulk
+        waits_s = [rules.max_wait_s]
+        if ask.max_wait_ms is not None:
+            waits_s.append(ask.max_wait_ms / 1000)
+        first_token_s = self._outlook.first_token_s(ask) or 0.0
+        for each in (ask.deadline_ms, rules.ttft_p95_ms):
+            if each is not None:
+                waits_s.append(each / 1000 - first_token_s)
+        return min(waits_s)
 
     def _saw_interactive(self, more: int, now: float) -> None:
         waiting = self._queues.cost(_INTERACTIVE) if self._queues.depth else 0
@@ -239,9 +256,23 @@ class Scarce:
 
     def _lendable(self, now: float) -> int:
         """Slots that bulk requests and foreign sequences may have together."""
-        slots = self._ledger.slots_total
-        reserved = int(self.rules.reserved_share * slots)
-        return slots - min(reserved, self._peak.value(now)) if reserved else slots
+        slots, reserved = self._ledger.slots_total, self._reserved()
+        if not reserved or not self._interactive_traffic(now):
+            return slots
+        in_use = self.interactive + self._queues.cost(_INTERACTIVE)
+        return slots - min(reserved, in_use + max(1, int(SPARE_SHARE * reserved)))
+
+    def _reserved(self) -> int:
+        """The slots that are interactive requests' by right."""
+        return int(self.rules.reserved_share * self._ledger.slots_total)
+
+    def _reading_rate(self, report: EngineReport) -> float | None:
+        """Tokens per second of one prompt, between the tokens of those who decode."""
+        rate, chunk = report.prefill_tokens_per_s, report.chunk_tokens
+        if rate is None or chunk is None or report.step_time is None:
+            return rate
+        step_s = report.step_time.ms(max(1, self._ledger.leased)) / 1000
+        return chunk / (step_s + chunk / rate)
 
     def _interactive_traffic(self, now: float) -> bool:
         return self.interactive > 0 or self._peak.value(now) > 0

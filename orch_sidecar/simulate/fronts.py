@@ -12,7 +12,8 @@ from random import Random
 from typing import Final, Protocol
 
 from orch_sidecar.admission.ask import Ask, EngineReport, Queued, StepTime
-from orch_sidecar.admission.core import Admission, Decision
+from orch_sidecar.admission.core import Admission
+from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.reasons import Refusal
 from orch_sidecar.simulate.engine import Engine
@@ -135,6 +136,7 @@ class Admitted:
             if known
             else None,
             prefill_tokens_per_s=shape.prefill_tokens_per_s / off if known else None,
+            chunk_tokens=min(shape.long_prefill_tokens, shape.step_tokens),
         )
         self._perform(self.core.engine_reports(report, now))
 

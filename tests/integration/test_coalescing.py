@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from tests.integration import answers
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, body_of
-from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import Engine, ScriptedEngine
-from tests.integration.telling import Telling, asking, full, sharing, together, told
+from tests.integration.telling import Telling, asking, sharing, together, told
 
 EVERY_LOOP = True
-
-BULK, INTERACTIVE = ("X-Orch-Class", "bulk"), ("X-Orch-Class", "interactive")
 
 
 async def test_three_identical_streams_are_one_decode(
@@ -213,142 +210,3 @@ async def test_engine_gets_no_accept_encoding_and_clients_what_they_can_read(
     assert b"transfer-encoding" not in head
     assert b"connection: close" in head
     assert body.endswith(b"data: [DONE]\n\n")
-
-
-# Waiting together.
-
-
-async def test_those_who_wait_wait_together_for_one_slot(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
-) -> None:
-    async with full(sidecar, telling):
-        clients = await together(sidecar, (), (), ())
-        assert sidecar.queued == 1
-        await asyncio.sleep(0.02)
-    answer = await told(telling, 2)
-    answer.all_of_it("one ")
-    for client in clients:
-        response = await client.response()
-        assert response.body == answer.body_for(response)
-        assert response.header("x-orch-queue-position") == "0"
-        queue = float((response.header("server-timing") or "").split(",")[0].split("=")[1])
-        assert queue > 10
-    metrics = await sidecar.metrics()
-    labels = 'class="interactive",measurement_type="batched_online",pool="cloud"'
-    assert metrics[f"orch_admission_wait_seconds_count{{{labels}}}"] == 2
-    assert metrics[f"orch_time_to_first_byte_seconds_count{{{labels}}}"] == 4
-    assert metrics['orch_coalesced_total{pool="cloud"}'] == 2
-    admitted = 'orch_admissions_total{class="interactive",outcome="admitted",pool="cloud"}'
-    assert metrics[admitted] == 2
-    requests = f'orch_requests_total{{outcome="ok",route="{CHAT}",status="200"}}'
-    assert metrics[requests] == 4
-
-
-async def test_better_class_does_not_wait_in_the_queue_of_the_worse(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
-) -> None:
-    async with full(sidecar, telling):
-        bulk = (await together(sidecar, [BULK]))[0]
-        better = await asking(sidecar, INTERACTIVE)
-        await eventually(lambda: sidecar.queued == 2)
-        # Who comes then has the better one, whatever its class is.
-        clients = [better, *await together(sidecar, [INTERACTIVE], [BULK])]
-        assert sidecar.queued == 2
-    for number in (2, 3):
-        (await told(telling, number)).all_of_it("one ")
-    first, second = telling.told[1:]
-    assert first.answer.request.header("x-vllm-priority") == "0"
-    for client in clients:
-        response = await client.response()
-        assert response.body == first.body_for(response)
-    assert (response := await bulk.response()).body == second.body_for(response)
-
-
-@pytest.mark.parametrize(
-    "limit", [("X-Orch-Deadline-Ms", "60000"), ("X-Orch-Max-Wait-Ms", "60000")]
-)
-async def test_limits_of_a_wait_are_of_one_request(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling, limit: tuple[str, str]
-) -> None:
-    async with full(sidecar, telling):
-        [first] = await together(sidecar, ())
-        limited = await asking(sidecar, limit)
-        await eventually(lambda: sidecar.queued == 2)
-        refused = await (await asking(sidecar, ("X-Orch-Do-Not-Queue", ""))).response()
-        assert refused.error["code"] == "ADMISSION_NO_QUEUE"
-    await told(telling, 3)
-    # Where nobody waits any more, all may share.
-    [late] = await together(sidecar, [("X-Orch-Do-Not-Queue", ""), limit])
-    for answer in telling.told[1:]:
-        answer.all_of_it("one ")
-    for client in (first, limited, late):
-        assert (await client.response()).status == 200
-    assert len(telling.told) == 3
-
-
-async def test_who_came_later_outlasts_the_one_it_joined(
-    start: Start, engine: ScriptedEngine, telling: Telling
-) -> None:
-    running = await start(queue_timeout_s=0.4)
-    async with full(running, telling):
-        [first] = await together(running, ())
-        await asyncio.sleep(0.25)
-        [second] = await together(running, ())
-        refused = await first.response()
-        assert refused.error["code"] == "ADMISSION_TIMEOUT"
-        await eventually(lambda: running.queued == 1)
-    answer = await told(telling, 2)
-    answer.all_of_it("one ")
-    response = await second.response()
-    assert response.body == answer.body_for(response)
-
-
-# Several pools.
-
-
-async def test_decode_moves_with_all_its_clients_to_another_pool(
-    start: Start, engine: ScriptedEngine, b: ScriptedEngine, telling: Telling
-) -> None:
-    running = await all_ready(await start(**pools(a=engine, b=b)))
-    b.answer = telling
-    clients = await together(running, (), ())
-    first = await told(telling)
-    first.answer.reset()
-    first.over.set()
-    second = await told(telling, 2)
-    second.all_of_it("one ")
-    for client in clients:
-        response = await client.response()
-        assert response.body == second.body_for(response)
-    assert (len(engine.generating), len(b.generating)) == (1, 1)
-
-
-async def test_pool_that_shares_nothing_gets_nothing_shared(
-    start: Start, engine: ScriptedEngine, another: Engine, telling: Telling
-) -> None:
-    offline = await another(profile="offline")
-    offline.answer = telling
-    running = await all_ready(await start(**pools(a=engine, offline=offline)))
-    pinned = ("X-Orch-Pool", "offline")
-    clients = [await asking(running, pinned) for _ in range(2)]
-    await told(telling, 2)
-    assert len(offline.generating) == 2
-    for answer in telling.told:
-        answer.all_of_it("one ")
-    for client in clients:
-        assert (await client.response()).status == 200
-    # The engine that shares is lost before it says anything: each goes on by itself.
-    clients = await together(
-        running, [("X-Orch-Pool", "a; prefer")], [("X-Orch-Pool", "a; prefer")]
-    )
-    lost = await told(telling, 3)
-    assert len(engine.generating) == 1
-    lost.answer.reset()
-    lost.over.set()
-    await told(telling, 5)
-    assert len(offline.generating) == 4
-    for answer in telling.told[3:]:
-        answer.all_of_it("one ")
-    for client in clients:
-        response = await client.response()
-        assert (response.status, response.header("x-measurement-type")) == (200, "offline")

@@ -207,3 +207,16 @@ async def test_whatever_the_order_answers_are_whole_and_what_is_retained_is_boun
         assert ending.answered or got is None
         assert got is None or got.end
     assert abandoned.times == 0
+
+
+async def test_withdrawn_answer_waits_again_with_all_its_clients() -> None:
+    fanout = fanout_of()
+    client = Client("a").join(fanout)
+    fanout.admit(17)
+    assert (fanout.admitted, client.exchange.admitted) == (True, 17)
+    fanout.withdraw()
+    assert (fanout.admitted, client.exchange.admitted) == (False, None)
+    late = Client("b").join(fanout)
+    assert late.exchange.admitted is None
+    fanout.admit(18)
+    assert client.exchange.admitted == late.exchange.admitted == 18

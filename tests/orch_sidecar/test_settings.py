@@ -36,6 +36,7 @@ def refusal(*words: str) -> str:
 def test_defaults_listen_on_the_loopback_only() -> None:
     settings = cli.read_settings([])
     assert (settings.host, settings.port) == ("127.0.0.1", 8080)
+    assert (settings.admin_host, settings.admin_port) == ("127.0.0.1", None)
     assert settings.queue_capacity is None, "the profile's"
 
 
@@ -222,6 +223,16 @@ def test_queue_settings_override_every_class_of_every_pool(
         ('[{"name": "a", "profile": "home"}]', "0.url", "Field required"),
         ('[{"name": "a", "url": "http://a:1", "profile": ""}]', "0.profile", "at least 1"),
         ('[{"name": "a", "url": "http://a:1", "profile": "p", "x": 1}]', "0.x", "not permitted"),
+        (
+            '[{"name": "a", "url": "http://a:1", "profile": "p", "below": "b"}]',
+            "0: ",
+            "needs tier: true",
+        ),
+        (
+            '[{"name": "a", "url": "http://a:1", "profile": "p", "tier": true, "below": "B"}]',
+            "0.below",
+            "pattern",
+        ),
         ("[]", "pools", "at least 1"),
         ("{}", "pools", "valid list"),
         ("not JSON", "pools", "valid list"),

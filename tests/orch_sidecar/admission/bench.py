@@ -5,7 +5,7 @@ from __future__ import annotations
 from orch_sidecar.admission.ask import Ask
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.limits import Limits, limits_for
-from orch_sidecar.admission.outlook import Run
+from orch_sidecar.admission.outlook import Outlook, Run
 from orch_sidecar.admission.queues import Queues, Waiting
 from orch_sidecar.admission.scarce import Hold, Scarce
 from orch_sidecar.reasons import Reason
@@ -20,7 +20,8 @@ class Bench:
         self.ledger, self.queues = Ledger(), Queues()
         self.ledger.slots_total = slots
         of_rules = of_rules or rules()
-        self.scarce = Scarce(of_rules, self.ledger, self.queues)
+        self.outlook = Outlook(self.ledger)
+        self.scarce = Scarce(of_rules, self.ledger, self.queues, self.outlook)
         self.scarce.limits = limits_for(of_rules, slots, None)
         self.runs: list[Run] = []
 

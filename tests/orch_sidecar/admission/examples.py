@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from orch_sidecar.admission.ask import Ask, EngineReport, Queued, StepTime
-from orch_sidecar.admission.core import Admission, Decision
+from orch_sidecar.admission.core import Admission
+from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.reasons import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules, Bounds, ClassRules, FullQueue, ServiceClass

@@ -29,7 +29,9 @@ RULES = (
         aging_s=0.5,
         full_queue=FullQueue.DROP_LRU,
     ),
-    rules_of(of(queue_capacity=0), of(queue_capacity=1, window_ms=WINDOW), aging_s=1.0),
+    rules_of(
+        of(queue_capacity=0), of(queue_capacity=1, ttft_p95_ms=200.0, window_ms=WINDOW), aging_s=1.0
+    ),
     bulk_only(of(queue_capacity=4, batch=UP_TO[4], window_ms=WINDOW)),
 )
 
@@ -49,6 +51,7 @@ KNOWN = st.fixed_dictionaries(
     {
         "foreign": st.sampled_from((0, 0, 0, 1, 3)),
         "kv_tokens_total": st.sampled_from((None, 500)),
+        "kv_block_tokens": st.sampled_from((1, 16)),
         "kv_usage": st.sampled_from((0.0, 0.5, 0.95)),
         "step_time": st.sampled_from((None, StepTime(10.0, 1.0, 1.0, 8))),
         "prefill_tokens_per_s": st.sampled_from((None, 100.0)),

@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from orch_sidecar.admission.ask import Ask
-from orch_sidecar.admission.core import Admission, Decision
+from orch_sidecar.admission.core import Admission
+from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.admission.scarce import Hold
 from orch_sidecar.reasons import Reason, Refusal
@@ -86,16 +87,25 @@ class Checked(RuleBasedStateMachine):
     def see_slo(self, request: str) -> None:
         """The SLO of its first token may end its wait before its other time limits do."""
         model = self.model
-        waits, slo_ms = model.waiting[request], model.rules.of(model.asks[request][0].service_class)
+        waits = model.waiting[request]
+        slo_ms = model.rules.of(waits.ask.service_class).ttft_p95_ms
         [waiting] = [each for each in self.core.queues.all() if each.request == request]
         if waiting.expiry is Reason.SLO_MISS:
-            assert slo_ms.ttft_p95_ms is not None
+            assert slo_ms is not None
             assert model.engine.step_time
-            assert waits.since <= waiting.expires <= waits.since + slo_ms.ttft_p95_ms / 1000
+            assert waits.since <= waiting.expires <= waits.since + slo_ms / 1000
             waits.expires, waits.expiry = min(
                 (waits.expires, waits.expiry), (waiting.expires, waiting.expiry)
             )
         assert (waits.expires, waits.expiry) == (waiting.expires, waiting.expiry)
+
+    def misses_slo(self, ask: Ask, since: float) -> bool:
+        """Whether its first token would come too late even if it began now."""
+        slo_ms = self.model.rules.of(ask.service_class).ttft_p95_ms
+        first_token_s = self.core.outlook.first_token_s(ask)
+        if slo_ms is None or first_token_s is None:
+            return False
+        return self.model.now - since + first_token_s > slo_ms / 1000 - 1e-6
 
     def after(self, *, surely: bool) -> None:
         """Something happened. `surely`: and the core has looked at who may go."""

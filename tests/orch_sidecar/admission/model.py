@@ -51,6 +51,7 @@ class Model:
     )
     outcome: dict[str, Lease | Refusal] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
+    below: dict[str, tuple[Ask, float]] = field(default_factory=dict)  # refused there, not yet back
     delay_s: tuple[float, float] = (0.0, 0.0)
     share: tuple[float, float] = (0.0, 0.0)
     claims: list[tuple[float, int]] = field(default_factory=list)  # when, and sequences at once
@@ -115,6 +116,9 @@ class Model:
 
     def _share_at(self, peak: int) -> float:
         """What interactive traffic takes of what bulk could have, by slots."""
+        first = self.head(BULK)
+        if first is not None and self.queues[BULK][first].ask.cost > self.lendable(peak):
+            return 1.0
         limits, mine, slots = self.limits, self.leased(INTERACTIVE), self.engine.slots_total
         most = limits.mixed if mine or peak else limits.bulk
         lendable = self.lendable(peak)
@@ -138,6 +142,11 @@ class Model:
         self.now += passed_s
         low, high = self.delay_s
         self.delay_s = (low + passed_s * self.share[0], high + passed_s * self.share[1])
+
+    def may_have_claimed(self, ask: Ask) -> tuple[bool, bool]:
+        """Whether it surely is, and may be, too large for what is beside the claimed reserve."""
+        least, most = self.peak
+        return ask.cost > self.lendable(least), ask.cost > self.lendable(most)
 
     def aged(self, request: str | None) -> tuple[bool, bool]:
         """Whether interactive traffic has surely, and may have, delayed it by the bound."""
@@ -167,7 +176,9 @@ class Model:
             case Hold.PREFILL:
                 return held_for_others and traffic and self.unread
             case Hold.RESERVE:
-                return is_bulk and taken > 0 and taken - mine + cost > self.lendable(self.peak[1])
+                too_large = surely_aged and self.may_have_claimed(ask)[0]
+                beyond = taken - mine + cost > self.lendable(self.peak[1])
+                return is_bulk and taken > 0 and beyond and not too_large
             case Hold.BATCH if is_bulk:
                 small = held_for_others and traffic and taken + cost > limits.mixed
                 return small or (taken > 0 and taken + cost > limits.bulk)
@@ -186,7 +197,8 @@ class Model:
             assert not self.is_held(ask, Hold.BATCH)
             first = next(iter(self.queues[BULK].values()), None)
             if surely and first is not None:
-                assert self.is_held(first.ask, Hold.RESERVE), "nobody else passes by a delayed one"
+                held = self.is_held(first.ask, Hold.RESERVE, surely_aged=True)
+                assert held, "nobody else passes by a delayed one"
             return
         maybe = maybe and heads[BULK] == request
         first = next(iter(self.queues[INTERACTIVE].values()), None)
@@ -195,7 +207,8 @@ class Model:
         if self.taken:
             assert self.taken + ask.cost <= self.limits.bulk
             mine = self.leased(INTERACTIVE)
-            assert self.taken - mine + ask.cost <= self.lendable(self.peak[0])
+            fits = self.taken - mine + ask.cost <= self.lendable(self.peak[0])
+            assert fits or (maybe and self.may_have_claimed(ask)[1]), "the reserve is not its own"
             assert maybe or not mine or self.taken + ask.cost <= self.limits.mixed
 
     # What happens.
@@ -209,14 +222,21 @@ class Model:
             limits.append((since + ask.deadline_ms / 1000, Reason.DEADLINE_MISS))
         return min(limits)
 
-    def enqueue(self, request: str, *, at_head: bool = False) -> None:
+    def enqueue(self, request: str) -> None:
         ask, since = self.asks[request]
-        queue, delay_s = self.queues[ask.service_class], self.delay_s
-        if at_head and queue:
-            behind = next(iter(queue.values())).delay_s
-            delay_s = (min(delay_s[0], behind[0]), min(delay_s[1], behind[1]))
-        new = {request: Waits(ask, since, *self.limits_of(ask, since), delay_s)}
-        self.queues[ask.service_class] = new | queue if at_head else queue | new
+        limits = self.limits_of(ask, since)
+        self.queues[ask.service_class][request] = Waits(ask, since, *limits, self.delay_s)
+
+    def put_back(self, request: str) -> None:
+        """It was served, and refused below: it goes before all that came later."""
+        ask, since = self.asks[request]
+        queue = self.queues[ask.service_class]
+        self.enqueue(request)
+        first = queue[self.head(ask.service_class) or request].delay_s
+        low, high = self.delay_s
+        queue[request].delay_s = (min(low, first[0]), min(high, first[1]))
+        by_arrival = sorted(queue.items(), key=lambda item: (item[1].since, item[0] != request))
+        self.queues[ask.service_class] = dict(by_arrival)
 
     def settle(self, request: str, outcome: Lease | Refusal) -> None:
         """It goes, or is refused."""

@@ -12,6 +12,7 @@ from orch_sidecar.admission.budgets import (
     LONGEST_STALL_S,
     QUIET_S,
     RECOVERY_S,
+    UNSEEN_S,
     KvBudget,
     PrefillBudget,
     stall_s,
@@ -36,7 +37,7 @@ def test_everything_fits_while_the_size_of_the_cache_is_not_known() -> None:
 
 def test_a_request_fits_if_all_fit_to_their_ends() -> None:
     kv = cache_of(1000, usage=KV_FULL)
-    kv.granted(300, 200)
+    kv.granted(300, 200, 0.0)
     assert kv.committed == 500
     assert kv.fits(300, 200, 1.0)
     assert not kv.fits(300, 201, 1.0)
@@ -47,7 +48,7 @@ def test_a_request_fits_if_all_fit_to_their_ends() -> None:
 def test_prompts_that_share_a_prefix_are_counted_as_the_cache_has_them() -> None:
     kv = cache_of(1000)
     for _ in range(4):
-        kv.granted(240, 10)
+        kv.granted(240, 10, 0.0)
     kv.reported(1000, 0.3, 0, 1.0)
     assert kv.fits(240, 10, 1.0), "1210 tokens, but 240 of each are the same"
     assert kv.fits(650, 10, 1.0)
@@ -56,16 +57,39 @@ def test_prompts_that_share_a_prefix_are_counted_as_the_cache_has_them() -> None
 
 def test_prompts_count_in_full_until_the_cache_was_reported_with_them() -> None:
     kv = cache_of(1000, usage=0.3)
-    kv.granted(600, 0)
-    kv.granted(300, 0)
+    kv.granted(600, 0, 1.0)
+    kv.granted(300, 0, 1.0)
     assert not kv.fits(200, 0, 1.0)
     kv.reported(1000, 0.4, 0, 2.0)
     assert kv.fits(200, 0, 2.0)
 
 
+def test_a_report_just_after_a_grant_need_not_have_it() -> None:
+    kv = cache_of(1000, usage=0.3)
+    kv.granted(900, 0, 1.0)
+    kv.reported(1000, 0.3, 0, 1.0 + UNSEEN_S / 2)
+    assert not kv.fits(200, 0, 1.0 + UNSEEN_S / 2)
+    kv.reported(1000, 0.4, 0, 1.0 + 2 * UNSEEN_S)
+    assert kv.fits(200, 0, 1.0 + 2 * UNSEEN_S)
+
+
+def test_grants_that_never_pause_are_seen_in_the_end() -> None:
+    """All of them share a prefix of 100 tokens; ten come and ten go in the time unseen."""
+    kv, now = cache_of(3000, usage=0.1), 0.0
+    for number in range(1000):
+        now = number * UNSEEN_S / 10
+        assert kv.fits(100, 0, now), number
+        kv.granted(100, 0, now)
+        if number >= 30:
+            kv.released(100, 0)
+        if number % 3 == 0:
+            kv.reported(3000, 0.1, 0, now)
+    assert kv.committed == 3000, "more than that would not surely fit"
+
+
 def test_a_nearly_full_cache_takes_only_what_surely_fits() -> None:
     kv = cache_of(1000)
-    kv.granted(900, 90)
+    kv.granted(900, 90, 0.0)
     kv.reported(1000, KV_FULL, 0, 1.0)
     assert not kv.fits(20, 0, 1.0)
     assert kv.fits(5, 5, 1.0)
@@ -114,7 +138,7 @@ def test_reports_without_another_preemption_shrink_nothing() -> None:
 
 def test_just_after_a_preemption_only_what_surely_fits_goes() -> None:
     kv = cache_of(1000)
-    kv.granted(700, 0)
+    kv.granted(700, 0, 0.0)
     kv.reported(1000, 0.1, 1, 10.0)
     assert not kv.fits(60, 0, 10.0 + QUIET_S / 2)
     assert kv.fits(60, 0, 10.0 + QUIET_S)
@@ -122,18 +146,21 @@ def test_just_after_a_preemption_only_what_surely_fits_goes() -> None:
 
 def test_another_engine_begins_with_an_empty_cache() -> None:
     kv = cache_of(1000)
-    kv.granted(900, 90)
+    kv.granted(900, 90, 9.99)
     kv.reported(1000, 1.0, 5, 10.0)
     kv.begin_epoch()
     kv.reported(1000, 0.0, 0, 10.0)
     assert (kv.committed, limit(kv, 10.0)) == (0, 1000)
+    kv.granted(600, 600, 10.0)
+    kv.reported(1000, 0.0, 0, 11.0)
+    assert kv.fits(400, 0, 11.0), "nothing is left of what nobody had seen"
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 5000)), max_size=40))
 def test_what_was_granted_is_given_back_whole(leases: list[tuple[int, float]]) -> None:
     kv = cache_of(1000)
     for prompt, output in leases:
-        kv.granted(prompt, output)
+        kv.granted(prompt, output, 0.0)
     for prompt, output in reversed(leases):
         kv.released(prompt, output)
     assert kv.committed == pytest.approx(0, abs=1e-6)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from orch_sidecar.admission.ask import Queued
-from orch_sidecar.admission.core import Admission, Decision
+from orch_sidecar.admission.core import Admission
+from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.admission.scarce import Hold
 from orch_sidecar.reasons import Reason, Refusal
@@ -114,6 +115,37 @@ def test_a_large_bulk_request_is_not_passed_by_for_ever() -> None:
             break
         number += 1
     assert at == 27.0, "10 s of delay after 26.7 s"
+
+
+def kept_waiting(cost: int) -> Admission:
+    """At 0.95 s, by interactive requests that come one after the other, each before the last ends.
+
+    So one slot at least is always taken, and two are claimed.
+    """
+    core = core_of(8, rules(reserved_share=0.25, aging_s=1.0))
+    fill(core, interactive(2), "i0")
+    queue(core, bulk(cost), "large")
+    queue(core, bulk(), "small")
+    for number in range(9):  # from 0.1 s to 0.9 s
+        fill(core, interactive(), f"i{number + 1}", at=(number + 1) / 10)
+        assert core.release(f"i{number}", number / 10 + 0.15) == []
+    assert core.next_event(0.95) == 1.0
+    return core
+
+
+def test_a_bulk_request_that_needs_all_slots_is_not_starved_nor_is_the_one_behind_it() -> None:
+    core = kept_waiting(8)
+    assert core.tick(1.0) == []
+    assert core.hold is Hold.SLOT
+    queue(core, interactive(), "i10", at=1.01)
+    assert granted(core.release("i9", 1.05)) == ["large"]
+    assert granted(core.release("large", 2.0)) == ["small", "i10"]
+
+
+def test_a_bulk_request_that_needs_a_claimed_slot_gets_it_in_the_end() -> None:
+    core = kept_waiting(7)
+    assert core.hold is Hold.RESERVE
+    assert granted(core.tick(1.0)) == ["large"]
 
 
 def test_waiting_for_other_bulk_requests_is_not_held_against_interactive_ones() -> None:

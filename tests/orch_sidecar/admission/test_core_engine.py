@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from orch_sidecar.admission.core import Admission, Decision
+from orch_sidecar.admission.core import Admission
+from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.reasons import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (

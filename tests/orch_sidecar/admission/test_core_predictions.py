@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from orch_sidecar.admission.ask import Queued
 from orch_sidecar.admission.core import Admission
 from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.outlook import Forecast
+from orch_sidecar.admission.scarce import Hold
 from orch_sidecar.reasons import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     BULK,
@@ -25,7 +27,7 @@ from tests.orch_sidecar.admission.examples import (
     report,
     rules,
 )
-from vllm_plugin.profile import AdmissionRules
+from vllm_plugin.profile import AdmissionRules, Bounds
 
 
 def measured(slots: int, of_rules: AdmissionRules | None = None) -> Admission:
@@ -95,6 +97,51 @@ def test_nothing_is_refused_on_a_guess() -> None:
     fill(core, interactive(max_tokens=10**6), "a")
     ask = interactive(max_tokens=10**6, deadline_ms=1.0, max_wait_ms=1.0)
     assert queue(core, ask, "b") == [Queued(0, None)]
+
+
+# What is free is not always to be had.
+
+
+def test_interactive_requests_that_wait_for_each_other_count_only_their_ends() -> None:
+    """With six in the engine a step takes 16 ms."""
+    core = measured(8, rules(class_rules(batch=Bounds(least=1, most=2))))
+    fill(core, bulk(4, max_tokens=10), "b")
+    fill(core, interactive(2, max_tokens=100), "i")
+    assert core.forecast(bulk(max_tokens=100), 0.0) is not None
+    ask = interactive(max_tokens=100)
+    foreseen = core.forecast(ask, 0.0)
+    assert foreseen is not None
+    assert foreseen.start_ms == pytest.approx(1600)
+    assert queue(core, ask, "i2", "i3", "i4") == [
+        Queued(0, 1600), Queued(1, 1600), Queued(2, 3200),
+    ]  # fmt: skip
+    assert core.hold is Hold.BATCH
+
+
+def test_bulk_requests_beyond_their_batch_wait_for_an_end_of_either_class() -> None:
+    core = measured(8, rules(bulk=class_rules(batch=Bounds(least=1, most=4))))
+    fill(core, bulk(3, max_tokens=100), "b")
+    fill(core, interactive(max_tokens=50), "i")
+    assert queue(core, bulk(max_tokens=100), "b2", "b3") == [Queued(0, 700), Queued(1, 1400)]
+    assert core.hold is Hold.BATCH
+    assert core.forecast(interactive(max_tokens=100), 0.0) == Forecast(0, 15, 1500)
+
+
+def test_free_slots_are_of_no_use_while_the_cache_is_full() -> None:
+    core = core_of(8, step_time=STEP_TIME, kv_tokens_total=1000, kv_usage=0.95)
+    fill(core, bulk(prompt_tokens=800, max_tokens=100), "a")
+    ask = bulk(prompt_tokens=300, max_tokens=100)
+    assert queue(core, ask, "b", "c") == [Queued(0, 1100), Queued(1, 2200)]
+    assert core.hold is Hold.KV
+
+
+def test_the_reserve_is_free_and_not_for_bulk_requests() -> None:
+    core = measured(4, rules(reserved_share=0.5))
+    fill(core, interactive(2, max_tokens=10), "i")
+    core.release("i", 0.1)
+    fill(core, bulk(2, max_tokens=100), "b", at=0.1)
+    assert queue(core, bulk(max_tokens=100), "b2", at=0.1) == [Queued(0, 1200)]
+    assert core.hold is Hold.RESERVE
 
 
 def test_forecast_of_a_free_engine_and_of_a_full_one() -> None:

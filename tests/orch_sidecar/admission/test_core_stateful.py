@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from orch_sidecar.admission.ask import Ask, EngineReport, Queued
-from orch_sidecar.admission.core import Decision
+from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.reasons import Reason, Refusal
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, STALE, is_refused, reason_of
@@ -145,28 +145,49 @@ class AdmissionMachine(Checked):
         assert self.core.leave(request, model.now) == []
 
     @precondition(lambda self: any(self.model.out.values()))
-    @rule(pick=PICK, pause_s=st.sampled_from((0.0, 0.3, 99.0)), released_before=st.booleans())
-    def put_back(self, pick: int, pause_s: float, released_before: bool) -> None:
+    @rule(pick=PICK, pause_s=st.sampled_from((0.0, 0.3, 99.0)), at_once=st.booleans())
+    def turned_away(self, pick: int, pause_s: float, at_once: bool) -> None:
+        """By a tier below. `at_once`: it comes back; else that may take a while."""
         model = self.model
         lease = self.pick([name for name, ask in model.out.items() if ask is not None], pick)
-        ask, since = model.asks[lease]
-        request, _ = self.named(ask, since)
-        if released_before:
-            self.release_one(lease)
-        outcome = self.core.put_back(request, ask, since, pause_s, model.now)
+        self.core.turned_away(pause_s, model.now)
         model.paused_until = max(model.paused_until, model.now + min(max(pause_s, 0.02), 1.0))
+        self.release_one(lease)
+        model.below[lease] = model.asks[lease]
+        if at_once:
+            self.put_back_one(lease)
+
+    @precondition(lambda self: self.model.below)
+    @rule(picks=st.lists(PICK, min_size=1, max_size=4), passed_s=PASSED_S)
+    def put_back(self, picks: list[int], passed_s: float) -> None:
+        self.model.pass_time(passed_s)
+        for pick in picks:
+            if self.model.below:
+                self.put_back_one(self.pick(self.model.below, pick))
+
+    def put_back_one(self, lease: str) -> None:
+        """It is refused only if its time is over or the engine became too small for it."""
+        model = self.model
+        request, ask = self.named(*model.below.pop(lease))
+        since = model.asks[request][1]
+        expires, expiry = model.limits_of(ask, since)
+        too_large = ask.cost > model.engine.slots_total
+        outcome = self.core.put_back(request, ask, since, model.now)
         if isinstance(outcome, Queued):
-            assert model.limits_of(ask, since)[0] > model.now
-            assert not model.draining
-            assert ask.cost <= model.engine.slots_total
-            model.enqueue(request, at_head=True)
+            assert expires > model.now
+            assert not too_large
+            model.put_back(request)
             self.see_slo(request)
         else:
             assert isinstance(outcome, Refusal)
+            if expires <= model.now and outcome is not model.unavailable:
+                assert outcome.reason in (expiry, Reason.SLO_MISS)
+            elif expires > model.now and not too_large:
+                assert outcome is model.unavailable or outcome.reason is Reason.SLO_MISS
+                assert self.misses_slo(ask, since), "who has time left is not refused"
             model.settle(request, outcome)
-        self.after(surely=isinstance(outcome, Queued))
-        if not released_before:
-            self.release_one(lease)
+        paused = model.now < model.paused_until  # else it is the timer that lets it go
+        self.after(surely=isinstance(outcome, Queued) and paused)
 
     # What the engine says.
 

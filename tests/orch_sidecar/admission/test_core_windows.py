@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.admission.ask import Ask
-from orch_sidecar.admission.core import Admission, Decision
+from orch_sidecar.admission.ask import Ask, Queued
+from orch_sidecar.admission.core import Admission
+from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.admission.scarce import Hold
 from orch_sidecar.reasons import Reason
 from tests.orch_sidecar.admission.examples import (
     BULK,
     INTERACTIVE,
+    STEP_TIME,
     bulk,
     bulk_only,
     class_rules,
@@ -110,6 +112,35 @@ def test_a_request_that_may_wait_long_enough_bears_the_window() -> None:
     queue(core, bulk(), "a", at=2.0)
     queue(core, bulk(max_wait_ms=30.0), "b", at=2.03)
     assert granted(core.tick(2.05)) == ["a", "b"]
+
+
+def test_whoever_opens_a_window_is_not_refused_for_its_time_limits() -> None:
+    """It could have begun at once; with no time for the window it does."""
+    slo = class_rules(window_ms=ALWAYS_50_MS, ttft_p95_ms=200.0)
+    for ask, waits in (
+        (bulk(max_wait_ms=60.0, max_tokens=100), True),
+        (bulk(deadline_ms=100.0, max_tokens=100), True),
+        (bulk(prompt_tokens=100, max_tokens=100), True),
+        (bulk(prompt_tokens=160, max_tokens=100), False),
+        (bulk(prompt_tokens=900, max_tokens=100), False),
+    ):
+        core = idle_after_traffic(rules(bulk=slo), 4)
+        core.engine_reports(report(4, step_time=STEP_TIME, prefill_tokens_per_s=1000.0), 2.0)
+        outcome = core.arrive("a", ask, 2.0)
+        if waits:
+            assert outcome == Queued(0, 50), "predicted for the end of the window"
+            assert granted(core.tick(2.05)) == ["a"]
+        else:
+            assert isinstance(outcome, Lease)
+
+
+def test_who_has_no_time_for_an_open_window_ends_it() -> None:
+    slo = class_rules(window_ms=ALWAYS_50_MS, ttft_p95_ms=200.0)
+    core = idle_after_traffic(rules(bulk=slo), 4)
+    core.engine_reports(report(4, step_time=STEP_TIME, prefill_tokens_per_s=1000.0), 2.0)
+    queue(core, bulk(), "a", at=2.0)
+    assert isinstance(core.arrive("late", bulk(prompt_tokens=900), 2.01), Lease)
+    assert granted(core.take_displaced()) == ["a"]
 
 
 def test_no_window_where_nobody_may_wait() -> None:

@@ -160,8 +160,9 @@ async def test_timer_ends_a_pause() -> None:
     loop = asyncio.get_running_loop()
     since = loop.time()
     held = lease_at_once(gate)
-    assert gate.put_back("again", interactive(), since, 30.0) == Queued(0, None)
+    gate.turned_away(30.0)
     gate.release(held.id)
+    assert gate.put_back("again", interactive(), since) == Queued(0, None)
     assert gate.core.ledger.leased == 0
     lease = await asyncio.wait_for(gate.wait("again"), 5)
     assert isinstance(lease, Lease)
@@ -173,7 +174,7 @@ async def test_timer_ends_a_pause() -> None:
 async def test_who_is_put_back_too_late_is_refused() -> None:
     gate = gate_of(1)
     since = asyncio.get_running_loop().time() - 100
-    outcome = gate.put_back("again", interactive(), since, 30.0)
+    outcome = gate.put_back("again", interactive(), since)
     assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
     assert_nothing_left(gate)
 

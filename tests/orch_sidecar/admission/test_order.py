@@ -8,7 +8,7 @@ from orch_sidecar.admission.ask import Ask
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.limits import Limits
 from orch_sidecar.admission.order import Order
-from orch_sidecar.admission.outlook import Run
+from orch_sidecar.admission.outlook import Outlook, Run
 from orch_sidecar.admission.prospects import Prospects
 from orch_sidecar.admission.queues import Queues, Waiting
 from orch_sidecar.admission.scarce import Hold, Scarce
@@ -23,9 +23,10 @@ class Line:
         self.ledger, self.queues = Ledger(), Queues()
         self.ledger.slots_total = 4
         reserving = rules(reserved_share=reserved_share)
-        self.scarce = Scarce(reserving, self.ledger, self.queues)
+        outlook = Outlook(self.ledger)
+        self.scarce = Scarce(reserving, self.ledger, self.queues, outlook)
         self.scarce.limits = Limits(interactive_batch, 4, 4, 1.0, 50.0, True)
-        prospects = Prospects(self.ledger, self.queues, self.scarce, random.Random(1))
+        prospects = Prospects(self.ledger, self.queues, self.scarce, outlook, random.Random(1))
         self.order = Order(rules(), self.queues, self.scarce, prospects)
 
     def run(self, ask: Ask) -> None:
@@ -40,8 +41,8 @@ class Line:
         waiting = self.order.next(now)
         return None if waiting is None else waiting.request
 
-    def must_wait(self, ask: Ask, now: float = 0.0) -> bool:
-        return self.order.must_wait(ask, None, now)
+    def holds(self, ask: Ask, now: float = 0.0) -> Hold | None:
+        return self.order.holds(ask, None, now)
 
     def delay(self) -> None:
         """From 0 s on interactive requests take everything."""
@@ -82,8 +83,8 @@ def test_nobody_passes_by_a_delayed_bulk_request_that_does_not_fit() -> None:
     assert line.next(9.9) == "i"
     assert line.next(10.0) is None
     assert line.order.hold is Hold.SLOT
-    assert line.must_wait(interactive(), 10.0)
-    assert line.must_wait(bulk(), 10.0)
+    assert line.holds(interactive(), 10.0) is Hold.SLOT
+    assert line.holds(bulk(), 10.0) is Hold.SLOT
 
 
 def test_a_delayed_bulk_request_that_waits_for_the_reserve_lets_interactive_ones_go() -> None:
@@ -95,8 +96,8 @@ def test_a_delayed_bulk_request_that_waits_for_the_reserve_lets_interactive_ones
     line.delay()
     assert line.next(10.0) is None
     assert line.order.hold is Hold.RESERVE
-    assert not line.must_wait(interactive(), 10.0)
-    assert line.must_wait(bulk(), 10.0)
+    assert line.holds(interactive(), 10.0) is None
+    assert line.holds(bulk(), 10.0) is Hold.RESERVE
     line.wait("i", interactive())
     assert line.next(10.0) == "i"
     assert line.order.hold is Hold.RESERVE
@@ -118,11 +119,12 @@ def test_interactive_requests_that_wait_for_each_other_let_bulk_ones_go() -> Non
     line.wait("i", interactive())
     assert line.next() is None
     assert line.order.hold is Hold.BATCH
-    assert not line.must_wait(bulk())
+    assert line.holds(interactive()) is Hold.BATCH
+    assert line.holds(bulk()) is None
     line.wait("b", bulk())
     assert line.next() == "b"
     assert line.order.hold is Hold.BATCH
-    assert line.must_wait(bulk()), "somebody of its class is ahead"
+    assert line.holds(bulk()) is Hold.BATCH, "somebody of its class is ahead"
 
 
 def test_what_the_first_waits_for_is_told_even_if_the_second_waits_for_another_thing() -> None:
@@ -140,8 +142,8 @@ def test_nobody_passes_by_one_of_its_own_class() -> None:
     line.wait("i", interactive(4))
     line.wait("b", bulk(4))
     line.next()
-    assert line.must_wait(interactive())
-    assert line.must_wait(bulk())
+    assert line.holds(interactive()) is Hold.SLOT
+    assert line.holds(bulk()) is Hold.SLOT
 
 
 def test_interactive_requests_pass_by_bulk_ones() -> None:
@@ -149,26 +151,60 @@ def test_interactive_requests_pass_by_bulk_ones() -> None:
     line.run(bulk())
     line.wait("b", bulk(4))
     line.next()
-    assert not line.must_wait(interactive())
-    assert line.must_wait(bulk())
+    assert line.holds(interactive()) is None
+    assert line.holds(bulk()) is Hold.SLOT
 
 
 def test_with_nobody_ahead_a_request_waits_only_for_what_it_needs() -> None:
     line = Line()
     line.run(bulk(3))
-    assert not line.must_wait(bulk())
-    assert line.must_wait(bulk(2))
+    assert line.holds(bulk()) is None
+    assert line.holds(bulk(2)) is Hold.SLOT
+
+
+def test_who_comes_before_anybody_has_looked_waits_for_those_ahead() -> None:
+    line = Line()
+    line.wait("b", bulk())
+    assert line.order.hold is None
+    assert line.holds(bulk()) is Hold.SLOT
+    assert line.holds(interactive()) is None
+
+
+def test_a_delayed_bulk_request_too_large_for_what_the_reserve_leaves_waits_only_for_slots() -> (
+    None
+):
+    line = Line(reserved_share=0.25)
+    line.scarce.arrived(interactive(), 6.0)
+    line.run(interactive())
+    line.wait("b", bulk(4))
+    line.delay()
+    line.wait("i", interactive())
+    assert line.next(9.9) == "i"
+    assert line.next(10.0) is None
+    assert line.order.hold is Hold.SLOT
+    assert line.holds(interactive(), 10.0) is Hold.SLOT, "nobody passes it by any more"
+    line.ledger.release("running 0")
+    assert line.next(10.0) == "b"
 
 
 def test_a_pause_holds_everybody() -> None:
     line = Line()
     line.order.paused_until = 5.0
-    assert line.must_wait(interactive(), 4.9)
+    assert line.holds(interactive(), 4.9) is Hold.PAUSE
+    assert line.holds(interactive(), 5.0) is None
     line.wait("i", interactive())
     assert line.next(4.9) is None
     assert line.order.hold is Hold.PAUSE
     assert line.order.changes_at(4.9) == 5.0
     assert line.next(5.0) == "i"
+
+
+def test_it_tells_when_a_hold_ends_of_itself() -> None:
+    line = Line()
+    line.order.paused_until = 5.0
+    assert line.order.ends_at(Hold.PAUSE, 4.0) == 5.0
+    assert line.order.ends_at(Hold.KV, 4.0) == 4.25, "then it looks again"
+    assert line.order.ends_at(Hold.SLOT, 4.0) is None
 
 
 def test_the_time_of_a_delayed_request_is_foreseen() -> None:

@@ -29,6 +29,7 @@ def plan_of(
     now: float = 0.0,
     free: int = 0,
     kept: int = 0,
+    only: ServiceClass | None = None,
     waiting: Iterable[Ask] = (),
     few: bool = True,
 ) -> Plan:
@@ -38,6 +39,7 @@ def plan_of(
         now,
         free,
         kept,
+        only,
         lambda which: [ask for ask in queued if ask.service_class is which],
         few,
     )
@@ -58,7 +60,7 @@ def test_without_a_step_time_nothing_is_known() -> None:
     assert outlook.service_s(ask) is None
     assert outlook.remaining_s(Run(ask, 0.0, 100.0), 1.0) is None
     outlook.runs["a"] = Run(ask, 0.0, 100.0)
-    assert outlook.plan(INTERACTIVE, 0.0, 1, 0, lambda _: (), True) is None
+    assert outlook.plan(INTERACTIVE, 0.0, 1, 0, None, lambda _: (), True) is None
 
 
 def test_first_token_comes_after_the_prompt_and_a_step_with_it() -> None:
@@ -118,6 +120,20 @@ def test_an_aborted_answer_teaches_nothing() -> None:
     assert outlook.service_s(interactive(max_tokens=100)) == pytest.approx(2.0)
 
 
+def test_once_much_is_known_one_answer_in_five_milliseconds_is_enough() -> None:
+    outlook = outlook_of()
+    for number in range(1001):
+        outlook.ended(Run(interactive(), 0.0, 0.0), number / 1e6, 10.0)
+    lengths = outlook.lengths
+    assert lengths.expected(INTERACTIVE, None) == pytest.approx(10.0), "each of them taught"
+    for number in range(200):
+        outlook.ended(Run(interactive(), 0.0, 0.0), 0.001 + number / 1e6, 500.0)
+    assert lengths.expected(INTERACTIVE, None) == pytest.approx(10.0)
+    for number in range(200):
+        outlook.ended(Run(interactive(), 0.0, 0.0), 0.0061 + number / 199, 500.0)
+    assert lengths.expected(INTERACTIVE, None) == pytest.approx(500.0)
+
+
 def test_a_free_slot_is_had_at_once() -> None:
     assert start(plan_of(outlook_of(), free=1)) == 0
 
@@ -128,6 +144,23 @@ def test_a_taken_slot_is_had_when_its_request_should_end() -> None:
     outlook.runs["b"] = Run(bulk(2, max_tokens=50), 0.0, 100.0)
     plan = plan_of(outlook)
     assert [start(plan, cost) for cost in (1, 2, 3)] == pytest.approx([1.0, 1.0, 2.0])
+
+
+def test_only_the_ends_of_one_class_count_for_those_who_wait_among_themselves() -> None:
+    outlook = outlook_of()
+    outlook.runs["b"] = Run(bulk(max_tokens=10), 0.0, 10.0)
+    outlook.runs["i"] = Run(interactive(max_tokens=100), 0.0, 100.0)
+    assert start(plan_of(outlook)) == pytest.approx(0.2)
+    assert start(plan_of(outlook, only=INTERACTIVE, few=False)) == pytest.approx(2.0)
+    assert len(plan_of(outlook, only=INTERACTIVE)) == 1
+    assert start(plan_of(outlook, few=False)) == pytest.approx(0.2), "another plan again"
+
+
+def test_a_run_of_unknown_length_is_no_trouble_to_the_other_class() -> None:
+    outlook = outlook_of()
+    outlook.runs["b"] = Run(bulk(), 0.0, 0.0)
+    outlook.runs["i"] = Run(interactive(max_tokens=100), 0.0, 100.0)
+    assert start(plan_of(outlook, only=INTERACTIVE)) == pytest.approx(2.0)
 
 
 def test_those_who_wait_go_before_one_that_comes() -> None:
@@ -173,4 +206,4 @@ def test_a_plan_is_made_anew_after_a_change_or_a_while() -> None:
 def test_a_run_of_unknown_length_leaves_all_unknown() -> None:
     outlook = outlook_of()
     outlook.runs["a"] = Run(bulk(), 0.0, 0.0)
-    assert outlook.plan(INTERACTIVE, 0.0, 3, 0, lambda _: (), True) is None
+    assert outlook.plan(INTERACTIVE, 0.0, 3, 0, None, lambda _: (), True) is None

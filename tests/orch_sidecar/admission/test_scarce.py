@@ -90,6 +90,18 @@ def test_reserve_is_kept_as_far_as_it_was_used() -> None:
     assert bench.hold(interactive(2), 1.0) is None
 
 
+def test_reserve_is_not_kept_from_a_delayed_request_that_is_too_large_for_the_rest() -> None:
+    bench = Bench(8, rules(reserved_share=0.5))
+    bench.release(bench.grant(interactive(2), 0.0), 1.0)
+    run = bench.grant(bulk(), 1.0)
+    assert bench.hold(bulk(7), 1.0) is Hold.RESERVE
+    assert bench.hold(bulk(7), 1.0, aged=True) is None
+    assert bench.hold(bulk(6), 1.0, aged=True) is Hold.RESERVE, "beside it there is room for six"
+    bench.release(run, 2.0)
+    bench.grant(interactive(), 2.0)
+    assert bench.hold(bulk(6), 2.0) is None
+
+
 def test_reserve_is_never_more_than_its_share() -> None:
     bench = Bench(8, rules(reserved_share=0.25))
     bench.release(bench.grant(interactive(6), 0.0), 1.0)
@@ -166,6 +178,18 @@ def test_a_sequence_takes_whole_blocks_of_the_cache() -> None:
     bench.grant(bulk(prompt_tokens=30), output=2)
     assert bench.hold(interactive(2, prompt_tokens=20, max_tokens=6)) is None
     assert bench.hold(interactive(2, prompt_tokens=20, max_tokens=7)) is Hold.KV
+
+
+def test_blocks_that_are_only_begun_are_counted_whole() -> None:
+    """48 blocks of 128 tokens; each of these takes three of them."""
+    bench = Bench(64)
+    report = EngineReport("e", 64, kv_tokens_total=48 * 128, kv_block_tokens=128)
+    bench.scarce.reported(report, 0.0)
+    ask = interactive(prompt_tokens=130, max_tokens=130)
+    while bench.hold(ask) is None:
+        bench.grant(ask, output=bench.scarce.kv_output(ask, 130.0) or 0.0)
+    assert bench.hold(ask) is Hold.KV
+    assert len(bench.runs) == 16
 
 
 def test_another_engine_begins_empty() -> None:

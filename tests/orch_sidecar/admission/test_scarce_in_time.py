@@ -7,7 +7,13 @@ import pytest
 from orch_sidecar.admission.ask import Ask, EngineReport
 from orch_sidecar.admission.scarce import Hold
 from tests.orch_sidecar.admission.bench import Bench
-from tests.orch_sidecar.admission.examples import bulk, class_rules, interactive, rules
+from tests.orch_sidecar.admission.examples import (
+    STEP_TIME,
+    bulk,
+    class_rules,
+    interactive,
+    rules,
+)
 from vllm_plugin.profile import Bounds
 
 # The window.
@@ -54,6 +60,21 @@ def test_a_request_that_may_not_wait_neither_opens_nor_bears_a_window(ask: Ask) 
     assert bench.hold(bulk(), 2.0) is Hold.WINDOW
     assert bench.scarce.ends_window(ask, 1.99)
     assert bench.hold(bulk(), 2.0) is None
+
+
+@pytest.mark.parametrize("promise", [bulk(deadline_ms=160.0), bulk()])
+def test_a_request_whose_first_token_would_come_too_late_bears_no_window(promise: Ask) -> None:
+    """A prompt of 100 ms and a step of 11 ms leave less than the window of 50 ms."""
+    bench = bench_at(per_second=100.0)
+    if promise.deadline_ms is None:
+        of_class = bench.scarce.rules.bulk.model_copy(update={"ttft_p95_ms": 160.0})
+        bench.scarce.rules = rules(bulk=of_class)
+    assert bench.scarce.opens_window(promise._replace(prompt_tokens=100), 2.0), "nothing is known"
+    bench.outlook.step_time, bench.outlook.prefill_tokens_per_s = STEP_TIME, 1000.0
+    assert not bench.scarce.ends_window(promise._replace(prompt_tokens=50), 2.0)
+    assert bench.scarce.ends_window(promise._replace(prompt_tokens=100), 2.0)
+    assert not bench.scarce.opens_window(promise._replace(prompt_tokens=100), 2.0)
+    assert bench.scarce.opens_window(promise._replace(prompt_tokens=50), 2.0)
 
 
 def test_window_closes_in_time_or_when_it_is_full() -> None:
@@ -123,6 +144,18 @@ def test_the_smaller_batch_is_delay() -> None:
     batch.grant(interactive())
     batch.wait(bulk())
     assert share(batch) == pytest.approx(0.625)
+
+
+def test_a_request_too_large_for_what_the_reserve_leaves_is_delayed_altogether() -> None:
+    bench = Bench(8, rules(reserved_share=0.25))
+    bench.grant(interactive())
+    bench.wait(bulk(8))
+    bench.wait(bulk(), "behind")
+    assert share(bench) == 1
+    bench.queues.remove("waiting")
+    assert share(bench) == 0, "what is next fits beside it"
+    bench.wait(bulk(8))
+    assert share(bench, now=20.0) == pytest.approx(1 / 8), "the claim is over, the request is not"
 
 
 def test_waiting_for_prompts_is_delay_altogether() -> None:

@@ -1,0 +1,99 @@
+"""Clients that ask the same few things, and come and go as they like."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from tests.integration.client import CHAT, Aborted, Client
+from tests.integration.running import Running, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.telling import DONE, Told
+from tests.integration.wire import Answer
+
+CLIENTS = 24
+SECONDS = 1.5
+WORDS = [f"word {number} " for number in range(12)]
+
+
+class Chatting:
+    """A script that says its words with pauses; sometimes it breaks off. Streams or not."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+
+    async def __call__(self, answer: Answer) -> None:
+        told = Told(answer)
+        if not answer.request.json().get("stream"):
+            await asyncio.sleep(self._chance.uniform(0, 0.02))
+            answer.json(told.json_for())
+            return
+        breaks = self._chance.random() < 0.1
+        told.begin()
+        for word in WORDS[: self._chance.randrange(12) if breaks else 12]:
+            told.say(word)
+            if self._chance.random() < 0.5:
+                await asyncio.sleep(self._chance.uniform(0, 0.004))
+        if breaks:
+            answer.reset()
+        else:
+            told.end()
+
+
+async def one_client(running: Running, chance: random.Random, until: float) -> int:
+    """Asks again and again, leaves midway at times. Returns how often it got all of an answer."""
+    loop, whole = asyncio.get_running_loop(), 0
+    client = await Client.connect(running.port)
+    while loop.time() < until:
+        stream, patience = chance.random() < 0.7, chance.choice([None, None, 0.001, 0.01, 0.03])
+        fields = [("X-Orch-Class", chance.choice(["interactive", "bulk"]))]
+        client.start(CHAT, fields, stream=stream, temperature=0, max_tokens=chance.choice([1, 2]))
+        try:
+            async with asyncio.timeout(patience):
+                response = await client.response()
+        except (TimeoutError, Aborted):
+            client.reset()
+            client = await Client.connect(running.port)
+            continue
+        own = response.header("x-request-id") or ""
+        if stream and response.status == 200:
+            whole += expect_stream(response.body, own)
+        elif response.status == 200:
+            assert response.json()["id"] == f"chatcmpl-{own}"
+            whole += 1
+        else:
+            assert response.status == 502
+    await client.close()
+    return whole
+
+
+def expect_stream(body: bytes, own: str) -> bool:
+    """Whether it is a whole stream. Fails if it is neither that nor one that was broken off."""
+    *events, done, rest = body.split(b"\n\n")
+    assert (done + b"\n\n", rest) == (DONE, b"")
+    whole = b'"error"' not in events[-1]
+    for event, word in zip(events if whole else events[:-1], WORDS, strict=whole):
+        assert f'"id":"chatcmpl-{own}"'.encode() in event
+        assert f'"content":"{word}"'.encode() in event
+    return whole
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_nothing_is_lost_mixed_up_or_left_behind(
+    engine: ScriptedEngine, sidecar: Running, seed: int
+) -> None:
+    engine.answer = Chatting(random.Random(seed))
+    until = asyncio.get_running_loop().time() + SECONDS
+    whole = await asyncio.gather(
+        *(one_client(sidecar, random.Random(100 * seed + i), until) for i in range(CLIENTS))
+    )
+    await sidecar.idle()
+    await eventually(lambda: not sidecar.sidecar.serving.active)
+    sharing = sidecar.sidecar.serving.sharing
+    assert not sharing._decodes
+    assert not sharing._by_key
+    assert not engine.present
+    assert sum(whole) > 100
+    assert len(engine.generating) < sum(whole)
