@@ -43,6 +43,7 @@ _BUSY: Final = frozenset(
         Reason.DO_NOT_QUEUE,
     }
 )
+_OK: Final = Ending.OK  # named once: a member is looked up slowly in its enum
 _NOWHERE: Final = frozenset[Reason]()
 
 
@@ -107,6 +108,9 @@ class Attempts:
         request.trace.retried(Reason.QUEUE_FULL)
         exchange.queued = exchange.queued or time.monotonic_ns()
         exchange.admitted = exchange.predicted_start_ms = None
+        away = pool.gate.core.unavailable
+        if away is not None and not pool.keeps_queue:
+            return away  # who waited there was told so before this one came back
         ticket = pool.gate.new_id(ask.cost)
         back = pool.gate.put_back(ticket, ask, since_s)
         if isinstance(back, Refusal):
@@ -198,8 +202,13 @@ class Attempts:
                 pool.gate.turned_away(min(receiver.retry_after_ms, tier.LONGEST_PAUSE_MS))
                 return TurnedAway()
             elif exchange.status < 400:
-                exchange.outcome = Ending.OK
-                if lease is not None and exchange.status == 200:
+                exchange.outcome = _OK
+                if (
+                    lease is not None
+                    and exchange.status == 200
+                    and not receiver.was_paused  # then it took the time of its client
+                    and self._learns(request, pool)
+                ):
                     output_tokens = _learn(request, pool, receiver)
             else:
                 exchange.outcome = Ending.ENGINE_ERROR
@@ -217,6 +226,11 @@ class Attempts:
                     pool.gate.release(lease.id, output_tokens)
                 else:
                     pool.gate.abandon(lease.id)
+
+    def _learns(self, request: Request, pool: Pool) -> bool:
+        """Whether the token counts of an answer that has just ended are worth reading."""
+        outlook = pool.gate.core.outlook
+        return request.trace.counts_tokens or outlook.learns(self._loop.time())
 
     def _admit(self, shared: Fanout, pool: Pool, at: int) -> None:
         """Before that its clients wait for a slot: nothing could move for them."""

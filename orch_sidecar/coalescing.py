@@ -75,6 +75,9 @@ _ORDERED: Final = frozenset(
     {"response_format", "structured_outputs", "documents", "chat_template_kwargs"}
 )
 
+# vLLM refuses a float here, however whole.
+_NO_FLOAT: Final = frozenset({"thinking_token_budget"})
+
 _AS_GIVEN: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _CANONICAL: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, sort_keys=True)
 
@@ -95,7 +98,7 @@ def digest(api: str, document: dict[str, Any]) -> bytes | None:
         elif field in decisive:
             if field in _ORDERED:
                 value = _AS_GIVEN.encode(value)  # noqa: PLW2901 (it stands for the value)
-            elif type(value) is float and value.is_integer():
+            elif type(value) is float and value.is_integer() and field not in _NO_FLOAT:
                 value = int(value)  # noqa: PLW2901 (vLLM reads both as the same)
             key[field] = value
         elif field not in _IGNORED or not _harmless(field, value):

@@ -41,6 +41,7 @@ class Decode:
         "done",
         "retry_after_ms",
         "unanswered",
+        "was_paused",
     )
 
     def __init__(self, fanout: Fanout, pool: EnginePool, *, holds_back: bool = False) -> None:
@@ -53,7 +54,7 @@ class Decode:
         self._body: Body | None = None
         self._events = False  # it is a stream, and every piece so far ended with a whole event
         self._held = b""  # the beginning of the head, of an event, or of an answer that is none
-        self._paused = False
+        self._paused = self.was_paused = False
         self.unanswered = False
         self.retry_after_ms: int | None = None
         self.done: asyncio.Future[Relayed] = asyncio.get_running_loop().create_future()
@@ -89,7 +90,7 @@ class Decode:
 
     def pause(self) -> None:
         if self._connection is not None:
-            self._paused = True
+            self._paused = self.was_paused = True
             self._connection.pause()
 
     def resume(self) -> None:

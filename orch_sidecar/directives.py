@@ -34,6 +34,10 @@ MEASUREMENT_TYPE: Final = istr("X-Orch-Measurement-Type")
 NO_COALESCE: Final = istr("X-Orch-No-Coalesce")
 _SMG: Final = istr("x-smg-priority")
 _LLM_D: Final = istr("x-llm-d-inference-objective")
+ALIASES: Final = (_SMG, _LLM_D)  # all else begins with X-Orch-
+
+# Named once: a member is looked up slowly in its enum.
+_INTERACTIVE: Final = ServiceClass.INTERACTIVE
 
 _T = TypeVar("_T")
 
@@ -109,7 +113,7 @@ def service_class(
     # As vLLM understands it: a lower value is served earlier, 0 is the default.
     if priority is not None and priority > 0:
         return ServiceClass.BULK
-    return ServiceClass.INTERACTIVE
+    return _INTERACTIVE
 
 
 class _Wrong(Exception):

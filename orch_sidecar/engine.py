@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -172,20 +173,24 @@ class EngineFollower:
         if name != "change":
             self._measure_busy(self.document, begins=whole)
         if whole or not _MATTERS.isdisjoint(data):
-            self._report(self.document)
+            # A request may have reached this engine under its predecessor's epoch.
+            ours = [(lease, int(lease.rpartition(".")[2])) for lease in data.get("leases", [])]
+            self._report(self.document, tuple(ours))
         ledger = self._gate.core.ledger
         if whole:
-            # A request may have reached this engine under its predecessor's epoch.
-            for lease in data.get("leases", []):
-                ledger.adopt(lease, int(lease.rpartition(".")[2]))
+            for lease, cost in ours:
+                ledger.adopt(lease, cost)  # those of one that is not ready, too
             self._confirmation.overdue()
             ledger.engine_held(self.document["peak"], since_before=True)
         elif "peak" in data:
             ledger.engine_held(data["peak"])
         self._gate.tell()
 
-    def _report(self, document: dict[str, Any]) -> None:
-        """Tells the gate, if something that matters to it has changed."""
+    def _report(self, document: dict[str, Any], leases: tuple[tuple[str, int], ...]) -> None:
+        """Tells the gate, if something that matters to it has changed.
+
+        `leases`: those of this sidecar that the engine has, with their costs.
+        """
         theirs = (document["profile"], document["measurement_type"])
         ours = (self._profile.name, self._profile.measurement_type.value)
         if theirs != ours:
@@ -201,7 +206,7 @@ class EngineFollower:
             self._not_ready(str(said), document.get("message"))
             return
         new = report.report_of(document)
-        if new == self._reported:
+        if new == self._reported and not leases:
             return
         if self.state is not EngineState.READY:
             logger.info(
@@ -212,7 +217,7 @@ class EngineFollower:
             )
         self.state, self.message = EngineState.READY, ""
         self.ctx_max, self._reported = new.ctx_max, new
-        self._gate.engine_reports(new)
+        self._gate.engine_reports(replace(new, leases=leases))
 
     def _not_ready(self, said: str, message: Any) -> None:
         """The engine can be heard, and says that it cannot serve."""

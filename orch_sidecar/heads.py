@@ -6,14 +6,15 @@ the engine past admission; the ids are ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import compress
-from typing import Final
+from typing import Final, NamedTuple
 
+from orch_sidecar.directives import ALIASES
 from orch_sidecar.http1 import Head
 
-Fields = Iterable[tuple[bytes, bytes]]
+Fields = Sequence[tuple[bytes, bytes]]
 
 HOP_BY_HOP: Final = frozenset(
     {
@@ -61,17 +62,55 @@ NOT_FORWARDED: Final = HOP_BY_HOP | {
 SAID_TO_US: Final = b"x-orch-"
 # Those of clients, where the engine has a key of its own.
 _KEYS: Final = frozenset({b"authorization", b"x-api-key"})
+# What else than SAID_TO_US is looked at here: ids, how the body is sent, and what other gateways
+# call their directives.
+_HEEDED: Final = frozenset(
+    {
+        b"x-request-id",
+        b"x-correlation-id",
+        b"content-encoding",
+        b"transfer-encoding",
+        *(alias.lower().encode() for alias in ALIASES),
+    }
+)
 
 
-def request_head(line: bytes, client: Fields, ours: bytes, *, authorization: bytes | None) -> bytes:
+class Names(NamedTuple):
+    """What the names of a client's fields decide.
+
+    `plain`: none of them says anything to this sidecar, but who the client is. `passing`,
+    `keyless`: which of them pass, with the client's keys or without. `connected`: `Connection`
+    is among them.
+    """
+
+    plain: bool
+    passing: tuple[bool, ...]
+    keyless: tuple[bool, ...]
+    connected: bool
+
+
+def names_of(client: Fields) -> Names:
+    """What the names of a client's fields decide."""
+    return _names(tuple([name for name, _ in client]))
+
+
+def request_head(
+    line: bytes,
+    client: Fields,
+    ours: bytes,
+    *,
+    authorization: bytes | None,
+    names: Names | None = None,
+) -> bytes:
     """The request head for the engine: the client's fields less what must not pass, plus ours.
 
     `ours`: whole lines, each with its end. With an `authorization` of the engine's own, the
-    client's keys end here.
+    client's keys end here. `names`: of the client's fields, where that was looked up before.
     """
-    client = tuple(client)
-    passing, connected = _passing(tuple([name for name, _ in client]), authorization is not None)
-    if connected:
+    if names is None:
+        names = names_of(client)
+    passing = names.passing if authorization is None else names.keyless
+    if names.connected:
         named = {
             token.strip()
             for name, value in client
@@ -83,7 +122,9 @@ def request_head(line: bytes, client: Fields, ours: bytes, *, authorization: byt
                 passes and name.lower() not in named
                 for (name, _), passes in zip(client, passing, strict=True)
             )
-    kept = b"".join([b"%b: %b\r\n" % field for field in compress(client, passing)])
+    kept = b"\r\n".join([b": ".join(field) for field in compress(client, passing)])
+    if kept:
+        kept += b"\r\n"
     if authorization is not None:
         ours += b"authorization: %b\r\n" % authorization
     return b"%b\r\n%b%b\r\n" % (line, kept, ours)
@@ -91,12 +132,15 @@ def request_head(line: bytes, client: Fields, ours: bytes, *, authorization: byt
 
 # A client sends the same few names again and again.
 @lru_cache(maxsize=256)
-def _passing(names: tuple[bytes, ...], keyless: bool) -> tuple[tuple[bool, ...], bool]:
-    """Which of the fields pass, and whether `Connection` is among them."""
+def _names(names: tuple[bytes, ...]) -> Names:
     lower = [name.lower() for name in names]
-    dropped = NOT_FORWARDED | _KEYS if keyless else NOT_FORWARDED
-    passing = [name not in dropped and not name.startswith(SAID_TO_US) for name in lower]
-    return tuple(passing), b"connection" in lower
+    passing = [name not in NOT_FORWARDED and not name.startswith(SAID_TO_US) for name in lower]
+    return Names(
+        not any(name in _HEEDED or name.startswith(SAID_TO_US) for name in lower),
+        tuple(passing),
+        tuple(passes and name not in _KEYS for name, passes in zip(lower, passing, strict=True)),
+        b"connection" in lower,
+    )
 
 
 def framed_for(head: Head, http10: bool) -> bool:

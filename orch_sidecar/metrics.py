@@ -21,9 +21,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.process_collector import ProcessCollector
 
-from orch_sidecar.exchange import Exchange
+from orch_sidecar.exchange import Ending, Exchange
 from orch_sidecar.pool import Pool
 from orch_sidecar.readings import readings
+from orch_sidecar.reasons import Reason
 from vllm_plugin.profile import ServiceClass
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -32,6 +33,8 @@ _WAIT_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 )  # fmt: skip
 _ERROR_BUCKETS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5)
+_BULK: Final = ServiceClass.BULK
+
 # Of a shorter wait, any prediction is off by a multiple.
 _FORESEEABLE_S: Final = 0.1
 
@@ -100,7 +103,8 @@ class _Collector:
         self._pools = tuple(pools)
         self._state_of = state_of
         # Interactive, bulk. Found by the pool's name, and not by a class: enums hash slowly.
-        self.requests: dict[tuple[str, str, int], int] = {}  # route, outcome, status
+        # Route, outcome, status. Not the outcome's value: enums take long to tell theirs.
+        self.requests: dict[tuple[str, Ending | Reason, int], int] = {}
         self.served = {pool.name: (_Served(), _Served()) for pool in self._pools}
         self.coalesced = {pool.name: 0 for pool in self._pools}
 
@@ -111,7 +115,7 @@ class _Collector:
             family = HistogramMetricFamily(name, text, labels=labels)
             for pool in self._pools:
                 for each in pool.classes:
-                    served = self.served[pool.name][each is ServiceClass.BULK]
+                    served = self.served[pool.name][each is _BULK]
                     values = [pool.name, each.value, pool.profile.measurement_type.value]
                     distribution: _Distribution = getattr(served, attribute)
                     distribution.add_to(family, values)
@@ -121,7 +125,7 @@ class _Collector:
             "orch_requests", "Requests by route, outcome and status.", labels=labels
         )
         for (route, outcome, status), count in self.requests.items():
-            requests.add_metric([route, outcome, str(status)], count)
+            requests.add_metric([route, outcome.value, str(status)], count)
         yield requests
         coalesced = CounterMetricFamily(
             "orch_coalesced",
@@ -149,10 +153,10 @@ class Metrics:
 
     def finished(self, exchange: Exchange) -> None:
         """Counts an exchange that has ended."""
-        key = (exchange.route, exchange.outcome.value, exchange.status)
+        key = (exchange.route, exchange.outcome, exchange.status)
         self._requests[key] = self._requests.get(key, 0) + 1
         if exchange.admitted is not None and exchange.cost and exchange.pool is not None:
-            served = self._served[exchange.pool][exchange.service_class is ServiceClass.BULK]
+            served = self._served[exchange.pool][exchange.service_class is _BULK]
             if not exchange.shared:
                 served.admitted(exchange, exchange.admitted)
             elif exchange.coalesced:
@@ -163,7 +167,7 @@ class Metrics:
     def decoded(self, exchange: Exchange) -> None:
         """Counts a decode that several requests could share."""
         if exchange.admitted is not None and exchange.pool is not None:
-            served = self._served[exchange.pool][exchange.service_class is ServiceClass.BULK]
+            served = self._served[exchange.pool][exchange.service_class is _BULK]
             served.admitted(exchange, exchange.admitted)
 
     def text(self) -> bytes:

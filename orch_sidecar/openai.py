@@ -28,6 +28,10 @@ class Api(StrEnum):
     OTHER = "other"
 
 
+# Named once: looking a member up in its enum takes as long as comparing it ten times.
+_CHAT, _COMPLETIONS = Api.CHAT, Api.COMPLETIONS
+
+
 class Demand(NamedTuple):
     """What a request asks of the engine. `cost` is in sequences. A tuple: one for every request.
 
@@ -53,6 +57,12 @@ _TOKEN_LIMITS: Final = {
     Api.RESPONSES: ("max_output_tokens",),
     Api.MESSAGES: ("max_tokens",),
 }
+# Looked at only where one of them is there at all.
+_SELDOM: Final = frozenset(
+    {
+        "n", "service_tier", "priority", "kv_transfer_params", "use_beam_search", "background",
+    }
+)  # fmt: skip
 _LARGEST_INTEGER: Final = 2**31 - 1
 # Brackets and braces, those in strings included. Python makes an object of each, and the event
 # loop stands still meanwhile: about 0.2 s for so many.
@@ -117,7 +127,11 @@ def _parse(body: bytes, max_depth: int) -> dict[str, Any]:
         # As json.loads does it for bytes, and vLLM with it.
         plain = body[:1] == b"{" and body[1:2] > b"\0"  # by its rules that is UTF-8
         encoding = "utf-8" if plain else json.detect_encoding(body)
-        document = _DECODER.decode(body.decode(encoding, "surrogatepass"))
+        text = body.decode(encoding, "surrogatepass")
+        if plain:
+            document, end = _DECODER.raw_decode(text)
+        if not plain or end != len(text):  # white space around it, or what should not be there
+            document = _DECODER.decode(text)
     except RecursionError:
         raise _Unreadable(f"the JSON is nested deeper than {max_depth} levels") from None
     except ValueError as error:  # also UnicodeDecodeError, and integers of thousands of digits
@@ -148,32 +162,38 @@ def _deeper_than(document: Any, levels: int) -> bool:
 
 
 def _demand(api: Api, document: dict[str, Any], ctx_max: int | None, coalesce: bool) -> Demand:
-    _refuse_unsupported(api, document)
-    max_tokens = None
-    for field in _TOKEN_LIMITS[api]:
-        least = 0 if api is Api.COMPLETIONS else 1
-        limit = _integer(document, field, least)
-        max_tokens = limit if limit is not None else max_tokens
-    cost, prompt_tokens = 1, None
-    if api in (Api.CHAT, Api.COMPLETIONS):
-        cost = _integer(document, "n", 1) or 1
-    if api is Api.COMPLETIONS:
+    cost, prompt_tokens, service_tier, priority = 1, None, None, None
+    if not _SELDOM.isdisjoint(document):
+        _refuse_unsupported(api, document)
+        if api is _CHAT or api is _COMPLETIONS:
+            cost = _integer(document, "n", 1) or 1
+        service_tier = _text(document, "service_tier")
+        if api is not Api.MESSAGES:  # there vLLM ignores it
+            priority = _integer(document, "priority", -(2**63), 2**63 - 1)
+    max_tokens = _max_tokens(api, document)
+    if api is _COMPLETIONS:
         prompts, prompt_tokens = _prompts(document, ctx_max)
         cost *= prompts
     model = document.get("model")
-    priority = None
-    if "priority" in document and api is not Api.MESSAGES:  # there vLLM ignores it
-        priority = _integer(document, "priority", -(2**63), 2**63 - 1)
     return Demand(
         cost,
         _boolean(document, "stream"),
         model if isinstance(model, str) else "",
         max_tokens,
         prompt_tokens,
-        _text(document, "service_tier") if "service_tier" in document else None,
+        service_tier,
         priority,
-        coalescing.digest(api.value, document) if coalesce and cost == 1 else None,
+        coalescing.digest(api, document) if coalesce and cost == 1 else None,
     )
+
+
+def _max_tokens(api: Api, document: dict[str, Any]) -> int | None:
+    max_tokens = None
+    for field in _TOKEN_LIMITS[api]:
+        if field in document:
+            limit = _integer(document, field, 0 if api is _COMPLETIONS else 1)
+            max_tokens = limit if limit is not None else max_tokens
+    return max_tokens
 
 
 def _refuse_unsupported(api: Api, document: dict[str, Any]) -> None:

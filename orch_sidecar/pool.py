@@ -24,6 +24,8 @@ from orch_sidecar.upstream import EnginePool
 from orch_sidecar.usage import PromptSize
 from vllm_plugin.profile import AdmissionRules, Profile, ServiceClass
 
+# Named once: a member is looked up slowly in its enum.
+_BULK: Final = ServiceClass.BULK
 _INTERACTIVE_PRIORITY: Final = b"x-vllm-priority: 0\r\n"
 _BULK_PRIORITY: Final = b"x-vllm-priority: 1\r\n"
 _AT_ONCE: Final = b"x-orch-queue-position: 0\r\nx-orch-predicted-start-ms: 0\r\n"
@@ -62,6 +64,7 @@ class Pool:
         keeps_queue: bool,
     ) -> None:
         self.name = told.name
+        self.keeps_queue = keeps_queue
         self.url = told.url
         self.tier = told.tier
         self.profile = profile
@@ -120,15 +123,13 @@ class Pool:
 
     def labels_of(self, service_class: ServiceClass) -> dict[str, Any]:
         """Span attributes of a request of that class."""
-        bulk = service_class is ServiceClass.BULK
-        return self._bulk_labels if bulk else self._interactive_labels
+        return self._bulk_labels if service_class is _BULK else self._interactive_labels
 
     def priority(self, service_class: ServiceClass) -> bytes:
         """The header line by which its engine orders requests, empty if it does not."""
         if not self._priorities:
             return b""
-        bulk = service_class is ServiceClass.BULK
-        return _BULK_PRIORITY if bulk else _INTERACTIVE_PRIORITY
+        return _BULK_PRIORITY if service_class is _BULK else _INTERACTIVE_PRIORITY
 
     def ask(
         self,
@@ -140,7 +141,7 @@ class Pool:
     ) -> Ask:
         """What a request asks of this pool, `spent_ms` after it arrived."""
         if self.gate.core.rules.interactive is None:
-            service_class = ServiceClass.BULK
+            service_class = _BULK
         prompt_tokens = demand.prompt_tokens
         if prompt_tokens is None:
             ctx_max = self.follower.ctx_max

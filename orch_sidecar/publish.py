@@ -25,6 +25,8 @@ from orch_sidecar.upper import Feed, Listener, PoolView, State, UpperLeases
 
 # A reader gives up after 3 s of silence; one that takes nothing for so long is gone.
 TAKES_WITHIN_S: Final = 3.0
+# Each costs some microseconds whenever something changes; tiers have a handful of sidecars.
+MOST_READERS: Final = 64
 
 
 class Publisher:
@@ -54,6 +56,9 @@ class Publisher:
         look = self._pool(http.query.get("pool"))
         if isinstance(look, Refusal):
             return look
+        if len(self._transports) >= MOST_READERS:
+            text = f"the state is told to {MOST_READERS} readers already"
+            return Refusal(Reason.INVALID_REQUEST, text)
         if self._closed:
             return Refusal(Reason.DRAINING, "this sidecar is shutting down", retry_after_ms=1000)
         transport = http.transport

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Final
 
 import aiohttp
@@ -18,20 +19,23 @@ from orch_sidecar.reasons import Reason, Refusal
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+def objection(headers: Mapping[str, str]) -> Refusal | None:
+    """Why a body with these headers is not read, if so."""
+    encoding = headers.get(hdrs.CONTENT_ENCODING, "identity")
+    framing = headers.get(hdrs.TRANSFER_ENCODING, "chunked")
+    if framing.lower() != "chunked":
+        encoding = framing  # `gzip, chunked`: what the chunks hold is compressed
+    if encoding.lower() == "identity":
+        return None
+    text = f"encoding {encoding[:40]!r} is not accepted; send the body as it is"
+    return Refusal(Reason.UNSUPPORTED_ENCODING, text)
+
+
 def at_once(http: web.BaseRequest, max_bytes: int) -> bytes | Refusal | None:
     """The whole body of a request that came together with its head, or why it is not read.
 
     None: more of it is to come, and `rest_of` waits for that.
     """
-    headers = http.headers
-    if hdrs.CONTENT_ENCODING in headers or hdrs.TRANSFER_ENCODING in headers:
-        encoding = headers.get(hdrs.CONTENT_ENCODING, "identity")
-        framing = headers.get(hdrs.TRANSFER_ENCODING, "chunked")
-        if framing.lower() != "chunked":
-            encoding = framing  # `gzip, chunked`: what the chunks hold is compressed
-        if encoding.lower() != "identity":
-            text = f"encoding {encoding[:40]!r} is not accepted; send the body as it is"
-            return Refusal(Reason.UNSUPPORTED_ENCODING, text)
     if not http.content.is_eof():
         return None
     try:

@@ -64,6 +64,7 @@ class Relay:
         "seen",
         "tail",
         "unanswered",
+        "was_paused",
     )
 
     def __init__(
@@ -94,7 +95,7 @@ class Relay:
         self._last = b""
         self.exchange = exchange
         self.tail = b""  # what went out before the last write: usage may be in either
-        self.paused = False
+        self.paused = self.was_paused = False
         self.unanswered = False
         self.retry_after_ms: int | None = None
         self.reads = 0
@@ -135,7 +136,7 @@ class Relay:
     # Back-pressure, from the client's transport.
 
     def pause(self) -> None:
-        self.paused = True
+        self.paused = self.was_paused = True
         if self._connection is not None:
             self._connection.pause()
 

@@ -14,7 +14,7 @@ from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.directives import NONE, Directives
 from orch_sidecar.exchange import Exchange
 from orch_sidecar.fanout import Fanout
-from orch_sidecar.heads import request_head
+from orch_sidecar.heads import Names, request_head
 from orch_sidecar.pool import Pool
 from orch_sidecar.reasons import Refusal
 from orch_sidecar.routes import Route
@@ -31,7 +31,7 @@ class Request:
 
     `presence`: it came from a sidecar above. `waiting`: at which gate, and by which id there.
     `fanout`: its answer goes there, to several clients perhaps. `barred`: the pools that it must
-    not go to.
+    not go to. `names`: those of its fields, where looked up.
     """
 
     http: web.BaseRequest
@@ -45,6 +45,7 @@ class Request:
     cancelled: Refusal | None = None
     fanout: Fanout | None = None
     barred: frozenset[str] = frozenset()
+    names: Names | None = None
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -72,22 +73,25 @@ class Request:
     def head(self, pool: Pool, lease: Lease | None) -> bytes:
         """The head for the engine."""
         route, exchange = self.route, self.exchange
-        ours = b"%bx-request-id: %b\r\n" % (pool.address, exchange.request_id.encode())
+        said = f"x-request-id: {exchange.request_id}\r\n"
         if route.method == "POST":
-            ours += b"content-length: %d\r\n" % len(self.body)
+            said += f"content-length: {len(self.body)}\r\n"
+        if lease is not None:
+            said += f"x-orch-lease: {lease.id}\r\n"
+        ours = pool.address + said.encode()
         for field in self.trace.dispatched():
             ours += b"%b: %b\r\n" % field
         if lease is not None:
             assert exchange.service_class is not None
-            priority = pool.priority(exchange.service_class)
-            ours += b"x-orch-lease: %b\r\n%b" % (lease.id.encode(), priority)
+            ours += pool.priority(exchange.service_class)
             if pool.tier:
                 ours += tier.fields(exchange.service_class, self.directives, exchange.spent_ms())
-        given = self.http.raw_headers
+        given, names = self.http.raw_headers, self.names
         if self.fanout is not None:
             # What is compressed cannot be told apart by its id.
             given = tuple(field for field in given if field[0].lower() != _ACCEPT_ENCODING)
-        return request_head(route.line, given, ours, authorization=pool.authorization)
+            names = None
+        return request_head(route.line, given, ours, authorization=pool.authorization, names=names)
 
 
 def fields(exchange: Exchange, pool: Pool) -> bytes:

@@ -9,8 +9,8 @@ and one `finally` for metrics and spans. What others may ask for, too, is genera
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final
 
 from aiohttp import web
 from multidict import istr
@@ -20,6 +20,7 @@ from orch_sidecar.admission.ask import Ask
 from orch_sidecar.attempt import Attempts, Failed, TurnedAway
 from orch_sidecar.control import Control
 from orch_sidecar.exchange import Exchange, accept_id, new_ids
+from orch_sidecar.heads import names_of
 from orch_sidecar.inflight import InFlight
 from orch_sidecar.metrics import Metrics
 from orch_sidecar.openai import Api
@@ -40,6 +41,8 @@ _X_REQUEST_ID: Final = istr("X-Request-Id")
 _X_CORRELATION_ID: Final = istr("X-Correlation-Id")
 _X_ORCH_REQUEST_ID: Final = istr("X-Orch-Request-Id")
 _X_ORCH_LEASE: Final = istr("X-Orch-Lease")
+
+_ONLY: Final = Why.ONLY  # named once: a member is looked up slowly in its enum
 
 # After these the rest of the request may still be on its way, or the client should go elsewhere.
 _CLOSING: Final = frozenset({Reason.DRAINING, Reason.BODY_TOO_LARGE, Reason.BODY_TIMEOUT})
@@ -87,19 +90,16 @@ class Serving:
             own = await self._control.answer(http, path)
             if own is not None:
                 return own
-        headers = http.headers
-        own_id = next(self._ids)
+        headers, names = http.headers, names_of(http.raw_headers)
+        own_id = request_id = correlation_id = next(self._ids)
         objection: Refusal | None = None
-        if (given := headers.get(_X_ORCH_REQUEST_ID)) is not None:
-            objection = self._in_flight.objection(given)
-            if objection is None:
-                own_id = given
-        request_id = own_id
-        if (given := headers.get(_X_REQUEST_ID)) is not None:
-            request_id = accept_id(given) or own_id
-        correlation_id = request_id
-        if (given := headers.get(_X_CORRELATION_ID)) is not None:
-            correlation_id = accept_id(given) or request_id
+        if not names.plain:
+            if (given := headers.get(_X_ORCH_REQUEST_ID)) is not None:
+                objection = self._in_flight.objection(given)
+                if objection is None:
+                    own_id = given
+            request_id = accept_id(headers.get(_X_REQUEST_ID)) or own_id
+            correlation_id = accept_id(headers.get(_X_CORRELATION_ID)) or request_id
         exchange = Exchange(
             api=route.api if route is not None else Api.OTHER,
             route=route.path if route is not None else "(none)",
@@ -121,9 +121,9 @@ class Serving:
             elif objection is not None:
                 answer = objection
             else:
-                request = Request(http, route, exchange, trace)
+                request = Request(http, route, exchange, trace, names=names)
                 self._in_flight.begin(own_id, request)
-                answer = await self._serve(request)
+                answer = await self._serve(request, plain=names.plain)
             if isinstance(answer, Refusal):
                 return self._refuse(exchange, answer, route)
             return answer
@@ -140,14 +140,11 @@ class Serving:
             self._metrics.finished(exchange)
             trace.ended()
 
-    async def _serve(self, request: Request) -> web.StreamResponse | Refusal:
-        """Reads its body, and serves it with or without admission."""
+    async def _serve(self, request: Request, *, plain: bool) -> web.StreamResponse | Refusal:
+        """Reads its body, and serves it with or without admission. `plain`: as Names has it."""
         http, settings = request.http, self.settings
-        if request.route.admitted and (lease := http.headers.get(_X_ORCH_LEASE)) is not None:
-            request.presence = self._leases.enter(lease)
-            if request.presence is None:
-                text = "this X-Orch-Lease is spent: it was used or revoked before"
-                return Refusal(Reason.LEASE_SPENT, text)
+        if not plain and (refusal := self._heed(request)) is not None:
+            return refusal
         if request.route.method == "POST":
             body = reading.at_once(http, settings.max_body_bytes)
             if body is None:
@@ -158,7 +155,7 @@ class Serving:
             if request.cancelled is not None:
                 return request.cancelled
             request.body = body
-        given = directives.read(http.headers)
+        given = directives.NONE if plain else directives.read(http.headers)
         if isinstance(given, Refusal):
             return given
         request.directives = given
@@ -184,14 +181,26 @@ class Serving:
         outcome = await serve(request, wanted)
         return outcome.refusal if isinstance(outcome, Failed) else outcome
 
-    async def _generate(self, request: Request, wanted: Wanted) -> web.StreamResponse | Failed:
+    def _heed(self, request: Request) -> Refusal | None:
+        """Books its lease of a sidecar above, if any. A Refusal: its body is not to be read."""
+        headers, route = request.http.headers, request.route
+        if route.admitted and (lease := headers.get(_X_ORCH_LEASE)) is not None:
+            request.presence = self._leases.enter(lease)
+            if request.presence is None:
+                text = "this X-Orch-Lease is spent: it was used or revoked before"
+                return Refusal(Reason.LEASE_SPENT, text)
+        return reading.objection(headers) if route.method == "POST" else None
+
+    def _generate(
+        self, request: Request, wanted: Wanted
+    ) -> Coroutine[Any, Any, web.StreamResponse | Failed]:
         """Serves what takes slots."""
         pool = self._pools.one
         if pool is None or wanted.directives is not directives.NONE:
-            return await self._place(request, wanted)
+            return self._place(request, wanted)
         ask = pool.ask(*wanted, 0.0)
-        _note(request.exchange, pool, ask, Why.ONLY)
-        return await self._attempts.run(request, pool, ask)
+        _note(request.exchange, pool, ask, _ONLY)
+        return self._attempts.run(request, pool, ask)
 
     async def _place(self, request: Request, wanted: Wanted) -> web.StreamResponse | Failed:
         """Places it, and anew as long as it fails where another pool may serve it."""

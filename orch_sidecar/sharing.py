@@ -84,6 +84,8 @@ class Sharing:
             failure = ending.failure
             if failure is None or ending.answered:
                 return KEEP if follower.keep_alive else CLOSE
+            if request.cancelled is not None:
+                return Failed(request.cancelled)
             if shared.elsewhere:
                 return await self._apart(shared, request, wanted, failure)
             if leads or not self._may_try_again(shared, exchange, failure):

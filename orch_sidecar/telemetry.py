@@ -39,6 +39,8 @@ def _encodable(text: str) -> str:
 class _Decoding:
     """The spans of a request's way to the engine: under its server's span, one after the other."""
 
+    counts_tokens: Final = True
+
     def __init__(
         self, tracing: SpanTracing, exchange: Exchange, server: Span, waiting_since: int
     ) -> None:
@@ -109,6 +111,8 @@ class _Decoding:
 
 class _Spans:
     """The spans of one request in an SDK."""
+
+    counts_tokens: Final = True
 
     def __init__(self, tracing: SpanTracing, exchange: Exchange, headers: Mapping[str, str]):
         self._tracing = tracing

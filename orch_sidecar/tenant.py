@@ -30,6 +30,8 @@ _NEUTRAL: Final = frozenset(
         b"x-smg-priority", b"x-llm-d-inference-objective",
     }
 )  # fmt: skip
+# It may name fields that are then not forwarded.
+_CONNECTION: Final = b"connection"
 # What OpenAI's clients say of their version, their platform and their retries.
 _NEUTRAL_PREFIX: Final = b"x-stainless-"
 
@@ -50,7 +52,7 @@ def _telling(names: tuple[bytes, ...]) -> tuple[tuple[bytes, ...], tuple[bool, .
     """The names in lower case, and which of them tell tenants apart."""
     lower = tuple(name.lower() for name in names)
     return lower, tuple(
-        name not in NOT_FORWARDED
+        (name not in NOT_FORWARDED or name == _CONNECTION)
         and name not in _NEUTRAL
         and not name.startswith((SAID_TO_US, _NEUTRAL_PREFIX))
         for name in lower

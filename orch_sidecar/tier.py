@@ -22,6 +22,8 @@ DEFAULT_RETRY_MS: Final = 1000
 # is pushed, so what is free there is known up here long before.
 LONGEST_PAUSE_MS: Final = 100
 _LONGEST_RETRY_MS: Final = 3_600_000
+# Refusals that time makes no better.
+_TOO_LATE: Final = frozenset({"ADMISSION_DEADLINE", "ADMISSION_SLO"})
 
 
 def fields(service_class: ServiceClass, directives: Directives, spent_ms: float) -> bytes:
@@ -30,18 +32,21 @@ def fields(service_class: ServiceClass, directives: Directives, spent_ms: float)
     Whole header lines.
     """
     lines = [f"x-orch-class: {service_class}", "x-orch-do-not-queue: true"]
+    # What may be shared is shared up here, where tenants are known by their own keys.
+    lines.append("x-orch-no-coalesce: true")
     if directives.deadline_ms is not None:
         left_ms = max(1.0, directives.deadline_ms - spent_ms)  # a deadline is above 0
         lines.append(f"x-orch-deadline-ms: {int(left_ms)}")
     if directives.max_wait_ms is not None:
         lines.append(f"x-orch-max-wait-ms: {int(max(0.0, directives.max_wait_ms - spent_ms))}")
-    if directives.no_coalesce:
-        lines.append("x-orch-no-coalesce: true")
     return "".join(f"{line}\r\n" for line in lines).encode()
 
 
 def retry_after_ms(head: Head, body: bytes) -> int | None:
     """When to come back, if this answer turns a request away for now; else None."""
+    error = _error(body)
+    if error.get("code") in _TOO_LATE:
+        return None
     values = dict(head.fields)
     for name, factor in ((b"retry-after-ms", 1), (b"retry-after", 1000)):
         value = values.get(name, b"")
@@ -49,7 +54,6 @@ def retry_after_ms(head: Head, body: bytes) -> int | None:
             return min(int(value) * factor, _LONGEST_RETRY_MS)
     if b"retry-after" in values:
         return DEFAULT_RETRY_MS  # a date: it says that there is a later
-    error = _error(body)
     if error.get("retriable") is not True:
         return None
     said = error.get("retry_after_ms")

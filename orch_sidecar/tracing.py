@@ -22,6 +22,10 @@ TRACESTATE: Final = istr("tracestate")
 class Trace(Protocol):
     """The spans of one request."""
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether it tells how many there were."""
+
     def dispatched(self) -> Headers:
         """It was admitted: the trace headers for the engine."""
 
@@ -53,6 +57,8 @@ class _Passing:
     """No exporter: the client's trace context goes on to the engine as it came."""
 
     __slots__ = ("_headers",)
+
+    counts_tokens: Final = False
 
     def __init__(self, headers: Headers) -> None:
         self._headers = headers

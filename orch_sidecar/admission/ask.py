@@ -57,7 +57,8 @@ class EngineReport:
 
     `kv_tokens_total`, `kv_block_tokens` (it is given out in blocks of so many) and `kv_usage` (0
     to 1): the KV cache. `prefill_tokens_per_s`: measured. `chunk_tokens`: the most of one prompt
-    that a step reads beside others.
+    that a step reads beside others. `leases`: with their costs, those of this sidecar that the
+    engine has; told with a new epoch, for a request may reach an engine under its predecessor's.
     """
 
     epoch: str
@@ -71,3 +72,4 @@ class EngineReport:
     prefill_tokens_per_s: float | None = None
     kv_block_tokens: int = 1
     chunk_tokens: int | None = None
+    leases: tuple[tuple[str, int], ...] = ()

@@ -82,7 +82,9 @@ class KvBudget:
         """Whether a request fits. `output`: tokens it will generate, None if nobody knows."""
         if self.total is None:
             return True
-        limit = self.total * self._factor(now)
+        limit: float = self.total
+        if self._shrunk_to != 1.0:
+            limit *= self._factor(now)
         if output is not None and self._prompts + self._outputs + prompt + output <= limit:
             return True
         if self._usage >= KV_FULL or now - self._preempted_at < QUIET_S:

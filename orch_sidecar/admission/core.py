@@ -27,6 +27,9 @@ from vllm_plugin.profile import AdmissionRules, ServiceClass
 # A tier below that refused has its reasons for so long at least, and the queue for so long.
 _SHORTEST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 1.0
+# Named once: a member is looked up slowly in its enum.
+_BULK: Final = ServiceClass.BULK
+
 # Between two looks at the same thing, whatever rounding does.
 _LEAST_SLEEP_S: Final = 0.001
 
@@ -63,6 +66,8 @@ class Admission:
             ledger.begin_epoch(report.epoch)
             self.scarce.begin_epoch()
             self.outlook.runs.clear()
+        for lease, cost in report.leases:
+            ledger.adopt(lease, cost)
         before = (ledger.slots_total, outlook.step_time)
         ledger.slots_total, ledger.foreign = report.slots_total, report.foreign
         outlook.step_time = report.step_time
@@ -106,11 +111,12 @@ class Admission:
                 ask, refusing.too_large(ask.cost, self.ledger.slots_total)
             )
         self.scarce.arrived(ask, now)
-        if self.scarce.ends_window(ask, now):
+        bulk = ask.service_class is _BULK  # windows are theirs
+        if bulk and self.scarce.ends_window(ask, now):
             self.displaced += self._fill(now)
         output = self.prospects.output(ask)
         hold = self.order.holds(ask, output, now)
-        if hold is None and self.scarce.opens_window(ask, now):
+        if hold is None and bulk and self.scarce.opens_window(ask, now):
             hold = Hold.WINDOW
         if hold is not None:
             return self._wait(request, ask, hold, now)
@@ -143,7 +149,7 @@ class Admission:
         outcome = room.enter_again(request, ask, since, unavailable, now)
         if isinstance(outcome, Queued):
             self.order.hold = Hold.PAUSE
-            self.scarce.turn_clock(now, Hold.PAUSE)
+            self.scarce.turn_clock(now)
         return outcome
 
     def leave(self, request: str, now: float) -> list[Decision]:
@@ -262,7 +268,7 @@ class Admission:
             output = self.prospects.output(waiting.ask)
             lease = self._grant(waiting.request, waiting.ask, output, now)
             decisions.append(Decision(waiting.request, lease))
-        self.scarce.turn_clock(now, self.order.hold)
+        self.scarce.turn_clock(now)
         return decisions
 
     def _grant(self, request: str, ask: Ask, output: float | None, now: float) -> Lease:

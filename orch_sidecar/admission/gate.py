@@ -46,8 +46,8 @@ class Gate:
             self._waiters[request] = self._loop.create_future()
         if self.core.displaced or self._waiters:
             self._perform(self.core.take_displaced())
-        else:
-            self.tell()
+        elif self.changed is not None:
+            self.changed()
         return outcome
 
     def turned_away(self, retry_after_ms: float) -> None:
@@ -93,7 +93,9 @@ class Gate:
 
     def release(self, lease_id: str, output_tokens: int | None = None) -> None:
         """The engine's answer has ended; `output_tokens` if it did so of itself."""
-        self._perform(self.core.release(lease_id, self._loop.time(), output_tokens))
+        decisions = self.core.release(lease_id, self._loop.time(), output_tokens)
+        if decisions or self._waiters or self.changed is not None:
+            self._perform(decisions)
 
     def abandon(self, lease_id: str) -> None:
         """The answer was cut short; the engine has to confirm the end of the lease."""
@@ -150,8 +152,8 @@ class Gate:
         at = self.core.next_event(self._loop.time())
         timer = self._timer
         if timer is not None:
-            if at is not None and abs(timer.when() - at) < 1e-3:
-                return
+            if at is None or timer.when() <= at + 1e-3:
+                return  # it may be early: it looks, and is set anew
             timer.cancel()
         self._timer = None if at is None else self._loop.call_at(at, self._on_time)
 

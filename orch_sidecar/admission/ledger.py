@@ -5,12 +5,12 @@ Pure. BATCHING/ORCH-3911, 3922.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """The right to have `cost` sequences in the engine of this `epoch`."""
+class Lease(NamedTuple):
+    """The right to have `cost` sequences in the engine of this `epoch`. A tuple: one for every
+    request."""
 
     id: str
     cost: int
@@ -38,7 +38,7 @@ class Ledger:
     def grant(self, lease_id: str, cost: int) -> Lease:
         """Gives a lease. The caller has looked at `room`; a grant beyond it is a violation."""
         lease = Lease(lease_id, cost, self.epoch)
-        if cost > self.room:
+        if cost > self.slots_total - self.leased - self.foreign:
             self.violations += 1
         self._held[lease_id] = lease
         self.leased += cost

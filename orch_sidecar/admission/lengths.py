@@ -20,6 +20,7 @@ from vllm_plugin.profile import ServiceClass
 # Follows a change of traffic within that many answers.
 SAMPLES: Final = 128
 _NO_LIMIT: Final = -1
+_BULK: Final = ServiceClass.BULK
 # One that went further than all before it is expected to go on for a quarter of what it has:
 # long answers have long tails.
 _TAIL: Final = 0.25
@@ -33,6 +34,7 @@ class _Alike:
         self._sorted: list[float] = []
         self._sums: list[float] = []  # of the sorted lengths, from each to the last
         self._sum = 0.0
+        self.mean = 0.0  # it is asked for more often than anything is learned
 
     def learn(self, length: float) -> None:
         self._recent.append(length)
@@ -43,10 +45,7 @@ class _Alike:
             self._sum -= oldest
             del self._sorted[bisect_right(self._sorted, oldest) - 1]
         self._sums = []
-
-    @property
-    def mean(self) -> float:
-        return self._sum / len(self._recent)
+        self.mean = self._sum / len(self._recent)
 
     def beyond(self, produced: float) -> float:
         """The mean length of those that went further than `produced`."""
@@ -67,7 +66,7 @@ class OutputLengths:
 
     def learn(self, service_class: ServiceClass, max_tokens: int | None, tokens: float) -> None:
         """A request ended of itself after so many tokens (per sequence)."""
-        of_class = self._alike[service_class is ServiceClass.BULK]
+        of_class = self._alike[service_class is _BULK]
         key = _NO_LIMIT if max_tokens is None else max_tokens.bit_length()
         alike = of_class.get(key)
         if alike is None:
@@ -79,7 +78,7 @@ class OutputLengths:
         alike = self._find(service_class, max_tokens)
         if max_tokens is None:
             return None if alike is None else alike.mean
-        return max_tokens if alike is None else min(1.0, alike.mean) * max_tokens
+        return max_tokens if alike is None or alike.mean >= 1.0 else alike.mean * max_tokens
 
     def remaining(
         self, service_class: ServiceClass, max_tokens: int | None, produced: float
@@ -93,7 +92,7 @@ class OutputLengths:
         return max(1.0, share * limit - produced)
 
     def _find(self, service_class: ServiceClass, max_tokens: int | None) -> _Alike | None:
-        of_class = self._alike[service_class is ServiceClass.BULK]
+        of_class = self._alike[service_class is _BULK]
         if max_tokens is not None:
             return of_class.get(max_tokens.bit_length())
         return of_class.get(_NO_LIMIT)

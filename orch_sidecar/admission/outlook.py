@@ -69,9 +69,13 @@ class Outlook:
         """Somebody started, ended or left."""
         self._changed = True
 
+    def learns(self, now: float) -> bool:
+        """Whether an answer that ends now would say something new."""
+        return self._learned <= _ENOUGH or now >= self._learned_at
+
     def ended(self, run: Run, now: float, output_tokens: float | None) -> None:
         """A request ended of itself after so many tokens (per sequence): learns from it."""
-        if output_tokens is None or (self._learned > _ENOUGH and now < self._learned_at):
+        if output_tokens is None or not self.learns(now):
             return
         self._learned += 1
         self._learned_at = now + _LEARN_EVERY_S

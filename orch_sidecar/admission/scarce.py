@@ -190,9 +190,11 @@ class Scarce:
         return True
 
     def ends_window(self, ask: Ask, now: float) -> bool:
-        """Ends an open window if this request may not wait for the end of it. True: it did."""
+        """Ends a window that is over, or whose end this request may not wait for. True: it did."""
         until = self._window_until
-        if until is None or ask.service_class is not _BULK or now + self._patience_s(ask) > until:
+        if until is None or ask.service_class is not _BULK:
+            return False
+        if now < until < now + self._patience_s(ask):
             return False
         self._window_until = None
         return True
@@ -203,7 +205,7 @@ class Scarce:
         most = self.limits.mixed if self._interactive_traffic(now) else self.limits.bulk
         return min(most, self._lendable(now) + interactive, ledger.slots_total)
 
-    def turn_clock(self, now: float, held: Hold | None) -> None:
+    def turn_clock(self, now: float) -> None:
         """Keeps the delay of bulk requests; to be called before and after what changes it."""
         if not self._queues.size(_BULK):
             self.clock.turn(now, 0.0)
@@ -214,7 +216,9 @@ class Scarce:
         alone = min(self.limits.mixed, ledger.slots_total - ledger.foreign) - self._reserved()
         left = self.bulk_capacity(now) - ledger.foreign - self.interactive
         head = self._queues.head(_BULK)
-        stopped = head is not None and head.ask.cost > self._lendable(now)
+        # One that needs more than bulk's own is held by them alone, and would be for ever.
+        too_large = head is not None and head.ask.cost > max(left, alone)
+        stopped = too_large and self._interactive_traffic(now)
         taken = 1.0 if stopped else 1 - max(0, left) / max(1, alone)
         self.clock.turn(now, min(1.0, max(0.0, taken)))
 

@@ -65,7 +65,12 @@ async def test_directives_for_the_sidecar_below_are_ours(
     assert first.header("x-orch-no-coalesce") == "true"
     assert (first.lease or "").startswith(upper.pool.gate.instance)
     told = {name: value for name, value in second.fields if name.startswith("x-orch-")}
-    assert set(told) == {"x-orch-class", "x-orch-do-not-queue", "x-orch-lease"}
+    assert set(told) == {
+        "x-orch-class",
+        "x-orch-do-not-queue",
+        "x-orch-lease",
+        "x-orch-no-coalesce",
+    }
     assert told["x-orch-class"] == "interactive"
     for request in (first, second):
         assert request.header("x-orch-do-not-queue") == "true"

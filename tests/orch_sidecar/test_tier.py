@@ -23,7 +23,11 @@ def told(directives: Directives, spent_ms: float = 0.0) -> dict[str, str]:
 
 
 def test_sidecar_below_is_told_the_class_and_never_to_queue() -> None:
-    assert told(NONE) == {"x-orch-class": "bulk", "x-orch-do-not-queue": "true"}
+    assert told(NONE) == {
+        "x-orch-class": "bulk",
+        "x-orch-do-not-queue": "true",
+        "x-orch-no-coalesce": "true",
+    }
 
 
 def test_times_are_less_what_was_spent_up_here() -> None:
@@ -33,8 +37,10 @@ def test_times_are_less_what_was_spent_up_here() -> None:
     assert (found["x-orch-deadline-ms"], found["x-orch-max-wait-ms"]) == ("1", "0")
 
 
-def test_wish_not_to_share_is_passed_on_as_given() -> None:
-    assert told(Directives(no_coalesce=True))["x-orch-no-coalesce"] == "true"
+@pytest.mark.parametrize("code", ["ADMISSION_DEADLINE", "ADMISSION_SLO"])
+def test_a_request_that_comes_too_late_below_is_not_put_back(code: str) -> None:
+    body = json.dumps({"error": {"code": code, "retriable": True}}).encode()
+    assert retry_after_ms(head((b"retry-after", b"1")), body) is None
 
 
 def head(*given: tuple[bytes, bytes]) -> Head:

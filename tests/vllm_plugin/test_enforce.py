@@ -87,7 +87,7 @@ def test_cloud_sets_who_goes_first_and_what_a_step_may_hold() -> None:
         enable_logging_iteration_details=True,
         scheduling_policy="priority",
         max_num_batched_tokens=2048,
-        long_prefill_token_threshold=512,
+        long_prefill_token_threshold=256,
     )
 
 
@@ -102,7 +102,7 @@ def test_budgets_that_the_operator_gave_are_kept() -> None:
     assert (args.max_num_batched_tokens, args.long_prefill_token_threshold) == (8192, 100)
 
 
-@pytest.mark.parametrize("max_model_len", [None, -1, 512, 131_072])
+@pytest.mark.parametrize("max_model_len", [None, -1, 256, 131_072])
 def test_context_length_that_is_long_enough_or_not_known_yet_is_none_of_ours(
     max_model_len: int | None,
 ) -> None:
@@ -210,11 +210,11 @@ def test_applying_twice_changes_nothing() -> None:
         ),
         (
             "cloud",
-            Args(max_model_len=256),
+            Args(max_model_len=128),
             {},
             "",
-            "--long-prefill-token-threshold is 512 (by profile 'cloud'), must be at most "
-            "--max-model-len, which is 256",
+            "--long-prefill-token-threshold is 256 (by profile 'cloud'), must be at most "
+            "--max-model-len, which is 128",
         ),
         (
             "cloud",

@@ -92,7 +92,6 @@ class Checked(RuleBasedStateMachine):
         [waiting] = [each for each in self.core.queues.all() if each.request == request]
         if waiting.expiry is Reason.SLO_MISS:
             assert slo_ms is not None
-            assert model.engine.step_time
             assert waits.since <= waiting.expires <= waits.since + slo_ms / 1000
             waits.expires, waits.expiry = min(
                 (waits.expires, waits.expiry), (waiting.expires, waiting.expiry)
@@ -102,15 +101,15 @@ class Checked(RuleBasedStateMachine):
     def misses_slo(self, ask: Ask, since: float) -> bool:
         """Whether its first token would come too late even if it began now."""
         slo_ms = self.model.rules.of(ask.service_class).ttft_p95_ms
-        first_token_s = self.core.outlook.first_token_s(ask)
-        if slo_ms is None or first_token_s is None:
+        first_token_s = self.core.outlook.first_token_s(ask) or 0.0
+        if slo_ms is None:
             return False
         return self.model.now - since + first_token_s > slo_ms / 1000 - 1e-6
 
     def after(self, *, surely: bool) -> None:
         """Something happened. `surely`: and the core has looked at who may go."""
-        model, core = self.model, self.core
-        model.turn(surely=surely, all_of_it=core.order.hold is Hold.PREFILL)
+        model = self.model
+        model.turn(surely=surely)
         if surely and model.unavailable is None:
             self.whoever_waits_has_a_reason()
 

@@ -12,7 +12,7 @@ from orch_sidecar.admission.ask import Ask, EngineReport
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.admission.limits import Limits, limits_for
 from orch_sidecar.admission.rates import CLAIM_S
-from orch_sidecar.admission.scarce import Hold
+from orch_sidecar.admission.scarce import SPARE_SHARE, Hold
 from orch_sidecar.reasons import Reason, Refusal
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE
 from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
@@ -54,7 +54,7 @@ class Model:
     below: dict[str, tuple[Ask, float]] = field(default_factory=dict)  # refused there, not yet back
     delay_s: tuple[float, float] = (0.0, 0.0)
     share: tuple[float, float] = (0.0, 0.0)
-    claims: list[tuple[float, int]] = field(default_factory=list)  # when, and sequences at once
+    claimed_at: float = float("-inf")  # when there was interactive traffic last
 
     # What is there.
 
@@ -96,44 +96,42 @@ class Model:
 
     # Claims and delays.
 
-    def claim(self, cost: int) -> None:
-        """So many interactive sequences there are, with these."""
-        queued = sum(waits.ask.cost for waits in self.queues[INTERACTIVE].values())
-        self.claims.append((self.now, self.leased(INTERACTIVE) + queued + cost))
+    @property
+    def traffic(self) -> tuple[bool, bool]:
+        """Whether there surely is, and may be, interactive traffic: 5 to 10 s after the last."""
+        if self.leased(INTERACTIVE):
+            return True, True
+        age_s = self.now - self.claimed_at
+        return age_s < CLAIM_S / 2 - _ROUNDING_S, age_s < CLAIM_S + _ROUNDING_S
 
     @property
-    def peak(self) -> tuple[int, int]:
-        """Interactive sequences at once in the last 5, and in the last 10 seconds."""
-        ages = [(self.now - at, value) for at, value in self.claims]
-        return (
-            max((value for age_s, value in ages if age_s < CLAIM_S / 2 - _ROUNDING_S), default=0),
-            max((value for age_s, value in ages if age_s < CLAIM_S + _ROUNDING_S), default=0),
-        )
+    def reserved(self) -> int:
+        return int(self.rules.reserved_share * self.engine.slots_total)
 
-    def lendable(self, peak: int) -> int:
-        slots = self.engine.slots_total
-        return slots - min(int(self.rules.reserved_share * slots), peak)
+    def lendable(self, traffic: bool) -> int:
+        """What bulk and foreign sequences may have: but for the reserve in use, and a spare."""
+        slots, reserved = self.engine.slots_total, self.reserved
+        if not reserved or not traffic:
+            return slots
+        queued = sum(waits.ask.cost for waits in self.queues[INTERACTIVE].values())
+        spare = max(1, int(SPARE_SHARE * reserved))
+        return slots - min(reserved, self.leased(INTERACTIVE) + queued + spare)
 
-    def _share_at(self, peak: int) -> float:
+    def _share_at(self, traffic: bool) -> float:
         """What interactive traffic takes of what bulk could have, by slots."""
-        first = self.head(BULK)
-        if first is not None and self.queues[BULK][first].ask.cost > self.lendable(peak):
-            return 1.0
         limits, mine, slots = self.limits, self.leased(INTERACTIVE), self.engine.slots_total
-        most = limits.mixed if mine or peak else limits.bulk
-        lendable = self.lendable(peak)
-        left = min(lendable, min(most, lendable + mine, slots) - mine) - self.foreign
-        alone = min(limits.bulk, lendable) - self.foreign
+        most = limits.mixed if traffic else limits.bulk
+        left = min(most, self.lendable(traffic) + mine, slots) - self.foreign - mine
+        first = next(iter(self.queues[BULK].values()))
+        alone = min(limits.mixed, slots - self.foreign) - self.reserved
+        if traffic and first.ask.cost > max(left, alone):
+            return 1.0
         return min(1.0, max(0.0, 1 - max(0, left) / max(1, alone)))
 
-    def turn(self, *, surely: bool, all_of_it: bool) -> None:
-        """The share changed (surely, or it may have). `all_of_it`: bulk waits for prompts."""
-        possible = [self._share_at(peak) for peak in range(self.peak[0], self.peak[1] + 1)]
+    def turn(self, *, surely: bool) -> None:
+        """The share changed (surely, or it may have)."""
+        possible = [self._share_at(each) for each in self.traffic] if self.queues[BULK] else [0.0]
         low, high = min(possible), max(possible)
-        if not self.queues[BULK]:
-            low = high = 0.0
-        elif all_of_it:
-            high = 1.0
         if not surely:
             low, high = min(low, self.share[0]), max(high, self.share[1])
         self.share = (low, high)
@@ -145,8 +143,8 @@ class Model:
 
     def may_have_claimed(self, ask: Ask) -> tuple[bool, bool]:
         """Whether it surely is, and may be, too large for what is beside the claimed reserve."""
-        least, most = self.peak
-        return ask.cost > self.lendable(least), ask.cost > self.lendable(most)
+        surely, maybe = self.traffic
+        return ask.cost > self.lendable(surely), ask.cost > self.lendable(maybe)
 
     def aged(self, request: str | None) -> tuple[bool, bool]:
         """Whether interactive traffic has surely, and may have, delayed it by the bound."""
@@ -163,7 +161,7 @@ class Model:
         limits, mine, cost = self.limits, self.leased(INTERACTIVE), ask.cost
         slots, taken, is_bulk = self.engine.slots_total, self.taken, ask.service_class is BULK
         held_for_others = is_bulk and bool(taken) and not surely_aged
-        traffic = mine > 0 or self.peak[1] > 0
+        traffic = self.traffic[1]
         match hold:
             case Hold.SLOT:
                 return taken + cost > slots
@@ -177,7 +175,7 @@ class Model:
                 return held_for_others and traffic and self.unread
             case Hold.RESERVE:
                 too_large = surely_aged and self.may_have_claimed(ask)[0]
-                beyond = taken - mine + cost > self.lendable(self.peak[1])
+                beyond = taken - mine + cost > self.lendable(traffic)
                 return is_bulk and taken > 0 and beyond and not too_large
             case Hold.BATCH if is_bulk:
                 small = held_for_others and traffic and taken + cost > limits.mixed
@@ -207,7 +205,7 @@ class Model:
         if self.taken:
             assert self.taken + ask.cost <= self.limits.bulk
             mine = self.leased(INTERACTIVE)
-            fits = self.taken - mine + ask.cost <= self.lendable(self.peak[0])
+            fits = self.taken - mine + ask.cost <= self.lendable(self.traffic[0])
             assert fits or (maybe and self.may_have_claimed(ask)[1]), "the reserve is not its own"
             assert maybe or not mine or self.taken + ask.cost <= self.limits.mixed
 
@@ -229,7 +227,7 @@ class Model:
 
     def put_back(self, request: str) -> None:
         """It was served, and refused below: it goes before all that came later."""
-        ask, since = self.asks[request]
+        ask = self.asks[request][0]
         queue = self.queues[ask.service_class]
         self.enqueue(request)
         first = queue[self.head(ask.service_class) or request].delay_s
@@ -255,7 +253,7 @@ class Model:
         """Nothing carries this lease any more."""
         ask = self.out[lease]
         if ask is not None and ask.service_class is INTERACTIVE:
-            self.claim(0)
+            self.claimed_at = self.now
         elif ask is not None and self.engine.prefill_tokens_per_s is None:
             self.unread = False
         del self.out[lease]

@@ -98,6 +98,15 @@ def test_new_epoch_frees_what_the_old_engine_held() -> None:
     assert (core.ledger.leased, core.leased_by(INTERACTIVE), core.leased_by(BULK)) == (1, 0, 1)
 
 
+def test_new_epoch_may_begin_with_leases_that_reached_it_under_the_old_one() -> None:
+    core = core_of(2)
+    fill(core, interactive(), "a")
+    queue(core, bulk(2), "b")
+    assert core.engine_reports(report(2, "e2", leases=(("a", 1),)), 1.0) == []
+    assert (core.ledger.leased, core.ledger.closing()) == (1, ["a"])
+    assert granted(core.release("a", 2.0)) == ["b"]
+
+
 def test_queued_request_that_can_no_longer_fit_is_refused_when_slots_shrink() -> None:
     core = core_of(4)
     fill(core, interactive(4), "a")

@@ -78,7 +78,7 @@ class AdmissionMachine(Checked):
         usual = not model.draining and model.unavailable is None
         usual = usual and ask.cost <= model.engine.slots_total
         if usual and ask.service_class is INTERACTIVE:
-            model.claim(ask.cost)
+            model.claimed_at = model.now
         outcome, displaced = core.arrive(request, ask, model.now), core.take_displaced()
         others = self.make_room(displaced)
         dropped = len(others) < len(displaced)
@@ -87,7 +87,9 @@ class AdmissionMachine(Checked):
             assert ask.may_queue
             assert dropped or places > 0 or others, "the queue is bounded"
             assert 0 <= outcome.position <= before
-            assert model.engine.step_time or not outcome.predicted_start_ms
+            if outcome.predicted_start_ms and not model.engine.step_time:
+                paused = model.now < model.paused_until
+                assert paused or (ask.service_class is BULK and not model.taken), "pause or window"
             assert (outcome.predicted_start_ms or 0) >= 0
             if not model.taken and not model.queues[BULK]:
                 model.window_until = model.now + 0.05

@@ -9,7 +9,7 @@ from orch_sidecar.admission.core import Admission
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.admission.scarce import Hold
-from orch_sidecar.reasons import Reason
+from orch_sidecar.reasons import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     BULK,
     INTERACTIVE,
@@ -107,6 +107,15 @@ def test_a_request_that_may_not_wait_so_long_ends_the_window(ask: Ask) -> None:
     assert granted(core.take_displaced()) == ["a"]
 
 
+@pytest.mark.parametrize("ask", [bulk(may_queue=False), bulk(max_wait_ms=0.0)])
+def test_a_window_that_is_over_holds_nobody_even_if_the_timer_is_late(ask: Ask) -> None:
+    core = idle_after_traffic()
+    queue(core, bulk(3), "a", at=2.0)
+    assert isinstance(core.arrive("b", ask, 2.051), Lease)
+    assert granted(core.take_displaced()) == ["a"]
+    assert isinstance(core.arrive("c", ask, 2.052), Refusal)
+
+
 def test_a_request_that_may_wait_long_enough_bears_the_window() -> None:
     core = idle_after_traffic()
     queue(core, bulk(), "a", at=2.0)
@@ -165,7 +174,7 @@ def test_reserve_comes_back_to_bulk_ten_seconds_after_the_last_interactive_reque
     core = core_of(4, rules(reserved_share=0.5))
     fill(core, interactive(2), "i")
     core.release("i", 1.0)
-    fill(core, bulk(), "a", "b", at=1.0)
+    fill(core, bulk(), "a", "b", "b2", at=1.0)
     queue(core, bulk(), "c", at=1.0)
     assert core.hold is Hold.RESERVE
     now, decisions = 1.0, list[Decision]()
@@ -178,13 +187,19 @@ def test_reserve_comes_back_to_bulk_ten_seconds_after_the_last_interactive_reque
     assert 10.0 <= now <= 11.5
 
 
-def test_interactive_requests_have_their_reserve_at_once() -> None:
-    core = core_of(4, rules(reserved_share=0.5))
-    fill(core, interactive(2), "i")
-    core.release("i", 1.0)
-    fill(core, bulk(2), "a", at=1.0)
-    queue(core, bulk(), "b", "c", at=1.0)
-    fill(core, interactive(), "i2", "i3", at=2.0)
+def test_the_next_interactive_request_finds_a_slot_and_keeps_another_for_the_one_after() -> None:
+    core = core_of(8, rules(reserved_share=0.5))
+    fill(core, interactive(), "i1")
+    fill(core, bulk(6), "a")
+    queue(core, bulk(), "b", at=1.0)
+    fill(core, interactive(), "i2", at=2.0)
+    assert core.release("a", 3.0) != []
+    fill(core, bulk(3), "c", at=3.0)
+    assert core.hold is None
+    queue(core, bulk(2), "d", at=3.0)
+    assert core.hold is Hold.RESERVE
+    fill(core, interactive(), "i3", "i4", at=4.0)
+    assert core.hold is Hold.SLOT
 
 
 def test_a_preemption_holds_requests_back_until_the_cache_has_recovered() -> None:

@@ -170,9 +170,7 @@ def test_who_comes_before_anybody_has_looked_waits_for_those_ahead() -> None:
     assert line.holds(interactive()) is None
 
 
-def test_a_delayed_bulk_request_too_large_for_what_the_reserve_leaves_waits_only_for_slots() -> (
-    None
-):
+def test_a_delayed_bulk_request_too_large_for_the_rest_waits_for_slots_only() -> None:
     line = Line(reserved_share=0.25)
     line.scarce.arrived(interactive(), 6.0)
     line.run(interactive())

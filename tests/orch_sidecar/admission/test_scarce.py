@@ -80,34 +80,45 @@ def test_reserve_is_lent_while_nobody_claims_it() -> None:
     assert bench.hold(bulk()) is None
 
 
-def test_reserve_is_kept_as_far_as_it_was_used() -> None:
+def test_reserve_is_kept_as_far_as_it_is_used_and_one_more() -> None:
     bench = Bench(8, rules(reserved_share=0.5))
-    bench.release(bench.grant(interactive(2), 0.0), 1.0)
-    bench.grant(bulk(5), 1.0)
-    assert bench.hold(bulk(), 1.0) is None
-    assert bench.hold(bulk(2), 1.0) is Hold.RESERVE
-    assert bench.hold(bulk(2), 1.0, aged=True) is Hold.RESERVE, "however long it waits"
-    assert bench.hold(interactive(2), 1.0) is None
+    run = bench.grant(interactive(2), 0.0)
+    bench.grant(bulk(4), 0.0)
+    assert bench.hold(bulk(), 0.0) is None
+    assert bench.hold(bulk(2), 0.0) is Hold.RESERVE
+    assert bench.hold(bulk(2), 0.0, aged=True) is Hold.RESERVE, "however long it waits"
+    assert bench.hold(interactive(2), 0.0) is None
+    bench.release(run, 1.0)
+    assert bench.hold(bulk(3), 1.0) is None
+    assert bench.hold(bulk(4), 1.0) is Hold.RESERVE, "one for the next to come"
+
+
+def test_more_of_a_large_reserve_is_kept_free() -> None:
+    bench = Bench(64, rules(reserved_share=0.25))
+    bench.grant(interactive(2))
+    bench.grant(bulk(56))
+    assert bench.hold(bulk(3)) is None
+    assert bench.hold(bulk(4)) is Hold.RESERVE
 
 
 def test_reserve_is_not_kept_from_a_delayed_request_that_is_too_large_for_the_rest() -> None:
     bench = Bench(8, rules(reserved_share=0.5))
-    bench.release(bench.grant(interactive(2), 0.0), 1.0)
-    run = bench.grant(bulk(), 1.0)
+    run = bench.grant(interactive())
+    bench.grant(bulk(), 1.0)
+    assert bench.hold(bulk(7), 1.0) is Hold.SLOT
+    bench.release(run, 1.0)
     assert bench.hold(bulk(7), 1.0) is Hold.RESERVE
+    assert bench.hold(bulk(7), 1.0, aged=True) is Hold.RESERVE, "beside it there is room for seven"
+    bench.wait(interactive(2))
     assert bench.hold(bulk(7), 1.0, aged=True) is None
-    assert bench.hold(bulk(6), 1.0, aged=True) is Hold.RESERVE, "beside it there is room for six"
-    bench.release(run, 2.0)
-    bench.grant(interactive(), 2.0)
-    assert bench.hold(bulk(6), 2.0) is None
+    assert bench.hold(bulk(5), 1.0, aged=True) is Hold.RESERVE, "the other one will end"
 
 
 def test_reserve_is_never_more_than_its_share() -> None:
-    bench = Bench(8, rules(reserved_share=0.25))
-    bench.release(bench.grant(interactive(6), 0.0), 1.0)
-    bench.grant(bulk(5), 1.0)
-    assert bench.hold(bulk(), 1.0) is None
-    assert bench.hold(bulk(2), 1.0) is Hold.RESERVE
+    bench = Bench(16, rules(reserved_share=0.25))
+    bench.grant(interactive(6))
+    bench.grant(bulk(9))
+    assert bench.hold(bulk()) is None
 
 
 def test_interactive_requests_use_their_reserve_themselves() -> None:
@@ -120,7 +131,7 @@ def test_interactive_requests_use_their_reserve_themselves() -> None:
 def test_claim_ends_ten_seconds_after_the_last_interactive_request() -> None:
     bench = Bench(8, rules(reserved_share=0.5))
     bench.release(bench.grant(interactive(4), 0.0), 1.0)
-    bench.grant(bulk(4), 2.0)
+    bench.grant(bulk(7), 2.0)
     assert bench.hold(bulk(), 5.9) is Hold.RESERVE
     assert bench.hold(bulk(), 11.0) is None
 

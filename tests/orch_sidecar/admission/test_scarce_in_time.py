@@ -99,9 +99,9 @@ def test_window_ends_with_whoever_goes() -> None:
 # The delay of bulk requests.
 
 
-def share(bench: Bench, now: float = 0.0, held: Hold | None = Hold.SLOT) -> float:
+def share(bench: Bench, now: float = 0.0) -> float:
     """How fast the delay clock runs."""
-    bench.scarce.turn_clock(now, held)
+    bench.scarce.turn_clock(now)
     return bench.scarce.clock.value(now + 1.0) - bench.scarce.clock.value(now)
 
 
@@ -138,31 +138,56 @@ def test_what_interactive_requests_take_of_their_reserve_is_no_delay() -> None:
     assert share(bench) == pytest.approx(0.5), "two of the four that are not reserved"
 
 
-def test_the_smaller_batch_is_delay() -> None:
+def test_the_smaller_batch_beside_interactive_requests_is_no_delay_but_what_they_take_of_it() -> (
+    None
+):
     batch = Bench(8)
     batch.limit(interactive=4, bulk=8, mixed=4)
-    batch.grant(interactive())
     batch.wait(bulk())
-    assert share(batch) == pytest.approx(0.625)
+    run = batch.grant(interactive())
+    assert share(batch) == pytest.approx(0.25)
+    batch.release(run, 1.0)
+    assert share(batch, now=1.0) == 0
+
+
+def test_waiting_for_prompts_is_no_delay_of_its_own() -> None:
+    bench = Bench(8, rules(reserved_share=0.25))
+    bench.grant(interactive())
+    bench.grant(bulk(prompt_tokens=100))
+    bench.wait(bulk(prompt_tokens=100))
+    assert bench.hold(bulk(prompt_tokens=100)) is Hold.PREFILL
+    assert share(bench) == 0
 
 
 def test_a_request_too_large_for_what_the_reserve_leaves_is_delayed_altogether() -> None:
     bench = Bench(8, rules(reserved_share=0.25))
     bench.grant(interactive())
-    bench.wait(bulk(8))
+    bench.wait(bulk(7))
     bench.wait(bulk(), "behind")
     assert share(bench) == 1
     bench.queues.remove("waiting")
     assert share(bench) == 0, "what is next fits beside it"
-    bench.wait(bulk(8))
-    assert share(bench, now=20.0) == pytest.approx(1 / 8), "the claim is over, the request is not"
 
 
-def test_waiting_for_prompts_is_delay_altogether() -> None:
+def test_a_request_too_large_for_the_smaller_batch_is_delayed_altogether() -> None:
+    """Else the one interactive request, which is within its share, would keep it out for ever."""
+    bench = Bench(8, rules(reserved_share=0.25))
+    bench.limit(interactive=4, bulk=8, mixed=4)
+    bench.wait(bulk(4))
+    assert share(bench) == 0
+    run = bench.grant(interactive())
+    assert bench.hold(bulk(4)) is Hold.BATCH
+    assert share(bench) == 1
+    bench.release(run, 1.0)
+    assert share(bench, now=20.0) == 0
+
+
+def test_a_request_too_large_for_any_batch_is_not_delayed_by_its_own_class() -> None:
     bench = Bench(8)
-    bench.grant(interactive())
-    bench.wait(bulk())
-    assert share(bench, held=Hold.PREFILL) == 1
+    bench.limit(interactive=4, bulk=4, mixed=4)
+    bench.grant(bulk(4))
+    bench.wait(bulk(8))
+    assert share(bench) == 0
 
 
 # When it may ease of itself.

@@ -62,15 +62,7 @@ def p95_of(found: Figures) -> float:
     return p95
 
 
-# Between decode steps of 64 sequences the engine reads a prompt slower than by itself; admission
-# does not know of that, gives it the next bulk prompt too early, and misses by a few percent.
-TOO_EARLY = pytest.param(
-    *("flat-64", 1),
-    marks=pytest.mark.xfail(strict=True, reason="bulk prompts are given before the last is read"),
-)
-
-
-@pytest.mark.parametrize(("name", "seed"), [*CASES[:-1], TOO_EARLY])
+@pytest.mark.parametrize(("name", "seed"), CASES)
 def test_interactive_requests_keep_their_slo(name: str, seed: int) -> None:
     slo_ms, found = measured(name, seed)
     assert p95_of(found[Policy.POLICY]) <= slo_ms
