@@ -81,14 +81,22 @@ class Order:
 
     def _somebody_ahead(self, service_class: ServiceClass, now: float) -> bool:
         """Whether somebody waits whom a request of this class must not pass by."""
-        bulk = self._queues.head(_BULK)
+        bulk, interactive = self._queues.head(_BULK), self._queues.head(_INTERACTIVE)
         if service_class is _BULK:
             # Interactive ones that only wait for each other let bulk ones go.
-            return bulk is not None or self.hold is not Hold.BATCH
-        if self._queues.size(_INTERACTIVE):
+            return bulk is not None or not self._only_waits(interactive, Hold.BATCH, now)
+        if interactive is not None:
             return True
         # An aged one that waits for the reserve waits for other bulk ones only.
-        return bulk is not None and self.hold is not Hold.RESERVE and self._is_aged(bulk, now)
+        return (
+            bulk is not None
+            and not self._only_waits(bulk, Hold.RESERVE, now)
+            and self._is_aged(bulk, now)
+        )
+
+    def _only_waits(self, first: Waiting | None, hold: Hold, now: float) -> bool:
+        """Whether it waits for that. Whose time is over goes: the next may wait for another."""
+        return self.hold is hold and first is not None and now < first.expires
 
     def _is_aged(self, bulk: Waiting, now: float) -> bool:
         return self._scarce.clock.value(now) >= bulk.delay_s + self.rules.aging_s

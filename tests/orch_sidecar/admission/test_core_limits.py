@@ -18,7 +18,7 @@ from tests.orch_sidecar.admission.examples import (
     refused,
     rules,
 )
-from vllm_plugin.profile import AdmissionRules, FullQueue
+from vllm_plugin.profile import AdmissionRules, Bounds, FullQueue
 
 
 def of_capacity(capacity: int, full_queue: FullQueue = FullQueue.REJECT) -> AdmissionRules:
@@ -192,6 +192,19 @@ def test_a_deadline_that_is_over_ends_the_wait_before_it_begins() -> None:
     fill(core, bulk(), "a")
     assert reason_of(core.arrive("b", bulk(deadline_ms=0.0), 0.0)) is Reason.DEADLINE_MISS
     assert (core.queue_depth, core.take_displaced()) == (0, [])
+
+
+def test_nobody_is_passed_by_while_the_timer_is_late() -> None:
+    """What the one at the head waits for is not what the next does."""
+    core = core_of(3, rules(class_rules(batch=Bounds(least=1, most=2))))
+    fill(core, interactive(), "a")
+    queue(core, interactive(2, max_wait_ms=1000.0), "late")
+    queue(core, interactive(), "next")
+    fill(core, bulk(), "b", at=0.5)
+    queue(core, bulk(), "b2", at=1.1)
+    decisions = core.take_displaced()
+    assert refused(decisions) == {"late": Reason.QUEUE_TIMEOUT}
+    assert granted(decisions) == ["next"]
 
 
 def test_who_has_waited_too_long_is_refused_even_if_the_timer_is_late() -> None:
