@@ -28,8 +28,7 @@ class Api(StrEnum):
     OTHER = "other"
 
 
-# Named once: looking a member up in its enum takes as long as comparing it ten times.
-_CHAT, _COMPLETIONS = Api.CHAT, Api.COMPLETIONS
+_CHAT, _COMPLETIONS = Api.CHAT, Api.COMPLETIONS  # a member is looked up slowly in its enum
 
 
 class Demand(NamedTuple):
@@ -59,10 +58,8 @@ _TOKEN_LIMITS: Final = {
 }
 # Looked at only where one of them is there at all.
 _SELDOM: Final = frozenset(
-    {
-        "n", "service_tier", "priority", "kv_transfer_params", "use_beam_search", "background",
-    }
-)  # fmt: skip
+    ("n", "service_tier", "priority", "kv_transfer_params", "use_beam_search", "background")
+)
 _LARGEST_INTEGER: Final = 2**31 - 1
 # Brackets and braces, those in strings included. Python makes an object of each, and the event
 # loop stands still meanwhile: about 0.2 s for so many.
@@ -127,11 +124,10 @@ def _parse(body: bytes, max_depth: int) -> dict[str, Any]:
         # As json.loads does it for bytes, and vLLM with it.
         plain = body[:1] == b"{" and body[1:2] > b"\0"  # by its rules that is UTF-8
         encoding = "utf-8" if plain else json.detect_encoding(body)
-        text = body.decode(encoding, "surrogatepass")
-        if plain:
-            document, end = _DECODER.raw_decode(text)
-        if not plain or end != len(text):  # white space around it, or what should not be there
-            document = _DECODER.decode(text)
+        text = body.decode(encoding, "surrogatepass").strip(" \t\n\r")
+        document, end = _DECODER.raw_decode(text)
+        if end != len(text):
+            raise json.JSONDecodeError("Extra data", text, end)
     except RecursionError:
         raise _Unreadable(f"the JSON is nested deeper than {max_depth} levels") from None
     except ValueError as error:  # also UnicodeDecodeError, and integers of thousands of digits

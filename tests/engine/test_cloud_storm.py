@@ -58,7 +58,7 @@ async def client(
 async def metric(http: aiohttp.ClientSession, url: str, name: str) -> float:
     async with http.get(f"{url}/metrics") as response:
         text = await response.text()
-    match = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+    match = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
     assert match is not None, name
     return float(match[1])
 
@@ -107,7 +107,7 @@ async def test_a_minute_of_coming_and_going(cloud: Stack) -> None:
     print(dict(seen), "peak", engine["peak"])
     assert seen["200"] > 100
     assert seen["left"] > 20
-    assert set(seen) <= {"200", "left"}
+    assert set(seen) <= {"200", "left", "429"}  # some would start later than their SLO allows
     assert state["peak"] <= 8
     assert engine["peak"] <= 8
     assert engine["running"] == engine["waiting"] == 0
