@@ -30,6 +30,23 @@ CANNOT_SERVE = {
     Reason.NO_POOL,
     Reason.DRAINING,
 }
+OTHERS = {
+    Reason.INVALID_REQUEST: 400,
+    Reason.INFEASIBLE: 400,
+    Reason.COST_EXCEEDS_SLOTS: 400,
+    Reason.BODY_TIMEOUT: 400,
+    Reason.FORBIDDEN: 403,
+    Reason.NOT_FOUND: 404,
+    Reason.METHOD_NOT_ALLOWED: 405,
+    Reason.LEASE_SPENT: 409,
+    Reason.BODY_TOO_LARGE: 413,
+    Reason.UNSUPPORTED_ENCODING: 415,
+    Reason.CLIENT_STALLED: 499,
+    Reason.CANCELLED: 499,
+    Reason.INTERNAL_ERROR: 500,
+    Reason.ENGINE_FAILED: 502,
+    Reason.ENGINE_TIMEOUT: 504,
+}
 
 
 def json_of(api: Api, refusal: Refusal) -> dict[str, Any]:
@@ -62,22 +79,19 @@ def test_status_says_whether_capacity_is_taken_or_missing(reason: Reason) -> Non
     assert status != 408, "clients and proxies retry it at once"
 
 
-@pytest.mark.parametrize(
-    ("reason", "status"),
-    [
-        (Reason.INVALID_REQUEST, 400),
-        (Reason.COST_EXCEEDS_SLOTS, 400),
-        (Reason.NOT_FOUND, 404),
-        (Reason.METHOD_NOT_ALLOWED, 405),
-        (Reason.BODY_TOO_LARGE, 413),
-        (Reason.UNSUPPORTED_ENCODING, 415),
-        (Reason.ENGINE_FAILED, 502),
-        (Reason.ENGINE_TIMEOUT, 504),
-        (Reason.INTERNAL_ERROR, 500),
-    ],
-)
+@pytest.mark.parametrize(("reason", "status"), OTHERS.items())
 def test_statuses_are_the_usual_ones(reason: Reason, status: int) -> None:
     assert errors.FORMS[reason].status == status
+
+
+def test_every_reason_has_a_status_that_is_tested() -> None:
+    assert OTHERS.keys() | CAPACITY_TAKEN | CANNOT_SERVE == set(Reason)
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_what_is_taken_or_failed_may_be_tried_again_and_nothing_else(reason: Reason) -> None:
+    failed = {Reason.ENGINE_FAILED, Reason.ENGINE_TIMEOUT}
+    assert errors.FORMS[reason].retriable == (reason in CAPACITY_TAKEN | CANNOT_SERVE | failed)
 
 
 def test_what_the_client_did_wrong_is_not_to_be_retried() -> None:
@@ -125,10 +139,18 @@ def test_openai_envelope_names_the_field() -> None:
 
 
 def test_admission_refusals_carry_their_policy() -> None:
-    full = json_of(Api.CHAT, Refusal(Reason.QUEUE_FULL, "full"))["error"]
-    assert (full["code"], full["policy_label"]) == ("ADMISSION_REJECT", "reject")
-    late = json_of(Api.CHAT, Refusal(Reason.QUEUE_TIMEOUT, "late"))["error"]
-    assert (late["code"], late["policy_label"]) == ("ADMISSION_TIMEOUT", "timeout")
+    told = {
+        Reason.QUEUE_FULL: ("ADMISSION_REJECT", "reject"),
+        Reason.QUEUE_FULL_DROP_LRU: ("QUEUE_FULL_DROP_LRU", "drop-lru"),
+        Reason.QUEUE_TIMEOUT: ("ADMISSION_TIMEOUT", "timeout"),
+        Reason.SLO_MISS: ("ADMISSION_SLO", "slo"),
+        Reason.DEADLINE_MISS: ("ADMISSION_DEADLINE", "deadline"),
+        Reason.DO_NOT_QUEUE: ("ADMISSION_NO_QUEUE", "no-queue"),
+    }
+    assert told.keys() == CAPACITY_TAKEN
+    for reason, expected in told.items():
+        error = json_of(Api.CHAT, Refusal(reason, "why"))["error"]
+        assert (error["code"], error["policy_label"]) == expected
 
 
 def test_messages_have_anthropics_envelope_and_types() -> None:

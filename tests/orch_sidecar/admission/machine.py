@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from orch_sidecar.admission.ask import Ask
+from orch_sidecar.admission.ask import Ask, Queued
 from orch_sidecar.admission.core import Admission
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
@@ -169,6 +169,20 @@ class Checked(RuleBasedStateMachine):
         ahead = model.queues[ask.service_class] or (ask.service_class is BULK and model.depth)
         if not ahead and not model.aged(model.head(BULK))[1] and model.now >= model.paused_until:
             self.is_truly_held(ask, "who could go is not refused")
+
+    def check_put_back(self, ask: Ask, since: float, outcome: Queued | Refusal) -> None:
+        """It is refused only if its time is over or the engine became too small for it."""
+        model = self.model
+        expires, expiry = model.limits_of(ask, since)
+        too_large = ask.cost > model.engine.slots_total
+        if isinstance(outcome, Queued):
+            assert expires > model.now
+            assert not too_large
+        elif expires <= model.now:
+            assert outcome is model.unavailable or outcome.reason in (expiry, Reason.SLO_MISS)
+        elif not too_large:
+            assert outcome is model.unavailable or outcome.reason is Reason.SLO_MISS
+            assert self.misses_slo(ask, since), "who has time left is not refused"
 
     # What must hold.
 

@@ -85,6 +85,14 @@ def test_a_wait_ends_when_the_slo_cannot_be_met_any_more() -> None:
     assert refused(core.tick(1.49)) == {"b": Reason.SLO_MISS}
 
 
+def test_a_wait_ends_with_the_slo_itself_while_the_step_time_is_not_known() -> None:
+    core = core_of(1, rules(class_rules(ttft_p95_ms=2000.0)))
+    fill(core, interactive(), "a")
+    queue(core, interactive(prompt_tokens=500), "b")
+    assert core.next_event(0.0) == 2.0
+    assert refused(core.tick(2.0)) == {"b": Reason.SLO_MISS}
+
+
 def test_a_request_that_can_start_now_is_not_refused_for_the_slo() -> None:
     core = measured(4, rules(class_rules(ttft_p95_ms=100.0)))
     fill(core, interactive(prompt_tokens=500), "a")

@@ -168,25 +168,15 @@ class AdmissionMachine(Checked):
                 self.put_back_one(self.pick(self.model.below, pick))
 
     def put_back_one(self, lease: str) -> None:
-        """It is refused only if its time is over or the engine became too small for it."""
         model = self.model
         request, ask = self.named(*model.below.pop(lease))
         since = model.asks[request][1]
-        expires, expiry = model.limits_of(ask, since)
-        too_large = ask.cost > model.engine.slots_total
         outcome = self.core.put_back(request, ask, since, model.now)
+        self.check_put_back(ask, since, outcome)
         if isinstance(outcome, Queued):
-            assert expires > model.now
-            assert not too_large
             model.put_back(request)
             self.see_slo(request)
         else:
-            assert isinstance(outcome, Refusal)
-            if expires <= model.now and outcome is not model.unavailable:
-                assert outcome.reason in (expiry, Reason.SLO_MISS)
-            elif expires > model.now and not too_large:
-                assert outcome is model.unavailable or outcome.reason is Reason.SLO_MISS
-                assert self.misses_slo(ask, since), "who has time left is not refused"
             model.settle(request, outcome)
         paused = model.now < model.paused_until  # else it is the timer that lets it go
         self.after(surely=isinstance(outcome, Queued) and paused)
