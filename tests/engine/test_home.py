@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from orch_sidecar.local.stack import Stack, get_json
-from tests.engine.clients import body, engine_state, post, session, traceparent
+from tests.engine.clients import body, engine_state, post, session, traceparent, until
 from tests.engine.grpc_receiver import GrpcReceiver
 
 
@@ -59,6 +59,11 @@ async def test_five_clients_and_every_span_says_single_stream(
                 for _, head in traces
             )
         )
+
+        async def told() -> bool:
+            return bool((await engine_state(http, home.url))["steps_by_batch"])
+
+        await until(told, 5.0)  # with the next heartbeat
         state = await engine_state(http, home.url)
     assert [answer.status for answer in answers] == [200] * 5
     assert state["peak"] == 1
