@@ -1,8 +1,9 @@
 """Requests that are being served, for cancelling them.
 
 A request is named by its `X-Orch-Request-Id` and belongs to the API key that it came with. To
-anybody else it does not exist, whether it does or not. Registering costs a request one insertion
-and one removal; keys are digested and compared only when somebody cancels.
+anybody else it does not exist, whether it does or not; so an id that a client brings is a name
+among those of its own key only. Registering costs a request one insertion and one removal; keys
+are digested and compared when somebody cancels, or brings an id.
 
 Pure. How a request is ended is the request's own business.
 """
@@ -31,6 +32,9 @@ _ID: Final = re.compile(r"[0-9a-f]{32}")
 _AUTHORIZATION: Final = istr("Authorization")
 _X_API_KEY: Final = istr("X-Api-Key")
 
+# An id of ours, or one that a client brought and the digest of its key.
+Name = str | tuple[str, bytes]
+
 CANCELLED: Final = Refusal(Reason.CANCELLED, "this request was cancelled")
 
 
@@ -52,37 +56,38 @@ class InFlight:
     """The requests that are being served, and the ids of those that were until lately."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, Cancellable] = {}
-        self._ended: dict[str, str | bytes] = {}
-        self._ended_before: dict[str, str | bytes] = {}
+        self._requests: dict[Name, Cancellable] = {}
+        self._ended: dict[Name, str | bytes] = {}
+        self._ended_before: dict[Name, str | bytes] = {}
         self._secret = os.urandom(32)
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def objection(self, given: str) -> Refusal | None:
-        """Why a client's own `X-Orch-Request-Id` cannot be taken, if so."""
+    def brought(self, given: str, headers: Mapping[str, str]) -> Name | Refusal:
+        """The name of a request whose client brings its `X-Orch-Request-Id`, or why it is none."""
+        name = (given, self._digest(_key(headers)))
         if _ID.fullmatch(given) is None:
             rule = "must be 32 hexadecimal digits in lower case"
-        elif given in self._requests:
-            rule = "must not be that of a request in flight"
+        elif name in self._requests:
+            rule = "must not be that of a request of yours in flight"
         else:
-            return None
+            return name
         return Refusal(
             Reason.INVALID_REQUEST,
             f"X-Orch-Request-Id, where a client brings its own, {rule}",
             param="X-Orch-Request-Id",
         )
 
-    def begin(self, request_id: str, request: Cancellable) -> None:
-        """Its handling begins. The id is ours, or one without `objection`."""
-        self._requests[request_id] = request
+    def begin(self, name: Name, request: Cancellable) -> None:
+        """Its handling begins. The name is an id of ours, or was `brought`."""
+        self._requests[name] = request
 
-    def end(self, request_id: str) -> None:
+    def end(self, name: Name) -> None:
         """Its handling has ended. Raises KeyError for one that has not begun."""
-        key: str | bytes = _key(self._requests.pop(request_id).headers)
+        key: str | bytes = _key(self._requests.pop(name).headers)
         ended = self._ended
-        ended[request_id] = key if len(key) <= _LONG_KEY else self._digest(key)
+        ended[name] = key if len(key) <= _LONG_KEY else self._digest(key)
         if len(ended) >= ENDED_KEPT:
             self._ended_before, self._ended = ended, {}
 
@@ -91,21 +96,27 @@ class InFlight:
 
         False: nothing of that name belongs to this client.
         """
-        request = self._requests.get(request_id)
+        key = self._digest(_key(headers))
+        names: tuple[Name, ...] = (request_id, (request_id, key))
+        found = [self._is_of(key, name) for name in names]
+        for name, is_theirs in zip(names, found, strict=True):
+            if is_theirs and (request := self._requests.get(name)) is not None:
+                request.cancel(CANCELLED)
+        return any(found)
+
+    def _is_of(self, key: bytes, name: Name) -> bool:
+        """Whether a request of that name is or was that key's."""
+        request = self._requests.get(name)
         owner: str | bytes | None
         if request is not None:
             owner = _key(request.headers)
         else:
-            owner = self._ended.get(request_id)
+            owner = self._ended.get(name)
             if owner is None:
-                owner = self._ended_before.get(request_id)
+                owner = self._ended_before.get(name)
         # Compared for unknown ids, too: the time that it takes does not tell them apart.
-        same = hmac.compare_digest(self._digest(owner or ""), self._digest(_key(headers)))
-        if owner is None or not same:
-            return False
-        if request is not None:
-            request.cancel(CANCELLED)
-        return True
+        same = hmac.compare_digest(self._digest(owner or ""), key)
+        return owner is not None and same
 
     def _digest(self, key: str | bytes) -> bytes:
         """A digest of a key as a client sent it; one that is a digest already stays as it is."""

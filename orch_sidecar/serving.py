@@ -21,7 +21,7 @@ from orch_sidecar.attempt import Attempts, Failed, TurnedAway
 from orch_sidecar.control import Control
 from orch_sidecar.exchange import Exchange, accept_id, new_ids
 from orch_sidecar.heads import names_of
-from orch_sidecar.inflight import InFlight
+from orch_sidecar.inflight import InFlight, Name
 from orch_sidecar.metrics import Metrics
 from orch_sidecar.openai import Api
 from orch_sidecar.placement import Why
@@ -92,11 +92,11 @@ class Serving:
                 return own
         headers, names = http.headers, names_of(http.raw_headers)
         own_id = request_id = correlation_id = next(self._ids)
-        objection: Refusal | None = None
+        name: Name | Refusal = own_id
         if not names.plain:
             if (given := headers.get(_X_ORCH_REQUEST_ID)) is not None:
-                objection = self._in_flight.objection(given)
-                if objection is None:
+                name = self._in_flight.brought(given, headers)
+                if not isinstance(name, Refusal):
                     own_id = given
             request_id = accept_id(headers.get(_X_REQUEST_ID)) or own_id
             correlation_id = accept_id(headers.get(_X_CORRELATION_ID)) or request_id
@@ -118,11 +118,11 @@ class Serving:
             elif route.method != http.method:
                 text = f"{path} takes {route.method}, not {http.method[:20]}"
                 answer = Refusal(Reason.METHOD_NOT_ALLOWED, text)
-            elif objection is not None:
-                answer = objection
+            elif isinstance(name, Refusal):
+                answer = name
             else:
                 request = Request(http, route, exchange, trace, names=names)
-                self._in_flight.begin(own_id, request)
+                self._in_flight.begin(name, request)
                 answer = await self._serve(request, plain=names.plain)
             if isinstance(answer, Refusal):
                 return self._refuse(exchange, answer, route)
@@ -132,7 +132,8 @@ class Serving:
             raise  # ClientConnection.handle_error logs it and answers
         finally:
             if request is not None:
-                self._in_flight.end(own_id)
+                assert not isinstance(name, Refusal)  # then it had not begun
+                self._in_flight.end(name)
                 if request.presence is not None:
                     self._leases.leave(request.presence)
             self.active -= 1

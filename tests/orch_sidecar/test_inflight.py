@@ -8,7 +8,7 @@ import pytest
 from multidict import CIMultiDict
 
 from orch_sidecar import inflight
-from orch_sidecar.inflight import InFlight
+from orch_sidecar.inflight import InFlight, Name
 from orch_sidecar.reasons import Reason, Refusal
 
 ID, OTHER = "0123456789abcdef" * 2, "f" * 32
@@ -137,37 +137,58 @@ def test_memory_of_ended_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert len(requests) == 0
 
 
-def test_client_may_bring_an_id_of_its_own() -> None:
-    assert InFlight().objection(ID) is None
+def brought(requests: InFlight, request: Request, given: str = ID) -> Name:
+    """Begins a request whose client brings its id."""
+    name = requests.brought(given, request.headers)
+    assert not isinstance(name, Refusal)
+    requests.begin(name, request)
+    return name
 
 
 @pytest.mark.parametrize("given", ["", "x", ID[1:], ID + "0", ID.upper(), ID[1:] + "g", ID + "\n"])
 def test_id_that_is_not_32_digits_is_refused_with_the_rule(given: str) -> None:
-    refusal = InFlight().objection(given)
-    assert refusal is not None
+    refusal = InFlight().brought(given, client())
+    assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.INVALID_REQUEST
     assert refusal.param == "X-Orch-Request-Id"
     assert "32 hexadecimal digits in lower case" in refusal.message
 
 
-def test_id_in_flight_is_refused_until_it_has_ended() -> None:
-    requests = running(Request(**KEY))
-    refusal = requests.objection(ID)
-    assert refusal is not None
+def test_request_is_cancelled_by_the_id_that_its_client_brought() -> None:
+    requests, request = InFlight(), Request(**KEY)
+    name = brought(requests, request)
+    assert not requests.cancel(ID, client())
+    assert requests.cancel(ID, client(**KEY))
+    assert len(request.cancelled) == 1
+    requests.end(name)
+    assert requests.cancel(ID, client(**KEY))
+    assert not requests.cancel(ID, client(Authorization="Bearer sk-two"))
+
+
+def test_brought_id_in_flight_is_refused_to_its_own_key_until_it_has_ended() -> None:
+    requests = InFlight()
+    name = brought(requests, Request(**KEY))
+    refusal = requests.brought(ID, client(**KEY))
+    assert isinstance(refusal, Refusal)
     assert "in flight" in refusal.message
-    requests.end(ID)
-    assert requests.objection(ID) is None
+    requests.end(name)
+    assert requests.brought(ID, client(**KEY)) == name
 
 
-def test_id_that_is_used_again_belongs_to_who_uses_it_now() -> None:
-    requests = running(Request(**KEY))
-    requests.end(ID)
-    successor = Request(Authorization="Bearer sk-two")
-    requests.begin(ID, successor)
-    assert not requests.cancel(ID, client(**KEY))
-    assert successor.cancelled == []
-    assert requests.cancel(ID, client(Authorization="Bearer sk-two"))
-    assert len(successor.cancelled) == 1
+def test_brought_id_tells_a_stranger_nothing_and_takes_nothing_over() -> None:
+    requests, theirs, mine = InFlight(), Request(**KEY), Request(x_api_key="sk-two")
+    running_id = "a" * 32
+    requests.begin(running_id, theirs)
+    name = brought(requests, theirs)
+    brought(requests, mine)
+    brought(requests, mine, running_id)
+    requests.end(name)
+    assert requests.cancel(ID, client(x_api_key="sk-two"))
+    assert requests.cancel(running_id, client(x_api_key="sk-two"))
+    assert theirs.cancelled == []
+    assert requests.cancel(ID, client(**KEY)), "it has ended, and is still theirs"
+    assert requests.cancel(running_id, client(**KEY))
+    assert len(theirs.cancelled) == 1
 
 
 def test_no_key_is_in_what_is_shown_of_the_registry() -> None:
