@@ -220,13 +220,9 @@ class Sidecar:
     async def _check(self) -> None:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            try:
-                self.watch.check(CHECK_EVERY_S)
-                for pool in self.pools:
-                    pool.connections.prune()
-            # One relay that cannot be ended must not keep the others from being looked at.
-            except Exception:
-                logger.exception("a relay could not be checked")
+            self.watch.check(CHECK_EVERY_S)
+            for pool in self.pools:
+                pool.connections.prune()
 
     def _attach(self, changed: Callable[[], None] | None) -> None:
         """Sidecars above listen, or none does any more (None)."""

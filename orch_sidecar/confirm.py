@@ -46,26 +46,29 @@ class Confirmation:
             overdue = sorted(closing & self._unconfirmed)
             self._unconfirmed = closing
             if answers():
-                try:
-                    await self._revoke(overdue)
-                # It must go on whatever the engine answers.
-                except Exception:
-                    logger.exception("leases could not be confirmed; trying again")
+                await self._revoke(overdue)
 
     async def _revoke(self, leases: list[str]) -> None:
         for lease in leases:
             try:
-                async with self._session.delete(
-                    f"{self._url}/v1/capabilities/leases/{lease}",
-                    headers=self._headers,
-                    timeout=aiohttp.ClientTimeout(total=_ANSWERS_WITHIN_S),
-                ) as response:
-                    if response.status == 200 and (await response.json())["ended"]:
-                        self._gate.engine_ended([lease])
-                    else:
-                        logger.warning(
-                            "lease %s: still in the engine (%d)", lease[:24], response.status
-                        )
+                if not await self._has_ended(lease):
+                    continue
             except (aiohttp.ClientError, TimeoutError) as error:
                 logger.warning("lease %s: its end could not be confirmed: %r", lease[:24], error)
                 return  # the engine does not answer; the stream will say so, and this runs again
+            # What an engine of another version says of one lease must not keep the others.
+            except Exception:
+                logger.exception("lease %s: its end could not be confirmed", lease[:24])
+                continue
+            self._gate.engine_ended([lease])
+
+    async def _has_ended(self, lease: str) -> bool:
+        async with self._session.delete(
+            f"{self._url}/v1/capabilities/leases/{lease}",
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(total=_ANSWERS_WITHIN_S),
+        ) as response:
+            if response.status == 200 and (await response.json())["ended"]:
+                return True
+            logger.warning("lease %s: still in the engine (%d)", lease[:24], response.status)
+            return False

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 from orch_sidecar.answering import Answering
 from orch_sidecar.reasons import Reason, Refusal
+
+logger = logging.getLogger("orch.watch")
 
 
 class RelayWatch:
@@ -31,26 +35,27 @@ class RelayWatch:
     def check(self, every_s: float) -> None:
         """To be called every `every_s` seconds: costs a relay nothing per chunk but a count."""
         for relay in list(self._relays):
-            progress = relay.progress
-            if progress != relay.seen:
-                relay.seen = progress
-                relay.idle_checks = 0
-                continue
-            relay.idle_checks += 1
-            idle_s = relay.idle_checks * every_s
-            if relay.paused and idle_s > self._client_stall_s:
-                refusal = Refusal(
-                    Reason.CLIENT_STALLED,
-                    f"the client has read nothing for {self._client_stall_s:g} s",
-                )
-                relay.abort_client()
-                relay.fail(refusal)
-            elif not relay.paused and idle_s > self._engine_silence_s:
-                refusal = Refusal(
-                    Reason.ENGINE_TIMEOUT,
-                    f"the engine has sent nothing for {self._engine_silence_s:g} s",
-                )
-                relay.fail(refusal)
+            try:
+                self._look_at(relay, every_s)
+            # One that cannot be ended must not keep the others from being looked at.
+            except Exception:
+                logger.exception("an answer in which nothing moves could not be ended")
+
+    def _look_at(self, relay: Answering, every_s: float) -> None:
+        progress = relay.progress
+        if progress != relay.seen:
+            relay.seen = progress
+            relay.idle_checks = 0
+            return
+        relay.idle_checks += 1
+        idle_s = relay.idle_checks * every_s
+        if relay.paused and idle_s > self._client_stall_s:
+            text = f"the client has read nothing for {self._client_stall_s:g} s"
+            relay.abort_client()
+            relay.fail(Refusal(Reason.CLIENT_STALLED, text))
+        elif not relay.paused and idle_s > self._engine_silence_s:
+            text = f"the engine has sent nothing for {self._engine_silence_s:g} s"
+            relay.fail(Refusal(Reason.ENGINE_TIMEOUT, text))
 
     def end_all(self, refusal: Refusal) -> None:
         for relay in list(self._relays):
