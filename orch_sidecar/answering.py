@@ -31,6 +31,11 @@ class Relayed:
     answered: bool
 
 
+ANSWERED: Final = Relayed(None, answered=True)
+# By a sidecar below; nobody knows of it yet.
+TURNED_AWAY: Final = Relayed(None, answered=False)
+
+
 class Answering(Protocol):
     """An answer under way, as its client's connection and the watch know it."""
 

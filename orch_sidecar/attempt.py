@@ -143,7 +143,7 @@ class Attempts:
         shared = request.fanout
         relay: Relay | None = None
         receiver: Relay | Decode | None = None
-        written = complete = False
+        written = complete = served = False
         output_tokens: int | None = None
         if lease is not None:
             exchange.admitted = time.monotonic_ns()
@@ -202,6 +202,7 @@ class Attempts:
                 pool.gate.turned_away(min(receiver.retry_after_ms, tier.LONGEST_PAUSE_MS))
                 return TurnedAway()
             elif exchange.status < 400:
+                served = True
                 exchange.outcome = _OK
                 if (
                     lease is not None
@@ -211,6 +212,7 @@ class Attempts:
                 ):
                     output_tokens = _learn(request, pool, receiver)
             else:
+                served = True
                 exchange.outcome = Ending.ENGINE_ERROR
             return KEEP if relay is None or relay.keep_alive else CLOSE
         finally:
@@ -223,7 +225,7 @@ class Attempts:
                 self._withdraw(shared)
             if lease is not None:
                 if complete or not written:
-                    pool.gate.release(lease.id, output_tokens)
+                    pool.gate.release(lease.id, output_tokens, served=served)
                 else:
                     pool.gate.abandon(lease.id)
 

@@ -8,17 +8,13 @@ be asked, and the clients need not know.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 from orch_sidecar import tier
-from orch_sidecar.answering import Relayed, final_head, is_event_stream
+from orch_sidecar.answering import ANSWERED, TURNED_AWAY, Relayed, final_head, is_event_stream
 from orch_sidecar.fanout import Fanout
 from orch_sidecar.http1 import Body, FramingError, Head, body_of
 from orch_sidecar.reasons import Reason, Refusal
 from orch_sidecar.upstream import EngineConnection, EnginePool
-
-_ANSWERED: Final = Relayed(None, answered=True)
-_TURNED_AWAY: Final = Relayed(None, answered=False)
 
 
 class Decode:
@@ -193,7 +189,7 @@ class Decode:
         if self.done.done():
             return  # who waited for it is gone
         if self.retry_after_ms is not None:
-            self.done.set_result(_TURNED_AWAY)
+            self.done.set_result(TURNED_AWAY)
         else:
-            self.done.set_result(_ANSWERED)
+            self.done.set_result(ANSWERED)
             self._fanout.finish(last)

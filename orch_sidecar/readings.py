@@ -109,6 +109,11 @@ _FAMILIES: Final = (
         _one(lambda pool: pool.gate.core.ledger.foreign),
     ),
     _Family(
+        "orch_kv_tokens_committed",
+        "Tokens that leases will have in the KV cache at their ends, as far as is known.",
+        _one(lambda pool: pool.gate.core.scarce.kv.committed),
+    ),
+    _Family(
         "orch_queue_depth",
         "Requests waiting for a slot.",
         lambda pool: [([each.value], pool.gate.core.queued(each)) for each in pool.classes],

@@ -13,10 +13,11 @@ client: such an answer is held back until its end says which it is.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 from orch_sidecar import tier
 from orch_sidecar.answering import (
+    ANSWERED,
+    TURNED_AWAY,
     Relayed,
     failure_in_stream,
     final_head,
@@ -29,9 +30,6 @@ from orch_sidecar.heads import framed_for, kept
 from orch_sidecar.http1 import Body, ChunkedBody, FramingError, Head, LengthBody, body_of
 from orch_sidecar.reasons import Reason, Refusal
 from orch_sidecar.upstream import EngineConnection, EnginePool
-
-_ANSWERED: Final = Relayed(None, answered=True)
-_TURNED_AWAY: Final = Relayed(None, answered=False)
 
 
 class Relay:
@@ -254,7 +252,7 @@ class Relay:
                 self._pool.give_back(connection)
             else:
                 connection.close()
-        self.done.set_result(_TURNED_AWAY if turned_away else _ANSWERED)
+        self.done.set_result(TURNED_AWAY if turned_away else ANSWERED)
 
     def _at_event_boundary(self) -> bool:
         head = self._head

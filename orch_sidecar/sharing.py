@@ -88,8 +88,10 @@ class Sharing:
                 return Failed(request.cancelled)
             if shared.elsewhere:
                 return await self._apart(shared, request, wanted, failure)
-            if leads or not self._may_try_again(shared, exchange, failure):
+            again = None if leads else self._again(shared, exchange, wanted, failure)
+            if again is None:
                 return Failed(failure)
+            wanted = again
             exchange.begin_again()
 
     async def close(self) -> None:
@@ -210,11 +212,20 @@ class Sharing:
         outcome = await self._generate(request, wanted)
         return Failed(failure) if isinstance(outcome, Failed) else outcome
 
-    def _may_try_again(self, shared: Shared, exchange: Exchange, failure: Refusal) -> bool:
-        """Whether the failure is not that of this request, and there is time left."""
+    def _again(
+        self, shared: Shared, exchange: Exchange, wanted: Wanted, failure: Refusal
+    ) -> Wanted | None:
+        """What it still wants, if the failure is not its own and there is time left; else None.
+
+        It waits no longer than it would have waited by itself, counted from its arrival.
+        """
         name = shared.request.exchange.pool
         if failure.reason not in _OF_ITS_PLACE or name is None:
-            return False
+            return None
         rules = self._pools[name].gate.core.rules
-        limit_s = rules.of(shared.wanted.service_class).max_wait_s
-        return exchange.spent_ms() < 1000 * limit_s
+        limit_ms = 1000 * rules.of(shared.wanted.service_class).max_wait_s
+        if exchange.spent_ms() >= limit_ms:
+            return None
+        given = wanted.directives
+        own_ms = limit_ms if given.max_wait_ms is None else min(given.max_wait_ms, limit_ms)
+        return wanted._replace(directives=given._replace(max_wait_ms=own_ms))

@@ -28,13 +28,12 @@ class Receiver(Protocol):
 class EngineConnection(asyncio.Protocol):
     """One connection: it serves one exchange at a time."""
 
-    __slots__ = ("_transport", "idle_since", "receiver", "used")
+    __slots__ = ("_transport", "idle_since", "receiver")
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self.receiver: Receiver | None = None
         self.idle_since = 0.0
-        self.used = False
 
     @property
     def open(self) -> bool:
@@ -44,7 +43,6 @@ class EngineConnection(asyncio.Protocol):
         """Writes a whole request; the answer goes to `receiver`."""
         assert self._transport is not None
         self.receiver = receiver
-        self.used = True
         self._transport.write(request)
 
     def pause(self) -> None:

@@ -52,10 +52,11 @@ class Admission:
             rules, self.ledger, self.queues, self.scarce.clock, self.prospects, self.statistics
         )
         self.displaced: list[Decision] = []  # what the last arrival decided about others
-        self._unavailable: Refusal | None = Refusal(
+        # Why nothing can be admitted now, if so.
+        self.unavailable: Refusal | None = Refusal(
             Reason.ENGINE_STARTING, "the engine has not reported its slots yet"
         )
-        self._draining = False
+        self.draining = False
 
     # What the engine says.
 
@@ -75,7 +76,7 @@ class Admission:
         if before != (report.slots_total, report.step_time):
             self._set_limits()
         self.scarce.reported(report, now)
-        self._unavailable = None
+        self.unavailable = None
         outlook.changed()
         if not self.queues.depth:
             return []
@@ -88,7 +89,7 @@ class Admission:
 
     def engine_unavailable(self, refusal: Refusal) -> None:
         """Nothing is admitted until the engine reports again; who is queued keeps waiting."""
-        self._unavailable = refusal
+        self.unavailable = refusal
 
     def engine_ended(self, leases: Iterable[str], now: float) -> list[Decision]:
         """The engine says that nothing carries these leases any more."""
@@ -102,10 +103,10 @@ class Admission:
         What it decides about others (who makes room for it, who starts with it) is to be taken
         by `take_displaced`.
         """
-        if self._draining:
+        if self.draining:
             return self.statistics.refuse(ask, refusing.shutting_down())
-        if self._unavailable is not None:
-            return self.statistics.refuse(ask, self._unavailable)
+        if self.unavailable is not None:
+            return self.statistics.refuse(ask, self.unavailable)
         if ask.cost > self.ledger.slots_total:
             return self.statistics.refuse(
                 ask, refusing.too_large(ask.cost, self.ledger.slots_total)
@@ -145,7 +146,7 @@ class Admission:
     def put_back(self, request: str, ask: Ask, since: float, now: float) -> Queued | Refusal:
         """It was turned away below: it waits again, by its old time limits, before all that came
         later."""
-        room, unavailable = self.waiting_room, self._unavailable
+        room, unavailable = self.waiting_room, self.unavailable
         outcome = room.enter_again(request, ask, since, unavailable, now)
         if isinstance(outcome, Queued):
             self.order.hold = Hold.PAUSE
@@ -160,11 +161,17 @@ class Admission:
         return self._fill(now)
 
     def release(
-        self, lease_id: str, now: float, output_tokens: int | None = None
+        self,
+        lease_id: str,
+        now: float,
+        output_tokens: int | None = None,
+        *,
+        served: bool = True,
     ) -> list[Decision]:
         """The engine has done with this lease. Does nothing if it was released before.
 
-        `output_tokens`: what the whole request generated, if it ended of itself.
+        `output_tokens`: what the whole request generated, if it ended of itself. `served`: the
+        engine had it; else its end says nothing of how fast slots come free.
         """
         cost = self.ledger.release(lease_id)
         if not cost:
@@ -174,7 +181,8 @@ class Admission:
             self.scarce.released(run, now)
             if output_tokens is not None:
                 self.outlook.ended(run, now, output_tokens / cost)
-        self.prospects.drain_rate.released(cost, now)
+        if served:
+            self.prospects.drain_rate.released(cost, now)
         if not self.queues.depth:
             return []
         self.outlook.changed()
@@ -195,18 +203,18 @@ class Admission:
         if not self.queues.depth:
             return None
         times = [self.queues.next_expiry()]
-        if self._unavailable is None:
+        if self.unavailable is None:
             times.append(self.order.changes_at(now))
         first = min((at for at in times if at is not None), default=None)
         return None if first is None else max(first, now + _LEAST_SLEEP_S)
 
     def drain(self) -> None:
         """Refuses whoever comes from now on; who is queued or served is served."""
-        self._draining = True
+        self.draining = True
 
     def resume(self) -> None:
         """Takes requests again."""
-        self._draining = False
+        self.draining = False
 
     def dismiss(self, refusal: Refusal) -> list[Decision]:
         """Refuses all who are still queued."""
@@ -220,15 +228,6 @@ class Admission:
         return self._fill(now)
 
     # What is so.
-
-    @property
-    def draining(self) -> bool:
-        return self._draining
-
-    @property
-    def unavailable(self) -> Refusal | None:
-        """Why nothing can be admitted now, if so."""
-        return self._unavailable
 
     @property
     def hold(self) -> Hold | None:
@@ -262,8 +261,8 @@ class Admission:
 
     def _fill(self, now: float) -> list[Decision]:
         # A timer may be late: who has waited too long is refused first, whatever came free.
-        decisions = self.waiting_room.close(self._unavailable, now)
-        while self._unavailable is None and (waiting := self.order.next(now)) is not None:
+        decisions = self.waiting_room.close(self.unavailable, now)
+        while self.unavailable is None and (waiting := self.order.next(now)) is not None:
             self.queues.remove(waiting.request)
             output = self.prospects.output(waiting.ask)
             lease = self._grant(waiting.request, waiting.ask, output, now)

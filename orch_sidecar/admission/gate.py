@@ -76,8 +76,8 @@ class Gate:
         except asyncio.CancelledError:
             if request in self._waiters:
                 self._perform(self.core.leave(request, self._loop.time()))
-            else:
-                self.release(request)  # it was decided meanwhile: nobody takes that lease
+            else:  # it was decided meanwhile: nobody takes that lease
+                self.release(request, served=False)
             raise
         finally:
             self._waiters.pop(request, None)
@@ -91,9 +91,14 @@ class Gate:
         self._perform(self.core.leave(request, self._loop.time()))
         return True
 
-    def release(self, lease_id: str, output_tokens: int | None = None) -> None:
-        """The engine's answer has ended; `output_tokens` if it did so of itself."""
-        decisions = self.core.release(lease_id, self._loop.time(), output_tokens)
+    def release(
+        self, lease_id: str, output_tokens: int | None = None, *, served: bool = True
+    ) -> None:
+        """The engine's answer has ended; `output_tokens` if it did so of itself.
+
+        `served`: the engine had the request, and did not turn it away.
+        """
+        decisions = self.core.release(lease_id, self._loop.time(), output_tokens, served=served)
         if decisions or self._waiters or self.changed is not None:
             self._perform(decisions)
 

@@ -205,3 +205,16 @@ def test_who_is_put_back_waits_while_the_engine_is_unavailable() -> None:
     refused_below(core, "a", interactive(), 0.1, 1.0)
     assert core.tick(5.0) == []
     assert granted(core.engine_reports(report(1), 6.0)) == ["a'"]
+
+
+def test_what_was_turned_away_says_nothing_of_how_fast_slots_come_free() -> None:
+    core = core_of(2)
+    for number in range(3):
+        fill(core, interactive(), f"a{number}", at=float(number))
+        core.turned_away(0.02, number + 0.1)
+        core.release(f"a{number}", number + 0.1, served=False)
+    assert core.prospects.drain_rate.per_second(3.0) is None
+    for number in range(3, 6):
+        fill(core, interactive(), f"a{number}", at=float(number))
+        core.release(f"a{number}", number + 0.5)
+    assert core.prospects.drain_rate.per_second(6.0) == pytest.approx(2 / 2.5)
