@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from orch_sidecar import errors
-from orch_sidecar.exchange import Exchange
+from orch_sidecar import errors, usage
+from orch_sidecar.exchange import Ending, Exchange
 from orch_sidecar.http1 import LAST_CHUNK, FramingError, Head, parse_head
 from orch_sidecar.openai import Api
 from orch_sidecar.reasons import Refusal
@@ -32,8 +32,17 @@ class Relayed:
 
 
 ANSWERED: Final = Relayed(None, answered=True)
-# By a sidecar below; nobody knows of it yet.
+# Below; the client knows nothing of it.
 TURNED_AWAY: Final = Relayed(None, answered=False)
+# Named once: a member is looked up slowly in its enum.
+_OK, _ENGINE_ERROR = Ending.OK, Ending.ENGINE_ERROR
+
+
+def how_ended(exchange: Exchange, sent: tuple[bytes, bytes]) -> Ending:
+    """What came of a whole answer, by its status and its last two pieces."""
+    if exchange.status >= 400 or (exchange.stream and usage.failed(*sent)):
+        return _ENGINE_ERROR
+    return _OK
 
 
 class Answering(Protocol):

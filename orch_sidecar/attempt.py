@@ -18,6 +18,7 @@ from aiohttp import web
 from orch_sidecar import tier, usage
 from orch_sidecar.admission.ask import Ask, Queued
 from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.answering import how_ended
 from orch_sidecar.decode import Decode
 from orch_sidecar.exchange import Ending
 from orch_sidecar.fanout import Fanout
@@ -59,8 +60,11 @@ class Failed:
     tried: bool = True
 
 
+@dataclass(frozen=True, slots=True)
 class TurnedAway:
-    """A sidecar below has no slot for it now."""
+    """It has not been taken below, and may be later: it waits up here."""
+
+    reason: Reason
 
 
 class Attempts:
@@ -76,7 +80,7 @@ class Attempts:
 
     async def run(self, request: Request, pool: Pool, ask: Ask) -> web.StreamResponse | Failed:
         """Asks the pool for slots, waits for them if it must, and relays the answer."""
-        since_s = self._loop.time() if pool.tier else 0.0
+        since_s = self._loop.time()
         ticket = pool.gate.new_id(ask.cost)
         got = pool.gate.ask(ticket, ask)
         elsewhere: Collection[Reason] = _BUSY
@@ -96,6 +100,7 @@ class Attempts:
             if request.cancelled is not None:
                 return Failed(request.cancelled)
             elsewhere = _NOWHERE
+            request.trace.retried(outcome.reason)
             got = await self._put_back(request, pool, ask, since_s)
         assert isinstance(got, Refusal)
         return _refused(pool, ask, got, elsewhere)
@@ -103,9 +108,8 @@ class Attempts:
     async def _put_back(
         self, request: Request, pool: Pool, ask: Ask, since_s: float
     ) -> Lease | Refusal:
-        """Waits at the head of the queue, after a sidecar below had no slot for it."""
+        """Waits at the head of the queue, after it was turned away below."""
         exchange = request.exchange
-        request.trace.retried(Reason.QUEUE_FULL)
         exchange.queued = exchange.queued or time.monotonic_ns()
         exchange.admitted = exchange.predicted_start_ms = None
         away = pool.gate.core.unavailable
@@ -157,17 +161,17 @@ class Attempts:
                 try:
                     connection = await pool.connections.acquire()
                 except (OSError, TimeoutError) as error:
-                    return Failed(_unreachable(pool, error), elsewhere=True)
+                    return _unsent(request, pool, _unreachable(pool, error))
             if lease is not None and not _valid(pool, lease):
                 connection.close()  # the engine went while we waited; this may be its successor
                 gone = Refusal(Reason.ENGINE_DOWN, "the engine was restarted")
-                return Failed(pool.gate.core.unavailable or gone, elsewhere=True)
+                return _unsent(request, pool, pool.gate.core.unavailable or gone)
             if request.cancelled is not None:
                 pool.connections.give_back(connection)
                 return Failed(request.cancelled)
-            holds_back = pool.tier and lease is not None
+            turned_away = None if lease is None else pool.turned_away
             if shared is not None:
-                receiver = Decode(shared, pool.connections, holds_back=holds_back)
+                receiver = Decode(shared, pool.connections, turned_away=turned_away)
             else:
                 transport = http.transport
                 if transport is None:
@@ -181,7 +185,7 @@ class Attempts:
                     fields(exchange, pool),
                     http10=not http11,
                     keep_alive=http.keep_alive and http11 and not pool.gate.core.draining,
-                    holds_back=holds_back,
+                    turned_away=turned_away,
                 )
                 client.relay = relay
                 self._watch.add(relay)
@@ -200,20 +204,18 @@ class Attempts:
             elif receiver.retry_after_ms is not None:
                 # Before the lease is given back: nobody else is to be sent down there now.
                 pool.gate.turned_away(min(receiver.retry_after_ms, tier.LONGEST_PAUSE_MS))
-                return TurnedAway()
-            elif exchange.status < 400:
+                return TurnedAway(Reason.QUEUE_FULL if pool.tier else Reason.ENGINE_DOWN)
+            else:
                 served = True
-                exchange.outcome = _OK
+                exchange.outcome = outcome = how_ended(exchange, receiver.sent)
                 if (
-                    lease is not None
+                    outcome is _OK
+                    and lease is not None
                     and exchange.status == 200
                     and not receiver.was_paused  # then it took the time of its client
                     and self._learns(request, pool)
                 ):
                     output_tokens = _learn(request, pool, receiver)
-            else:
-                served = True
-                exchange.outcome = Ending.ENGINE_ERROR
             return KEEP if relay is None or relay.keep_alive else CLOSE
         finally:
             if receiver is not None:
@@ -261,6 +263,14 @@ def _refused(pool: Pool, ask: Ask, refusal: Refusal, elsewhere: Collection[Reaso
 def _unreachable(pool: Pool, error: OSError) -> Refusal:
     text = f"no connection to the engine: {error or type(error).__name__}"
     return pool.gate.core.unavailable or Refusal(Reason.ENGINE_DOWN, text)
+
+
+def _unsent(request: Request, pool: Pool, refusal: Refusal) -> Failed | TurnedAway:
+    """Nothing of it was written. Who has waited for this pool alone waits for its return, too."""
+    if pool.keeps_queue and request.exchange.queued is not None:
+        pool.gate.turned_away(tier.LONGEST_PAUSE_MS)
+        return TurnedAway(refusal.reason)
+    return Failed(refusal, elsewhere=True)
 
 
 def _valid(pool: Pool, lease: Lease) -> bool:

@@ -14,6 +14,7 @@ from orch_sidecar.answering import ANSWERED, TURNED_AWAY, Relayed, final_head, i
 from orch_sidecar.fanout import Fanout
 from orch_sidecar.http1 import Body, FramingError, Head, body_of
 from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.tier import TurningAway
 from orch_sidecar.upstream import EngineConnection, EnginePool
 
 
@@ -21,7 +22,7 @@ class Decode:
     """One attempt at an answer. `done`: how it ended, for the engine; clients may be behind.
 
     `unanswered`: the connection went before anything was passed on, so another engine may be asked.
-    `retry_after_ms`: a sidecar below turned the request away, and the clients know nothing of it.
+    `retry_after_ms`: the request was turned away below, and the clients know nothing of it.
     """
 
     __slots__ = (
@@ -31,20 +32,23 @@ class Decode:
         "_fanout",
         "_head",
         "_held",
-        "_holds_back",
         "_paused",
         "_pool",
+        "_turned_away",
         "done",
         "retry_after_ms",
         "unanswered",
         "was_paused",
     )
 
-    def __init__(self, fanout: Fanout, pool: EnginePool, *, holds_back: bool = False) -> None:
-        """`holds_back`: the answer is of a sidecar, which may turn the request away."""
+    def __init__(
+        self, fanout: Fanout, pool: EnginePool, *, turned_away: TurningAway | None = None
+    ) -> None:
+        """`turned_away`: says of an answer whether the request was turned away below, and can
+        wait up here."""
         self._fanout = fanout
         self._pool = pool
-        self._holds_back = holds_back
+        self._turned_away = turned_away
         self._connection: EngineConnection | None = None
         self._head: Head | None = None
         self._body: Body | None = None
@@ -148,9 +152,10 @@ class Decode:
         head, self._held = final_head(data)
         if head is None:
             return None
-        self._holds_back = self._holds_back and head.status in tier.TURNING_AWAY
+        if head.status not in tier.TURNING_AWAY:
+            self._turned_away = None
         self._head = head
-        self._events = is_event_stream(head) and not self._holds_back
+        self._events = is_event_stream(head) and self._turned_away is None
         self._fanout.log.begin(head, events=self._events)
         self._body = body_of(head, dechunk=True)
         return self._body
@@ -184,8 +189,9 @@ class Decode:
             else:
                 connection.close()
         last, self._held = self._held + payload, b""
-        if self._holds_back and len(last) <= tier.MOST_BYTES and self._fanout.untouched:
-            self.retry_after_ms = tier.retry_after_ms(head, last)
+        turned_away = self._turned_away if self._fanout.untouched else None
+        if turned_away is not None and len(last) <= tier.MOST_BYTES:
+            self.retry_after_ms = turned_away(head, last)
         if self.done.done():
             return  # who waited for it is gone
         if self.retry_after_ms is not None:

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import aiohttp
 
+from orch_sidecar import tier
 from orch_sidecar.admission import refusing
 from orch_sidecar.admission.ask import Ask
 from orch_sidecar.admission.core import Admission
@@ -19,6 +20,7 @@ from orch_sidecar.openai import Demand
 from orch_sidecar.placement import View
 from orch_sidecar.reasons import Refusal
 from orch_sidecar.settings import PoolSettings
+from orch_sidecar.tier import TurningAway
 from orch_sidecar.upper import PoolView
 from orch_sidecar.upstream import EnginePool
 from orch_sidecar.usage import PromptSize
@@ -67,6 +69,7 @@ class Pool:
         self.keeps_queue = keeps_queue
         self.url = told.url
         self.tier = told.tier
+        self.turned_away: TurningAway = tier.by_sidecar if told.tier else tier.by_engine
         self.profile = profile
         self.gate = Gate(Admission(rules))
         self.connections = EnginePool(told.url, connect_timeout_s)

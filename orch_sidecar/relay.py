@@ -6,8 +6,9 @@ transport. No task is woken, nothing is parsed but the framing. If the engine fa
 head went out, the caller can still answer; after that the failure is said in the stream if an
 event has just ended, and otherwise the connection is aborted: never a clean end of file.
 
-A sidecar below may turn a request away for now. That is for the queue up here, not for the
-client: such an answer is held back until its end says which it is.
+A sidecar below may turn a request away for now, and so may an engine that is about to end. That
+is for the queue up here, not for the client: such an answer is held back until its end says
+which it is.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from orch_sidecar.exchange import Exchange
 from orch_sidecar.heads import framed_for, kept
 from orch_sidecar.http1 import Body, ChunkedBody, FramingError, Head, LengthBody, body_of
 from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.tier import TurningAway
 from orch_sidecar.upstream import EngineConnection, EnginePool
 
 
@@ -36,7 +38,7 @@ class Relay:
     """One answer. It is the engine connection's receiver, and paused by the client's side.
 
     `unanswered`: the connection went before anything was passed on, so another engine may be asked.
-    `retry_after_ms`: a sidecar below turned the request away, and the client knows nothing of it.
+    `retry_after_ms`: the request was turned away below, and the client knows nothing of it.
     """
 
     __slots__ = (
@@ -48,11 +50,11 @@ class Relay:
         "_head",
         "_head_sent",
         "_held",
-        "_holds_back",
         "_http10",
         "_keep_alive",
         "_last",
         "_pool",
+        "_turned_away",
         "done",
         "exchange",
         "idle_checks",
@@ -74,10 +76,10 @@ class Relay:
         *,
         http10: bool,
         keep_alive: bool,
-        holds_back: bool = False,
+        turned_away: TurningAway | None = None,
     ) -> None:
-        """`extra`: fields of ours for the answer. `holds_back`: the answer is of a sidecar, which
-        may turn the request away."""
+        """`extra`: fields of ours for the answer. `turned_away`: says
+        of an answer whether the request was turned away below, and can wait up here."""
         self._client = client
         self._pool = pool
         self._connection: EngineConnection | None = None
@@ -86,7 +88,7 @@ class Relay:
         self._keep_alive = keep_alive
         self._head: Head | None = None
         self._head_sent = False
-        self._holds_back = holds_back
+        self._turned_away = turned_away
         self._held: bytes | None = None
         self._body: Body | None = None
         self._buffer = b""
@@ -207,7 +209,7 @@ class Relay:
             return None
         self._head = head
         self._body = body_of(head, dechunk=self._http10)
-        if self._holds_back and head.status in tier.TURNING_AWAY:
+        if self._turned_away is not None and head.status in tier.TURNING_AWAY:
             self._held = b""
         return self._body
 
@@ -239,8 +241,8 @@ class Relay:
     def _finish(self, body: Body) -> None:
         head, connection = self._head, self._connection
         assert head is not None
-        if self._held is not None:
-            self.retry_after_ms = tier.retry_after_ms(head, self._held)
+        if self._held is not None and self._turned_away is not None:
+            self.retry_after_ms = self._turned_away(head, self._held)
         turned_away = self.retry_after_ms is not None
         if not turned_away and not self._head_sent and not self._client.is_closing():
             self._client.write(self._head_bytes() + (self._held or b""))

@@ -19,9 +19,9 @@ import aiohttp
 from aiohttp import web
 
 from orch_sidecar.admission import refusing
-from orch_sidecar.answering import Relayed
+from orch_sidecar.answering import Relayed, how_ended
 from orch_sidecar.attempt import CLOSE, KEEP, Failed
-from orch_sidecar.exchange import Ending, Exchange
+from orch_sidecar.exchange import Exchange
 from orch_sidecar.follower import Follower
 from orch_sidecar.metrics import Metrics
 from orch_sidecar.pool import Wanted
@@ -185,7 +185,7 @@ class Sharing:
             follower.start(paused=client.writing_paused)
             ending = await follower.done
             if ending.failure is None:
-                exchange.outcome = Ending.OK if exchange.status < 400 else Ending.ENGINE_ERROR
+                exchange.outcome = how_ended(exchange, fanout.sent)
             return follower, ending
         finally:
             client.relay = None

@@ -1,21 +1,29 @@
-"""What passes between this sidecar and one below it, besides what passes to an engine.
+"""What passes between this sidecar and who is below it: another sidecar, or an engine.
 
 Pure. The sidecar above decides who waits, so the one below is told not to queue: what it cannot
-take at once it turns away, and the request goes back to the head of the queue up here.
+take at once it turns away, and the request goes back to the head of the queue up here. So it
+does when an engine is about to end, whose plugin says that it has taken nothing; whatever else
+an engine answers is for the client.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 from orch_sidecar.directives import Directives
 from orch_sidecar.http1 import Head
 from vllm_plugin.profile import ServiceClass
 
+# Reads whether an answer turns a request away, once it has one of these statuses.
+TurningAway = Callable[[Head, bytes], int | None]
 TURNING_AWAY: Final = frozenset({429, 503})
 # An error envelope is far shorter; what is longer is an answer.
 MOST_BYTES: Final = 65_536
+
+# As `vllm_plugin.endpoint` says it.
+ENGINE_GONE: Final = "engine_gone"
 
 DEFAULT_RETRY_MS: Final = 1000
 # The queue up here rests no longer than that, whatever was said: the state of the sidecar below
@@ -42,8 +50,14 @@ def fields(service_class: ServiceClass, directives: Directives, spent_ms: float)
     return "".join(f"{line}\r\n" for line in lines).encode()
 
 
-def retry_after_ms(head: Head, body: bytes) -> int | None:
-    """When to come back, if this answer turns a request away for now; else None."""
+def by_engine(head: Head, body: bytes) -> int | None:
+    """When to come back, if this answer of an engine says that it took nothing; else None."""
+    error = _error(body)
+    return DEFAULT_RETRY_MS if error.get("type") == ENGINE_GONE else None
+
+
+def by_sidecar(head: Head, body: bytes) -> int | None:
+    """When to come back, if this answer of a sidecar turns a request away for now; else None."""
     error = _error(body)
     if error.get("code") in _TOO_LATE:
         return None

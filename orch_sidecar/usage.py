@@ -1,7 +1,8 @@
-"""Token counts: from the end of an answer, without parsing it; and of a prompt not yet read.
+"""How an answer ended: token counts and failures, from its end without parsing it.
 
-Pure. vLLM writes `usage` near the end of a JSON answer, and in the last event of a stream that
-asks for it; inside generated text every quote is escaped, so it cannot be mistaken for that.
+Also the tokens of a prompt not yet read. Pure. vLLM writes `usage` near the end of a JSON
+answer, and in the last event of a stream that asks for it; inside generated text every quote and
+line break is escaped, so that neither it nor an error can be mistaken.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ _BOTH: Final = re.compile(
 )
 _INPUT: Final = re.compile(rb'"(?:prompt|input)_tokens":\s*([0-9]{1,12})')
 _OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens":\s*([0-9]{1,12})')
+
+# As the APIs say in a stream that it came to nothing.
+_FAILED: Final = re.compile(
+    rb'(?:\A|\n)(?:data: \{"error":|event: (?:error|response\.failed)\r?\n)'
+)
 
 # Bytes of a request's body per token of its prompt, before anything was measured: English text
 # has about four, other scripts and the JSON around them fewer.
@@ -42,6 +48,14 @@ def read(before: bytes, last: bytes) -> tuple[int | None, int | None]:
     usage = tail[at : at + _USAGE_BYTES]
     read_in, written = _INPUT.search(usage), _OUTPUT.search(usage)
     return int(read_in[1]) if read_in else None, int(written[1]) if written else None
+
+
+def failed(before: bytes, last: bytes) -> bool:
+    """Whether a stream ended with an error, by its last two writes."""
+    tail = before[-TAIL_BYTES:] + last[-TAIL_BYTES:]
+    if b"error" not in tail and b"failed" not in tail:  # which is quick to see
+        return False
+    return _FAILED.search(tail) is not None
 
 
 class PromptSize:

@@ -37,6 +37,10 @@ LET_GO_TURNS: Final = 16
 
 LEASE_HEADER: Final = b"x-orch-lease"
 
+# The type of the error that tells a sidecar that the engine took nothing of a request.
+ENGINE_GONE: Final = "engine_gone"
+RETRY_AFTER_S: Final = 1  # the least that `Retry-After` can say
+
 # POSTs that put no sequence into the engine. Everything else that is posted is counted.
 _NOT_GENERATING: Final = frozenset(
     {
@@ -72,15 +76,32 @@ def event(name: str, data: State) -> bytes:
 
 
 class LeaseMiddleware:
-    """Counts generating requests in and out of the engine, by the lease they carry."""
+    """Counts generating requests in and out of the engine, by the lease they carry.
 
-    def __init__(self, app: ASGIApp, board: Board) -> None:
+    An engine core that has died takes its API server with it, but some milliseconds later: what
+    comes in between is turned away untouched, so that it can be served by whoever comes next.
+    """
+
+    def __init__(self, app: ASGIApp, board: Board, lives: Callable[[], bool]) -> None:
         self._app = app
         self._board = board
+        self._lives = lives
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _generates(scope):
             await self._app(scope, receive, send)
+            return
+        if scope["type"] == "http" and not self._lives():
+            error = {
+                "message": "the engine is going: it takes nothing any more",
+                "type": ENGINE_GONE,
+                "param": None,
+                "code": 503,
+                "retriable": True,
+                "retry_after_ms": RETRY_AFTER_S * 1000,
+            }
+            fields = {"Retry-After": str(RETRY_AFTER_S)}
+            await JSONResponse({"error": error}, 503, fields)(scope, receive, send)
             return
         lease = next((value for name, value in scope["headers"] if name == LEASE_HEADER), b"")
         key = self._board.entered(lease.decode("latin-1"), time.time())
@@ -144,7 +165,7 @@ class CapabilitiesEndpoint:
         if board is None:
             return
         self._app = app
-        app.add_middleware(LeaseMiddleware, board=board)
+        app.add_middleware(LeaseMiddleware, board=board, lives=self._engine_lives)
         app.add_api_route("/v1/capabilities", self._capabilities, methods=["GET"])
         app.add_api_route("/v1/capabilities/stream", self._stream, methods=["GET"])
         app.add_api_route("/v1/capabilities/leases/{lease}", self._revoke, methods=["DELETE"])

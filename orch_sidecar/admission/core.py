@@ -24,7 +24,7 @@ from orch_sidecar.admission.waiting_room import WaitingRoom
 from orch_sidecar.reasons import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
-# A tier below that refused has its reasons for so long at least, and the queue for so long.
+# Who turned one away below has its reasons for so long at least; the queue rests no longer.
 _SHORTEST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 1.0
 # Named once: a member is looked up slowly in its enum.
@@ -136,7 +136,7 @@ class Admission:
         return displaced
 
     def turned_away(self, pause_s: float, now: float) -> None:
-        """A tier below has refused a request. Nothing is granted for `pause_s`: it would be, too.
+        """A request was turned away below. Nothing is granted for `pause_s`: it would be, too.
 
         To be called before the lease of that request is released.
         """

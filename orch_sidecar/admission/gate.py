@@ -51,7 +51,7 @@ class Gate:
         return outcome
 
     def turned_away(self, retry_after_ms: float) -> None:
-        """A tier below has refused a request; to be said before its lease is released."""
+        """A request was turned away below; to be said before its lease is released."""
         self.core.turned_away(retry_after_ms / 1000, self._loop.time())
 
     def put_back(self, request: str, ask: Ask, since_s: float) -> Queued | Refusal:

@@ -57,7 +57,7 @@ class Hold(StrEnum):
     KV = "kv"
     PREFILL = "prefill"
     WINDOW = "window"
-    PAUSE = "pause"  # a tier below refused a moment ago
+    PAUSE = "pause"  # one was turned away below a moment ago
 
 
 class Scarce:

@@ -64,8 +64,11 @@ class Stacks:
         self._stack: Stack | None = None
 
     def use(self, plan: Plan) -> Stack:
-        """The stack of this plan, started if another one (or none) is running."""
-        if self._stack is not None and self._plan == plan:
+        """The stack of this plan, started if another one (or none) is running.
+
+        One that a test has left without its engine or its sidecar is started anew.
+        """
+        if self._stack is not None and self._plan == plan and _whole(self._stack):
             return self._stack
         self.stop()
         stack = Stack(plan)
@@ -83,6 +86,11 @@ class Stacks:
         if self._stack is not None:
             self._stack.stop()
             self._stack = None
+
+
+def _whole(stack: Stack) -> bool:
+    children = (stack.engine, stack.sidecar)
+    return all(child is not None and child.exit_code is None for child in children)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -44,6 +45,12 @@ async def answers(url: str) -> bool:
         return False
 
 
+async def waiting(http: aiohttp.ClientSession, stack: Stack, count: int) -> bool:
+    """Whether so many wait for a slot."""
+    queue: dict[str, int] = (await engine_state(http, stack.url))["queue"]
+    return sum(queue.values()) == count
+
+
 async def test_a_killed_engine_is_told_in_each_api_and_its_successor_serves_within_a_second(
     stack: Stack, receiver: OtlpReceiver
 ) -> None:
@@ -60,11 +67,13 @@ async def test_a_killed_engine_is_told_in_each_api_and_its_successor_serves_with
             for api, (_, head), event in zip(apis, traces, begun, strict=True)
         ]
         await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 30)
+        stack.engine.signal(signal.SIGSTOP)  # so that none of them comes to its end
         # Of a class without an SLO: an interactive one would be told that its own is missed.
         bulk = {"X-Orch-Class": "bulk"}
         waits = post(http, stack.url, "chat", body("chat", 4, stream=False), bulk)
         queued = asyncio.create_task(waits)
-        await asyncio.sleep(0.5)
+        await until(lambda: waiting(http, stack, 1), 2.0)
+        assert not any(stream.done() for stream in streams), "the engine was too fast for this test"
 
         killed = time.monotonic()
         stack.engine.kill()
@@ -142,6 +151,57 @@ async def test_an_answer_that_is_no_stream_and_was_cut_is_a_502_or_a_broken_conn
         assert json.loads(seen.data)["error"]["code"] == "engine_failed"
         stack.start_engine()
         await until(lambda: is_ready(http, stack), READY_WITHIN_S)
+
+
+def core_of(stack: Stack) -> int:
+    """The process that computes, apart from the API server."""
+    assert stack.engine is not None
+    pid = stack.engine.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    [core] = [child for child in children if "Engine" in Path(f"/proc/{child}/comm").read_text()]
+    return int(core)
+
+
+async def test_who_waits_while_the_engines_core_dies_is_served_by_its_successor(
+    stack: Stack,
+) -> None:
+    """The API server goes some milliseconds later, and answers meanwhile."""
+    assert stack.engine is not None
+    async with session() as http:
+        await until(lambda: is_ready(http, stack), READY_WITHIN_S)
+        begun = [asyncio.Event() for _ in range(4)]
+        streams = [
+            asyncio.create_task(
+                post(http, stack.url, "chat", body("chat", 1500, stream=True), {}, event.set)
+            )
+            for event in begun
+        ]
+        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 30)
+        core = core_of(stack)
+        os.kill(core, signal.SIGSTOP)
+        bulk = {"X-Orch-Class": "bulk"}
+        queued = [
+            asyncio.create_task(post(http, stack.url, "chat", body("chat", 4, stream=False), bulk))
+            for _ in range(3)
+        ]
+        await until(lambda: waiting(http, stack, 3), 2.0)
+        os.kill(core, signal.SIGKILL)
+        for seen in await asyncio.gather(*streams):
+            assert seen.status == 200
+            assert seen.error is not None or b'data: {"error"' in seen.data
+
+        async def is_gone() -> bool:
+            assert stack.engine is not None
+            return stack.engine.exit_code is not None
+
+        await until(is_gone, 30.0)
+        assert not any(each.done() for each in queued)
+        stack.start_engine()
+        for answer in await asyncio.wait_for(asyncio.gather(*queued), READY_WITHIN_S):
+            assert answer.status == 200
+        await until(lambda: is_ready(http, stack), 5.0)
+        state = await engine_state(http, stack.url)
+        assert (state["leased"], state["slots_free"]) == (0, 4)
 
 
 async def test_a_killed_sidecar_finds_its_predecessors_requests_and_never_admits_over_them(

@@ -44,6 +44,7 @@ class Faults:
     tells_ended: bool = True  # `ended` events are sent
     ended_delay_s: float = 0.0  # between an abort and its end in the engine
     holds_aborted: asyncio.Event | None = None  # aborted requests stay until this is set
+    gone: bool = False  # its core has died, and its API server has yet to
 
 
 class ScriptedEngine:
@@ -155,6 +156,10 @@ class ScriptedEngine:
                 await answers.answer(answer)
 
     async def _generate(self, answer: Answer) -> None:
+        if self.faults.gone:
+            error = {"message": "going", "type": "engine_gone", "code": 503, "retriable": True}
+            answer.json({"error": error}, 503, [("retry-after", "1")])
+            return
         key = self.board.entered(answer.request.header("x-orch-lease") or "", 0.0)
         if key is None:
             answer.json({"error": {"message": "spent", "type": "lease_spent", "code": 409}}, 409)

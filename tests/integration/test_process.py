@@ -34,7 +34,7 @@ class Process:
         self.process = process
         self.port = port
 
-    async def client(self, within_s: float = 10.0) -> Client:
+    async def client(self, within_s: float = 30.0) -> Client:
         """Connects as soon as it listens."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_s

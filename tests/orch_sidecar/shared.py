@@ -13,6 +13,7 @@ from orch_sidecar.fanout import Fanout
 from orch_sidecar.follower import Follower
 from orch_sidecar.http1 import Head, body_of, parse_head
 from orch_sidecar.openai import Api
+from orch_sidecar.tier import TurningAway
 from orch_sidecar.upstream import EngineConnection, EnginePool
 
 SHARED_ID = "shared-0123456789abcdef"
@@ -167,12 +168,12 @@ class Client(Transport):
 class Engine:
     """An engine's connection, and the decode that it feeds."""
 
-    def __init__(self, fanout: Fanout, *, holds_back: bool = False) -> None:
+    def __init__(self, fanout: Fanout, *, turned_away: TurningAway | None = None) -> None:
         self.pool = EnginePool("http://127.0.0.1:9", 1.0)
         self.transport = Transport()
         self.connection = EngineConnection()
         self.connection.connection_made(self.transport)
-        self.decode = Decode(fanout, self.pool, holds_back=holds_back)
+        self.decode = Decode(fanout, self.pool, turned_away=turned_away)
         self.decode.start(self.connection, b"POST / HTTP/1.1\r\n\r\n")
 
     def says(self, *data: bytes) -> None:

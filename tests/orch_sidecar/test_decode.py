@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orch_sidecar import tier
 from orch_sidecar.http1 import MAX_HELD_BYTES
 from orch_sidecar.reasons import Reason
 from tests.orch_sidecar.answers import PLACES, cut
@@ -227,7 +228,7 @@ async def test_answer_in_parts_that_breaks_off_breaks_the_connection() -> None:
 async def test_sidecar_below_that_turns_it_away_leaves_the_clients_waiting() -> None:
     fanout = fanout_of()
     client = Client("a").join(fanout)
-    below = Engine(fanout, holds_back=True)
+    below = Engine(fanout, turned_away=tier.by_sidecar)
     body = b'{"error":{"message":"full","retriable":true,"retry_after_ms":70}}'
     below.says(json_answer(body, b"429 Too Many Requests"))
     ending = below.decode.done.result()
@@ -236,7 +237,7 @@ async def test_sidecar_below_that_turns_it_away_leaves_the_clients_waiting() -> 
     assert below.kept
     assert not client.follower.done.done()
     assert fanout.joinable
-    Engine(fanout, holds_back=True).says(STREAM)
+    Engine(fanout, turned_away=tier.by_sidecar).says(STREAM)
     assert client.body == whole_for("a")
 
 

@@ -12,7 +12,8 @@ from orch_sidecar.directives import NONE, Directives
 from orch_sidecar.http1 import Head
 from orch_sidecar.openai import Api
 from orch_sidecar.reasons import Reason, Refusal
-from orch_sidecar.tier import DEFAULT_RETRY_MS, fields, retry_after_ms
+from orch_sidecar.tier import DEFAULT_RETRY_MS, ENGINE_GONE, by_engine, by_sidecar, fields
+from vllm_plugin import endpoint
 from vllm_plugin.profile import ServiceClass
 
 
@@ -40,7 +41,7 @@ def test_times_are_less_what_was_spent_up_here() -> None:
 @pytest.mark.parametrize("code", ["ADMISSION_DEADLINE", "ADMISSION_SLO"])
 def test_a_request_that_comes_too_late_below_is_not_put_back(code: str) -> None:
     body = json.dumps({"error": {"code": code, "retriable": True}}).encode()
-    assert retry_after_ms(head((b"retry-after", b"1")), body) is None
+    assert by_sidecar(head((b"retry-after", b"1")), body) is None
 
 
 def head(*given: tuple[bytes, bytes]) -> Head:
@@ -58,13 +59,13 @@ def head(*given: tuple[bytes, bytes]) -> Head:
     ],
 )
 def test_header_says_when_to_come_back(given: list[tuple[bytes, bytes]], expected: int) -> None:
-    assert retry_after_ms(head(*given), b"") == expected
+    assert by_sidecar(head(*given), b"") == expected
 
 
 @pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES])
 def test_envelope_says_it_where_no_header_does(api: Api) -> None:
     refusal = Refusal(Reason.DO_NOT_QUEUE, "no slot", retry_after_ms=77)
-    assert retry_after_ms(head(), errors.body(api, refusal)) == 77
+    assert by_sidecar(head(), errors.body(api, refusal)) == 77
 
 
 @pytest.mark.parametrize(
@@ -72,15 +73,23 @@ def test_envelope_says_it_where_no_header_does(api: Api) -> None:
     [{}, {"retriable": False, "retry_after_ms": 5}, {"retriable": "true"}, [], None, "busy"],
 )
 def test_answer_that_is_final_is_passed_on(error: Any) -> None:
-    assert retry_after_ms(head(), json.dumps({"error": error}).encode()) is None
+    assert by_sidecar(head(), json.dumps({"error": error}).encode()) is None
 
 
 @pytest.mark.parametrize("body", [b"", b"busy", b"[]", b"[" * 5000, b"\xff"])
 def test_answer_that_is_no_envelope_is_passed_on(body: bytes) -> None:
-    assert retry_after_ms(head(), body) is None
+    assert by_sidecar(head(), body) is None
 
 
 @pytest.mark.parametrize("said", [None, "5", -1, 1e9, True])
 def test_retriable_without_a_time_has_the_usual_one(said: Any) -> None:
     error = {"retriable": True, "retry_after_ms": said}
-    assert retry_after_ms(head(), json.dumps({"error": error}).encode()) == DEFAULT_RETRY_MS
+    assert by_sidecar(head(), json.dumps({"error": error}).encode()) == DEFAULT_RETRY_MS
+
+
+def test_engine_turns_away_by_the_plugins_own_word_alone() -> None:
+    assert endpoint.ENGINE_GONE == ENGINE_GONE
+    gone = json.dumps({"error": {"type": ENGINE_GONE, "code": 503}}).encode()
+    assert by_engine(head(), gone) == DEFAULT_RETRY_MS
+    assert by_engine(head((b"retry-after", b"1")), b'{"error": {"retriable": true}}') is None
+    assert by_engine(head((b"retry-after", b"1")), b"") is None

@@ -1,14 +1,14 @@
-"""Token counts from the end of an answer."""
+"""Token counts and failures from the end of an answer."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orch_sidecar.usage import FIRST_BYTES_PER_TOKEN, TAIL_BYTES, PromptSize, read
+from orch_sidecar.usage import FIRST_BYTES_PER_TOKEN, TAIL_BYTES, PromptSize, failed, read
 
 
 def test_counts_of_a_json_answer() -> None:
@@ -77,3 +77,25 @@ def test_estimate_follows_what_answers_say_slowly_and_within_reason() -> None:
     assert size.bytes_per_token < 7
     size.learn(500, 0)
     assert size.bytes_per_token < 7
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        (b"", b'data: {"error": {"message": "it died", "code": 500}}\n\ndata: [DONE]\n\n'),
+        (b'39\r\ndata: {"error": {"code": 500}}\n\n\r\n', b"e\r\ndata: [DONE]\n\n\r\n"),
+        (b"", b'event: error\ndata: {"type": "error"}\n\n'),
+        (b'event: response.failed\ndata: {"type": 1}\n\n', b"data: [DONE]\n\n"),
+        (b'x\r\n\r\nevent: error\r\ndata: {"type": "error"}\r\n\r\n', b""),
+    ],
+)
+def test_stream_that_ended_with_an_error_is_known_as_one(writes: tuple[bytes, bytes]) -> None:
+    assert failed(*writes)
+
+
+@given(text=st.text())
+@example(text='\ndata: {"error": 1}\n\nevent: error\n')
+def test_generated_text_is_never_mistaken_for_an_error(text: str) -> None:
+    event = b"data: " + json.dumps({"choices": [{"text": text}]}).encode() + b"\n\n"
+    assert not failed(event, b"data: [DONE]\n\n")
+    assert not failed(b"", event)

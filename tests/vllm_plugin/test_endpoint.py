@@ -217,6 +217,24 @@ async def test_stream_ends_when_the_engine_fails(engine: Engine) -> None:
     assert await call.event() is None
 
 
+@pytest.mark.parametrize("dies", ["errored", "stopped", "leaving"])
+async def test_engine_that_is_going_turns_requests_away_untouched(
+    engine: Engine, dies: str
+) -> None:
+    """Its API server outlives it by some milliseconds; whoever asks can wait for the successor."""
+    engine.app.state.server = SimpleNamespace(should_exit=dies == "leaving")
+    engine.client.errored = dies == "errored"
+    engine.client.is_running = dies != "stopped"
+    call = Call(engine.app, "POST", "/v1/completions", {"X-Orch-Lease": LEASE})
+    message = await call.message()
+    assert message["status"] == 503
+    assert (b"retry-after", b"1") in message["headers"]
+    error = (await call.json())["error"]
+    assert (error["type"], error["retriable"]) == ("engine_gone", True)
+    assert engine.board.leases.leased() == 0
+    assert (await engine.call("GET", "/v1/capabilities").status()) == 200
+
+
 async def test_stream_ends_when_the_server_is_told_to_leave(engine: Engine) -> None:
     """An open response would hold up uvicorn's shutdown for ever."""
     engine.app.state.server = SimpleNamespace(should_exit=False)

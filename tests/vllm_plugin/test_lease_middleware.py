@@ -24,7 +24,8 @@ class Generating:
         self.entered = asyncio.Event()
         self.fails = False
         self.order: list[str] = []
-        self.app = LeaseMiddleware(self.generate, self.board)
+        self.lives = True
+        self.app = LeaseMiddleware(self.generate, self.board, lambda: self.lives)
         self.listener = Listener(US, lambda: None)
         self.board.listen(self.listener)
 
@@ -218,7 +219,9 @@ async def test_request_is_expected_in_the_engine_once_it_has_come_in_whole() -> 
         raise AssertionError(message)
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-    call = asyncio.ensure_future(LeaseMiddleware(reading, board)(scope, body.get, nowhere))
+    call = asyncio.ensure_future(
+        LeaseMiddleware(reading, board, lambda: True)(scope, body.get, nowhere)
+    )
     body.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
     for _ in range(5):
         await asyncio.sleep(0)
