@@ -32,6 +32,7 @@ DO_NOT_QUEUE: Final = istr("X-Orch-Do-Not-Queue")
 POOL: Final = istr("X-Orch-Pool")
 MEASUREMENT_TYPE: Final = istr("X-Orch-Measurement-Type")
 NO_COALESCE: Final = istr("X-Orch-No-Coalesce")
+SCENARIO: Final = istr("X-Orch-Scenario")
 _SMG: Final = istr("x-smg-priority")
 _LLM_D: Final = istr("x-llm-d-inference-objective")
 ALIASES: Final = (_SMG, _LLM_D)  # all else begins with X-Orch-
@@ -42,7 +43,8 @@ _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 _T = TypeVar("_T")
 
 _ALL: Final = (
-    CLASS, DEADLINE, MAX_WAIT, DO_NOT_QUEUE, POOL, MEASUREMENT_TYPE, NO_COALESCE, _SMG, _LLM_D,
+    CLASS, DEADLINE, MAX_WAIT, DO_NOT_QUEUE, POOL, MEASUREMENT_TYPE, NO_COALESCE, SCENARIO,
+    _SMG, _LLM_D,
 )  # fmt: skip
 
 _CLASSES: Final = {member.value: member for member in ServiceClass}
@@ -70,11 +72,15 @@ _ALIASES: Final = (
 )
 _FLAGS: Final = {"": True, "true": True, "1": True, "false": False, "0": False}
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
+_SCENARIO: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _POOL: Final = re.compile(r"([a-z][a-z0-9-]{0,62})\s*(;\s*prefer\s*)?", re.IGNORECASE)
 
 
 class Directives(NamedTuple):
-    """How a request wants to be served. `pool` is a demand, with `prefers` only a wish."""
+    """How a request wants to be served. `pool` is a demand, with `prefers` only a wish.
+
+    `scenario`: the run that it belongs to, to find its trace by.
+    """
 
     service_class: ServiceClass | None = None
     deadline_ms: float | None = None
@@ -84,6 +90,7 @@ class Directives(NamedTuple):
     prefers: bool = False
     measurement_type: MeasurementType | None = None
     no_coalesce: bool = False
+    scenario: str | None = None
 
 
 NONE: Final = Directives()
@@ -147,6 +154,7 @@ def _read(headers: MultiMapping[str]) -> Directives:
             None if measurement_type is None else _of(_TYPES, MEASUREMENT_TYPE, measurement_type)
         ),
         no_coalesce=_flag(headers, NO_COALESCE),
+        scenario=_scenario(headers),
     )
 
 
@@ -192,6 +200,13 @@ def _flag(headers: MultiMapping[str], name: istr) -> bool:
     if flag is None:
         raise _Wrong(name, value, "must be true or 1, false or 0, or empty (which is true)")
     return flag
+
+
+def _scenario(headers: MultiMapping[str]) -> str | None:
+    value = _one(headers, SCENARIO)
+    if value is not None and not _SCENARIO.fullmatch(value):
+        raise _Wrong(SCENARIO, value, "must be 1 to 64 of letters, digits, '.', '_' and '-'")
+    return value
 
 
 def _pool(headers: MultiMapping[str]) -> tuple[str | None, bool]:

@@ -160,6 +160,7 @@ class Serving:
         if isinstance(given, Refusal):
             return given
         request.directives = given
+        request.exchange.scenario = given.scenario
         if not request.route.admitted:
             return await self._pass_on(request)
         exchange = request.exchange

@@ -7,6 +7,7 @@ Dependencies point down this list; nothing imports what stands above it:
     endpoint     HTTP: /v1/capabilities, its stream, lease revocation, the lease middleware
     stat_logger  vLLM's statistics -> the board
     spans        labels on vLLM's spans
+    hardware     what an engine runs on, and in which precision
     hooks        what of vLLM this package touches, and the self-test that looks for it
     board        pure: the scheduler's state, who listens to it
     leases       pure: which requests are in the engine, and whose they are

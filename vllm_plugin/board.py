@@ -27,6 +27,19 @@ State = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Hardware:
+    """`gpu`: the accelerator's name as its driver tells it; without one `CPU (<model>)`.
+
+    `gpu_count`: accelerators that one copy of the model is spread over; 0 without one.
+    `precision`: of the weights, `BF16` for instance, or the method of a quantized model.
+    """
+
+    gpu: str
+    gpu_count: int
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What does not change while an engine lives."""
 
@@ -41,6 +54,7 @@ class EngineFacts:
     kv_tokens_total: int
     epoch: str
     features: dict[str, Any]
+    hardware: Hardware
     kv_block_tokens: int = 1  # the cache is given out in blocks of so many
 
 
@@ -230,6 +244,9 @@ class Board:
             **self.moving(instance),
             **self.slow(now_s),
             "epoch": facts.epoch,
+            "gpu": facts.hardware.gpu,
+            "gpu_count": facts.hardware.gpu_count,
+            "precision": facts.hardware.precision,
             "supported_workloads": ["completion"],
             "rate_limits": {},
             "features": facts.features,

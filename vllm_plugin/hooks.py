@@ -120,6 +120,7 @@ HOOKS: Final = (
         ("self", "engine_client", "state", "args"),
         "/v1/capabilities",
     ),
+    Hook("platforms/interface.py", "Platform", ("is_cpu", "get_device_name"), "hardware"),
     Hook("engine/protocol.py", "EngineClient", ("is_running", "errored"), "end of the stream"),
     Hook(
         "tracing/utils.py",

@@ -117,6 +117,7 @@ def make_board(vllm_config: Any, profile: Profile) -> Board:
     """The board of the engine with this configuration, and the labels on its spans."""
     from vllm_plugin import enforce
     from vllm_plugin.board import Board, EngineFacts
+    from vllm_plugin.hardware import hardware_of
 
     enforce.verify(vllm_config, profile)
     model, cache = vllm_config.model_config, vllm_config.cache_config
@@ -136,6 +137,7 @@ def make_board(vllm_config: Any, profile: Profile) -> Board:
             kv_block_tokens=cache.block_size,
             epoch=secrets.token_hex(8),
             features=features_of(vllm_config),
+            hardware=hardware_of(vllm_config),
         )
     )
     if vllm_config.observability_config.otlp_traces_endpoint is not None:

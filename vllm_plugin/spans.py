@@ -41,6 +41,11 @@ class LabelSpans(SpanProcessor):
             "orch.batching": facts.batching,
             "orch.slots_total": facts.slots_total,
             "orch.pool": facts.pool,
+            "orch.engine_version": facts.engine_version,
+            "orch.epoch": facts.epoch,
+            "orch.gpu": facts.hardware.gpu,
+            "orch.gpu_count": facts.hardware.gpu_count,
+            "orch.precision": facts.hardware.precision,
             "gen_ai.provider.name": "vllm",
             "gen_ai.request.model": facts.models[0],
         }

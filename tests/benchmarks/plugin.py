@@ -28,10 +28,13 @@ STEPS: Final = 200_000
 
 def step_cost_us() -> tuple[float, float]:
     """Microseconds of a `record` call: when nothing changed, and when all of it did."""
-    from vllm_plugin.board import Board, EngineFacts, Listener
+    from vllm_plugin.board import Board, EngineFacts, Hardware, Listener
     from vllm_plugin.stat_logger import BoardStatLogger
 
-    facts = EngineFacts("0", "p", ("m",), 1, "cloud", "batched_online", True, SLOTS, 1, "e", {})
+    hardware = Hardware("CPU", 0, "BF16")
+    facts = EngineFacts(
+        "0", "p", ("m",), 1, "cloud", "batched_online", True, SLOTS, 1, "e", {}, hardware
+    )
     board = Board(facts)
     board.listen(Listener(None, lambda: None))
     logger = BoardStatLogger(board, async_scheduling=False)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.integration import answers
 from tests.integration.wire import Answer, EngineWire, Received
-from vllm_plugin.board import Board, EngineFacts, Listener
+from vllm_plugin.board import Board, EngineFacts, Hardware, Listener
 
 Script = Callable[[Answer], Awaitable[None]]
 
@@ -207,6 +207,7 @@ class ScriptedEngine:
             kv_tokens_total=65536,
             epoch=f"epoch-{self.epoch}",
             features={},
+            hardware=Hardware("CPU (scripted)", 0, "FP32"),
         )
         return Board(facts)
 

@@ -247,6 +247,19 @@ async def test_no_prompt_and_no_key_is_in_any_span(
     assert b"say something" not in text
 
 
+async def test_spans_of_a_run_say_its_name(
+    engine: ScriptedEngine, collect: Collect, start: Start
+) -> None:
+    running = await start()
+    client = await running.client()
+    await client.post(CHAT, headers=[("X-Orch-Scenario", "run-1")])
+    await client.post(COMPLETIONS)
+    spans = await collect(running)
+    assert spans.one(CHAT).attributes["orch.scenario"] == "run-1"
+    assert "orch.scenario" not in spans.one(COMPLETIONS).attributes
+    assert engine.generating[0].header("x-orch-scenario") is None
+
+
 async def test_model_name_in_a_span_is_bounded(
     engine: ScriptedEngine, collect: Collect, start: Start
 ) -> None:

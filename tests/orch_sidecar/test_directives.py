@@ -41,6 +41,7 @@ def test_each_directive_is_read_whatever_its_case() -> None:
         ("X-Orch-Pool", "Home"),
         ("X-Orch-Measurement-Type", "single_stream"),
         ("X-Orch-No-Coalesce", ""),
+        ("X-Orch-Scenario", "run-1.warm_up"),
     ) == Directives(
         service_class=BULK,
         deadline_ms=1500.0,
@@ -50,6 +51,7 @@ def test_each_directive_is_read_whatever_its_case() -> None:
         prefers=False,
         measurement_type=MeasurementType.SINGLE_STREAM,
         no_coalesce=True,
+        scenario="run-1.warm_up",
     )
 
 
@@ -89,6 +91,9 @@ def test_wait_of_zero_is_one_and_deadline_of_zero_is_none() -> None:
         ("X-Orch-Max-Wait-Ms", "", "milliseconds"),
         ("X-Orch-Do-Not-Queue", "yes", "true or 1"),
         ("X-Orch-No-Coalesce", "2", "true or 1"),
+        ("X-Orch-Scenario", "two words", "letters, digits"),
+        ("X-Orch-Scenario", "", "1 to 64"),
+        ("X-Orch-Scenario", "x" * 65, "1 to 64"),
         ("X-Orch-Pool", "home; please", "`name; prefer`"),
         ("X-Orch-Pool", "no such/pool", "name of a pool"),
         ("X-Orch-Measurement-Type", "fast", "must be one of single_stream, batched_online"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_plugin.board import Board, EngineFacts, Listener, StepReport
+from vllm_plugin.board import Board, EngineFacts, Hardware, Listener, StepReport
 
 US, THEM = "a" * 16, "b" * 16
 LEASE = f"{US}.{1:032x}.4"
@@ -19,6 +19,7 @@ FACTS = EngineFacts(
     kv_tokens_total=4096,
     epoch="e1",
     features={"speculative_decoding": False},
+    hardware=Hardware("NVIDIA H100 80GB HBM3", 2, "BF16"),
 )
 
 

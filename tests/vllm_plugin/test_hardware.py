@@ -1,0 +1,41 @@
+"""What an engine says it runs on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.vllm_plugin.test_board import FACTS
+from vllm_plugin.board import Board
+from vllm_plugin.hardware import cpu_model, precision
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "name"),
+    [
+        ("torch.bfloat16", None, "BF16"),
+        ("torch.float16", None, "FP16"),
+        ("torch.float32", None, "FP32"),
+        ("torch.float8_e4m3fn", None, "FLOAT8_E4M3FN"),
+        ("torch.bfloat16", "fp8", "FP8"),
+        ("torch.float16", "awq_marlin", "AWQ_MARLIN"),
+    ],
+)
+def test_precision_is_that_of_the_weights(dtype: str, quantization: str | None, name: str) -> None:
+    assert precision(dtype, quantization) == name
+
+
+def test_cpu_is_named_as_linux_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: Intel(R)  Xeon(R) 6975P\nmodel\t: 1\n")
+    assert cpu_model(file) == "Intel(R) Xeon(R) 6975P"
+    file.write_text("processor\t: 0\n")
+    assert cpu_model(file) == "unknown"
+    assert cpu_model(tmp_path / "none") == "unknown"
+
+
+def test_state_says_what_the_engine_runs_on() -> None:
+    state = Board(FACTS).state(None)
+    assert (state["gpu"], state["gpu_count"]) == ("NVIDIA H100 80GB HBM3", 2)
+    assert state["precision"] == "BF16"

@@ -1,0 +1,47 @@
+"""What an engine runs on and in which precision, as facts about throughput name it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from vllm_plugin.board import Hardware
+
+_CPUINFO: Final = Path("/proc/cpuinfo")
+
+# As spec sheets and benchmarks write them.
+_PRECISIONS: Final = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}
+
+
+def hardware_of(vllm_config: Any) -> Hardware:
+    """That of the engine with this configuration. Initialises no device."""
+    from vllm.platforms import current_platform
+
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    cpu = current_platform.is_cpu()
+    return Hardware(
+        gpu=f"CPU ({cpu_model()})" if cpu else str(current_platform.get_device_name()),
+        gpu_count=0 if cpu else parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
+        precision=precision(str(model.dtype), model.quantization),
+    )
+
+
+def precision(dtype: str, quantization: str | None) -> str:
+    """The name of a precision: `torch.bfloat16` is BF16, and `fp8` over it FP8."""
+    if quantization is not None:
+        return quantization.upper()
+    name = dtype.removeprefix("torch.")
+    return _PRECISIONS.get(name, name.upper())
+
+
+def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
+    """The processor's name as Linux tells it; `unknown` where it does not."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "unknown"
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return " ".join(value.split())
+    return "unknown"
