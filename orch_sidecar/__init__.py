@@ -4,6 +4,8 @@ Dependencies point down this list; nothing imports what stands above it:
 
     __main__      `python -m orch_sidecar`
     cli           the command line
+    bench         measures endpoints and devices
+    facts         labelled throughput figures: where they come from, and what they may say
     simulate      pure: admission in virtual time in front of a model of an engine
     local         everything on this machine: a small model, the engine, a check
     app           the composition root of the sidecar, and its lifecycle
@@ -16,8 +18,11 @@ Dependencies point down this list; nothing imports what stands above it:
     request       a request that is being served, and what is written of it
     control       what this sidecar answers itself, besides requests that it serves
     pages         what this sidecar says of itself
+    exposition    metrics in the format that a scraper asks for
     metrics       Prometheus metrics: what happened
     readings      Prometheus metrics: the pools' numbers at a scrape
+    engine_stats  Prometheus metrics: what engines say of themselves
+    families      a family of samples, taken from all pools
     server        the client's side of a connection
     publish       tells sidecars above of a pool, as an engine tells of itself
     inflight      pure: requests that are being served, for cancelling them
@@ -34,6 +39,8 @@ Dependencies point down this list; nothing imports what stands above it:
     confirm       asks an engine for leases whose end it has not told of
     telemetry     traces; the only module that knows OpenTelemetry
     tracing       what a request tells its trace; traces without an exporter
+    gen_ai        OpenTelemetry's conventions for model servers: names and histograms
+    distribution  how values of requests are distributed
     reading       the reading of a request's body
     settings      where the sidecar is told what to do
     capabilities  pure: the `/v1/capabilities` document
@@ -45,11 +52,11 @@ Dependencies point down this list; nothing imports what stands above it:
     placement     pure: which pool takes a request
     errors        pure: what a refusal looks like on the wire
     exchange      what is known of one request and its answer
-    tier          pure: what passes between this sidecar and one below it
+    tier          pure: what passes between this sidecar and who is below it
     tenant        pure: whose request it is
     heads         pure: heads on their way to the engine and to the client
     http1         pure: HTTP/1.1 framing as an engine sends it
-    usage         pure: token counts, of an answer and of a prompt
+    usage         pure: token counts and failures, from the end of an answer
     response_id   pure: the response id within an answer
     openai        pure: a request body in, its cost in sequences out
     coalescing    pure: which requests one decode can answer

@@ -208,14 +208,11 @@ class Attempts:
             else:
                 served = True
                 exchange.outcome = outcome = how_ended(exchange, receiver.sent)
-                if (
-                    outcome is _OK
-                    and lease is not None
-                    and exchange.status == 200
-                    and not receiver.was_paused  # then it took the time of its client
-                    and self._learns(request, pool)
-                ):
-                    output_tokens = _learn(request, pool, receiver)
+                if outcome is _OK and lease is not None and exchange.status == 200:
+                    exchange.input_tokens, exchange.output_tokens = usage.read(*receiver.sent)
+                    exchange.held_up = receiver.was_paused  # it took the time of its client
+                    if not exchange.held_up and pool.gate.core.outlook.learns(self._loop.time()):
+                        output_tokens = _learn(request, pool, receiver)
             return KEEP if relay is None or relay.keep_alive else CLOSE
         finally:
             if receiver is not None:
@@ -230,11 +227,6 @@ class Attempts:
                     pool.gate.release(lease.id, output_tokens, served=served)
                 else:
                     pool.gate.abandon(lease.id)
-
-    def _learns(self, request: Request, pool: Pool) -> bool:
-        """Whether the token counts of an answer that has just ended are worth reading."""
-        outlook = pool.gate.core.outlook
-        return request.trace.counts_tokens or outlook.learns(self._loop.time())
 
     def _admit(self, shared: Fanout, pool: Pool, at: int) -> None:
         """Before that its clients wait for a slot: nothing could move for them."""
@@ -280,12 +272,11 @@ def _valid(pool: Pool, lease: Lease) -> bool:
 
 
 def _learn(request: Request, pool: Pool, receiver: Relay | Decode) -> int | None:
-    """Token counts of a whole answer: notes them, and returns those that were generated.
+    """Learns from the token counts of a whole answer, and returns those that were generated.
 
     A stream that does not tell them was read about once per token.
     """
     exchange = request.exchange
-    exchange.input_tokens, exchange.output_tokens = usage.read(*receiver.sent)
     if exchange.input_tokens is not None:
         pool.prompt_size.learn(len(request.body), exchange.input_tokens)
     if exchange.output_tokens is not None or not exchange.stream:

@@ -1,4 +1,5 @@
-"""The command line: `orch up`, `orch engine`, `orch sidecar`, `orch simulate`."""
+"""The command line: `orch up`, `orch engine`, `orch sidecar`, `orch simulate`, `orch bench`,
+`orch facts`."""
 
 from __future__ import annotations
 
@@ -23,6 +24,8 @@ _COMMANDS: Final = {
     "engine": "vLLM's OpenAI server under a profile",
     "sidecar": "admission and relay in front of engines",
     "simulate": "what admission would do with an engine and a traffic, in virtual time",
+    "bench": "measures an endpoint or a device, and says what the figure is worth",
+    "facts": "labelled throughput figures: check, merge and compare tps_model_gpu.csv",
 }
 
 _SIDECAR_HELP: Final = """Admission and relay in front of vLLM engines.
@@ -47,9 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, text in _COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
     command = parser.parse_args(words[:1]).command
-    run = {"up": _up, "engine": _engine, "sidecar": _sidecar, "simulate": _simulate}[command]
+    runs = {
+        "up": _up,
+        "engine": _engine,
+        "sidecar": _sidecar,
+        "simulate": _simulate,
+        "bench": _bench,
+        "facts": _facts,
+    }
     try:
-        run(words[1:])
+        runs[command](words[1:])
     except ProfileError as error:
         sys.exit(f"orch {command}: {error}")
 
@@ -70,6 +80,18 @@ def _simulate(words: list[str]) -> None:
     from orch_sidecar.simulate.cli import main as simulate
 
     simulate(words)
+
+
+def _bench(words: list[str]) -> None:
+    from orch_sidecar.bench.cli import main as bench
+
+    bench(words)
+
+
+def _facts(words: list[str]) -> None:
+    from orch_sidecar.facts.cli import main as facts
+
+    facts(words)
 
 
 def _sidecar(words: list[str]) -> None:

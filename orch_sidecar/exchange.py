@@ -28,7 +28,8 @@ class Ending(StrEnum):
     """How an exchange ended, where no Reason says it."""
 
     OK = "ok"
-    ENGINE_ERROR = "engine_error"  # the engine answered, with a status of 400 or more
+    # The engine answered, with a status of 400 or more or with an error within its stream.
+    ENGINE_ERROR = "engine_error"
     CANCELLED = "cancelled"  # the client went away
 
 
@@ -42,7 +43,9 @@ class Exchange:
     both are 0 for one that was admitted at once, None is unknown.
 
     `shared`: its decode is one that others may share, and counts for admission in its place.
-    `coalesced`: that decode was another request's.
+    `coalesced`: that decode was another request's. `held_up`: its answer took the time of its
+    client. `trace_id`: of its trace, 0 if that is not sampled. `scenario`: the run that it belongs
+    to, if its client says so.
     """
 
     api: Api
@@ -73,6 +76,9 @@ class Exchange:
     coalesced: bool = False
     input_tokens: int | None = None
     output_tokens: int | None = None
+    held_up: bool = False
+    scenario: str | None = None
+    trace_id: int = 0
 
     def at_ns(self, monotonic: int) -> int:
         """The wall-clock time of a moment of this exchange."""
@@ -93,6 +99,7 @@ class Exchange:
             self.cost,
             self.stream,
             self.max_tokens,
+            trace_id=self.trace_id,
         )
 
     def begin_again(self) -> None:

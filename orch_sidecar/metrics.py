@@ -7,12 +7,11 @@ client sends becomes a label.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
+import time
 from collections.abc import Callable, Iterable
-from itertools import accumulate
 from typing import Final
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -21,63 +20,59 @@ from prometheus_client.core import (
 )
 from prometheus_client.process_collector import ProcessCollector
 
+from orch_sidecar.distribution import Distribution, Traced
 from orch_sidecar.exchange import Ending, Exchange
+from orch_sidecar.gen_ai import GenAi
 from orch_sidecar.pool import Pool
 from orch_sidecar.readings import readings
 from orch_sidecar.reasons import Reason
 from vllm_plugin.profile import ServiceClass
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
 _WAIT_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 )  # fmt: skip
 _ERROR_BUCKETS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5)
+# Named once: a member is looked up slowly in its enum.
 _BULK: Final = ServiceClass.BULK
+_OK: Final = Ending.OK
 
 # Of a shorter wait, any prediction is off by a multiple.
 _FORESEEABLE_S: Final = 0.1
 
 
-class _Distribution:
-    """A histogram that costs a request a bisection; the library exposes it."""
-
-    __slots__ = ("_buckets", "_counts", "_sum")
-
-    def __init__(self, buckets: tuple[float, ...]) -> None:
-        self._buckets = buckets
-        self._counts = [0] * (len(buckets) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._buckets, value)] += 1
-        self._sum += value
-
-    def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
-        bounds = [*(str(float(bound)) for bound in self._buckets), "+Inf"]
-        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
-        family.add_metric(labels, buckets, self._sum)
-
-
 class _Served:
     """The requests of one class that a pool has admitted."""
 
-    __slots__ = ("error", "first_byte", "wait")
+    __slots__ = ("error", "first_byte", "input_tokens", "output_tokens", "told", "untold", "wait")
 
     def __init__(self) -> None:
-        self.wait = _Distribution(_WAIT_BUCKETS)
-        self.first_byte = _Distribution(_WAIT_BUCKETS)
-        self.error = _Distribution(_ERROR_BUCKETS)
+        self.wait = Distribution(_WAIT_BUCKETS)
+        self.first_byte = Distribution(_WAIT_BUCKETS)
+        self.error = Distribution(_ERROR_BUCKETS)
+        self.input_tokens = self.output_tokens = 0
+        self.told = self.untold = 0  # whole answers, by whether their output tokens are known
 
-    def admitted(self, exchange: Exchange, admitted: int) -> None:
-        self.wait.observe((admitted - exchange.arrived) / 1e9)
+    def admitted(self, exchange: Exchange, admitted: int, traced: Traced | None) -> None:
+        self.wait.observe((admitted - exchange.arrived) / 1e9, traced)
         if exchange.queued is not None and exchange.predicted_start_ms is not None:
             waited_s = (admitted - exchange.queued) / 1e9
             if waited_s > _FORESEEABLE_S:
-                self.error.observe(abs(exchange.predicted_start_ms / 1000 - waited_s) / waited_s)
+                error = abs(exchange.predicted_start_ms / 1000 - waited_s) / waited_s
+                self.error.observe(error, traced)
+
+    def generated(self, exchange: Exchange) -> None:
+        """The engine has ended an answer well; once for all requests that share it."""
+        if exchange.output_tokens is None:
+            self.untold += 1
+        else:
+            self.told += 1
+            self.output_tokens += exchange.output_tokens
+        if exchange.input_tokens is not None:
+            self.input_tokens += exchange.input_tokens
 
 
-_FAMILIES: Final = (
+_LABELS: Final = ("pool", "class", "measurement_type")
+_DISTRIBUTIONS: Final = (
     (
         "wait",
         "orch_admission_wait_seconds",
@@ -94,6 +89,19 @@ _FAMILIES: Final = (
         "|predicted - actual wait| / actual wait, of admitted requests that waited over 100 ms.",
     ),
 )
+_TOKENS: Final = (
+    (
+        "input_tokens",
+        "orch_input_tokens",
+        "Tokens of the prompts of whole answers that told them, once for a shared decode.",
+    ),
+    (
+        "output_tokens",
+        "orch_output_tokens",
+        "Tokens generated in whole answers that told them, once for a shared decode: "
+        "orch_answers_total says how many answers told them.",
+    ),
+)
 
 
 class _Collector:
@@ -102,31 +110,33 @@ class _Collector:
     def __init__(self, pools: Iterable[Pool], state_of: Callable[[Pool], str]) -> None:
         self._pools = tuple(pools)
         self._state_of = state_of
+        by_name = {pool.name: pool for pool in self._pools}
         # Interactive, bulk. Found by the pool's name, and not by a class: enums hash slowly.
+        self.served = {name: (_Served(), _Served()) for name in by_name}
         # Route, outcome, status. Not the outcome's value: enums take long to tell theirs.
         self.requests: dict[tuple[str, Ending | Reason, int], int] = {}
-        self.served = {pool.name: (_Served(), _Served()) for pool in self._pools}
-        self.coalesced = {pool.name: 0 for pool in self._pools}
+        self.coalesced = dict.fromkeys(by_name, 0)
+        self.gen_ai = GenAi(
+            {name: pool.profile.measurement_type.value for name, pool in by_name.items()},
+            lambda pool, model: model in (by_name[pool].follower.models or ()),
+        )
 
     def collect(self) -> Iterable[Metric]:
         yield from readings(self._pools, self._state_of)
-        for attribute, name, text in _FAMILIES:
-            labels = ["pool", "class", "measurement_type"]
-            family = HistogramMetricFamily(name, text, labels=labels)
-            for pool in self._pools:
-                for each in pool.classes:
-                    served = self.served[pool.name][each is _BULK]
-                    values = [pool.name, each.value, pool.profile.measurement_type.value]
-                    distribution: _Distribution = getattr(served, attribute)
-                    distribution.add_to(family, values)
-            yield family
-        labels = ["route", "outcome", "status"]
-        requests = CounterMetricFamily(
-            "orch_requests", "Requests by route, outcome and status.", labels=labels
-        )
-        for (route, outcome, status), count in self.requests.items():
-            requests.add_metric([route, outcome.value, str(status)], count)
-        yield requests
+        for attribute, name, text in _DISTRIBUTIONS:
+            histogram = HistogramMetricFamily(name, text)
+            for served, values in self._all_served():
+                distribution: Distribution = getattr(served, attribute)
+                distribution.add_to(histogram, dict(zip(_LABELS, values, strict=True)))
+            yield histogram
+        yield from self.gen_ai.collect()
+        for attribute, name, text in _TOKENS:
+            tokens = CounterMetricFamily(name, text, labels=_LABELS)
+            for served, values in self._all_served():
+                tokens.add_metric(values, getattr(served, attribute))
+            yield tokens
+        yield self._answers()
+        yield self._requests()
         coalesced = CounterMetricFamily(
             "orch_coalesced",
             "Requests that got the answer of another request's decode.",
@@ -138,6 +148,34 @@ class _Collector:
         tasks = len(asyncio.all_tasks())
         yield GaugeMetricFamily("orch_tasks", "Tasks on the event loop.", value=tasks)
 
+    def _all_served(self) -> Iterable[tuple[_Served, list[str]]]:
+        """With the values of _LABELS."""
+        for pool in self._pools:
+            for each in pool.classes:
+                values = [pool.name, each.value, pool.profile.measurement_type.value]
+                yield self.served[pool.name][each is _BULK], values
+
+    def _answers(self) -> Metric:
+        answers = CounterMetricFamily(
+            "orch_answers",
+            "Whole answers of the engine, by whether it is known how many tokens were generated.",
+            labels=[*_LABELS, "tokens"],
+        )
+        for served, values in self._all_served():
+            answers.add_metric([*values, "known"], served.told)
+            answers.add_metric([*values, "unknown"], served.untold)
+        return answers
+
+    def _requests(self) -> Metric:
+        requests = CounterMetricFamily(
+            "orch_requests",
+            "Requests by route, outcome and status.",
+            labels=["route", "outcome", "status"],
+        )
+        for (route, outcome, status), count in self.requests.items():
+            requests.add_metric([route, outcome.value, str(status)], count)
+        return requests
+
 
 class Metrics:
     """All metrics of one sidecar, in a registry of their own."""
@@ -147,28 +185,43 @@ class Metrics:
         collector = _Collector(pools, state_of)
         self._served = collector.served
         self._coalesced = collector.coalesced
+        self._gen_ai = collector.gen_ai
         self.registry.register(collector)
         ProcessCollector(registry=self.registry)
         self._requests = collector.requests
 
     def finished(self, exchange: Exchange) -> None:
         """Counts an exchange that has ended."""
-        key = (exchange.route, exchange.outcome, exchange.status)
+        outcome = exchange.outcome
+        key = (exchange.route, outcome, exchange.status)
         self._requests[key] = self._requests.get(key, 0) + 1
-        if exchange.admitted is not None and exchange.cost and exchange.pool is not None:
-            served = self._served[exchange.pool][exchange.service_class is _BULK]
-            if not exchange.shared:
-                served.admitted(exchange, exchange.admitted)
-            elif exchange.coalesced:
-                self._coalesced[exchange.pool] += 1
-            if exchange.first_byte is not None:
-                served.first_byte.observe((exchange.first_byte - exchange.arrived) / 1e9)
+        if not exchange.cost or exchange.pool is None:
+            return
+        now = time.monotonic_ns()
+        traced = (exchange.trace_id, time.time()) if exchange.trace_id else None
+        operation = self._gen_ai.of(exchange)
+        operation.ended(exchange, now, traced)
+        if exchange.admitted is None:
+            return
+        served = self._served[exchange.pool][exchange.service_class is _BULK]
+        if not exchange.shared:
+            served.admitted(exchange, exchange.admitted, traced)
+            if outcome is _OK:
+                served.generated(exchange)
+                operation.generated(exchange, now, traced)
+        elif exchange.coalesced:
+            self._coalesced[exchange.pool] += 1
+        if exchange.first_byte is not None:
+            served.first_byte.observe((exchange.first_byte - exchange.arrived) / 1e9, traced)
 
     def decoded(self, exchange: Exchange) -> None:
         """Counts a decode that several requests could share."""
-        if exchange.admitted is not None and exchange.pool is not None:
-            served = self._served[exchange.pool][exchange.service_class is _BULK]
-            served.admitted(exchange, exchange.admitted)
-
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
+        if exchange.admitted is None or exchange.pool is None:
+            return
+        now = time.monotonic_ns()
+        traced = (exchange.trace_id, time.time()) if exchange.trace_id else None
+        served = self._served[exchange.pool][exchange.service_class is _BULK]
+        served.admitted(exchange, exchange.admitted, traced)
+        if exchange.outcome is _OK:
+            served.generated(exchange)
+            self._gen_ai.of(exchange).generated(exchange, now, traced)

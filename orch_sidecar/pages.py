@@ -11,14 +11,17 @@ from aiohttp import web
 
 from orch_sidecar import capabilities
 from orch_sidecar.engine import ANSWERING, EngineState
-from orch_sidecar.metrics import CONTENT_TYPE, Metrics
+from orch_sidecar.exposition import exposed
+from orch_sidecar.metrics import Metrics
 from orch_sidecar.pool import Pool
 from orch_sidecar.pools import Pools
 from orch_sidecar.reload import Reloads
 
+Page = Callable[[web.BaseRequest], web.Response]
+
 
 class Pages:
-    """The pages. `at`: those that have a path of their own."""
+    """The pages. `at`: those that have a path of their own, for who asks for them."""
 
     def __init__(self, pools: Pools, metrics: Metrics, reloads: Reloads) -> None:
         self._pools = pools
@@ -26,15 +29,15 @@ class Pages:
         self._reloads = reloads
         self._version = version("orch-sidecar")
         self._started = int(time.time())
-        self.at: Mapping[str, Callable[[], web.Response]] = {
-            "/v1/capabilities": self.capabilities,
+        self.at: Mapping[str, Page] = {
+            "/v1/capabilities": lambda _: self.capabilities(),
             "/metrics": self.metrics,
-            "/livez": lambda: web.json_response({"live": True}),
-            "/readyz": self.readiness,
-            "/healthz": self.readiness,
+            "/livez": lambda _: web.json_response({"live": True}),
+            "/readyz": lambda _: self.readiness(),
+            "/healthz": lambda _: self.readiness(),
         }
-        if pools.one is None:
-            self.at = {**self.at, "/v1/models": self.models}  # no single engine has them all
+        if pools.one is None:  # no single engine has them all
+            self.at = {**self.at, "/v1/models": lambda _: self.models()}
 
     def capabilities(self) -> web.Response:
         document = capabilities.document(
@@ -63,8 +66,11 @@ class Pages:
         ]
         return web.json_response({"object": "list", "data": models})
 
-    def metrics(self) -> web.Response:
-        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+    def metrics(self, http: web.BaseRequest) -> web.Response:
+        """In the format that is asked for."""
+        accept = ",".join(http.headers.getall("Accept", ()))
+        body, content_type = exposed(self._metrics.registry, accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     def readiness(self) -> web.Response:
         """Ready while any pool is: what the others cannot take is placed there, or refused."""

@@ -1,65 +1,45 @@
-"""What the pools' numbers are at the moment of a scrape, as Prometheus metrics.
+"""What the pools' numbers are at the moment of a scrape, as Prometheus metrics: admission's.
 
-Every family is given for all pools, at 0 where there is nothing yet, so that a rate can be taken
-from the start; what is not known (no step time, no document) is left out, and never 0.
+What engines say of themselves is in `engine_stats`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import InfoMetricFamily, Metric
 
-from orch_sidecar import report
 from orch_sidecar.admission.scarce import Hold
 from orch_sidecar.capabilities import BatchingStats, batching_stats
 from orch_sidecar.engine import EngineState
+from orch_sidecar.engine_stats import engine_stats
+from orch_sidecar.families import Family, Sample, one
 from orch_sidecar.pool import Pool
-
-Sample = tuple[Sequence[str], float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """A family of samples, one or more for each pool; `pool` is always the first label."""
-
-    name: str
-    text: str
-    samples: Callable[[Pool], Iterable[Sample]]
-    labels: tuple[str, ...] = ()
-    counts: bool = False  # a counter; else a gauge
-
-    def collect(self, pools: Sequence[Pool]) -> Metric:
-        kind = CounterMetricFamily if self.counts else GaugeMetricFamily
-        family = kind(self.name, self.text, labels=["pool", *self.labels])
-        for pool in pools:
-            for values, number in self.samples(pool):
-                if number is not None:
-                    family.add_metric([pool.name, *values], number)
-        return family
 
 
 def readings(pools: Sequence[Pool], state_of: Callable[[Pool], str]) -> Iterable[Metric]:
     """All families. `state_of`: an EngineState of each pool."""
+    yield _info(pools)
     for family in _FAMILIES:
         yield family.collect(pools)
-    yield _Family(
+    yield Family(
         "orch_engine_state",
         "1 for the state it is in.",
         lambda pool: [([each], float(each == state_of(pool))) for each in EngineState],
         ("state",),
     ).collect(pools)
+    yield from engine_stats(pools)
 
 
-def _one(number: Callable[[Pool], float | None]) -> Callable[[Pool], Iterable[Sample]]:
-    return lambda pool: [((), number(pool))]
-
-
-def _said(name: str) -> Callable[[Pool], Iterable[Sample]]:
-    """A number that the engine says."""
-    return _one(lambda pool: report.number(pool.follower.document or {}, name))
+def _info(pools: Sequence[Pool]) -> Metric:
+    """How the pools batch: to be joined with what is told by `pool` alone."""
+    info = InfoMetricFamily("orch_pool", "1; what a pool is.", labels=["pool"])
+    for pool in pools:
+        profile = pool.profile
+        what = {"profile": profile.name, "measurement_type": profile.measurement_type.value}
+        info.add_metric([pool.name], what)
+    return info
 
 
 def _stats(name: str) -> Callable[[Pool], Iterable[Sample]]:
@@ -68,15 +48,7 @@ def _stats(name: str) -> Callable[[Pool], Iterable[Sample]]:
         return value
 
     assert name in BatchingStats.__dataclass_fields__
-    return _one(number)
-
-
-def _step_time(pool: Pool) -> Iterable[Sample]:
-    fit = report.step_time_of((pool.follower.document or {}).get("step_time"))
-    if fit is not None:
-        yield ["t0_ms"], fit.t0_ms
-        yield ["c_ms"], fit.c_ms
-        yield ["alpha"], fit.alpha
+    return one(number)
 
 
 def _admissions(pool: Pool) -> Iterable[Sample]:
@@ -87,51 +59,56 @@ def _admissions(pool: Pool) -> Iterable[Sample]:
 
 
 _FAMILIES: Final = (
-    _Family(
+    Family(
         "orch_slots_total",
         "Slots of the engine (sequences).",
-        _one(lambda pool: pool.gate.core.ledger.slots_total),
+        one(lambda pool: pool.gate.core.ledger.slots_total),
     ),
-    _Family(
+    Family(
         "orch_slots_leased",
         "Slots given to requests.",
-        _one(lambda pool: pool.gate.core.ledger.leased),
+        one(lambda pool: pool.gate.core.ledger.leased),
     ),
-    _Family(
+    Family(
         "orch_slots_leased_by_class",
         "Slots given to requests of the class.",
         lambda pool: [([each.value], pool.gate.core.leased_by(each)) for each in pool.classes],
         ("class",),
     ),
-    _Family(
+    Family(
         "orch_slots_foreign",
         "Slots taken past this sidecar.",
-        _one(lambda pool: pool.gate.core.ledger.foreign),
+        one(lambda pool: pool.gate.core.ledger.foreign),
     ),
-    _Family(
+    Family(
+        "orch_leases",
+        "Leases that are out, each for one request and all of its sequences.",
+        one(lambda pool: pool.gate.core.ledger.leases()),
+    ),
+    Family(
         "orch_kv_tokens_committed",
         "Tokens that leases will have in the KV cache at their ends, as far as is known.",
-        _one(lambda pool: pool.gate.core.scarce.kv.committed),
+        one(lambda pool: pool.gate.core.scarce.kv.committed),
     ),
-    _Family(
+    Family(
         "orch_queue_depth",
         "Requests waiting for a slot.",
         lambda pool: [([each.value], pool.gate.core.queued(each)) for each in pool.classes],
         ("class",),
     ),
-    _Family(
+    Family(
         "orch_queue_hold",
         "1 for what the head of the queue waits for.",
         lambda pool: [([each.value], float(pool.gate.core.hold is each)) for each in Hold],
         ("reason",),
     ),
-    _Family(
+    Family(
         "orch_batch_limit",
         "Sequences at once, for the class.",
         lambda pool: [([each.value], pool.gate.core.limits.batch(each)) for each in pool.classes],
         ("class",),
     ),
-    _Family(
+    Family(
         "orch_window_ms",
         "Time to gather a batch in before it begins, milliseconds.",
         lambda pool: [
@@ -139,72 +116,56 @@ _FAMILIES: Final = (
         ],
         ("class",),
     ),
-    _Family(
-        "orch_leases_closing",
-        "Leases whose end the engine has yet to confirm.",
-        _one(lambda pool: len(pool.gate.core.ledger.closing())),
-    ),
-    _Family(
-        "orch_oversubscription_violations",
-        "Leases given, or sequences held by the engine, beyond the slots.",
-        _one(lambda pool: pool.gate.core.ledger.violations),
+    Family(
+        "orch_windows",
+        "Times that requests were held to gather a batch.",
+        one(lambda pool: pool.gate.core.scarce.windows),
         counts=True,
     ),
-    _Family(
+    Family(
+        "orch_window_seconds",
+        "Time for which requests were held to gather a batch, from the first of each to its end.",
+        one(lambda pool: pool.gate.core.scarce.windows_s),
+        counts=True,
+    ),
+    Family(
+        "orch_leases_closing",
+        "Leases whose end the engine has yet to confirm.",
+        one(lambda pool: len(pool.gate.core.ledger.closing())),
+    ),
+    Family(
+        "orch_oversubscription_violations",
+        "Leases given, or sequences held by the engine, beyond the slots.",
+        one(lambda pool: pool.gate.core.ledger.violations),
+        counts=True,
+    ),
+    Family(
         "orch_admissions",
         "What became of those who asked for a slot: admitted, or why not.",
         _admissions,
         ("class", "outcome"),
         counts=True,
     ),
-    _Family(
-        "orch_step_time",
-        "The engine's measured step time: t0_ms + c_ms * batch ** alpha.",
-        _step_time,
-        ("parameter",),
-    ),
-    _Family(
-        "orch_prefill_tokens_per_second",
-        "Prompt tokens that the engine reads per second, measured.",
-        _said("prefill_tokens_per_s"),
-    ),
-    _Family(
-        "orch_engine_preemptions",
-        "Sequences that the engine took out of its batch for want of KV cache.",
-        _said("preemptions_total"),
-        counts=True,
-    ),
-    _Family(
-        "orch_engine_busy_seconds",
-        "Time the engine spent in steps.",
-        _said("busy_seconds_total"),
-        counts=True,
-    ),
-    _Family(
-        "orch_engine_busy_ratio",
-        "Share of the time between the last two heartbeats that the engine spent in steps.",
-        _one(lambda pool: pool.follower.busy_ratio),
-    ),
-    _Family("orch_batching_batches", "Decode steps.", _stats("total_batches"), counts=True),
-    _Family(
+    Family("orch_batching_batches", "Decode steps.", _stats("total_batches"), counts=True),
+    Family(
         "orch_batching_requests",
         "Requests given to the engine by this sidecar.",
         _stats("total_requests"),
         counts=True,
     ),
-    _Family(
+    Family(
         "orch_batching_avg_batch_size",
         "Mean sequences per decode step.",
         _stats("avg_batch_size"),
     ),
-    _Family(
+    Family(
         "orch_batching_avg_batch_duration_ms",
         "Mean duration of a decode step, milliseconds.",
         _stats("avg_batch_duration_ms"),
     ),
-    _Family("orch_batching_queue_depth", "Requests waiting for a slot.", _stats("queue_depth")),
-    _Family("orch_batching_max_batch_size", "Sequences at once.", _stats("max_batch_size")),
-    _Family(
+    Family("orch_batching_queue_depth", "Requests waiting for a slot.", _stats("queue_depth")),
+    Family("orch_batching_max_batch_size", "Sequences at once.", _stats("max_batch_size")),
+    Family(
         "orch_batching_max_wait_ms",
         "Longest time to gather a batch in, milliseconds.",
         _stats("max_wait_ms"),

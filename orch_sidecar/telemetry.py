@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from orch_sidecar.exchange import Ending, Exchange
-from orch_sidecar.openai import Api
+from orch_sidecar.gen_ai import PROVIDER, operation_of
 from orch_sidecar.reasons import Reason
 from orch_sidecar.tracing import TRACEPARENT, TRACESTATE, Headers, NoTracing, Trace, Tracing
 
@@ -28,8 +28,6 @@ ENGINE_SPAN: Final = "engine.request"
 # A client may write a novel where its model's name belongs.
 MAX_MODEL_CHARS: Final = 200
 
-_OPERATIONS: Final = {Api.COMPLETIONS: "text_completion"}  # everything else is a chat
-
 
 def _encodable(text: str) -> str:
     """JSON can hold half a surrogate pair; OTLP cannot."""
@@ -38,8 +36,6 @@ def _encodable(text: str) -> str:
 
 class _Decoding:
     """The spans of a request's way to the engine: under its server's span, one after the other."""
-
-    counts_tokens: Final = True
 
     def __init__(
         self, tracing: SpanTracing, exchange: Exchange, server: Span, waiting_since: int
@@ -112,8 +108,6 @@ class _Decoding:
 class _Spans:
     """The spans of one request in an SDK."""
 
-    counts_tokens: Final = True
-
     def __init__(self, tracing: SpanTracing, exchange: Exchange, headers: Mapping[str, str]):
         self._tracing = tracing
         self._exchange = exchange
@@ -127,6 +121,9 @@ class _Spans:
             start_time=exchange.arrived_ns,
             attributes=tracing.common,
         )
+        context = self._server.get_span_context()
+        if context.trace_flags.sampled:
+            exchange.trace_id = context.trace_id
         # None: its decode is shared, and whose it is has the spans.
         self._decoding: _Decoding | None = _Decoding(
             tracing, exchange, self._server, exchange.arrived
@@ -201,13 +198,14 @@ class SpanTracing:
             attributes["http.response.status_code"] = exchange.status
         if exchange.cost:
             attributes |= {
-                "gen_ai.operation.name": _OPERATIONS.get(exchange.api, "chat"),
-                "gen_ai.provider.name": "vllm",
+                "gen_ai.operation.name": operation_of(exchange.api),
+                "gen_ai.provider.name": PROVIDER,
                 "gen_ai.request.model": _encodable(exchange.model[:MAX_MODEL_CHARS]),
                 "orch.cost": exchange.cost,
                 "orch.stream": exchange.stream,
             }
         for name, value in (
+            ("orch.scenario", exchange.scenario),
             ("gen_ai.request.max_tokens", exchange.max_tokens),
             ("gen_ai.usage.input_tokens", exchange.input_tokens),
             ("gen_ai.usage.output_tokens", exchange.output_tokens),

@@ -5,6 +5,7 @@ Knows headers and exchanges, and no spans: those are in `telemetry`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final, Protocol, Self
 
@@ -18,13 +19,14 @@ Headers = list[tuple[bytes, bytes]]
 TRACEPARENT: Final = istr("traceparent")
 TRACESTATE: Final = istr("tracestate")
 
+# W3C Trace Context: version, trace id, parent id, flags; of these, the lowest bit is `sampled`.
+_SAMPLED: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f][13579bdf]"
+)
+
 
 class Trace(Protocol):
     """The spans of one request."""
-
-    @property
-    def counts_tokens(self) -> bool:
-        """Whether it tells how many there were."""
 
     def dispatched(self) -> Headers:
         """It was admitted: the trace headers for the engine."""
@@ -58,8 +60,6 @@ class _Passing:
 
     __slots__ = ("_headers",)
 
-    counts_tokens: Final = False
-
     def __init__(self, headers: Headers) -> None:
         self._headers = headers
 
@@ -86,8 +86,10 @@ class NoTracing:
     """Costs a look-up per request."""
 
     def begin(self, exchange: Exchange, headers: Mapping[str, str]) -> Trace:
-        if TRACEPARENT not in headers:
+        parent = headers.get(TRACEPARENT)
+        if parent is None:
             return _PASSING_NOTHING
+        exchange.trace_id = sampled_trace(parent)
         return _Passing(
             [
                 (name.encode(), value.encode("utf-8", "surrogateescape"))
@@ -98,3 +100,9 @@ class NoTracing:
 
     def shutdown(self) -> None:
         return
+
+
+def sampled_trace(traceparent: str) -> int:
+    """The trace id in this header, 0 if it says that the trace is not sampled, or nothing."""
+    match = _SAMPLED.fullmatch(traceparent)
+    return 0 if match is None else int(match[1], 16)

@@ -211,6 +211,7 @@ class Board:
         rate = self.prefill.tokens_per_s()
         return {
             "state": "stalled" if self._stalled(now_s) else "ready",
+            "requests_total": self.leases.entered,
             "steps_by_batch": self.steps.by_batch(),
             "steps_total": self.steps.count,
             "busy_seconds_total": round(self.steps.busy_s, 6),

@@ -41,6 +41,11 @@ class Leases:
         self._beyond = 0  # sequences beyond the leases, by the last report
         self._proven = 0  # the same, as far as it is certain
 
+    @property
+    def entered(self) -> int:
+        """How many requests have come in since the engine started."""
+        return self._next
+
     def enter(self, header: str | None) -> tuple[int, Presence] | None:
         """A request came in with this `X-Orch-Lease`. None: its lease is spent, turn it away."""
         match = _LEASE.fullmatch(header) if header else None

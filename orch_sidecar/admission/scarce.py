@@ -72,12 +72,15 @@ class Scarce:
         self.clock = DelayClock()
         self.interactive = 0  # sequences that have leases
         self.bulk = 0
+        self.windows = 0  # opened since the start
+        self.windows_s = 0.0  # for how long they have held requests, all together
         self._ledger = ledger
         self._queues = queues
         self._outlook = outlook
         self._prefill = PrefillBudget()
         self._arrivals = ArrivalRate()  # of bulk requests
         self._peak = RecentPeak()  # of interactive sequences
+        self._window_from = 0.0
         self._window_until: float | None = None
 
     # What happens.
@@ -107,7 +110,7 @@ class Scarce:
         else:
             self.interactive += ask.cost
         self.kv.granted(ask.prompt_tokens, run.output, now)
-        self._window_until = None
+        self._end_window(now)
 
     def released(self, run: Run, now: float) -> None:
         ask = run.ask
@@ -186,7 +189,9 @@ class Scarce:
             or self._patience_s(ask) <= window_s
         ):
             return False
-        self._window_until = now + window_s
+        self._end_window(now)
+        self.windows += 1
+        self._window_from, self._window_until = now, now + window_s
         return True
 
     def ends_window(self, ask: Ask, now: float) -> bool:
@@ -196,7 +201,7 @@ class Scarce:
             return False
         if now < until < now + self._patience_s(ask):
             return False
-        self._window_until = None
+        self._end_window(now)
         return True
 
     def bulk_capacity(self, now: float) -> int:
@@ -233,6 +238,11 @@ class Scarce:
             at = self._prefill.fits_at(bulk.ask.prompt_tokens, self._stall_s(), now)
             return now + _LOOK_S if at is None else min(max(at, now + 1e-3), now + _LOOK_S)
         return None
+
+    def _end_window(self, now: float) -> None:
+        until, self._window_until = self._window_until, None
+        if until is not None:  # nobody may have been left whom its end could let go
+            self.windows_s += max(0.0, min(now, until) - self._window_from)
 
     def _gathers(self, ask: Ask, now: float) -> bool:
         if self._window_until is None or ask.service_class is not _BULK:

@@ -22,20 +22,32 @@ NAMES = {
     "orch_slots_leased": "gauge",
     "orch_slots_leased_by_class": "gauge",
     "orch_slots_foreign": "gauge",
+    "orch_leases": "gauge",
     "orch_queue_depth": "gauge",
     "orch_leases_closing": "gauge",
     "orch_engine_state": "gauge",
+    "orch_engine_state_age_seconds": "gauge",
+    "orch_pool_info": "gauge",
     "orch_oversubscription_violations": "counter",
     "orch_requests": "counter",
     "orch_admissions": "counter",
     "orch_queue_hold": "gauge",
     "orch_batch_limit": "gauge",
     "orch_window_ms": "gauge",
+    "orch_windows": "counter",
+    "orch_window_seconds": "counter",
     "orch_step_time": "gauge",
     "orch_prefill_tokens_per_second": "gauge",
     "orch_engine_preemptions": "counter",
     "orch_engine_busy_seconds": "counter",
     "orch_engine_busy_ratio": "gauge",
+    "orch_engine_prompt_tokens": "counter",
+    "orch_decode_batch_size": "histogram",
+    "orch_decode_seconds": "counter",
+    "orch_input_tokens": "counter",
+    "orch_output_tokens": "counter",
+    "orch_answers": "counter",
+    "orch_coalesced": "counter",
     "orch_batching_batches": "counter",
     "orch_batching_requests": "counter",
     "orch_batching_avg_batch_size": "gauge",
@@ -46,6 +58,9 @@ NAMES = {
     "orch_prediction_error_ratio": "histogram",
     "orch_admission_wait_seconds": "histogram",
     "orch_time_to_first_byte_seconds": "histogram",
+    "gen_ai_server_request_duration_seconds": "histogram",
+    "gen_ai_server_time_to_first_token_seconds": "histogram",
+    "gen_ai_server_time_per_output_token_seconds": "histogram",
     "process_resident_memory_bytes": "gauge",
 }
 
@@ -147,7 +162,8 @@ async def test_labels_come_from_closed_sets_whatever_clients_send(
     names = {label for name in metrics for label in re.findall(r'(\w+)="', name)}
     assert names <= {
         "route", "outcome", "status", "state", "measurement_type", "le", "pool", "class",
-        "reason", "parameter",
+        "reason", "parameter", "profile", "tokens", "gen_ai_operation_name",
+        "gen_ai_provider_name",
     }  # fmt: skip
 
 
@@ -166,6 +182,10 @@ async def test_gauges_are_those_of_the_moment(
     assert now[f"orch_slots_leased_by_class{interactive}"] == 3
     assert now[f"orch_slots_leased_by_class{bulk}"] == 0
     assert now[f"orch_slots_foreign{pool}"] == 0
+    assert now[f"orch_leases{pool}"] == 1
+    assert 0 <= now[f"orch_engine_state_age_seconds{pool}"] < 3
+    what = 'measurement_type="batched_online",pool="cloud",profile="cloud"'
+    assert now[f"orch_pool_info{{{what}}}"] == 1
     assert now[f"orch_queue_depth{interactive}"] == 1
     assert now[f"orch_queue_depth{bulk}"] == 0
     assert now['orch_queue_hold{pool="cloud",reason="slot"}'] == 1
@@ -216,3 +236,44 @@ async def test_engine_state_follows_the_engine(engine: ScriptedEngine, sidecar: 
     metrics = await sidecar.metrics()
     assert metrics['orch_engine_state{pool="cloud",state="down"}'] == 1
     assert metrics['orch_engine_state{pool="cloud",state="ready"}'] == 0
+
+
+async def test_age_of_the_state_grows_while_the_engine_is_mute(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    engine.faults.mute = True
+    await asyncio.sleep(0.3)
+    assert (await sidecar.metrics())['orch_engine_state_age_seconds{pool="cloud"}'] > 0.2
+
+
+async def test_decode_steps_are_those_that_the_engine_counted(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    steps = {"1": [10, 0.1], "4": [5, 0.1], "3": "what", "5000": [1, 0.5]}
+    engine.tell(steps_by_batch=steps, prefill={"tokens": 700, "seconds": 1.5})
+    pool = 'pool="cloud"'
+    name = f"orch_engine_prompt_tokens_total{{{pool}}}"
+    metrics: dict[str, float] = {}
+    async with asyncio.timeout(3):
+        while metrics.get(name) != 700:
+            metrics = await sidecar.metrics()
+    assert metrics[f"orch_decode_batch_size_count{{{pool}}}"] == 16
+    assert metrics[f"orch_decode_batch_size_sum{{{pool}}}"] == 10 + 20 + 5000
+    buckets = {bound: metrics[f'orch_decode_batch_size_bucket{{le="{bound}",{pool}}}']
+               for bound in ("1.0", "2.0", "4.0", "1024.0", "+Inf")}  # fmt: skip
+    assert buckets == {"1.0": 10, "2.0": 10, "4.0": 15, "1024.0": 15, "+Inf": 16}
+    assert abs(metrics[f"orch_decode_seconds_total{{{pool}}}"] - 0.7) < 1e-9
+    assert metrics[f"orch_batching_batches_total{{{pool}}}"] == 16
+
+
+async def test_nothing_is_said_for_an_engine_that_was_never_heard_of(start: Start) -> None:
+    running = await start(engine_url="http://127.0.0.1:1", wait=False)
+    metrics = await running.metrics()
+    names = {name.partition("{")[0] for name in metrics}
+    assert "orch_slots_total" in names
+    assert not names & {
+        "orch_engine_state_age_seconds",
+        "orch_decode_batch_size_count",
+        "orch_decode_seconds_total",
+        "orch_engine_prompt_tokens_total",
+    }

@@ -45,6 +45,34 @@ def test_window_opens_only_while_the_engine_is_idle() -> None:
     assert not foreign.scarce.opens_window(bulk(), 2.0)
 
 
+@pytest.mark.parametrize(
+    ("ends_at", "held_s"),
+    [(2.01, 0.01), (2.05, 0.05), (9.0, 0.05)],  # the last: who opened it had left
+)
+def test_windows_and_the_time_for_which_they_hold_are_counted(
+    ends_at: float, held_s: float
+) -> None:
+    bench = bench_at(per_second=100.0)
+    assert (bench.scarce.windows, bench.scarce.windows_s) == (0, 0.0)
+    bench.scarce.opens_window(bulk(), 2.0)
+    bench.grant(interactive(), ends_at)
+    assert bench.scarce.windows == 1
+    assert bench.scarce.windows_s == pytest.approx(held_s)
+    bench.grant(bulk(), ends_at)
+    assert bench.scarce.windows_s == pytest.approx(held_s)
+
+
+def test_window_that_is_ended_or_followed_by_another_is_counted_once() -> None:
+    bench = bench_at(per_second=100.0)
+    bench.scarce.opens_window(bulk(), 2.0)
+    assert bench.scarce.ends_window(bulk(may_queue=False), 2.02)
+    bench.scarce.opens_window(bulk(), 2.1)
+    bench.scarce.opens_window(bulk(), 2.2)  # who opened the last one had left
+    bench.grant(bulk(), 2.23)
+    assert bench.scarce.windows == 3
+    assert bench.scarce.windows_s == pytest.approx(0.02 + 0.05 + 0.03)
+
+
 def test_window_is_of_no_use_to_one_that_fills_it() -> None:
     assert not bench_at(per_second=100.0).scarce.opens_window(bulk(8), 2.0)
 
