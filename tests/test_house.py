@@ -17,7 +17,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("orch_sidecar", "vllm_plugin")
 
-LISTED = ("orch_sidecar", "vllm_plugin", "orch_sidecar.admission", "orch_sidecar.simulate")
+LISTED = (
+    "orch_sidecar",
+    "vllm_plugin",
+    "orch_sidecar.admission",
+    "orch_sidecar.simulate",
+    "orch_sidecar.facts",
+    "orch_sidecar.bench",
+    "orch_sidecar.bench.decode",
+)
 
 PURE = (
     "vllm_plugin.steps",
@@ -52,6 +60,23 @@ PURE = (
     "orch_sidecar.simulate.report",
     "orch_sidecar.simulate.compare",
     "orch_sidecar.simulate.table",
+    "orch_sidecar.facts.row",
+    "orch_sidecar.facts.served",
+    "orch_sidecar.facts.table",
+    "orch_sidecar.facts.rules",
+    "orch_sidecar.facts.check",
+    "orch_sidecar.facts.migrate",
+    "orch_sidecar.facts.merge",
+    "orch_sidecar.facts.compare",
+    "orch_sidecar.facts.report",
+    "orch_sidecar.bench.fit",
+    "orch_sidecar.bench.arrivals",
+    "orch_sidecar.bench.prompts",
+    "orch_sidecar.bench.decode.shape",
+    "orch_sidecar.bench.decode.schedule",
+    "orch_sidecar.bench.decode.figures",
+    "orch_sidecar.bench.decode.report",
+    "orch_sidecar.bench.decode.words",
     "orch_sidecar.admission.core",
     "orch_sidecar.admission.scarce",
     "orch_sidecar.admission.outlook",

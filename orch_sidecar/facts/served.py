@@ -1,0 +1,116 @@
+"""Requests as they were measured in, one figure out.
+
+Pure. The definitions that every figure of this project shares, whether it comes from a run of
+ours, from traces, or from another tool's file:
+
+- throughput: generated tokens of all finished requests over the window;
+- the window: from the first arrival to the last end;
+- TTFT: arrival to the first token; arrival is when it was due, where arrivals were scheduled;
+- TPOT: (end - first token) / (generated tokens - 1), of requests that generated more than one;
+- latency: arrival to the end.
+
+Percentiles interpolate between the two nearest ranks (numpy's `linear`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A request that was answered in full. Times are seconds of one clock, counts are tokens.
+
+    `first_token_s`: None where nobody saw it (an answer that was not streamed).
+    """
+
+    arrived_s: float
+    first_token_s: float | None
+    ended_s: float
+    input_tokens: int
+    output_tokens: int
+
+    @property
+    def latency_s(self) -> float:
+        return self.ended_s - self.arrived_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_s is None else self.first_token_s - self.arrived_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        if self.first_token_s is None or self.output_tokens < 2:
+            return None
+        return (self.ended_s - self.first_token_s) / (self.output_tokens - 1)
+
+
+def percentile(values: Sequence[float], p: float) -> float | None:
+    """The p-th percentile, 0 <= p <= 100, in the unit of the values; None of no values."""
+    if not 0 <= p <= 100:
+        raise ValueError(f"a percentile is from 0 to 100, not {p}")
+    if not values:
+        return None
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * p / 100
+    below = int(rank)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How values of one kind lie, in their own unit."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    most: float
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """None of no values."""
+    if not values:
+        return None
+    at = [percentile(values, p) for p in (50, 90, 95, 99)]
+    p50, p90, p95, p99 = (each for each in at if each is not None)
+    return Spread(sum(values) / len(values), p50, p90, p95, p99, max(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a set of requests came to. Seconds, tokens, tokens per second."""
+
+    requests: int
+    window_s: float
+    input_tokens: int
+    output_tokens: int
+    tokens_per_s: float
+    ttft_s: Spread | None
+    tpot_s: Spread | None
+    latency_s: Spread
+
+
+def figures(served: Sequence[Served]) -> Figures:
+    """The figures of at least one request. Raises ValueError for none, or a window of no length."""
+    if not served:
+        raise ValueError("no request was answered in full")
+    window_s = max(each.ended_s for each in served) - min(each.arrived_s for each in served)
+    if window_s <= 0:
+        raise ValueError("the window has no length")
+    output_tokens = sum(each.output_tokens for each in served)
+    latency = spread([each.latency_s for each in served])
+    assert latency is not None
+    return Figures(
+        requests=len(served),
+        window_s=window_s,
+        input_tokens=sum(each.input_tokens for each in served),
+        output_tokens=output_tokens,
+        tokens_per_s=output_tokens / window_s,
+        ttft_s=spread([value for each in served if (value := each.ttft_s) is not None]),
+        tpot_s=spread([value for each in served if (value := each.tpot_s) is not None]),
+        latency_s=latency,
+    )
