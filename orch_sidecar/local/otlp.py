@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -73,7 +73,7 @@ class OtlpReceiver:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
-                receiver.add(decode(ExportTraceServiceRequest.FromString(body)))
+                receiver.take(ExportTraceServiceRequest.FromString(body))
                 self.send_response(200)
                 self.send_header("Content-Type", "application/x-protobuf")
                 self.send_header("Content-Length", "0")
@@ -91,7 +91,7 @@ class OtlpReceiver:
         """For OTEL_EXPORTER_OTLP_ENDPOINT."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def __enter__(self) -> OtlpReceiver:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -100,7 +100,9 @@ class OtlpReceiver:
         self._thread.join()
         self._server.server_close()
 
-    def add(self, spans: list[ReceivedSpan]) -> None:
+    def take(self, request: ExportTraceServiceRequest) -> None:
+        """One export has come, in a thread of its own."""
+        spans = decode(request)
         with self._lock:
             self._spans.extend(spans)
 

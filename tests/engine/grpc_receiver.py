@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     add_TraceServiceServicer_to_server,
 )
 
-from orch_sidecar.local.otlp import OtlpReceiver, decode
+from orch_sidecar.local.otlp import OtlpReceiver
 
 
 class GrpcReceiver(OtlpReceiver):
@@ -29,7 +29,7 @@ class GrpcReceiver(OtlpReceiver):
             def Export(  # noqa: N802 (the service's own name)
                 self, request: ExportTraceServiceRequest, context: Any
             ) -> ExportTraceServiceResponse:
-                receiver.add(decode(request))
+                receiver.take(request)
                 return ExportTraceServiceResponse()
 
         self._grpc = grpc.server(ThreadPoolExecutor(2))

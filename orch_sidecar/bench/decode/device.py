@@ -1,0 +1,144 @@
+"""Where a step runs: the device, what it is called, its number format and its cache.
+
+The only module here that imports torch, and only when asked to. ROCm builds of torch answer to
+`torch.cuda`, so that CUDA and HIP are one path.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_MEMINFO: Final = Path("/proc/meminfo")
+_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
+
+# Instructions that multiply bfloat16. Without them it is emulated, and float32 is faster.
+_BF16_FLAGS: Final = {"avx512_bf16", "amx_bf16", "bf16"}
+
+# How often torch's threads (libgomp's, on Linux) look for work before they sleep. By itself
+# libgomp has them look for milliseconds, some thirty times a step: on cores that others use, too,
+# who spins keeps the thread that is waited for from running, and steps take ten times as long.
+# With this many, steps on idle cores are as fast. Read when torch is imported.
+_SPINNING: Final = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+_SPIN_COUNT: Final = "10000"
+
+
+class DeviceWrong(Exception):
+    """Nothing can be measured here; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """`place`, `dtype`: torch's own. `kind`: cpu, cuda or hip. `threads`: of a CPU, else None.
+
+    `cache_bytes`, `free_bytes`: of the last-level cache and of the memory, None where unknown.
+    """
+
+    torch: Any
+    place: Any
+    dtype: Any
+    kind: str
+    name: str
+    threads: int | None
+    cache_bytes: int | None
+    free_bytes: int | None
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+
+def open_device(wanted: str, dtype: str | None, threads: int | None) -> Device:
+    """The device `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
+
+    Without a dtype: what the device multiplies fastest of bfloat16 and the format it has always
+    had. Without threads: as many as torch takes by itself. Raises DeviceWrong without
+    torch, without that device, or for threads of a GPU.
+    """
+    torch = _torch()
+    available = torch.cuda.is_available()
+    if wanted == "auto":
+        wanted = "cuda" if available else "cpu"
+    if wanted != "cpu" and not available:
+        raise DeviceWrong(f"device {wanted}: torch {torch.__version__} sees no GPU here")
+    place = torch.device(wanted)
+    if place.type == "cpu":
+        return _cpu(torch, place, dtype, threads)
+    if (place.index or 0) >= torch.cuda.device_count():
+        raise DeviceWrong(f"device {wanted}: there are {torch.cuda.device_count()} GPUs")
+    if threads is not None:
+        raise DeviceWrong(f"threads {threads}: are of a CPU, and the device is {wanted}")
+    return _gpu(torch, place, dtype)
+
+
+def _torch() -> Any:
+    untold = not _SPINNING & os.environ.keys()
+    if untold:
+        os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+    try:
+        return importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise DeviceWrong(
+            "this benchmark runs on PyTorch, which is not installed: `pip install torch`, or "
+            "the extra cpu or gpu of orch-sidecar, which brings it with vLLM"
+        ) from None
+    finally:
+        if untold:
+            del os.environ["GOMP_SPINCOUNT"]
+
+
+def _cpu(torch: Any, place: Any, dtype: str | None, threads: int | None) -> Device:
+    if threads is not None:
+        torch.set_num_threads(threads)
+    info = _CPUINFO.read_text(encoding="utf-8") if _CPUINFO.exists() else ""
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)", info, re.MULTILINE)
+    fast = flags is not None and not _BF16_FLAGS.isdisjoint(flags[1].split())
+    model = re.search(r"^model name\s*: *(.+)", info, re.MULTILINE)
+    return Device(
+        torch=torch,
+        place=place,
+        dtype=getattr(torch, dtype or ("bfloat16" if fast else "float32")),
+        kind="cpu",
+        name=model[1] if model is not None else platform.processor() or platform.machine(),
+        threads=torch.get_num_threads(),
+        cache_bytes=_last_level_cache(),
+        free_bytes=_free_memory(),
+    )
+
+
+def _gpu(torch: Any, place: Any, dtype: str | None) -> Device:
+    torch.cuda.set_device(place)  # events and streams are those of the current device
+    fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    properties = torch.cuda.get_device_properties(place)
+    return Device(
+        torch=torch,
+        place=place,
+        dtype=getattr(torch, dtype or ("bfloat16" if fast else "float16")),
+        kind="cuda" if torch.version.hip is None else "hip",
+        name=torch.cuda.get_device_name(place),
+        threads=None,
+        cache_bytes=properties.L2_cache_size or None,  # HIP has said 0 for unknown
+        free_bytes=torch.cuda.mem_get_info(place)[0],
+    )
+
+
+def _last_level_cache() -> int | None:
+    """Bytes of the largest cache that the first core has a part in; None where Linux is not."""
+    sizes = [path.read_text(encoding="ascii").strip() for path in _CACHES.glob("index*/size")]
+    return max((int(size.removesuffix("K")) * 1024 for size in sizes), default=None)
+
+
+def _free_memory() -> int | None:
+    """Bytes that can be had without swapping; None where Linux is not."""
+    if not _MEMINFO.exists():
+        return None
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", _MEMINFO.read_text("ascii"), re.MULTILINE)
+    return int(found[1]) * 1024 if found is not None else None

@@ -1,0 +1,61 @@
+"""The largest rate at which an SLO is kept, found by trials (MLPerf Server).
+
+Pure: told what became of each trial, it says what to try next.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orch_sidecar.bench.result import Result, Status
+
+# MLPerf Server: the 99th percentile is within the bound.
+KEPT_SHARE: Final = 0.99
+# The answer is within so much of the largest rate, as far as trials can tell.
+PRECISION: Final = 0.05
+MOST_TRIALS: Final = 24
+
+
+class RateSearch:
+    """Doubles the rate until it is too much, then halves the interval."""
+
+    def __init__(self, first_per_s: float) -> None:
+        """Raises ValueError for a rate that is not above 0."""
+        if not first_per_s > 0:
+            raise ValueError(f"the first rate to try must be above 0, not {first_per_s}")
+        self.next_per_s = first_per_s
+        self.best_per_s: float | None = None
+        self._too_much_per_s: float | None = None
+        self._trials = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether no trial would say more."""
+        best, too_much = self.best_per_s, self._too_much_per_s
+        if self._trials >= MOST_TRIALS:
+            return True
+        return best is not None and too_much is not None and too_much / best <= 1 + PRECISION
+
+    def tell(self, *, kept: bool) -> None:
+        """What became of the trial at `next_per_s`."""
+        self._trials += 1
+        if kept:
+            self.best_per_s = self.next_per_s
+        else:
+            self._too_much_per_s = self.next_per_s
+        if self._too_much_per_s is None:
+            self.next_per_s *= 2
+        elif self.best_per_s is None:
+            self.next_per_s /= 2
+        else:
+            self.next_per_s = (self.best_per_s * self._too_much_per_s) ** 0.5
+
+
+def keeps(result: Result) -> bool:
+    """Whether a trial kept its SLO: at least 99 in 100 of all that were sent did.
+
+    One that was refused has not kept it.
+    """
+    if result.status is Status.INVALID or result.goodput is None:
+        return False
+    return result.goodput.share >= KEPT_SHARE

@@ -1,0 +1,78 @@
+"""A result in words, for whoever sits at the terminal."""
+
+from __future__ import annotations
+
+from orch_sidecar.bench.result import FiguresTold, Result, SpreadMs, Status
+from orch_sidecar.facts.measured import Arrivals
+from orch_sidecar.facts.row import Label
+
+
+def words(result: Result) -> str:
+    """A few lines: what was measured, what it is worth and why."""
+    engine, scenario, counts = result.engine, result.scenario, result.counts
+    lines = [
+        f"{result.measurement_type}: {result.status.upper()}",
+        *(f"  {reason}" for reason in result.reasons),
+        *(f"  to be published: {missing}" for missing in result.shortfalls),
+        f"{engine.model} on {engine.engine or '?'} {engine.engine_version or ''}, "
+        f"{engine.precision or '?'}, {engine.gpu_count or ''} {engine.gpu or '?'}"
+        f"{', ' + str(engine.slots_total) + ' slots' if engine.slots_total else ''}",
+        f"{_arrivals(result)}, prompts: {scenario.prompts}, seed {scenario.seed}",
+        f"requests: {counts.sent} sent, {counts.answered} answered, {counts.refused} refused, "
+        f"{counts.failed} failed, {counts.cut} cut",
+        *(f"  {count} x {reason}" for reason, count in counts.reasons.items()),
+    ]
+    if result.figures is not None:
+        lines += _figures(result.figures, result)
+    if result.batches is not None:
+        found = result.batches
+        lines.append(
+            f"engine: {found.steps} decode steps, batch {found.mean:.2f} on average, "
+            f"{found.largest} at most"
+        )
+    client = result.client
+    late = "" if client.late_ms is None else f"{client.late_ms.p99:.1f} ms late (p99), "
+    lines.append(f"client: {late}{client.cpu_share:.0%} of one core")
+    lines += [f"  the client may be the bottleneck: {cause}" for cause in client.bottleneck]
+    return "\n".join(lines)
+
+
+def _arrivals(result: Result) -> str:
+    scenario = result.scenario
+    if scenario.rate_per_s is not None:
+        return f"{scenario.arrivals} arrivals at {scenario.rate_per_s:.4g}/s"
+    name = scenario.arrivals.replace("_", " ")
+    return (
+        name if scenario.arrivals is not Arrivals.CLOSED_LOOP else f"{name} of {scenario.clients}"
+    )
+
+
+def _figures(figures: FiguresTold, result: Result) -> list[str]:
+    lines = [
+        f"throughput: {figures.tokens_per_s:.2f} tokens/s, {figures.requests_per_s:.2f} requests/s "
+        f"over {figures.window_s:.2f} s"
+    ]
+    # Offline is about throughput: when everything comes at once, a time says how long the
+    # queue was.
+    if result.measurement_type is not Label.OFFLINE:
+        named = {
+            "latency": figures.latency_ms,
+            "TTFT": figures.ttft_ms,
+            "TPOT": figures.tpot_ms,
+            "gap between tokens": figures.itl_ms,
+        }
+        lines += [_line(name, found) for name, found in named.items() if found is not None]
+    if result.goodput is not None and result.status is not Status.INVALID:
+        found = result.goodput
+        lines.append(
+            f"goodput: {found.requests_per_s:.2f} requests/s, {found.tokens_per_s:.2f} tokens/s; "
+            f"{found.share:.1%} of what was sent kept the SLO"
+        )
+    return lines
+
+
+def _line(name: str, found: SpreadMs) -> str:
+    return (
+        f"{name}: p50 {found.p50:.2f}, p90 {found.p90:.2f}, p95 {found.p95:.2f}, "
+        f"p99 {found.p99:.2f} ms"
+    )

@@ -1,0 +1,205 @@
+"""The same model measured three ways on the real engine, from runs and from their traces."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_sidecar.local.stack import Stack
+from tests.engine.clients import body
+from tests.engine.conftest import Stacks, make_plan
+from tests.engine.trace_file import TraceFile
+
+LENGTHS = ("--input-tokens", "32", "--output-tokens", "24")
+SLOTS = {"home": None, "cloud": 8, "offline": 16}
+# What is measured on each, and what then is not measured as it says.
+MEASURED = {
+    "home": ("single-stream", "--requests", "64", "--duration", "3"),
+    "cloud": ("batched-online", "--rate", "25", "--requests", "80", "--duration", "3"),
+    "offline": ("offline", "--requests", "64", "--duration", "0"),
+}
+PROFILES = tuple(MEASURED)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a command printed, and the result that it wrote, if it did."""
+
+    printed: str
+    result: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one profile: a measurement, its row, the row of its traces; and two that are
+    none, beside another client and under a label that the engine does not have."""
+
+    measured: Ran
+    row: dict[str, str]
+    traced: dict[str, str]
+    crowded: Ran
+    crowded_facts: Path
+    mislabelled: Ran
+
+
+Outcomes = Mapping[str, Outcome]
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The table that the runs of this file add to."""
+    return tmp_path_factory.mktemp("facts") / "tps_model_gpu.csv"
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    stacks: Stacks, logs: Path, facts: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Outcomes:
+    folder = tmp_path_factory.mktemp("runs")
+    with TraceFile(folder / "traces.jsonl") as traces:
+        return {
+            profile: outcome(stacks, profile, logs, traces, facts, folder) for profile in PROFILES
+        }
+
+
+def outcome(
+    stacks: Stacks, profile: str, logs: Path, traces: TraceFile, facts: Path, folder: Path
+) -> Outcome:
+    environ = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": traces.endpoint,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    }
+    log = logs / f"measuring-{profile}"
+    stack = stacks.use(make_plan(profile, SLOTS[profile], log, environ))
+    words = MEASURED[profile]
+    measured = bench(stack, folder, *words, "--facts", str(facts))
+    time.sleep(1.5)  # both sides export in the background
+    out = folder / f"traced-{profile}.csv"
+    scenario = measured.result["id"]
+    orch("facts", "from-otlp", str(traces.path), "--scenario", scenario, "--output", str(out))
+    [traced] = rows_of(out)
+    crowded_facts = folder / f"crowded-{profile}.csv"
+    with Other(stack):
+        # Long enough for the other client to be in it.
+        longer = ("--requests", "300", "--duration", "2")
+        keep = ("--facts", str(crowded_facts))
+        crowded = bench(stack, folder, *words, *longer, *keep, code=1)
+    other = "offline" if profile == "home" else "single-stream"
+    mislabelled = bench(stack, folder, other, code=1)
+    row = rows_of(facts)[-1]
+    return Outcome(measured, row, traced, crowded, crowded_facts, mislabelled)
+
+
+def orch(*words: str, code: int = 0) -> str:
+    """Runs `orch`; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "orch_sidecar", *words], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def bench(stack: Stack, folder: Path, *words: str, code: int = 0) -> Ran:
+    output = folder / f"{time.monotonic_ns()}.json"
+    where = ("--url", stack.url, "--output", str(output))
+    printed = orch("bench", *words, *where, *LENGTHS, code=code)
+    return Ran(printed, json.loads(output.read_text()) if output.exists() else {})
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_measurement_earns_its_label(outcomes: Outcomes, profile: str) -> None:
+    found = outcomes[profile]
+    result, row = found.measured.result, found.row
+    label = MEASURED[profile][0].replace("-", "_")
+    # Valid, but for the time that a publishable run takes.
+    assert (result["status"], result["reasons"]) == ("preliminary", []), found.measured.printed
+    assert result["measurement_type"] == row["measurement_type"] == label
+    assert (row["input_tokens"], row["output_tokens"]) == ("32", "24")
+    assert row["precision"] == "FP32"
+    assert row["gpu"].startswith("CPU (")
+    assert (row["batch"] == "1") is (profile == "home")
+    assert result["figures"]["output_tokens"] == 24 * result["counts"]["answered"]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_traces_of_a_measurement_make_the_same_row(outcomes: Outcomes, profile: str) -> None:
+    found = outcomes[profile]
+    row, traced = found.row, found.traced
+    for name in ("model_id", "gpu", "gpu_count", "precision", "measurement_type", "batch"):
+        assert traced[name] == row[name], name
+    assert (traced["input_tokens"], traced["output_tokens"]) == ("32", "24")
+    answered = found.measured.result["counts"]["answered"]
+    assert f"requests={answered};" in traced["scenario_notes"]
+    assert float(traced["throughput_tokens_per_sec"]) == pytest.approx(
+        float(row["throughput_tokens_per_sec"]), rel=0.03
+    )
+
+
+def test_table_of_all_three_passes_and_keeps_them_apart(outcomes: Outcomes, facts: Path) -> None:
+    labels = [row["measurement_type"] for row in rows_of(facts)]
+    assert labels == ["single_stream", "batched_online", "offline"]
+    orch("facts", "check", "--confirmed", str(facts))
+    compared = json.loads(orch("facts", "compare", str(facts), "--json"))
+    assert len(compared["sets"]) == 3, "nothing is averaged over labels"
+    single, _, offline = (
+        float(outcomes[profile].row["throughput_tokens_per_sec"]) for profile in PROFILES
+    )
+    assert offline > single
+
+
+@pytest.mark.parametrize("profile", ["home", "offline"])
+def test_another_client_in_the_window_makes_it_invalid(outcomes: Outcomes, profile: str) -> None:
+    found = outcomes[profile]
+    assert found.crowded.result["status"] == "invalid"
+    reasons = found.crowded.result["reasons"]
+    assert any("others used it at the same time" in reason for reason in reasons), reasons
+    assert not found.crowded_facts.exists(), "what is invalid makes no row"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_label_that_the_engine_does_not_have_is_refused(outcomes: Outcomes, profile: str) -> None:
+    found = outcomes[profile].mislabelled
+    label = "offline" if profile == "home" else "single_stream"
+    assert f"nothing measured there is {label}" in found.printed
+    assert found.result == {}, "nothing was run"
+
+
+class Other:
+    """Another client of the same sidecar, who asks all the time."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        document = json.dumps(body("completions", 4, stream=False)).encode()
+        request = urllib.request.Request(
+            f"{self._stack.url}/v1/completions", document, {"Content-Type": "application/json"}
+        )
+        while not self._over.wait(0.2):
+            with urllib.request.urlopen(request, timeout=30) as response:
+                response.read()
