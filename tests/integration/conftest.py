@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -18,7 +19,8 @@ import uvloop
 from orch_sidecar.app import Sidecar
 from orch_sidecar.settings import SidecarSettings
 from tests.integration.held import Held
-from tests.integration.running import Running, Start, eventually
+from tests.integration.otlp import Collect, Collector, grpc_collector, http_collector
+from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 from tests.integration.telling import Telling
 from tests.integration.tiers import above
@@ -137,6 +139,12 @@ async def sidecar(start: Start) -> Running:
 
 
 @pytest.fixture
+async def pair(start: Start, engine: ScriptedEngine, b: ScriptedEngine) -> Running:
+    """A sidecar in front of two engines alike: pools `a` and `b`."""
+    return await all_ready(await start(**pools(a=engine, b=b)))
+
+
+@pytest.fixture
 def held(engine: ScriptedEngine) -> Held:
     """Makes the engine hold every generating request."""
     held = Held()
@@ -162,3 +170,31 @@ async def lower(start: Start) -> Running:
 async def upper(start: Start, lower: Running) -> Running:
     """One of those."""
     return await above(start, lower)
+
+
+@pytest.fixture(params=["http/protobuf", "grpc"])
+async def collector(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Collector]:
+    """A collector, to which the environment points."""
+    async with AsyncExitStack() as stack:
+        if request.param == "grpc":
+            made = stack.enter_context(grpc_collector())
+        else:
+            made = await stack.enter_async_context(http_collector())
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.endpoint)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", request.param)
+        yield made
+
+
+@pytest.fixture
+def collect(collector: Collector) -> Collect:
+    """Stops the sidecar, which sends what it has, and returns the collector."""
+
+    async def stop(running: Running) -> Collector:
+        for client in running.clients:
+            await client.close()
+        await running.stop()
+        return collector
+
+    return stop

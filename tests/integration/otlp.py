@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent import futures
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -14,19 +14,29 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
+from tests.integration.running import Running
+
+# What a client that traces says of itself.
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+PARENT_ID = "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
+
+SERVER, CLIENT = 2, 3  # kinds of a span
+ERROR = 2  # its status
+
 
 @dataclass(slots=True)
 class Span:
     """A span as it was exported."""
 
     name: str
-    kind: int  # 2: server, 3: client
+    kind: int
     trace_id: str
     span_id: str
     parent_id: str
     start_ns: int
     end_ns: int
-    status: int  # 2: error
+    status: int
     attributes: dict[str, Any]
     resource: dict[str, Any]
     links: list[tuple[str, str]]  # trace and span
@@ -70,6 +80,9 @@ class Collector:
 
     def of_trace(self, trace_id: str) -> dict[str, Span]:
         return {span.name: span for span in self.spans if span.trace_id == trace_id}
+
+
+Collect = Callable[[Running], Awaitable[Collector]]
 
 
 def _value(value: AnyValue) -> Any:

@@ -1,50 +1,25 @@
-"""Cancelling a request by its id: from another connection, with the same key, wherever it is."""
+"""Cancelling a request by its id, from another connection, wherever the request is."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 
 import pytest
 
 from orch_sidecar import report
 from orch_sidecar.upstream import EngineConnection
 from tests.integration.answers import EVENT_STREAM
-from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client, Response
+from tests.integration.cancelling import assert_cancelled, cancel, named, new_id
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client
 from tests.integration.held import Held, started
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
-KEY = ("Authorization", "Bearer sk-one")
 # One whose decodes are shared, one whose are not.
 BOTH = (CHAT, MESSAGES)
+
 CHUNK = b"data: " + b"x" * 8000 + b"\n\n"
-
-
-def new_id() -> str:
-    return os.urandom(16).hex()
-
-
-def named(request_id: str) -> tuple[str, str]:
-    return "X-Orch-Request-Id", request_id
-
-
-async def cancel(running: Running, request_id: str, *headers: tuple[str, str]) -> Response:
-    """Cancels from a connection of its own."""
-    client = await running.client()
-    response = await client.request("POST", f"/v1/requests/{request_id}/cancel", None, headers)
-    if response.status == 204:
-        assert response.body == b""
-    return response
-
-
-def assert_cancelled(response: Response) -> None:
-    """It was over before any of its answer had gone out."""
-    assert (response.status, response.error["code"]) == (499, "cancelled")
-    assert response.error["policy_label"] == "cancelled_by_request"
-    assert response.error["retriable"] is False
-    assert response.header("retry-after") is None
 
 
 class Endless:
@@ -169,66 +144,6 @@ async def test_what_a_slow_client_has_not_taken_is_dropped(
     with pytest.raises(ConnectionError):
         await client.rest()
     await sidecar.idle()
-
-
-async def test_cancelling_again_is_the_same_and_changes_nothing(
-    sidecar: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    request_id = new_id()
-    client = await started(sidecar, headers=[named(request_id)])
-    await eventually(lambda: held.waiting)
-    for _ in range(3):
-        assert (await cancel(sidecar, request_id)).status == 204
-    assert_cancelled(await client.response())
-    assert (await cancel(sidecar, request_id)).status == 204
-    client.start(stream=False)
-    await eventually(lambda: held.waiting)
-    assert (await cancel(sidecar, request_id)).status == 204  # not the one that runs now
-    held.release()
-    assert (await client.response()).status == 200
-
-
-async def test_request_that_has_been_answered_counts_as_over(
-    sidecar: Running, engine: ScriptedEngine
-) -> None:
-    response = await (await sidecar.client()).post()
-    assert (await cancel(sidecar, response.header("x-orch-request-id") or "")).status == 204
-
-
-async def test_request_of_another_key_does_not_exist(
-    sidecar: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    request_id = new_id()
-    client = await started(sidecar, headers=[named(request_id), KEY])
-    await eventually(lambda: held.waiting)
-    for headers in ([], [("Authorization", "Bearer sk-two")], [("X-Api-Key", "sk-two")]):
-        refused = await cancel(sidecar, request_id, *headers)
-        assert (refused.status, refused.error["code"]) == (404, "not_found")
-    unknown = await cancel(sidecar, new_id(), KEY)
-    assert unknown.status == 404
-    assert len(held.waiting) == 1
-    assert (await cancel(sidecar, request_id, ("X-Api-Key", "sk-one"))).status == 204
-    assert_cancelled(await client.response())
-    assert (await cancel(sidecar, request_id)).status == 404, "ended, and still of that key"
-    assert (await cancel(sidecar, request_id, KEY)).status == 204
-
-
-async def test_own_id_of_a_client_is_taken_and_must_be_good_and_its_own(
-    sidecar: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    request_id = new_id()
-    client = await started(sidecar, headers=[named(request_id)])
-    await eventually(lambda: held.waiting)
-    other = await sidecar.client()
-    for given in (request_id, "mine", request_id.upper() + "A", "", request_id + "0"):
-        refused = await other.post(headers=[named(given)])
-        assert (refused.status, refused.error["param"]) == (400, "X-Orch-Request-Id")
-        assert refused.header("x-orch-request-id") not in (given, None)
-    held.release()
-    response = await client.response()
-    assert response.header("x-orch-request-id") == request_id
-    assert engine.generating[0].header("x-orch-request-id") is None
-    assert len(engine.generating) == 1
 
 
 async def test_request_whose_body_is_on_its_way_is_refused_when_it_is_there(

@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.integration.client import CHAT, Client
+from orch_sidecar.shared import BUFFER_BYTES
+from tests.integration.client import CHAT, Client, Response
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.telling import Telling, asking, full, sharing, together, told
+from tests.integration.telling import Telling, Told, asking, full, sharing, together, told
 
 EVERY_LOOP = True
 
@@ -121,31 +122,34 @@ async def test_client_that_leaves_at_once_leaves_nothing_behind(
     await eventually(lambda: not sidecar.sidecar.serving.sharing._decodes)
 
 
-async def test_slow_client_holds_up_no_fast_one(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
-) -> None:
-    [fast] = await together(sidecar, ())
-    slow = await sidecar.client(receive_buffer=4096)
-    slow.start(temperature=0)
-    await eventually(lambda: sharing(sidecar) == 2)
-    answer = await told(telling)
-    answer.begin()
-    for number in range(30):
-        answer.say("x" * 50_000 + f" {number}")
-        await fast.seen(f' {number}"'.encode())
-    answer.end()
-    response = await fast.response()
+def got_all_of_it(answer: Told, response: Response) -> None:
     assert response.body == answer.body_for(response)
-    await eventually(lambda: not sidecar.ledger.leased)  # the slot is free, however slow it is
-    response = await slow.response()
-    assert response.body == answer.body_for(response)
-    await sidecar.idle()
 
 
-async def test_client_too_slow_for_what_is_retained_is_told_so(
-    engine: ScriptedEngine, start: Start, telling: Telling, monkeypatch: pytest.MonkeyPatch
+def was_told_that_it_stalled(answer: Told, response: Response) -> None:
+    *_, error, done, rest = response.body.split(b"\n\n")
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "client_stalled"
+    assert (done, rest) == (b"data: [DONE]", b"")
+
+
+@pytest.mark.parametrize(
+    ("retained_bytes", "words", "slow_one", "outcomes"),
+    [
+        (BUFFER_BYTES, 30, got_all_of_it, {"ok": 2}),
+        (500_000, 120, was_told_that_it_stalled, {"ok": 1, "client_stalled": 1}),
+    ],
+)
+async def test_slow_client_holds_up_no_fast_one_and_gets_what_is_retained_or_is_told_so(
+    engine: ScriptedEngine,
+    start: Start,
+    telling: Telling,
+    monkeypatch: pytest.MonkeyPatch,
+    retained_bytes: int,
+    words: int,
+    slow_one: Callable[[Told, Response], None],
+    outcomes: dict[str, int],
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.shared.BUFFER_BYTES", 500_000)
+    monkeypatch.setattr("orch_sidecar.shared.BUFFER_BYTES", retained_bytes)
     running = await start()
     [fast] = await together(running, ())
     slow = await running.client(receive_buffer=4096)
@@ -153,19 +157,18 @@ async def test_client_too_slow_for_what_is_retained_is_told_so(
     await eventually(lambda: sharing(running) == 2)
     answer = await told(telling)
     answer.begin()
-    for number in range(120):
+    for number in range(words):
         answer.say("x" * 50_000 + f" {number}")
         await fast.seen(f' {number}"'.encode())
     answer.end()
-    response = await fast.response()
-    assert response.body == answer.body_for(response)
-    cut_short = await slow.response()
-    *_, error, done, rest = cut_short.body.split(b"\n\n")
-    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "client_stalled"
-    assert (done, rest) == (b"data: [DONE]", b"")
+    got_all_of_it(answer, await fast.response())
+    await eventually(lambda: not running.ledger.leased)  # the slot is free, however slow it is
+    slow_one(answer, await slow.response())
+    await running.idle()
     metrics = await running.metrics()
-    labels = f'outcome="client_stalled",route="{CHAT}",status="200"'
-    assert metrics[f"orch_requests_total{{{labels}}}"] == 1
+    for outcome, requests in outcomes.items():
+        labels = f'outcome="{outcome}",route="{CHAT}",status="200"'
+        assert metrics[f"orch_requests_total{{{labels}}}"] == requests
 
 
 async def test_engine_that_dies_before_its_first_byte_fails_all_alike(

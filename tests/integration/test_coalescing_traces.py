@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.client import CHAT
-from tests.integration.otlp import Span
+from tests.integration.otlp import ERROR, Collect, Span
 from tests.integration.running import Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.telling import Telling, full, sharing, together, told
-from tests.integration.test_traces import ERROR, Collect, collect, collector
-
-__all__ = ["collect", "collector"]  # fixtures
 
 TRACES = [f"{number:032x}" for number in range(1, 4)]
 

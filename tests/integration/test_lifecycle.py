@@ -1,36 +1,18 @@
-"""Before the engine is there, while it is away, when it is the wrong one, and at the end."""
+"""Before the engine is there, while it is away, when it is the wrong one, and when it is back."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from tests.integration.answers import EVENT_STREAM
-from tests.integration.client import CHAT, MESSAGES, Client, Response
+from tests.integration.client import CHAT, MESSAGES
 from tests.integration.held import Held, started
+from tests.integration.readiness import assert_unavailable, readiness, state_is
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
-
-
-async def readiness(running: Running) -> Response:
-    return await (await running.client()).get("/readyz")
-
-
-async def state_is(running: Running, state: str, within_s: float = 3.0) -> None:
-    await eventually(lambda: running.sidecar.state == state, within_s)
-
-
-def assert_unavailable(response: Response, code: str, path: str = CHAT) -> None:
-    assert response.status == 503
-    assert response.error["code"] == code
-    assert response.error["retriable"] is True
-    assert response.header("retry-after") == "1"
-    assert int(response.header("retry-after-ms") or "") > 0
-    expected = "overloaded_error" if path == MESSAGES else "service_unavailable_error"
-    assert response.error["type"] == expected
 
 
 async def test_sidecar_starts_before_the_engine_and_becomes_ready_with_it(
@@ -215,55 +197,6 @@ async def test_idle_engine_stays_ready(engine: ScriptedEngine, sidecar: Running)
     assert (await sidecar.capabilities())["age_ms"] < 1500
 
 
-async def test_optional_field_that_is_nonsense_breaks_nothing(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    """What is not understood counts as not said."""
-    names = (
-        "step_time", "prefill_tokens_per_s", "kv_cache_usage", "kv_tokens_total", "ctx_max",
-        "preemptions_total", "busy_seconds_total", "steps_by_batch", "steps_total", "prefill",
-    )  # fmt: skip
-    follower = sidecar.pool.follower
-    nonsense: Any
-    for nonsense in ("x", [], {}, None, -1, {"t0_ms": "a", "quality": "good"}):
-        engine.tell(**dict.fromkeys(names, nonsense))
-        await eventually(lambda n=nonsense: follower.document["prefill"] == n)  # type: ignore[index,misc]
-        assert sidecar.sidecar.state == "ready"
-        assert (await (await sidecar.client()).post()).status == 200
-        assert (await sidecar.metrics())['orch_slots_total{pool="cloud"}'] == 4
-        assert (await sidecar.capabilities())["batching_stats"]["total_batches"] == 0
-
-
-async def test_what_does_not_matter_to_admission_is_not_brought_before_it(
-    engine: ScriptedEngine, sidecar: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(sidecar.pool.gate, "engine_reports", told.append)
-    for number in range(3):
-        engine.tell(running=number, steps_total=number, prefill={"tokens": number})
-        await eventually(lambda n=number: sidecar.pool.follower.document["running"] == n)  # type: ignore[index,misc]
-    assert told == []
-    engine.tell(prefill_tokens_per_s=100.0)
-    await eventually(lambda: told)
-    assert len(told) == 1
-
-
-async def test_busy_engine_is_seen_by_its_heartbeats(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    assert sidecar.pool.follower.busy_ratio is None
-    engine.tell(busy_seconds_total=10.0)
-    await eventually(lambda: sidecar.pool.follower._busy is not None)
-    await asyncio.sleep(0.2)
-    engine.tell(busy_seconds_total=10.1)
-    await eventually(lambda: sidecar.pool.follower.busy_ratio)
-    ratio = (await sidecar.capabilities())["engine_busy_ratio"]
-    assert 0.2 < ratio < 0.55
-    metrics = await sidecar.metrics()
-    assert metrics['orch_engine_busy_ratio{pool="cloud"}'] == ratio
-    assert metrics['orch_engine_busy_seconds_total{pool="cloud"}'] == 10.1
-
-
 async def test_stalled_engine_makes_unready_and_keeps_its_queue_until_it_moves(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
@@ -295,90 +228,3 @@ async def test_engine_comes_back_with_other_slots(engine: ScriptedEngine, sideca
     await eventually(lambda: sidecar.ledger.slots_total == 2)
     assert (await (await sidecar.client()).post(CHAT, n=3)).status == 400
     assert (await (await sidecar.client()).post(CHAT, n=2)).status == 200
-
-
-async def test_drain_refuses_new_ones_and_finishes_what_runs(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    running = await start(drain_timeout_s=5)
-    kept = await running.client()
-    assert (await kept.get("/livez")).status == 200
-    busy = await started(running, seed=1, n=4)
-    await eventually(lambda: held.waiting)
-    queued = await started(running, seed=2)
-    await eventually(lambda: running.queued == 1)
-    running.stopped = True
-    stopping = asyncio.ensure_future(running.sidecar.stop())
-    await eventually(lambda: running.sidecar.state == "draining")
-    for client in (kept, await Client.connect(running.port)):
-        response = await client.post()
-        assert_unavailable(response, "draining")
-        assert response.header("connection") == "close"
-        assert await client.rest() == b""
-        await client.close()
-    ready = await readiness(running)
-    assert ready.status == 503
-    assert ready.json()["draining"] is True
-    assert not stopping.done()
-    held.release()
-    response = await busy.response()
-    assert response.json() == {"seed": 1}
-    assert response.header("connection") is None  # it began before
-    await eventually(lambda: held.waiting)
-    held.release()
-    response = await queued.response()
-    assert response.json() == {"seed": 2}
-    assert response.header("connection") == "close"
-    await asyncio.wait_for(stopping, 3)
-    with pytest.raises(ConnectionError):
-        await Client.connect(running.port)
-
-
-async def test_drain_ends_at_its_limit_and_tells_those_it_leaves(
-    engine: ScriptedEngine, start: Start
-) -> None:
-    running = await start(drain_timeout_s=0.2)
-    hold = Held()
-
-    async def stream(answer: Answer) -> None:
-        answer.head(200, EVENT_STREAM)
-        answer.event("a")
-        await asyncio.sleep(60)
-
-    async def half(answer: Answer) -> None:
-        answer.head(200, [("content-length", "100")], chunked=False)
-        answer.write(b"{")
-        await asyncio.sleep(60)
-
-    engine.scripts += [stream, half, hold, hold]
-    streaming, cut = await started(running), await started(running)
-    silent, second = await started(running), await started(running)
-    await streaming.seen(b"data: a")
-    await cut.seen(b"{")
-    await eventually(lambda: len(hold.waiting) == 2)
-    queued = await started(running)
-    await eventually(lambda: running.queued == 1)
-    begin = asyncio.get_running_loop().time()
-    await running.stop()
-    assert asyncio.get_running_loop().time() - begin < 1.5
-    told = await streaming.response()
-    assert told.body.startswith(b'data: a\n\ndata: {"error": ')
-    assert b"draining" in told.body
-    await cut.aborted()
-    for client in (silent, second, queued):
-        response = await client.response()
-        assert_unavailable(response, "draining")
-    assert engine.present == 0
-
-
-async def test_drain_of_an_idle_sidecar_is_quick_and_closes_kept_connections(
-    engine: ScriptedEngine, start: Start
-) -> None:
-    running = await start(drain_timeout_s=30)
-    client = await running.client()
-    await client.post()
-    begin = asyncio.get_running_loop().time()
-    await running.stop()
-    assert asyncio.get_running_loop().time() - begin < 0.5
-    assert await client.rest() == b""
-    await eventually(lambda: not engine.wires)

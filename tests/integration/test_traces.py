@@ -1,57 +1,27 @@
-"""One trace per request, to a real collector; and nothing at all without one."""
+"""One trace per request, to a real collector: its spans, and what is never in them."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 
 import pytest
 
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.held import Held, started
-from tests.integration.otlp import Collector, Span, grpc_collector, http_collector
-from tests.integration.running import Running, Start, eventually
+from tests.integration.otlp import (
+    CLIENT,
+    ERROR,
+    PARENT_ID,
+    SERVER,
+    TRACE_ID,
+    TRACEPARENT,
+    Collect,
+    Span,
+)
+from tests.integration.running import Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
-
-TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
-PARENT_ID = "b7ad6b7169203331"
-TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
-SERVER, CLIENT, ERROR = 2, 3, 2
-
-Collect = Callable[[Running], Awaitable[Collector]]
-
-
-@pytest.fixture(params=["http/protobuf", "grpc"])
-async def collector(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Collector]:
-    """A collector, to which the environment points."""
-    async with AsyncExitStack() as stack:
-        if request.param == "grpc":
-            made = stack.enter_context(grpc_collector())
-        else:
-            made = await stack.enter_async_context(http_collector())
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.endpoint)
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", request.param)
-        yield made
-
-
-@pytest.fixture
-def collect(collector: Collector) -> Collect:
-    """Stops the sidecar, which sends what it has, and returns the collector."""
-
-    async def stop(running: Running) -> Collector:
-        for client in running.clients:
-            await client.close()
-        await running.stop()
-        return collector
-
-    return stop
 
 
 async def test_one_request_is_one_tree_from_the_client_to_the_engine(
@@ -267,72 +237,3 @@ async def test_model_name_in_a_span_is_bounded(
     await (await running.client()).post(CHAT, model="m" * 100_000)
     server: Span = (await collect(running)).one(CHAT)
     assert len(server.attributes["gen_ai.request.model"]) <= 256
-
-
-async def test_without_a_collector_the_clients_context_passes_as_it_is(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    client = await sidecar.client()
-    fields = [("traceparent", TRACEPARENT), ("tracestate", "a=1,b=2"), ("baggage", "x=y")]
-    await client.post(CHAT, fields)
-    await client.post(CHAT)
-    for name, value in fields:
-        assert engine.generating[0].header(name) == value
-        assert engine.generating[1].header(name) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")],
-)
-async def test_tracing_that_is_switched_off_is_off(
-    engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv(name, value)
-    running = await start()
-    await (await running.client()).post(CHAT, [("traceparent", TRACEPARENT)])
-    assert engine.generating[0].header("traceparent") == TRACEPARENT
-
-
-async def test_sampling_is_the_clients_decision(
-    engine: ScriptedEngine, collect: Collect, start: Start
-) -> None:
-    running = await start()
-    await (await running.client()).post(CHAT, [("traceparent", TRACEPARENT[:-2] + "00")])
-    assert re.fullmatch(
-        f"00-{TRACE_ID}-[0-9a-f]{{16}}-00", engine.generating[0].header("traceparent") or ""
-    )
-    assert (await collect(running)).spans == []
-
-
-@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-@pytest.mark.parametrize("collector_is", ["closed", "silent"])
-async def test_collector_that_is_down_slows_and_breaks_nothing(
-    engine: ScriptedEngine,
-    start: Start,
-    monkeypatch: pytest.MonkeyPatch,
-    protocol: str,
-    collector_is: str,
-) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        if collector_is == "silent":
-            silent.listen(1)
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
-        running = await start()
-        client = await running.client()
-        loop = asyncio.get_running_loop()
-        worst_s = 0.0
-        for _ in range(100):
-            begin = loop.time()
-            assert (await client.post(stream=True)).status == 200
-            worst_s = max(worst_s, loop.time() - begin)
-        assert worst_s < 0.25
-        begin = loop.time()
-        await running.stop()
-        assert loop.time() - begin < 5

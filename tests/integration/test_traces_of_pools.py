@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.client import CHAT
-from tests.integration.otlp import Collector, Span
+from tests.integration.otlp import ERROR, TRACE_ID, TRACEPARENT, Collect, Collector, Span
 from tests.integration.running import Running, Start, all_ready, pools
 from tests.integration.scripted_engine import Engine, ScriptedEngine
-from tests.integration.test_pools import closes
-from tests.integration.test_traces import ERROR, TRACE_ID, TRACEPARENT, Collect, collect, collector
-
-__all__ = ["collect", "collector"]  # fixtures
+from tests.integration.scripts import closes
 
 KNOWN = ("measurement_type", "orch.profile", "orch.batching", "orch.pool", "orch.class")
 

@@ -1,4 +1,4 @@
-"""The official clients, unchanged, through the sidecar."""
+"""OpenAI's official client, unchanged, through the sidecar."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
@@ -24,14 +23,6 @@ MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 async def client(sidecar: Running) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
         base_url=f"http://127.0.0.1:{sidecar.port}/v1", api_key="any", max_retries=0
-    ) as client:
-        yield client
-
-
-@pytest.fixture
-async def claude(sidecar: Running) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with anthropic.AsyncAnthropic(
-        base_url=f"http://127.0.0.1:{sidecar.port}", api_key="any", max_retries=0
     ) as client:
         yield client
 
@@ -245,72 +236,6 @@ async def test_engine_down_is_an_internal_server_error_that_the_client_retries(
         await engine.start()
         answer = await pending
         assert answer.choices[0].message.content == "one two three"
-
-
-async def test_messages(engine: ScriptedEngine, claude: anthropic.AsyncAnthropic) -> None:
-    answer = await claude.messages.create(
-        model="tiny", max_tokens=9, messages=[{"role": "user", "content": "hi"}]
-    )
-    block: Any = answer.content[0]
-    assert block.text == "one two three"
-    assert answer.usage.output_tokens == 3
-    async with claude.messages.stream(
-        model="tiny", max_tokens=9, messages=[{"role": "user", "content": "hi"}]
-    ) as stream:
-        assert [text async for text in stream.text_stream] == ["one ", "two ", "three"]
-    counted = await claude.messages.count_tokens(
-        model="tiny", messages=[{"role": "user", "content": "hi"}]
-    )
-    assert counted.input_tokens == 7
-
-
-async def test_refusals_of_messages_are_the_clients_exceptions(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    running = await start(queue_capacity=0)
-
-    def create(client: anthropic.AsyncAnthropic, limit: int = 9) -> Any:
-        return client.messages.create(
-            model="tiny", max_tokens=limit, messages=[{"role": "user", "content": "hi"}]
-        )
-
-    async with anthropic.AsyncAnthropic(
-        base_url=f"http://127.0.0.1:{running.port}", api_key="any", max_retries=0
-    ) as client:
-        with pytest.raises(anthropic.BadRequestError) as bad:
-            await create(client, 0)
-        body: Any = bad.value.body
-        assert body["type"] == "error"
-        assert body["error"]["type"] == "invalid_request_error"
-        await started(running, n=4)
-        await eventually(lambda: held.waiting)
-        with pytest.raises(anthropic.RateLimitError) as limited:
-            await create(client)
-        assert 1000 <= int(limited.value.response.headers["retry-after-ms"]) <= 1250
-        await engine.stop()
-        await eventually(lambda: running.sidecar.state == "down")
-        with pytest.raises(anthropic.InternalServerError) as down:
-            await create(client)
-        body = down.value.body
-        assert body["error"]["type"] == "overloaded_error"
-
-
-async def test_failure_in_a_stream_of_messages_is_the_clients_exception(
-    engine: ScriptedEngine, claude: anthropic.AsyncAnthropic
-) -> None:
-    async def break_off(answer: Answer) -> None:
-        answer.head(200, EVENT_STREAM)
-        answer.event({"type": "ping"}, "ping")
-        await asyncio.sleep(0.02)
-        answer.close()
-
-    engine.answer = break_off
-    stream = await claude.messages.create(
-        model="tiny", max_tokens=9, messages=[{"role": "user", "content": "hi"}], stream=True
-    )
-    with pytest.raises(anthropic.APIStatusError, match="before its answer was complete"):
-        async for _event in stream:
-            pass
 
 
 async def test_many_clients_of_one_process_share_the_slots(

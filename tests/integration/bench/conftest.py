@@ -1,0 +1,36 @@
+"""What is measured: scripted engines that decode, behind real sidecars."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.bench.decoding import Decoding
+from tests.integration.running import Running, Start
+from tests.integration.scripted_engine import Engine, ScriptedEngine
+
+
+@pytest.fixture
+def told_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scripted engine tells its counts at once, and need not be waited for."""
+    monkeypatch.setattr("orch_sidecar.bench.idle.TOLD_EVERY_S", 0.1)
+    monkeypatch.setattr("orch_sidecar.bench.idle.IDLE_WITHIN_S", 1.0)
+
+
+@pytest.fixture
+async def cloud(engine: ScriptedEngine, start: Start) -> Running:
+    """A sidecar before an engine of 4 slots."""
+    Decoding(engine)
+    return await start()
+
+
+@pytest.fixture
+async def at_home(another: Engine) -> ScriptedEngine:
+    """An engine of one slot, which decodes."""
+    made = await another(profile="home", slots=1)
+    Decoding(made)
+    return made
+
+
+@pytest.fixture
+async def home(at_home: ScriptedEngine, start: Start) -> Running:
+    return await start(engine_url=at_home.url, profile="home")

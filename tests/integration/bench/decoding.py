@@ -1,0 +1,89 @@
+"""An engine that decodes in steps: every sequence in it gets a token of each, as vLLM's do.
+
+It tells its counts as the plugin does, so that a sidecar's `/v1/capabilities` says what it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from tests.integration.answers import EVENT_STREAM
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.wire import Answer
+from vllm_plugin.board import StepReport
+
+_TOLD = ("requests_total", "steps_by_batch")
+
+
+@dataclass(slots=True)
+class _Sequence:
+    answer: Answer
+    left: int
+    over: asyncio.Event
+
+
+class Decoding:
+    """The script. `step_s`: how long a step takes, whatever the batch. `usage`: whether answers
+    tell how many tokens they had."""
+
+    def __init__(self, engine: ScriptedEngine, *, step_s: float = 0.004) -> None:
+        self.step_s = step_s
+        self.usage = True
+        self._engine = engine
+        self._running: list[_Sequence] = []
+        self._stepping = False
+        engine.answer = self
+        self.tell()
+
+    def tell(self, **instead: Any) -> None:
+        """The counts as of now, as the next heartbeat would tell them."""
+        counts = self._engine.board.slow()
+        self._engine.tell(**{name: counts[name] for name in _TOLD} | instead)
+
+    async def __call__(self, answer: Answer) -> None:
+        body = answer.request.json()
+        sequence = _Sequence(answer, body["max_tokens"], asyncio.Event())
+        answer.head(200, EVENT_STREAM)
+        self._running.append(sequence)
+        if not self._stepping:
+            self._stepping = True
+            self._engine.run(self._step())
+        try:
+            await sequence.over.wait()
+        finally:
+            if sequence in self._running:
+                self._running.remove(sequence)
+        if self.usage:
+            tokens = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
+            answer.event({"choices": [], "usage": tokens})
+        answer.event("[DONE]")
+        answer.end()
+
+    async def _step(self) -> None:
+        board, loop = self._engine.board, asyncio.get_running_loop()
+        while self._running:
+            await asyncio.sleep(self.step_s)
+            batch = list(self._running)
+            if batch:
+                left = sum(sequence.left > 1 for sequence in batch)
+                board.stepped(
+                    StepReport(
+                        loop.time(), left, 0, 0.0, 0, len(batch),
+                        decode_only=True, elapsed_s=self.step_s,
+                    )
+                )  # fmt: skip
+            for sequence in batch:
+                self._generate(sequence)
+        self._stepping = False
+        if board is self._engine.board:
+            self.tell()
+
+    def _generate(self, sequence: _Sequence) -> None:
+        sequence.left -= 1
+        end = None if sequence.left else "length"
+        sequence.answer.event({"choices": [{"index": 0, "text": " a", "finish_reason": end}]})
+        if not sequence.left:
+            self._running.remove(sequence)
+            sequence.over.set()

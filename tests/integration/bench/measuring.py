@@ -1,0 +1,59 @@
+"""Measurements in the test's own event loop, on scripted engines behind real sidecars."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from orch_sidecar.bench.endpoint import Endpoint
+from orch_sidecar.bench.identity import Given
+from orch_sidecar.bench.measure import Plan, measure
+from orch_sidecar.bench.prompts import Prompt, cycle, synthetic
+from orch_sidecar.bench.result import Result
+from orch_sidecar.bench.scenario import Scenario
+from orch_sidecar.facts.measured import Arrivals
+from orch_sidecar.facts.row import Label
+from tests.integration.running import Running
+
+SINGLE = Scenario(Label.SINGLE_STREAM, Arrivals.ONE_BY_ONE, 12, 0.0, 0, clients=1)
+CLOSED = Scenario(Label.BATCHED_ONLINE, Arrivals.CLOSED_LOOP, 24, 0.0, 0, clients=4)
+POISSON = Scenario(Label.BATCHED_ONLINE, Arrivals.POISSON, 40, 0.0, 0, rate_per_s=100.0)
+OFFLINE = Scenario(Label.OFFLINE, Arrivals.AT_ONCE, 30, 0.0, 0)
+
+INPUT_TOKENS, OUTPUT_TOKENS = 20, 6
+
+
+def plan(url: str, scenario: Scenario, **more: Any) -> Plan:
+    """Synthetic prompts of 20 tokens, answers of 6."""
+    values: dict[str, Any] = {
+        "endpoint": Endpoint.of(url, None, {}),
+        "model": "tiny",
+        "pool": None,
+        "scenario": scenario,
+        "prompts": lambda seed: synthetic(range(100), INPUT_TOKENS, OUTPUT_TOKENS, seed),
+        "prompts_told": "synthetic",
+        "ignore_eos": True,
+        "given": Given(),
+    }
+    return Plan(**values | more)
+
+
+def the_same(seed: int) -> Any:
+    """One prompt again and again."""
+    prompts = islice(synthetic(range(100), INPUT_TOKENS, OUTPUT_TOKENS, 1), 1)
+    return cycle([Prompt(each.content, each.input_tokens, OUTPUT_TOKENS) for each in prompts], seed)
+
+
+async def measured(
+    url: str, scenario: Scenario, *, requests: int | None = None, trial: bool = False, **more: Any
+) -> Result:
+    """The result of a run that nobody interrupts."""
+    if requests is not None:
+        scenario = replace(scenario, least_requests=requests)
+    return await measure(plan(url, scenario, **more), asyncio.Event(), trial=trial)
+
+
+def url_of(running: Running) -> str:
+    return f"http://127.0.0.1:{running.port}"

@@ -1,0 +1,88 @@
+"""Ctrl-C at every stage of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orch_sidecar.bench import idle
+from orch_sidecar.bench.fact import NoFact, row_of
+from orch_sidecar.bench.interrupt import Interrupted
+from orch_sidecar.bench.measure import measure
+from orch_sidecar.bench.result import Result, Status
+from orch_sidecar.bench.scenario import Scenario
+from tests.integration.bench.measuring import CLOSED, plan, url_of
+from tests.integration.running import Running, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.scripts import endless
+
+pytestmark = pytest.mark.usefixtures("told_often")
+
+
+def begun(url: str, scenario: Scenario) -> tuple[asyncio.Event, asyncio.Task[Result]]:
+    interrupted = asyncio.Event()
+    return interrupted, asyncio.create_task(measure(plan(url, scenario), interrupted))
+
+
+async def test_interruption_of_the_warm_up_ends_it_without_a_result(
+    cloud: Running, engine: ScriptedEngine
+) -> None:
+    engine.answer = endless
+    interrupted, running = begun(url_of(cloud), replace(CLOSED, warm_up=2))
+    await eventually(lambda: engine.present)
+    interrupted.set()
+    with pytest.raises(Interrupted):
+        await running
+    await eventually(lambda: not engine.present)
+
+
+async def test_interruption_while_it_waits_for_the_engine_ends_it_without_a_result(
+    cloud: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orch_sidecar.bench.idle.TOLD_EVERY_S", 60.0)
+    interrupted, running = begun(url_of(cloud), CLOSED)
+    await asyncio.sleep(0.1)
+    interrupted.set()
+    with pytest.raises(Interrupted):
+        await running
+
+
+async def test_interruption_of_the_measurement_is_told_with_what_there_is(
+    cloud: Running, engine: ScriptedEngine
+) -> None:
+    interrupted, running = begun(url_of(cloud), replace(CLOSED, least_seconds=60.0))
+    await eventually(lambda: len(engine.generating) > 10)
+    interrupted.set()
+    result = await running
+    assert result.status is Status.INCOMPLETE
+    assert result.reasons == ["it was stopped before its end"]
+    assert result.counts.answered >= 6
+    assert result.counts.cut <= 4
+    assert result.figures is not None
+    assert result.batches is not None
+    with pytest.raises(NoFact, match="incomplete"):
+        row_of(result)
+
+
+async def test_interruption_of_the_last_wait_makes_it_incomplete(
+    cloud: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = [idle.look_when_idle]
+
+    async def slowly(*arguments: Any) -> Any:
+        if looks:
+            return await looks.pop()(*arguments)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr("orch_sidecar.bench.measure.look_when_idle", slowly)
+    interrupted, running = begun(url_of(cloud), CLOSED)
+    await asyncio.sleep(0.6)
+    interrupted.set()
+    result = await running
+    assert result.status is Status.INCOMPLETE
+    assert result.reasons[1:] == ["what the engine did is not known: nobody waited until it told"]
+    assert result.counts.answered == 24

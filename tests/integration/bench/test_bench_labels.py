@@ -1,0 +1,193 @@
+"""Runs from end to end, and whether they earned their label."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_sidecar.bench.endpoint import Endpoint, EndpointError
+from orch_sidecar.bench.fact import NoFact, row_of
+from orch_sidecar.bench.measure import NotMeasurable
+from orch_sidecar.bench.result import Result, Status
+from orch_sidecar.facts import files
+from orch_sidecar.facts.check import check
+from orch_sidecar.facts.row import Label
+from tests.integration.bench.decoding import Decoding
+from tests.integration.bench.measuring import (
+    CLOSED,
+    INPUT_TOKENS,
+    OFFLINE,
+    OUTPUT_TOKENS,
+    POISSON,
+    SINGLE,
+    measured,
+    the_same,
+    url_of,
+)
+from tests.integration.client import COMPLETIONS
+from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.scripted_engine import Engine, ScriptedEngine
+
+pytestmark = pytest.mark.usefixtures("told_often")
+
+
+def reasons(result: Result) -> str:
+    assert result.status is Status.INVALID
+    return "; ".join(result.reasons)
+
+
+async def test_single_stream_is_measured_and_makes_a_row(home: Running, tmp_path: Path) -> None:
+    result = await measured(url_of(home), SINGLE)
+    assert (result.status, result.reasons) == (Status.PRELIMINARY, [])
+    assert result.batches is not None
+    assert (result.batches.largest, result.batches.steps) == (1, 12 * OUTPUT_TOKENS)
+    assert (result.counts.sent, result.counts.answered) == (12, 12)
+    assert result.counts.of_other_length == 0
+    assert result.figures is not None
+    assert result.figures.input_tokens == 12 * INPUT_TOKENS
+    assert result.figures.output_tokens == 12 * OUTPUT_TOKENS
+    assert (result.engine.profile, result.engine.gpu) == ("home", "CPU (scripted)")
+    row = row_of(result)
+    assert (row.measurement_type, row.batch) == (Label.SINGLE_STREAM, 1)
+    facts = tmp_path / "tps_model_gpu.csv"
+    assert files.append(facts, [row]) == 1
+    assert check(files.read(facts), confirmed=True) == []
+
+
+@pytest.mark.parametrize("scenario", [CLOSED, POISSON])
+async def test_batched_online_is_measured(cloud: Running, scenario: Any) -> None:
+    result = await measured(url_of(cloud), replace(scenario, warm_up=3))
+    assert (result.status, result.reasons) == (Status.PRELIMINARY, [])
+    assert result.batches is not None
+    assert result.batches.largest > 1
+    assert result.counts.answered == scenario.least_requests
+    assert row_of(result).batch == result.batches.largest
+
+
+async def test_offline_is_measured(another: Engine, start: Start) -> None:
+    engine = await another(profile="offline", slots=8)
+    Decoding(engine)
+    sidecar = await start(engine_url=engine.url, profile="offline")
+    result = await measured(url_of(sidecar), OFFLINE)
+    assert (result.status, result.reasons) == (Status.PRELIMINARY, [])
+    assert result.batches is not None
+    assert result.batches.largest == 8
+    assert result.counts.answered == 30
+    assert {row[0] for row in result.calls} == {result.calls[0][0]}
+
+
+async def test_pool_of_several_is_measured_by_its_name(
+    engine: ScriptedEngine, at_home: ScriptedEngine, start: Start
+) -> None:
+    Decoding(engine)
+    sidecar = await all_ready(await start(**pools(home=at_home, cloud=engine)))
+    with pytest.raises(EndpointError, match="one pool must be named: the document tells of"):
+        await measured(url_of(sidecar), SINGLE)
+    result = await measured(url_of(sidecar), SINGLE, pool="home")
+    assert (result.status, result.engine.pool) == (Status.PRELIMINARY, "home")
+    assert engine.generating == []
+
+
+@pytest.mark.parametrize("scenario", [SINGLE, OFFLINE])
+async def test_label_that_the_pool_does_not_have_is_refused_before_anything_is_sent(
+    cloud: Running, engine: ScriptedEngine, scenario: Any
+) -> None:
+    with pytest.raises(NotMeasurable, match=f"nothing measured there is {scenario.label}"):
+        await measured(url_of(cloud), scenario)
+    assert engine.generating == []
+
+
+async def test_single_stream_is_refused_where_nobody_says_what_the_pool_is(
+    engine: ScriptedEngine,
+) -> None:
+    with pytest.raises(NotMeasurable, match="single_stream is measured only where the pool says"):
+        await measured(engine.url, SINGLE)
+    assert engine.generating == []
+
+
+async def test_second_client_in_the_window_makes_it_invalid(
+    home: Running, at_home: ScriptedEngine
+) -> None:
+    client = await home.client()
+    running = asyncio.create_task(measured(url_of(home), SINGLE))
+    await eventually(lambda: len(at_home.generating) > 2)
+    prompt = list(range(5))
+    response = await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=3)
+    assert response.status == 200
+    assert "the engine took 13 requests in the window, and 12 were of this" in reasons(
+        await running
+    )
+
+
+async def test_engine_that_restarts_in_the_window_makes_it_invalid(
+    home: Running, at_home: ScriptedEngine
+) -> None:
+    running = asyncio.create_task(measured(url_of(home), replace(SINGLE, least_seconds=0.5)))
+    await eventually(lambda: len(at_home.generating) > 2)
+    await at_home.restart()
+    Decoding(at_home)
+    result = await running
+    assert reasons(result) == "the engine was restarted"
+    assert result.figures is not None
+    with pytest.raises(NoFact):
+        row_of(result)
+
+
+async def test_engine_that_is_gone_at_the_end_makes_it_invalid_and_loses_nothing(
+    home: Running, at_home: ScriptedEngine
+) -> None:
+    running = asyncio.create_task(measured(url_of(home), replace(SINGLE, least_seconds=0.2)))
+    await eventually(lambda: len(at_home.generating) > 2)
+    await at_home.stop()
+    result = await running
+    assert "what the engine did is not known: it is" in reasons(result)
+    assert result.counts.answered >= 2
+
+
+async def test_run_in_which_nothing_was_batched_is_invalid_as_batched_online(
+    cloud: Running,
+) -> None:
+    alone = replace(CLOSED, clients=1)
+    assert "nothing was batched" in reasons(await measured(url_of(cloud), alone))
+    assert (await measured(url_of(cloud), alone, trial=True)).status is Status.PRELIMINARY
+
+
+async def test_identical_requests_are_never_shared(cloud: Running, engine: ScriptedEngine) -> None:
+    result = await measured(url_of(cloud), CLOSED, prompts=the_same)
+    assert result.status is Status.PRELIMINARY
+    assert len(engine.generating) == 24
+
+
+async def test_run_in_which_answers_were_shared_is_invalid(
+    cloud: Running, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if somebody on the way took the header away."""
+    message = Endpoint.message
+
+    def sharing(self: Endpoint, path: str, body: bytes, more: Mapping[str, str]) -> bytes:
+        kept = {name: value for name, value in more.items() if name != "X-Orch-No-Coalesce"}
+        return message(self, path, body, kept)
+
+    monkeypatch.setattr(Endpoint, "message", sharing)
+    result = await measured(url_of(cloud), CLOSED, prompts=the_same)
+    assert len(engine.generating) < 24
+    assert "answers were shared (coalesced)" in reasons(result)
+
+
+async def test_counts_that_come_late_are_waited_for(
+    home: Running, at_home: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two documents are alike meanwhile, and tell of nothing."""
+    tell = Decoding.tell
+
+    def late(self: Decoding, **instead: Any) -> None:
+        asyncio.get_running_loop().call_later(0.4, lambda: tell(self, **instead))
+
+    monkeypatch.setattr(Decoding, "tell", late)
+    result = await measured(url_of(home), replace(SINGLE, warm_up=2))
+    assert (result.status, result.reasons) == (Status.PRELIMINARY, [])

@@ -1,0 +1,275 @@
+"""Requests of a measurement on real sockets: how they are sent, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Any
+
+import pytest
+
+from orch_sidecar.bench import client, load
+from orch_sidecar.bench.call import Ask, Call, Fate, Pulse
+from orch_sidecar.bench.endpoint import Endpoint
+from orch_sidecar.bench.load import Load
+from tests.integration.bench.decoding import Decoding
+from tests.integration.running import eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.scripts import closes, endless
+from tests.integration.wire import Answer
+
+EVERY_LOOP = True
+
+BODY = b'{"model":"tiny","prompt":[1,2,3],"max_tokens":4,"stream":true}'
+
+
+def endpoint(engine: ScriptedEngine) -> Endpoint:
+    return Endpoint.of(engine.url, None, {})
+
+
+def asks(engine: ScriptedEngine, **tokens: Any) -> Iterator[Ask]:
+    return repeat(Ask(endpoint(engine).message("/v1/completions", BODY, {}), **tokens))
+
+
+def made(engine: ScriptedEngine, stopping: asyncio.Event | None = None) -> Load:
+    return Load(endpoint(engine), lambda call: None, stopping)
+
+
+def after(requests: int) -> Any:
+    return lambda sent, now_s: sent >= requests
+
+
+async def one(engine: ScriptedEngine, **tokens: Any) -> Call:
+    made_ = made(engine)
+    await made_.watched(made_.closed(asks(engine, **tokens), 1, after(1)))
+    [call] = made_.calls
+    return call
+
+
+async def test_one_client_asks_again_when_its_answer_has_ended(engine: ScriptedEngine) -> None:
+    Decoding(engine)
+    found = made(engine)
+    pulse = await found.watched(found.closed(asks(engine), 1, after(10)))
+    assert [call.fate for call in found.calls] == [Fate.ANSWERED] * 10
+    for before, call in zip(found.calls, found.calls[1:], strict=False):
+        assert before.ended_s is not None
+        assert call.sent_s is not None
+        assert call.sent_s >= before.ended_s
+        assert call.late_s is not None
+        assert call.late_s >= 0
+    assert len({request.connection for request in engine.generating}) == 1
+    assert engine.peak == 1
+    assert pulse.cpu_share > 0
+    assert isinstance(pulse, Pulse)
+    assert not found.stopped
+
+
+async def test_clients_of_a_closed_loop_are_under_way_together(engine: ScriptedEngine) -> None:
+    Decoding(engine)
+    ended: list[Call] = []
+    found = Load(endpoint(engine), ended.append)
+    await found.watched(found.closed(asks(engine), 3, after(20)))
+    assert len(found.calls) == 20
+    assert engine.peak == 3
+    assert sorted(map(id, ended)) == sorted(map(id, found.calls))
+
+
+async def test_closed_loop_goes_on_until_it_has_enough_time(engine: ScriptedEngine) -> None:
+    Decoding(engine)
+    found = made(engine)
+    await found.watched(found.closed(asks(engine), 2, lambda sent, now_s: now_s >= 0.3))
+    assert found.now() >= 0.3
+    assert len(found.calls) > 4
+
+
+async def test_requests_of_a_schedule_are_never_early_and_wait_for_nobody(
+    engine: ScriptedEngine,
+) -> None:
+    engine.slots = 100
+    Decoding(engine, step_s=0.02)
+    due_s = [0.01 * number for number in range(1, 21)]
+    found = made(engine)
+    await found.watched(found.open(asks(engine), due_s))
+    assert [call.due_s for call in found.calls] == due_s
+    for call in found.calls:
+        assert call.fate is Fate.ANSWERED
+        assert call.late_s is not None
+        assert call.late_s >= 0
+        assert call.served is not None
+        assert call.served.latency_s >= 0.055  # three whole steps
+    assert engine.peak >= 4
+
+
+async def test_all_are_sent_at_once(engine: ScriptedEngine) -> None:
+    engine.slots = 200
+    Decoding(engine)
+    found = made(engine)
+    await found.watched(found.at_once([next(asks(engine)) for _ in range(200)]))
+    assert {call.fate for call in found.calls} == {Fate.ANSWERED}
+    assert len({call.due_s for call in found.calls}) == 1
+    assert len({request.connection for request in engine.generating}) == 200
+
+
+async def test_no_more_connections_are_made_at_once_than_a_server_takes(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "CONNECTING_AT_ONCE", 2)
+    engine.slots = 20
+    Decoding(engine)
+    connecting: list[int] = [0]
+    most: list[int] = []
+    connected = client.Connections._connected
+
+    async def counted(self: client.Connections) -> client.Connection:
+        connecting[0] += 1
+        most.append(connecting[0])
+        try:
+            return await connected(self)
+        finally:
+            connecting[0] -= 1
+
+    monkeypatch.setattr(client.Connections, "_connected", counted)
+    found = made(engine)
+    await found.watched(found.at_once([next(asks(engine)) for _ in range(20)]))
+    assert {call.fate for call in found.calls} == {Fate.ANSWERED}
+    assert max(most) == 2
+
+
+async def test_new_connection_is_part_of_the_answers_time(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Decoding(engine)
+    connected = client.Connections._connected
+
+    async def slowly(self: client.Connections) -> client.Connection:
+        await asyncio.sleep(0.05)
+        return await connected(self)
+
+    monkeypatch.setattr(client.Connections, "_connected", slowly)
+    call = await one(engine)
+    assert call.served is not None
+    assert call.served.ttft_s is not None
+    assert call.served.ttft_s >= 0.05
+    assert call.late_s is not None
+    assert call.late_s < 0.05
+
+
+@pytest.mark.parametrize("kind", ["closed", "open", "at_once"])
+async def test_stop_cuts_what_is_under_way_and_sends_nothing_more(
+    engine: ScriptedEngine, kind: str
+) -> None:
+    engine.answer = endless
+    stopping = asyncio.Event()
+    found = made(engine, stopping)
+    work = {
+        "closed": lambda: found.closed(asks(engine), 2, after(100)),
+        "open": lambda: found.open(asks(engine), [0.01, 0.02, 60.0]),
+        "at_once": lambda: found.at_once([next(asks(engine)), next(asks(engine))]),
+    }[kind]()
+    running = asyncio.create_task(found.watched(work))
+    await eventually(lambda: [call.status for call in found.calls] == [200, 200])
+    stopping.set()
+    async with asyncio.timeout(2):
+        await running
+    assert found.stopped
+    assert [call.fate for call in found.calls] == [Fate.CUT] * 2
+    assert all(call.ended_s is not None for call in found.calls)
+    await eventually(lambda: not engine.present)
+
+
+async def test_who_is_turned_away_pauses_before_asking_again(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(answer: Answer) -> None:
+        answer.json({"error": {"code": "queue_full"}}, 429)
+
+    monkeypatch.setattr(load, "PAUSE_S", 0.1)
+    engine.answer = full
+    found = made(engine)
+    await found.watched(found.closed(asks(engine), 1, lambda sent, now_s: now_s >= 0.35))
+    assert {(call.fate, call.why) for call in found.calls} == {(Fate.REFUSED, "queue_full")}
+    assert 3 <= len(found.calls) <= 4
+
+
+async def test_nobody_to_connect_to_is_a_failure(engine: ScriptedEngine) -> None:
+    await engine.stop()
+    call = await one(engine)
+    assert call.fate is Fate.FAILED
+    assert call.why.startswith("no connection: ")
+    assert call.late_s is not None
+
+
+async def test_connection_that_is_closed_without_an_answer_is_a_failure(
+    engine: ScriptedEngine,
+) -> None:
+    engine.answer = closes
+    call = await one(engine)
+    assert (call.fate, call.why) == (Fate.FAILED, "the connection was lost")
+    assert len(engine.generating) == 1, "a POST is never sent twice"
+
+
+async def test_connection_that_was_idle_for_long_is_not_used_again(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "REUSE_WITHIN_S", 0.05)
+    Decoding(engine)
+    found = made(engine)
+    await found.watched(found.open(asks(engine), [0.001, 0.2]))
+    assert [call.fate for call in found.calls] == [Fate.ANSWERED] * 2
+    assert len({request.connection for request in engine.generating}) == 2
+
+
+async def test_connection_that_the_server_has_closed_is_not_used_again(
+    engine: ScriptedEngine,
+) -> None:
+    Decoding(engine)
+    found = made(engine)
+
+    async def work() -> None:
+        await found.open(asks(engine), [0.001])
+        for wire in list(engine.wires):
+            assert wire.transport is not None
+            wire.transport.close()
+        await asyncio.sleep(0.05)
+        await found.open(asks(engine), [0.1])
+
+    await found.watched(work())
+    assert [call.fate for call in found.calls] == [Fate.ANSWERED] * 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "as_asked"),
+    [
+        ({}, True),
+        ({"input_tokens": 3, "output_tokens": 4}, True),
+        ({"input_tokens": 4}, False),
+        ({"output_tokens": 5}, False),
+    ],
+)
+async def test_lengths_are_held_against_what_was_asked_for(
+    engine: ScriptedEngine, asked: dict[str, int], as_asked: bool
+) -> None:
+    Decoding(engine)
+    call = await one(engine, **asked)
+    assert (call.input_tokens, call.output_tokens, call.as_asked) == (3, 4, as_asked)
+
+
+async def test_prompt_that_is_known_needs_nobody_to_count_it(engine: ScriptedEngine) -> None:
+    Decoding(engine).usage = False
+    known, unknown = await one(engine, input_tokens=9), await one(engine)
+    assert (known.input_tokens, known.output_tokens, known.counted_by_events) == (9, 4, True)
+    assert unknown.input_tokens is None
+
+
+async def test_prompts_that_run_out_end_the_load_with_their_error(engine: ScriptedEngine) -> None:
+    Decoding(engine)
+
+    def few() -> Iterator[Ask]:
+        yield next(asks(engine))
+        yield next(asks(engine))
+        raise ValueError("all that differ")
+
+    found = made(engine)
+    with pytest.raises(ValueError, match="all that differ"):
+        await found.watched(found.closed(few(), 1, after(10)))

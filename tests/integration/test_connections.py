@@ -1,0 +1,157 @@
+"""Connections of clients and to the engine: kept, used again and closed, each for itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from orch_sidecar import upstream
+from tests.integration.client import CHAT, body_of
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.wire import Answer
+
+EVERY_LOOP = True
+
+
+async def test_http_1_0_client_gets_plain_bytes_and_the_end_of_the_connection(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    document = body_of(CHAT, stream=True)
+    response = await client.request("POST", CHAT, document, version="1.0")
+    assert response.header("transfer-encoding") is None
+    assert response.header("connection") == "close"
+    assert response.body == response.raw
+    assert response.body.startswith(b"data: {")
+    assert response.body.endswith(b"data: [DONE]\n\n")
+    assert await client.rest() == b""
+
+
+async def test_client_reuses_its_connection_and_so_does_the_sidecar(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    for number in range(10):
+        response = await client.post(stream=number % 2 == 0)
+        assert response.status == 200
+        assert response.header("connection") is None
+    assert len({request.connection for request in engine.generating}) == 1
+
+
+async def test_client_that_wants_the_connection_closed_gets_it_closed(sidecar: Running) -> None:
+    client = await sidecar.client()
+    response = await client.post(CHAT, [("Connection", "close")])
+    assert response.header("connection") == "close"
+    assert await client.rest() == b""
+
+
+async def test_engine_that_closes_its_connection_does_not_close_the_clients(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    async def last(answer: Answer) -> None:
+        answer.json({}, 200, [("connection", "close")])
+        answer.close()
+
+    engine.answer = last
+    client = await sidecar.client()
+    for _ in range(3):
+        response = await client.post()
+        assert response.status == 200
+        assert response.header("connection") is None
+    assert len({request.connection for request in engine.generating}) == 3
+
+
+async def test_pipelined_requests_are_answered_in_order(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    async def echo(answer: Answer) -> None:
+        await asyncio.sleep(0.002 * (3 - answer.request.json()["seed"] % 3))
+        answer.json({"seed": answer.request.json()["seed"]})
+
+    engine.answer = echo
+    client = await sidecar.client()
+    for seed in range(6):
+        client.start(CHAT, stream=False, seed=seed)
+        client.send_request("GET", "/livez")
+    for seed in range(6):
+        assert (await client.response()).json() == {"seed": seed}
+        assert (await client.response("GET")).json() == {"live": True}
+
+
+@pytest.mark.parametrize(
+    "answer_bytes",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    ],
+)
+async def test_bytes_after_the_answer_end_its_connection(
+    engine: ScriptedEngine, sidecar: Running, answer_bytes: bytes
+) -> None:
+    async def too_much(answer: Answer) -> None:
+        answer.write(answer_bytes)
+        await asyncio.sleep(0.02)
+        answer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nother")
+
+    engine.scripts.append(too_much)
+    client = await sidecar.client()
+    assert (await client.post()).body == b"ok"
+    await asyncio.sleep(0.05)
+    assert b"choices" in (await client.post()).body
+    first, second = engine.generating
+    assert first.connection != second.connection
+
+
+async def test_post_is_never_sent_twice_even_if_a_kept_connection_dies_on_it(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    await client.post()
+
+    async def die(answer: Answer) -> None:
+        answer.close()
+
+    engine.scripts.append(die)
+    assert (await client.post()).status == 502
+    assert len(engine.generating) == 2
+    first, second = engine.generating
+    assert first.connection == second.connection
+
+
+async def test_connection_that_the_engine_closed_while_idle_is_not_used(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    for _ in range(3):
+        assert (await client.post()).status == 200
+        for wire in list(engine.wires):
+            if not wire.streams_state and wire.transport is not None:
+                wire.transport.close()
+        await asyncio.sleep(0.01)
+    assert len({request.connection for request in engine.generating}) == 3
+
+
+async def test_idle_connection_older_than_two_seconds_is_not_used(
+    engine: ScriptedEngine, sidecar: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert upstream.REUSE_WITHIN_S == 2.0
+    monkeypatch.setattr(upstream, "REUSE_WITHIN_S", 0.1)
+    client = await sidecar.client()
+    await client.post()
+    await asyncio.sleep(0.02)
+    await client.post()
+    await asyncio.sleep(0.15)
+    await client.post()
+    first, second, third = (request.connection for request in engine.generating)
+    assert first == second != third
+
+
+async def test_idle_connections_are_closed_after_a_while(
+    quick: None, engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orch_sidecar.upstream.REUSE_WITHIN_S", 0.1)
+    running = await start()
+    await (await running.client()).post()
+    await eventually(lambda: len(engine.wires) == 1)  # the state stream's

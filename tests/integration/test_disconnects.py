@@ -1,0 +1,184 @@
+"""Clients that leave, queued or served: their slots come back, and nothing of them stays."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.answers import EVENT_STREAM
+from tests.integration.client import CHAT, COMPLETIONS, Client
+from tests.integration.held import Held, started
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.scripts import endless
+from tests.integration.wire import Answer
+
+EVERY_LOOP = True
+
+
+async def leave(client: Client, *, reset: bool) -> None:
+    if reset:
+        client.reset()
+    await client.close()
+
+
+async def test_client_that_leaves_the_queue_frees_its_place_and_asks_nothing_of_the_engine(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    busy = await started(sidecar, n=4)
+    await eventually(lambda: held.waiting)
+    gone = await started(sidecar, seed=1, n=4)
+    await eventually(lambda: sidecar.queued == 1)
+    stays = await started(sidecar, seed=2)
+    await eventually(lambda: sidecar.queued == 2)
+    await gone.close()
+    await eventually(lambda: sidecar.queued == 1)
+    held.release()
+    await busy.response()
+    await eventually(lambda: held.waiting)
+    held.release()
+    assert (await stays.response()).json() == {"seed": 2}
+    assert [request.json().get("seed") for request in engine.generating] == [None, 2]
+    assert engine.revoked == []
+
+
+async def test_head_of_the_queue_that_leaves_lets_those_behind_it_in(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    busy = await started(sidecar, n=2)
+    await eventually(lambda: held.waiting)
+    large = await started(sidecar, n=4)
+    await eventually(lambda: sidecar.queued == 1)
+    small = await started(sidecar, seed=3)
+    await eventually(lambda: sidecar.queued == 2)
+    await large.close()
+    await eventually(lambda: len(held.waiting) == 2)
+    held.release_all()
+    assert (await busy.response()).status == (await small.response()).status == 200
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_client_that_leaves_ends_the_engines_request_and_its_lease_waits_for_that_end(
+    engine: ScriptedEngine, sidecar: Running, streams: bool, reset: bool
+) -> None:
+    """Before the first byte, and in the middle of a stream."""
+    hold = Held()
+    engine.scripts.append(endless if streams else hold)
+    engine.faults.holds_aborted = asyncio.Event()
+    client = await sidecar.client()
+    client.start(CHAT, n=4)
+    if streams:
+        await client.seen(b"data: more\n\n")
+    else:
+        await eventually(lambda: hold.waiting)
+    waiting = await started(sidecar)
+    await eventually(lambda: sidecar.queued == 1)
+    await leave(client, reset=reset)
+    await eventually(sidecar.ledger.closing)
+    assert engine.present == 4  # the engine still has it
+    await asyncio.sleep(0.05)
+    assert (sidecar.ledger.leased, sidecar.queued) == (4, 1)
+    metrics = await sidecar.metrics()
+    assert metrics['orch_leases_closing{pool="cloud"}'] == 1
+    engine.faults.holds_aborted.set()
+    assert (await waiting.response()).status == 200
+    await sidecar.idle()
+    assert engine.revoked == []  # the stream's word was enough
+
+
+async def test_many_random_disconnects_leak_nothing_and_never_overfill_the_engine(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    dice = random.Random(11)
+    # The pools of connections and whatever is made lazily exist before the counting.
+    running = await start(queue_capacity=1000)
+    await (await running.client()).post()
+    await running.clients.pop().close()
+    tasks_before, sockets_before = len(asyncio.all_tasks()), _sockets()
+
+    async def work(answer: Answer) -> None:
+        await asyncio.sleep(dice.random() * 0.01)
+        if not answer.request.json()["stream"]:
+            answer.json({})
+            return
+        answer.head(200, EVENT_STREAM)
+        for _ in range(dice.randrange(1, 6)):
+            answer.event("more")
+            await asyncio.sleep(dice.random() * 0.004)
+        answer.end()
+
+    engine.answer = work
+    engine.faults.ended_delay_s = 0.003
+    outcomes: list[str] = []
+
+    async def user() -> None:
+        for _ in range(10):
+            client = await Client.connect(running.port)
+            cost = dice.choice((1, 1, 2, 4))
+            body: dict[str, Any]
+            path, body = (CHAT, {"n": cost}) if dice.random() < 0.7 else (COMPLETIONS, {})
+            client.start(path, stream=dice.random() < 0.6, **body)
+            reading = asyncio.ensure_future(client.response())
+            patience_s = dice.choice((0.0, 0.002, 0.01, 0.05, 5, 5))
+            await asyncio.wait([reading], timeout=patience_s)
+            if reading.done():
+                outcomes.append(str(reading.result().status))
+            else:
+                outcomes.append("left")
+                reading.cancel()
+                await asyncio.wait([reading])
+            await leave(client, reset=dice.random() < 0.5)
+
+    await asyncio.gather(*(user() for _ in range(40)))
+    assert len(outcomes) == 400
+    assert set(outcomes) == {"200", "left"}
+    assert min(outcomes.count("200"), outcomes.count("left")) > 50
+    await running.idle()
+    assert engine.peak <= engine.slots
+    assert running.ledger.violations == 0
+    assert running.ledger.leases() == 0
+    assert engine.present == 0
+    document = await running.capabilities()
+    assert (document["slots_free"], document["leased"], document["foreign"]) == (4, 0, 0)
+    await running.clients.pop().close()
+    # Idle engine connections are kept for 2 s.
+    running.pool.connections.close()
+    await eventually(lambda: _sockets() <= sockets_before, within_s=4)
+    await eventually(lambda: len(asyncio.all_tasks()) <= tasks_before)
+
+
+def _sockets() -> int:
+    gc.collect()
+    links = Path(f"/proc/{os.getpid()}/fd")
+    return sum(1 for link in links.iterdir() if _is_socket(link))
+
+
+def _is_socket(link: Path) -> bool:
+    try:
+        return str(link.readlink()).startswith("socket:")
+    except FileNotFoundError:
+        return False
+
+
+async def test_abort_in_the_instant_of_admission_returns_the_slot(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    """A queued client leaves in the same turn of the loop in which its slot comes free."""
+    for _ in range(20):
+        busy = await started(sidecar, n=4)
+        await eventually(lambda: held.waiting)
+        waiting = await started(sidecar, n=4)
+        await eventually(lambda: sidecar.queued == 1)
+        waiting.reset()
+        held.release()
+        assert (await busy.response()).status == 200
+        await sidecar.idle()
+        assert sidecar.ledger.leases() == 0
+        assert engine.present == 0

@@ -1,0 +1,102 @@
+"""A sidecar that stops: it refuses new ones, and finishes what it has within its limit."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.integration.answers import EVENT_STREAM
+from tests.integration.client import Client
+from tests.integration.held import Held, started
+from tests.integration.readiness import assert_unavailable, readiness
+from tests.integration.running import Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.wire import Answer
+
+
+async def test_drain_refuses_new_ones_and_finishes_what_runs(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    running = await start(drain_timeout_s=5)
+    kept = await running.client()
+    assert (await kept.get("/livez")).status == 200
+    busy = await started(running, seed=1, n=4)
+    await eventually(lambda: held.waiting)
+    queued = await started(running, seed=2)
+    await eventually(lambda: running.queued == 1)
+    running.stopped = True
+    stopping = asyncio.ensure_future(running.sidecar.stop())
+    await eventually(lambda: running.sidecar.state == "draining")
+    for client in (kept, await Client.connect(running.port)):
+        response = await client.post()
+        assert_unavailable(response, "draining")
+        assert response.header("connection") == "close"
+        assert await client.rest() == b""
+        await client.close()
+    ready = await readiness(running)
+    assert ready.status == 503
+    assert ready.json()["draining"] is True
+    assert not stopping.done()
+    held.release()
+    response = await busy.response()
+    assert response.json() == {"seed": 1}
+    assert response.header("connection") is None  # it began before
+    await eventually(lambda: held.waiting)
+    held.release()
+    response = await queued.response()
+    assert response.json() == {"seed": 2}
+    assert response.header("connection") == "close"
+    await asyncio.wait_for(stopping, 3)
+    with pytest.raises(ConnectionError):
+        await Client.connect(running.port)
+
+
+async def test_drain_ends_at_its_limit_and_tells_those_it_leaves(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    running = await start(drain_timeout_s=0.2)
+    hold = Held()
+
+    async def stream(answer: Answer) -> None:
+        answer.head(200, EVENT_STREAM)
+        answer.event("a")
+        await asyncio.sleep(60)
+
+    async def half(answer: Answer) -> None:
+        answer.head(200, [("content-length", "100")], chunked=False)
+        answer.write(b"{")
+        await asyncio.sleep(60)
+
+    engine.scripts += [stream, half, hold, hold]
+    streaming, cut = await started(running), await started(running)
+    silent, second = await started(running), await started(running)
+    await streaming.seen(b"data: a")
+    await cut.seen(b"{")
+    await eventually(lambda: len(hold.waiting) == 2)
+    queued = await started(running)
+    await eventually(lambda: running.queued == 1)
+    begin = asyncio.get_running_loop().time()
+    await running.stop()
+    assert asyncio.get_running_loop().time() - begin < 1.5
+    told = await streaming.response()
+    assert told.body.startswith(b'data: a\n\ndata: {"error": ')
+    assert b"draining" in told.body
+    await cut.aborted()
+    for client in (silent, second, queued):
+        response = await client.response()
+        assert_unavailable(response, "draining")
+    assert engine.present == 0
+
+
+async def test_drain_of_an_idle_sidecar_is_quick_and_closes_kept_connections(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    running = await start(drain_timeout_s=30)
+    client = await running.client()
+    await client.post()
+    begin = asyncio.get_running_loop().time()
+    await running.stop()
+    assert asyncio.get_running_loop().time() - begin < 0.5
+    assert await client.rest() == b""
+    await eventually(lambda: not engine.wires)

@@ -1,0 +1,55 @@
+"""An engine's application with the endpoint attached to it as vLLM attaches it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI
+
+from tests.vllm_plugin.asgi import Call
+from tests.vllm_plugin.test_board import FACTS, US
+from vllm_plugin.board import Board
+from vllm_plugin.endpoint import CapabilitiesEndpoint
+
+STREAM = f"/v1/capabilities/stream?instance={US}"
+
+
+@dataclass
+class EngineClient:
+    """What the stream asks vLLM's engine client."""
+
+    is_running: bool = True
+    errored: bool = False
+
+
+@dataclass
+class Engine:
+    """An application with the endpoint attached as vLLM attaches it."""
+
+    board: Board = field(default_factory=lambda: Board(FACTS))
+    app: FastAPI = field(default_factory=FastAPI)
+    client: EngineClient = field(default_factory=EngineClient)
+
+    async def start(self) -> None:
+        plugin = CapabilitiesEndpoint(lambda: self.board)
+        plugin.attach_router(self.app)
+        await plugin.init_state(self.client, self.app.state, None)
+
+    def call(self, method: str, path: str) -> Call:
+        return Call(self.app, method, path)
+
+    async def stream(self) -> tuple[Call, dict[str, Any]]:
+        """An open stream, and its first state."""
+        call = self.call("GET", STREAM)
+        assert await call.status() == 200
+        first = await call.event()
+        assert first is not None
+        assert first[0] == "state"
+        return call, first[1]
+
+    async def stop(self, call: Call) -> None:
+        self.client.is_running = False
+        await asyncio.wait_for(call.task, 5)
+        assert self.board._listeners == set()

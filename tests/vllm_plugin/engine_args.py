@@ -1,0 +1,51 @@
+"""A stand-in with the fields of vLLM's `EngineArgs`, and a profile applied to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from vllm_plugin import enforce
+from vllm_plugin.enforce import ProfileContradiction
+from vllm_plugin.profile import Profile, load
+
+
+@dataclass
+class Args:
+    """What `enforce` looks at, with vLLM's defaults."""
+
+    max_num_seqs: int | None = None
+    max_num_active_seqs: int | None = None
+    data_parallel_size: int = 1
+    kv_transfer_config: Any = None
+    scheduler_cls: Any = None
+    otlp_traces_endpoint: str | None = None
+    enable_logging_iteration_details: bool = False
+    scheduling_policy: str = "fcfs"
+    max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int = 0
+    max_model_len: int | None = None
+    _api_process_count: int = 1
+
+
+def apply(
+    profile: str | Profile, args: Args, environ: dict[str, str] | None = None, argv: str = ""
+) -> dict[str, str]:
+    """The environment after it. `argv`: what follows `vllm` on the command line."""
+    environ = {} if environ is None else environ
+    chosen = load(profile) if isinstance(profile, str) else profile
+    enforce.apply(args, chosen, environ, ["vllm", *argv.split()])
+    return environ
+
+
+def refusal(profile: str, args: Args, environ: dict[str, str] | None = None, argv: str = "") -> str:
+    """The message for arguments that contradict the profile."""
+    before = replace(args)
+    with pytest.raises(ProfileContradiction) as refused:
+        apply(profile, args, environ, argv)
+    assert args == before, "nothing is set, nothing is clamped"
+    message = str(refused.value)
+    assert message.startswith(f"these settings contradict profile {profile!r} (")
+    return message

@@ -1,0 +1,53 @@
+"""Profiles that load, as documents, and changes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CLASS: dict[str, Any] = {
+    "ttft_p95_ms": 1000.0,
+    "tpot_p95_ms": None,
+    "queue_capacity": 16,
+    "max_wait_s": 30,
+    "batch": {"least": 1, "most": 8},
+    "window_ms": {"least": 1, "most": 8},
+}
+
+ADMISSION: dict[str, Any] = {
+    "full_queue": "reject",
+    "aging_s": 10,
+    "reserved_share": 0.25,
+    "coalescing": False,
+    "interactive": CLASS,
+    "bulk": CLASS,
+}
+
+GOOD: dict[str, Any] = {
+    "name": "mine",
+    "measurement_type": "batched_online",
+    "batching": True,
+    "engine": {"max_num_seqs": {"default": 8, "minimum": 2}},
+    "admission": ADMISSION,
+}
+
+SINGLE = {
+    "measurement_type": "single_stream",
+    "batching": False,
+    "engine": {"max_num_seqs": {"fixed": 1}},
+    "admission": ADMISSION | {"reserved_share": 0.0},
+}
+
+OFFLINE = {
+    "measurement_type": "offline",
+    "admission": ADMISSION | {"reserved_share": 0.0, "interactive": None},
+}
+
+
+def admission(**change: Any) -> dict[str, Any]:
+    """A change of the profile's admission rules."""
+    return {"admission": ADMISSION | change}
+
+
+def bulk(**change: Any) -> dict[str, Any]:
+    """A change of the rules of bulk requests."""
+    return admission(bulk=CLASS | change)

@@ -1,0 +1,182 @@
+"""The stream of an engine's state: what it tells and when, and what ends it. No vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tests.vllm_plugin.api_server import STREAM, Engine
+from tests.vllm_plugin.test_board import LEASE, THEM, report
+from vllm_plugin import endpoint
+from vllm_plugin.endpoint import event
+from vllm_plugin.pulse import STALLED_AFTER_S
+
+
+async def test_stream_begins_with_the_whole_state_and_the_instances_leases(engine: Engine) -> None:
+    engine.board.entered(LEASE, 0.0)
+    call, first = await engine.stream()
+    assert first["slots_total"] == 8
+    assert first["epoch"] == "e1"
+    assert first["leases"] == [LEASE]
+    await engine.stop(call)
+
+
+async def test_change_tells_only_what_changed(engine: Engine) -> None:
+    call, _ = await engine.stream()
+    engine.board.stepped(report(3))
+    change = await call.event_named("change")
+    assert change.pop("observed_at")
+    assert change == {"running": 3, "slots_free": 5, "peak": 3}
+    await engine.stop(call)
+
+
+async def test_changes_are_coalesced_to_one_in_20_ms(engine: Engine) -> None:
+    call, _ = await engine.stream()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for running in range(200):
+        engine.board.stepped(report(1 + running % 7))
+        await asyncio.sleep(0.001)
+    took_s = loop.time() - began
+    engine.board.stepped(report(8, 1))
+    seen = 0
+    while (await call.event_named("change")).get("waiting") != 1:
+        seen += 1
+    assert 1 <= seen <= took_s / 0.020 + 1
+    await engine.stop(call)
+
+
+async def test_change_back_to_what_was_told_is_none(engine: Engine) -> None:
+    engine.board.stepped(report(5))
+    call, _ = await engine.stream()
+    engine.board.stepped(report(4))
+    engine.board.stepped(report(5))
+    key = engine.board.entered(LEASE, 0.0)
+    assert key is not None
+    change = await call.event_named("change")
+    assert "leased" in change
+    assert "running" not in change
+    await engine.stop(call)
+
+
+async def test_end_of_a_lease_is_told_at_once_and_before_the_counts(engine: Engine) -> None:
+    key = engine.board.entered(LEASE, 0.0)
+    assert key is not None
+    call, _ = await engine.stream()
+    engine.board.stepped(report(1))
+    engine.board.left(key)
+    assert await call.event() == ("ended", {"leases": [LEASE]})
+    await engine.stop(call)
+
+
+async def test_lease_that_ends_while_the_first_state_is_on_its_way_is_told(engine: Engine) -> None:
+    key = engine.board.entered(LEASE, 0.0)
+    assert key is not None
+    call = engine.call("GET", STREAM)
+    await call.status()
+    engine.board.left(key)
+    name, data = await call.event() or ("", {})
+    if LEASE in data["leases"]:
+        assert (await call.event_named("ended"))["leases"] == [LEASE]
+    assert name == "state"
+    await engine.stop(call)
+
+
+async def test_heartbeat_comes_while_nothing_changes(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "HEARTBEAT_EVERY_S", 0.05)
+    call, _ = await engine.stream()
+    first = await call.event()
+    assert first is not None
+    assert (first[0], set(first[1])) == ("heartbeat", {"observed_at"})
+    engine.board.stepped(report(0, batch=2))  # a step, after which nothing runs
+    while "steps_by_batch" not in (beat := await call.event_named("heartbeat")):
+        pass
+    assert beat["steps_by_batch"] == {"2": [1, 0.01]}
+    assert beat["steps_total"] == 1
+    assert "prefill" not in beat, "only what changed"
+    assert set(await call.event_named("heartbeat")) == {"observed_at"}
+    await engine.stop(call)
+
+
+async def test_stall_is_told_with_the_heartbeat_once_and_so_is_its_end(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "HEARTBEAT_EVERY_S", 0.05)
+    call, first = await engine.stream()
+    assert first["state"] == "ready"
+    engine.board.stepped(report(3, at_s=time.time() - STALLED_AFTER_S - 1))
+    assert (await call.event_named("heartbeat"))["state"] == "stalled"
+    assert set(await call.event_named("heartbeat")) == {"observed_at"}
+    other = engine.call("GET", "/v1/capabilities")
+    await other.status()
+    assert (await other.json())["engines"][0]["state"] == "stalled"
+    late, opening = await engine.stream()
+    assert opening["state"] == "stalled"
+    engine.board.stepped(report(3, at_s=time.time()))
+    for stream in (call, late):
+        assert (await stream.event_named("heartbeat"))["state"] == "ready"
+    engine.client.is_running = False
+    await asyncio.wait_for(asyncio.gather(call.task, late.task), 5)
+
+
+def test_timing_is_what_the_contract_says() -> None:
+    assert endpoint.CHANGES_EVERY_S == 0.020
+    assert endpoint.HEARTBEAT_EVERY_S == 1.0
+    assert endpoint.LOOK_EVERY_S <= 0.5
+
+
+async def test_stream_ends_when_the_engine_stops(engine: Engine) -> None:
+    call, _ = await engine.stream()
+    engine.client.is_running = False
+    assert await call.event() is None
+    await asyncio.wait_for(call.task, 5)
+    assert engine.board._listeners == set()
+
+
+async def test_stream_ends_when_the_engine_fails(engine: Engine) -> None:
+    call, _ = await engine.stream()
+    engine.client.errored = True
+    assert await call.event() is None
+
+
+async def test_stream_ends_when_the_server_is_told_to_leave(engine: Engine) -> None:
+    """An open response would hold up uvicorn's shutdown for ever."""
+    engine.app.state.server = SimpleNamespace(should_exit=False)
+    call, _ = await engine.stream()
+    engine.app.state.server.should_exit = True
+    assert await call.event() is None
+
+
+async def test_stream_whose_reader_left_stops_listening(engine: Engine) -> None:
+    call, _ = await engine.stream()
+    assert len(engine.board._listeners) == 1
+    call.disconnect()
+    await asyncio.wait_for(call.task, 5)
+    assert engine.board._listeners == set()
+
+
+async def test_each_stream_sees_for_itself(engine: Engine) -> None:
+    ours, _ = await engine.stream()
+    theirs = engine.call("GET", f"/v1/capabilities/stream?instance={THEM}")
+    await theirs.status()
+    assert (await theirs.event_named("state"))["foreign"] == 0
+    key = engine.board.entered(LEASE, 0.0)
+    assert key is not None
+    assert "foreign" not in await ours.event_named("change")
+    assert (await theirs.event_named("change"))["foreign"] == 4
+    engine.board.left(key)
+    assert await ours.event() == ("ended", {"leases": [LEASE]})
+    event_ = await theirs.event()
+    assert event_ is not None
+    assert (event_[0], event_[1]["foreign"]) == ("change", 0)
+    engine.client.is_running = False
+    await asyncio.wait_for(asyncio.gather(ours.task, theirs.task), 5)
+
+
+def test_event_is_one_server_sent_event() -> None:
+    assert event("change", {"a": 1}) == b'event: change\ndata: {"a":1}\n\n'
