@@ -12,7 +12,7 @@ PORT ?= 8080
 SLOTS ?=
 MODEL ?=
 
-.PHONY: install run check test lint types bench-proxy bench-engine bench-plugin bench-policy clean
+.PHONY: install run check test lint types bench-proxy bench-engine bench-plugin bench-policy bench-three bench-import clean
 
 install: $(STAMP)
 
@@ -54,6 +54,12 @@ bench-engine: $(STAMP)
 
 bench-plugin: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.plugin
+
+bench-three: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.three_ways
+
+bench-import: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.imports
 
 bench-policy: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.policy all

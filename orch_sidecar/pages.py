@@ -35,6 +35,7 @@ class Pages:
             "/livez": lambda _: web.json_response({"live": True}),
             "/readyz": lambda _: self.readiness(),
             "/healthz": lambda _: self.readiness(),
+            "/health": lambda _: self.readiness(),  # vLLM's name for it, which its clients ask
         }
         if pools.one is None:  # no single engine has them all
             self.at = {**self.at, "/v1/models": lambda _: self.models()}

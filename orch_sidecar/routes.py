@@ -55,6 +55,7 @@ ROUTES: Final = _routes(
     Route("/livez", "GET", Api.OTHER),
     Route("/readyz", "GET", Api.OTHER),
     Route("/healthz", "GET", Api.OTHER),
+    Route("/health", "GET", Api.OTHER),
 )
 
 

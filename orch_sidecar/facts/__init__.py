@@ -13,6 +13,7 @@ Dependencies point down this list; nothing imports what stands above it:
     compare       pure: which facts may stand beside which, and what they say there
     traced        pure: a scenario of traces as a row, or what is in the way of one
     validity      pure: what speaks against making a fact of a scenario
+    stays         pure: which sequences were in the engines of a scenario, and when
     scenarios     pure: which requests were measured together
     requests      pure: requests, from the spans of sidecar and engine
     jaeger        spans from a Jaeger query service; the only module that speaks to a server

@@ -16,7 +16,7 @@ numbers are, and what they are here (`served` has our definitions):
 prompt are in it | not taken: it is no TPOT |
 | `inter_token_latency_ms` | (last - first token) / (tokens - 1) | TPOT, computed again |
 | `output_tokens_per_second` | of one request: over its latency | not taken |
-| `metrics.output_tokens_per_second` | rate over times of tokens, failed requests' too | not taken |
+| `metrics.output_tokens_per_second` | over the run, from its start to its end | not taken |
 | `metrics.tokens_per_second` | prompts and generated tokens | not taken |
 
 Times are the wall clock's. A benchmark with a warm-up or a cool-down is refused: requests that

@@ -68,6 +68,10 @@ def _proven(measured: Measured, proof: Proof, source: Source, model_id: str) -> 
     label = measured.claim
     if label is None or label is Label.TO_BE_CONFIRMED:
         label = Label(engine.measurement_type)
+    # Who says what the model is called has said that it is that one.
+    if source.model_id is None and model_id not in engine.models:
+        rule = f"the engine serves {', '.join(engine.models)}: say what model it is, by --model-id"
+        return Refused("model", model_id, rule)
     reasons = _objections(measured, proof, label)
     if reasons:
         return Refused("measurement_type", label.value, "; ".join(reasons))
@@ -86,9 +90,6 @@ def _proven(measured: Measured, proof: Proof, source: Source, model_id: str) -> 
 
 
 def _objections(measured: Measured, proof: Proof, label: Label) -> list[str]:
-    if measured.model not in proof.before.models:
-        served = ", ".join(proof.before.models)
-        return [f"the load was on the model {measured.model!r}, the engine serves {served}"]
     own = Own(sent=measured.requests + measured.failed, answered=measured.requests)
     reasons = judge(label, proof.before, proof.after, own)
     batches = batches_of(proof.before, proof.after)

@@ -18,7 +18,7 @@ from orch_sidecar.facts.files import append
 from orch_sidecar.facts.imported import Given, Proof, Source, fact
 from orch_sidecar.facts.measured import Measured, Refused
 from orch_sidecar.facts.row import COLUMNS, Row
-from orch_sidecar.facts.snapshot import NotASnapshot, snapshot_of
+from orch_sidecar.facts.snapshot import NotASnapshot, Snapshot, snapshot_of
 from orch_sidecar.facts.table import Record, Unreadable, fields_of
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ Read = Callable[[object], list[Measured | Refused]]
 
 _PROOF: Final = """
 A file proves nothing about the engine. With what GET /v1/capabilities said before the first
-request and after the last answer, the engine idle both times, the label is that of the file (or
-of the engine, where the file claims none) if the engine did what it says, and what it is not is
-refused. Without, the row is to_be_confirmed, and --engine, --precision, --gpu and --gpu-count
-must say what the capabilities would have said."""
+request and after the last answer, the engine idle for two seconds both times, the row has the
+label of the file (or of the engine, where the file claims none), or the file is refused because
+the engine did something else. Without, the row is to_be_confirmed, and --engine, --precision,
+--gpu and --gpu-count must say what the capabilities would have said."""
 
 _VLLM_BENCH: Final = f"""Rows from files of `vllm bench serve --save-result`.
 
@@ -176,9 +176,11 @@ def _known(options: argparse.Namespace, runs: int) -> Proof | Given:
     return Given(*said)
 
 
-def _snapshot(path: Path, pool: str | None) -> Any:
-    [document] = _documents(path, path.read_bytes())[:1]
+def _snapshot(path: Path, pool: str | None) -> Snapshot:
+    documents = _documents(path, path.read_bytes())
+    if len(documents) != 1:
+        raise Unreadable(f"{path}: has {len(documents)} documents, must be one of /v1/capabilities")
     try:
-        return snapshot_of(document, pool)
+        return snapshot_of(documents[0], pool)
     except NotASnapshot as error:
         raise Unreadable(f"{path}: {error}") from None

@@ -53,8 +53,9 @@ class Decode:
     """One sequence in the engine, from its arrival there to its last token.
 
     `prompt`: the engine's id of the prompt that it belongs to; several sequences of one prompt
-    repeat it, and its tokens. `engine`: which one it was, since its start, where that is told. `steps`
-    are those that were known at the end; without one there are no batch statistics.
+    repeat it, and its tokens. `engine`: which one it was, where that is told; restarted, it is
+    another. `steps` are those that were known at the end; without one there are no batch
+    statistics.
     """
 
     start_ns: int
@@ -79,7 +80,7 @@ class Request:
     """One request that has ended. Times are nanoseconds since 1970.
 
     `sequences`: how many it would put into the engine (`n` times its prompts). `dispatched`: when
-    it was with an engine, or thought to be. `decodes`: of the attempt that was answered.
+    it was with an engine, or thought to be, each time. `decodes`: of the attempt that was answered.
     `input_tokens`, `output_tokens`: as the sidecar was told, which not every stream tells.
     `first_byte_ns`: of a streamed answer. `coalesced`: it got the answer of another request's
     decode; `led`: another one got that of its decode.
@@ -226,7 +227,7 @@ def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request:
         first_byte_ns=None if first_byte_s is None else server.start_ns + round(first_byte_s * 1e9),
         input_tokens=server.whole("gen_ai.usage.input_tokens"),
         output_tokens=server.whole("gen_ai.usage.output_tokens"),
-        dispatched=tuple((span.start_ns, span.end_ns) for span in attempts),
+        dispatched=tuple(sorted((span.start_ns, span.end_ns) for span in attempts)),
         decodes=tuple(
             _decode(span)
             for span in under

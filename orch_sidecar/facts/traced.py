@@ -189,7 +189,7 @@ def _measured_notes(scenario: Scenario, measured: Figures) -> dict[str, str | in
     told = [each for each in scenario.decodes if each.steps]
     sequences = sum(each.steps * each.batch_mean for each in told if each.batch_mean is not None)
     # As a sequence saw it: the mean over the steps that each one took part in.
-    notes["batch_mean"] = sequences / max(1, sum(each.steps for each in told))
+    notes["batch_mean_by_sequence"] = sequences / max(1, sum(each.steps for each in told))
     # Where only some answers were streamed, what those say is not of all.
     streamed = all(each.first_byte_ns is not None for each in scenario.ended(Outcome.SERVED))
     ttft_s, tpot_s, latency_s = measured.ttft_s, measured.tpot_s, measured.latency_s

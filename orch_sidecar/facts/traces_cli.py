@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _WHAT: Final = """A scenario is what was labelled alike (measurement type, model, pool, profile,
 engine, precision, GPU) and has one id (X-Orch-Scenario; `orch bench` gives one), or, without an
 id, had no pause of --gap seconds. A label is earned by the steps that the engine's spans tell of:
-a scenario with anything against it makes no row, and its reasons are told."""
+a scenario with anything against it makes no row, and its reasons are told. Sidecar and engine
+must both be traced, and every request (no sampling)."""
 
 _FROM_JAEGER: Final = f"""Reads the traces of an interval from a Jaeger query service (1.x or 2.x).
 

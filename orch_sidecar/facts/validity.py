@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from orch_sidecar.facts.requests import Decode, Outcome, Request, Traffic
 from orch_sidecar.facts.row import Label
 from orch_sidecar.facts.scenarios import Scenario
+from orch_sidecar.facts.stays import of_others, stays, with_unseen
 
-_INTERACTIVE = "interactive"
+_INTERACTIVE: Final = "interactive"
 
 
 class Reason(StrEnum):
@@ -33,6 +35,7 @@ class Reason(StrEnum):
     NEVER_BATCHED = "never_batched"
     ONLINE_TRAFFIC = "online_traffic"
     OTHER_TRAFFIC = "other_traffic"
+    UNSEEN_TRAFFIC = "unseen_traffic"
     ENGINE_CHANGED = "engine_changed"
     NOT_SAID = "not_said"  # what a row must have, and neither spans nor options say
     UNSOUND_ROW = "unsound_row"
@@ -154,48 +157,17 @@ def _company(scenario: Scenario, traffic: Traffic) -> Iterator[Objection]:
         if online:
             says = f"{_requests(online)} of class {_INTERACTIVE}"
             yield Objection(Reason.ONLINE_TRAFFIC, says)
-    others = _others(scenario, traffic)
-    if others:
+    there = stays(scenario, traffic)
+    if others := of_others(scenario, there):
         says = f"sequences of others in the same engine meanwhile: {others}"
         yield Objection(Reason.OTHER_TRAFFIC, says)
+    if unseen := with_unseen(scenario, there):
+        says = "in a step with more than were traced (traces must not be sampled)"
+        yield Objection(Reason.UNSEEN_TRAFFIC, f"sequences {says}: {unseen}")
     engines = {decode.engine for decode in scenario.decodes}
     if len(engines) > 1:
         says = f"{len(engines)} engines decoded: it was replaced, or there are several"
         yield Objection(Reason.ENGINE_CHANGED, says)
-
-
-def _others(scenario: Scenario, traffic: Traffic) -> int:
-    """How many sequences of others were in its engines while its requests were served."""
-    served = scenario.ended(Outcome.SERVED)
-    start_ns = min(request.start_ns for request in served)
-    end_ns = max(request.end_ns for request in served)
-    engines = {decode.engine for decode in scenario.decodes}
-    pools = {decode.pool for decode in scenario.decodes}
-    own = {
-        (request.trace_id, request.span_id)
-        for request in (*scenario.requests, *scenario.before, *scenario.after)
-    }
-
-    def there(decode: Decode) -> bool:
-        if decode.end_ns < start_ns or decode.start_ns > end_ns:
-            return False
-        if decode.engine is None or None in engines:
-            return decode.pool in pools
-        return decode.engine in engines
-
-    found = sum(there(decode) for decode in traffic.strays)
-    for request in traffic.requests:
-        if (request.trace_id, request.span_id) in own:
-            continue
-        if request.decodes:
-            found += sum(there(decode) for decode in request.decodes)
-        elif request.pool == scenario.key.pool:
-            # It ended early, and vLLM makes no span for what was given up.
-            was_there = any(
-                end >= start_ns and start <= end_ns for start, end in request.dispatched
-            )
-            found += request.sequences if was_there else 0
-    return found
 
 
 def _requests(count: int) -> str:

@@ -38,7 +38,8 @@ async def test_sidecar_starts_before_the_engine_and_becomes_ready_with_it(
     now = await readiness(running)
     assert (now.status, now.json()["last_error"], now.json()["state"]) == (200, None, "ready")
     assert (await client.post()).status == 200
-    assert (await client.get("/healthz")).status == 200
+    for path in ("/healthz", "/health"):
+        assert (await client.get(path)).status == 200
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,12 @@ class _Sequence:
 
 
 class Decoding:
-    """The script. `step_s`: how long a step takes, whatever the batch. `usage`: whether answers
-    tell how many tokens they had."""
+    """The script. `step_s`: how long a step takes, whatever the batch. `most`: as many sequences
+    are in it at most. `usage`: whether answers tell how many tokens they had."""
 
     def __init__(self, engine: ScriptedEngine, *, step_s: float = 0.004) -> None:
         self.step_s = step_s
+        self.most = engine.slots
         self.usage = True
         self._engine = engine
         self._running: list[_Sequence] = []
@@ -65,7 +66,7 @@ class Decoding:
         board, loop = self._engine.board, asyncio.get_running_loop()
         while self._running:
             await asyncio.sleep(self.step_s)
-            batch = list(self._running)
+            batch = self._running[: self.most]
             if batch:
                 left = sum(sequence.left > 1 for sequence in batch)
                 board.stepped(

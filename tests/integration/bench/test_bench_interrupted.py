@@ -71,16 +71,17 @@ async def test_interruption_of_the_last_wait_makes_it_incomplete(
     cloud: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = [idle.look_when_idle]
+    waiting = asyncio.Event()
 
     async def slowly(*arguments: Any) -> Any:
         if looks:
             return await looks.pop()(*arguments)
-        await asyncio.Event().wait()
-        raise AssertionError
+        waiting.set()
+        return await asyncio.Event().wait()
 
     monkeypatch.setattr("orch_sidecar.bench.measure.look_when_idle", slowly)
     interrupted, running = begun(url_of(cloud), CLOSED)
-    await asyncio.sleep(0.6)
+    await waiting.wait()
     interrupted.set()
     result = await running
     assert result.status is Status.INCOMPLETE

@@ -139,8 +139,9 @@ async def test_engine_that_restarts_in_the_window_makes_it_invalid(
 
 
 async def test_engine_that_is_gone_at_the_end_makes_it_invalid_and_loses_nothing(
-    home: Running, at_home: ScriptedEngine
+    home: Running, at_home: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("orch_sidecar.bench.load.PAUSE_S", 0.01)
     running = asyncio.create_task(measured(url_of(home), replace(SINGLE, least_seconds=0.2)))
     await eventually(lambda: len(at_home.generating) > 2)
     await at_home.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any
 
 import pytest
@@ -80,7 +80,8 @@ async def test_closed_loop_goes_on_until_it_has_enough_time(engine: ScriptedEngi
     found = made(engine)
     await found.watched(found.closed(asks(engine), 2, lambda sent, now_s: now_s >= 0.3))
     assert found.now() >= 0.3
-    assert len(found.calls) > 4
+    assert {call.fate for call in found.calls} == {Fate.ANSWERED}
+    assert len(found.calls) >= 2
 
 
 async def test_requests_of_a_schedule_are_never_early_and_wait_for_nobody(
@@ -143,16 +144,16 @@ async def test_new_connection_is_part_of_the_answers_time(
     connected = client.Connections._connected
 
     async def slowly(self: client.Connections) -> client.Connection:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
         return await connected(self)
 
     monkeypatch.setattr(client.Connections, "_connected", slowly)
     call = await one(engine)
     assert call.served is not None
     assert call.served.ttft_s is not None
-    assert call.served.ttft_s >= 0.05
+    assert call.served.ttft_s >= 0.199
     assert call.late_s is not None
-    assert call.late_s < 0.05
+    assert call.late_s < 0.2
 
 
 @pytest.mark.parametrize("kind", ["closed", "open", "at_once"])
@@ -187,9 +188,10 @@ async def test_who_is_turned_away_pauses_before_asking_again(
     monkeypatch.setattr(load, "PAUSE_S", 0.1)
     engine.answer = full
     found = made(engine)
-    await found.watched(found.closed(asks(engine), 1, lambda sent, now_s: now_s >= 0.35))
-    assert {(call.fate, call.why) for call in found.calls} == {(Fate.REFUSED, "queue_full")}
-    assert 3 <= len(found.calls) <= 4
+    await found.watched(found.closed(asks(engine), 1, after(3)))
+    assert [(call.fate, call.why) for call in found.calls] == [(Fate.REFUSED, "queue_full")] * 3
+    sent_s = [call.sent_s for call in found.calls if call.sent_s is not None]
+    assert [b - a >= 0.098 for a, b in pairwise(sent_s)] == [True, True]
 
 
 async def test_nobody_to_connect_to_is_a_failure(engine: ScriptedEngine) -> None:

@@ -60,6 +60,7 @@ class ScriptedJaeger:
             yield str(server.make_url("")).rstrip("/")
 
     async def _page(self, request: web.Request) -> web.Response:
+        self.asked.append("page")
         return web.Response(text=PAGE, content_type="text/html")
 
     async def _ui(self, request: web.Request) -> web.Response:

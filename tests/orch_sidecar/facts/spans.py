@@ -47,7 +47,7 @@ def one(
     *,
     label: str = "batched_online",
     outcome: str = "ok",
-    sequences: int = 1,
+    sequences: int = 2,
     tokens: tuple[int, int] = (10, 5),
     batch: tuple[int, int, float] | None = (4, 2, 1.5),
     decoded: int | None = None,
@@ -56,7 +56,7 @@ def one(
     links: tuple[Link, ...] = (),
     stream: bool = True,
 ) -> list[Span]:
-    """The spans of one request that is with its engine all the time.
+    """The spans of one request (n=2) that is with its engine all the time.
 
     `tokens`: of the prompt, and of each sequence. `batch`: steps, largest and mean batch.
     `decoded`: how many sequences the engine tells of (all, if the request was answered).

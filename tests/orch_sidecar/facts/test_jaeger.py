@@ -70,7 +70,9 @@ async def test_nothing_is_lost_at_the_limit_of_a_search(api: str, limit: int) ->
     key = {(span.trace_id, span.span_id) for span in spans}
     assert {(span.trace_id, span.span_id) for span in found} == key
     assert len(found) == len(key)
-    assert jaeger.asked == [api] * len(jaeger.asked)
+    # Once it is known which of them it has, the other API is not asked for.
+    first = ["page"] if api == "v3" else []
+    assert jaeger.asked == first + [api] * (len(jaeger.asked) - len(first))
     assert len(jaeger.asked) > 20 / limit
 
 

@@ -86,7 +86,9 @@ STARTS = st.lists(
 @pytest.mark.parametrize("store", [in_memory, in_cassandra])
 @given(starts=STARTS, limit=st.integers(1, 12))
 @example(starts=[[1_200_500]], limit=1)
-@example(starts=[[1_000_000 + i * 40_000] for i in range(11)], limit=2)
+# Around the middle of the interval, and newer ones, so that these are not given at first.
+@example(starts=[[1_200_000], [1_200_999], [1_350_000], [1_380_000], [1_399_000]], limit=3)
+@example(starts=[[1_201_000], [1_201_999], [1_350_000], [1_380_000], [1_399_000]], limit=3)
 def test_every_trace_is_found_or_it_is_said_that_they_are_too_dense(
     store: Callable[[list[list[Span]], int], Search], starts: list[list[int]], limit: int
 ) -> None:

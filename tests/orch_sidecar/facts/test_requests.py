@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from orch_sidecar.facts.requests import Outcome, Request, traffic_of
 from orch_sidecar.facts.span import Kind, Link, Span
-from tests.orch_sidecar.facts.spans import SIDECAR, one, real, told
+from tests.orch_sidecar.facts import spans as made
+from tests.orch_sidecar.facts.spans import SIDECAR, real, told
+
+
+def one(number: int, start_s: float, end_s: float, **more: Any) -> list[Span]:
+    """The spans of a request of one sequence."""
+    return made.one(number, start_s, end_s, **{"sequences": 1, **more})
 
 
 def moved(span: Span, by: int, under: int | None = None) -> Span:
@@ -45,6 +52,11 @@ def test_a_real_stream_has_the_sidecars_times_and_the_engines_counts() -> None:
     assert sorted(r.decoded_output_tokens for r in traffic.requests) == list(range(24, 30))
     # All spans of an engine since its start name the same one.
     assert len({decode.engine for r in traffic.requests for decode in r.decodes}) == 1
+
+
+def test_what_was_not_streamed_has_no_first_byte() -> None:
+    """Its client saw all of it at once."""
+    assert {request.first_byte_ns for request in traffic_of(real("offline")).requests} == {None}
 
 
 def test_real_requests_end_in_every_way() -> None:

@@ -40,8 +40,8 @@ def said_against(*requests: list[Span], given: Given | None = None) -> list[tupl
 
 def test_throughput_is_generated_tokens_over_first_arrival_to_last_end() -> None:
     row = row_of(
-        one(1, 10, 14, tokens=(100, 30), batch=(29, 4, 3.0), server=RUN),
-        one(2, 12, 20, tokens=(103, 50), batch=(49, 6, 5.0), server=RUN),
+        one(1, 10, 14, sequences=3, tokens=(100, 10), batch=(9, 4, 3.0), server=RUN),
+        one(2, 12, 20, sequences=3, tokens=(103, 20), batch=(19, 6, 5.0), server=RUN),
     )
     notes = notes_of(row.scenario_notes)
     assert row == Row(
@@ -53,8 +53,8 @@ def test_throughput_is_generated_tokens_over_first_arrival_to_last_end() -> None
         gpu_count=1,
         batch=6,
         input_tokens=102,  # 101.5, rounded
-        output_tokens=40,
-        throughput_tokens_per_sec=8.0,  # 80 tokens in 10 s
+        output_tokens=45,
+        throughput_tokens_per_sec=9.0,  # 90 tokens in 10 s
         measurement_type=Label.BATCHED_ONLINE,
         scenario_notes=row.scenario_notes,
         source_tag="jaeger:orch-sidecar/run-1",
@@ -62,16 +62,16 @@ def test_throughput_is_generated_tokens_over_first_arrival_to_last_end() -> None
     assert list(notes)[:3] == ["input_tokens", "output_tokens", "batching"]
     assert notes == {
         "input_tokens": "102",
-        "output_tokens": "40",
+        "output_tokens": "45",
         "batching": "on",
         "scenario": "run-1",
         "requests": "2",
         "window_s": "10",
         "profile": "profile",
-        "batch_mean": "4.25641",  # (29 * 3 + 49 * 5) / 78
+        "batch_mean_by_sequence": "4.35714",  # (9 * 3 + 19 * 5) / 28
         "ttft_p50_ms": "3000",  # 2 s and 4 s
         "ttft_p95_ms": "3900",
-        "tpot_p50_ms": "75.299",  # 2 s / 29 and 4 s / 49
+        "tpot_p50_ms": "68.381",  # 2 s / 29 and 4 s / 59
         "latency_p50_ms": "6000",  # 4 s and 8 s
         "latency_p90_ms": "7600",
         "preliminary": "yes",
@@ -146,7 +146,7 @@ def test_a_path_names_no_model() -> None:
 
 def test_only_whole_answers_count_and_the_others_are_noted() -> None:
     row = row_of(
-        one(1, 0, 10, tokens=(10, 50)),
+        one(1, 0, 10, tokens=(10, 25)),
         one(2, 1, 99, outcome="cancelled"),
         one(3, 1, 99, outcome="engine_failed"),
         one(4, 1, 99, outcome="engine_timeout"),
@@ -191,6 +191,7 @@ def test_below_the_standards_minimum_a_row_is_preliminary(
                 number * each_s,
                 (number + 1) * each_s,
                 label=label,
+                sequences=1 if label == "single_stream" else 2,
                 batch=(4, 1, 1.0) if label == "single_stream" else (4, 2, 1.5),
                 server={"orch.class": "bulk"},
             )
@@ -216,7 +217,7 @@ def test_what_no_row_can_say_is_told() -> None:
     assert (reason, "scenario='a;b'" in says) == ("unsound_row", True)
     [(reason, says)] = said_against(one(1, 0, 1, tokens=(3, 0)))
     assert (reason, "output_tokens '0'" in says) == ("unsound_row", True)
-    [(reason, says)] = said_against(one(1, 0, 0))
+    [(reason, says)] = said_against(one(1, 5, 5))
     assert (reason, says) == ("unsound_row", "the window has no length")
 
 

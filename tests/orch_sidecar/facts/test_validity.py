@@ -34,7 +34,8 @@ def earned(label: str, number: int, start_s: float, end_s: float, **more: object
     single = label == "single_stream"
     defaults: dict[str, object] = {
         "label": label,
-        "batch": ALONE if single else (4, 3, 2.5),
+        "batch": ALONE if single else (4, 2, 1.5),
+        "sequences": 1 if single else 2,
         "server": {"orch.class": "bulk", **RUN} if label == "offline" else RUN,
     }
     return one(number, start_s, end_s, **{**defaults, **more})  # type: ignore[arg-type]
@@ -87,7 +88,7 @@ def test_single_stream_with_another_sequence_in_a_step_is_none() -> None:
         earned("single_stream", 2, 1, 2, batch=(4, 3, 1.5)),
         scenario="run-1",
     )
-    assert says == {"batch_above_one": "1 of 2 sequences shared a step, up to 3 at once"}
+    assert says["batch_above_one"] == "1 of 2 sequences shared a step, up to 3 at once"
 
 
 def test_single_stream_with_two_in_the_engine_at_once_is_none() -> None:
@@ -159,7 +160,10 @@ def test_requests_of_others_in_the_same_engine_spoil_a_run(label: str) -> None:
     before_and_after = [earned(label, 4, -2, -1, server={}), earned(label, 5, 21, 22, server={})]
     assert against(*run, *before_and_after, scenario="run-1") == {}
     says = against(*run, *before_and_after, meanwhile, scenario="run-1")
-    assert says == {"other_traffic": "sequences of others in the same engine meanwhile: 1"}
+    count = 1 if label == "single_stream" else 2
+    expected = f"sequences of others in the same engine meanwhile: {count}"
+    assert says.pop("other_traffic") == expected
+    assert says == {}
 
 
 def test_requests_in_another_engine_spoil_nothing() -> None:
@@ -196,6 +200,21 @@ def test_requests_of_others_that_were_given_up_spoil_a_run_of_the_same_pool() ->
     assert against(run, given_up("another"), scenario="run-1") == {}
 
 
+def test_an_attempt_of_others_that_came_to_nothing_spoils_a_run() -> None:
+    run = earned("offline", 1, 0, 10)
+    server, wait, engine, *decodes = earned("offline", 2, 12, 13, server={})
+    failed = replace(
+        engine,
+        span_id="c" * 16,
+        start_ns=4 * 10**9,
+        end_ns=5 * 10**9,
+        attributes={**engine.attributes, "orch.outcome": "engine_failed"},
+    )
+    assert against(run, [server, wait, engine, *decodes], scenario="run-1") == {}
+    says = against(run, [server, wait, engine, *decodes, failed], scenario="run-1")
+    assert list(says) == ["other_traffic"]
+
+
 def test_where_engines_are_not_told_apart_the_pool_does() -> None:
     run = without(earned("offline", 1, 0, 10), "orch.epoch")
     other = without(earned("offline", 2, 4, 5, server={}), "orch.epoch")
@@ -230,10 +249,10 @@ def test_an_engine_that_was_replaced_spoils_a_run() -> None:
 
 def test_requests_that_have_not_ended_spoil_the_run_that_went_on_then() -> None:
     run = earned("batched_online", 1, 10, 20)
-    _, wait, engine, _ = one(2, 15, 30)
+    _, wait, engine, _ = one(2, 15, 30, sequences=1)
     assert list(against(run, [wait], scenario="run-1")) == ["not_ended"]
     assert list(against(run, [wait, engine], scenario="run-1")) == ["not_ended"]
-    _, wait, engine, _ = one(2, 1, 5)
+    _, wait, engine, _ = one(2, 1, 5, sequences=1)
     assert against(run, [wait, engine], scenario="run-1") == {}  # it was over before
     elsewhere = replace(wait, attributes={**wait.attributes, "orch.pool": "another"})
     assert against(run, [elsewhere], scenario="run-1") == {}
@@ -249,3 +268,38 @@ def test_requests_that_ended_in_another_way_spoil_nothing() -> None:
         earned("batched_online", 4, 1, 2, outcome="queue_full"),
     ]
     assert against(*run, scenario="run-1") == {}
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_more_in_a_step_than_anybody_tells_of_spoils_a_run(label: str) -> None:
+    """Traces that were sampled, or traffic around the sidecar that nobody traced."""
+    run = [earned(label, 1, 0, 10), earned(label, 2, 10.5, 20, batch=(4, 3, 2.5))]
+    count = 1 if label == "single_stream" else 2
+    says = f"sequences in a step with more than were traced (traces must not be sampled): {count}"
+    assert against(*run, scenario="run-1")["unseen_traffic"] == says
+
+
+def test_who_left_may_have_been_in_a_step_for_a_moment_more() -> None:
+    run = [earned("batched_online", 1, 10, 20, batch=(4, 4, 2.5))]
+
+    def left(end_s: float) -> list[Span]:
+        return earned("batched_online", 2, 5, end_s, outcome="cancelled")
+
+    assert against(*run, left(15), scenario="run-1") == {}
+    assert against(*run, left(9.5), scenario="run-1") == {}
+    assert list(against(*run, left(8.5), scenario="run-1")) == ["unseen_traffic"]
+
+
+def test_every_real_step_is_told_of() -> None:
+    """Of those whose sequences met in one engine, with one trace left out it shows."""
+    spans = real("cloud")
+    for left_out in {span.trace_id for span in spans}:
+        fewer = [span for span in spans if span.trace_id != left_out]
+        assert list(_against(traffic_of(fewer), "cloud-1")) == ["unseen_traffic"]
+
+
+def test_what_came_before_the_interval_is_not_of_others() -> None:
+    traffic = told(*(earned("batched_online", n, n, n + 2, server={}) for n in range(5)))
+    [found] = scenarios_of(traffic, 60.0, first_ns=2 * 10**9, last_ns=3 * 10**9).scenarios
+    assert (len(found.before), len(found.requests), len(found.after)) == (2, 2, 1)
+    assert objections(found, traffic) == []

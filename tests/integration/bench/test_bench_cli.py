@@ -1,0 +1,224 @@
+"""`orch bench` as a command: exit codes, files, rows, and Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_sidecar.bench.result import Result
+from orch_sidecar.facts import files
+from orch_sidecar.facts.check import sound_rows
+from orch_sidecar.facts.row import Label, Row
+from tests.integration.bench.decoding import Decoding
+from tests.integration.bench.measuring import url_of
+from tests.integration.client import COMPLETIONS
+from tests.integration.running import Running, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.scripts import endless
+from tests.integration.wire import Answer
+
+KEY, TOKEN = "sk-never-to-be-seen", "never-to-be-seen-either"
+ORCH = (sys.executable, "-W", "error", "-m", "orch_sidecar")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A command that has ended, and its files."""
+
+    code: int
+    printed: str
+    output: Path
+    facts: Path
+
+    @property
+    def result(self) -> Result:
+        return Result.model_validate_json(self.output.read_text(encoding="utf-8"))
+
+    @property
+    def rows(self) -> list[Row]:
+        if not self.facts.exists():
+            return []
+        return [placed.row for placed in sound_rows(files.read(self.facts))]
+
+
+class Bench:
+    """`orch bench` in a process of its own, with three prompts of four tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        prompts = folder / "prompts.jsonl"
+        lines = [{"prompt": [number, 1, 2, 3], "output_tokens": 6} for number in range(3)]
+        prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        self._words = ("--prompts", str(prompts), "--warm-up", "2", "--duration", "0")
+
+    async def start(self, url: str, *words: str, given: bool = True) -> asyncio.subprocess.Process:
+        """`given`: with prompts, and only as long as it must be."""
+        out = ("--output", str(self._folder / "o.json"), "--facts", str(self._folder / "f.csv"))
+        command = (*ORCH, "bench", *words, "--url", url, *(self._words if given else ()), *out)
+        return await asyncio.create_subprocess_exec(
+            *command,
+            env=os.environ | {"OPENAI_API_KEY": KEY},
+            cwd=self._folder,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+
+    async def ended(self, process: asyncio.subprocess.Process) -> Ran:
+        async with asyncio.timeout(60):
+            printed, _ = await process.communicate()
+        assert process.returncode is not None
+        text = printed.decode()
+        assert "Traceback" not in text
+        found = Ran(process.returncode, text, self._folder / "o.json", self._folder / "f.csv")
+        for path in (found.output, found.facts):
+            told = path.read_text(encoding="utf-8") if path.exists() else ""
+            assert KEY not in text + told
+            assert TOKEN not in text + told
+        return found
+
+    async def run(self, url: str, *words: str, given: bool = True) -> Ran:
+        return await self.ended(await self.start(url, *words, given=given))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+async def test_measurement_is_written_with_a_row_that_passes_the_check(
+    home: Running, at_home: ScriptedEngine, bench: Bench
+) -> None:
+    secret = ("--header", f"X-Token: {TOKEN}")
+    ran = await bench.run(url_of(home), "single-stream", "--requests", "64", *secret)
+    assert ran.code == 0, ran.printed
+    assert "single_stream: PRELIMINARY" in ran.printed
+    assert "tokens/s per stream: p50" in ran.printed
+    result = ran.result
+    assert (result.counts.answered, result.scenario.seed) == (64, 0)
+    assert result.engine.given == []
+    assert result.client.host["uvloop"]
+    assert result.scenario.prompts == "3 of the file prompts.jsonl"
+    [row] = ran.rows
+    assert (row.measurement_type, row.batch) == (Label.SINGLE_STREAM, 1)
+    check = (*ORCH, "facts", "check", "--confirmed", str(ran.facts))
+    checking = await asyncio.create_subprocess_exec(*check)
+    assert await checking.wait() == 0
+    assert at_home.generating[0].header("authorization") == f"Bearer {KEY}"
+    assert at_home.generating[0].header("x-token") == TOKEN
+
+
+async def test_synthetic_prompts_have_the_length_that_was_asked_for(
+    engine: ScriptedEngine, cloud: Running, bench: Bench
+) -> None:
+    async def tokenize(answer: Answer) -> None:
+        answer.json({"tokens": list(range(1000, 1300))})
+
+    engine.scripts.append(tokenize)
+    length = ("--requests", "12", "--duration", "0", "--input-tokens", "33", "--output-tokens", "5")
+    words = ("batched-online", "--concurrency", "4", *length)
+    ran = await bench.run(url_of(cloud), *words, given=False)
+    assert ran.code == 0, ran.printed
+    prompts = [request.json()["prompt"] for request in engine.generating]
+    assert {len(prompt) for prompt in prompts} == {33}
+    assert {token for prompt in prompts for token in prompt} <= set(range(1000, 1300))
+    assert len({tuple(prompt[:16]) for prompt in prompts}) == len(prompts) == 12 + 4
+    [row] = ran.rows
+    assert (row.input_tokens, row.output_tokens) == (33, 5)
+
+
+async def test_label_that_the_pool_does_not_have_exits_with_1_and_writes_nothing(
+    cloud: Running, bench: Bench
+) -> None:
+    ran = await bench.run(url_of(cloud), "single-stream")
+    assert ran.code == 1
+    assert "orch bench: the pool 'cloud' (profile cloud) is batched_online" in ran.printed
+    assert not ran.output.exists()
+    assert ran.rows == []
+
+
+async def test_invalid_result_exits_with_1_and_makes_no_row(
+    home: Running, at_home: ScriptedEngine, bench: Bench
+) -> None:
+    client = await home.client()
+    process = await bench.start(url_of(home), "single-stream", "--requests", "60")
+    await eventually(lambda: len(at_home.generating) > 10, 20)
+    prompt: Any = [1, 2, 3]
+    assert (await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=2)).status == 200
+    ran = await bench.ended(process)
+    assert ran.code == 1
+    assert "single_stream: INVALID" in ran.printed
+    assert "others used it at the same time" in ran.printed
+    assert "no row: the result is invalid: the engine took 61 requests" in ran.printed
+    assert (ran.result.status, ran.rows) == ("invalid", [])
+
+
+async def test_silent_endpoint_makes_a_row_to_be_confirmed_of_what_is_typed(
+    engine: ScriptedEngine, bench: Bench
+) -> None:
+    Decoding(engine)
+    words = ("batched-online", "--concurrency", "3", "--requests", "9")
+    ran = await bench.run(engine.url, *words)
+    assert ran.code == 1
+    assert "a row needs --engine, --precision, --gpu, --gpu-count" in ran.printed
+    assert engine.generating == []
+    typed = ("--engine", "vLLM 0.32.0", "--precision", "BF16", "--gpu", "H100", "--gpu-count", "1")
+    ran = await bench.run(engine.url, *words, *typed)
+    assert ran.code == 0, ran.printed
+    assert "batched_online: UNVERIFIED" in ran.printed
+    assert "typed by hand, not told by the engine: engine, precision, gpu" in ran.printed
+    [row] = ran.rows
+    assert (row.measurement_type, row.batch) == (Label.TO_BE_CONFIRMED, 3)
+
+
+async def test_interruption_writes_what_there_is_as_incomplete_and_exits_with_1(
+    home: Running, at_home: ScriptedEngine, bench: Bench
+) -> None:
+    process = await bench.start(url_of(home), "single-stream", "--duration", "600")
+    await eventually(lambda: len(at_home.generating) > 10, 20)
+    process.send_signal(signal.SIGINT)
+    ran = await bench.ended(process)
+    assert ran.code == 1
+    assert "single_stream: INCOMPLETE\n  it was stopped before its end" in ran.printed
+    result = ran.result
+    assert (result.status, ran.rows) == ("incomplete", [])
+    assert result.counts.answered >= 8
+    assert result.batches is not None
+    assert result.batches.largest == 1
+
+
+async def test_second_interruption_does_not_wait_for_the_engine(
+    home: Running, at_home: ScriptedEngine, bench: Bench
+) -> None:
+    process = await bench.start(url_of(home), "single-stream", "--duration", "600")
+    await eventually(lambda: len(at_home.generating) > 10, 20)
+    process.send_signal(signal.SIGINT)
+    await eventually(lambda: not at_home.present)
+    await asyncio.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    ran = await bench.ended(process)
+    assert ran.code == 1
+    assert "what the engine did is not known: nobody waited until it told" in ran.printed
+    assert ran.result.status == "incomplete"
+    assert ran.result.batches is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_interruption_of_the_warm_up_ends_cleanly_and_writes_nothing(
+    home: Running, at_home: ScriptedEngine, bench: Bench, number: signal.Signals
+) -> None:
+    at_home.answer = endless
+    process = await bench.start(url_of(home), "single-stream")
+    await eventually(lambda: at_home.present, 20)
+    process.send_signal(number)
+    ran = await bench.ended(process)
+    assert ran.code == 1
+    assert ran.printed == "orch bench: stopped before anything was measured\n"
+    assert not ran.output.exists()

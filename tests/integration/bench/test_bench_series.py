@@ -1,0 +1,187 @@
+"""Several runs by one command: the search for a rate, and a sweep."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_sidecar.bench import cli
+from orch_sidecar.bench.endpoint import EndpointError
+from orch_sidecar.bench.measure import NotMeasurable, measure
+from orch_sidecar.bench.result import Result
+from orch_sidecar.bench.sweep import Sweep
+from orch_sidecar.facts import files
+from orch_sidecar.facts.check import check, sound_rows
+from tests.integration.bench.decoding import Decoding
+from tests.integration.bench.measuring import url_of
+from tests.integration.client import COMPLETIONS
+from tests.integration.running import Running, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+
+pytestmark = pytest.mark.usefixtures("told_often")
+
+Run = Callable[..., Coroutine[None, None, int]]
+
+
+@pytest.fixture
+def interrupted() -> asyncio.Event:
+    return asyncio.Event()
+
+
+@pytest.fixture
+def run(
+    cloud: Running, tmp_path: Path, interrupted: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """The command's work, here: in a process of its own it waits a second for each look."""
+    monkeypatch.setattr(cli, "LEAST_REQUESTS", 20)
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": [number, 1, 2, 3], "output_tokens": 6} for number in range(3)]
+    prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+
+    async def run_here(*words: str) -> int:
+        common = ("--url", url_of(cloud), "--prompts", str(prompts))
+        out = ("--output", str(tmp_path / "o.json"), "--facts", str(tmp_path / "f.csv"))
+        options = cli._parser().parse_args([*words, *common, *out])
+        work = cli._sweep if words[0] == "sweep" else cli._run
+        return await work(options, interrupted)
+
+    return run_here
+
+
+ONLINE = ("batched-online", "--rate", "25", "--requests", "20", "--duration", "0")
+SEARCH = (*ONLINE, "--find-rate", "--trial", "0.2", "--warm-up", "0")
+
+
+def result_of(folder: Path) -> Result:
+    return Result.model_validate_json((folder / "o.json").read_text(encoding="utf-8"))
+
+
+def sweep_of(folder: Path) -> Sweep:
+    return Sweep.model_validate_json((folder / "o.json").read_text(encoding="utf-8"))
+
+
+async def test_search_finds_the_rate_that_the_engine_can_do(
+    run: Run, tmp_path: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four slots, 6 steps of 20 ms an answer: 33 a second, and those beyond it wait."""
+    Decoding(engine, step_s=0.02)
+    code = await run(*SEARCH, "--slo-latency-ms", "600", "--requests", "60")
+    told = capsys.readouterr()
+    assert code == 0, told.out + told.err
+    result = result_of(tmp_path)
+    assert result.scenario.rate_per_s is not None
+    assert 15 < result.scenario.rate_per_s < 150
+    assert f"largest rate that keeps the SLO: {result.scenario.rate_per_s:.4g}/s" in told.err
+    kept = [trial.rate_per_s for trial in result.trials if trial.kept]
+    missed = [trial.rate_per_s for trial in result.trials if not trial.kept]
+    assert max(kept) == result.scenario.rate_per_s
+    assert min(missed) > max(kept)
+    assert all(trial.requests >= 20 for trial in result.trials)
+    assert result.scenario.least_requests == 60
+
+
+async def test_rate_at_which_nothing_is_batched_keeps_its_slo_and_earns_no_label(
+    run: Run, tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Decoding(engine).most = 1
+    monkeypatch.setattr("orch_sidecar.bench.rate_search.MOST_TRIALS", 2)
+    assert await run(*SEARCH, "--burstiness", "inf", "--slo-latency-ms", "10000") == 1
+    result = result_of(tmp_path)
+    assert [(trial.rate_per_s, trial.kept) for trial in result.trials] == [(25, True), (50, True)]
+    assert result.scenario.arrivals == "constant"
+    assert result.status == "invalid"
+    assert "nothing was batched" in result.reasons[0]
+
+
+async def test_search_ends_where_no_rate_keeps_the_slo(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("orch_sidecar.bench.rate_search.MOST_TRIALS", 2)
+    assert await run(*SEARCH, "--rate", "400", "--slo-latency-ms", "1") == 1
+    assert "orch bench: no rate kept the SLO" in capsys.readouterr().err
+    assert not (tmp_path / "o.json").exists()
+
+
+async def test_trial_beside_another_client_ends_the_search(
+    run: Run, cloud: Running, engine: ScriptedEngine
+) -> None:
+    client = await cloud.client()
+    running = asyncio.create_task(run(*SEARCH, "--slo-latency-ms", "600"))
+    await eventually(lambda: len(engine.generating) > 5)
+    await client.post(COMPLETIONS, stream=True, prompt=[1, 2], max_tokens=2)
+    with pytest.raises(NotMeasurable, match="a trial at 25/s: the engine took"):
+        await running
+
+
+async def test_interruption_of_a_trial_is_written_as_incomplete(
+    run: Run, tmp_path: Path, interrupted: asyncio.Event, engine: ScriptedEngine
+) -> None:
+    words = (*SEARCH[:-3], "60", "--warm-up", "0", "--slo-latency-ms", "600")
+    running = asyncio.create_task(run(*words))
+    await eventually(lambda: len(engine.generating) > 5)
+    interrupted.set()
+    assert await running == 1
+    assert result_of(tmp_path).status == "incomplete"
+
+
+async def test_sweep_measures_every_concurrency_with_prompts_of_its_own(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plot = tmp_path / "sweep.svg"
+    code = await run("sweep", "--concurrency", "1,2,4", "--duration", "0.3", "--plot", str(plot))
+    told = capsys.readouterr()
+    assert code == 0, told.out + told.err
+    found = sweep_of(tmp_path)
+    assert found.complete
+    assert [point.clients for point in found.points] == [1, 2, 4]
+    assert [point.batch_largest for point in found.points] == [1, 2, 4]
+    assert found.points[2].speed_up > 2
+    assert found.fit is not None
+    assert [result.scenario.seed for result in found.results] == [0, 1, 2]
+    assert len({result.scenario.cache_salt for result in found.results}) == 3
+    assert "1 client: no step decoded more than one sequence" in told.out
+    assert "no row: concurrency 1: the result is invalid" in told.err
+    table = files.read(tmp_path / "f.csv")
+    assert [placed.row.batch for placed in sound_rows(table)] == [2, 4]
+    assert check(table, confirmed=True) == []
+    assert b"t0 + c b^alpha" in plot.read_bytes()
+
+
+async def test_sweep_whose_endpoint_goes_away_keeps_what_was_measured(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = [measure]
+
+    async def once(*arguments: Any) -> Result:
+        if measured:
+            return await measured.pop()(*arguments)
+        raise EndpointError("GET /v1/capabilities: refused")
+
+    monkeypatch.setattr(cli, "measure", once)
+    assert await run("sweep", "--concurrency", "2,4", "--duration", "0.2") == 1
+    found = sweep_of(tmp_path)
+    assert [point.clients for point in found.points] == [2]
+    assert not found.complete
+    why = "INCOMPLETE: at 4 clients: GET /v1/capabilities: refused"
+    assert why in capsys.readouterr().out
+    with pytest.raises(EndpointError):
+        await run("sweep", "--concurrency", "2,4", "--duration", "0.2")
+
+
+async def test_interruption_of_a_sweep_keeps_what_was_measured(
+    run: Run, tmp_path: Path, interrupted: asyncio.Event, engine: ScriptedEngine
+) -> None:
+    words = ("sweep", "--concurrency", "2,4", "--duration", "0.5")
+    running = asyncio.create_task(run(*words))
+    await eventually(lambda: engine.peak > 2, 10)
+    interrupted.set()
+    assert await running == 1
+    found = sweep_of(tmp_path)
+    assert not found.complete
+    assert found.ended_by.startswith("at 4 clients: it was stopped")
+    assert found.points[0].clients == 2

@@ -1,0 +1,137 @@
+"""Figures against an upstream whose times are known. Bounds are wide: the machine is shared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+
+import pytest
+
+from orch_sidecar.bench import arrivals
+from orch_sidecar.bench.call import Ask, Call
+from orch_sidecar.bench.endpoint import Endpoint
+from orch_sidecar.bench.load import Load
+from orch_sidecar.bench.prompts import body
+from orch_sidecar.bench.result import Status
+from tests.benchmarks.upstream import MODEL, Script, Upstream
+from tests.integration.bench.measuring import CLOSED, measured, plan
+
+SCENARIO = replace(CLOSED, least_requests=20, warm_up=4)
+SCRIPT = Script(first_token_s=0.060, token_s=0.010, tokens=12)
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
+    with Upstream(SCRIPT, tmp_path_factory.mktemp("upstream") / "log") as running:
+        yield running
+
+
+def asks(upstream: Upstream) -> Iterator[Ask]:
+    endpoint = Endpoint.of(upstream.url, None, {})
+    for prompt in plan(upstream.url, CLOSED).prompts(0):
+        written = body(replace(prompt, output_tokens=SCRIPT.tokens), MODEL, ignore_eos=True)
+        yield Ask(endpoint.message(prompt.path, written, {}), prompt.input_tokens, SCRIPT.tokens)
+
+
+def made(upstream: Upstream) -> tuple[Load, float]:
+    """A load, and the monotonic time that is its zero."""
+    upstream.forget()
+    load = Load(Endpoint.of(upstream.url, None, {}), lambda call: None)
+    return load, time.monotonic() - load.now()
+
+
+def told_s(upstream: Upstream) -> list[tuple[float, ...]]:
+    """When the tokens of each answer were written, by their first."""
+    return sorted(each.written_s for each in upstream.seen().requests)
+
+
+def seen_s(calls: list[Call], zero_s: float) -> list[list[float]]:
+    return sorted([zero_s + at_s for at_s in call.event_s] for call in calls)
+
+
+async def best_of_rounds(round_: Callable[[], Awaitable[float]], within_s: float) -> float:
+    """The least of what some rounds come to; no more of them once that is within the bound.
+
+    What is always late is so in every round, and a machine that is busy is not.
+    """
+    best_s = await round_()
+    for _ in range(7):
+        if best_s <= within_s:
+            break
+        best_s = min(best_s, await round_())
+    return best_s
+
+
+async def test_tokens_are_seen_when_they_were_written(upstream: Upstream) -> None:
+    async def off_s() -> float:
+        load, zero_s = made(upstream)
+        await load.watched(load.closed(asks(upstream), 1, lambda sent, _: sent >= 10))
+        written, seen = told_s(upstream), seen_s(load.calls, zero_s)
+        assert [len(each) for each in seen] == [SCRIPT.tokens] * 10
+        later_s, gaps_s = [], []
+        for there, here in zip(written, seen, strict=True):
+            later_s += [b - a for a, b in zip(there, here, strict=True)]
+            own, others = pairwise(here), pairwise(there)
+            gaps_s += [abs((b - a) - (d - c)) for (a, b), (c, d) in zip(own, others, strict=True)]
+        assert min(later_s) >= 0
+        return max(median(later_s), median(gaps_s))
+
+    assert await best_of_rounds(off_s, 0.002) <= 0.002
+
+
+async def test_time_to_the_first_token_is_the_servers_and_what_lies_between(
+    upstream: Upstream,
+) -> None:
+    async def more_s() -> float:
+        load, _ = made(upstream)
+        await load.watched(load.closed(asks(upstream), 1, lambda sent, _: sent >= 10))
+        ttft_s = [served.ttft_s for call in load.calls if (served := call.served) is not None]
+        known = [each for each in ttft_s if each is not None]
+        assert len(known) == 10
+        assert min(known) >= SCRIPT.first_token_s
+        return median(known) - SCRIPT.first_token_s
+
+    assert await best_of_rounds(more_s, 0.010) <= 0.010
+
+
+async def test_poisson_arrivals_are_sent_when_they_are_due(upstream: Upstream) -> None:
+    due_s = arrivals.until(arrivals.poisson(100.0, 3), 100, 0.0)
+
+    async def late_s() -> float:
+        load, zero_s = made(upstream)
+        await load.watched(load.open(asks(upstream), due_s))
+        each_s = [late for call in load.calls if (late := call.late_s) is not None]
+        assert len(each_s) == 100
+        assert min(each_s) >= 0
+        arrived_s = sorted(each.arrived_s - zero_s for each in upstream.seen().requests)
+        there_s = [at_s - due for at_s, due in zip(arrived_s, due_s, strict=True)]
+        assert min(there_s) >= 0
+        return max(median(each_s), median(there_s) - 0.004)
+
+    assert await best_of_rounds(late_s, 0.004) <= 0.004
+
+
+async def test_result_says_what_the_upstream_did(upstream: Upstream) -> None:
+    async def off_s() -> float:
+        upstream.forget()
+        result = await measured(upstream.url, SCENARIO, model=MODEL)
+        figures = result.figures
+        assert result.status is Status.UNVERIFIED
+        assert result.counts.of_other_length == 0
+        assert figures is not None
+        assert figures.ttft_ms is not None
+        assert figures.tpot_ms is not None
+        assert figures.itl_ms is not None
+        assert figures.ttft_ms.p50 >= 60
+        told = upstream.seen().requests[SCENARIO.warm_up :]
+        pairs = (
+            (figures.tpot_ms.p50, median(each.tpot_s for each in told)),
+            (figures.ttft_ms.p50, median(each.ttft_s for each in told)),
+            (figures.itl_ms.p50, SCRIPT.token_s),
+        )
+        return max(abs(here_ms / 1000 - there_s) for here_ms, there_s in pairs)
+
+    assert await best_of_rounds(off_s, 0.010) <= 0.010
