@@ -1,4 +1,4 @@
-"""One request of a measurement, and what became of it.
+"""One request of a measurement, and what became of it; and how its client did.
 
 Pure. Times are seconds since the start of the run, by one monotonic clock; None is never.
 """
@@ -23,15 +23,32 @@ class Fate(StrEnum):
     CUT = "cut"  # the run was ended before it was
 
 
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request to be sent: all its bytes, and how many tokens prompt and answer are to have.
+
+    None where only the engine can tell: a text's, or those of an answer that may end early.
+    """
+
+    message: bytes
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
 @dataclass(slots=True)
 class Call:
-    """One request. `due_s`: when its schedule sent it; None where it was sent when there was room.
+    """One request.
 
-    `event_s`: when each event with something in it came; a token each, but for those that an
-    engine puts into one. `why`: of a refusal or failure, the code or a few words.
+    `due_s`: when its schedule wanted it; None where it was sent when there was room, and then
+    `free_s` is when there was. `sent_s`: when its client began to send it; where it takes a new
+    connection, that is part of the answer's time. `event_s`: when each event with something in
+    it came; a token each, but for those that an engine puts into one. `why`: of a refusal or
+    failure, the code or a few words. `as_asked`: whether prompt and answer had as many tokens
+    as they were to have.
     """
 
     due_s: float | None = None
+    free_s: float | None = None
     sent_s: float | None = None
     ended_s: float | None = None
     status: int | None = None
@@ -40,6 +57,7 @@ class Call:
     input_tokens: int | None = None
     output_tokens: int | None = None
     counted_by_events: bool = False  # nobody said how many tokens there were
+    as_asked: bool = True
     queue_ms: float | None = None
     event_s: array[float] = field(default_factory=lambda: array("d"))
 
@@ -51,11 +69,10 @@ class Call:
         return arrived
 
     @property
-    def late_s(self) -> float:
-        """How much later than due it was sent."""
-        if self.due_s is None or self.sent_s is None:
-            return 0.0
-        return self.sent_s - self.due_s
+    def late_s(self) -> float | None:
+        """How much later it was sent than it should have been; None if it never was."""
+        should = self.due_s if self.due_s is not None else self.free_s
+        return None if should is None or self.sent_s is None else self.sent_s - should
 
     @property
     def gaps_s(self) -> list[float]:
@@ -64,10 +81,22 @@ class Call:
 
     @property
     def served(self) -> Served | None:
-        """As it counts for figures; None unless it was answered and its tokens are known."""
-        if self.fate is not Fate.ANSWERED or self.ended_s is None:
-            return None
-        if self.input_tokens is None or self.output_tokens is None:
+        """As it counts for figures; None unless it was answered and its length is known.
+
+        A prompt of which nobody says the length counts as 0 tokens.
+        """
+        if self.fate is not Fate.ANSWERED or self.ended_s is None or self.output_tokens is None:
             return None
         first_s = self.event_s[0] if self.event_s else None
-        return Served(self.arrived_s, first_s, self.ended_s, self.input_tokens, self.output_tokens)
+        return Served(
+            self.arrived_s, first_s, self.ended_s, self.input_tokens or 0, self.output_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """How the client itself did. `lag_s`: by how much its event loop woke later than it should,
+    sampled all along. `cpu_share`: of one core."""
+
+    lag_s: tuple[float, ...]
+    cpu_share: float

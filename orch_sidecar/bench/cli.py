@@ -9,34 +9,32 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import uvloop
 from pydantic import BaseModel
 
-from orch_sidecar.bench import prompt_file, prompts, sweep
+from orch_sidecar.bench import sweep
 from orch_sidecar.bench.decode import cli as decode
-from orch_sidecar.bench.endpoint import Endpoint, EndpointError
-from orch_sidecar.bench.fact import NoFact, row_of
+from orch_sidecar.bench.endpoint import EndpointError
+from orch_sidecar.bench.fact import row_of
+from orch_sidecar.bench.interrupt import Interrupted, interrupts, unless
 from orch_sidecar.bench.measure import NotMeasurable, Plan, measure
 from orch_sidecar.bench.options import (
-    Usage,
+    add_arrivals,
     add_common,
     add_length,
-    api_key,
-    count,
     counts,
-    given_of,
-    positive,
     scenario_of,
     seconds,
 )
-from orch_sidecar.bench.prompts import Prompt
-from orch_sidecar.bench.rate_search import RateSearch, keeps
+from orch_sidecar.bench.planning import check_files, plan_of
+from orch_sidecar.bench.rate_search import LEAST_REQUESTS, RateSearch
 from orch_sidecar.bench.result import Result, Status
-from orch_sidecar.bench.scenario import Scenario
+from orch_sidecar.bench.scenario import Scenario, Slo
 from orch_sidecar.bench.words import words
 from orch_sidecar.facts import files, plot
 from orch_sidecar.facts.measured import Arrivals
@@ -53,7 +51,7 @@ _EPILOG: Final = """examples:
   orch bench single-stream --duration 30 --facts tps_model_gpu.csv
   orch bench batched-online --rate 8 --slo-ttft-ms 500 --slo-tpot-ms 50
   orch bench batched-online --rate 4 --find-rate --slo-ttft-ms 500
-  orch bench offline --requests 1000 --duration 0
+  orch bench offline --requests 1000
   orch bench sweep --concurrency 1,2,4,8,16 --duration 20 --plot sweep.png
   orch bench decode --sweep
 
@@ -65,6 +63,8 @@ _HELP: Final = {
     Label.BATCHED_ONLINE: "requests at a rate, or a closed loop of several clients",
     Label.OFFLINE: "everything at once: throughput only",
 }
+
+_Work = Callable[[argparse.Namespace, asyncio.Event], Awaitable[int]]
 
 
 def main(arguments: list[str]) -> None:
@@ -83,9 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="bench_command", metavar="COMMAND", required=True)
     for label, text in _HELP.items():
         each = commands.add_parser(label.value.replace("_", "-"), help=text, description=text)
-        each.set_defaults(run=_caught(_run), label=label)
+        each.set_defaults(run=_caught(_run), label=label, find_rate=False)
         if label is Label.BATCHED_ONLINE:
-            _add_arrivals(each)
+            add_arrivals(each)
         add_length(each, label)
         add_common(each)
     text = "closed loops of several sizes: throughput and latency by batch"
@@ -105,164 +105,128 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_arrivals(parser: argparse.ArgumentParser) -> None:
-    how = parser.add_argument_group("how requests come")
-    how.add_argument("--rate", type=positive, help="requests per second, Poisson")
-    how.add_argument(
-        "--burstiness", type=positive,
-        help="gamma instead of Poisson: below 1 burstier, above 1 more regular",
-    )  # fmt: skip
-    how.add_argument("--concurrency", type=count, help="a closed loop of so many clients instead")
-    how.add_argument(
-        "--find-rate", action="store_true",
-        help="look for the largest rate at which 99 %% keep the SLO, from --rate on; then run it",
-    )  # fmt: skip
-    how.add_argument(
-        "--trial", type=positive, default=20.0, metavar="SECONDS",
-        help="length of a trial of the search; default: %(default)g",
-    )  # fmt: skip
-
-
-def _caught(work: Callable[[argparse.Namespace], Any]) -> Callable[[argparse.Namespace], int]:
+def _caught(work: _Work) -> Callable[[argparse.Namespace], int]:
     """The command with its errors told."""
+
+    async def interruptible(options: argparse.Namespace) -> int:
+        with interrupts() as interrupted:
+            return await work(options, interrupted)
 
     def run(options: argparse.Namespace) -> int:
         try:
-            if getattr(options, "plot", None) is not None:
-                plot.require(options.plot)  # before minutes of measuring, not after
-            code: int = asyncio.run(work(options))
-        except (Usage, plot.PlotUnavailable) as error:
-            return _told(error, 2)
+            check_files(options)
+            return uvloop.run(interruptible(options))
+        except (Interrupted, KeyboardInterrupt):
+            return _told("stopped before anything was measured", 1)
         except (EndpointError, NotMeasurable) as error:
             return _told(error, 1)
-        except (OSError, ValueError) as error:
+        except (Unreadable, plot.PlotUnavailable, OSError, ValueError) as error:
             return _told(error, 2)
-        return code
 
     return run
 
 
-def _told(error: Exception, code: int) -> int:
+def _told(error: object, code: int) -> int:
     print(f"orch bench: {error}", file=sys.stderr)
     return code
 
 
-async def _run(options: argparse.Namespace) -> int:
+async def _run(options: argparse.Namespace, interrupted: asyncio.Event) -> int:
     scenario = scenario_of(options, options.label)
-    plan = await _plan(options, scenario)
-    if getattr(options, "find_rate", False):
-        found = await _found(plan, options)
-        if found is None:
-            return 1
-        plan = found
-    result = await measure(plan)
-    print(words(result))
-    return _keep(result, options)
+    plan = await unless(interrupted, plan_of(options, scenario))
+    if options.find_rate:
+        return await _find_rate(plan, options, interrupted)
+    return _keep(await measure(plan, interrupted), options)
 
 
-async def _found(plan: Plan, options: argparse.Namespace) -> Plan | None:
-    """The plan at the largest rate that keeps the SLO, by short trials; None if none does."""
+async def _find_rate(plan: Plan, options: argparse.Namespace, interrupted: asyncio.Event) -> int:
+    """Short trials, each with prompts of its own, and then the run that was asked for."""
     scenario = plan.scenario
     assert scenario.rate_per_s is not None
     search = RateSearch(scenario.rate_per_s)
     while not search.done:
-        trial = replace(plan, scenario=scenario.at_rate(search.next_per_s, 1, options.trial))
-        result = await measure(trial)
+        trial = replace(
+            scenario,
+            rate_per_s=search.next_per_s,
+            least_requests=LEAST_REQUESTS,
+            least_seconds=options.trial,
+            seed=scenario.seed + 1 + len(search.trials),
+        )
+        result = await measure(replace(plan, scenario=trial), interrupted, trial=True)
         if result.status is Status.INCOMPLETE:
-            return None
-        kept = keeps(result)
-        share = "nothing" if result.goodput is None else f"{result.goodput.share:.1%}"
-        print(f"{search.next_per_s:.4g}/s: {share} kept the SLO", file=sys.stderr)
-        search.tell(kept=kept)
+            return _keep(result.model_copy(update={"trials": search.trials}), options)
+        if result.status is Status.INVALID and result.figures is not None:
+            raise NotMeasurable(f"a trial at {trial.rate_per_s:.4g}/s: {'; '.join(result.reasons)}")
+        told = search.tell(result)
+        print(f"{told.rate_per_s:.4g}/s: {told.share:.1%} kept the SLO", file=sys.stderr)
+        for cause in result.client.bottleneck:
+            print(f"  the client may be the bottleneck: {cause}", file=sys.stderr)
     if search.best_per_s is None:
-        print("orch bench: no rate kept the SLO", file=sys.stderr)
-        return None
+        return _told("no rate kept the SLO", 1)
     print(f"largest rate that keeps the SLO: {search.best_per_s:.4g}/s", file=sys.stderr)
-    length = scenario.least_requests, scenario.least_seconds
-    return replace(plan, scenario=scenario.at_rate(search.best_per_s, *length))
+    final = replace(plan, scenario=replace(scenario, rate_per_s=search.best_per_s))
+    result = await measure(final, interrupted)
+    return _keep(result.model_copy(update={"trials": search.trials}), options)
 
 
-async def _sweep(options: argparse.Namespace) -> int:
-    sizes: tuple[int, ...] = options.concurrency
-    options.requests, options.warm_up = 1, 4
-    base = Scenario(Label.BATCHED_ONLINE, Arrivals.CLOSED_LOOP, 1, options.duration, options.seed)
-    plan = await _plan(options, base)
+async def _sweep(options: argparse.Namespace, interrupted: asyncio.Event) -> int:
+    slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms, options.slo_latency_ms)
+    base = Scenario(
+        Label.BATCHED_ONLINE, Arrivals.CLOSED_LOOP, 1, options.duration, options.seed, slo=slo
+    )
+    plan = await unless(interrupted, plan_of(options, base))
     results: list[Result] = []
-    for clients in sizes:
-        run = replace(base, clients=clients, least_requests=2 * clients, warm_up=min(clients, 4))
-        result = await measure(replace(plan, scenario=run))
-        results.append(result)
-        if result.status is Status.INCOMPLETE:
+    ended_by = ""
+    for number, clients in enumerate(options.concurrency):
+        # Prompts of its own, and a warm-up at the very batch.
+        run = replace(
+            base, clients=clients, least_requests=2 * clients, warm_up=clients,
+            seed=base.seed + number,
+        )  # fmt: skip
+        try:
+            results.append(await measure(replace(plan, scenario=run), interrupted))
+        except (EndpointError, NotMeasurable, Interrupted) as error:
+            if not results:
+                raise
+            ended_by = f"at {clients} clients: {error}"
             break
-    found = sweep.sweep_of(results)
+        if results[-1].status is Status.INCOMPLETE:
+            ended_by = f"at {clients} clients: it was stopped"
+            break
+    return _keep_sweep(sweep.sweep_of(results, ended_by), options)
+
+
+def _keep_sweep(found: sweep.Sweep, options: argparse.Namespace) -> int:
     print(sweep.text(found))
-    _write(found, options.output or Path(f"orch-sweep-{results[0].id}.json"))
+    _write(found, options.output or Path(f"orch-sweep-{found.results[0].id}.json"))
     if options.plot is not None and found.points:
         sweep.plot(found, options.plot)
         print(f"plot: {options.plot}")
-    for result in results:
-        if options.facts is not None and result.status in (Status.VALID, Status.PRELIMINARY):
-            _add(result, options.facts)
-    return 1 if results[-1].status is Status.INCOMPLETE or not found.points else 0
-
-
-async def _plan(options: argparse.Namespace, scenario: Scenario) -> Plan:
-    endpoint = Endpoint.of(options.url, api_key(), dict(options.header))
-    model = options.model or await endpoint.model()
-    made, told = await _prompts(options, endpoint, model)
-    return Plan(
-        endpoint=endpoint,
-        model=model,
-        pool=options.pool,
-        scenario=scenario,
-        prompts=made,
-        prompts_told=told,
-        ignore_eos=not options.no_ignore_eos,
-        given=given_of(options),
-    )
-
-
-async def _prompts(
-    options: argparse.Namespace, endpoint: Endpoint, model: str
-) -> tuple[Callable[[int], Iterator[Prompt]], str]:
-    """Prompts by seed, and what they are in words."""
-    if options.prompts is not None:
-        read = prompt_file.from_file(options.prompts, options.output_tokens, options.seed)
-        return lambda seed: prompts.cycle(read, seed), f"file {options.prompts.name}"
-
-    async def tokenize(text: str) -> list[int]:
-        asked = {"model": model, "prompt": text, "add_special_tokens": False}
-        answer = await endpoint.ask("/tokenize", asked)
-        if answer is None:
-            raise Usage(f"{endpoint.url} has no /tokenize for synthetic prompts: give --prompts")
-        return list(answer["tokens"])
-
-    ids = await prompts.vocabulary(tokenize)
-    length, asked = options.input_tokens, options.output_tokens or 128
-    told = f"synthetic, {length} in, {asked} out"
-    return lambda seed: prompts.synthetic(ids, length, asked, seed), told
+    if options.facts is not None:
+        for result in found.results:
+            _add(result, options.facts, f"concurrency {result.scenario.clients}: ")
+    return 0 if found.complete and found.points else 1
 
 
 def _keep(result: Result, options: argparse.Namespace) -> int:
+    print(words(result))
     _write(result, options.output or Path(f"orch-bench-{result.id}.json"))
-    if options.facts is not None:
-        _add(result, options.facts)
-    return 1 if result.status in (Status.INVALID, Status.INCOMPLETE) else 0
+    added = options.facts is None or _add(result, options.facts)
+    return 0 if added and result.status not in (Status.INVALID, Status.INCOMPLETE) else 1
 
 
-def _add(result: Result, facts: Path) -> None:
+def _add(result: Result, facts: Path, which: str = "") -> bool:
+    """Whether the table has a row of it."""
     try:
-        row = row_of(result)
-    except NoFact as error:
-        print(f"no row: {error}", file=sys.stderr)
-        return
-    try:
-        files.append(facts, [row])
-    except Unreadable as error:
-        raise ValueError(str(error)) from error
-    print(f"row: {facts}")
+        files.append(facts, [row_of(result)])
+    except ValueError as error:
+        print(f"no row: {which}{error}", file=sys.stderr)
+        return False
+    print(f"row: {which}{facts}")
+    return True
 
 
 def _write(document: BaseModel, path: Path) -> None:
-    files.write(path, json.dumps(document.model_dump(mode="json"), separators=(",", ":")) + "\n")
+    text = json.dumps(document.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)
+    files.write(path, text + "\n")
     print(f"result: {path}")

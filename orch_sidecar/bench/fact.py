@@ -1,15 +1,25 @@
 """A result as a fact, if it is one.
 
 Pure. What is invalid or was not brought to its end is none; what nobody vouches for is to be
-confirmed.
+confirmed. Notes have the names that rows of traces and of other tools have.
 """
 
 from __future__ import annotations
 
-from orch_sidecar.bench.result import Result, SpreadMs, Status
-from orch_sidecar.facts.row import Label, Row, notes_text
+from typing import Final
 
-NO_FACT = frozenset({Status.INVALID, Status.INCOMPLETE})
+from orch_sidecar.bench.identity import lacking
+from orch_sidecar.bench.result import FiguresTold, Result, Status
+from orch_sidecar.facts.measured import LATENCIES
+from orch_sidecar.facts.row import Label, Row, notes_text
+from orch_sidecar.facts.rules import BATCHING
+
+NO_FACT: Final = frozenset({Status.INVALID, Status.INCOMPLETE})
+
+# As their projects write them.
+_ENGINES: Final = {"vllm": "vLLM"}
+
+_Notes = dict[str, str | int | float]
 
 
 class NoFact(ValueError):
@@ -17,77 +27,96 @@ class NoFact(ValueError):
 
 
 def row_of(result: Result) -> Row:
-    """The row. Raises NoFact."""
+    """The row. Raises NoFact, and ValueError for a text in it that no note may be."""
     engine, figures = result.engine, result.figures
     if result.status in NO_FACT or figures is None:
-        raise NoFact(f"the result is {result.status}: {'; '.join(result.reasons) or 'stopped'}")
-    unknown = [
-        name
-        for name in ("engine", "precision", "gpu", "gpu_count")
-        if getattr(engine, name) is None
-    ]
-    if unknown:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
-        raise NoFact(f"the endpoint does not say what it runs on: give {flags}")
+        raise NoFact(f"the result is {result.status}: {'; '.join(result.reasons)}")
+    missing = lacking(engine)
+    if figures.input_tokens is None:
+        missing.append("nobody says how many tokens the prompts had")
+    if missing:
+        raise NoFact("; ".join(missing))
+    assert figures.input_tokens is not None
     assert engine.engine is not None
     assert engine.precision is not None
     assert engine.gpu is not None
     assert engine.gpu_count is not None
-    label, batch = result.measurement_type, 0 if result.batches is None else result.batches.largest
+    label, batch = result.measurement_type, figures.overlap
     if result.status is Status.UNVERIFIED:
-        label, batch = Label.TO_BE_CONFIRMED, result.scenario.clients or 1
-    answered = result.counts.answered
+        label = Label.TO_BE_CONFIRMED
+    elif result.batches is not None:
+        batch = result.batches.largest
+    name = _ENGINES.get(engine.engine, engine.engine)
+    input_tokens = round(figures.input_tokens / figures.requests)
+    output_tokens = round(figures.output_tokens / figures.requests)
+    notes: _Notes = {
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "batching": "unknown" if label is Label.TO_BE_CONFIRMED else BATCHING[label][0],
+        **_notes(result, figures),
+    }
     return Row(
-        model_id=engine.model,
-        model_name=engine.model.rpartition("/")[2],
-        engine=" ".join(part for part in (engine.engine, engine.engine_version) if part),
+        model_id=engine.model_id,
+        model_name=engine.model_name,
+        engine=" ".join(part for part in (name, engine.engine_version) if part),
         precision=engine.precision,
         gpu=engine.gpu,
         gpu_count=engine.gpu_count,
         batch=batch,
-        input_tokens=round(figures.input_tokens / answered),
-        output_tokens=round(figures.output_tokens / answered),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
         throughput_tokens_per_sec=figures.tokens_per_s,
         measurement_type=label,
-        scenario_notes=_notes(result),
+        scenario_notes=notes_text(notes),
         source_tag=f"orch-bench:{result.id}",
     )
 
 
-def _notes(result: Result) -> str:
-    figures, counts, scenario = result.figures, result.counts, result.scenario
-    assert figures is not None
-    batching = "off" if result.measurement_type is Label.SINGLE_STREAM else "on"
-    notes: dict[str, str | int | float] = {
-        "input_tokens": round(figures.input_tokens / counts.answered),
-        "output_tokens": round(figures.output_tokens / counts.answered),
-        "batching": "unknown" if result.status is Status.UNVERIFIED else batching,
-        "status": result.status,
-        "arrivals": scenario.arrivals.value,
-    }
-    if scenario.clients is not None:
-        notes["clients"] = scenario.clients
-    if scenario.rate_per_s is not None:
-        notes["rate_per_s"] = scenario.rate_per_s
-    notes |= {"requests": counts.answered, "window_s": figures.window_s, "seed": scenario.seed}
-    if result.batches is not None:
-        notes["batch_mean"] = result.batches.mean
-    for name, found in (("ttft", figures.ttft_ms), ("tpot", figures.tpot_ms)):
-        notes |= _of(name, found)
-    notes |= _of("latency", figures.latency_ms)
-    for name, count in (("refused", counts.refused), ("failed", counts.failed)):
-        if count:
-            notes[name] = count
+def _notes(result: Result, figures: FiguresTold) -> _Notes:
+    """What there is to say besides what every row says."""
+    scenario, engine, counts = result.scenario, result.engine, result.counts
+    notes: _Notes = {"tool": "orch bench", "arrivals": scenario.arrivals.value}
+    for name, value in (
+        ("rate_per_s", scenario.rate_per_s),
+        ("burstiness", scenario.burstiness),
+        ("at_once", scenario.clients),
+    ):
+        if value is not None:
+            notes[name] = value
+    notes |= {"requests": figures.requests, "window_s": round(figures.window_s, 3)}
+    notes["seed"] = scenario.seed
+    notes |= _latency_notes(result.measurement_type, figures)
+    ended = {"refused": counts.refused, "failed": counts.failed}
+    notes |= {name: count for name, count in ended.items() if count}
     if result.goodput is not None:
         notes["goodput_share"] = result.goodput.share
-    if result.engine.given:
-        notes["given"] = ",".join(result.engine.given)
+    if result.batches is None:
+        notes |= {"claim": result.measurement_type.value, "batch_is": "overlap"}
+    else:
+        notes["batch_mean"] = result.batches.mean
+    if engine.profile is not None:
+        notes["profile"] = engine.profile
+    if result.shortfalls:
+        notes["preliminary"] = "yes"
     if result.client.bottleneck:
         notes["client_bottleneck"] = "yes"
-    return notes_text(notes)
+    if counts.counted_by_events:
+        notes["counted_by_events"] = counts.counted_by_events
+    if engine.model_id != engine.model:
+        notes["served_as"] = engine.model
+    if engine.given:
+        notes["given"] = ",".join(engine.given)
+    return notes
 
 
-def _of(name: str, found: SpreadMs | None) -> dict[str, float]:
-    if found is None:
+def _latency_notes(label: Label, figures: FiguresTold) -> dict[str, float]:
+    """None of an offline run: where all comes at once, a time says how long the queue was."""
+    if label is Label.OFFLINE:
         return {}
-    return {f"{name}_p50_ms": found.p50, f"{name}_p95_ms": found.p95}
+    found = {"ttft": figures.ttft_ms, "tpot": figures.tpot_ms, "latency": figures.latency_ms}
+    return {
+        f"{name}_{at}_ms": round(getattr(each, at), 3)
+        for name, each in found.items()
+        if each is not None
+        for at in LATENCIES[name]
+    }

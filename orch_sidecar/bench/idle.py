@@ -3,32 +3,78 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from orch_sidecar.bench.endpoint import Endpoint
-from orch_sidecar.facts.snapshot import Snapshot, snapshot_of
+from orch_sidecar.bench.endpoint import Endpoint, EndpointError
+from orch_sidecar.facts.snapshot import NotASnapshot, Snapshot, snapshot_of
+
+_PATH: Final = "/v1/capabilities"
 
 # An engine tells its counts once a second, and a sidecar tells what it last heard.
 TOLD_EVERY_S: Final = 1.2
 # Traffic of others may never end: then it shows in the counts.
 IDLE_WITHIN_S: Final = 12.0
 
+READY: Final = "ready"
 
-async def snapshot_when_idle(endpoint: Endpoint, pool: str | None) -> tuple[Any, Snapshot] | None:
-    """The capabilities document and what it says of the pool; None if the endpoint has none.
 
-    Taken when two of them, further apart than the engine tells its counts, say the same; after
-    IDLE_WITHIN_S as it is. Raises EndpointError and NotASnapshot.
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A capabilities document, what it says of the pool, and the state that the engine is in."""
+
+    document: Any
+    snapshot: Snapshot
+    state: str
+
+
+async def look(endpoint: Endpoint, pool: str | None) -> Look | None:
+    """As it is now; None if the endpoint does not tell. Raises EndpointError."""
+    document = await endpoint.ask(_PATH)
+    if document is None:
+        return None
+    try:
+        snapshot = snapshot_of(document, pool)
+    except NotASnapshot as error:
+        raise EndpointError(f"{endpoint.url}{_PATH}: {error}") from error
+    return Look(document, snapshot, _state(document, snapshot.pool))
+
+
+async def look_when_idle(endpoint: Endpoint, pool: str | None, since: Look, taken: int) -> Look:
+    """Once the engine is idle and has told of everything; after IDLE_WITHIN_S as it is.
+
+    Two documents, further apart than the engine tells its counts, then say the same. `taken`: of
+    how many requests since then they must tell at least, unless the engine is another one: where
+    its message comes late, two documents are alike and old. Raises EndpointError.
     """
     loop = asyncio.get_running_loop()
     until_s = loop.time() + IDLE_WITHIN_S
-    document = await endpoint.ask("/v1/capabilities")
-    if document is None:
-        return None
-    found = snapshot_of(document, pool)
+    found = await _there(endpoint, pool)
     while True:
         await asyncio.sleep(TOLD_EVERY_S)
-        before, document = found, await endpoint.ask("/v1/capabilities")
-        found = snapshot_of(document, pool)
-        if found == before or loop.time() > until_s:
-            return document, found
+        before, found = found, await _there(endpoint, pool)
+        same = before.snapshot == found.snapshot and found.state == READY
+        if same and _tells(found.snapshot, since.snapshot, taken):
+            return found
+        if loop.time() > until_s:
+            return found
+
+
+def _tells(found: Snapshot, since: Snapshot, taken: int) -> bool:
+    return found.epoch != since.epoch or found.requests_total >= since.requests_total + taken
+
+
+async def _there(endpoint: Endpoint, pool: str | None) -> Look:
+    found = await look(endpoint, pool)
+    if found is None:
+        raise EndpointError(f"{endpoint.url}{_PATH} is no longer there")
+    return found
+
+
+def _state(document: Any, pool: str) -> str:
+    """READY of an engine that does not say."""
+    for entry in document["engines"]:
+        if isinstance(entry, Mapping) and entry.get("pool") == pool:
+            return str(entry.get("state", READY))
+    return READY

@@ -6,57 +6,87 @@ Watches itself meanwhile: how late it was, and whether it was what held things u
 from __future__ import annotations
 
 import asyncio
+import gc
+import resource
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Any, Final
 
-from orch_sidecar.bench.call import Call, Fate
+from orch_sidecar.bench.call import Ask, Call, Fate, Pulse
 from orch_sidecar.bench.client import Connections
 from orch_sidecar.bench.endpoint import Endpoint
+from orch_sidecar.bench.interrupt import cancelled
 
 _LOOK_EVERY_S: Final = 0.02
 
-Message = bytes
+# Who is turned away at once and asks again at once does nothing but ask.
+PAUSE_S: Final = 0.5
+
+# Besides connections: the event loop's own files, the terminal, the interpreter's.
+_OTHER_FILES: Final = 64
+
 Work = Coroutine[Any, Any, None]
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """How the client itself did. `lag_s`: by how much its event loop woke later than it should,
-    sampled all along. `cpu_share`: of one core."""
+class TooManyConnections(Exception):
+    """This process may not have as many open files as there would be connections."""
 
-    lag_s: tuple[float, ...]
-    cpu_share: float
+
+def allow(connections: int) -> None:
+    """Lets this process have so many at once, and as many more as it may.
+
+    Raises TooManyConnections where the hard limit is below that.
+    """
+    needed = connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise TooManyConnections(
+            f"{connections} requests at once need {needed} open files, and this process may have "
+            f"{hard} (ulimit -Hn)"
+        )
+    if soft != hard:
+        # Without a hard limit there is still what the kernel can count to for one process.
+        most = max(soft, needed) if hard == resource.RLIM_INFINITY else hard
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Requests leave no reference cycles, and a look for some takes the time of several tokens."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class Load:
     """The requests of one run, on one event loop."""
 
-    def __init__(self, endpoint: Endpoint, on_end: Callable[[Call], None]) -> None:
-        """`on_end`: called with each call that has ended."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        on_end: Callable[[Call], None],
+        stopping: asyncio.Event | None = None,
+    ) -> None:
+        """`on_end`: called with each call that has ended. `stopping`: once it is set, nothing
+        more is sent, and what is under way is cut."""
         self._on_end = on_end
+        self._stopping = asyncio.Event() if stopping is None else stopping
         self._began_s = time.perf_counter()
         self._connections = Connections(endpoint, self.now)
         self._lag_s: list[float] = []
-        self._stopping = asyncio.Event()
+        self.stopped = False  # before its end
         self.calls: list[Call] = []
 
     def now(self) -> float:
         """Seconds since the start of the run."""
         return time.perf_counter() - self._began_s
 
-    def stop(self) -> None:
-        """Nothing more is sent, and what is under way is cut."""
-        self._stopping.set()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it was told to stop before its end."""
-        return self._stopping.is_set()
-
     async def closed(
-        self, messages: Iterator[Message], clients: int, enough: Callable[[int, float], bool]
+        self, asks: Iterator[Ask], clients: int, enough: Callable[[int, float], bool]
     ) -> None:
         """So many clients, each of which asks again when its answer has ended.
 
@@ -64,57 +94,75 @@ class Load:
         """
 
         async def client() -> None:
-            while not enough(len(self.calls), self.now()) and not self.stopped:
-                await self._one(None, next(messages))
+            ask, free_s = next(asks), self.now()
+            while not enough(len(self.calls), self.now()):
+                call = self._begun(Call(free_s=free_s))
+                sending = asyncio.ensure_future(self._one(call, ask))
+                try:
+                    await asyncio.sleep(0)  # it is on its way
+                    ask = next(asks)  # made while the engine is at work
+                    await sending
+                finally:
+                    sending.cancel()
+                if call.fate is not Fate.ANSWERED:
+                    await asyncio.sleep(PAUSE_S)
+                free_s = self.now()
 
         await self._all([client() for _ in range(clients)])
 
-    async def open(self, messages: Iterator[Message], due_s: Sequence[float]) -> None:
+    async def open(self, asks: Iterator[Ask], due_s: Sequence[float]) -> None:
         """Each request when it is due, whatever became of those before it."""
-        loop = asyncio.get_running_loop()
-        offset = loop.time() - self.now()
         tasks: list[asyncio.Task[None]] = []
 
         async def sending() -> None:
             for at_s in due_s:
-                message = next(messages)  # made before it is due
-                await asyncio.sleep(max(0.0, offset + at_s - loop.time()))
-                tasks.append(loop.create_task(self._one(at_s, message)))
+                ask = next(asks)  # made before it is due
+                await self._until(at_s)
+                call = self._begun(Call(due_s=at_s))
+                tasks.append(asyncio.create_task(self._one(call, ask)))
             await asyncio.gather(*tasks)
 
         try:
             await self._all([sending()])
         finally:
-            await _cancelled(tasks)
+            await cancelled(tasks)
 
-    async def at_once(self, messages: Sequence[Message]) -> None:
+    async def at_once(self, asks: Sequence[Ask]) -> None:
         """All of them, as fast as they can be sent."""
         due_s = self.now()
-        await self._all([self._one(due_s, message) for message in messages])
+        await self._all([self._one(self._begun(Call(due_s=due_s)), ask) for ask in asks])
 
     async def watched(self, work: Work) -> Pulse:
-        """Runs the work, and watches this process meanwhile."""
-        cpu_s, began_s = time.process_time(), time.perf_counter()
-        watch = asyncio.get_running_loop().create_task(self._watch())
-        try:
-            await work
-        finally:
-            watch.cancel()
-            self._connections.close()
-        took_s = time.perf_counter() - began_s
-        return Pulse(tuple(self._lag_s), (time.process_time() - cpu_s) / took_s)
+        """Runs the work, from which on time is counted, and watches this process meanwhile."""
+        with _no_collection():
+            cpu_s, self._began_s = time.process_time(), time.perf_counter()
+            watch = asyncio.create_task(self._watch())
+            try:
+                await work
+            finally:
+                watch.cancel()
+                self._connections.close()
+            share = (time.process_time() - cpu_s) / self.now()
+        return Pulse(tuple(self._lag_s), share)
 
-    async def _one(self, due_s: float | None, message: Message) -> None:
-        call = Call(due_s)
+    def _begun(self, call: Call) -> Call:
         self.calls.append(call)
+        return call
+
+    async def _one(self, call: Call, ask: Ask) -> None:
         try:
-            await self._connections.run(call, message)
-        except asyncio.CancelledError:
+            await self._connections.run(call, ask)
+        finally:
             if call.fate is Fate.PENDING:
                 call.fate, call.ended_s = Fate.CUT, self.now()
-            raise
-        finally:
             self._on_end(call)
+
+    async def _until(self, at_s: float) -> None:
+        """Never returns early: an event loop's timers are true to a millisecond, either way."""
+        left_s = at_s - self.now()
+        while left_s > 0:
+            await asyncio.sleep(left_s)
+            left_s = at_s - self.now()
 
     async def _all(self, work: Sequence[Work]) -> None:
         """Waits for all of it; what is left when this is told to stop is cancelled."""
@@ -125,18 +173,13 @@ class Load:
             await asyncio.wait([stop, everything], return_when=asyncio.FIRST_COMPLETED)
             if everything.done():
                 everything.result()
+            else:
+                self.stopped = True
         finally:
-            await _cancelled([everything, *tasks, stop])
+            await cancelled([everything, *tasks, stop])
 
     async def _watch(self) -> None:
         while True:
             before = time.perf_counter()
             await asyncio.sleep(_LOOK_EVERY_S)
             self._lag_s.append(max(0.0, time.perf_counter() - before - _LOOK_EVERY_S))
-
-
-async def _cancelled(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Ends those that have not ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,35 +1,39 @@
 """One run from end to end: look at the engine, warm up, measure, look again, judge.
 
-Coalescing is never used: a decode that serves several requests says nothing of throughput.
+Coalescing is never used: a decode that serves several requests says nothing of throughput. Nor
+does the engine's prefix cache answer with what other runs have left in it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from orch_sidecar.bench import arrivals
 from orch_sidecar.bench.about import host
-from orch_sidecar.bench.call import Call, Fate
+from orch_sidecar.bench.call import Ask, Call, Fate
 from orch_sidecar.bench.endpoint import Endpoint, EndpointError
-from orch_sidecar.bench.idle import snapshot_when_idle
-from orch_sidecar.bench.load import Load, Message, Pulse
+from orch_sidecar.bench.identity import Given, identity, lacking
+from orch_sidecar.bench.idle import READY, Look, look, look_when_idle
+from orch_sidecar.bench.interrupt import Interrupted, unless
+from orch_sidecar.bench.load import Load, TooManyConnections, Work, allow
 from orch_sidecar.bench.progress import Progress
 from orch_sidecar.bench.prompts import Prompt, body
 from orch_sidecar.bench.result import Result
 from orch_sidecar.bench.scenario import Scenario
-from orch_sidecar.bench.summary import Given, Run, result_of
+from orch_sidecar.bench.summary import Run, result_of
 from orch_sidecar.facts.measured import Arrivals
-from orch_sidecar.facts.snapshot import NotASnapshot, Snapshot
+from orch_sidecar.facts.row import Label
+from orch_sidecar.facts.scenarios import WARMUP
 from orch_sidecar.facts.verdict import objections
 
 # Prompts of the warm-up and of the measurement must not be the same: their prefixes are cached.
 _WARM_UP_SEED: Final = 1_000_003
+_WARM_UP_CLIENTS: Final = 4  # of a schedule
 
 
 class NotMeasurable(Exception):
@@ -38,7 +42,10 @@ class NotMeasurable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be measured where. `prompts`: for a seed, as many as are taken."""
+    """What is to be measured where. `prompts`: for a seed, as many as are taken.
+
+    `for_row`: its result is to become a row, too.
+    """
 
     endpoint: Endpoint
     model: str
@@ -48,26 +55,31 @@ class Plan:
     prompts_told: str
     ignore_eos: bool
     given: Given
+    for_row: bool = False
 
 
-async def measure(plan: Plan) -> Result:
-    """Runs it; Ctrl-C ends it early. Raises EndpointError and NotMeasurable."""
+async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False) -> Result:
+    """Runs it. An interruption ends it early: what was measured by then is in the result.
+
+    `trial`: see `summary.Run`. Raises EndpointError and NotMeasurable; Interrupted where nothing
+    was measured yet; ValueError for a schedule that is too long.
+    """
     scenario = plan.scenario
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{scenario.label.value}-{secrets.token_hex(3)}"
-    before = await _look(plan)
-    _object(plan, before)
-    await _warm_up(plan, name)
-    before = await _look(plan)
+    due_s = _schedule(scenario)
+    first = await unless(interrupted, look(plan.endpoint, plan.pool))
+    _object(plan, first)
+    # A salt is vLLM's word, and only vLLM is asked to ignore the end or tells its capabilities.
+    salted = plan.ignore_eos or first is not None
+    before = await unless(interrupted, _warm_up(plan, name, first, salted=salted))
     began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     title = f"{scenario.label} {scenario.text}"
-    with Progress(title, _expected(scenario), scenario.least_seconds) as progress:
-        load = Load(plan.endpoint, lambda call: progress.ended(load.now()))
-        messages = _messages(plan, name, plan.scenario.seed)
-        pulse = await _interruptible(load, _work(load, scenario, messages))
-    after = await _look(plan)
-    _count(load.calls)
-    if (before is None) != (after is None):
-        raise EndpointError("the endpoint told its capabilities at one end of the run only")
+    with Progress(title, *_expected(scenario, due_s)) as progress:
+        load = Load(plan.endpoint, lambda call: progress.ended(load.now()), interrupted)
+        asks = _asks(plan, name, scenario.seed, salted=salted)
+        pulse = await load.watched(_work(load, scenario, asks, due_s))
+    interrupted.clear()  # the next one is about waiting for what the engine says
+    after, unread = await _afterwards(plan, before, load.calls, interrupted)
     return result_of(
         Run(
             id=name,
@@ -75,105 +87,140 @@ async def measure(plan: Plan) -> Result:
             endpoint=plan.endpoint.url,
             model=plan.model,
             prompts=plan.prompts_told,
+            cache_salt=name if salted else None,
             scenario=scenario,
             calls=load.calls,
             pulse=pulse,
             host=asdict(host()),
-            stopped=load.stopped,
             given=plan.given,
-            documents=[before[0], after[0]] if before and after else (),
-            snapshots=(before[1], after[1]) if before and after else None,
+            stopped=load.stopped or interrupted.is_set(),
+            trial=trial,
+            documents=[each.document for each in (before, after) if each is not None],
+            before=None if before is None else before.snapshot,
+            after=None if after is None else after.snapshot,
+            unread=unread,
         )
     )
 
 
-async def _look(plan: Plan) -> tuple[Any, Snapshot] | None:
-    try:
-        return await snapshot_when_idle(plan.endpoint, plan.pool)
-    except NotASnapshot as error:
-        raise NotMeasurable(f"{plan.endpoint.url}/v1/capabilities: {error}") from error
-
-
-def _object(plan: Plan, before: tuple[Any, Snapshot] | None) -> None:
+def _object(plan: Plan, found: Look | None) -> None:
+    """Raises NotMeasurable where it is clear beforehand that nothing would come of it."""
     label = plan.scenario.label
-    if before is not None:
-        reasons = objections(label, before[1])
-        if reasons:
-            raise NotMeasurable("; ".join(reasons))
-    elif label.value == "single_stream":
-        raise NotMeasurable(
+    reasons = []
+    if found is not None:
+        reasons += objections(label, found.snapshot)
+        if found.state != READY:
+            reasons.append(f"the pool {found.snapshot.pool!r} is {found.state}")
+        if plan.model not in found.snapshot.models:
+            served = ", ".join(found.snapshot.models)
+            reasons.append(f"the model {plan.model!r} is not served there, but {served}")
+    elif label is Label.SINGLE_STREAM:
+        reasons.append(
             f"{plan.endpoint.url} has no /v1/capabilities: single_stream is measured only "
             "where the pool says that it is single_stream with one slot"
         )
+    if plan.for_row:
+        told = None if found is None else found.snapshot
+        reasons += lacking(identity(plan.model, told, plan.given))
+    try:
+        at_once = plan.scenario.arrivals is Arrivals.AT_ONCE
+        allow(plan.scenario.least_requests if at_once else plan.scenario.clients or 0)
+    except TooManyConnections as error:
+        reasons.append(str(error))
+    if reasons:
+        raise NotMeasurable("; ".join(reasons))
 
 
-async def _warm_up(plan: Plan, name: str) -> None:
-    """Some requests that do not count."""
+async def _warm_up(plan: Plan, name: str, first: Look | None, *, salted: bool) -> Look | None:
+    """Some requests that do not count; returns what the engine says once they are over."""
     scenario = plan.scenario
-    if not scenario.warm_up:
-        return
-    load = Load(plan.endpoint, lambda call: None)
-    messages = _messages(plan, f"{name}.warmup", scenario.seed + _WARM_UP_SEED)
-    clients = min(scenario.warm_up, scenario.clients or 4)
-    work = load.closed(messages, clients, lambda sent, _: sent >= scenario.warm_up)
-    await _interruptible(load, work)
-    if load.stopped:
-        raise NotMeasurable("it was stopped during the warm-up")
-    failed = [call for call in load.calls if call.fate is not Fate.ANSWERED]
-    if len(failed) == len(load.calls):
-        raise NotMeasurable(f"no request of the warm-up was answered: {failed[0].why}")
+    answered = 0
+    if scenario.warm_up:
+        load = Load(plan.endpoint, lambda call: None)
+        asks = _asks(plan, name + WARMUP, scenario.seed + _WARM_UP_SEED, salted=salted)
+        clients = min(scenario.warm_up, scenario.clients or _WARM_UP_CLIENTS)
+        await load.watched(load.closed(asks, clients, lambda sent, _: sent >= scenario.warm_up))
+        answered = sum(call.fate is Fate.ANSWERED for call in load.calls)
+        if not answered:
+            why = load.calls[0].why
+            raise NotMeasurable(f"no request of the warm-up was answered: {why}")
+    if first is None:
+        return None
+    return await look_when_idle(plan.endpoint, plan.pool, first, answered)
 
 
-def _work(load: Load, scenario: Scenario, messages: Iterator[Message]) -> Any:
+async def _afterwards(
+    plan: Plan, before: Look | None, calls: list[Call], interrupted: asyncio.Event
+) -> tuple[Look | None, str]:
+    """What the engine says now, or why that cannot be known; what was measured is not lost."""
+    if before is None:
+        return None, ""
+    answered = sum(call.fate is Fate.ANSWERED for call in calls)
+    looking = look_when_idle(plan.endpoint, plan.pool, before, answered)
+    try:
+        found = await unless(interrupted, looking)
+    except Interrupted:
+        return None, "nobody waited until it told"
+    except EndpointError as error:
+        return None, str(error)
+    if found.state != READY:
+        return None, f"it is {found.state}"
+    return found, ""
+
+
+def _work(load: Load, scenario: Scenario, asks: Iterator[Ask], due_s: tuple[float, ...]) -> Work:
     requests, seconds = scenario.least_requests, scenario.least_seconds
     if scenario.clients is not None:
         return load.closed(
-            messages, scenario.clients, lambda sent, now_s: sent >= requests and now_s >= seconds
+            asks, scenario.clients, lambda sent, now_s: sent >= requests and now_s >= seconds
         )
     if scenario.arrivals is Arrivals.AT_ONCE:
-        return load.at_once([next(messages) for _ in range(requests)])
-    return load.open(messages, arrivals.until(_schedule(scenario), requests, seconds))
+        return load.at_once([next(asks) for _ in range(requests)])
+    return load.open(asks, due_s)
 
 
-def _schedule(scenario: Scenario) -> Iterator[float]:
+def _schedule(scenario: Scenario) -> tuple[float, ...]:
+    """When its requests are due; nothing where they come by other things than time."""
     rate = scenario.rate_per_s
-    assert rate is not None
-    if scenario.arrivals is Arrivals.GAMMA:
-        assert scenario.burstiness is not None
-        return arrivals.gamma(rate, scenario.burstiness, scenario.seed)
-    if scenario.arrivals is Arrivals.CONSTANT:
-        return arrivals.constant(rate)
-    return arrivals.poisson(rate, scenario.seed)
+    if rate is None:
+        return ()
+    match scenario.arrivals:
+        case Arrivals.CONSTANT:
+            times = arrivals.constant(rate)
+        case Arrivals.GAMMA:
+            assert scenario.burstiness is not None
+            times = arrivals.gamma(rate, scenario.burstiness, scenario.seed)
+        case _:
+            times = arrivals.poisson(rate, scenario.seed)
+    return arrivals.until(times, scenario.least_requests, scenario.least_seconds)
 
 
-def _expected(scenario: Scenario) -> int:
-    rate = scenario.rate_per_s or 0.0
-    return max(1, scenario.least_requests, round(rate * scenario.least_seconds))
+def _expected(scenario: Scenario, due_s: tuple[float, ...]) -> tuple[int, float]:
+    """After how many requests and seconds it will be over."""
+    at_once = scenario.arrivals is Arrivals.AT_ONCE
+    return len(due_s) or scenario.least_requests, 0.0 if at_once else scenario.least_seconds
 
 
-def _messages(plan: Plan, name: str, seed: int) -> Iterator[Message]:
+def _asks(plan: Plan, name: str, seed: int, *, salted: bool) -> Iterator[Ask]:
+    """Requests without end, of the scenario of that name."""
     fields = {"X-Orch-No-Coalesce": "true", "X-Orch-Scenario": name}
     if plan.pool is not None:
         fields["X-Orch-Pool"] = plan.pool
     for prompt in plan.prompts(seed):
         written = body(prompt, plan.model, ignore_eos=plan.ignore_eos)
-        yield plan.endpoint.message(prompt.path, written, fields)
+        if salted:
+            written = with_salt(written, name)
+        yield Ask(
+            plan.endpoint.message(prompt.path, written, fields),
+            prompt.input_tokens,
+            prompt.output_tokens if plan.ignore_eos else None,
+        )
 
 
-async def _interruptible(load: Load, work: Any) -> Pulse:
-    """Runs the work; the first Ctrl-C stops it, and what there is counts."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, load.stop)
-    try:
-        return await load.watched(work)
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
+def with_salt(written: bytes, salt: str) -> bytes:
+    """A request's JSON, with a prefix cache of its own: of vLLM's, and no part of OpenAI's API.
 
-
-def _count(calls: list[Call]) -> None:
-    """Tokens of answers that do not tell them are counted by their events."""
-    for call in calls:
-        if call.fate is Fate.ANSWERED and call.output_tokens is None:
-            call.output_tokens = len(call.event_s)
-            call.input_tokens = call.input_tokens or 0
-            call.counted_by_events = True
+    Without it a second run of the same seed, or of the same file, finds its prompts computed.
+    """
+    assert written.endswith(b"}")
+    return written[:-1] + b',"cache_salt":"' + salt.encode("ascii") + b'"}'

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 
 class Progress:
-    """How much of a run is over, on standard error; nothing where that is no terminal."""
+    """How much of a run is over; nothing where that is no terminal."""
 
-    def __init__(self, title: str, requests: int, seconds: float) -> None:
-        """The run ends when at least so many requests were answered and so much time is over."""
+    def __init__(
+        self, title: str, requests: int, seconds: float, stream: TextIO | None = None
+    ) -> None:
+        """The run ends when at least so many requests have ended and so much time is over.
+
+        `stream`: standard error, if it is None.
+        """
         self._requests = requests
         self._seconds = seconds
         self._ended = 0
         self._bar = None
-        if sys.stderr.isatty():
+        out = sys.stderr if stream is None else stream
+        if not out.isatty():
+            return
+        try:
             from tqdm import tqdm
-
-            form = "{desc} {percentage:3.0f}% |{bar}| {elapsed} (ETA {remaining}){postfix}"
-            self._bar = tqdm(total=1.0, desc=title, bar_format=form, leave=False)
+        except ImportError:
+            print(f"{title} (a progress bar needs orch-sidecar[measure])", file=out)
+            return
+        form = "{desc} {percentage:3.0f}% |{bar}| {elapsed} (ETA {remaining}){postfix}"
+        self._bar = tqdm(total=1.0, desc=title, bar_format=form, miniters=0, leave=False, file=out)
 
     def __enter__(self) -> Self:
         return self
@@ -39,8 +49,12 @@ class Progress:
         self._ended += 1
         if self._bar is None:
             return
+        self._bar.set_postfix_str(f"{self._ended} requests", refresh=False)
+        self._bar.update(self.share(now_s) - self._bar.n)
+
+    def share(self, now_s: float) -> float:
+        """How much is over, from 0 to 1."""
         share = self._ended / self._requests
         if self._seconds > 0:
             share = min(share, now_s / self._seconds)
-        self._bar.set_postfix_str(f"{self._ended} requests", refresh=False)
-        self._bar.update(min(1.0, share) - self._bar.n)
+        return min(1.0, share)

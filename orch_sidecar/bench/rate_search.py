@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from orch_sidecar.bench.result import Result, Status
+from orch_sidecar.bench.result import Result, Trial
 
 # MLPerf Server: the 99th percentile is within the bound.
 KEPT_SHARE: Final = 0.99
+# Of fewer requests the 99th percentile is the slowest, and one that is late by chance decides.
+LEAST_REQUESTS: Final = 100
 # The answer is within so much of the largest rate, as far as trials can tell.
 PRECISION: Final = 0.05
 MOST_TRIALS: Final = 24
 
 
 class RateSearch:
-    """Doubles the rate until it is too much, then halves the interval."""
+    """Doubles the rate until it is too much, then halves the interval.
+
+    `best_per_s`: the largest that was kept so far, None if none was.
+    """
 
     def __init__(self, first_per_s: float) -> None:
         """Raises ValueError for a rate that is not above 0."""
@@ -25,21 +30,27 @@ class RateSearch:
             raise ValueError(f"the first rate to try must be above 0, not {first_per_s}")
         self.next_per_s = first_per_s
         self.best_per_s: float | None = None
+        self.trials: list[Trial] = []
         self._too_much_per_s: float | None = None
-        self._trials = 0
 
     @property
     def done(self) -> bool:
         """Whether no trial would say more."""
         best, too_much = self.best_per_s, self._too_much_per_s
-        if self._trials >= MOST_TRIALS:
+        if len(self.trials) >= MOST_TRIALS:
             return True
         return best is not None and too_much is not None and too_much / best <= 1 + PRECISION
 
-    def tell(self, *, kept: bool) -> None:
+    def tell(self, result: Result) -> Trial:
         """What became of the trial at `next_per_s`."""
-        self._trials += 1
-        if kept:
+        trial = Trial(
+            rate_per_s=self.next_per_s,
+            requests=len(result.calls),
+            share=0.0 if result.goodput is None else result.goodput.share,
+            kept=kept(result),
+        )
+        self.trials.append(trial)
+        if trial.kept:
             self.best_per_s = self.next_per_s
         else:
             self._too_much_per_s = self.next_per_s
@@ -49,13 +60,14 @@ class RateSearch:
             self.next_per_s /= 2
         else:
             self.next_per_s = (self.best_per_s * self._too_much_per_s) ** 0.5
+        return trial
 
 
-def keeps(result: Result) -> bool:
+def kept(result: Result) -> bool:
     """Whether a trial kept its SLO: at least 99 in 100 of all that were sent did.
 
     One that was refused has not kept it.
     """
-    if result.status is Status.INVALID or result.goodput is None:
-        return False
-    return result.goodput.share >= KEPT_SHARE
+    return result.goodput is not None and (
+        result.goodput.requests >= KEPT_SHARE * len(result.calls)
+    )

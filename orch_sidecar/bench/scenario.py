@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from orch_sidecar.facts.measured import Arrivals
 from orch_sidecar.facts.row import Label
@@ -43,7 +43,8 @@ class Scenario:
     """One run.
 
     `clients`: of a closed loop, and 1 where requests come one by one. `rate_per_s`: of the
-    schedules. It ends when at least `least_requests` were sent and `least_seconds` have passed.
+    schedules. It ends when at least `least_requests` were sent and `least_seconds` have passed;
+    where all are sent at once, when these have ended.
     """
 
     label: Label
@@ -56,19 +57,6 @@ class Scenario:
     burstiness: float | None = None
     warm_up: int = 0
     slo: Slo = Slo()
-
-    def at_rate(self, rate_per_s: float, least_requests: int, least_seconds: float) -> Scenario:
-        """The same at another rate and of another length."""
-        return replace(
-            self,
-            rate_per_s=rate_per_s,
-            least_requests=least_requests,
-            least_seconds=least_seconds,
-        )
-
-    def with_clients(self, clients: int) -> Scenario:
-        """The same with other clients."""
-        return replace(self, clients=clients)
 
     @property
     def text(self) -> str:

@@ -1,7 +1,8 @@
 """Runs of one load at several concurrencies: how throughput and latency move with the batch.
 
 Pure but for `plot`. The batch of a point is what the engine's steps say (their mean), and
-without them the number of clients.
+without them the number of clients. One client on an engine that batches is a point like the
+others, and as a result invalid: nothing was batched.
 """
 
 from __future__ import annotations
@@ -10,20 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from orch_sidecar.bench.fit import Fit, fit
-from orch_sidecar.bench.result import Result
+from orch_sidecar.bench.result import Document, Result
 from orch_sidecar.facts.plot import Kind, Panel, Series, Style, draw
 
 # Points of the fitted curve in a plot, so that it looks like one.
 _CURVE_POINTS: Final = 60
 
 
-class Point(BaseModel):
-    """One concurrency. Speed-up is against the smallest, efficiency is speed-up per sequence."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Point(Document):
+    """One concurrency. Speed-up is against the smallest, efficiency is speed-up per client."""
 
     clients: int
     batch_mean: float | None
@@ -34,14 +31,18 @@ class Point(BaseModel):
     tpot_p50_ms: float | None
     speed_up: float
     efficiency: float
+    client_bottleneck: bool
     status: str
     reasons: list[str]
 
+    @property
+    def batch(self) -> float:
+        """Sequences in a step, on average."""
+        return self.batch_mean or float(self.clients)
 
-class FitTold(BaseModel):
-    """TPOT in ms as t0 + c * b^alpha of the clients; `worst_error` as a part of a point."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class FitTold(Document):
+    """TPOT in ms as t0 + c * b^alpha of the batch, rounded; `worst_error` as a part of a point."""
 
     t0_ms: float
     c_ms: float
@@ -49,27 +50,28 @@ class FitTold(BaseModel):
     worst_error: float
 
 
-class Sweep(BaseModel):
-    """All of it, as a file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Sweep(Document):
+    """All of it, as a file. `complete`: all that were asked for were measured to their end;
+    `ended_by`: what came between."""
 
     schema_version: Literal["orch.sweep/1"] = "orch.sweep/1"
+    complete: bool
+    ended_by: str
     points: list[Point]
     fit: FitTold | None
     results: list[Result]
 
 
-def sweep_of(results: Sequence[Result]) -> Sweep:
+def sweep_of(results: Sequence[Result], ended_by: str = "") -> Sweep:
     """The sweep of results of closed loops, in ascending order of their clients.
 
-    One in which nothing was answered has no point.
+    One in which nothing was answered has no point. `ended_by`: why there are not all, if so.
     """
     points: list[Point] = []
     first: tuple[int, float] | None = None
     for result in results:
         figures, clients = result.figures, result.scenario.clients
-        if figures is None or clients is None:
+        if figures is None or clients is None or not figures.tokens_per_s:
             continue
         if first is None:
             first = clients, figures.tokens_per_s
@@ -85,15 +87,23 @@ def sweep_of(results: Sequence[Result]) -> Sweep:
                 tpot_p50_ms=None if figures.tpot_ms is None else figures.tpot_ms.p50,
                 speed_up=round(speed_up, 4),
                 efficiency=round(speed_up * first[0] / clients, 4),
+                client_bottleneck=bool(result.client.bottleneck),
                 status=result.status,
                 reasons=result.reasons,
             )
         )
-    return Sweep(points=points, fit=_told(_fit(points)), results=list(results))
+    return Sweep(
+        complete=not ended_by,
+        ended_by=ended_by,
+        points=points,
+        fit=_told(_fit(points)),
+        results=list(results),
+    )
 
 
 def _fit(points: Sequence[Point]) -> Fit | None:
-    return fit([(p.clients, p.tpot_p50_ms) for p in points if p.tpot_p50_ms])
+    # More clients than slots wait, and decode in no larger a batch.
+    return fit([(max(1, round(p.batch)), p.tpot_p50_ms) for p in points if p.tpot_p50_ms])
 
 
 def _told(found: Fit | None) -> FitTold | None:
@@ -111,7 +121,7 @@ _HEAD: Final = ("clients", "batch", "tokens/s", "TTFT p50", "p95 ms", "TPOT ms",
 
 
 def text(sweep: Sweep) -> str:
-    """A table, and the fit."""
+    """A table, the fit, and why points are worth what they are."""
     rows = [_HEAD]
     rows += [
         (
@@ -134,43 +144,62 @@ def text(sweep: Sweep) -> str:
     ]
     found = sweep.fit
     if found is None:
-        lines.append("TPOT: fewer than three concurrencies say nothing of its form")
+        lines.append("TPOT: fewer than three batches say nothing of its form")
     else:
         lines.append(
             f"TPOT = {found.t0_ms:.3f} + {found.c_ms:.3f} * b^{found.alpha:.2f} ms, "
             f"at most {found.worst_error:.0%} off"
         )
+    if sweep.points:
+        lines.append(f"x and eff. are against {_clients(sweep.points[0])}")
+    for point in sweep.points:
+        lines += [f"  {_clients(point)}: {reason}" for reason in point.reasons]
+        if point.client_bottleneck:
+            lines.append(f"  {_clients(point)}: the client may be the bottleneck")
+    if not sweep.complete:
+        lines.append(f"INCOMPLETE: {sweep.ended_by}")
     return "\n".join(lines)
 
 
 def plot(sweep: Sweep, path: Path) -> None:
-    """Tokens/s, TTFT and TPOT against the clients. Raises ValueError, PlotUnavailable, OSError."""
+    """Tokens/s and TTFT against the clients, TPOT against the batch; for one point at least.
+
+    Raises ValueError, PlotUnavailable, OSError.
+    """
     points = sweep.points
     xs = tuple(float(point.clients) for point in points)
-    ideal = tuple(points[0].tokens_per_s * x / xs[0] for x in xs) if points else ()
+    ideal = tuple(points[0].tokens_per_s * x / xs[0] for x in xs)
     speed = [_series("measured", xs, [p.tokens_per_s for p in points], Style())]
     if len(xs) > 1:
         speed.append(Series("in proportion", Kind.CURVE, xs, ideal, Style(line=":", colour=2)))
-    panels = [_panel("Throughput", "generated tokens per second", speed)]
     ttft = [
         _series("p50", xs, [p.ttft_p50_ms for p in points], Style()),
         _series("p95", xs, [p.ttft_p95_ms for p in points], Style("--", "s", 1)),
     ]
-    tpot = [_series("p50", xs, [p.tpot_p50_ms for p in points], Style())]
-    if sweep.fit is not None:
-        curve, last = sweep.fit, xs[-1]
-        at = [xs[0] * (last / xs[0]) ** (n / _CURVE_POINTS) for n in range(_CURVE_POINTS + 1)]
-        fitted = tuple(curve.t0_ms + curve.c_ms * x**curve.alpha for x in at)
-        tpot.append(Series("t0 + c b^alpha", Kind.CURVE, tuple(at), fitted, Style("--", "", 2)))
-    panels.append(_panel("Time to first token", "ms", ttft))
-    panels.append(_panel("Time per output token", "ms", tpot))
-    model = sweep.results[0].engine.model if sweep.results else ""
+    clients = "requests at a time"
+    panels = [
+        _panel("Throughput", clients, "generated tokens per second", speed),
+        _panel("Time to first token", clients, "ms", ttft),
+        _panel("Time per output token", "sequences in a step", "ms", _tpot(sweep)),
+    ]
+    model = sweep.results[0].engine.model_name
     draw(path, f"{model}: throughput and latency by concurrency", [p for p in panels if p.series])
 
 
-def _panel(title: str, y_label: str, series: Sequence[Series | None]) -> Panel:
-    there = tuple(each for each in series if each is not None)
-    return Panel(title, "requests at a time", y_label, there)
+def _tpot(sweep: Sweep) -> list[Series | None]:
+    points = sorted(sweep.points, key=lambda point: point.batch)
+    xs = [point.batch for point in points]
+    series = [_series("p50", xs, [p.tpot_p50_ms for p in points], Style())]
+    curve, first, last = sweep.fit, xs[0], xs[-1]
+    if curve is not None:
+        at = tuple(first * (last / first) ** (n / _CURVE_POINTS) for n in range(_CURVE_POINTS + 1))
+        fitted = tuple(curve.t0_ms + curve.c_ms * x**curve.alpha for x in at)
+        series.append(Series("t0 + c b^alpha", Kind.CURVE, at, fitted, Style("--", "", 2)))
+    return series
+
+
+def _panel(title: str, x_label: str, y_label: str, series: Sequence[Series | None]) -> Panel:
+    return Panel(title, x_label, y_label, tuple(each for each in series if each is not None))
 
 
 def _series(
@@ -182,6 +211,10 @@ def _series(
     return Series(
         name, Kind.MEASURED, tuple(x for x, _ in known), tuple(y for _, y in known), style
     )
+
+
+def _clients(point: Point) -> str:
+    return "1 client" if point.clients == 1 else f"{point.clients} clients"
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -1,26 +1,24 @@
-"""A result in words, for whoever sits at the terminal."""
+"""A result in words, for whoever sits at the terminal.
+
+Pure.
+"""
 
 from __future__ import annotations
 
-from orch_sidecar.bench.result import FiguresTold, Result, SpreadMs, Status
+from orch_sidecar.bench.result import Counts, FiguresTold, Result, SpreadMs, Status
 from orch_sidecar.facts.measured import Arrivals
 from orch_sidecar.facts.row import Label
 
 
 def words(result: Result) -> str:
     """A few lines: what was measured, what it is worth and why."""
-    engine, scenario, counts = result.engine, result.scenario, result.counts
     lines = [
         f"{result.measurement_type}: {result.status.upper()}",
         *(f"  {reason}" for reason in result.reasons),
         *(f"  to be published: {missing}" for missing in result.shortfalls),
-        f"{engine.model} on {engine.engine or '?'} {engine.engine_version or ''}, "
-        f"{engine.precision or '?'}, {engine.gpu_count or ''} {engine.gpu or '?'}"
-        f"{', ' + str(engine.slots_total) + ' slots' if engine.slots_total else ''}",
-        f"{_arrivals(result)}, prompts: {scenario.prompts}, seed {scenario.seed}",
-        f"requests: {counts.sent} sent, {counts.answered} answered, {counts.refused} refused, "
-        f"{counts.failed} failed, {counts.cut} cut",
-        *(f"  {count} x {reason}" for reason, count in counts.reasons.items()),
+        *_who(result),
+        f"{_arrivals(result)}, prompts: {result.scenario.prompts}, seed {result.scenario.seed}",
+        *_counts(result.counts),
     ]
     if result.figures is not None:
         lines += _figures(result.figures, result)
@@ -37,14 +35,44 @@ def words(result: Result) -> str:
     return "\n".join(lines)
 
 
+def _who(result: Result) -> list[str]:
+    engine = result.engine
+    name = " ".join(part for part in (engine.engine, engine.engine_version) if part)
+    gpus = f"{engine.gpu_count} x " if engine.gpu_count else ""
+    parts = [f"{engine.model} on {name or 'an engine that does not say what it is'}"]
+    if engine.precision:
+        parts.append(engine.precision)
+    if engine.gpu:
+        parts.append(f"{gpus}{engine.gpu}")
+    if engine.slots_total:
+        parts.append(f"profile {engine.profile}, slots: {engine.slots_total}")
+    lines = [", ".join(parts)]
+    if engine.given:
+        lines.append(f"  typed by hand, not told by the engine: {', '.join(engine.given)}")
+    return lines
+
+
 def _arrivals(result: Result) -> str:
     scenario = result.scenario
     if scenario.rate_per_s is not None:
-        return f"{scenario.arrivals} arrivals at {scenario.rate_per_s:.4g}/s"
+        shape = "" if scenario.burstiness is None else f" of burstiness {scenario.burstiness:g}"
+        return f"{scenario.arrivals} arrivals{shape} at {scenario.rate_per_s:.4g}/s"
     name = scenario.arrivals.replace("_", " ")
-    return (
-        name if scenario.arrivals is not Arrivals.CLOSED_LOOP else f"{name} of {scenario.clients}"
-    )
+    closed = scenario.arrivals is Arrivals.CLOSED_LOOP
+    return f"{name} of {scenario.clients}" if closed else name
+
+
+def _counts(counts: Counts) -> list[str]:
+    lines = [
+        f"requests: {counts.sent} sent, {counts.answered} answered, {counts.refused} refused, "
+        f"{counts.failed} failed, {counts.cut} cut",
+        *(f"  {count} x {reason}" for reason, count in counts.reasons.items()),
+    ]
+    if counts.of_other_length:
+        lines.append(f"  {counts.of_other_length} had another number of tokens than was asked for")
+    if counts.counted_by_events:
+        lines.append(f"  tokens of {counts.counted_by_events} answers were counted by their events")
+    return lines
 
 
 def _figures(figures: FiguresTold, result: Result) -> list[str]:
@@ -55,11 +83,12 @@ def _figures(figures: FiguresTold, result: Result) -> list[str]:
     # Offline is about throughput: when everything comes at once, a time says how long the
     # queue was.
     if result.measurement_type is not Label.OFFLINE:
+        lines.append(f"tokens/s per stream: p50 {figures.tokens_per_s_per_stream:.2f}")
         named = {
             "latency": figures.latency_ms,
             "TTFT": figures.ttft_ms,
             "TPOT": figures.tpot_ms,
-            "gap between tokens": figures.itl_ms,
+            "gap between events": figures.itl_ms,
         }
         lines += [_line(name, found) for name, found in named.items() if found is not None]
     if result.goodput is not None and result.status is not Status.INVALID:

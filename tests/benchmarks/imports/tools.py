@@ -116,7 +116,7 @@ def guidellm(target: Target, load: Load, result: Path, *extra: str) -> Ran:
     command = [
         str(guidellm_environment() / "bin" / "guidellm"),
         "run",
-        # It would ask for /health, which the sidecar has as /healthz.
+        # No probe before it: what the engine takes in is counted.
         *("--backend", f"{backend},request_format=/v1/completions,validate_backend=false"),
         *("--tokenizer", f"kind=hf_auto,model={tiny_model()}"),
         *("--data", f"kind=synthetic_text,{data}"),

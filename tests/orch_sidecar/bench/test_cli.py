@@ -1,0 +1,74 @@
+"""`orch bench` before it measures anything: what is refused, and with which exit code."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar.bench.cli import main
+
+ONLINE = ("batched-online", "--rate", "1")
+
+
+def code_of(*words: str) -> int:
+    """The exit code of a command that is run here."""
+    try:
+        main(list(words))
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "the following arguments are required: COMMAND"),
+        (("batched-online",), "--rate (requests per second) or --concurrency must be given"),
+        (("sweep", "--concurrency", "2,1"), "'2,1' must be ascending, each once"),
+        (("sweep", "--plot", "x.gif"), "x.gif: a plot is a .png or a .svg file"),
+        ((*ONLINE, "--output", "/nowhere/x.json"), "must be a file in a folder that is there"),
+        ((*ONLINE, "--facts", "/"), "--facts /: must be a file in a folder that is there"),
+    ],
+)
+def test_bad_usage_is_told_and_exits_with_2(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(*words) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_table_that_is_none_is_told_before_minutes_of_measuring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n", encoding="utf-8")
+    assert code_of(*ONLINE, "--facts", str(other)) == 2
+    assert f"{other}:1" in capsys.readouterr().err
+
+
+def test_url_that_is_none_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(*ONLINE, "--url", "localhost:8080") == 1
+    assert "'localhost:8080' is no URL of an endpoint" in capsys.readouterr().err
+
+
+def test_endpoint_that_is_not_there_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        assert code_of(*ONLINE, "--url", url) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"orch bench: GET {url}/v1/capabilities: ")
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("command", ["", "single-stream", "batched-online", "offline", "sweep"])
+def test_every_command_explains_itself(command: str) -> None:
+    words = [sys.executable, "-W", "error", "-m", "orch_sidecar", "bench", *command.split()]
+    done = subprocess.run([*words, "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "usage: orch bench" in done.stdout
+    assert "%(" not in done.stdout
