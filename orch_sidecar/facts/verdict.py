@@ -68,7 +68,7 @@ def judge(label: Label, before: Snapshot, after: Snapshot, own: Own) -> list[str
             f"the engine decoded up to {batches.largest} sequences in one step: "
             "single_stream is one at a time"
         )
-    if label is Label.BATCHED_ONLINE and batches.largest == 1:
+    if label is not Label.SINGLE_STREAM and batches.largest == 1:
         reasons.append("no step decoded more than one sequence: nothing was batched")
     if not batches.steps:
         reasons.append("the engine says that it ran no decode step in the window")

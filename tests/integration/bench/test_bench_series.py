@@ -140,7 +140,7 @@ async def test_sweep_measures_every_concurrency_with_prompts_of_its_own(
     assert found.complete
     assert [point.clients for point in found.points] == [1, 2, 4]
     assert [point.batch_largest for point in found.points] == [1, 2, 4]
-    assert found.points[2].speed_up > 2
+    assert found.points[2].speed_up > 1
     assert found.fit is not None
     assert [result.scenario.seed for result in found.results] == [0, 1, 2]
     assert len({result.scenario.cache_salt for result in found.results}) == 3

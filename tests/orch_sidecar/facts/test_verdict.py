@@ -90,6 +90,12 @@ def test_batch_that_never_exceeded_one_is_no_batched_online() -> None:
     assert "nothing was batched" in reasons_of(ONLINE, snapshot(), after)
 
 
+def test_batch_that_never_exceeded_one_is_no_offline() -> None:
+    own = {"profile": "offline", "measurement_type": "offline"}
+    after = snapshot(requests_total=110, steps_by_batch={"1": [99, 1.0], "4": [5, 0.1]}, **own)
+    assert "nothing was batched" in reasons_of(OFFLINE, snapshot(**own), after)
+
+
 def test_coalesced_answers_are_seen() -> None:
     after = snapshot(requests_total=108, steps_by_batch=BATCHED)
     assert "10 requests were answered, and the engine took 8" in reasons_of(
