@@ -14,13 +14,17 @@ from statistics import median
 from typing import Final
 
 from orch_sidecar.facts.check import Placed, identity
-from orch_sidecar.facts.row import Label, notes_of
+from orch_sidecar.facts.row import Label, Row, notes_of
 from orch_sidecar.facts.rules import TTFT_P50_NOTE, TTFT_P95_NOTE
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What all rows of one set have in common; the fields are columns."""
+    """What all rows of one set have in common; the fields are columns.
+
+    `arrivals`: how the requests of a batched_online row came, as its notes say; empty where they
+    do not, and for the other labels, which come in one way only.
+    """
 
     model_id: str
     engine: str
@@ -30,6 +34,7 @@ class Conditions:
     input_tokens: int
     output_tokens: int
     measurement_type: Label
+    arrivals: str = ""
 
 
 # Why rows that differ in this alone do not make one set.
@@ -42,6 +47,7 @@ WHY_APART: Final = {
     "input_tokens": "prompts of another length",
     "output_tokens": "answers of another length",
     "measurement_type": "these answer different questions, and a ratio of them says nothing",
+    "arrivals": "a load that waits for answers, and one that does not",
 }
 
 
@@ -145,7 +151,13 @@ def _conditions(placed: Placed) -> Conditions:
         input_tokens=row.input_tokens,
         output_tokens=row.output_tokens,
         measurement_type=row.measurement_type,
+        arrivals=_arrivals(row),
     )
+
+
+def _arrivals(row: Row) -> str:
+    online = row.measurement_type is Label.BATCHED_ONLINE
+    return notes_of(row.scenario_notes).get("arrivals", "") if online else ""
 
 
 def _points(rows: Sequence[Placed]) -> tuple[Point, ...]:
@@ -188,10 +200,12 @@ def _apart(found: Sequence[Conditions]) -> tuple[Apart, ...]:
     for name in WHY_APART:
         alike: dict[tuple[object, ...], list[Conditions]] = {}
         for conditions in found:
-            others = tuple(getattr(conditions, other) for other in WHY_APART if other != name)
+            # Which arrivals there are follows from the label.
+            same = {name, "arrivals"} if name == "measurement_type" else {name}
+            others = tuple(getattr(conditions, other) for other in WHY_APART if other not in same)
             alike.setdefault(others, []).append(conditions)
         for group in alike.values():
-            if len(group) > 1:
-                values = tuple(getattr(conditions, name) for conditions in group)
+            values = tuple(dict.fromkeys(getattr(each, name) for each in group))
+            if len(values) > 1:
                 apart.append(Apart(name, values, group[0]))
     return tuple(apart)

@@ -119,6 +119,11 @@ def draw(path: Path, title: str, panels: Sequence[Panel]) -> None:
     write(path, _rendered(path.suffix.lower().removeprefix("."), title, panels))
 
 
+def _batch_text(x: float, place: int | None = None) -> str:
+    """A tick of the x axis: batches are whole, means of them are not."""
+    return f"{x:.3g}" if x < 1000 else f"{x:.0f}"
+
+
 def _rendered(form: str, title: str, panels: Sequence[Panel]) -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
@@ -239,17 +244,17 @@ def apart(heights: Sequence[float], gap: float, top: float) -> list[float]:
 
 
 def _scale_x(axes: Axes, shown: Sequence[Series]) -> None:
-    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     measured = [series for series in shown if series.kind is Kind.MEASURED] or shown
     values = sorted({x for series in measured for x in series.xs})
     if _is_wide([x for series in shown for x in series.xs], _WIDE_X):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_major_formatter(FuncFormatter(_batch_text))
     if len(values) <= _MOST_TICKS:
         axes.xaxis.set_major_locator(FixedLocator(values))
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_major_formatter(FuncFormatter(_batch_text))
     # Room for the letters at the lines' ends.
     axes.margins(x=0.08)
 

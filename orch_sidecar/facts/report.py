@@ -51,11 +51,13 @@ def said(conditions: Conditions, without: Sequence[str] = ()) -> str:
         "gpu_count": _count(conditions.gpu_count),
         "input_tokens": f"{conditions.input_tokens} tokens in",
         "output_tokens": f"{conditions.output_tokens} tokens out",
+        "arrivals": conditions.arrivals.replace("_", " "),
     }
     names = [field.name for field in fields(conditions) if field.name not in without]
     if "gpu" in names and "gpu_count" in names:
         names.remove("gpu_count")
-    return ", ".join(words.get(name) or str(getattr(conditions, name)) for name in names)
+    told = (words.get(name) or str(getattr(conditions, name)) for name in names)
+    return ", ".join(each for each in told if each)
 
 
 def _count(gpus: int) -> str:

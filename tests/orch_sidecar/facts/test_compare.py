@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,21 @@ def test_rows_that_differ_in_two_conditions_are_no_pair_to_tell_of() -> None:
 def test_names_notes_and_sources_do_not_part_rows() -> None:
     [found] = compared(at(2, 100), at(4, 180, model_name="Llama", notes={"slots": 8})).sets
     assert len(found.points) == 2
+
+
+def test_load_that_waits_for_answers_stands_apart_from_one_that_does_not() -> None:
+    def came(batch: int, arrivals: str) -> Row:
+        row = at(batch, 100.0 * batch)
+        return replace(row, scenario_notes=f"{row.scenario_notes}; arrivals={arrivals}")
+
+    found = compared(came(4, "closed_loop"), came(8, "closed_loop"), came(6, "poisson"))
+    assert [len(each.points) for each in found.sets] == [2, 1]
+    [apart] = found.apart
+    assert (apart.condition, apart.values) == ("arrivals", ("closed_loop", "poisson"))
+    assert "closed loop" in report.text(found)
+    # With the other labels, which come in one way each, it is the label that parts them.
+    label = compared(at(1, 90, SINGLE), came(4, "closed_loop"), came(6, "poisson")).apart[0]
+    assert (label.condition, label.values) == ("measurement_type", (SINGLE, ONLINE))
 
 
 def test_every_condition_has_its_reason() -> None:
