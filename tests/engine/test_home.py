@@ -29,7 +29,7 @@ def test_a_list_of_plugins_that_does_not_name_us_still_loads_us(home: Stack) -> 
 
 def test_the_self_test_names_version_and_hooks(home: Stack) -> None:
     log = engine_log(home)
-    assert "orch: vLLM 0.32.0: 12 of 12 hooks found" in log
+    assert "orch: vLLM 0.32.0: 13 of 13 hooks found" in log
     assert "found engine/arg_utils.py:EngineArgs.create_engine_config (enforcement)" in log
 
 

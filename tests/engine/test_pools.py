@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +17,22 @@ from orch_sidecar.local.processes import Child
 from orch_sidecar.local.stack import Stack, free_port
 from tests.engine.clients import Seen, body, post, session, until
 from tests.engine.conftest import READY_WITHIN_S, Stacks, make_plan
+from tests.engine.halted import halted
 
 HOME, CLOUD = {"X-Orch-Pool": "home"}, {"X-Orch-Pool": "cloud"}
 RATHER_CLOUD = {"X-Orch-Pool": "cloud; prefer"}
 SLOTS = 8
 
 
+def on_core(core: int) -> dict[str, str]:
+    """Where an engine computes: of its own choice both would be on the same core."""
+    return {"VLLM_CPU_OMP_THREADS_BIND": str(core)}
+
+
 @pytest.fixture
 def cloud_engine(stacks: Stacks, logs: Path) -> Iterator[Stack]:
     stacks.stop()  # two engines are enough for the machine
-    stack = Stack(make_plan("cloud", SLOTS, logs / "pools-cloud"))
+    stack = Stack(make_plan("cloud", SLOTS, logs / "pools-cloud", on_core(1)))
     stack.start_engine()
     yield stack
     stack.stop()
@@ -36,7 +41,7 @@ def cloud_engine(stacks: Stacks, logs: Path) -> Iterator[Stack]:
 @pytest.fixture
 def url(cloud_engine: Stack, logs: Path) -> Iterator[str]:
     """The URL of a sidecar in front of a home engine and of `cloud_engine`."""
-    home = Stack(make_plan("home", None, logs / "pools-home"))
+    home = Stack(make_plan("home", None, logs / "pools-home", on_core(0)))
     home.start_engine()
     pools = [
         {"name": "home", "url": home.engine_url, "profile": "home"},
@@ -86,14 +91,9 @@ async def test_killed_pools_requests_move_before_their_first_byte_and_fail_hones
         for pool, expected in ((HOME, "single_stream"), (CLOUD, "batched_online")):
             assert label(await post(http, url, "chat", short, pool)) == (200, expected)
 
-        begun = [asyncio.Event() for _ in range(3)]
-        long = body("chat", 1500, stream=True)
-        streams = [
-            asyncio.create_task(post(http, url, "chat", long, RATHER_CLOUD, event.set))
-            for event in begun
-        ]
-        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 30)
-        cloud_engine.engine.signal(signal.SIGSTOP)  # it takes what comes, and answers nothing
+        # What stands still takes what comes, and answers nothing.
+        ask = ("chat", body("chat", 1500, stream=True), RATHER_CLOUD)
+        streams = await halted(http, url, cloud_engine.engine.pid, [ask] * 3)
         moving = [
             asyncio.create_task(post(http, url, "chat", short, RATHER_CLOUD)) for _ in range(2)
         ]
@@ -103,8 +103,7 @@ async def test_killed_pools_requests_move_before_their_first_byte_and_fail_hones
             leased: int = (await states(http, url))["cloud"]["leased"]
             return leased == 6
 
-        await until(are_there, 2.0)
-        assert not any(stream.done() for stream in streams), "the engine was too fast for this test"
+        await until(are_there, 2.0)  # long before the silence tells that it stands
         cloud_engine.engine.kill()
 
         for seen in await asyncio.gather(*streams):

@@ -134,7 +134,6 @@ async def test_query_strings_end_here(engine: ScriptedEngine, sidecar: Running) 
         "/shutdown",
         "/load",
         "/ping",
-        "/health",
     ],
 )
 async def test_anything_but_the_routes_is_not_found_and_not_asked_of_the_engine(
