@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from orch_sidecar import report
 from orch_sidecar.admission.core import Admission
 from vllm_plugin.profile import ServiceClass
 
@@ -98,7 +99,10 @@ def batching_stats(seen: Seen) -> BatchingStats:
     """The statistics, from the engine's own count of its decode steps."""
     admission = seen.admission
     limits = admission.limits
-    steps, sequences, seconds = _decode_steps((seen.engine or {}).get("steps_by_batch"))
+    decoded = report.decode_steps_of(seen.engine or {}) or []
+    steps = sum(count for _, count, _ in decoded)
+    sequences = sum(batch * count for batch, count, _ in decoded)
+    seconds = sum(time_s for _, _, time_s in decoded)
     return BatchingStats(
         total_batches=steps,
         total_requests=sum(admission.statistics.granted.values()),
@@ -108,17 +112,3 @@ def batching_stats(seen: Seen) -> BatchingStats:
         max_batch_size=max(limits.batch(each) for each in seen.classes),
         max_wait_ms=max(limits.window_ms(each) for each in seen.classes),
     )
-
-
-def _decode_steps(by_batch: Any) -> tuple[int, int, float]:
-    """Steps, sequences over all of them, and seconds; what cannot be read is left out."""
-    steps, sequences, seconds = 0, 0, 0.0
-    for batch, counted in by_batch.items() if isinstance(by_batch, Mapping) else ():
-        try:
-            count, time_s = int(counted[0]), float(counted[1])
-            sequences += int(batch) * count
-        except (TypeError, ValueError, LookupError, OverflowError):
-            continue
-        steps += count
-        seconds += time_s
-    return steps, sequences, seconds

@@ -53,12 +53,12 @@ class Confirmation:
             try:
                 if not await self._has_ended(lease):
                     continue
-            except (aiohttp.ClientError, TimeoutError) as error:
+            except (aiohttp.ClientConnectionError, TimeoutError) as error:
                 logger.warning("lease %s: its end could not be confirmed: %r", lease[:24], error)
                 return  # the engine does not answer; the stream will say so, and this runs again
-            # What an engine of another version says of one lease must not keep the others.
-            except Exception:
-                logger.exception("lease %s: its end could not be confirmed", lease[:24])
+            except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
+                # It says something else than it should of this one; the others may still end.
+                logger.warning("lease %s: the engine's answer is none: %r", lease[:24], error)
                 continue
             self._gate.engine_ended([lease])
 

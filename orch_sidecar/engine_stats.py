@@ -61,20 +61,7 @@ def _age_s(pool: Pool) -> float | None:
 
 
 def _decode_steps(pool: Pool) -> list[tuple[int, int, float]] | None:
-    """Batch size, steps of that, and their seconds; what cannot be read is left out.
-
-    None: it has not said any.
-    """
-    said = (pool.follower.document or {}).get("steps_by_batch")
-    if not isinstance(said, Mapping):
-        return None
-    found = []
-    for batch, counted in said.items():
-        try:
-            found.append((int(batch), int(counted[0]), float(counted[1])))
-        except (TypeError, ValueError, LookupError, OverflowError):
-            continue
-    return found
+    return report.decode_steps_of(pool.follower.document or {})
 
 
 def _decode_seconds(pool: Pool) -> float | None:

@@ -53,6 +53,23 @@ def _chunk(features: Any) -> int | None:
     return chunk if whole is None else min(whole, chunk or whole)
 
 
+def decode_steps_of(document: Mapping[str, Any]) -> list[tuple[int, int, float]] | None:
+    """Batch size, decode steps of that size since the engine started, and their seconds.
+
+    What cannot be read is left out. None: it has not said any.
+    """
+    said = document.get("steps_by_batch")
+    if not isinstance(said, Mapping):
+        return None
+    found = []
+    for batch, counted in said.items():
+        try:
+            found.append((int(batch), int(counted[0]), float(counted[1])))
+        except (TypeError, ValueError, LookupError, OverflowError):
+            continue
+    return found
+
+
 def step_time_of(said: Any) -> StepTime | None:
     """The measured step time; None while there is none that the engine calls good."""
     if not isinstance(said, dict) or said.get("quality") != "good":

@@ -26,7 +26,7 @@ PREFILL_LEFT_OUT: Final = 0.125
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """The steps of a window: how many, and the largest and mean batch (sequences per step)."""
+    """The decode steps of a window: how many, and the largest and mean batch (sequences)."""
 
     steps: int
     largest: int
@@ -34,7 +34,11 @@ class BatchStatistics:
 
 
 class StepRing:
-    """The most recent engine steps, and cumulative counts by batch size."""
+    """The most recent decode steps, and cumulative counts by batch size.
+
+    A step that also computed prompts counts in `count` and `busy_s` only: the batch that a figure
+    is told with is the one that it was decoded in, in spans and in `by_batch` alike.
+    """
 
     def __init__(self, capacity: int = RING_STEPS) -> None:
         self._capacity = capacity
@@ -46,24 +50,25 @@ class StepRing:
 
     def record(self, end_s: float, elapsed_s: float, batch: int, *, decode_only: bool) -> None:
         """Adds a step that ended at `end_s` and ran `batch` sequences for `elapsed_s`."""
+        self.count += 1
+        self.busy_s += elapsed_s
+        if not (decode_only and batch):
+            return
+        entry = self._by_batch.setdefault(batch, [0, 0.0])
+        entry[0] += 1
+        entry[1] += elapsed_s
         middle = end_s - elapsed_s / 2
         if self._middles and middle < self._middles[-1]:
             middle = self._middles[-1]  # the wall clock was set back; order is what counts
         self._middles.append(middle)
         self._batches.append(batch)
-        self.count += 1
-        self.busy_s += elapsed_s
         if len(self._middles) >= 2 * self._capacity:
             # Halved now and then instead of shifted at each step: amortised O(1).
             del self._middles[: -self._capacity]
             del self._batches[: -self._capacity]
-        if decode_only and batch:
-            entry = self._by_batch.setdefault(batch, [0, 0.0])
-            entry[0] += 1
-            entry[1] += elapsed_s
 
     def since(self, start_s: float) -> BatchStatistics:
-        """The steps whose middle lies after `start_s`.
+        """The decode steps whose middle lies after `start_s`.
 
         The middle, because a step is heard of a little after its end: the step before a
         request's first one is reported within the request's time but has its middle before it.

@@ -11,13 +11,10 @@ from typing import Final
 from orch_sidecar.bench.identity import lacking
 from orch_sidecar.bench.result import FiguresTold, Result, Status
 from orch_sidecar.facts.measured import LATENCIES
-from orch_sidecar.facts.row import Label, Row, notes_text
+from orch_sidecar.facts.row import Label, Row, engine_text, notes_text
 from orch_sidecar.facts.rules import BATCHING
 
 NO_FACT: Final = frozenset({Status.INVALID, Status.INCOMPLETE})
-
-# As their projects write them.
-_ENGINES: Final = {"vllm": "vLLM"}
 
 _Notes = dict[str, str | int | float]
 
@@ -46,7 +43,6 @@ def row_of(result: Result) -> Row:
         label = Label.TO_BE_CONFIRMED
     elif result.batches is not None:
         batch = result.batches.largest
-    name = _ENGINES.get(engine.engine, engine.engine)
     input_tokens = round(figures.input_tokens / figures.requests)
     output_tokens = round(figures.output_tokens / figures.requests)
     notes: _Notes = {
@@ -58,7 +54,7 @@ def row_of(result: Result) -> Row:
     return Row(
         model_id=engine.model_id,
         model_name=engine.model_name,
-        engine=" ".join(part for part in (name, engine.engine_version) if part),
+        engine=engine_text(engine.engine, engine.engine_version),
         precision=engine.precision,
         gpu=engine.gpu,
         gpu_count=engine.gpu_count,

@@ -13,15 +13,11 @@ has then the most answers that were under way at once by the tool's own times, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from orch_sidecar.facts.measured import Measured, Refused
-from orch_sidecar.facts.row import Label, Row, notes_text
+from orch_sidecar.facts.row import Label, Row, engine_text, notes_text
 from orch_sidecar.facts.snapshot import Snapshot
 from orch_sidecar.facts.verdict import Own, batches_of, judge, shortfalls
-
-# As their projects write them.
-_ENGINES: Final = {"vllm": "vLLM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +76,7 @@ def _proven(measured: Measured, proof: Proof, source: Source, model_id: str) -> 
     if shortfalls(label, measured.requests, measured.window_s):
         notes["preliminary"] = "yes"
     known = Given(
-        engine=f"{_ENGINES.get(engine.engine, engine.engine)} {engine.engine_version}",
+        engine=engine_text(engine.engine, engine.engine_version),
         precision=engine.precision,
         gpu=engine.gpu,
         gpu_count=engine.gpu_count,

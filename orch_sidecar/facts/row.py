@@ -41,6 +41,9 @@ COLUMNS: Final = (
 # Every row's notes have these, in this order, and then whatever else there is to say.
 REQUIRED_NOTES: Final = ("input_tokens", "output_tokens", "batching")
 
+# As engines are written about; as they call themselves otherwise.
+_ENGINES: Final = {"vllm": "vLLM"}
+
 _KEY: Final = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -69,6 +72,12 @@ class Row:
     measurement_type: Label
     scenario_notes: str
     source_tag: str
+
+
+def engine_text(name: str, version: str | None) -> str:
+    """The column `engine`, of what an engine calls itself and its version, where that is known."""
+    shown = _ENGINES.get(name, name)
+    return shown if version is None else f"{shown} {version}"
 
 
 def notes_text(notes: Mapping[str, str | int | float]) -> str:

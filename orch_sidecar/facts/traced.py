@@ -13,7 +13,7 @@ from typing import TypeVar
 from orch_sidecar.facts import rules
 from orch_sidecar.facts.check import row_faults
 from orch_sidecar.facts.requests import Outcome, Request, Traffic
-from orch_sidecar.facts.row import Label, Row, notes_text
+from orch_sidecar.facts.row import Label, Row, engine_text, notes_text
 from orch_sidecar.facts.scenarios import Scenario
 from orch_sidecar.facts.served import Figures, Served, figures
 from orch_sidecar.facts.table import Record, fields_of, record_text
@@ -85,7 +85,7 @@ class _Draft:
         self.objections: list[Objection] = []
         self._scenario = scenario
         self._given: list[str] = []
-        version = None if key.engine_version is None else f"vLLM {key.engine_version}"
+        version = None if key.engine_version is None else engine_text("vllm", key.engine_version)
         self._engine = self._fact("engine", version, given.engine)
         self._precision = self._fact("precision", key.precision, given.precision)
         self._gpu = self._fact("gpu", key.gpu, given.gpu)

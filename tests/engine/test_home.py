@@ -85,8 +85,9 @@ async def test_five_clients_and_every_span_says_single_stream(
         labels = names["llm_request"].attributes
         assert labels["orch.batch_size.max"] == 1
         assert labels["orch.batch_size.mean"] == 1.0
-        # 32 tokens are 32 steps; the last is not known yet when the span ends.
-        assert labels["orch.steps"] == 31
+        # 32 tokens are the prompt's step and 31 of decoding, the last of which is not known yet
+        # when the span ends.
+        assert labels["orch.steps"] == 30
         assert labels["orch.batching"] is False
         assert labels["orch.slots_total"] == 1
         assert labels["orch.profile"] == "home"

@@ -33,4 +33,4 @@ async def test_lease_of_which_the_engine_says_nonsense_keeps_none_of_the_others(
     assert await asyncio.wait_for(ended.get(), 5.0) == ["c"]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert "lease a: its end could not be confirmed" in caplog.text
+    assert "lease a: the engine's answer is none" in caplog.text

@@ -50,11 +50,20 @@ def test_clock_that_was_set_back_keeps_the_order() -> None:
 def test_ring_keeps_at_least_its_capacity_and_less_than_twice() -> None:
     ring = StepRing(4)
     for index in range(100):
-        ring.record(float(index), 0.0, index + 1, decode_only=False)
+        ring.record(float(index), 0.0, index + 1, decode_only=True)
         kept = ring.since(-1.0).steps
         assert min(index + 1, 4) <= kept < 8
     assert ring.count == 100
     assert ring.since(97.0) == BatchStatistics(3, 100, 99.0)
+
+
+def test_window_leaves_out_steps_that_also_computed_prompts() -> None:
+    """As the totals do: a figure from spans and one from totals are told with one batch."""
+    ring = ring_of(6, 6)
+    ring.record(100.03, 0.01, 7, decode_only=False)
+    ring.record(100.04, 0.01, 0, decode_only=True)
+    assert ring.since(100.0) == BatchStatistics(2, 6, 6.0)
+    assert ring.count == 4
 
 
 def test_totals_by_batch_size_count_decode_only_steps() -> None:
@@ -123,7 +132,7 @@ def test_prefill_that_took_no_time_has_no_rate() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.0001, 0.5), st.integers(0, 256)), max_size=60),
+    st.lists(st.tuples(st.floats(0.0001, 0.5), st.integers(1, 256)), max_size=60),
     st.floats(0, 20),
 )
 def test_window_is_what_a_plain_list_says(
@@ -133,7 +142,7 @@ def test_window_is_what_a_plain_list_says(
     plain: list[tuple[float, int]] = []
     for elapsed_s, batch in steps:
         now += elapsed_s
-        ring.record(now, elapsed_s, batch, decode_only=False)
+        ring.record(now, elapsed_s, batch, decode_only=True)
         plain.append((now - elapsed_s / 2, batch))
     start = now - before_the_end_s
     expected = [batch for middle, batch in plain if middle >= start]

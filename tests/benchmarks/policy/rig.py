@@ -76,13 +76,15 @@ def _wait(within_s: float, what: str, done: Callable[[], bool], check: Callable[
     until = time.monotonic() + within_s
     while True:
         check()
+        last: Exception | None = None
         try:
             if done():
                 return
-        except (OSError, ValueError):
-            pass  # it does not listen yet, or does not answer yet
+        except (OSError, ValueError) as error:  # it does not listen yet, or does not answer yet
+            last = error
         if time.monotonic() > until:
-            raise NotServing(f"{what} after {within_s:g} s")
+            why = "" if last is None else f": {last!r}"
+            raise NotServing(f"{what} after {within_s:g} s{why}") from last
         time.sleep(0.1)
 
 
