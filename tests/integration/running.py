@@ -15,7 +15,7 @@ from tests.integration.client import Client
 from tests.integration.scripted_engine import ScriptedEngine
 
 
-async def eventually(condition: Callable[[], object], within_s: float = 3.0) -> None:
+async def eventually(condition: Callable[[], object], within_s: float = 10.0) -> None:
     """Returns when the condition holds; fails when it does not within the time."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
@@ -58,10 +58,10 @@ class Running:
         self.clients.append(client)
         return client
 
-    async def ready(self, within_s: float = 3.0) -> None:
+    async def ready(self, within_s: float = 10.0) -> None:
         await eventually(lambda: self.sidecar.state is EngineState.READY, within_s)
 
-    async def idle(self, within_s: float = 3.0) -> None:
+    async def idle(self, within_s: float = 10.0) -> None:
         """Waits until no lease is out and no request is being handled."""
         await eventually(
             lambda: (
