@@ -8,10 +8,13 @@ Dependencies point down this list; nothing imports what stands above it:
     facts         labelled throughput figures: where they come from, and what they may say
     simulate      pure: admission in virtual time in front of a model of an engine
     local         everything on this machine: a small model, the engine, a check
+    drain         has a sidecar drain, and waits for that
     app           the composition root of the sidecar, and its lifecycle
     admin         the operators' own listener
+    new_key       `orch key`: a new API key for a client
     reloading     reads settings and profiles again, and has the changes hold
     serving       a request's way through the sidecar
+    refused       a refusal as an answer to a client
     sharing       identical requests, one decode
     attempt       one request at one pool: slots, connection, answer, the end of the lease
     shared        a decode that requests share
@@ -32,6 +35,8 @@ Dependencies point down this list; nothing imports what stands above it:
     follower      one client of a shared answer
     relay         an engine's answer on its way to the client
     answering     what all answers on their way to a client have in common
+    spreading     has who waits for one address of a pool go to another
+    following     follows pools, and the addresses of headless ones
     pools         the engines behind this sidecar, and which of them takes a request
     pool          one engine and its admission
     upstream      connections to an engine
@@ -42,13 +47,16 @@ Dependencies point down this list; nothing imports what stands above it:
     gen_ai        OpenTelemetry's conventions for model servers: names and histograms
     distribution  how values of requests are distributed
     reading       the reading of a request's body
+    key_file      a file of API keys on disk, which may be another one at any time
     settings      where the sidecar is told what to do
     capabilities  pure: the `/v1/capabilities` document
     reload        pure: what changes when settings are read again, and what cannot
     report        pure: what an engine says in, what admission must know out
     upper         pure: sidecars above: their leases here, and what they are told
+    guard         pure: who is served, as what, and how much of it at once
     admission     never more in the engine than it has slots; pure but for its gate
     routes        pure: the paths of this sidecar
+    members       pure: which addresses a name has, as they come and go
     placement     pure: which pool takes a request
     errors        pure: what a refusal looks like on the wire
     exchange      what is known of one request and its answer
@@ -60,6 +68,7 @@ Dependencies point down this list; nothing imports what stands above it:
     response_id   pure: the response id within an answer
     openai        pure: a request body in, its cost in sequences out
     coalescing    pure: which requests one decode can answer
+    keys          pure: API keys of clients: what a file of them says, and whose one is
     directives    pure: request headers in, how a request wants to be served out
     reasons       pure: the closed set of reasons for a refusal
 

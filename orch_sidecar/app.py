@@ -17,9 +17,13 @@ from orch_sidecar.admin import AdminListener
 from orch_sidecar.admission.refusing import shutting_down
 from orch_sidecar.control import Control
 from orch_sidecar.engine import EngineState
+from orch_sidecar.following import Following
+from orch_sidecar.guard import Guard
 from orch_sidecar.inflight import InFlight
+from orch_sidecar.key_file import KeyFile
 from orch_sidecar.metrics import Metrics
 from orch_sidecar.pages import Pages
+from orch_sidecar.pool import Pool
 from orch_sidecar.pools import Pools, common_labels, configuration, configured
 from orch_sidecar.publish import Publisher
 from orch_sidecar.reload import Reloads
@@ -27,6 +31,7 @@ from orch_sidecar.reloading import Reloading
 from orch_sidecar.server import ClientConnection, HandlerLoop
 from orch_sidecar.serving import Serving
 from orch_sidecar.settings import SidecarSettings
+from orch_sidecar.spreading import spread_again
 from orch_sidecar.telemetry import tracing_from_environment
 from orch_sidecar.watch import RelayWatch
 
@@ -50,10 +55,12 @@ class Sidecar:
         """`read` reads the settings again, in a thread; what is wrong with them it raises as
         ValueError. Without it a reload reads the profiles only.
 
-        Raises ProfileError, and ValueError for OTEL_* variables that cannot be used.
+        Raises ProfileError, KeysWrong, and ValueError for OTEL_* variables that cannot be used.
         """
         told = configured(settings)
         self.reloads = Reloads(configuration(told, settings))
+        key_file = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file)
+        guard = Guard(None if key_file is None else key_file.begin())
         common = common_labels(told)
         self.tracing = tracing_from_environment(common)
         # From here on nothing fails: a session must be closed.
@@ -61,13 +68,15 @@ class Sidecar:
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
         )
         self.pools = Pools(told, settings, self._session)
+        self.following = Following(self.pools, self._joined, self._task_ended)
+        self._changed: Callable[[], None] | None = None
         self.watch = RelayWatch(settings.engine_silence_s, settings.client_stall_s)
         self.metrics = Metrics(self.pools, lambda pool: pool.state)
         self._headers = {"Server": "orch-sidecar"}
         if "measurement_type" in common:
             self._headers["X-Measurement-Type"] = common["measurement_type"]
         self.publisher = Publisher(
-            {pool.name: pool.told for pool in self.pools}, self._attach, self._headers
+            lambda: {pool.name: pool.told for pool in self.pools}, self._attach, self._headers
         )
         in_flight = InFlight()
         pages = Pages(self.pools, self.metrics, self.reloads)
@@ -81,12 +90,19 @@ class Sidecar:
             self.metrics,
             self.tracing,
             control,
+            guard,
             in_flight,
             self.publisher.leases,
             self._headers,
         )
         self.reloading = Reloading(
-            self.reloads, read or (lambda: settings), self.pools, self.serving, self.watch
+            self.reloads,
+            read or (lambda: settings),
+            self.pools,
+            self.serving,
+            self.watch,
+            guard,
+            key_file,
         )
         self.leave = asyncio.Event()  # set when it is time to stop
         self.failed = False
@@ -148,13 +164,8 @@ class Sidecar:
         self._tasks = [
             loop.create_task(self._check(), name="check relays"),
             loop.create_task(self.reloading.run(), name="reload"),
+            loop.create_task(spread_again(self.pools), name="spread who waits"),
         ]
-        for pool in self.pools:
-            follower, name = pool.follower, pool.name
-            self._tasks += [
-                loop.create_task(follower.follow(), name=f"follow the engine of {name}"),
-                loop.create_task(follower.confirm(), name=f"confirm leases of {name}"),
-            ]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
         gc.collect()
@@ -162,15 +173,7 @@ class Sidecar:
         gc.set_threshold(*_GC_THRESHOLDS)
         port: int = self._listener.sockets[0].getsockname()[1]
         logger.info("listening on %s:%d", settings.host, port)
-        for pool in self.pools:
-            logger.info(
-                "pool %s: the %s at %s, profile %s (%s)",
-                pool.name,
-                "sidecar" if pool.tier else "engine",
-                pool.url,
-                pool.profile.name,
-                pool.profile.measurement_type,
-            )
+        self.following.start()
         return port
 
     async def stop(self) -> None:
@@ -195,7 +198,7 @@ class Sidecar:
         self._listener.close()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, self.following.stop(), return_exceptions=True)
         self._server.pre_shutdown()  # ends idle connections, which `shutdown` would wait for
         await self._server.shutdown(1.0)
         await self.serving.sharing.close()
@@ -226,8 +229,12 @@ class Sidecar:
 
     def _attach(self, changed: Callable[[], None] | None) -> None:
         """Sidecars above listen, or none does any more (None)."""
+        self._changed = changed
         for pool in self.pools:
             pool.gate.changed = changed
+
+    def _joined(self, pool: Pool) -> None:
+        pool.gate.changed = self._changed
 
 
 async def serve(

@@ -28,6 +28,7 @@ from orch_sidecar.relay import Relay
 from orch_sidecar.request import Request, fields
 from orch_sidecar.server import ClientConnection, Written
 from orch_sidecar.settings import SidecarSettings
+from orch_sidecar.spreading import MOVED
 from orch_sidecar.upper import UpperLeases
 from orch_sidecar.watch import RelayWatch
 
@@ -129,6 +130,8 @@ class Attempts:
             pool.gate.refuse(ticket, Refusal(Reason.QUEUE_FULL, text))
         self._waiting_bytes += size
         request.waiting = pool.gate, ticket
+        if pool.group != pool.name and not request.moved and request.directives.pool != pool.name:
+            pool.movable[ticket] = ask.service_class, ask.cost
         try:
             return await pool.gate.wait(ticket)
         except asyncio.CancelledError:
@@ -136,6 +139,7 @@ class Attempts:
             raise
         finally:
             request.waiting = None
+            pool.movable.pop(ticket, None)
             self._waiting_bytes -= size
 
     async def relay(
@@ -246,6 +250,8 @@ class Attempts:
 
 def _refused(pool: Pool, ask: Ask, refusal: Refusal, elsewhere: Collection[Reason]) -> Failed:
     """The pool has no slots for it. When the pool itself is away, all who wait are told so."""
+    if refusal is MOVED:
+        return Failed(refusal, elsewhere=True, tried=False)
     pool.turned_down[ask.service_class, refusal.reason.value] += 1
     if refusal is pool.gate.core.unavailable:
         return Failed(refusal, elsewhere=True, tried=False)

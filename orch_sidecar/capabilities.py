@@ -52,20 +52,25 @@ class Seen:
 
 
 def document(
-    pools: Iterable[Seen], *, state: str, sidecar_version: str, generation: int
+    pools: Iterable[Seen],
+    *,
+    state: str,
+    states: Mapping[str, str],
+    sidecar_version: str,
+    generation: int,
 ) -> dict[str, Any]:
     """The document. A pool whose engine has never reported has a state and no entry.
 
-    `generation`: of the sidecar's configuration.
+    `states`: of all pools by name, with those that have no address. `generation`: of the
+    sidecar's configuration.
     """
-    seen = list(pools)
     return {
         "api_version": API_VERSION,
         "sidecar_version": sidecar_version,
         "state": state,
         "generation": generation,
-        "pools": {each.pool: each.state for each in seen},
-        "engines": [entry(each, each.engine) for each in seen if each.engine is not None],
+        "pools": dict(states),
+        "engines": [entry(each, each.engine) for each in pools if each.engine is not None],
     }
 
 

@@ -1,5 +1,5 @@
-"""The command line: `orch up`, `orch engine`, `orch sidecar`, `orch simulate`, `orch bench`,
-`orch facts`."""
+"""The command line: `orch up`, `orch engine`, `orch sidecar`, `orch key`, `orch simulate`,
+`orch bench`, `orch facts`, `orch drain`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ _COMMANDS: Final = {
     "up": "engine and sidecar on this machine, ready for an OpenAI client",
     "engine": "vLLM's OpenAI server under a profile",
     "sidecar": "admission and relay in front of engines",
+    "key": "a new API key for a client of a sidecar",
     "simulate": "what admission would do with an engine and a traffic, in virtual time",
     "bench": "measures an endpoint or a device, and says what the figure is worth",
+    "drain": "has a sidecar take nothing more, and waits for what it has",
     "facts": "labelled throughput figures: check, merge and compare tps_model_gpu.csv",
 }
 
@@ -54,8 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "up": _up,
         "engine": _engine,
         "sidecar": _sidecar,
+        "key": _key,
         "simulate": _simulate,
         "bench": _bench,
+        "drain": _drain,
         "facts": _facts,
     }
     try:
@@ -76,6 +80,12 @@ def _engine(words: list[str]) -> None:
     engine(words)
 
 
+def _key(words: list[str]) -> None:
+    from orch_sidecar.new_key import main as key
+
+    key(words)
+
+
 def _simulate(words: list[str]) -> None:
     from orch_sidecar.simulate.cli import main as simulate
 
@@ -92,6 +102,12 @@ def _facts(words: list[str]) -> None:
     from orch_sidecar.facts.cli import main as facts
 
     facts(words)
+
+
+def _drain(words: list[str]) -> None:
+    from orch_sidecar.drain import main as drain
+
+    drain(words)
 
 
 def _sidecar(words: list[str]) -> None:

@@ -52,12 +52,18 @@ FORMS: Final[dict[Reason, Form]] = {
     Reason.BODY_TIMEOUT: _bad(400, "body_timeout"),
     Reason.UNSUPPORTED_ENCODING: _bad(415, "unsupported_encoding"),
     Reason.LEASE_SPENT: _bad(409, "lease_spent"),
+    Reason.UNAUTHORIZED: Form(
+        401, "invalid_api_key", "invalid_request_error", "authentication_error"
+    ),
+    Reason.CLASS_FORBIDDEN: Form(403, "class_forbidden", "permission_error", "permission_error"),
+    Reason.COST_EXCEEDS_KEY: _bad(400, "cost_exceeds_key"),
     Reason.QUEUE_FULL: _taken("ADMISSION_REJECT", "reject"),
     Reason.QUEUE_FULL_DROP_LRU: _taken("QUEUE_FULL_DROP_LRU", "drop-lru"),
     Reason.QUEUE_TIMEOUT: _taken("ADMISSION_TIMEOUT", "timeout"),
     Reason.SLO_MISS: _taken("ADMISSION_SLO", "slo"),
     Reason.DEADLINE_MISS: _taken("ADMISSION_DEADLINE", "deadline"),
     Reason.DO_NOT_QUEUE: _taken("ADMISSION_NO_QUEUE", "no-queue"),
+    Reason.KEY_CONCURRENCY: _taken("ADMISSION_KEY_CONCURRENCY", "key-concurrency"),
     Reason.ENGINE_STARTING: _unavailable("engine_starting"),
     Reason.ENGINE_DOWN: _unavailable("engine_down"),
     Reason.ENGINE_STALE: _unavailable("engine_stale"),
@@ -88,13 +94,13 @@ def retry_after_ms(refusal: Refusal) -> int | None:
 
 
 def headers(refusal: Refusal) -> dict[str, str]:
-    """The response headers that say when to come back.
+    """The response headers that say when to come back, or how.
 
     openai-python reads `retry-after-ms` before `Retry-After`, which has whole seconds.
     """
     wait_ms = retry_after_ms(refusal)
     if wait_ms is None:
-        return {}
+        return {"WWW-Authenticate": "Bearer"} if refusal.reason is Reason.UNAUTHORIZED else {}
     return {
         "Retry-After": str(max(1, math.ceil(wait_ms / 1000))),
         "retry-after-ms": str(wait_ms),

@@ -111,10 +111,10 @@ class GenAi:
     """The histograms of all requests."""
 
     def __init__(
-        self, measurement_types: Mapping[str, str], serves: Callable[[str, str], bool]
+        self, measurement_type: Callable[[str], str], serves: Callable[[str, str], bool]
     ) -> None:
-        """`measurement_types`: of the pools, by name. `serves`: whether a pool has a model."""
-        self._measurement_types = measurement_types
+        """`measurement_type`: that of a pool, by its name. `serves`: whether a pool has a model."""
+        self._measurement_type = measurement_type
         self._serves = serves
         self._operations: dict[tuple[str, str, str, bool], Operation] = {}
         # By what is at hand of a request: route, pool, model, whether it is bulk. No model that
@@ -152,7 +152,7 @@ class GenAi:
         labels = {
             "gen_ai_operation_name": operation,
             "gen_ai_provider_name": PROVIDER,
-            "measurement_type": self._measurement_types[pool],
+            "measurement_type": self._measurement_type(pool),
             "pool": pool,
             "class": (_BULK if bulk else ServiceClass.INTERACTIVE).value,
         }

@@ -60,7 +60,7 @@ NOT_FORWARDED: Final = HOP_BY_HOP | {
     b"tracestate",
 }
 SAID_TO_US: Final = b"x-orch-"
-# Those of clients, where the engine has a key of its own.
+# Those of clients, where the engine has a key of its own, or this sidecar knows them.
 _KEYS: Final = frozenset({b"authorization", b"x-api-key"})
 # What else than SAID_TO_US is looked at here: ids, how the body is sent, and what other gateways
 # call their directives.
@@ -100,16 +100,18 @@ def request_head(
     ours: bytes,
     *,
     authorization: bytes | None,
+    keyless: bool = False,
     names: Names | None = None,
 ) -> bytes:
     """The request head for the engine: the client's fields less what must not pass, plus ours.
 
     `ours`: whole lines, each with its end. With an `authorization` of the engine's own, the
-    client's keys end here. `names`: of the client's fields, where that was looked up before.
+    client's keys end here, and so they do where they are ours (`keyless`). `names`: of the
+    client's fields, where that was looked up before.
     """
     if names is None:
         names = names_of(client)
-    passing = names.passing if authorization is None else names.keyless
+    passing = names.keyless if keyless or authorization is not None else names.passing
     if names.connected:
         named = {
             token.strip()

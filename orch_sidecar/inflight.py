@@ -17,8 +17,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from multidict import istr
-
+from orch_sidecar.keys import bare, octets, sent
 from orch_sidecar.reasons import Reason, Refusal
 
 # The ids that ended last, twice as many at most: a cancel that crosses the end is answered as
@@ -29,8 +28,6 @@ ENDED_KEPT: Final = 4096
 _LONG_KEY: Final = 128
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
-_AUTHORIZATION: Final = istr("Authorization")
-_X_API_KEY: Final = istr("X-Api-Key")
 
 # An id of ours, or one that a client brought and the digest of its key.
 Name = str | tuple[str, bytes]
@@ -122,16 +119,9 @@ class InFlight:
         """A digest of a key as a client sent it; one that is a digest already stays as it is."""
         if isinstance(key, bytes):
             return key
-        scheme, _, rest = key.partition(" ")
-        if scheme.lower() == "bearer":
-            key = rest.strip()  # the same key may come as X-Api-Key another time
-        # Header values that are not UTF-8 come with surrogates in them.
-        return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), key=self._secret).digest()
+        return hashlib.blake2b(octets(bare(key)), key=self._secret).digest()
 
 
 def _key(headers: Mapping[str, str]) -> str:
-    """The API key as sent: that of `Authorization` before that of `X-Api-Key`; "" for none."""
-    key = headers.get(_AUTHORIZATION)
-    if key is None:
-        key = headers.get(_X_API_KEY, "")
-    return key
+    """The API key as sent; "" for none."""
+    return sent(headers) or ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -24,6 +25,7 @@ from orch_sidecar.distribution import Distribution, Traced
 from orch_sidecar.exchange import Ending, Exchange
 from orch_sidecar.gen_ai import GenAi
 from orch_sidecar.pool import Pool
+from orch_sidecar.pools import Pools
 from orch_sidecar.readings import readings
 from orch_sidecar.reasons import Reason
 from vllm_plugin.profile import ServiceClass
@@ -107,22 +109,22 @@ _TOKENS: Final = (
 class _Collector:
     """A collector of what was served, and of how the pools are at the scrape."""
 
-    def __init__(self, pools: Iterable[Pool], state_of: Callable[[Pool], str]) -> None:
-        self._pools = tuple(pools)
+    def __init__(self, pools: Pools, state_of: Callable[[Pool], str]) -> None:
+        self._pools = pools
         self._state_of = state_of
-        by_name = {pool.name: pool for pool in self._pools}
         # Interactive, bulk. Found by the pool's name, and not by a class: enums hash slowly.
-        self.served = {name: (_Served(), _Served()) for name in by_name}
+        self.served: defaultdict[str, tuple[_Served, _Served]]
+        self.served = defaultdict(lambda: (_Served(), _Served()))
         # Route, outcome, status. Not the outcome's value: enums take long to tell theirs.
         self.requests: dict[tuple[str, Ending | Reason, int], int] = {}
-        self.coalesced = dict.fromkeys(by_name, 0)
+        self.coalesced: Counter[str] = Counter()
         self.gen_ai = GenAi(
-            {name: pool.profile.measurement_type.value for name, pool in by_name.items()},
-            lambda pool, model: model in (by_name[pool].follower.models or ()),
+            lambda pool: pools[pool].profile.measurement_type.value,
+            lambda pool, model: model in (pools[pool].follower.models or ()),
         )
 
     def collect(self) -> Iterable[Metric]:
-        yield from readings(self._pools, self._state_of)
+        yield from readings(self._pools.all, self._state_of)
         for attribute, name, text in _DISTRIBUTIONS:
             histogram = HistogramMetricFamily(name, text)
             for served, values in self._all_served():
@@ -142,8 +144,8 @@ class _Collector:
             "Requests that got the answer of another request's decode.",
             labels=["pool"],
         )
-        for name, count in self.coalesced.items():
-            coalesced.add_metric([name], count)
+        for pool in self._pools:
+            coalesced.add_metric([pool.name], self.coalesced[pool.name])
         yield coalesced
         tasks = len(asyncio.all_tasks())
         yield GaugeMetricFamily("orch_tasks", "Tasks on the event loop.", value=tasks)
@@ -180,7 +182,7 @@ class _Collector:
 class Metrics:
     """All metrics of one sidecar, in a registry of their own."""
 
-    def __init__(self, pools: Iterable[Pool], state_of: Callable[[Pool], str]) -> None:
+    def __init__(self, pools: Pools, state_of: Callable[[Pool], str]) -> None:
         self.registry = CollectorRegistry()
         collector = _Collector(pools, state_of)
         self._served = collector.served

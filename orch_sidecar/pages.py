@@ -44,6 +44,7 @@ class Pages:
         document = capabilities.document(
             [pool.seen(pool.state.value) for pool in self._pools],
             state=self._pools.state.value,
+            states=self._pools.states(),
             sidecar_version=self._version,
             generation=self._reloads.generation,
         )
@@ -77,12 +78,13 @@ class Pages:
         """Ready while any pool is: what the others cannot take is placed there, or refused."""
         pools, state = self._pools, self._pools.state
         errors = [pool.follower.message for pool in pools if pool.follower.message]
+        errors += [refusal.message for refusal in pools.missing.values()]
         body = {
             "live": True,
             "ready": state is EngineState.READY,
             "draining": pools.draining,
             "state": state.value,
-            "pools": {pool.name: pool.state.value for pool in pools},
+            "pools": pools.states(),
             "last_error": "; ".join(errors) or None,
             **self._reloads.document(),
         }

@@ -29,7 +29,9 @@ class Why(StrEnum):
 
 class View(NamedTuple):
     """A pool at one moment. `models` and `ctx_max` are None, and `slots_total` is 0, while its
-    engine has never said. `end_ms`: when the request would end there, None where unknown."""
+    engine has never said. `end_ms`: when the request would end there, None where unknown.
+    `group`: what several pools are called that may stand in for each other, else its own name.
+    `on_request`: takes only what asks for it."""
 
     name: str
     measurement_type: MeasurementType
@@ -40,6 +42,12 @@ class View(NamedTuple):
     queue_depth: int
     unavailable: Refusal | None
     end_ms: float | None
+    group: str
+    on_request: bool = False
+
+    def called(self, name: str | None) -> bool:
+        """Whether that is its name, or that of its group."""
+        return name in (self.name, self.group)
 
 
 class Wish(NamedTuple):
@@ -69,11 +77,16 @@ def place(views: Sequence[View], wish: Wish, tried: Collection[str] = ()) -> Pla
     able = _able(views, wish)
     if isinstance(able, Refusal):
         return able
-    up = [view for view in able if view.unavailable is None and view.name not in tried]
+    up = [
+        view
+        for view in able
+        if view.unavailable is None and view.name not in tried and view.group not in tried
+    ]
     if not up:
         return _none_now(able)
-    if wish.prefers and wish.pool is not None and any(view.name == wish.pool for view in up):
-        return Placed(wish.pool, Why.PREFERRED)
+    if wish.prefers and (preferred := [view for view in up if view.called(wish.pool)]):
+        best = preferred[0].name if len(preferred) == 1 else _best(preferred, wish).pool
+        return Placed(best, Why.PREFERRED)
     if len(up) == 1:
         return Placed(up[0].name, _why_only(views, wish))
     return _best(up, wish)
@@ -84,10 +97,10 @@ def first(views: Sequence[View], wish: Wish) -> str | Refusal:
     able = _able(views, wish)
     if isinstance(able, Refusal):
         return able
-    up = [view.name for view in able if view.unavailable is None]
-    if wish.prefers and wish.pool is not None and wish.pool in up:
-        return wish.pool
-    return up[0] if up else _none_now(able)
+    up = [view for view in able if view.unavailable is None]
+    if wish.prefers:
+        up.sort(key=lambda view: not view.called(wish.pool))  # stable: else in their order
+    return up[0].name if up else _none_now(able)
 
 
 def _able(views: Sequence[View], wish: Wish) -> Sequence[View] | Refusal:
@@ -99,7 +112,7 @@ def _able(views: Sequence[View], wish: Wish) -> Sequence[View] | Refusal:
         if not able:
             return _no_such_model(views, wish)
     if wish.pinned:
-        able = [view for view in able if view.name == wish.pool]
+        able = [view for view in able if view.called(wish.pool)]
         if not able:
             return _cannot_pin(views, wish)
     if wish.measurement_type is not None:
@@ -112,6 +125,11 @@ def _able(views: Sequence[View], wish: Wish) -> Sequence[View] | Refusal:
                 "X-Orch-Measurement-Type",
             )
         able = fitting
+    elif wish.pool is None:
+        taking = [view for view in able if not view.on_request]
+        if not taking:
+            return _only_on_request(able, wish)
+        able = taking
     if len(able) > 1:  # one alone says itself what it cannot take
         fitting = [view for view in able if _fits(view, wish)]
         if not fitting:
@@ -173,12 +191,23 @@ def _no_such_model(views: Sequence[View], wish: Wish) -> Refusal:
 
 
 def _cannot_pin(views: Sequence[View], wish: Wish) -> Refusal:
-    names = [view.name for view in views]
+    names = dict.fromkeys(name for view in views for name in (view.group, view.name))
     if wish.pool in names:
         text = f"the pool {wish.pool!r} does not serve the model {wish.model[:200]!r}"
     else:
         text = f"there is no pool {wish.pool!r}; there are {', '.join(names)}"
     return Refusal(Reason.INFEASIBLE, text, "X-Orch-Pool")
+
+
+def _only_on_request(able: Sequence[View], wish: Wish) -> Refusal:
+    names = ", ".join(view.name for view in able)
+    what = f"the model {wish.model[:200]!r} is served by" if wish.model else "there are"
+    return Refusal(
+        Reason.INFEASIBLE,
+        f"{what} pools that take only what asks for them: {names}; "
+        "ask by X-Orch-Pool or X-Orch-Measurement-Type",
+        "X-Orch-Pool",
+    )
 
 
 def _too_large(able: Sequence[View], wish: Wish) -> Refusal:

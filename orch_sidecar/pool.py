@@ -64,8 +64,12 @@ class Pool:
         connect_timeout_s: float,
         *,
         keeps_queue: bool,
+        group: str | None = None,
     ) -> None:
+        """`group`: the headless pool that this is an address of."""
         self.name = told.name
+        self.group = group or told.name
+        self.on_request = told.on_request
         self.keeps_queue = keeps_queue
         self.url = told.url
         self.tier = told.tier
@@ -89,6 +93,8 @@ class Pool:
             tier=told.tier,
             below=told.below,
         )
+        # Who waits here and may wait at another pool of the group: class and sequences.
+        self.movable: dict[str, tuple[ServiceClass, int]] = {}
         self.prompt_size = PromptSize()
         # Refused and given up while waiting, by class and reason; the rest the core counts.
         self.turned_down: Counter[tuple[ServiceClass, str]] = Counter()
@@ -179,6 +185,8 @@ class Pool:
             core.queue_depth,
             unavailable,
             None if forecast is None else forecast.end_ms,
+            self.group,
+            self.on_request,
         )
 
     def told(self) -> PoolView:

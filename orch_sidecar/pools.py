@@ -1,13 +1,15 @@
 """The engines behind this sidecar, and which of them takes a request.
 
 With a single pool and no wish about it, nothing is chosen and nothing is computed for choosing.
+A headless pool is a group of pools, one for each of its addresses, which come and go.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -16,7 +18,7 @@ from orch_sidecar.admission import refusing
 from orch_sidecar.admission.ask import Ask
 from orch_sidecar.directives import NONE, Directives
 from orch_sidecar.engine import EngineState
-from orch_sidecar.placement import Why, Wish
+from orch_sidecar.placement import View, Why, Wish
 from orch_sidecar.pool import Pool, Wanted, labels_of
 from orch_sidecar.reasons import Reason, Refusal
 from orch_sidecar.reload import Configuration
@@ -41,21 +43,20 @@ class Pools:
     def __init__(
         self, told: Configured, settings: SidecarSettings, session: aiohttp.ClientSession
     ) -> None:
-        self.all = tuple(
-            Pool(
-                each,
-                profile,
-                rules_of(profile, settings),
-                session,
-                settings.connect_timeout_s,
-                keeps_queue=len(told) == 1,
-            )
-            for each, profile in told
-        )
-        self.one = self.all[0] if len(self.all) == 1 else None
-        self._by_name = {pool.name: pool for pool in self.all}
-        self.leaving = False  # they drain for good
+        self.told = tuple(each for each, _ in told)
+        self._profiles = {each.name: profile for each, profile in told}
+        self._rules = {each.name: rules_of(profile, settings) for each, profile in told}
+        self._session = session
+        self._connect_timeout_s = settings.connect_timeout_s
         self._loop = asyncio.get_running_loop()
+        self.leaving = False  # they drain for good
+        self.all = tuple(self._pool(each, each.name) for each in self.told if not each.headless)
+        # A single one, for good.
+        self.one = self.all[0] if len(self.all) == len(self.told) == 1 else None
+        # Those that have left, too: requests that they still serve ask for them by name.
+        self._by_name = {pool.name: pool for pool in self.all}
+        # Why the headless ones have no address; those that have one are not in here.
+        self.missing = {each.name: _unknown(each) for each in self.told if each.headless}
 
     def __iter__(self) -> Iterator[Pool]:
         return iter(self.all)
@@ -69,7 +70,7 @@ class Pools:
         if self.one is not None:
             return self.one.follower.ctx_max
         known = [pool.follower.ctx_max for pool in self.all]
-        return None if None in known else max(each for each in known if each is not None)
+        return None if None in known else max((each for each in known if each), default=None)
 
     @property
     def coalescing(self) -> bool:
@@ -80,13 +81,69 @@ class Pools:
 
     @property
     def draining(self) -> bool:
+        if not self.all:
+            return self.leaving
         return all(pool.gate.core.draining for pool in self.all)
 
     @property
     def state(self) -> EngineState:
         """Ready if any pool is; else that of the first."""
         states = [pool.state for pool in self.all]
-        return EngineState.READY if EngineState.READY in states else states[0]
+        if EngineState.READY in states:
+            return EngineState.READY
+        if self.leaving:
+            return EngineState.DRAINING
+        return states[0] if states else EngineState.STARTING
+
+    def states(self) -> dict[str, str]:
+        """By name. A headless pool without an address is down, or has yet to be looked up."""
+        found = {pool.name: pool.state.value for pool in self.all}
+        for name, refusal in self.missing.items():
+            away = (
+                EngineState.DOWN if refusal.reason is Reason.ENGINE_DOWN else EngineState.STARTING
+            )
+            found[name] = away.value
+        return found
+
+    def join(self, group: str, number: int, address: str) -> Pool:
+        """One more address of a headless pool: a pool of its own, named by group and number."""
+        [told] = [each for each in self.told if each.name == group]
+        parts = urlsplit(told.url)
+        host = f"[{address}]" if ":" in address else address
+        url = f"http://{host}:{parts.port or 80}"
+        name = f"{group}-{number}"
+        pool = self._pool(told.model_copy(update={"name": name, "url": url}), group)
+        if self.leaving:
+            pool.gate.drain()
+        self._by_name[name] = pool
+        self.all = tuple(
+            each
+            for one in self.told
+            for each in sorted((*self.all, pool), key=lambda each: each.name)
+            if each.group == one.name
+        )
+        self.missing.pop(group, None)
+        return pool
+
+    def part(self, pool: Pool, why: str) -> None:
+        """Its address is none any more: who waits there is placed anew, what runs goes on."""
+        self.all = tuple(each for each in self.all if each is not pool)
+        refusal = Refusal(Reason.ENGINE_DOWN, why)
+        if not any(each.group == pool.group for each in self.all):
+            self.missing[pool.group] = refusal
+        pool.gate.drain()
+        pool.gate.engine_unavailable(refusal)
+        pool.gate.dismiss(refusal)
+        pool.connections.close()
+
+    def configure(self, connect_timeout_s: float, rules: Mapping[str, AdmissionRules]) -> None:
+        """Another time limit for all, and other rules for these; by their names as configured."""
+        self._connect_timeout_s = connect_timeout_s
+        self._rules.update(rules)
+        for pool in self.all:
+            pool.connections.connect_timeout_s = connect_timeout_s
+            if pool.group in rules:
+                pool.gate.reload(rules[pool.group])
 
     def leave(self) -> None:
         """All of them drain, and none takes requests again."""
@@ -102,7 +159,7 @@ class Pools:
             return refusing.shutting_down()
         now, demand, directives = self._loop.time(), wanted.demand, wanted.directives
         asks = {pool.name: pool.ask(*wanted, spent_ms) for pool in self.all}
-        views = [pool.view(asks[pool.name], now) for pool in self.all]
+        views = [pool.view(asks[pool.name], now) for pool in self.all] + self._absent()
         tokens = demand.prompt_tokens if demand.cost == 1 else None
         wish = _wish(demand.model, directives, demand.cost, tokens)
         placed = placement.place(views, wish, tried or ())
@@ -120,9 +177,40 @@ class Pools:
         if self.one is not None and directives is NONE:
             return self.one
         now = self._loop.time()
-        views = [pool.view(None, now) for pool in self.all]
+        views = [pool.view(None, now) for pool in self.all] + self._absent()
         name = placement.first(views, _wish(model, directives, 0, None))
         return name if isinstance(name, Refusal) else self._by_name[name]
+
+    def _absent(self) -> list[View]:
+        """The headless pools without an address: they are there, and can take nothing now."""
+        return [
+            View(
+                told.name,
+                self._profiles[told.name].measurement_type,
+                models=None,
+                slots_total=0,
+                ctx_max=None,
+                room=0,
+                queue_depth=0,
+                unavailable=self.missing[told.name],
+                end_ms=None,
+                group=told.name,
+                on_request=told.on_request,
+            )
+            for told in self.told
+            if told.name in self.missing
+        ]
+
+    def _pool(self, told: PoolSettings, group: str) -> Pool:
+        return Pool(
+            told,
+            self._profiles[group],
+            self._rules[group],
+            self._session,
+            self._connect_timeout_s,
+            keeps_queue=len(self.told) == 1 and not told.headless,
+            group=group,
+        )
 
 
 def configured(settings: SidecarSettings) -> Configured:
@@ -151,6 +239,8 @@ def configuration(told: Configured, settings: SidecarSettings) -> Configuration:
 def common_labels(told: Configured) -> dict[str, Any]:
     """The span attributes that are the same for all pools."""
     first, *others = (labels_of(*each) for each in told)
+    if told[0][0].headless:
+        del first["orch.pool"]  # each address has a name of its own
     return {
         name: value
         for name, value in first.items()
@@ -175,6 +265,11 @@ def rules_of(profile: Profile, settings: SidecarSettings) -> AdmissionRules:
             for name, each in classes.items()
         }
     )
+
+
+def _unknown(told: PoolSettings) -> Refusal:
+    text = f"no address of {told.url} is known yet"
+    return Refusal(Reason.ENGINE_STARTING, text)
 
 
 def _wish(model: str, directives: Directives, cost: int, tokens: int | None) -> Wish:

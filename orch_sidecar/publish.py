@@ -34,14 +34,14 @@ class Publisher:
 
     def __init__(
         self,
-        pools: Mapping[str, Callable[[], PoolView]],
+        pools: Callable[[], Mapping[str, Callable[[], PoolView]]],
         attach: Callable[[Callable[[], None] | None], None],
         common_headers: Mapping[str, str],
     ) -> None:
-        """`pools`: by name. `attach` has the pools call what it is given whenever one of them
-        changes; None: nobody listens any more."""
+        """`pools`: those there are, by name. `attach` has the pools call what it is given
+        whenever one of them changes; None: nobody listens any more."""
         self.leases = UpperLeases(os.urandom(8).hex())
-        self._pools = dict(pools)
+        self._pools = pools
         self._attach = attach
         self._headers = {
             **common_headers,
@@ -107,13 +107,14 @@ class Publisher:
             await _woken_within(woken, feed.rest_s(loop.time()))
 
     def _pool(self, name: str | None) -> Callable[[], PoolView] | Refusal:
-        if name is None and len(self._pools) == 1:
-            return next(iter(self._pools.values()))
-        names = ", ".join(sorted(self._pools))
+        pools = self._pools()
+        if name is None and len(pools) == 1:
+            return next(iter(pools.values()))
+        names = ", ".join(sorted(pools))
         if name is None:
             text = f"this sidecar has several pools ({names}): say which, by ?pool=NAME"
             return Refusal(Reason.INVALID_REQUEST, text, param="pool")
-        found = self._pools.get(name)
+        found = pools.get(name)
         if found is None:
             text = f"there is no pool {name[:80]!r} here; there are {names}"
             return Refusal(Reason.NOT_FOUND, text, param="pool")

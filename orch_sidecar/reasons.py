@@ -23,6 +23,10 @@ class Reason(StrEnum):
     BODY_TIMEOUT = "body_timeout"
     UNSUPPORTED_ENCODING = "unsupported_encoding"
     LEASE_SPENT = "lease_spent"  # an X-Orch-Lease that was used or revoked before
+    # The API key that it comes with.
+    UNAUTHORIZED = "unauthorized"  # there is none, or nobody's
+    CLASS_FORBIDDEN = "class_forbidden"  # it demands a class that the key does not have
+    COST_EXCEEDS_KEY = "cost_exceeds_key"
     # Capacity exists but is taken.
     QUEUE_FULL = "queue_full"
     QUEUE_FULL_DROP_LRU = "queue_full_drop_lru"
@@ -30,6 +34,7 @@ class Reason(StrEnum):
     SLO_MISS = "slo_miss"
     DEADLINE_MISS = "deadline_miss"
     DO_NOT_QUEUE = "do_not_queue"
+    KEY_CONCURRENCY = "key_concurrency"  # by other requests of the same API key
     # Cannot serve now.
     ENGINE_STARTING = "engine_starting"
     ENGINE_DOWN = "engine_down"

@@ -111,6 +111,7 @@ class Reloads:
         self.configuration = configuration
         self.generation = 1
         self.last_error: str | None = None
+        self.keys_error: str | None = None
         self.needs_restart: tuple[Change, ...] = ()
 
     def read(self, new: Configuration) -> Plan:
@@ -118,7 +119,7 @@ class Reloads:
         made = plan(self.configuration, new)
         self.configuration = made.after
         self.generation += 1
-        self.last_error = None
+        self.last_error = self.keys_error = None
         self.needs_restart = made.needs_restart
         return made
 
@@ -126,11 +127,21 @@ class Reloads:
         """It could not be read: everything stays as it is."""
         self.last_error = error
 
+    def keys_read(self) -> None:
+        """The API keys could be read, by themselves."""
+        self.keys_error = None
+
+    def keys_failed(self, error: str) -> bool:
+        """They could not: they stay as they are. Whether that has not been said before."""
+        news = error not in (self.last_error, self.keys_error)
+        self.keys_error = error
+        return news
+
     def document(self) -> dict[str, Any]:
         """For pages about health."""
         return {
             "generation": self.generation,
-            "last_reload_error": self.last_error,
+            "last_reload_error": self.last_error or self.keys_error,
             "needs_restart": [change.name for change in self.needs_restart],
         }
 

@@ -15,6 +15,7 @@ from orch_sidecar.directives import NONE, Directives
 from orch_sidecar.exchange import Exchange
 from orch_sidecar.fanout import Fanout
 from orch_sidecar.heads import Names, request_head
+from orch_sidecar.keys import ApiKey
 from orch_sidecar.pool import Pool
 from orch_sidecar.reasons import Refusal
 from orch_sidecar.routes import Route
@@ -30,8 +31,10 @@ class Request:
     """A request that is being served.
 
     `presence`: it came from a sidecar above. `waiting`: at which gate, and by which id there.
+    `moved`: it waited at another address of its pool before.
     `fanout`: its answer goes there, to several clients perhaps. `barred`: the pools that it must
-    not go to. `names`: those of its fields, where looked up.
+    not go to. `names`: those of its fields, where looked up. `key`: whose it is, and `held`: how
+    many sequences of that key it counts for. `keyless`: clients' keys are for this sidecar.
     """
 
     http: web.BaseRequest
@@ -42,10 +45,14 @@ class Request:
     directives: Directives = NONE
     presence: Presence | None = None
     waiting: tuple[Gate, str] | None = None
+    moved: bool = False
     cancelled: Refusal | None = None
     fanout: Fanout | None = None
     barred: frozenset[str] = frozenset()
     names: Names | None = None
+    key: ApiKey | None = None
+    held: int = 0
+    keyless: bool = False
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -91,7 +98,14 @@ class Request:
             # What is compressed cannot be told apart by its id.
             given = tuple(field for field in given if field[0].lower() != _ACCEPT_ENCODING)
             names = None
-        return request_head(route.line, given, ours, authorization=pool.authorization, names=names)
+        return request_head(
+            route.line,
+            given,
+            ours,
+            authorization=pool.authorization,
+            keyless=self.keyless,
+            names=names,
+        )
 
 
 def fields(exchange: Exchange, pool: Pool) -> bytes:

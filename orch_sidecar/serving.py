@@ -9,19 +9,22 @@ and one `finally` for metrics and spans. What others may ask for, too, is genera
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from aiohttp import web
 from multidict import istr
 
-from orch_sidecar import directives, errors, openai, reading
+from orch_sidecar import directives, errors, openai, reading, refused
 from orch_sidecar.admission.ask import Ask
 from orch_sidecar.attempt import Attempts, Failed, TurnedAway
 from orch_sidecar.control import Control
 from orch_sidecar.exchange import Exchange, accept_id, new_ids
+from orch_sidecar.guard import Guard, only_bulk
 from orch_sidecar.heads import names_of
 from orch_sidecar.inflight import InFlight, Name
+from orch_sidecar.keys import ApiKey
 from orch_sidecar.metrics import Metrics
 from orch_sidecar.openai import Api
 from orch_sidecar.placement import Why
@@ -29,12 +32,14 @@ from orch_sidecar.pool import Pool, Wanted
 from orch_sidecar.pools import Pools
 from orch_sidecar.reasons import Reason, Refusal
 from orch_sidecar.request import Request
-from orch_sidecar.routes import ROUTES, Route
+from orch_sidecar.routes import ROUTES
 from orch_sidecar.settings import SidecarSettings
 from orch_sidecar.sharing import Sharing
+from orch_sidecar.spreading import MOVED
 from orch_sidecar.tracing import Tracing
 from orch_sidecar.upper import UpperLeases
 from orch_sidecar.watch import RelayWatch
+from vllm_plugin.profile import ServiceClass
 
 # Looked up for every request: these need not be folded to one case each time.
 _X_REQUEST_ID: Final = istr("X-Request-Id")
@@ -42,10 +47,10 @@ _X_CORRELATION_ID: Final = istr("X-Correlation-Id")
 _X_ORCH_REQUEST_ID: Final = istr("X-Orch-Request-Id")
 _X_ORCH_LEASE: Final = istr("X-Orch-Lease")
 
-_ONLY: Final = Why.ONLY  # named once: a member is looked up slowly in its enum
-
-# After these the rest of the request may still be on its way, or the client should go elsewhere.
-_CLOSING: Final = frozenset({Reason.DRAINING, Reason.BODY_TOO_LARGE, Reason.BODY_TIMEOUT})
+# Named once: a member is looked up slowly in its enum.
+_ONLY: Final = Why.ONLY
+_BULK: Final = ServiceClass.BULK
+_INTERACTIVE: Final = ServiceClass.INTERACTIVE
 
 
 class Serving:
@@ -59,6 +64,7 @@ class Serving:
         metrics: Metrics,
         tracing: Tracing,
         control: Control,
+        guard: Guard,
         in_flight: InFlight,
         leases: UpperLeases,
         common_headers: Mapping[str, str],
@@ -69,6 +75,7 @@ class Serving:
         self._metrics = metrics
         self._tracing = tracing
         self._control = control
+        self._guard = guard
         self._in_flight = in_flight
         self._leases = leases
         self._common_headers = common_headers
@@ -86,7 +93,8 @@ class Serving:
         """Serves one request; aiohttp calls this."""
         path = http.rel_url.raw_path
         route = ROUTES.get(path)
-        if route is None or not route.admitted:
+        key = self._guard.check(path, http.headers)
+        if not isinstance(key, Refusal) and (route is None or not route.admitted):
             own = await self._control.answer(http, path)
             if own is not None:
                 return own
@@ -113,7 +121,9 @@ class Serving:
         request: Request | None = None
         try:
             answer: web.StreamResponse | Refusal
-            if route is None:
+            if isinstance(key, Refusal):
+                answer = key
+            elif route is None:
                 answer = Refusal(Reason.NOT_FOUND, f"there is no {path[:200]} here")
             elif route.method != http.method:
                 text = f"{path} takes {route.method}, not {http.method[:20]}"
@@ -121,11 +131,12 @@ class Serving:
             elif isinstance(name, Refusal):
                 answer = name
             else:
-                request = Request(http, route, exchange, trace, names=names)
+                request = Request(http, route, exchange, trace, names=names, key=key)
+                request.keyless = self._guard.closed
                 self._in_flight.begin(name, request)
                 answer = await self._serve(request, plain=names.plain)
             if isinstance(answer, Refusal):
-                return self._refuse(exchange, answer, route)
+                return refused.answer(http, exchange, answer, route, self._common_headers)
             return answer
         except Exception:
             exchange.outcome, exchange.status = Reason.INTERNAL_ERROR, 500
@@ -134,6 +145,9 @@ class Serving:
             if request is not None:
                 assert not isinstance(name, Refusal)  # then it had not begun
                 self._in_flight.end(name)
+                if request.held:
+                    assert request.key is not None  # it is what holds them
+                    self._guard.leave(request.key, request.held, time.monotonic())
                 if request.presence is not None:
                     self._leases.leave(request.presence)
             self.active -= 1
@@ -178,6 +192,11 @@ class Serving:
         exchange.stream = demand.stream
         exchange.max_tokens = demand.max_tokens
         service_class = directives.service_class(given, demand.service_tier, demand.priority)
+        if request.key is not None:
+            terms = self._within_limits(request, request.key, service_class)
+            if isinstance(terms, Refusal):
+                return terms
+            service_class = terms
         wanted = Wanted(demand, given, service_class, len(request.body))
         serve = self._generate if demand.coalescing is None else self.sharing.serve
         outcome = await serve(request, wanted)
@@ -192,6 +211,20 @@ class Serving:
                 text = "this X-Orch-Lease is spent: it was used or revoked before"
                 return Refusal(Reason.LEASE_SPENT, text)
         return reading.objection(headers) if route.method == "POST" else None
+
+    def _within_limits(
+        self, request: Request, key: ApiKey, service_class: ServiceClass
+    ) -> ServiceClass | Refusal:
+        """The class that it is served as, and its sequences counted for its key."""
+        if key.bulk:
+            if request.directives.service_class is _INTERACTIVE:
+                return only_bulk(request.http.headers)
+            service_class = _BULK
+        cost = request.exchange.cost
+        if (refusal := self._guard.enter(key, cost, time.monotonic())) is not None:
+            return refusal
+        request.held = cost
+        return service_class
 
     def _generate(
         self, request: Request, wanted: Wanted
@@ -220,15 +253,17 @@ class Serving:
                 return outcome
             if request.cancelled is not None:
                 return Failed(request.cancelled)
-            if told is None or errors.FORMS[told.reason].status != 429:
+            if outcome.refusal is MOVED:
+                request.moved = True
+            elif told is None or errors.FORMS[told.reason].status != 429:
                 told = outcome.refusal  # that a better pool was busy stays the answer
-            if not outcome.elsewhere or pools.one is not None:
+            if told is not None and (not outcome.elsewhere or pools.one is not None):
                 return Failed(told)
             if outcome.tried:
                 tried.add(pool.name)
             again = pools.choose(wanted, exchange.spent_ms(), tried)
             if isinstance(again, Refusal):
-                return Failed(told, elsewhere=True)
+                return Failed(told or again, elsewhere=True)
             chosen = again
             request.trace.retried(outcome.refusal.reason)
             exchange.begin_again()
@@ -245,35 +280,6 @@ class Serving:
         outcome = await self._attempts.relay(request, pool, None)
         assert not isinstance(outcome, TurnedAway)  # nothing is held back without a lease
         return outcome.refusal if isinstance(outcome, Failed) else outcome
-
-    def _refuse(self, exchange: Exchange, refusal: Refusal, route: Route | None) -> web.Response:
-        exchange.outcome = refusal.reason
-        exchange.status = errors.FORMS[refusal.reason].status
-        headers = {
-            **self._common_headers,
-            "X-Request-Id": exchange.request_id,
-            "X-Correlation-Id": exchange.correlation_id,
-            "X-Orch-Request-Id": exchange.id,
-            "Server-Timing": exchange.server_timing(),
-            **errors.headers(refusal),
-        }
-        if exchange.labels is not None:
-            headers["X-Measurement-Type"] = str(exchange.labels["measurement_type"])
-        if refusal.queue_position is not None:
-            headers["X-Orch-Queue-Position"] = str(refusal.queue_position)
-        if refusal.predicted_start_ms is not None:
-            headers["X-Orch-Predicted-Start-Ms"] = str(refusal.predicted_start_ms)
-        response = web.Response(
-            status=exchange.status,
-            body=errors.body(exchange.api, refusal),
-            content_type="application/json",
-            headers=headers,
-        )
-        if refusal.reason is Reason.METHOD_NOT_ALLOWED and route is not None:
-            response.headers["Allow"] = route.method
-        if refusal.reason in _CLOSING:
-            response.force_close()
-        return response
 
 
 def _note(exchange: Exchange, pool: Pool, ask: Ask, why: Why) -> None:

@@ -7,6 +7,7 @@ the value and the rule. Several engines are given as `pools`: a list in the file
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from pydantic_settings import (
 )
 
 POOL_NAME: Final = r"^[a-z][a-z0-9-]{0,62}$"
+_LONGEST_HEADLESS_NAME: Final = 57
 
 
 def _origin(value: str) -> str:
@@ -43,7 +45,11 @@ def _header_value(value: SecretStr | None) -> SecretStr | None:
 
 
 class PoolSettings(BaseModel):
-    """One engine, or one sidecar below this one (`tier`)."""
+    """One engine, or one sidecar below this one (`tier`).
+
+    `headless`: the host of `url` is a name with an address for each of several of them, which
+    come and go. `on_request`: takes only what asks for it, by name or by measurement type.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,6 +59,8 @@ class PoolSettings(BaseModel):
     api_key: SecretStr | None = None
     tier: bool = False
     below: str | None = Field(None, pattern=POOL_NAME)  # which pool of that sidecar
+    headless: bool = False
+    on_request: bool = False
 
     _url = field_validator("url")(_origin)
     _key = field_validator("api_key")(_header_value)
@@ -61,6 +69,17 @@ class PoolSettings(BaseModel):
     def _below_is_of_a_tier(self) -> PoolSettings:
         if self.below is not None and not self.tier:
             raise ValueError("below names a pool of a sidecar: it needs tier: true")
+        return self
+
+    @model_validator(mode="after")
+    def _headless_is_reached_by_addresses(self) -> PoolSettings:
+        if self.headless and not self.url.startswith("http://"):
+            raise ValueError("headless needs http: a certificate is for a name, not for addresses")
+        if self.headless and len(self.name) > _LONGEST_HEADLESS_NAME:
+            raise ValueError(
+                f"the name of a headless pool has {_LONGEST_HEADLESS_NAME} characters at most: "
+                "a number is added for each address"
+            )
         return self
 
 
@@ -92,13 +111,19 @@ class SidecarSettings(BaseSettings):
         None,
         description="key of an engine that has one; clients' Authorization is then not forwarded",
     )
+    api_keys_file: Path | None = Field(
+        None,
+        description="file of clients' API keys, as `orch key` prints them; unset, or no such file: "
+        "no key is asked for",
+    )
     profile: str = Field("home", description="profile, by name or path; the engine's must be it")
     pools: list[PoolSettings] | None = Field(
         None,
         min_length=1,
         description="several engines instead of the one: a JSON list of objects with name, url, "
-        "profile and, where needed, api_key, tier (true: it is a sidecar itself) and below (which "
-        "pool of that sidecar)",
+        "profile and, where needed, api_key, tier (true: it is a sidecar itself), below (which "
+        "pool of that sidecar), headless (true: each address of that name is one) and on_request "
+        "(true: takes only what asks for it)",
     )
     queue_capacity: int | None = Field(
         None,
@@ -152,6 +177,14 @@ class SidecarSettings(BaseSettings):
             raise ValueError(
                 f"the names of pools must differ: {', '.join(repeated)} is given twice"
             )
+        for pool in value or ():
+            taken = [name for name in names if re.fullmatch(rf"{pool.name}-[0-9]+", name)]
+            if pool.headless and taken:
+                raise ValueError(
+                    f"the pool {taken[0]!r} is named like an address of the headless {pool.name!r}"
+                )
+        if value and all(pool.on_request for pool in value):
+            raise ValueError("one pool at least must take what asks for none (on_request: false)")
         return value
 
     @classmethod

@@ -64,6 +64,7 @@ class Shared:
             request.presence,
             fanout=self.fanout,
             barred=barred,
+            keyless=request.keyless,
         )
         self.wanted = wanted
         self.elsewhere = False

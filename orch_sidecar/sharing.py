@@ -114,10 +114,12 @@ class Sharing:
         """The pools that share no decodes. None: the request goes to one of these."""
         if self._pools.one is not None:
             return _NONE
-        barred = frozenset(pool.name for pool in self._pools if not pool.gate.core.rules.coalescing)
+        barred = frozenset(
+            pool.group for pool in self._pools if not pool.gate.core.rules.coalescing
+        )
         if barred:
             chosen = self._pools.choose(wanted, exchange.spent_ms())
-            if not isinstance(chosen, Refusal) and chosen.pool.name in barred:
+            if not isinstance(chosen, Refusal) and chosen.pool.group in barred:
                 return None
         return barred
 
@@ -208,7 +210,7 @@ class Sharing:
         """Serves it by itself, where the shared decode was not to go."""
         exchange, barred = request.exchange, shared.request.barred
         exchange.begin_again()
-        request.barred = frozenset(pool.name for pool in self._pools) - barred
+        request.barred = frozenset(pool.group for pool in self._pools) - barred
         outcome = await self._generate(request, wanted)
         return Failed(failure) if isinstance(outcome, Failed) else outcome
 

@@ -2,7 +2,8 @@
 
 Pure. Everything that reaches the engine, or whatever stands between, might decide the answer or
 name a client. So all of it tells tenants apart, but for fields of which it is known that they do
-neither. A field that is not known here costs no more than a decode that could have been shared.
+neither. API keys do, where they end here, too. A field that is not known here costs no more than
+a decode that could have been shared.
 """
 
 from __future__ import annotations

@@ -52,8 +52,14 @@ class ScriptedEngine:
     unless `scripts` holds others, which are used up first."""
 
     def __init__(
-        self, slots: int = 4, profile: str = "cloud", models: tuple[str, ...] = ("tiny",)
+        self,
+        slots: int = 4,
+        profile: str = "cloud",
+        models: tuple[str, ...] = ("tiny",),
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
+        self.host = host
         self.slots = slots
         self.profile = profile
         self.models = models
@@ -67,7 +73,7 @@ class ScriptedEngine:
         self.peak = 0
         self.connections = 0
         self.failures: list[BaseException] = []  # of scripts: a test must not end with any
-        self.port = 0
+        self.port = port
         self.epoch = 0
         self.wires: set[EngineWire] = set()
         self.board = self._board()
@@ -82,7 +88,7 @@ class ScriptedEngine:
         self.epoch += 1
         self.board = self._board()
         self._server = await loop.create_server(
-            lambda: EngineWire(self), "127.0.0.1", self.port, reuse_address=True
+            lambda: EngineWire(self), self.host, self.port, reuse_address=True
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -103,7 +109,7 @@ class ScriptedEngine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def tell(self, **fields: Any) -> None:
         """Says this of its state, by a heartbeat to those who listen."""

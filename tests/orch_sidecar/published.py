@@ -24,7 +24,10 @@ class Tier:
         self.attached: list[bool] = []
         self.changed: Callable[[], None] | None = None
         self.publisher = Publisher(
-            {name: lambda name=name: self.views[name] for name in pools},  # type: ignore[misc]
+            lambda: {
+                name: lambda name=name: self.views[name]  # type: ignore[misc]
+                for name in pools
+            },
             self.attach,
             {"Server": "orch-sidecar"},
         )

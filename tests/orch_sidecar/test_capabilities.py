@@ -54,7 +54,8 @@ def told(
     engine: dict[str, Any] | None, admission: Admission, state: str = "ready", age: int | None = 4
 ) -> dict[str, Any]:
     seen = Seen("mine", engine, admission, tuple(ServiceClass), state, age, 0.5)
-    return document([seen], state=state, sidecar_version="0.1.0", generation=1)
+    states = {"mine": state}
+    return document([seen], state=state, states=states, sidecar_version="0.1.0", generation=1)
 
 
 def test_document_without_an_engine_says_so() -> None:
@@ -98,7 +99,9 @@ def test_only_classes_of_the_profile_are_told_of() -> None:
     core = Admission(profile.load("offline").admission)
     core.engine_reports(EngineReport("e1", 8, 0), 0.0)
     seen = Seen("mine", ENGINE, core, (ServiceClass.BULK,), "ready", 4, None)
-    [entry] = document([seen], state="ready", sidecar_version="1", generation=1)["engines"]
+    states = {"mine": "ready"}
+    found = document([seen], state="ready", states=states, sidecar_version="1", generation=1)
+    [entry] = found["engines"]
     assert entry["queue"] == {"bulk": 0}
     assert set(entry["limits"]) == {"bulk", "mixed_batch", "measured"}
 
@@ -138,8 +141,9 @@ def test_pools_that_have_not_reported_have_a_state_and_no_entry() -> None:
         Seen("a", ENGINE, admission_of(), (ServiceClass.BULK,), "ready", 4, None),
         Seen("b", None, admission_of(), (ServiceClass.BULK,), "down", None, None),
     ]
-    found = document(seen, state="ready", sidecar_version="1", generation=1)
-    assert found["pools"] == {"a": "ready", "b": "down"}
+    states = {"a": "ready", "b": "down", "c": "starting"}
+    found = document(seen, state="ready", states=states, sidecar_version="1", generation=1)
+    assert found["pools"] == states, "one without an address, too"
     assert [entry["pool"] for entry in found["engines"]] == ["a"]
 
 

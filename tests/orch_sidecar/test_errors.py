@@ -18,6 +18,7 @@ CAPACITY_TAKEN = {
     Reason.SLO_MISS,
     Reason.DEADLINE_MISS,
     Reason.DO_NOT_QUEUE,
+    Reason.KEY_CONCURRENCY,
 }
 CANNOT_SERVE = {
     Reason.ENGINE_STARTING,
@@ -34,8 +35,11 @@ OTHERS = {
     Reason.INVALID_REQUEST: 400,
     Reason.INFEASIBLE: 400,
     Reason.COST_EXCEEDS_SLOTS: 400,
+    Reason.COST_EXCEEDS_KEY: 400,
     Reason.BODY_TIMEOUT: 400,
+    Reason.UNAUTHORIZED: 401,
     Reason.FORBIDDEN: 403,
+    Reason.CLASS_FORBIDDEN: 403,
     Reason.NOT_FOUND: 404,
     Reason.METHOD_NOT_ALLOWED: 405,
     Reason.LEASE_SPENT: 409,
@@ -99,8 +103,22 @@ def test_what_the_client_did_wrong_is_not_to_be_retried() -> None:
     assert Reason.INVALID_REQUEST in wrong
     for reason in wrong:
         refusal = Refusal(reason, "why", retry_after_ms=500)
-        assert errors.headers(refusal) == {}
+        assert "Retry-After" not in errors.headers(refusal)
         assert json_of(Api.CHAT, refusal)["error"]["retry_after_ms"] is None
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_only_who_needs_a_key_is_told_how_to_send_one(reason: Reason) -> None:
+    told = errors.headers(Refusal(reason, "why")).get("WWW-Authenticate")
+    assert told == ("Bearer" if reason is Reason.UNAUTHORIZED else None)
+
+
+def test_refused_key_is_said_as_each_api_says_it() -> None:
+    refusal = Refusal(Reason.UNAUTHORIZED, "why")
+    for api in Api:
+        error = json_of(api, refusal)["error"]
+        told = "authentication_error" if api is Api.MESSAGES else "invalid_request_error"
+        assert (error["type"], error["code"]) == (told, "invalid_api_key")
 
 
 def test_headers_say_when_to_come_back_in_each_unit() -> None:
@@ -146,6 +164,7 @@ def test_admission_refusals_carry_their_policy() -> None:
         Reason.SLO_MISS: ("ADMISSION_SLO", "slo"),
         Reason.DEADLINE_MISS: ("ADMISSION_DEADLINE", "deadline"),
         Reason.DO_NOT_QUEUE: ("ADMISSION_NO_QUEUE", "no-queue"),
+        Reason.KEY_CONCURRENCY: ("ADMISSION_KEY_CONCURRENCY", "key-concurrency"),
     }
     assert told.keys() == CAPACITY_TAKEN
     for reason, expected in told.items():

@@ -43,9 +43,8 @@ LABELS = {
 def gen_ai() -> GenAi:
     """Of two pools, of which `a` serves tiny and `b` large."""
     serves = {("a", "tiny"), ("b", "large")}
-    return GenAi(
-        {"a": "batched_online", "b": "offline"}, lambda pool, model: (pool, model) in serves
-    )
+    types = {"a": "batched_online", "b": "offline"}
+    return GenAi(types.__getitem__, lambda pool, model: (pool, model) in serves)
 
 
 def exchange_of(**more: Any) -> Exchange:
@@ -179,7 +178,7 @@ def test_model_that_its_pool_does_not_serve_is_no_label() -> None:
 
 def test_model_is_a_label_once_its_pool_serves_it() -> None:
     models: set[str] = set()
-    gen = GenAi({"a": "batched_online"}, lambda _, model: model in models)
+    gen = GenAi(lambda _: "batched_online", lambda _, model: model in models)
     served(gen, exchange_of())
     models.add("tiny")
     served(gen, exchange_of())

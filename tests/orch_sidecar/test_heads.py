@@ -44,6 +44,21 @@ def test_names_that_were_looked_up_before_give_the_same_head() -> None:
         assert first == again
 
 
+def test_keys_of_clients_end_here_where_they_are_ours_or_the_engine_has_its_own() -> None:
+    for authorization, keyless, passes in (
+        (None, False, True),
+        (None, True, False),
+        (b"Bearer ours", False, False),
+        (b"Bearer ours", True, False),
+    ):
+        head = request_head(
+            b"GET / HTTP/1.1", PLAIN, b"", authorization=authorization, keyless=keyless
+        )
+        assert (b"X-Api-Key: key" in head) == (b"Bearer key" in head) == passes
+        assert (b"Bearer ours" in head) == (authorization is not None)
+        assert b"Accept: */*" in head
+
+
 def test_head_without_any_field_of_the_client_has_no_empty_line_in_it() -> None:
     head = request_head(b"GET / HTTP/1.1", ((b"Host", b"x"),), b"host: e\r\n", authorization=None)
     assert head == b"GET / HTTP/1.1\r\nhost: e\r\n\r\n"

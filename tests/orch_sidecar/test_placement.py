@@ -23,7 +23,7 @@ def view(name: str, **more: Any) -> View:
         "measurement_type": BATCHED, "models": {"m"}, "slots_total": 8, "ctx_max": 2048,
         "room": 8, "queue_depth": 0, "unavailable": None, "end_ms": None,
     }  # fmt: skip
-    return View(name, **(known | more))
+    return View(name, **({"group": name} | known | more))
 
 
 def never_reported(name: str, **more: Any) -> View:
@@ -111,6 +111,50 @@ def test_measurement_type_that_no_pool_has_is_infeasible() -> None:
         found = refused(views, wish(measurement_type=SINGLE))
         assert found.reason is Reason.INFEASIBLE
         assert "a (batched_online)" in found.message
+
+
+# Pools that stand in for each other, and pools that take only what asks for them.
+
+
+def test_group_can_be_pinned_and_the_best_of_it_takes_the_request() -> None:
+    views = [view("a"), view("b-1", group="b", room=1), view("b-2", group="b", room=2)]
+    assert place(views, wish(pool="b")) == Placed("b-2", Why.FREE_SLOTS)
+    assert place(views, wish(pool="b-1")) == Placed("b-1", Why.PINNED)
+    down = [views[0], views[1], views[2]._replace(unavailable=DOWN)]
+    assert place(down, wish(pool="b")) == Placed("b-1", Why.PINNED)
+
+
+def test_preferred_group_wins_if_any_of_it_is_up() -> None:
+    views = [view("a"), view("b-1", group="b", room=0), view("b-2", group="b", room=1)]
+    wanted = wish(pool="b", prefers=True)
+    assert place(views, wanted) == Placed("b-2", Why.PREFERRED)
+    away = [views[0], *(each._replace(unavailable=DOWN) for each in views[1:])]
+    assert place(away, wanted) == Placed("a", Why.ONLY)
+    assert first(views, wanted) == "b-1"
+
+
+def test_group_that_failed_a_request_is_not_asked_again() -> None:
+    views = [view("a", room=1), view("b-1", group="b"), view("b-2", group="b")]
+    assert place(views, wish(), tried=("b",)) == Placed("a", Why.ONLY)
+
+
+def test_pool_on_request_takes_what_asks_by_name_or_by_measurement_type_and_nothing_else() -> None:
+    home = view("home-1", group="home", measurement_type=SINGLE, on_request=True)
+    views = [home, view("cloud", room=0, queue_depth=99)]
+    assert place(views, wish()) == Placed("cloud", Why.ONLY)
+    assert first(views, wish()) == "cloud"
+    assert place(views, wish(measurement_type=SINGLE)).pool == "home-1"  # type: ignore[union-attr]
+    assert place(views, wish(pool="home")) == Placed("home-1", Why.PINNED)
+    assert place(views, wish(pool="home", prefers=True)) == Placed("home-1", Why.PREFERRED)
+    down = [home, views[1]._replace(unavailable=DOWN)]
+    assert refused(down, wish()) is DOWN, "it is no spare for others"
+
+
+def test_model_that_only_pools_on_request_have_must_be_asked_for() -> None:
+    views = [view("home", models={"x"}, on_request=True), view("cloud")]
+    found = refused(views, wish("x"))
+    assert (found.reason, found.param) == (Reason.INFEASIBLE, "X-Orch-Pool")
+    assert "'x' is served by pools that take only what asks for them: home" in found.message
 
 
 # What fits.

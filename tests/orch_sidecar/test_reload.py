@@ -159,7 +159,9 @@ def test_every_changeable_setting_exists() -> None:
     assert set(SidecarSettings.model_fields) >= CHANGEABLE
 
 
-@pytest.mark.parametrize("name", ["host", "port", "engine_url", "engine_api_key", "profile"])
+@pytest.mark.parametrize(
+    "name", ["host", "port", "engine_url", "engine_api_key", "api_keys_file", "profile"]
+)
 def test_where_it_listens_and_whom_it_serves_needs_a_restart(name: str) -> None:
     assert name not in CHANGEABLE
 
@@ -208,6 +210,22 @@ def test_wrong_file_changes_nothing_and_is_said_until_a_right_one() -> None:
         "last_reload_error": None,
         "needs_restart": [],
     }
+
+
+def test_keys_that_cannot_be_read_are_said_until_they_can_and_each_error_is_news_once() -> None:
+    reloads = Reloads(configuration())
+    assert reloads.keys_failed("keys.yaml is gone")
+    assert not reloads.keys_failed("keys.yaml is gone")
+    assert reloads.document()["last_reload_error"] == "keys.yaml is gone"
+    assert reloads.keys_failed("keys.yaml holds no key")
+    reloads.keys_read()
+    assert reloads.document()["last_reload_error"] is None
+    reloads.failed("keys.yaml is gone")
+    assert not reloads.keys_failed("keys.yaml is gone"), "a reload has said so"
+    reloads.keys_read()
+    assert reloads.document()["last_reload_error"] == "keys.yaml is gone", "of that reload"
+    reloads.read(configuration())
+    assert reloads.document()["last_reload_error"] is None
 
 
 def test_key_of_a_pool_is_not_shown() -> None:

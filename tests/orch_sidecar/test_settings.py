@@ -225,6 +225,27 @@ def test_queue_settings_override_every_class_of_every_pool(
             "0.below",
             "pattern",
         ),
+        (
+            '[{"name": "a", "url": "https://a:1", "profile": "p", "headless": true}]',
+            "0: ",
+            "headless needs http",
+        ),
+        (
+            f'[{{"name": "a{57 * "b"}", "url": "http://a", "profile": "p", "headless": true}}]',
+            "0: ",
+            "57 characters at most",
+        ),
+        (
+            '[{"name": "a", "url": "http://a:1", "profile": "p", "headless": true},'
+            ' {"name": "a-12", "url": "http://b:1", "profile": "p"}]',
+            "pools",
+            "'a-12' is named like an address of the headless 'a'",
+        ),
+        (
+            '[{"name": "a", "url": "http://a:1", "profile": "p", "on_request": true}]',
+            "pools",
+            "must take what asks for none",
+        ),
         ("[]", "pools", "at least 1"),
         ("{}", "pools", "valid list"),
         ("not JSON", "pools", "valid list"),

@@ -1,0 +1,51 @@
+"""Has who waits at one address of a headless pool go to another that has room.
+
+Each address has a queue of its own. So that a sidecar that joins takes load at once, and none
+idles while requests wait for its neighbour, those who wait are placed anew when a neighbour has
+free slots and nobody waits for them. A request moves once: what it then waits for is no slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from orch_sidecar.pool import Pool
+from orch_sidecar.pools import Pools
+from orch_sidecar.reasons import Reason, Refusal
+from vllm_plugin.profile import ServiceClass
+
+LOOK_EVERY_S: Final = 0.05
+
+# Ends a wait, and is never told to a client: the request is placed anew.
+MOVED: Final = Refusal(Reason.QUEUE_FULL, "another address of its pool has room")
+
+
+async def spread_again(pools: Pools) -> None:
+    """Looks at times, until cancelled."""
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        spread(pools)
+
+
+def spread(pools: Pools) -> None:
+    """Moves who waits, as far as there is room."""
+    waiting = [pool for pool in pools if pool.movable]
+    for donor in sorted(waiting, key=lambda pool: -pool.gate.core.queue_depth):
+        for taker in pools:
+            if taker.group == donor.group and _has_room(taker):
+                _move(donor, taker.gate.core.ledger.room)
+                break  # who goes there is placed in a later turn of the event loop
+
+
+def _has_room(pool: Pool) -> bool:
+    core = pool.gate.core
+    return pool.unavailable is None and not core.queue_depth and core.ledger.room > 0
+
+
+def _move(donor: Pool, room: int) -> None:
+    """Interactive first; each class in the order in which it came."""
+    for service_class in ServiceClass:
+        for ticket, (of_class, cost) in list(donor.movable.items()):
+            if of_class is service_class and cost <= room and donor.gate.refuse(ticket, MOVED):
+                room -= cost

@@ -1,0 +1,79 @@
+"""`orch drain` against a sidecar: what it waits for, and what it says when it waited in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from tests.integration.held import Held, started
+from tests.integration.running import Running, eventually
+
+
+class Drain:
+    """The command, as a process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def ended(self) -> tuple[int | None, str]:
+        async with asyncio.timeout(15):
+            _, told = await self.process.communicate()
+        return self.process.returncode, told.decode()
+
+
+async def drain(*words: str) -> Drain:
+    command = (sys.executable, "-m", "orch_sidecar", "drain", *words)
+    pipe = asyncio.subprocess.PIPE
+    return Drain(await asyncio.create_subprocess_exec(*command, stderr=pipe))
+
+
+def admin_of(running: Running) -> tuple[str, str]:
+    return "--admin", f"http://127.0.0.1:{running.sidecar.admin_port}"
+
+
+async def test_it_returns_when_nothing_is_left(sidecar: Running, held: Held) -> None:
+    client = await started(sidecar)
+    await eventually(lambda: held.waiting)
+    command = await drain(*admin_of(sidecar), "--within", "30")
+    await eventually(lambda: sidecar.sidecar.pools.draining)
+    await asyncio.sleep(0.3)  # longer than it rests between two looks
+    assert command.process.returncode is None
+    refused = await (await sidecar.client()).post()
+    assert (refused.status, refused.error["code"]) == (503, "draining")
+    held.release()
+    assert await command.ended() == (0, "")
+    assert (await client.response()).status == 200
+
+
+async def test_idle_sidecar_is_drained_at_once(sidecar: Running) -> None:
+    assert await (await drain(*admin_of(sidecar), "--within", "0")).ended() == (0, "")
+
+
+async def test_what_is_left_after_the_limit_is_told(sidecar: Running, held: Held) -> None:
+    await started(sidecar, n=3)
+    await eventually(lambda: held.waiting)
+    waits = await started(sidecar, n=2)
+    await eventually(lambda: sidecar.queued)
+    code, told = await (await drain(*admin_of(sidecar), "--within", "0.1")).ended()
+    assert code == 1
+    assert "after 0.1 s there are left: pool cloud: 3 sequences, 1 waiting requests" in told
+    held.release()
+    await eventually(lambda: held.waiting)
+    held.release()
+    assert (await waits.response()).status == 200
+
+
+async def test_one_pool_of_two_can_be_meant(pair: Running) -> None:
+    assert await (await drain(*admin_of(pair), "--pool", "b")).ended() == (0, "")
+    assert [pool.gate.core.draining for pool in pair.sidecar.pools] == [False, True]
+
+
+async def test_pool_that_is_not_there_and_sidecar_that_is_not_there_are_told(
+    sidecar: Running,
+) -> None:
+    code, told = await (await drain(*admin_of(sidecar), "--pool", "nope")).ended()
+    assert (code, "404: there is no pool nope here" in told) == (1, True)
+    code, told = await (await drain("--admin", "http://127.0.0.1:1")).ended()
+    assert (code, "no sidecar answers" in told) == (1, True)
+    code, told = await (await drain("--within", "-1")).ended()
+    assert (code, "must be seconds, from 0" in told) == (2, True)

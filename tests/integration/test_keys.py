@@ -1,0 +1,250 @@
+"""Clients with API keys, and others: who is served, what is guarded, and where keys end."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from orch_sidecar.guard import OPEN
+from orch_sidecar.keys import new_key
+from orch_sidecar.routes import ROUTES, STREAM
+from tests.integration.cancelling import assert_cancelled, cancel, named, new_id
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client, body_of
+from tests.integration.held import Held, started
+from tests.integration.keyed import KeyRing
+from tests.integration.otlp import Collect
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.telling import Telling, asking, sharing, told
+from tests.integration.tiers import empty, tier
+from tests.integration.wire import Answer
+
+NOBODYS = new_key(b"n" * 32)
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> KeyRing:
+    ring = KeyRing(tmp_path)
+    ring.add("alice")
+    ring.add("bob")
+    return ring
+
+
+@pytest.fixture
+async def keyed(start: Start, ring: KeyRing) -> Running:
+    return await start(api_keys_file=ring.path)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+async def test_key_opens_as_bearer_and_as_x_api_key_and_goes_no_further(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine, path: str
+) -> None:
+    client = await keyed.client()
+    for header in (ring.bearer("alice"), ring.x_api_key("alice")):
+        assert (await client.post(path, [header])).status == 200
+        assert (await client.post(path, [header], stream=True)).status == 200
+        if path in (CHAT, COMPLETIONS):
+            assert (await client.post(path, [header], temperature=0)).status == 200  # shared
+    assert (await client.get("/v1/models", [ring.bearer("alice")])).status == 200
+    assert (await client.get("/metrics/engine", [ring.bearer("alice")])).status == 200
+    assert len(engine.received) >= 6
+    for request in engine.received:
+        assert request.header("authorization") is None
+        assert request.header("x-api-key") is None
+        assert ring.keys["alice"].encode() not in request.head + request.body
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+@pytest.mark.parametrize(
+    ("headers", "says"),
+    [
+        ([], "an API key is needed"),
+        ([("Authorization", f"Bearer {NOBODYS}")], "not known here"),
+        ([("Authorization", f"Basic {NOBODYS}")], "must be Bearer"),
+        ([("x-api-key", NOBODYS)], "not known here"),
+        ([("x-api-key", NOBODYS * 20)], "more than 512 bytes"),
+    ],
+)
+async def test_who_has_no_key_is_told_in_the_form_of_the_api(
+    keyed: Running, engine: ScriptedEngine, path: str, headers: list[tuple[str, str]], says: str
+) -> None:
+    client = await keyed.client()
+    response = await client.post(path, headers)
+    assert response.status == 401
+    assert response.header("www-authenticate") == "Bearer"
+    assert response.header("retry-after") is None
+    assert response.header("x-orch-request-id")
+    assert says in response.error["message"]
+    assert NOBODYS.encode() not in response.body
+    error = response.error
+    assert (error["code"], error["retriable"]) == ("invalid_api_key", False)
+    if path == MESSAGES:
+        assert response.json()["type"] == "error"
+        assert error["type"] == "authentication_error"
+    else:
+        assert error["type"] == "invalid_request_error"
+    assert engine.received == []
+    assert (await client.get("/livez")).status == 200, "the connection goes on"
+
+
+async def test_all_is_guarded_but_probes_and_metrics(keyed: Running, ring: KeyRing) -> None:
+    client = await keyed.client()
+    for path, route in ROUTES.items():
+        body = b"{}" if route.method == "POST" else None
+        status = (await client.request(route.method, path, body)).status
+        assert (status == 401) == (path not in OPEN), path
+    others = [("GET", "/nowhere"), ("GET", "/v1/pools/cloud/health"), ("GET", "//metrics")]
+    others += [("DELETE", "/v1/capabilities/leases/x"), ("POST", f"/v1/requests/{new_id()}/cancel")]
+    for method, path in others:
+        assert (await client.request(method, path)).status == 401, path
+    alice = [ring.bearer("alice")]
+    assert (await client.get("/v1/capabilities", alice)).status == 200
+    assert (await client.get("/v1/pools/cloud/health", alice)).status == 200
+    assert (await client.get("/nowhere", alice)).status == 404
+    metrics = await keyed.metrics()
+    refused = f'orch_requests_total{{outcome="unauthorized",route="{STREAM}",status="401"}}'
+    assert metrics[refused] == 1
+
+
+async def test_operators_need_no_key(keyed: Running) -> None:
+    client = await Client.connect(keyed.sidecar.admin_port)
+    assert (await client.request("POST", "/v1/pools/cloud/drain")).status == 200
+    assert (await client.request("POST", "/v1/pools/cloud/resume")).status == 200
+    await client.close()
+
+
+async def test_body_of_a_stranger_is_not_read(keyed: Running) -> None:
+    client = await keyed.client()
+    client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n")
+    client.send(b"Expect: 100-continue\r\n\r\n")
+    response = await client.response(within_s=2.0)
+    assert (response.status, response.informational) == (401, [])
+    assert response.header("connection") == "close"
+
+
+async def test_key_is_in_no_log_no_span_and_no_metric(
+    start: Start, ring: KeyRing, collect: Collect, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        running = await start(api_keys_file=ring.path)
+        client = await running.client()
+        for header in (ring.bearer("alice"), ring.x_api_key("bob"), ("x-api-key", NOBODYS)):
+            await client.post(headers=[header])
+            await client.post(headers=[header], temperature=0, stream=True)
+            await client.post(headers=[header], n=9)
+            await client.get("/nowhere", [header])
+            await client.get("/v1/capabilities", [header])
+        ring.remove("bob")
+        await running.sidecar.reloading.once()
+        shown = (await client.get("/metrics")).body + (await client.get("/readyz")).body
+    collector = await collect(running)
+    assert collector.spans
+    assert caplog.messages
+    shown += b"".join(collector.requests) + caplog.text.encode()
+    for key in (*ring.keys.values(), NOBODYS):
+        assert key[8:24].encode() not in shown
+    for name in ring.keys:
+        assert name.encode() not in b"".join(collector.requests)
+
+
+async def test_two_keys_share_no_decode_and_one_key_does(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine
+) -> None:
+    telling = Telling()
+    engine.answer = telling
+    first = await asking(keyed, ring.bearer("alice"))
+    await told(telling)
+    again = await asking(keyed, ring.bearer("alice"))
+    await eventually(lambda: sharing(keyed) == 2)
+    other = await asking(keyed, ring.bearer("bob"))
+    answer = await told(telling, 2)
+    assert len(engine.generating) == 2
+    answer.all_of_it("for bob")
+    telling.told[0].all_of_it("for alice")
+    assert b"for bob" in (await other.response()).body
+    for client in (first, again):
+        assert b"for alice" in (await client.response()).body
+    assert all(request.header("authorization") is None for request in engine.generating)
+
+
+async def test_request_is_cancelled_with_its_own_key_only(
+    keyed: Running, ring: KeyRing, held: Held
+) -> None:
+    request_id = new_id()
+    client = await started(keyed, headers=[named(request_id), ring.bearer("alice")])
+    await eventually(lambda: held.waiting)
+    assert (await cancel(keyed, request_id)).status == 401
+    assert (await cancel(keyed, request_id, ring.bearer("bob"))).status == 404
+    both = (ring.bearer("bob"), ring.x_api_key("alice"))
+    assert (await cancel(keyed, request_id, *both)).status == 404, "Authorization counts"
+    assert (await cancel(keyed, request_id, ring.x_api_key("alice"))).status == 204
+    assert_cancelled(await client.response())
+
+
+async def test_refused_key_is_the_exception_of_each_official_client(
+    keyed: Running, ring: KeyRing
+) -> None:
+    base = f"http://127.0.0.1:{keyed.port}"
+    messages: Any = [{"role": "user", "content": "hi"}]
+    async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key=NOBODYS) as client:
+        with pytest.raises(openai.AuthenticationError) as caught:
+            await client.chat.completions.create(model="tiny", messages=messages)
+        assert caught.value.code == "invalid_api_key"
+        assert NOBODYS not in str(caught.value)
+        allowed = client.with_options(api_key=ring.keys["alice"])
+        answer = await allowed.chat.completions.create(model="tiny", messages=messages)
+        assert answer.choices[0].message.content == "one two three"
+    async with anthropic.AsyncAnthropic(base_url=base, api_key=NOBODYS) as claude:
+        with pytest.raises(anthropic.AuthenticationError):
+            await claude.messages.create(model="tiny", max_tokens=9, messages=messages)
+        known = claude.with_options(api_key=ring.keys["alice"])
+        assert (await known.messages.create(model="tiny", max_tokens=9, messages=messages)).content
+
+
+async def test_engine_gets_its_own_key_in_place_of_the_clients(
+    start: Start, ring: KeyRing, engine: ScriptedEngine
+) -> None:
+    engine.api_key = "of-the-engine"
+    running = await start(api_keys_file=ring.path, engine_api_key="of-the-engine")
+    assert (await (await running.client()).post(headers=[ring.bearer("alice")])).status == 200
+    assert engine.generating[0].header("authorization") == "Bearer of-the-engine"
+
+
+async def test_sidecar_above_has_a_key_for_all_that_it_asks(
+    start: Start, ring: KeyRing, held: Held
+) -> None:
+    """The stream of states, requests, and the leases of requests that were given up."""
+    lower = await start(api_keys_file=ring.path)
+    upper = await start(pools=[tier(lower, api_key=ring.keys["alice"])])
+    client = await started(upper)
+    await eventually(lambda: held.waiting)
+    held.release()
+    assert (await client.response()).status == 200
+    gone = await started(upper, seed=1)
+    await eventually(lambda: held.waiting)
+    await gone.close()
+    await eventually(lambda: not held.waiting)
+    await empty(upper, lower)
+    refused = await start(pools=[tier(lower, api_key=NOBODYS)], wait=False)
+    await eventually(lambda: refused.sidecar.state == "unusable")
+    response = await (await refused.client()).post()
+    assert (response.status, response.error["code"]) == (503, "engine_refuses_key")
+
+
+async def test_answer_of_the_engine_that_asks_for_a_key_is_as_it_was(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine
+) -> None:
+    """A 401 of ours and one of the engine are told apart by who words it."""
+
+    async def refuse(answer: Answer) -> None:
+        answer.json({"error": {"message": "as vLLM says", "type": "E", "code": 401}}, 401)
+
+    engine.answer = refuse
+    client = await keyed.client()
+    response = await client.request("POST", CHAT, body_of(CHAT), [ring.bearer("alice")])
+    assert response.error["message"] == "as vLLM says"

@@ -1,0 +1,220 @@
+"""What a key may have: the class, and how many sequences at once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar.keys import Keys
+from tests.integration.answers import EVENT_STREAM
+from tests.integration.cancelling import cancel, named, new_id
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, Response
+from tests.integration.held import Held, started
+from tests.integration.keyed import KeyRing
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.telling import Telling, asking, sharing, told
+from tests.integration.wire import Answer
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> KeyRing:
+    ring = KeyRing(tmp_path)
+    ring.add("free")
+    ring.add("two", concurrency=2)
+    ring.add("bulk", bulk=True)
+    return ring
+
+
+@pytest.fixture
+async def keyed(start: Start, ring: KeyRing) -> Running:
+    return await start(api_keys_file=ring.path)
+
+
+def in_use(running: Running, name: str) -> int:
+    guard = running.sidecar.serving._guard
+    held = guard.keys
+    assert isinstance(held, Keys)
+    return next(guard.in_use(each) for each in held if each.name == name)
+
+
+async def test_key_for_bulk_is_served_as_bulk_whatever_the_body_says(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine
+) -> None:
+    client = await keyed.client()
+    for extra in ({}, {"service_tier": "default"}, {"priority": 0}, {"service_tier": "flex"}):
+        assert (await client.post(headers=[ring.bearer("bulk")], **extra)).status == 200
+    header = ("X-Orch-Class", "bulk")
+    assert (await client.post(headers=[ring.bearer("bulk"), header])).status == 200
+    assert (await client.post(headers=[ring.bearer("free")])).status == 200
+    counts = {
+        name: value
+        for name, value in (await keyed.metrics()).items()
+        if name.startswith("orch_admission_wait_seconds_count")
+    }
+    assert sorted(counts.values()) == [1, 5]
+    [bulk] = [name for name, value in counts.items() if value == 5]
+    assert 'class="bulk"' in bulk
+    assert len({request.header("x-vllm-priority") for request in engine.generating[:5]}) == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("X-Orch-Class", "interactive"),
+        ("x-smg-priority", "system"),
+        ("x-llm-d-inference-objective", "critical"),
+    ],
+)
+async def test_key_for_bulk_that_demands_more_is_told_so(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine, path: str, header: str, value: str
+) -> None:
+    client = await keyed.client()
+    response = await client.post(path, [ring.bearer("bulk"), (header, value)])
+    assert (response.status, response.error["code"]) == (403, "class_forbidden")
+    assert response.error["type"] == "permission_error"
+    assert response.error["param"] == header
+    for part in (header, value, "bulk requests only"):
+        assert part in response.error["message"]
+    assert engine.generating == []
+    assert (await client.post(path, [ring.bearer("free"), (header, value)])).status == 200
+
+
+def assert_too_many(response: Response) -> None:
+    assert (response.status, response.error["code"]) == (429, "ADMISSION_KEY_CONCURRENCY")
+    assert response.error["policy_label"] == "key-concurrency"
+    assert response.error["retriable"] is True
+    assert int(response.header("retry-after") or "0") >= 1
+    assert response.header("retry-after-ms") == str(response.error["retry_after_ms"])
+
+
+async def test_sequences_of_a_key_that_wait_or_run_are_limited_and_others_are_not(
+    keyed: Running, ring: KeyRing, held: Held
+) -> None:
+    two = [ring.bearer("two")]
+    running = [await started(keyed, headers=two, seed=1), await started(keyed, headers=two, seed=2)]
+    await eventually(lambda: len(held.waiting) == 2)
+    client = await keyed.client()
+    assert_too_many(await client.post(headers=two, seed=3))
+    other = await started(keyed, headers=[ring.bearer("free")], n=2)
+    await eventually(lambda: len(held.waiting) == 3)
+    held.release()
+    assert (await running[0].response()).status == 200
+    assert_too_many(await client.post(headers=two, n=2))
+    waiting = await started(keyed, headers=[ring.bearer("free")], n=2, seed=9)
+    await eventually(lambda: keyed.queued == 1)
+    queued = await started(keyed, headers=two, seed=4)  # one slot is free, and another is first
+    await eventually(lambda: in_use(keyed, "two") == 2)
+    assert_too_many(await client.post(headers=two, seed=5))
+    left = (running[1], other, waiting, queued)
+    answers = [asyncio.ensure_future(each.response()) for each in left]
+    while not all(answer.done() for answer in answers):
+        held.release_all()
+        await asyncio.sleep(0.01)
+    assert [answer.result().status for answer in answers] == [200] * 4
+    await eventually(lambda: in_use(keyed, "two") == in_use(keyed, "free") == 0)
+    metrics = await keyed.metrics()
+    refused = '{outcome="key_concurrency",route="/v1/chat/completions",status="429"}'
+    assert metrics[f"orch_requests_total{refused}"] == 3
+
+
+async def test_request_that_is_more_than_a_key_may_ever_have_is_a_400(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine
+) -> None:
+    client = await keyed.client()
+    two = [ring.bearer("two")]
+    prompts = {"prompt": ["a", "b", "c"]}
+    for path, body in ((CHAT, {"n": 3}), (COMPLETIONS, prompts)):
+        response = await client.post(path, two, **body)
+        assert (response.status, response.error["code"]) == (400, "cost_exceeds_key")
+        assert "needs 3 sequences" in response.error["message"]
+        assert "may have 2" in response.error["message"]
+        assert response.header("retry-after") is None
+    assert (await client.post(CHAT, two, n=2)).status == 200
+    assert engine.peak == 2
+
+
+@pytest.mark.parametrize("end", ["disconnect", "cancel", "refuse", "fail", "stream"])
+async def test_however_a_request_ends_its_sequences_are_given_back_once(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine, end: str
+) -> None:
+    two, held = [ring.bearer("two")], Held()
+
+    async def break_off(answer: Answer) -> None:
+        answer.head(200, EVENT_STREAM)
+        answer.event({"choices": [{"index": 0, "delta": {"content": "x"}}]})
+        await asyncio.sleep(0.02)
+        answer.reset()
+
+    async def reset(answer: Answer) -> None:
+        answer.reset()
+
+    client = await keyed.client()
+    if end in ("disconnect", "cancel"):
+        engine.answer = held
+        request_id = new_id()
+        busy = await started(keyed, headers=[*two, named(request_id)], n=2)
+        await eventually(lambda: held.waiting)
+        assert_too_many(await client.post(headers=two))
+        if end == "disconnect":
+            await busy.close()
+        else:
+            assert (await cancel(keyed, request_id, *two)).status == 204
+            assert (await busy.response()).status == 499
+    elif end == "refuse":
+        response = await client.post(headers=[*two, ("X-Orch-Pool", "other")])
+        assert response.status == 400
+    elif end == "fail":
+        engine.answer = reset
+        assert (await client.post(headers=two, n=2)).status == 502
+    else:
+        engine.answer = break_off
+        client.start(CHAT, two, stream=True, n=2)
+        assert b"engine_failed" in (await client.response()).body
+    await eventually(lambda: in_use(keyed, "two") == 0)
+    await keyed.idle()
+    engine.answer = held
+    again = await started(keyed, headers=two, n=2)
+    await eventually(lambda: held.waiting)
+    assert in_use(keyed, "two") == 2
+    assert_too_many(await client.post(headers=two))
+    held.release_all()
+    assert (await again.response()).status == 200
+
+
+async def test_requests_that_share_a_decode_count_each_and_go_on_when_one_leaves(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine
+) -> None:
+    telling = Telling()
+    engine.answer = telling
+    two = ring.bearer("two")
+    first = await asking(keyed, two)
+    await told(telling)
+    second = await asking(keyed, two)
+    await eventually(lambda: sharing(keyed) == 2)
+    client = await keyed.client()
+    assert_too_many(await client.post(headers=[two], temperature=0, stream=True))
+    await first.close()
+    await eventually(lambda: in_use(keyed, "two") == 1)
+    third = await asking(keyed, two)
+    await eventually(lambda: sharing(keyed) == 2)
+    telling.told[0].all_of_it("one")
+    for each in (second, third):
+        assert b"one" in (await each.response()).body
+    await eventually(lambda: in_use(keyed, "two") == 0)
+    assert len(engine.generating) == 1
+
+
+async def test_what_takes_no_slot_is_not_counted(keyed: Running, ring: KeyRing, held: Held) -> None:
+    two = [ring.bearer("two")]
+    busy = await started(keyed, headers=two, n=2)
+    await eventually(lambda: held.waiting)
+    client = await keyed.client()
+    body = {"model": "tiny", "prompt": "x"}
+    assert (await client.request("POST", "/tokenize", body, two)).status == 200
+    assert (await client.get("/v1/models", two)).status == 200
+    held.release()
+    assert (await busy.response()).status == 200

@@ -1,0 +1,212 @@
+"""Keys that are there at start, or not, and that come, change and go while requests are served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar.app import Sidecar
+from orch_sidecar.keys import KeysWrong, new_key
+from orch_sidecar.settings import SidecarSettings
+from tests.integration.held import Held, started
+from tests.integration.keyed import KeyRing
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.test_process import ready, run
+
+STRANGER = ("Authorization", f"Bearer {new_key(b's' * 32)}")
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> KeyRing:
+    return KeyRing(tmp_path)
+
+
+@pytest.fixture
+async def keyed(start: Start, ring: KeyRing) -> Running:
+    ring.add("alice")
+    ring.add("bob")
+    return await start(api_keys_file=ring.path)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is looked at without the wait. To be named before the sidecar."""
+    monkeypatch.setattr("orch_sidecar.reloading.LOOK_EVERY_S", 0.02)
+
+
+async def status(running: Running, header: tuple[str, str]) -> int:
+    client = await running.client()
+    return (await client.get("/v1/capabilities", [header])).status
+
+
+async def error(running: Running) -> str | None:
+    """What the page for probes says of the last reload."""
+    document = (await (await running.client()).get("/readyz")).json()
+    found: str | None = document["last_reload_error"]
+    return found
+
+
+async def becomes(running: Running, header: tuple[str, str], expected: int) -> None:
+    """Waits until that key is answered so: the file is looked at by itself."""
+    for _ in range(300):
+        if await status(running, header) == expected:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"still not {expected}")
+
+
+async def test_without_a_file_everybody_is_served_and_that_is_said(
+    start: Start, engine: ScriptedEngine, ring: KeyRing, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        running = await start(api_keys_file=ring.path)
+    said = [message for message in caplog.messages if "api_keys_file" in message]
+    assert said == [
+        f"{ring.path} (api_keys_file) does not exist: requests are served without API keys"
+    ]
+    client = await running.client()
+    assert (await client.post(headers=[STRANGER])).status == 200
+    assert engine.generating[0].header("authorization") == STRANGER[1]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "- name: alice\n", "not: a list"])
+async def test_file_that_is_wrong_lets_no_sidecar_start(ring: KeyRing, text: str) -> None:
+    ring.path.write_text(text)
+    with pytest.raises(KeysWrong, match=f"api_keys_file {ring.path}"):
+        Sidecar(SidecarSettings(api_keys_file=ring.path))
+
+
+async def test_reload_takes_new_keys_and_drops_old_ones_and_ends_nothing(
+    keyed: Running, ring: KeyRing, held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    busy = await started(keyed, headers=[ring.bearer("bob")])
+    await eventually(lambda: held.waiting)
+    ring.add("carol")
+    ring.remove("bob")
+    assert await status(keyed, ring.bearer("bob")) == 200
+    with caplog.at_level(logging.INFO):
+        await keyed.sidecar.reloading.once()
+    assert "API keys: new: carol; gone: bob" in caplog.messages
+    assert await status(keyed, ring.bearer("carol")) == 200
+    assert await status(keyed, ring.bearer("alice")) == 200
+    assert await status(keyed, ring.bearer("bob")) == 401
+    held.release()
+    assert (await busy.response()).status == 200
+
+
+async def test_limits_of_a_key_are_those_of_the_file(
+    keyed: Running, ring: KeyRing, held: Held
+) -> None:
+    alice = [ring.bearer("alice")]
+    busy = await started(keyed, headers=alice, n=2)
+    await eventually(lambda: held.waiting)
+    ring.add("alice", concurrency=2, bulk=True)
+    await keyed.sidecar.reloading.once()
+    client = await keyed.client()
+    assert (await client.post(headers=alice)).status == 429
+    refused = await client.post(headers=[*alice, ("X-Orch-Class", "interactive")])
+    assert refused.status == 403
+    held.release()
+    assert (await busy.response()).status == 200
+
+
+@pytest.mark.parametrize("text", [None, "", "- name: alice", "- {name: ["])
+async def test_file_that_is_gone_or_wrong_changes_nothing_and_is_told(
+    keyed: Running, ring: KeyRing, text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = ring.path.read_text()
+    if text is None:
+        ring.path.unlink()
+    else:
+        ring.path.write_text(text)
+    await keyed.sidecar.reloading.once()
+    assert str(ring.path) in (await error(keyed) or "")
+    assert "nothing is reloaded: api_keys_file" in caplog.text
+    assert await status(keyed, ring.bearer("alice")) == 200
+    assert await status(keyed, STRANGER) == 401
+    ring.path.write_text(good)
+    await keyed.sidecar.reloading.once()
+    assert await error(keyed) is None
+
+
+@pytest.mark.usefixtures("soon")
+async def test_file_that_changes_is_read_by_itself(
+    keyed: Running, ring: KeyRing, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring.add("carol")
+    await becomes(keyed, ring.bearer("carol"), 200)
+    ring.remove("alice")
+    await becomes(keyed, ring.bearer("alice"), 401)
+    ring.path.unlink()
+    await eventually(lambda: "is gone" in caplog.text)
+    assert await status(keyed, ring.bearer("bob")) == 200
+    assert await status(keyed, STRANGER) == 401
+    assert "is gone" in (await error(keyed) or "")
+    ring.path.write_text("[]")
+    await eventually(lambda: "holds no key" in caplog.text)
+    ring.write()
+    await eventually(lambda: keyed.sidecar.reloads.keys_error is None)
+    assert await error(keyed) is None
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 2, "each is said once"
+    assert all("the API keys stay as they are" in record.message for record in errors)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_file_that_comes_later_closes_a_sidecar_that_was_open(
+    start: Start, ring: KeyRing, engine: ScriptedEngine
+) -> None:
+    running = await start(api_keys_file=ring.path)
+    assert await status(running, STRANGER) == 200
+    ring.add("alice")
+    await becomes(running, STRANGER, 401)
+    assert await status(running, ring.bearer("alice")) == 200
+    client = await running.client()
+    assert (await client.post(headers=[ring.bearer("alice")])).status == 200
+    assert engine.generating[-1].header("authorization") is None
+
+
+async def test_signal_and_the_file_itself_change_the_keys_of_a_process(
+    engine: ScriptedEngine, ring: KeyRing
+) -> None:
+    ring.add("alice")
+    flags = ("--profile=cloud", f"--engine-url={engine.url}")
+    async with run(*flags, ORCH_API_KEYS_FILE=str(ring.path)) as process:
+        client = await process.client()
+        await ready(client)
+        assert (await client.post(headers=[STRANGER])).status == 401
+        assert (await client.post(headers=[ring.bearer("alice")])).status == 200
+        for name, by_signal in (("bob", True), ("carol", False)):
+            ring.add(name)
+            if by_signal:
+                os.kill(process.process.pid, signal.SIGHUP)
+            for _ in range(600):
+                if (await client.get("/v1/models", [ring.bearer(name)])).status == 200:
+                    break
+                await asyncio.sleep(0.01)
+            else:
+                raise AssertionError(f"the key of {name} is not known")
+        await client.close()
+        process.process.terminate()
+        code, logged = await process.ended()
+    assert code == 0
+    assert "API keys: new: bob" in logged
+    assert "API keys: new: carol" in logged
+    for key in ring.keys.values():
+        assert key[5:] not in logged
+
+
+async def test_process_does_not_start_with_a_file_that_is_wrong(ring: KeyRing) -> None:
+    key = ring.add("alice")
+    ring.path.write_text(f"- {{name: alice, sha256: {key}}}\n")
+    async with run(f"--api-keys-file={ring.path}") as process:
+        code, logged = await process.ended()
+    assert code == 1
+    assert f"orch sidecar: api_keys_file {ring.path} entry 1: sha256: (not shown)" in logged
+    assert key not in logged
