@@ -1,6 +1,7 @@
 # make run      engine and sidecar on this machine, ready for an OpenAI client
 # make test     everything: lint, types, unit, integration and real-engine tests
 # make install  the environment alone
+# make k8s      the manifests that are generated: the wheel, the profiles, k8s/cpu
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +13,7 @@ PORT ?= 8080
 SLOTS ?=
 MODEL ?=
 
-.PHONY: install run check test lint types bench-proxy bench-engine bench-plugin bench-policy bench-three bench-import clean
+.PHONY: install run check test lint types bench-proxy bench-engine bench-plugin bench-policy bench-three bench-import k8s clean
 
 install: $(STAMP)
 
@@ -63,6 +64,9 @@ bench-import: $(STAMP)
 
 bench-policy: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.policy all
+
+k8s: $(STAMP)
+	$(BIN)/python k8s/generate.py
 
 clean:
 	rm -rf $(VENV) .cache build dist

@@ -96,14 +96,9 @@ class Pools:
         return states[0] if states else EngineState.STARTING
 
     def states(self) -> dict[str, str]:
-        """By name. A headless pool without an address is down, or has yet to be looked up."""
+        """By name. A headless pool without an address is `absent`."""
         found = {pool.name: pool.state.value for pool in self.all}
-        for name, refusal in self.missing.items():
-            away = (
-                EngineState.DOWN if refusal.reason is Reason.ENGINE_DOWN else EngineState.STARTING
-            )
-            found[name] = away.value
-        return found
+        return found | dict.fromkeys(self.missing, "absent")
 
     def join(self, group: str, number: int, address: str) -> Pool:
         """One more address of a headless pool: a pool of its own, named by group and number."""

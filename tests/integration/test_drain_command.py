@@ -6,7 +6,8 @@ import asyncio
 import sys
 
 from tests.integration.held import Held, started
-from tests.integration.running import Running, eventually
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
 
 
 class Drain:
@@ -77,3 +78,13 @@ async def test_pool_that_is_not_there_and_sidecar_that_is_not_there_are_told(
     assert (code, "no sidecar answers" in told) == (1, True)
     code, told = await (await drain("--within", "-1")).ended()
     assert (code, "must be seconds, from 0" in told) == (2, True)
+
+
+async def test_pool_without_an_address_has_nothing_left(
+    start: Start, engine: ScriptedEngine
+) -> None:
+    absent = {"name": "a", "url": "http://no-such-name.invalid:1", "profile": "cloud"}
+    there = {"name": "b", "url": engine.url, "profile": "cloud"}
+    running = await start(pools=[absent | {"headless": True}, there])
+    assert await (await drain(*admin_of(running))).ended() == (0, "")
+    assert running.pool.gate.core.draining

@@ -204,7 +204,7 @@ async def test_name_without_an_address_is_told_and_refused_as_away(
     assert refused.status == 503
     assert f"http://{HOST}:1 has no address" in refused.error["message"]
     health = (await client.get("/readyz")).json()
-    assert health["pools"] == {"other": "ready", "cloud": "down"}
+    assert health["pools"] == {"other": "ready", "cloud": "absent"}
     assert "has no address" in health["last_error"]
     assert (await client.post()).status == 200
 

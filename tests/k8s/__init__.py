@@ -1,0 +1,1 @@
+"""The manifests in `k8s/`: their shape, their policies, and that they run."""

@@ -1,0 +1,136 @@
+"""The manifests of k8s/cpu, running: what stands in for what this machine has not, and how its
+parts are reached.
+
+Stand-ins, and no more: vLLM's image is this machine's environment without the project in it, the
+model of the hub is a tiny one laid into the pools' caches as the hub's library would, and Jaeger
+is a sink that prints what it gets.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from orch_sidecar.keys import RANDOM_BYTES, entry_of, new_key
+from orch_sidecar.local.otlp import ReceivedSpan, decode
+from orch_sidecar.local.up import tiny_model
+from tests.k8s import trace_sink
+from tests.k8s.objects import ROOT, Manifest, containers, manifests
+from tests.k8s.runner.cluster import Cluster
+from tests.k8s.runner.image import Image, python_image
+from tests.k8s.runner.view import Pod
+
+NAMESPACE: Final = "orch"
+POOLS: Final = ("orch-home", "orch-cloud")
+READY_WITHIN_S: Final = 240.0
+_REVISION: Final = 40 * "0"
+
+
+class Deployed:
+    """The cluster with all of k8s/cpu in it."""
+
+    def __init__(self, cluster: Cluster, model: str, key: str) -> None:
+        self.cluster = cluster
+        self.model = model
+        self.key = key
+
+    @property
+    def url(self) -> str:
+        """The entry's Service, as a client in the cluster reaches it."""
+        return f"http://{self.cluster.address('orch', NAMESPACE)}:80"
+
+    def pods(self, deployment: str) -> list[Pod]:
+        return self.cluster.pods(deployment, NAMESPACE)
+
+    def wait_ready(self, deployment: str, count: int) -> None:
+        self.cluster.wait(
+            lambda: self.cluster.ready(deployment, NAMESPACE) >= count, READY_WITHIN_S
+        )
+
+    def engine(self, pod: Pod) -> dict[str, Any]:
+        """What the sidecar of a pool's pod tells of its engine."""
+        with urllib.request.urlopen(f"http://{pod.ip}:8080/v1/capabilities", timeout=10) as answer:
+            document = json.load(answer)
+        state: dict[str, Any] = document["engines"][0]
+        return state
+
+    def trace(self, trace_id: str) -> list[ReceivedSpan]:
+        """The spans of a trace that have come to Jaeger's place so far."""
+        [jaeger] = self.pods("orch-jaeger")
+        exports = (base64.b64decode(line) for line in jaeger.log("jaeger").splitlines())
+        requests = (ExportTraceServiceRequest.FromString(each) for each in exports)
+        return [span for each in requests for span in decode(each) if span.trace_id == trace_id]
+
+
+@contextmanager
+def deployed(state_dir: Path) -> Iterator[Deployed]:
+    """Applies k8s/cpu, with a Secret of one API key, and waits until all of it is ready."""
+    found = list(manifests("cpu"))
+    settings = next(each.body["data"] for each in found if each.name == "orch-model")
+    key = new_key(os.urandom(RANDOM_BYTES))
+    with Cluster(_images(found), state_dir) as cluster:
+        claims = [each for each in found if each.kind in ("Namespace", "PersistentVolumeClaim")]
+        cluster.apply(each.body for each in claims)
+        for each in claims:
+            if each.kind == "PersistentVolumeClaim":
+                _download(cluster.claim(each.name, NAMESPACE), settings["model"])
+        cluster.apply([_secret(key), *(each.body for each in found)])
+        there = Deployed(cluster, settings["served-name"], key)
+        for deployment in (*POOLS, "orch-jaeger"):
+            there.wait_ready(deployment, 1)
+        there.wait_ready("orch-entry", 2)
+        yield there
+
+
+def _images(found: list[Manifest]) -> dict[str, Image]:
+    references = {
+        container["image"]
+        for each in found
+        if each.kind == "Deployment"
+        for container in containers(each)
+    }
+    [jaeger] = [each for each in references if "jaeger" in each]
+    [vllm] = references - {jaeger}
+    environment = python_image(
+        Path(sys.prefix),
+        ROOT,
+        "orch-sidecar",
+        # The hub cannot be reached; and two engines and their tests share two cores.
+        environment={"HF_HUB_OFFLINE": "1", "OTEL_BSP_SCHEDULE_DELAY": "200"},
+    )
+    sink = "/opt/trace_sink.py"
+    return {
+        vllm: environment,
+        jaeger: Image(
+            environment=environment.environment,
+            masked=environment.masked,
+            passable=environment.passable,
+            files={sink: Path(trace_sink.__file__).read_text(encoding="utf-8")},
+            instead=("python3", sink),
+        ),
+    }
+
+
+def _download(cache: Path, model: str) -> None:
+    """Lays the tiny model into a cache of the hub, under the name of the one that is asked for."""
+    repository = cache / "hub" / f"models--{model.replace('/', '--')}"
+    snapshot = repository / "snapshots" / _REVISION
+    shutil.copytree(tiny_model(), snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(_REVISION)
+
+
+def _secret(key: str) -> dict[str, Any]:
+    data = {"keys.yaml": base64.b64encode(entry_of(key, "tests").encode()).decode()}
+    metadata = {"name": "orch-api-keys", "namespace": NAMESPACE}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}

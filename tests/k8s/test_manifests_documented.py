@@ -1,0 +1,120 @@
+"""The kubectl commands of the README name folders, objects, ports and labels that there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from tests.k8s.objects import ROOT, container, containers, manifests, named, of_kind, references
+
+_KINDS: Final = {
+    "deployment": "Deployment",
+    "deploy": "Deployment",
+    "service": "Service",
+    "svc": "Service",
+    "configmap": "ConfigMap",
+    "hpa": "HorizontalPodAutoscaler",
+}
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The kubectl commands in a text, in its blocks and in its lines, as words."""
+    for line in text.replace("\\\n", " ").splitlines():
+        for part in re.findall(r"(?:^|`)\s*(kubectl [^`]*)", line):
+            yield [word for word in shlex.split(part, comments=True) if word != "&"]
+
+
+def documented() -> list[list[str]]:
+    return list(commands((ROOT / "README.md").read_text(encoding="utf-8")))
+
+
+def objections(words: list[str]) -> list[str]:
+    """What a command names that there is not."""
+    found = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "-f" and not manifests(following.removeprefix("k8s").strip("/")):
+            found.append(f"{following} has no manifests")
+        if word == "-n" and following != "orch":
+            found.append(f"namespace {following}")
+        if word == "-c" and following not in containers_of(words):
+            found.append(f"container {following}")
+    for kind, name in re.findall(r"\b([a-z]+)/([a-z0-9-]+)(?= |$)", " ".join(words)):
+        if kind not in _KINDS or name not in {each.name for each in of_kind("", _KINDS[kind])}:
+            found.append(f"{kind}/{name}")
+    if "port-forward" in words:
+        target, ports = words[words.index("port-forward") + 1 :][:2]
+        service = named("", "Service", target.partition("/")[2]).body["spec"]
+        if int(ports.partition(":")[2]) not in {port["port"] for port in service["ports"]}:
+            found.append(f"port {ports} of {target}")
+    if "secret" in words:
+        name = words[words.index("secret") + 2]
+        if name not in secrets():
+            found.append(f"secret {name}")
+    return found
+
+
+def containers_of(words: list[str]) -> set[str]:
+    """The containers of the Deployment that a command names."""
+    [target] = [word for word in words if word.startswith("deployment/")]
+    deployment = named("", "Deployment", target.partition("/")[2])
+    return {each["name"] for each in containers(deployment)}
+
+
+def secrets() -> set[str]:
+    """The Secrets that pods read if they are there."""
+    return {
+        name
+        for each in of_kind("", "Deployment")
+        for kind, name, *_ in references(each)
+        if kind == "Secret"
+    }
+
+
+def test_readme_says_how_to_apply_wait_reach_scale_and_remove() -> None:
+    said = {word for words in documented() for word in words}
+    assert {"apply", "wait", "port-forward", "scale", "delete", "secret"} <= said
+    assert {"k8s/"} <= said
+
+
+@pytest.mark.parametrize("words", documented(), ids=" ".join)
+def test_documented_command_names_what_there_is(words: list[str]) -> None:
+    assert objections(words) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "kubectl apply -f k8s/gpu/",
+        "kubectl -n other wait deployment/orch-home",
+        "kubectl -n orch wait --for=condition=Available deployment/orch-edge",
+        "kubectl -n orch port-forward service/orch 8080:8080",
+        "kubectl -n orch create secret generic orch-keys --from-file=keys.yaml",
+        "kubectl -n orch logs deployment/orch-home -c engine",
+    ],
+)
+def test_command_that_names_what_there_is_not_is_seen(command: str) -> None:
+    [words] = commands(command)
+    assert len(objections(words)) == 1
+
+
+def test_wait_in_the_readme_waits_for_every_deployment() -> None:
+    [waiting] = [words for words in documented() if "wait" in words]
+    deployments = {f"deployment/{each.name}" for each in of_kind("", "Deployment")}
+    assert deployments <= set(waiting)
+
+
+def test_keys_that_the_readme_adds_are_where_the_entry_looks() -> None:
+    [adding] = [words for words in documented() if "orch-api-keys" in words]
+    [file] = [word.partition("=")[2] for word in adding if word.startswith("--from-file=")]
+    text = named("", "ConfigMap", "orch-entry").body["data"]["sidecar.yaml"]
+    [path] = re.findall(r"^api_keys_file: (\S+)$", text, re.MULTILINE)
+    [mount] = [
+        each
+        for each in container(named("", "Deployment", "orch-entry"), "sidecar")["volumeMounts"]
+        if each["name"] == "keys"
+    ]
+    assert path == f"{mount['mountPath']}/{file}"

@@ -1,0 +1,219 @@
+"""How pods leave, how they are replaced, and who may reach them."""
+
+from __future__ import annotations
+
+import http.server
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.k8s.objects import (
+    SETS,
+    Manifest,
+    container,
+    environment,
+    named,
+    of_kind,
+    pod_labels,
+    pod_spec,
+    ports_of,
+    selects,
+)
+
+# For what no limit counts: an engine needs 6 s to end its processes, a sidecar 1 s, traces flush.
+SPARE_S: Final = 20
+
+every_set = pytest.mark.parametrize("folder", SETS)
+POOLS: Final = [
+    named(folder, "Deployment", f"orch-{pool}") for folder in SETS for pool in ("home", "cloud")
+]
+every_pool = pytest.mark.parametrize("deployment", POOLS, ids=lambda each: each.file)
+
+
+def after(flag: str, words: list[str]) -> str:
+    """What a command line says after a flag, as `--flag value` or `--flag=value`."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == flag:
+            return following
+        if word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
+    raise ValueError(f"{flag} is not among {words}")
+
+
+@every_pool
+def test_grace_is_longer_than_all_that_leaves_one_after_the_other(deployment: Manifest) -> None:
+    """The kubelet: preStop and TERM of the engine, then TERM of the native sidecar, then KILL."""
+    engine, sidecar = container(deployment, "vllm"), container(deployment, "sidecar")
+    hook = engine["lifecycle"]["preStop"]["exec"]["command"]
+    draining = float(after("--within", hook))
+    stopping = float(after("--shutdown-timeout", engine["args"]))
+    leaving = float(environment(sidecar)["ORCH_DRAIN_TIMEOUT_S"]["value"])
+    assert min(draining, stopping, leaving) > 0
+    grace = pod_spec(deployment)["terminationGracePeriodSeconds"]
+    assert grace >= draining + stopping + leaving + SPARE_S
+
+
+@every_pool
+def test_engine_leaves_before_the_sidecar_that_drains_it(deployment: Manifest) -> None:
+    sidecar = container(deployment, "sidecar")
+    assert sidecar in pod_spec(deployment)["initContainers"]
+    assert sidecar["restartPolicy"] == "Always"
+    admin = after(
+        "--admin", container(deployment, "vllm")["lifecycle"]["preStop"]["exec"]["command"]
+    )
+    host, port = (environment(sidecar)[f"ORCH_ADMIN_{name}"]["value"] for name in ("HOST", "PORT"))
+    assert admin == f"http://{host}:{port}"
+    assert host == "127.0.0.1", "draining is for who is in the pod"
+
+
+@every_pool
+def test_wheel_is_unpacked_before_anything_that_imports_it(deployment: Manifest) -> None:
+    names = [each["name"] for each in pod_spec(deployment)["initContainers"]]
+    assert names == ["unpack", "sidecar"]
+
+
+@every_set
+def test_entry_leaves_the_service_before_it_drains(folder: str) -> None:
+    entry = named(folder, "Deployment", "orch-entry")
+    word, seconds = container(entry, "sidecar")["lifecycle"]["preStop"]["exec"]["command"]
+    settings = yaml.safe_load(named(folder, "ConfigMap", "orch-entry").body["data"]["sidecar.yaml"])
+    assert word == "sleep"
+    needed = float(seconds) + settings["drain_timeout_s"] + SPARE_S
+    assert pod_spec(entry)["terminationGracePeriodSeconds"] >= needed
+
+
+@every_set
+def test_home_is_recreated_and_cloud_never_has_fewer_pods(folder: str) -> None:
+    strategies = {
+        each.name: each.body["spec"]["strategy"] for each in of_kind(folder, "Deployment")
+    }
+    assert strategies["orch-home"] == {"type": "Recreate"}
+    surge = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    assert strategies["orch-cloud"] == surge
+    assert strategies["orch-entry"] == surge
+
+
+@every_set
+def test_budgets_protect_cloud_and_entry_and_let_a_node_be_emptied(folder: str) -> None:
+    budgets = {each.name: each.body["spec"] for each in of_kind(folder, "PodDisruptionBudget")}
+    assert set(budgets) == {"orch-cloud", "orch-entry"}
+    assert budgets["orch-cloud"]["maxUnavailable"] == 1
+    replicas = named(folder, "Deployment", "orch-entry").body["spec"]["replicas"]
+    assert 1 <= budgets["orch-entry"]["minAvailable"] < replicas
+
+
+# Who asks, by the labels of the pod and of its namespace.
+OTHERS: Final = ({"app": "shop"}, {"kubernetes.io/metadata.name": "shop"})
+PROMETHEUS: Final = ({"app": "prometheus"}, {"kubernetes.io/metadata.name": "monitoring"})
+OURS: Final = {"kubernetes.io/metadata.name": "orch"}
+
+
+def reaches(
+    folder: str, who: tuple[Mapping[str, str], Mapping[str, str]], whom: Manifest, port: int
+) -> bool:
+    """Whether the NetworkPolicies of a folder let a pod reach a port of a Deployment's pods."""
+    applying = [
+        policy.body["spec"]
+        for policy in of_kind(folder, "NetworkPolicy")
+        if selects(policy.body["spec"]["podSelector"], pod_labels(whom))
+    ]
+    assert all(spec["policyTypes"] == ["Ingress"] for spec in applying)
+    rules = [rule for spec in applying for rule in spec["ingress"]]
+    return not applying or any(
+        any(each["port"] == port for each in rule["ports"])
+        and any(_is(peer, *who) for peer in rule["from"])
+        for rule in rules
+    )
+
+
+def _is(peer: Mapping[str, Any], pod: Mapping[str, str], namespace: Mapping[str, str]) -> bool:
+    """A peer without a namespaceSelector is in the policy's own namespace."""
+    there = selects(peer.get("namespaceSelector", OURS), namespace)
+    return there and selects(peer.get("podSelector", {}), pod)
+
+
+@every_set
+def test_only_the_entry_and_prometheus_reach_pools_and_nobody_engines(folder: str) -> None:
+    entry = named(folder, "Deployment", "orch-entry")
+    for name in ("orch-home", "orch-cloud"):
+        pool = named(folder, "Deployment", name)
+        http_port = ports_of(pool)["http"]
+        asking = {"others": OTHERS, "prometheus": PROMETHEUS, "entry": (pod_labels(entry), OURS)}
+        asking["pool"] = (pod_labels(pool), OURS)
+        asking["stranger"] = ({"app": "job"}, OURS)
+        # An entry's labels are worth nothing in a namespace of somebody else.
+        asking["impostor"] = (pod_labels(entry), OTHERS[1])
+        reached = {who for who, each in asking.items() if reaches(folder, each, pool, http_port)}
+        assert reached == {"entry", "prometheus"}
+        for port in (8000, 9080):
+            assert not [each for each in asking.values() if reaches(folder, each, pool, port)]
+
+
+@every_set
+def test_everybody_reaches_the_entry_and_only_this_namespace_jaeger(folder: str) -> None:
+    entry = named(folder, "Deployment", "orch-entry")
+    jaeger = named(folder, "Deployment", "orch-jaeger")
+    assert reaches(folder, OTHERS, entry, ports_of(entry)["http"])
+    assert not reaches(folder, OTHERS, entry, 9080)
+    for name in ("otlp-grpc", "otlp-http", "ui"):
+        assert reaches(folder, (pod_labels(entry), OURS), jaeger, ports_of(jaeger)[name])
+        assert not reaches(folder, OTHERS, jaeger, ports_of(jaeger)[name])
+
+
+@every_set
+def test_a_pod_that_no_policy_names_is_not_reached(folder: str) -> None:
+    [deny] = [
+        each.body["spec"]
+        for each in of_kind(folder, "NetworkPolicy")
+        if each.body["spec"]["podSelector"] == {}
+    ]
+    assert deny == {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": []}
+
+
+class _Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(self.server.answer if self.path == "/health" else 404)  # type: ignore[attr-defined]
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def engine() -> Iterator[http.server.HTTPServer]:
+    """Something that answers `/health` with its attribute `answer`."""
+    with http.server.HTTPServer(("127.0.0.1", 0), _Health) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def probe(port: int) -> int:
+    """The exit code of the engine's probe against that port, run as it is declared."""
+    words = container(POOLS[0], "vllm")["livenessProbe"]["exec"]["command"]
+    assert sum(word.count("8000") for word in words) == 1
+    command = [sys.executable, *(word.replace("8000", str(port)) for word in words[1:])]
+    assert words[0] == "python3"
+    return subprocess.run(command, capture_output=True, timeout=30).returncode
+
+
+def test_engines_probe_passes_when_it_is_well_and_fails_when_not(
+    engine: http.server.HTTPServer,
+) -> None:
+    engine.answer = 200  # type: ignore[attr-defined]
+    assert probe(engine.server_port) == 0
+    engine.answer = 503  # type: ignore[attr-defined]
+    assert probe(engine.server_port) != 0
+
+
+def test_engines_probe_fails_where_nothing_listens() -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), _Health) as free:
+        port = free.server_port
+    assert probe(port) != 0

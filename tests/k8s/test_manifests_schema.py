@@ -1,0 +1,88 @@
+"""Every manifest holds against the schemas of the newest Kubernetes minors, strictly.
+
+The schemas are those that kubernetes-validate ships, one set per minor, with nothing allowed that
+they do not name. Kinds that come from elsewhere (Prometheus Operator, Gateway API) have none
+there: what is asked of them is written out in the tests of what they are for.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Final
+
+import kubernetes_validate  # type: ignore[import-untyped] # ships no types
+import pytest
+from kubernetes_validate.utils import all_versions  # type: ignore[import-untyped]
+
+from tests.k8s.objects import K8S, Manifest, all_manifests, named, parsed
+
+FOREIGN: Final = frozenset({"PodMonitor", "ServiceMonitor", "Gateway", "HTTPRoute"})
+# Three minors are supported at a time; two more, for clusters that lag behind.
+MINORS: Final = 5
+
+
+def minors() -> list[str]:
+    """The newest minors that schemas are shipped for, as `1.37`."""
+    shipped = {tuple(map(int, each.split("-")[0].split(".")[:2])) for each in all_versions()}
+    return [f"{major}.{minor}" for major, minor in sorted(shipped)[-MINORS:]]
+
+
+def ours() -> list[Manifest]:
+    return [each for each in all_manifests() if each.kind not in FOREIGN]
+
+
+def check(body: Any, minor: str) -> None:
+    """Raises ValidationError for what that minor's schema does not allow."""
+    used = kubernetes_validate.validate(body, minor, strict=True)
+    assert used == minor, f"{minor} was asked for, {used} was used"
+
+
+def test_schemas_are_shipped_for_minors_that_have_native_sidecars() -> None:
+    """They are stable since 1.33, on by default since 1.29; `1.33` was a minor of its own."""
+    first = int(minors()[0].split(".")[1])
+    assert len(minors()) == MINORS
+    assert first >= 33
+
+
+@pytest.mark.parametrize("minor", minors())
+@pytest.mark.parametrize("manifest", ours(), ids=lambda each: each.file)
+def test_manifest_is_valid(manifest: Manifest, minor: str) -> None:
+    check(manifest.body, minor)
+
+
+@pytest.mark.parametrize("minor", minors())
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "replica"), 1),
+        (("spec", "template", "spec", "containers", 0, "livenessprobe"), {}),
+        (("spec", "template", "spec", "terminationGracePeriodSeconds"), "soon"),
+    ],
+    ids=["unknown", "misspelt", "mistyped"],
+)
+def test_validation_sees_what_is_wrong(path: tuple[Any, ...], value: Any, minor: str) -> None:
+    body: Any = copy.deepcopy(dict(named("", "Deployment", "orch-home").body))
+    place = body
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises(kubernetes_validate.ValidationError):
+        check(body, minor)
+
+
+@pytest.mark.parametrize("manifest", all_manifests(), ids=lambda each: each.file)
+def test_only_what_has_no_schema_is_left_to_other_tests(manifest: Manifest) -> None:
+    group = manifest.body["apiVersion"].partition("/")[0]
+    foreign = group in ("monitoring.coreos.com", "gateway.networking.k8s.io")
+    assert foreign == (manifest.kind in FOREIGN)
+
+
+def test_a_repeated_key_is_no_manifest() -> None:
+    with pytest.raises(ValueError, match="given twice: kind"):
+        parsed("kind: Service\nkind: Pod\n")
+
+
+def test_nothing_but_manifests_is_met_by_apply() -> None:
+    """`kubectl apply -f` of a folder takes every .yaml, .yml and .json in it."""
+    met = {path for ending in ("yaml", "yml", "json") for path in K8S.rglob(f"*.{ending}")}
+    assert met == {each.path for each in all_manifests()}

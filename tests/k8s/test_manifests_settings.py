@@ -1,0 +1,195 @@
+"""What pods are told: profiles, models, caches, traces, settings, commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+from typing import Final
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from orch_sidecar import cli
+from orch_sidecar.settings import SidecarSettings
+from tests.k8s.objects import (
+    SETS,
+    Manifest,
+    container,
+    containers,
+    environment,
+    folder_of,
+    mount_of,
+    mounts,
+    named,
+    named_in,
+    of_kind,
+    pod_spec,
+    ports_of,
+)
+from vllm_plugin import profile as profiles
+
+every_set = pytest.mark.parametrize("folder", SETS)
+every_deployment = pytest.mark.parametrize(
+    "deployment",
+    [each for folder in SETS for each in of_kind(folder, "Deployment")],
+    ids=lambda each: each.file,
+)
+POOLS: Final = [
+    named(folder, "Deployment", f"orch-{pool}") for folder in SETS for pool in ("home", "cloud")
+]
+every_pool = pytest.mark.parametrize("deployment", POOLS, ids=lambda each: each.file)
+
+
+@every_deployment
+def test_settings_in_the_environment_are_settings_of_the_sidecar(deployment: Manifest) -> None:
+    known = {f"ORCH_{name.upper()}" for name in SidecarSettings.model_fields} | {"ORCH_CONFIG"}
+    for each in containers(deployment):
+        given = {name for name in environment(each) if name.startswith("ORCH_")}
+        assert given <= (known if each["name"] == "sidecar" else {"ORCH_PROFILE"})
+
+
+@every_pool
+def test_engine_and_its_sidecar_have_one_profile_and_meet_on_the_loopback(
+    deployment: Manifest,
+) -> None:
+    engine, sidecar = container(deployment, "vllm"), container(deployment, "sidecar")
+    path = environment(engine)["ORCH_PROFILE"]["value"]
+    assert environment(sidecar)["ORCH_PROFILE"]["value"] == path
+    data = named(folder_of(deployment), "ConfigMap", "orch-profiles").body["data"]
+    assert PurePosixPath(path).name in data
+    assert profiles.load(PurePosixPath(path).stem).name == deployment.name.removeprefix("orch-")
+    for each in (engine, sidecar):
+        mount = mount_of(each, path)
+        assert mount is not None
+        assert (mount["name"], mount["mountPath"]) == ("profiles", str(PurePosixPath(path).parent))
+    url = urlsplit(environment(sidecar)["ORCH_ENGINE_URL"]["value"])
+    assert f"--host={url.hostname}" in engine["args"]
+    assert f"--port={url.port}" in engine["args"]
+    assert url.hostname == "127.0.0.1"
+
+
+@every_pool
+def test_engine_writes_to_volumes_alone(deployment: Manifest) -> None:
+    engine = container(deployment, "vllm")
+    paths = {
+        name: variable["value"]
+        for name, variable in environment(engine).items()
+        if name.endswith(("HOME", "_DIR", "_ROOT", "TMPDIR"))
+    }
+    assert {"HOME", "HF_HOME", "TMPDIR", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR"} <= set(paths)
+    for name, path in paths.items():
+        mount = mount_of(engine, path)
+        assert mount is not None, name
+        assert not mount.get("readOnly"), name
+    assert "USER" in environment(engine), "the user id has no name, and getpass needs one"
+    shm = next(one for one in pod_spec(deployment)["volumes"] if one["name"] == "shm")
+    assert mounts(engine)["/dev/shm"]["name"] == "shm"
+    assert shm["emptyDir"]["medium"] == "Memory"
+
+
+@every_pool
+def test_model_comes_from_its_config_map_and_is_cached(deployment: Manifest) -> None:
+    engine = container(deployment, "vllm")
+    for name, key in (("MODEL", "model"), ("SERVED_NAME", "served-name")):
+        ref = environment(engine)[name]["valueFrom"]["configMapKeyRef"]
+        assert (ref["name"], ref["key"]) == ("orch-model", key)
+    token = environment(engine)["HF_TOKEN"]["valueFrom"]["secretKeyRef"]
+    assert token["optional"] is True
+    cache = mount_of(engine, environment(engine)["HF_HOME"]["value"])
+    assert cache is not None
+    volume = next(one for one in pod_spec(deployment)["volumes"] if one["name"] == cache["name"])
+    claim = named(folder_of(deployment), "PersistentVolumeClaim", f"{deployment.name}-models")
+    assert volume["persistentVolumeClaim"]["claimName"] == claim.name
+    shared = deployment.name == "orch-cloud" and folder_of(deployment) == ""
+    assert claim.body["spec"]["accessModes"] == ["ReadWriteMany" if shared else "ReadWriteOnce"]
+
+
+@every_deployment
+def test_traces_go_to_jaeger_and_say_from_which_pod_and_node(deployment: Manifest) -> None:
+    jaeger = named(folder_of(deployment), "Service", "orch-jaeger")
+    ports = {port["name"]: port["port"] for port in jaeger.body["spec"]["ports"]}
+    for each in containers(deployment):
+        if each["name"] not in ("vllm", "sidecar"):
+            continue
+        variables = environment(each)
+        endpoint = urlsplit(variables["OTEL_EXPORTER_OTLP_ENDPOINT"]["value"])
+        assert (endpoint.hostname, endpoint.port) == (jaeger.name, ports["otlp-grpc"])
+        assert variables["OTEL_EXPORTER_OTLP_PROTOCOL"]["value"] == "grpc"
+        pairs = variables["OTEL_RESOURCE_ATTRIBUTES"]["value"].split(",")
+        attributes = dict(pair.split("=") for pair in pairs)
+        fields = {
+            "k8s.namespace.name": "metadata.namespace",
+            "k8s.pod.name": "metadata.name",
+            "k8s.pod.uid": "metadata.uid",
+            "k8s.node.name": "spec.nodeName",
+        }
+        for attribute, field in fields.items():
+            [name] = named_in(attributes[attribute])
+            assert variables[name]["valueFrom"]["fieldRef"]["fieldPath"] == field
+
+
+@every_set
+def test_entry_reads_its_settings_and_reaches_both_pools(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("ORCH_")]:
+        monkeypatch.delenv(name)
+    entry = named(folder, "Deployment", "orch-entry")
+    sidecar = container(entry, "sidecar")
+    path = PurePosixPath(environment(sidecar)["ORCH_CONFIG"]["value"])
+    mount = mount_of(sidecar, str(path))
+    assert mount is not None
+    volume = next(one for one in pod_spec(entry)["volumes"] if one["name"] == mount["name"])
+    text = named(folder, "ConfigMap", volume["configMap"]["name"]).body["data"][path.name]
+    (tmp_path / "sidecar.yaml").write_text(text)
+    settings = cli.load_settings(["--config", str(tmp_path / "sidecar.yaml")])
+    assert settings.port == ports_of(entry)["http"]
+    assert settings.host == "0.0.0.0"
+    assert settings.admin_host == "127.0.0.1"
+    assert settings.pools is not None
+    data = named(folder, "ConfigMap", "orch-profiles").body["data"]
+    for pool in settings.pools:
+        service = named(folder, "Service", f"orch-{pool.name}")
+        port = service.body["spec"]["ports"][0]["port"]
+        assert pool.url == f"http://{service.name}:{port}"
+        assert pool.tier
+        assert pool.headless
+        assert pool.on_request == (pool.name == "home")
+        assert yaml.safe_load(data[PurePosixPath(pool.profile).name])["name"] == pool.name
+        mount = mount_of(sidecar, pool.profile)
+        assert mount is not None
+        assert mount["name"] == "profiles"
+    keys = mount_of(sidecar, str(settings.api_keys_file))
+    assert keys is not None
+    assert keys["name"] == "keys"
+
+
+@pytest.mark.parametrize("command", ["sidecar", "drain"])
+def test_commands_of_ours_are_run_with_flags_that_they_have(command: str) -> None:
+    """Every word of such a command in the manifests, up to the values, stands in its help."""
+    said = subprocess.run(
+        [sys.executable, "-m", "orch_sidecar", command, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found = 0
+    for deployment in (each for folder in SETS for each in of_kind(folder, "Deployment")):
+        for words in commands(deployment):
+            if "orch_sidecar" in words:
+                found += words[3] == command
+                flags = [word for word in words[4:] if word.startswith("--")]
+                assert words[3] != command or all(flag in said for flag in flags)
+    assert found
+
+
+def commands(deployment: Manifest) -> list[list[str]]:
+    """The commands of its containers and of their hooks."""
+    found = []
+    for each in containers(deployment):
+        found.append(each.get("command", []))
+        found += [hook["exec"]["command"] for hook in each.get("lifecycle", {}).values()]
+    return found
