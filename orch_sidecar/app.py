@@ -28,7 +28,7 @@ from orch_sidecar.pools import Pools, common_labels, configuration, configured
 from orch_sidecar.publish import Publisher
 from orch_sidecar.reload import Reloads
 from orch_sidecar.reloading import Reloading
-from orch_sidecar.server import ClientConnection, HandlerLoop
+from orch_sidecar.server import ClientConnection, handler_loop
 from orch_sidecar.serving import Serving
 from orch_sidecar.settings import SidecarSettings
 from orch_sidecar.spreading import spread_again
@@ -138,7 +138,7 @@ class Sidecar:
     async def start(self) -> int:
         """Listens and follows the engine. Returns the port. Raises OSError if one is taken."""
         settings, loop = self.settings, asyncio.get_running_loop()
-        handlers = HandlerLoop(loop)
+        handlers = handler_loop(loop)
         try:
             self._listener = await loop.create_server(
                 lambda: ClientConnection(
