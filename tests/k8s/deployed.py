@@ -12,7 +12,9 @@ import base64
 import json
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +35,7 @@ from tests.k8s.runner.view import Pod
 NAMESPACE: Final = "orch"
 POOLS: Final = ("orch-home", "orch-cloud")
 READY_WITHIN_S: Final = 240.0
+_COVERED: Final = "/tmp"
 _REVISION: Final = 40 * "0"
 
 
@@ -78,7 +81,7 @@ def deployed(state_dir: Path) -> Iterator[Deployed]:
     found = list(manifests("cpu"))
     settings = next(each.body["data"] for each in found if each.name == "orch-model")
     key = new_key(os.urandom(RANDOM_BYTES))
-    with Cluster(_images(found), state_dir) as cluster:
+    with _environment() as venv, Cluster(_images(found, venv), state_dir) as cluster:
         claims = [each for each in found if each.kind in ("Namespace", "PersistentVolumeClaim")]
         cluster.apply(each.body for each in claims)
         for each in claims:
@@ -92,7 +95,30 @@ def deployed(state_dir: Path) -> Iterator[Deployed]:
         yield there
 
 
-def _images(found: list[Manifest]) -> dict[str, Image]:
+@contextmanager
+def _environment() -> Iterator[Path]:
+    """The virtual environment, where no volume covers it: the pods have one of their own at /tmp.
+
+    A checkout that lies there is tested with hard links to the files of its environment.
+    """
+    venv = Path(sys.prefix)
+    if not venv.is_relative_to(_COVERED):
+        yield venv
+        return
+    place = Path(tempfile.mkdtemp(prefix="orch-environment-", dir="/var/lib"))
+    try:
+        for how in ("-al", "-a"):  # on another file system there are no hard links
+            if not subprocess.run(["cp", how, venv, place / "venv"], check=False).returncode:
+                break
+            shutil.rmtree(place / "venv", ignore_errors=True)
+        else:
+            raise OSError(f"{venv} cannot be copied to {place}")
+        yield place / "venv"
+    finally:
+        shutil.rmtree(place)
+
+
+def _images(found: list[Manifest], venv: Path) -> dict[str, Image]:
     references = {
         container["image"]
         for each in found
@@ -102,7 +128,7 @@ def _images(found: list[Manifest]) -> dict[str, Image]:
     [jaeger] = [each for each in references if "jaeger" in each]
     [vllm] = references - {jaeger}
     environment = python_image(
-        Path(sys.prefix),
+        venv,
         ROOT,
         "orch-sidecar",
         # The hub cannot be reached; and two engines and their tests share two cores.
