@@ -30,22 +30,27 @@ async def spread_again(pools: Pools) -> None:
 
 def spread(pools: Pools) -> None:
     """Moves who waits, as far as there is room."""
-    waiting = [pool for pool in pools if pool.movable]
-    for donor in sorted(waiting, key=lambda pool: -pool.gate.core.queue_depth):
+    rooms = {pool: _room(pool) for pool in pools}
+    for donor in sorted(rooms, key=lambda pool: -pool.gate.core.queue_depth):
+        if not donor.movable:
+            continue
         for taker in pools:
-            if taker.group == donor.group and _has_room(taker):
-                _move(donor, taker.gate.core.ledger.room)
-                break  # who goes there is placed in a later turn of the event loop
+            if taker.group == donor.group and rooms[taker]:
+                # Who goes there is placed in a later turn of the event loop.
+                rooms[taker] = _move(donor, rooms[taker])
 
 
-def _has_room(pool: Pool) -> bool:
+def _room(pool: Pool) -> int:
+    """Sequences that nobody waits for there."""
     core = pool.gate.core
-    return pool.unavailable is None and not core.queue_depth and core.ledger.room > 0
+    taken = pool.unavailable is not None or core.queue_depth
+    return 0 if taken else max(0, core.ledger.room)
 
 
-def _move(donor: Pool, room: int) -> None:
-    """Interactive first; each class in the order in which it came."""
+def _move(donor: Pool, room: int) -> int:
+    """Interactive first; each class in the order in which it came. Returns what room is left."""
     for service_class in ServiceClass:
         for ticket, (of_class, cost) in list(donor.movable.items()):
             if of_class is service_class and cost <= room and donor.gate.refuse(ticket, MOVED):
                 room -= cost
+    return room
