@@ -8,6 +8,7 @@ Dependencies point down this list; nothing imports what stands above it:
     options      what the words of the command line mean
     words        pure: a result in words
     sweep        runs of one load at several concurrencies
+    find_rate    the search for a rate as it is run
     rate_search  pure: the largest rate that keeps an SLO
     measure      one run from end to end
     fact         pure: a result as a row, if it is a fact

@@ -57,7 +57,9 @@ def constant(rate_per_s: float) -> Iterator[float]:
 def until(
     arrivals: Iterable[float], least_requests: int, least_seconds: float
 ) -> tuple[float, ...]:
-    """The shortest beginning with so many requests whose last one comes no sooner than that.
+    """The shortest beginning with so many requests, whose last one comes so long after the first.
+
+    From the first arrival on a window counts: what passes before it is no part of it.
 
     Raises ValueError for fewer than one request, seconds that are negative or not finite,
     arrivals that end before, and a schedule of more than MOST_REQUESTS.
@@ -74,7 +76,7 @@ def until(
                 f"requests come within {at:g} s, and a schedule must not have more"
             )
         taken.append(at)
-        if len(taken) >= least_requests and at >= least_seconds:
+        if len(taken) >= least_requests and at - taken[0] >= least_seconds:
             return tuple(taken)
     raise ValueError(
         f"{least_requests} requests and {least_seconds:g} s at least: the arrivals end after "

@@ -9,8 +9,11 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
+from typing import Final
 
 from orch_sidecar.facts.served import Served
+
+_TURNED_AWAY: Final = 429
 
 
 class Fate(StrEnum):
@@ -44,7 +47,7 @@ class Call:
     connection, that is part of the answer's time. `event_s`: when each event with something in
     it came; a token each, but for those that an engine puts into one. `why`: of a refusal or
     failure, the code or a few words. `as_asked`: whether prompt and answer had as many tokens
-    as they were to have.
+    as they were to have. `connected`: there was a connection to send it on.
     """
 
     due_s: float | None = None
@@ -58,6 +61,7 @@ class Call:
     output_tokens: int | None = None
     counted_by_events: bool = False  # nobody said how many tokens there were
     as_asked: bool = True
+    connected: bool = False
     queue_ms: float | None = None
     event_s: array[float] = field(default_factory=lambda: array("d"))
 
@@ -73,6 +77,14 @@ class Call:
         """How much later it was sent than it should have been; None if it never was."""
         should = self.due_s if self.due_s is not None else self.free_s
         return None if should is None or self.sent_s is None else self.sent_s - should
+
+    @property
+    def reached(self) -> bool:
+        """Whether it may have reached the engine.
+
+        What is answered 429 was turned away before; a 503 may be the engine's own word.
+        """
+        return self.connected and self.status != _TURNED_AWAY
 
     @property
     def gaps_s(self) -> list[float]:

@@ -20,9 +20,10 @@ from pydantic import BaseModel
 from orch_sidecar.bench import sweep
 from orch_sidecar.bench.decode import cli as decode
 from orch_sidecar.bench.endpoint import EndpointError
-from orch_sidecar.bench.fact import row_of
+from orch_sidecar.bench.fact import NO_FACT, row_of
+from orch_sidecar.bench.find_rate import find_rate
 from orch_sidecar.bench.interrupt import Interrupted, interrupts, unless
-from orch_sidecar.bench.measure import NotMeasurable, Plan, measure
+from orch_sidecar.bench.measure import NotMeasurable, measure
 from orch_sidecar.bench.options import (
     add_arrivals,
     add_common,
@@ -32,7 +33,6 @@ from orch_sidecar.bench.options import (
     seconds,
 )
 from orch_sidecar.bench.planning import check_files, plan_of
-from orch_sidecar.bench.rate_search import LEAST_REQUESTS, RateSearch
 from orch_sidecar.bench.result import Result, Status
 from orch_sidecar.bench.scenario import Scenario, Slo
 from orch_sidecar.bench.words import words
@@ -40,6 +40,7 @@ from orch_sidecar.facts import files, plot
 from orch_sidecar.facts.measured import Arrivals
 from orch_sidecar.facts.row import Label
 from orch_sidecar.facts.table import Unreadable
+from orch_sidecar.facts.terminal import print_anything
 
 _DESCRIPTION: Final = """Measures an OpenAI endpoint and says what the figure is worth.
 
@@ -69,6 +70,7 @@ _Work = Callable[[argparse.Namespace, asyncio.Event], Awaitable[int]]
 
 def main(arguments: list[str]) -> None:
     """Runs a command; exits with its code unless that is 0."""
+    print_anything()
     options = _parser().parse_args(arguments)
     code: int = options.run(options)
     if code:
@@ -127,46 +129,20 @@ def _caught(work: _Work) -> Callable[[argparse.Namespace], int]:
 
 
 def _told(error: object, code: int) -> int:
-    print(f"orch bench: {error}", file=sys.stderr)
+    _say(f"orch bench: {error}")
     return code
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 async def _run(options: argparse.Namespace, interrupted: asyncio.Event) -> int:
     scenario = scenario_of(options, options.label)
     plan = await unless(interrupted, plan_of(options, scenario))
     if options.find_rate:
-        return await _find_rate(plan, options, interrupted)
+        return _keep(await find_rate(plan, options.trial, interrupted, _say), options)
     return _keep(await measure(plan, interrupted), options)
-
-
-async def _find_rate(plan: Plan, options: argparse.Namespace, interrupted: asyncio.Event) -> int:
-    """Short trials, each with prompts of its own, and then the run that was asked for."""
-    scenario = plan.scenario
-    assert scenario.rate_per_s is not None
-    search = RateSearch(scenario.rate_per_s)
-    while not search.done:
-        trial = replace(
-            scenario,
-            rate_per_s=search.next_per_s,
-            least_requests=LEAST_REQUESTS,
-            least_seconds=options.trial,
-            seed=scenario.seed + 1 + len(search.trials),
-        )
-        result = await measure(replace(plan, scenario=trial), interrupted, trial=True)
-        if result.status is Status.INCOMPLETE:
-            return _keep(result.model_copy(update={"trials": search.trials}), options)
-        if result.status is Status.INVALID and result.figures is not None:
-            raise NotMeasurable(f"a trial at {trial.rate_per_s:.4g}/s: {'; '.join(result.reasons)}")
-        told = search.tell(result)
-        print(f"{told.rate_per_s:.4g}/s: {told.share:.1%} kept the SLO", file=sys.stderr)
-        for cause in result.client.bottleneck:
-            print(f"  the client may be the bottleneck: {cause}", file=sys.stderr)
-    if search.best_per_s is None:
-        return _told("no rate kept the SLO", 1)
-    print(f"largest rate that keeps the SLO: {search.best_per_s:.4g}/s", file=sys.stderr)
-    final = replace(plan, scenario=replace(scenario, rate_per_s=search.best_per_s))
-    result = await measure(final, interrupted)
-    return _keep(result.model_copy(update={"trials": search.trials}), options)
 
 
 async def _sweep(options: argparse.Namespace, interrupted: asyncio.Event) -> int:
@@ -198,35 +174,41 @@ async def _sweep(options: argparse.Namespace, interrupted: asyncio.Event) -> int
 
 def _keep_sweep(found: sweep.Sweep, options: argparse.Namespace) -> int:
     print(sweep.text(found))
-    _write(found, options.output or Path(f"orch-sweep-{found.results[0].id}.json"))
-    if options.plot is not None and found.points:
-        sweep.plot(found, options.plot)
-        print(f"plot: {options.plot}")
+    written = _write(found, options.output or Path(f"orch-sweep-{found.results[0].id}.json"))
     if options.facts is not None:
         for result in found.results:
             _add(result, options.facts, f"concurrency {result.scenario.clients}: ")
-    return 0 if found.complete and found.points else 1
+    if options.plot is not None and found.points:
+        sweep.plot(found, options.plot)
+        print(f"plot: {options.plot}")
+    return 0 if written and found.complete and all(map(sweep.is_sound, found.results)) else 1
 
 
 def _keep(result: Result, options: argparse.Namespace) -> int:
     print(words(result))
-    _write(result, options.output or Path(f"orch-bench-{result.id}.json"))
+    written = _write(result, options.output or Path(f"orch-bench-{result.id}.json"))
     added = options.facts is None or _add(result, options.facts)
-    return 0 if added and result.status not in (Status.INVALID, Status.INCOMPLETE) else 1
+    return 0 if written and added and result.status not in NO_FACT else 1
 
 
 def _add(result: Result, facts: Path, which: str = "") -> bool:
     """Whether the table has a row of it."""
     try:
         files.append(facts, [row_of(result)])
-    except ValueError as error:
-        print(f"no row: {which}{error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        _say(f"no row: {which}{error}")
         return False
     print(f"row: {which}{facts}")
     return True
 
 
-def _write(document: BaseModel, path: Path) -> None:
+def _write(document: BaseModel, path: Path) -> bool:
+    """Whether it was written: where it was not, there is still a row to be added."""
     text = json.dumps(document.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)
-    files.write(path, text + "\n")
+    try:
+        files.write(path, text + "\n")
+    except OSError as error:
+        _say(f"no result: {path}: {error}")
+        return False
     print(f"result: {path}")
+    return True

@@ -195,6 +195,7 @@ class Connections:
                 call.fate, call.ended_s = Fate.FAILED, self._now()
                 call.why = f"no connection: {shown(error.strerror or str(error))}"
                 return
+        call.connected = True
         await connection.run(call, ask.message)
         _compare(call, ask)
         if connection.open:

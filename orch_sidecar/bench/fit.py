@@ -14,6 +14,8 @@ from typing import Final
 
 # Three parameters: fewer different sizes than that determine no curve.
 LEAST_SIZES: Final = 3
+# Of what all comes to the engine's slots the means are apart by less.
+DIFFERENT: Final = 1.1
 
 # Noise of a measurement leaves alpha open by more than a hundredth. Largest first: of equals
 # (a flat curve has any alpha) the straight line is the one to give.
@@ -44,25 +46,35 @@ class Fit(Curve):
     worst_error: float
 
 
-def fit(points: Sequence[tuple[int, float]]) -> Fit | None:
+def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
     """The curve with the least relative deviations from points of (sequences, time).
 
-    A size may occur more than once. None for fewer than three different sizes. Neither t0 nor c
-    is ever negative. Raises ValueError for a size below 1, or a time that is not above 0.
+    A size may be a mean, and occur more than once. None for fewer than three sizes of which each
+    is larger than the one before by a tenth at least. Neither t0 nor c is ever negative. Raises
+    ValueError for a size below 1, or a time that is not above 0.
     """
     for batch, time in points:
         if batch < 1:
             raise ValueError(f"a step of {batch} sequences: must be at least 1")
         if not (math.isfinite(time) and time > 0):
             raise ValueError(f"a step of {batch} sequences in {time}: must be above 0")
-    if len({batch for batch, _ in points}) < LEAST_SIZES:
+    if _sizes([batch for batch, _ in points]) < LEAST_SIZES:
         return None
     best = min((_line(points, alpha) for alpha in _ALPHAS), key=lambda curve: _off(points, curve))
     worst = max(abs(best.at(batch) - time) / time for batch, time in points)
     return Fit(best.t0, best.c, best.alpha, worst)
 
 
-def _line(points: Sequence[tuple[int, float]], alpha: float) -> Curve:
+def _sizes(batches: Sequence[float]) -> int:
+    """How many there are that differ by more than means do of what is meant to be one size."""
+    count, last = 0, 0.0
+    for batch in sorted(batches):
+        if batch >= DIFFERENT * last:
+            count, last = count + 1, batch
+    return count
+
+
+def _line(points: Sequence[tuple[float, float]], alpha: float) -> Curve:
     """Weighted linear least squares for one alpha: each point counts as 1 / time^2.
 
     Where the best t0 or c is negative, the other alone is fitted.
@@ -85,5 +97,5 @@ def _line(points: Sequence[tuple[int, float]], alpha: float) -> Curve:
     return Curve(t0, c, alpha)
 
 
-def _off(points: Sequence[tuple[int, float]], curve: Curve) -> float:
+def _off(points: Sequence[tuple[float, float]], curve: Curve) -> float:
     return sum(((curve.at(batch) - time) / time) ** 2 for batch, time in points)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from orch_sidecar.bench.endpoint import Endpoint, EndpointError
@@ -22,11 +22,15 @@ READY: Final = "ready"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A capabilities document, what it says of the pool, and the state that the engine is in."""
+    """A capabilities document, what it says of the pool, and the state that the engine is in.
+
+    `idle`: False where an idle engine was waited for in vain.
+    """
 
     document: Any
     snapshot: Snapshot
     state: str
+    idle: bool = True
 
 
 async def look(endpoint: Endpoint, pool: str | None) -> Look | None:
@@ -44,7 +48,8 @@ async def look(endpoint: Endpoint, pool: str | None) -> Look | None:
 async def look_when_idle(endpoint: Endpoint, pool: str | None, since: Look, taken: int) -> Look:
     """Once the engine is idle and has told of everything; after IDLE_WITHIN_S as it is.
 
-    Two documents, further apart than the engine tells its counts, then say the same. `taken`: of
+    Two documents, further apart than the engine tells its counts, then say the same, and no
+    sequence is in it: one whose long prompt is read makes no decode step meanwhile. `taken`: of
     how many requests since then they must tell at least, unless the engine is another one: where
     its message comes late, two documents are alike and old. Raises EndpointError.
     """
@@ -54,11 +59,10 @@ async def look_when_idle(endpoint: Endpoint, pool: str | None, since: Look, take
     while True:
         await asyncio.sleep(TOLD_EVERY_S)
         before, found = found, await _there(endpoint, pool)
-        same = before.snapshot == found.snapshot and found.state == READY
-        if same and _tells(found.snapshot, since.snapshot, taken):
-            return found
-        if loop.time() > until_s:
-            return found
+        idle = before.snapshot == found.snapshot and not found.snapshot.in_engine
+        told = found.state == READY and _tells(found.snapshot, since.snapshot, taken)
+        if (idle and told) or loop.time() > until_s:
+            return replace(found, idle=idle)
 
 
 def _tells(found: Snapshot, since: Snapshot, taken: int) -> bool:

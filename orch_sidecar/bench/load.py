@@ -17,6 +17,7 @@ from orch_sidecar.bench.call import Ask, Call, Fate, Pulse
 from orch_sidecar.bench.client import Connections
 from orch_sidecar.bench.endpoint import Endpoint
 from orch_sidecar.bench.interrupt import cancelled
+from orch_sidecar.bench.prompts import UsedUp
 
 _LOOK_EVERY_S: Final = 0.02
 
@@ -79,6 +80,7 @@ class Load:
         self._connections = Connections(endpoint, self.now)
         self._lag_s: list[float] = []
         self.stopped = False  # before its end
+        self.ended_by = ""  # what it was that ended it, if not somebody
         self.calls: list[Call] = []
 
     def now(self) -> float:
@@ -165,7 +167,8 @@ class Load:
             left_s = at_s - self.now()
 
     async def _all(self, work: Sequence[Work]) -> None:
-        """Waits for all of it; what is left when this is told to stop is cancelled."""
+        """Waits for all of it; what is left when this is told to stop, or when there is nothing
+        more to ask, is cancelled."""
         tasks = [asyncio.ensure_future(each) for each in work]
         everything: asyncio.Future[Any] = asyncio.gather(*tasks)
         stop: asyncio.Future[Any] = asyncio.ensure_future(self._stopping.wait())
@@ -175,6 +178,8 @@ class Load:
                 everything.result()
             else:
                 self.stopped = True
+        except UsedUp as error:
+            self.stopped, self.ended_by = True, str(error)
         finally:
             await cancelled([everything, *tasks, stop])
 

@@ -42,7 +42,8 @@ class NotMeasurable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be measured where. `prompts`: for a seed, as many as are taken.
+    """What is to be measured where. `prompts`: for a seed, as many as are taken, or as
+    `most_prompts` says.
 
     `for_row`: its result is to become a row, too.
     """
@@ -56,6 +57,7 @@ class Plan:
     ignore_eos: bool
     given: Given
     for_row: bool = False
+    most_prompts: int | None = None
 
 
 async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False) -> Result:
@@ -68,7 +70,7 @@ async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{scenario.label.value}-{secrets.token_hex(3)}"
     due_s = _schedule(scenario)
     first = await unless(interrupted, look(plan.endpoint, plan.pool))
-    _object(plan, first)
+    _object(plan, first, _needed(scenario, due_s))
     # A salt is vLLM's word, and only vLLM is asked to ignore the end or tells its capabilities.
     salted = plan.ignore_eos or first is not None
     before = await unless(interrupted, _warm_up(plan, name, first, salted=salted))
@@ -94,8 +96,10 @@ async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False
             host=asdict(host()),
             given=plan.given,
             stopped=load.stopped or interrupted.is_set(),
+            ended_by=load.ended_by,
             trial=trial,
             documents=[each.document for each in (before, after) if each is not None],
+            restless=_restless(before=before, after=after),
             before=None if before is None else before.snapshot,
             after=None if after is None else after.snapshot,
             unread=unread,
@@ -103,8 +107,11 @@ async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False
     )
 
 
-def _object(plan: Plan, found: Look | None) -> None:
-    """Raises NotMeasurable where it is clear beforehand that nothing would come of it."""
+def _object(plan: Plan, found: Look | None, prompts: int) -> None:
+    """Raises NotMeasurable where it is clear beforehand that nothing would come of it.
+
+    `prompts`: that many are taken at least.
+    """
     label = plan.scenario.label
     reasons = []
     if found is not None:
@@ -122,6 +129,11 @@ def _object(plan: Plan, found: Look | None) -> None:
     if plan.for_row:
         told = None if found is None else found.snapshot
         reasons += lacking(identity(plan.model, told, plan.given))
+    if plan.most_prompts is not None and prompts > plan.most_prompts:
+        reasons.append(
+            f"{prompts} prompts are needed at least, and of that length there are "
+            f"{plan.most_prompts}: ask for longer ones"
+        )
     try:
         at_once = plan.scenario.arrivals is Arrivals.AT_ONCE
         allow(plan.scenario.least_requests if at_once else plan.scenario.clients or 0)
@@ -131,6 +143,17 @@ def _object(plan: Plan, found: Look | None) -> None:
         raise NotMeasurable("; ".join(reasons))
 
 
+def _needed(scenario: Scenario, due_s: tuple[float, ...]) -> int:
+    """How many prompts its longest part takes at least: each client has the next one ready."""
+    measured = len(due_s) or scenario.least_requests + (scenario.clients or 0)
+    warm_up = scenario.warm_up and scenario.warm_up + _warm_up_clients(scenario)
+    return max(measured, warm_up)
+
+
+def _warm_up_clients(scenario: Scenario) -> int:
+    return min(scenario.warm_up, scenario.clients or _WARM_UP_CLIENTS)
+
+
 async def _warm_up(plan: Plan, name: str, first: Look | None, *, salted: bool) -> Look | None:
     """Some requests that do not count; returns what the engine says once they are over."""
     scenario = plan.scenario
@@ -138,7 +161,7 @@ async def _warm_up(plan: Plan, name: str, first: Look | None, *, salted: bool) -
     if scenario.warm_up:
         load = Load(plan.endpoint, lambda call: None)
         asks = _asks(plan, name + WARMUP, scenario.seed + _WARM_UP_SEED, salted=salted)
-        clients = min(scenario.warm_up, scenario.clients or _WARM_UP_CLIENTS)
+        clients = _warm_up_clients(scenario)
         await load.watched(load.closed(asks, clients, lambda sent, _: sent >= scenario.warm_up))
         answered = sum(call.fate is Fate.ANSWERED for call in load.calls)
         if not answered:
@@ -166,6 +189,10 @@ async def _afterwards(
     if found.state != READY:
         return None, f"it is {found.state}"
     return found, ""
+
+
+def _restless(**looks: Look | None) -> list[str]:
+    return [when for when, found in looks.items() if found is not None and not found.idle]
 
 
 def _work(load: Load, scenario: Scenario, asks: Iterator[Ask], due_s: tuple[float, ...]) -> Work:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 from orch_sidecar.bench import prompt_file, prompts
@@ -14,33 +15,63 @@ from orch_sidecar.bench.options import Usage, api_key, given_of
 from orch_sidecar.bench.prompts import Prompt
 from orch_sidecar.bench.scenario import Scenario
 from orch_sidecar.facts import files, plot
-from orch_sidecar.facts.check import header_fault
+from orch_sidecar.facts.row import COLUMNS
+from orch_sidecar.facts.table import Unreadable
 
 _OUTPUT_TOKENS: Final = 128
+
+# Characters of a file's first line: more than a header has.
+_LINE: Final = 1000
 
 
 def check_files(options: argparse.Namespace) -> None:
     """Raises Usage, or what `plot.require` does, where minutes later nothing could be written."""
-    for name in ("output", "facts", "plot"):
-        path = getattr(options, name, None)
-        if path is None:
-            continue
+    given: dict[str, Path] = {
+        f"--{name} {path}": path
+        for name in ("output", "facts", "plot")
+        if (path := getattr(options, name, None)) is not None
+    }
+    taken: dict[Path, str] = {}
+    for said, path in given.items():
         if path.is_dir() or not path.resolve().parent.is_dir():
-            raise Usage(f"--{name} {path}: must be a file in a folder that is there")
+            raise Usage(f"{said}: must be a file in a folder that is there")
+        other = taken.setdefault(path.resolve(), said)
+        if other != said:
+            raise Usage(f"{said}: must not be the file of {other}")
+        _check_writable(said, path)
+    if options.output is None:
+        _check_writable("without --output: the result", Path("orch-bench.json"))
+    elif _is_table(options.output):
+        raise Usage(f"--output {options.output}: is a table of facts, and would be lost: --facts")
     if getattr(options, "plot", None) is not None:
         plot.require(options.plot)
-    if options.facts is not None and options.facts.exists():
-        table = files.read(options.facts)
-        fault = None if table.header is None else header_fault(table)
-        if fault is not None:
-            raise Usage(f"--facts {fault}")
+    if options.facts is not None:
+        try:
+            files.check_appendable(options.facts)
+        except Unreadable as error:
+            raise Usage(f"--facts {error}") from None
+
+
+def _check_writable(said: str, path: Path) -> None:
+    try:
+        files.check_writable(path)
+    except OSError as error:
+        raise Usage(f"{said}: cannot be written: {error.strerror or error}") from None
+
+
+def _is_table(path: Path) -> bool:
+    """Whether a file begins as a table of facts does, be it one with faults."""
+    if not path.is_file():
+        return False
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return file.readline(_LINE).replace('"', "").startswith(f"{COLUMNS[0]},")
 
 
 async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
     """The plan. Raises Usage, EndpointError, OSError and ValueError."""
     endpoint = Endpoint.of(options.url, api_key(), dict(options.header))
     model = options.model or await _model(endpoint, options.pool)
-    made, told = await _prompts(options, endpoint, model)
+    made, told, most = await _prompts(options, endpoint, model)
     return Plan(
         endpoint=endpoint,
         model=model,
@@ -51,6 +82,7 @@ async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
         ignore_eos=not options.no_ignore_eos,
         given=given_of(options),
         for_row=options.facts is not None,
+        most_prompts=most,
     )
 
 
@@ -62,12 +94,12 @@ async def _model(endpoint: Endpoint, pool: str | None) -> str:
 
 async def _prompts(
     options: argparse.Namespace, endpoint: Endpoint, model: str
-) -> tuple[Callable[[int], Iterator[Prompt]], str]:
-    """Prompts by seed, and what they are in words."""
+) -> tuple[Callable[[int], Iterator[Prompt]], str, int | None]:
+    """Prompts by seed, what they are in words, and how many there are unless it is without end."""
     if options.prompts is not None:
         read = prompt_file.from_file(options.prompts, options.output_tokens, options.seed)
         told = f"{len(read)} of the file {options.prompts.name}"
-        return lambda seed: prompts.cycle(read, seed), told
+        return lambda seed: prompts.cycle(read, seed), told, None
 
     async def tokenize(text: str) -> list[int]:
         tokens = await endpoint.tokens(model, text)
@@ -78,4 +110,5 @@ async def _prompts(
     ids = await prompts.vocabulary(tokenize)
     length, asked = options.input_tokens, options.output_tokens or _OUTPUT_TOKENS
     told = f"synthetic, {length} in, {asked} out"
-    return lambda seed: prompts.synthetic(ids, length, asked, seed), told
+    most = prompts.there_are(ids, length)
+    return lambda seed: prompts.synthetic(ids, length, asked, seed), told, most

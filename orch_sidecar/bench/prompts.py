@@ -26,6 +26,10 @@ LEAST_IDS: Final = 16
 SEED: Final = 0
 
 
+class UsedUp(ValueError):
+    """There are no more prompts that differ; the message says how many there were."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """What one request asks.
@@ -80,8 +84,8 @@ def synthetic(
     prompts: a cache may know them from an earlier run. Of prompts shorter than 16 tokens no two
     are the same.
 
-    Raises ValueError for no ids, a negative one, or a count below 1; and, from the iterator, once
-    prompts shorter than a block have all been used.
+    Raises ValueError for no ids, a negative one, or a count below 1; and UsedUp, from the iterator,
+    once prompts shorter than a block have all been used.
     """
     pool = sorted(set(ids))
     if not pool:
@@ -96,19 +100,24 @@ def synthetic(
     return _different(pool, input_tokens, output_tokens, random)
 
 
+def there_are(ids: Sequence[int], input_tokens: int) -> int:
+    """How many prompts `synthetic` can make of these."""
+    return int(len(set(ids)) ** min(input_tokens, BLOCK_TOKENS))
+
+
 def _different(
     pool: Sequence[int], input_tokens: int, output_tokens: int, random: Random
 ) -> Iterator[Prompt]:
     block = min(input_tokens, BLOCK_TOKENS)
-    there_are = len(pool) ** block
+    count = there_are(pool, input_tokens)
     used: set[tuple[int, ...]] = set()
-    while len(used) < there_are:
+    while len(used) < count:
         drawn = tuple(random.choices(pool, k=input_tokens))
         if drawn[:block] not in used:
             used.add(drawn[:block])
             yield Prompt(drawn, input_tokens, output_tokens)
-    raise ValueError(
-        f"{there_are} prompts of {input_tokens} tokens out of {len(pool)} ids are all that differ "
+    raise UsedUp(
+        f"{count} prompts of {input_tokens} tokens out of {len(pool)} ids are all that differ "
         f"in their first {block}, and must not be repeated"
     )
 

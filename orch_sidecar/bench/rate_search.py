@@ -24,12 +24,16 @@ class RateSearch:
     `best_per_s`: the largest that was kept so far, None if none was.
     """
 
-    def __init__(self, first_per_s: float) -> None:
-        """Raises ValueError for a rate that is not above 0."""
+    def __init__(self, first_per_s: float, least_per_s: float = 0.0) -> None:
+        """`least_per_s`: no lower rate is tried, but for the first one.
+
+        Raises ValueError for a rate that is not above 0.
+        """
         if not first_per_s > 0:
             raise ValueError(f"the first rate to try must be above 0, not {first_per_s}")
         self.next_per_s = first_per_s
         self.best_per_s: float | None = None
+        self._least_per_s = least_per_s
         self.trials: list[Trial] = []
         self._too_much_per_s: float | None = None
 
@@ -37,9 +41,15 @@ class RateSearch:
     def done(self) -> bool:
         """Whether no trial would say more."""
         best, too_much = self.best_per_s, self._too_much_per_s
-        if len(self.trials) >= MOST_TRIALS:
+        if len(self.trials) >= MOST_TRIALS or self.too_slow:
             return True
         return best is not None and too_much is not None and too_much / best <= 1 + PRECISION
+
+    @property
+    def too_slow(self) -> bool:
+        """Whether none was kept, and what would be next is lower than is to be tried."""
+        below = self.next_per_s < self._least_per_s
+        return bool(self.trials) and self.best_per_s is None and below
 
     def tell(self, result: Result) -> Trial:
         """What became of the trial at `next_per_s`."""

@@ -6,14 +6,13 @@ Pure. The label is judged by what the engine did (`facts/verdict.py`), never by 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from orch_sidecar.bench.call import Call, Pulse
+from orch_sidecar.bench.call import Call, Fate, Pulse
 from orch_sidecar.bench.identity import Given, identity
 from orch_sidecar.bench.result import (
     BatchesTold,
-    Counts,
     Result,
     ScenarioTold,
     Status,
@@ -21,9 +20,15 @@ from orch_sidecar.bench.result import (
 from orch_sidecar.bench.scenario import Scenario
 from orch_sidecar.bench.tally import Tally, counts_of
 from orch_sidecar.facts.measured import Arrivals
-from orch_sidecar.facts.row import Label
 from orch_sidecar.facts.snapshot import Snapshot
-from orch_sidecar.facts.verdict import LEAST_SECONDS, Own, batches_of, judge, shortfalls
+from orch_sidecar.facts.verdict import (
+    LEAST_SECONDS,
+    NEVER_BATCHED,
+    Own,
+    batches_of,
+    judge,
+    shortfalls,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +36,10 @@ class Run:
     """A run that has ended.
 
     `documents`: capabilities before and after, as far as they could be read; `before`, `after`:
-    what they say. `unread`: why there is none after it, where there was one before. `stopped`: it
-    was not brought to its end. `trial`: of a search for a rate; whether anything was batched at
-    one that is too low is not its question.
+    what they say; `restless`: before or after it, whenever the engine was not idle. `unread`: why
+    there is none after it, where there was one before. `stopped`: it was not brought to its end,
+    and `ended_by` is what ended it, if not somebody. `trial`: of a search for a rate; whether
+    anything was batched at one that is too low is not its question.
     """
 
     id: str
@@ -48,10 +54,12 @@ class Run:
     host: Mapping[str, Any]
     given: Given
     stopped: bool = False
+    ended_by: str = ""
     trial: bool = False
     documents: Sequence[Any] = ()
     before: Snapshot | None = None
     after: Snapshot | None = None
+    restless: Sequence[str] = ()
     unread: str = ""
 
 
@@ -59,7 +67,7 @@ def result_of(run: Run) -> Result:
     """The result, with its verdict."""
     tally, counts = Tally(run.calls), counts_of(run.calls)
     label = run.scenario.label
-    status, reasons, missing = _verdict(run, tally, counts)
+    status, reasons, missing = _verdict(run, tally)
     batches = None
     if run.before is not None and run.after is not None:
         found = batches_of(run.before, run.after)
@@ -84,9 +92,9 @@ def result_of(run: Run) -> Result:
     )
 
 
-def _verdict(run: Run, tally: Tally, counts: Counts) -> tuple[Status, list[str], list[str]]:
+def _verdict(run: Run, tally: Tally) -> tuple[Status, list[str], list[str]]:
     """What it is worth, why, and what it lacks to be published."""
-    reasons = _objections(run, counts)
+    reasons = _objections(run)
     missing = []
     if tally.window_s is None:
         reasons.append("no request was answered in full")
@@ -94,7 +102,8 @@ def _verdict(run: Run, tally: Tally, counts: Counts) -> tuple[Status, list[str],
         missing = shortfalls(run.scenario.label, len(tally.served), tally.window_s)
         missing += _too_short(run.scenario, tally.window_s)
     if run.stopped:
-        return Status.INCOMPLETE, ["it was stopped before its end", *reasons], missing
+        why = run.ended_by or "it was stopped before its end"
+        return Status.INCOMPLETE, [why, *reasons], missing
     if reasons:
         return Status.INVALID, reasons, missing
     if run.before is None:
@@ -103,21 +112,30 @@ def _verdict(run: Run, tally: Tally, counts: Counts) -> tuple[Status, list[str],
     return Status.PRELIMINARY if missing else Status.VALID, [], missing
 
 
-def _objections(run: Run, counts: Counts) -> list[str]:
+def _objections(run: Run) -> list[str]:
+    reasons = [
+        f"the engine was not idle {when} this measurement: others used it" for when in run.restless
+    ]
     if run.unread:
-        return [f"what the engine did is not known: {run.unread}"]
+        return [*reasons, f"what the engine did is not known: {run.unread}"]
     if run.before is None or run.after is None:
-        return []
-    after = run.after
-    if run.trial and run.scenario.label is Label.BATCHED_ONLINE:
-        after = _as_if_batched(after)
-    return judge(run.scenario.label, run.before, after, Own(counts.sent, counts.answered))
+        return reasons
+    reasons += judge(run.scenario.label, run.before, run.after, _own(run.calls))
+    allowed = NEVER_BATCHED if run.trial else None
+    return [reason for reason in reasons if reason != allowed]
 
 
-def _as_if_batched(after: Snapshot) -> Snapshot:
-    """With one step of two sequences more, so that all other objections are what is left."""
-    steps, seconds = after.steps_by_batch.get(2, (0, 0.0))
-    return replace(after, steps_by_batch={**after.steps_by_batch, 2: (steps + 1, seconds)})
+def _own(calls: Sequence[Call]) -> Own:
+    """What the engine had to do for these. Events are no count of tokens: one may have several."""
+    reached = [call for call in calls if call.reached]
+    answered = [call for call in reached if call.fate is Fate.ANSWERED]
+    tokens = [None if call.counted_by_events else call.output_tokens for call in answered]
+    known = [count for count in tokens if count is not None]
+    return Own(
+        sent=len(reached),
+        answered=len(answered),
+        output_tokens=sum(known) if len(known) == len(reached) else None,
+    )
 
 
 def _too_short(scenario: Scenario, window_s: float) -> list[str]:

@@ -2,7 +2,8 @@
 
 Pure but for `plot`. The batch of a point is what the engine's steps say (their mean), and
 without them the number of clients. One client on an engine that batches is a point like the
-others, and as a result invalid: nothing was batched.
+others, and as a result invalid: nothing was batched. What is invalid for any other reason, or was
+not brought to its end, is shown and takes no part in the fit.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
+from orch_sidecar.bench.fact import NO_FACT
 from orch_sidecar.bench.fit import Fit, fit
 from orch_sidecar.bench.result import Document, Result
 from orch_sidecar.facts.plot import Kind, Panel, Series, Style, draw
+from orch_sidecar.facts.verdict import NEVER_BATCHED
 
 # Points of the fitted curve in a plot, so that it looks like one.
 _CURVE_POINTS: Final = 60
@@ -96,14 +99,25 @@ def sweep_of(results: Sequence[Result], ended_by: str = "") -> Sweep:
         complete=not ended_by,
         ended_by=ended_by,
         points=points,
-        fit=_told(_fit(points)),
+        fit=_told(_fit([point for point in points if is_sound(point)])),
         results=list(results),
     )
 
 
+def is_sound(found: Point | Result) -> bool:
+    """Whether it was measured as it was meant to be, on an engine that batches or may."""
+    if found.status in NO_FACT:
+        return found.reasons == [NEVER_BATCHED] and _clients_of(found) == 1
+    return True
+
+
+def _clients_of(found: Point | Result) -> int | None:
+    return found.clients if isinstance(found, Point) else found.scenario.clients
+
+
 def _fit(points: Sequence[Point]) -> Fit | None:
     # More clients than slots wait, and decode in no larger a batch.
-    return fit([(max(1, round(p.batch)), p.tpot_p50_ms) for p in points if p.tpot_p50_ms])
+    return fit([(p.batch, p.tpot_p50_ms) for p in points if p.tpot_p50_ms])
 
 
 def _told(found: Fit | None) -> FitTold | None:

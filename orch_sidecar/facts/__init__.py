@@ -8,6 +8,7 @@ Dependencies point down this list; nothing imports what stands above it:
     traces_cli    `orch facts from-jaeger` and `from-otlp`
     imports_cli   `orch facts from-vllm-bench` and `from-guidellm`
     compare_plot  a comparison as panels of a picture
+    terminal      what is printed, whatever the encoding
     plot          series of figures as a picture; the only module that knows matplotlib
     report        pure: a comparison as text, and as a document
     compare       pure: which facts may stand beside which, and what they say there
@@ -34,6 +35,7 @@ Dependencies point down this list; nothing imports what stands above it:
     measured      pure: what another tool measured, in the terms of `served`
     verdict       pure: whether a label was earned
     snapshot      pure: an engine at one end of a measurement
+    json_text  pure: JSON that somebody else has written
     served     pure: requests as they were measured in, one figure out
     row        pure: one fact, as a row of `tps_model_gpu.csv`
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orch_sidecar.facts import rules
-from orch_sidecar.facts.row import COLUMNS, Label, Row
+from orch_sidecar.facts.row import COLUMNS, Label, Row, measurement_of
 from orch_sidecar.facts.table import Record, Table
 
 _THROUGHPUT: Final = COLUMNS.index("throughput_tokens_per_sec")
@@ -62,6 +62,7 @@ def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
         return [fault]
     found: list[Fault] = []
     seen: dict[tuple[str | float, ...], int] = {}
+    measured: dict[tuple[object, ...], Placed] = {}
     for record in table.rows:
         faults = row_faults(table.name, record)
         if faults:
@@ -72,7 +73,25 @@ def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
             first = seen.setdefault(identity(record), record.line)
             if first != record.line:
                 found.append(_fault(table.name, record, 0, f"the same row as in line {first}"))
+            elif not faults:
+                placed = Placed(table.name, record, row_of(record))
+                other = measured.setdefault(measurement_of(placed.row), placed)
+                if other is not placed:
+                    found.append(conflict(other, placed))
     return found
+
+
+def conflict(first: Placed, second: Placed) -> Fault:
+    """That two rows say different things of one measurement: neither is chosen.
+
+    Told at the figure, or at the first other column in which they differ.
+    """
+    differing = [name for name in COLUMNS if getattr(first.row, name) != getattr(second.row, name)]
+    name = COLUMNS[_THROUGHPUT] if COLUMNS[_THROUGHPUT] in differing else differing[0]
+    index = COLUMNS.index(name)
+    told = first.record.fields[index]
+    rule = f"{first.place}:{index + 1} says {told!r} of the same measurement (all of its key alike)"
+    return _fault(second.file, second.record, index, rule)
 
 
 def sound_rows(table: Table) -> list[Placed]:

@@ -11,7 +11,9 @@ import sys
 from typing import Final
 
 from orch_sidecar.facts import compare_cli, imports_cli, tables_cli, traces_cli
+from orch_sidecar.facts.files import Conflict
 from orch_sidecar.facts.table import Unreadable
+from orch_sidecar.facts.terminal import print_anything
 
 # In the order in which `orch facts --help` shows their commands.
 _MODULES: Final = (traces_cli, imports_cli, tables_cli, compare_cli)
@@ -30,6 +32,7 @@ _EPILOG: Final = """exit codes: 0 fine, 1 faults were found or nothing can be co
 
 def main(words: list[str]) -> None:
     """Runs a command; exits with its code unless that is 0, with 2 for what cannot be read."""
+    print_anything()
     options = _parser().parse_args(words)
     try:
         code: int = options.run(options)
@@ -37,9 +40,9 @@ def main(words: list[str]) -> None:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print(f"orch facts: {what}", file=sys.stderr)
         sys.exit(2)
-    except Unreadable as error:
+    except (Unreadable, Conflict) as error:
         print(f"orch facts: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, Conflict) else 2)
     if code:
         sys.exit(code)
 

@@ -10,20 +10,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from statistics import median
 from typing import Final
 
 from orch_sidecar.facts.check import Placed, identity
+from orch_sidecar.facts.measured import Arrivals
 from orch_sidecar.facts.row import Label, Row, notes_of
 from orch_sidecar.facts.rules import TTFT_P50_NOTE, TTFT_P95_NOTE
+
+
+class Loop(StrEnum):
+    """What decides when a request comes."""
+
+    OPEN = "open loop"  # its time
+    CLOSED = "closed loop"  # the end of another
+    AT_ONCE = "all at once"
+    NOT_TOLD = "not told"
+
+
+_LOOPS: Final = {
+    Arrivals.ONE_BY_ONE: Loop.CLOSED,
+    Arrivals.CLOSED_LOOP: Loop.CLOSED,
+    Arrivals.AT_ONCE: Loop.AT_ONCE,
+    Arrivals.CONSTANT: Loop.OPEN,
+    Arrivals.POISSON: Loop.OPEN,
+    Arrivals.GAMMA: Loop.OPEN,
+    Arrivals.REPEATED_GAPS: Loop.OPEN,
+    Arrivals.TRACE: Loop.OPEN,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
     """What all rows of one set have in common; the fields are columns.
 
-    `arrivals`: how the requests of a batched_online row came, as its notes say; empty where they
-    do not, and for the other labels, which come in one way only.
+    `arrivals`: how requests came, as the notes say.
     """
 
     model_id: str
@@ -34,7 +56,7 @@ class Conditions:
     input_tokens: int
     output_tokens: int
     measurement_type: Label
-    arrivals: str = ""
+    arrivals: Loop = Loop.NOT_TOLD
 
 
 # Why rows that differ in this alone do not make one set.
@@ -47,7 +69,7 @@ WHY_APART: Final = {
     "input_tokens": "prompts of another length",
     "output_tokens": "answers of another length",
     "measurement_type": "these answer different questions, and a ratio of them says nothing",
-    "arrivals": "a load that waits for answers, and one that does not",
+    "arrivals": "a load that waits for answers, one that does not, or one of which nobody says",
 }
 
 
@@ -151,13 +173,14 @@ def _conditions(placed: Placed) -> Conditions:
         input_tokens=row.input_tokens,
         output_tokens=row.output_tokens,
         measurement_type=row.measurement_type,
-        arrivals=_arrivals(row),
+        arrivals=_loop(row),
     )
 
 
-def _arrivals(row: Row) -> str:
-    online = row.measurement_type is Label.BATCHED_ONLINE
-    return notes_of(row.scenario_notes).get("arrivals", "") if online else ""
+def _loop(row: Row) -> Loop:
+    """What is told in other words than ours says nothing."""
+    said = notes_of(row.scenario_notes).get("arrivals")
+    return _LOOPS[Arrivals(said)] if said in set(Arrivals) else Loop.NOT_TOLD
 
 
 def _points(rows: Sequence[Placed]) -> tuple[Point, ...]:
@@ -200,7 +223,7 @@ def _apart(found: Sequence[Conditions]) -> tuple[Apart, ...]:
     for name in WHY_APART:
         alike: dict[tuple[object, ...], list[Conditions]] = {}
         for conditions in found:
-            # Which arrivals there are follows from the label.
+            # Which arrivals there may be follows from the label.
             same = {name, "arrivals"} if name == "measurement_type" else {name}
             others = tuple(getattr(conditions, other) for other in WHY_APART if other not in same)
             alike.setdefault(others, []).append(conditions)

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 _COMPARE: Final = """Compares facts by their batch.
 
 Only rows that are alike in model_id, engine and its version, precision, gpu, gpu_count,
-input_tokens, output_tokens and measurement_type make one set. Speed-up and efficiency (speed-up
-over the growth of the batch) are against the set's smallest batch; several rows for one batch
-count as their median. Sets that look alike and are not are told. Rows that are to_be_confirmed
+input_tokens, output_tokens and measurement_type, and whose notes say arrivals of one kind (open
+loop, closed loop, all at once, or nothing), make one set. Speed-up and efficiency (speed-up over
+the growth of the batch) are against the set's smallest batch; several rows for one batch count as
+their median. Sets that look alike and are not are told. Rows that are to_be_confirmed
 take part in nothing. Files must be without faults."""
 
 _EPILOG: Final = """examples:

@@ -15,8 +15,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from orch_sidecar.facts.check import header_fault, identity, row_faults
-from orch_sidecar.facts.row import COLUMNS, Row
+from orch_sidecar.facts.check import (
+    Placed,
+    conflict,
+    header_fault,
+    identity,
+    row_faults,
+    sound_rows,
+)
+from orch_sidecar.facts.row import COLUMNS, Row, measurement_of
 from orch_sidecar.facts.table import (
     Record,
     Table,
@@ -26,6 +33,10 @@ from orch_sidecar.facts.table import (
     record_text,
     with_records,
 )
+
+
+class Conflict(ValueError):
+    """A row that says something else of a measurement than one that is there; names both."""
 
 
 def read(path: Path) -> Table:
@@ -44,15 +55,9 @@ def read(path: Path) -> Table:
 def write(path: Path, content: str | bytes) -> None:
     """Makes this a file's content: all of it, or nothing. Text is UTF-8. Raises OSError."""
     # A link stays one, and the file that it leads to is written.
-    target = path.resolve()
-    if target.exists() and not target.is_file():
-        raise OSError(f"{path}: is there and no plain file")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such folder", str(target.parent))
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.new")
-    made = beside.open("xb")
+    target, beside = path.resolve(), _beside(path)
     try:
-        with made as file:
+        with beside.open("wb") as file:
             file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -68,26 +73,39 @@ def append(path: Path, rows: Sequence[Row]) -> int:
     """Adds rows to the end of a file, which is made where there is none. How many were added:
 
     a row that stands there already, in every field, is not written again. Rows that stood there
-    keep their bytes. Raises Unreadable where the file has another header, ValueError for a row
-    that `check` would object to (nothing is written then), OSError.
+    keep their bytes. Nothing is written, and raised is: Unreadable where the file has another
+    header or an end to which nothing can be added, Conflict for a row that says something else
+    of a measurement than one that is there, ValueError for one that `check` would object to,
+    OSError.
     """
     with locked(path):
-        table = read(path) if path.exists() else Table(str(path))
-        if table.header is None:
-            table = with_records(table, [COLUMNS])
-        fault = header_fault(table)
-        if fault is not None:
-            raise Unreadable(str(fault))
+        table = _begun(path)
         there = {identity(each) for each in table.rows if len(each.fields) == len(COLUMNS)}
+        measured = {measurement_of(each.row): each for each in sound_rows(table)}
         added = []
         for row in rows:
             record = _sound(row)
-            if identity(record) not in there:
-                there.add(identity(record))
-                added.append(record.fields)
+            if identity(record) in there:
+                continue
+            placed = Placed("the row to be added", record, row)
+            other = measured.setdefault(measurement_of(row), placed)
+            if other is not placed:
+                raise Conflict(str(conflict(other, placed)))
+            there.add(identity(record))
+            added.append(record.fields)
         if added or not path.exists():
-            write(path, with_records(table, added).text)
+            write(path, _grown(table, added).text)
     return len(added)
+
+
+def check_appendable(path: Path) -> None:
+    """Raises what `append` would for this file, whatever the rows. Nothing is written."""
+    _grown(_begun(path), [COLUMNS])
+
+
+def check_writable(path: Path) -> None:
+    """Raises OSError where `write` could not; what is there stays as it is."""
+    _beside(path).unlink()
 
 
 @contextmanager
@@ -100,6 +118,44 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
+
+
+def _beside(path: Path) -> Path:
+    """A new, empty file in the folder of another one."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise OSError(f"{path}: is there and no plain file")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(target.parent))
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.new")
+    beside.open("xb").close()
+    return beside
+
+
+def _begun(path: Path) -> Table:
+    """The table of a file, with a header at least. Raises Unreadable for another one."""
+    table = read(path) if path.exists() else Table(str(path))
+    if table.header is None:
+        table = with_records(table, [COLUMNS])
+    fault = header_fault(table)
+    if fault is not None:
+        raise Unreadable(str(fault))
+    return table
+
+
+def _grown(table: Table, added: Sequence[tuple[str, ...]]) -> Table:
+    """With these records at its end, as a reader finds them there. Raises Unreadable.
+
+    A quote that is never closed makes what follows it part of its field.
+    """
+    grown = with_records(table, added)
+    count = len(table.records)
+    if [each.fields for each in grown.records[count:]] != list(added):
+        last = table.records[-1]
+        place = f"{table.name}:{last.line}:{last.misquoted or len(last.fields)}"
+        rule = "the last record must end, each of its quotes closed: nothing can be added to it"
+        raise Unreadable(f"{place}: {rule}")
+    return grown
 
 
 def _sound(row: Row) -> Record:

@@ -60,7 +60,7 @@ _Limit = Annotated[int, Field(ge=1)] | None
 class _Model(BaseModel):
     """Fields that are read; the file has more."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 class _Metadata(_Model):
@@ -203,7 +203,7 @@ def _measured(report: _Report, benchmark: _Benchmark) -> Measured:
     return Measured(
         tool=f"guidellm {report.metadata.guidellm_version}",
         model=benchmark.config.backend.model,
-        claim=claim_of(report.config.metadata.labels.get("measurement_type"), at_once),
+        claim=claim_of(report.config.metadata.labels.get("measurement_type"), arrivals, at_once),
         arrivals=arrivals,
         rate_per_s=strategy.rate,
         at_once=at_once,

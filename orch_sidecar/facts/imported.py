@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orch_sidecar.facts.measured import Measured, Refused
+from orch_sidecar.facts.measured import Measured, Refused, contradiction
 from orch_sidecar.facts.row import Label, Row, engine_text, notes_text
 from orch_sidecar.facts.snapshot import Snapshot
 from orch_sidecar.facts.verdict import Own, batches_of, judge, shortfalls
@@ -86,18 +86,16 @@ def _proven(measured: Measured, proof: Proof, source: Source, model_id: str) -> 
 
 
 def _objections(measured: Measured, proof: Proof, label: Label) -> list[str]:
-    own = Own(sent=measured.requests + measured.failed, answered=measured.requests)
-    reasons = judge(label, proof.before, proof.after, own)
-    batches = batches_of(proof.before, proof.after)
-    decoded = round(batches.steps * batches.mean)
-    # Each sequence of a step generates a token at least, and each prompt's first token is made
-    # by a step that is not counted. What a failed request generated is in no file.
-    if not measured.failed and decoded > measured.output_tokens:
-        reasons.append(
-            f"the engine decoded {decoded} times a sequence in the window, and the file has "
-            f"{measured.output_tokens} tokens: it is of another run"
-        )
-    return reasons
+    own = Own(
+        sent=measured.requests + measured.failed,
+        answered=measured.requests,
+        # What a failed request generated is in no file.
+        output_tokens=None if measured.failed else measured.output_tokens,
+    )
+    # A file without a claim has a load all the same.
+    load = contradiction(label, measured.arrivals, measured.at_once)
+    of_load = [] if load is None else [load]
+    return judge(label, proof.before, proof.after, own) + of_load
 
 
 def _claimed(measured: Measured, known: Given, source: Source, model_id: str) -> Row | Refused:

@@ -12,10 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orch_sidecar.facts import guidellm, vllm_bench
+from orch_sidecar.facts import guidellm, json_text, vllm_bench
 from orch_sidecar.facts.check import row_faults
 from orch_sidecar.facts.files import append
 from orch_sidecar.facts.imported import Given, Proof, Source, fact
+from orch_sidecar.facts.json_text import NoJson
 from orch_sidecar.facts.measured import Measured, Refused
 from orch_sidecar.facts.row import COLUMNS, Row
 from orch_sidecar.facts.snapshot import NotASnapshot, Snapshot, snapshot_of
@@ -143,13 +144,13 @@ def _documents(path: Path, content: bytes) -> list[Any]:
     except UnicodeDecodeError:
         raise Unreadable(f"{path}: no UTF-8") from None
     documents: list[Any] = []
-    at, decoder = 0, json.JSONDecoder()
+    at = 0
     while (rest := text[at:].lstrip()) or not documents:
         at = len(text) - len(rest)
         try:
-            document, at = decoder.raw_decode(text, at)
-        except json.JSONDecodeError as error:
-            raise Unreadable(f"{path}:{error.lineno}: no JSON: {error.msg}") from None
+            document, at = json_text.part(text, at)
+        except NoJson as error:
+            raise Unreadable(f"{path}:{error}") from None
         documents.append(document)
     return documents
 

@@ -60,6 +60,9 @@ class Arrivals(StrEnum):
     TRACE = "trace"
 
 
+# Loads that keep an engine as full as it gets: offline is about nothing else.
+_UNPACED: Final = (Arrivals.AT_ONCE, Arrivals.CLOSED_LOOP)
+
 # Which percentiles are noted: comparisons go by the first token's 50th and 95th, and MLPerf's
 # SingleStream by the 90th latency.
 LATENCIES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -98,7 +101,7 @@ class Measured:
     notes: Mapping[str, str | int | float] = field(default_factory=dict)
 
 
-def claim_of(said: object, at_once: int | None) -> Label | None:
+def claim_of(said: object, arrivals: Arrivals, at_once: int | None) -> Label | None:
     """The label that a file claims. Raises Unfit for none of ours, or for one that the load of
     the same file contradicts."""
     if said is None:
@@ -108,14 +111,26 @@ def claim_of(said: object, at_once: int | None) -> Label | None:
     except ValueError:
         rule = f"must be one of {', '.join(Label)}"
         raise Unfit("measurement_type", said, rule) from None
-    if label is Label.SINGLE_STREAM and at_once != 1:
-        most = "no limit" if at_once is None else f"a limit of {at_once}"
-        rule = f"is one request at a time; the load had {most} on requests under way at once"
-        raise Unfit("measurement_type", said, rule)
-    if label in (Label.BATCHED_ONLINE, Label.OFFLINE) and at_once == 1:
-        rule = "is several requests at a time; the load had a limit of 1"
-        raise Unfit("measurement_type", said, rule)
+    load = contradiction(label, arrivals, at_once)
+    if load is not None:
+        raise Unfit("measurement_type", said, load)
     return label
+
+
+def contradiction(label: Label, arrivals: Arrivals, at_once: int | None) -> str | None:
+    """Why a load cannot have earned a label, whatever the engine did; None if it can.
+
+    Where requests wait before the engine, it decodes one at a time of any load.
+    """
+    most = "no limit" if at_once is None else f"a limit of {at_once}"
+    came = f"the load was {arrivals}, with {most} on requests under way at once"
+    if label is Label.SINGLE_STREAM and arrivals is not Arrivals.ONE_BY_ONE:
+        return f"is one request at a time, the next when the one before has ended; {came}"
+    if label in (Label.BATCHED_ONLINE, Label.OFFLINE) and at_once == 1:
+        return f"is several requests at a time; {came}"
+    if label is Label.OFFLINE and arrivals not in _UNPACED:
+        return f"is everything at once, or as much as is allowed; {came}"
+    return None
 
 
 def latency_notes(figures: Figures) -> dict[str, float]:

@@ -9,18 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
-from orch_sidecar.facts.check import Fault, Placed, check, identity, sound_rows
-from orch_sidecar.facts.row import COLUMNS, Row
+from orch_sidecar.facts.check import Fault, Placed, check, conflict, identity, sound_rows
+from orch_sidecar.facts.row import measurement_of
 from orch_sidecar.facts.table import Table, with_raw
-
-# What a measurement is. The rest of a row (the model's name in print, the figure, the notes) is
-# what was found.
-KEY: Final = (
-    *("model_id", "engine", "precision", "gpu", "gpu_count", "batch"),
-    *("input_tokens", "output_tokens", "measurement_type", "source_tag"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +35,13 @@ def merge(tables: Sequence[Table]) -> Merged | list[Fault]:
     first_of: dict[tuple[object, ...], Placed] = {}
     kept: list[Placed] = []
     for placed in rows:
-        first = first_of.setdefault(_key(placed.row), placed)
+        first = first_of.setdefault(measurement_of(placed.row), placed)
         if first is placed:
             kept.append(placed)
         elif identity(first.record) != identity(placed.record):
-            faults.append(_conflict(first, placed))
+            faults.append(conflict(first, placed))
     if faults:
         return faults
     header = replace(tables[0], records=tables[0].records[:1])
     table = with_raw(header, (placed.record.raw for placed in kept))
     return Merged(table, len(rows) - len(kept))
-
-
-def _key(row: Row) -> tuple[object, ...]:
-    return tuple(getattr(row, name) for name in KEY)
-
-
-def _conflict(first: Placed, second: Placed) -> Fault:
-    """Told at the figure, or at the first other column in which they differ."""
-    differing = [name for name in COLUMNS if getattr(first.row, name) != getattr(second.row, name)]
-    throughput = "throughput_tokens_per_sec"
-    name = throughput if throughput in differing else differing[0]
-    index = COLUMNS.index(name)
-    told = first.record.fields[index]
-    rule = f"{first.place}:{index + 1} says {told!r} of the same measurement (all of its key alike)"
-    value = second.record.fields[index]
-    return Fault(second.file, second.record.line, index + 1, name, value, rule)

@@ -12,7 +12,14 @@ import base64
 import binascii
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from orch_sidecar.facts.span import Kind, Link, Span, Value
@@ -74,6 +81,14 @@ def _bytes(value: object) -> bytes | None:
 
 class _Message(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, extra="ignore", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, document: object) -> object:
+        """In proto3's JSON a null is a field that is not there."""
+        if not isinstance(document, dict):
+            return document
+        return {name: value for name, value in document.items() if value is not None}
 
 
 class _AnyValue(_Message):

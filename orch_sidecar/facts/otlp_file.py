@@ -7,8 +7,8 @@ is one JSON document is taken, too: a request, or a list of requests.
 
 from __future__ import annotations
 
-import json
-
+from orch_sidecar.facts import json_text
+from orch_sidecar.facts.json_text import NoJson
 from orch_sidecar.facts.otlp import Malformed, spans_of
 from orch_sidecar.facts.span import Span
 
@@ -28,8 +28,8 @@ def read(name: str, content: bytes) -> list[Span]:
     if not lines:
         raise Malformed(f"{name}: is empty")
     try:
-        json.loads(lines[0][1])
-    except json.JSONDecodeError:
+        json_text.whole(lines[0][1])
+    except NoJson:
         # A document that is laid out over lines; or a first line that is broken.
         return _document(name, text)
     found = []
@@ -40,9 +40,9 @@ def read(name: str, content: bytes) -> list[Span]:
 
 def _document(name: str, text: str) -> list[Span]:
     try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise Malformed(f"{name}:{error.lineno}: no JSON: {error.msg}") from None
+        document = json_text.whole(text)
+    except NoJson as error:
+        raise Malformed(f"{name}:{error}") from None
     try:
         return _spans(document)
     except Malformed as error:
@@ -51,9 +51,9 @@ def _document(name: str, text: str) -> list[Span]:
 
 def _request(name: str, number: int, line: str) -> list[Span]:
     try:
-        return _spans(json.loads(line))
-    except json.JSONDecodeError as error:
-        raise Malformed(f"{name}:{number}: no JSON: {error.msg}") from None
+        return _spans(json_text.whole(line))
+    except NoJson as error:
+        raise Malformed(f"{name}:{number}: no JSON: {error.rule}") from None
     except Malformed as error:
         raise Malformed(f"{name}:{number}: {error}") from None
 

@@ -7,7 +7,15 @@ from dataclasses import asdict, fields
 from itertools import groupby
 from typing import Any, Final
 
-from orch_sidecar.facts.compare import WHY_APART, Comparison, Conditions, Point, Set, differing
+from orch_sidecar.facts.compare import (
+    WHY_APART,
+    Comparison,
+    Conditions,
+    Loop,
+    Point,
+    Set,
+    differing,
+)
 
 _HEAD: Final = ("batch", "rows", "tokens/s", "min", "max", "per sequence", "speed-up", "efficiency")
 _TTFT_HEAD: Final = ("TTFT p50 ms", "p95 ms")
@@ -51,12 +59,12 @@ def said(conditions: Conditions, without: Sequence[str] = ()) -> str:
         "gpu_count": _count(conditions.gpu_count),
         "input_tokens": f"{conditions.input_tokens} tokens in",
         "output_tokens": f"{conditions.output_tokens} tokens out",
-        "arrivals": conditions.arrivals.replace("_", " "),
+        "arrivals": "" if conditions.arrivals is Loop.NOT_TOLD else conditions.arrivals,
     }
     names = [field.name for field in fields(conditions) if field.name not in without]
     if "gpu" in names and "gpu_count" in names:
         names.remove("gpu_count")
-    told = (words.get(name) or str(getattr(conditions, name)) for name in names)
+    told = (words[name] if name in words else str(getattr(conditions, name)) for name in names)
     return ", ".join(each for each in told if each)
 
 

@@ -5,6 +5,7 @@ Pure. Knows what a sound row is, and nothing of files.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,13 @@ COLUMNS: Final = (
     "measurement_type",
     "scenario_notes",
     "source_tag",
+)
+
+# What a measurement is. The rest of a row (the model's name in print, the figure, the notes) is
+# what was found.
+MEASUREMENT: Final = (
+    *("model_id", "engine", "precision", "gpu", "gpu_count", "batch"),
+    *("input_tokens", "output_tokens", "measurement_type", "source_tag"),
 )
 
 # Every row's notes have these, in this order, and then whatever else there is to say.
@@ -74,6 +82,11 @@ class Row:
     source_tag: str
 
 
+def measurement_of(row: Row) -> tuple[object, ...]:
+    """The same for two rows of one measurement, whatever they say of it."""
+    return tuple(getattr(row, name) for name in MEASUREMENT)
+
+
 def engine_text(name: str, version: str | None) -> str:
     """The column `engine`, of what an engine calls itself and its version, where that is known."""
     shown = _ENGINES.get(name, name)
@@ -83,10 +96,13 @@ def engine_text(name: str, version: str | None) -> str:
 def notes_text(notes: Mapping[str, str | int | float]) -> str:
     """`key=value; key=value`: the form of the column `scenario_notes`.
 
-    Raises ValueError for a key that is no name, or a value with `;` or a line break in it.
+    Raises ValueError for a key that is no name, a value with `;` or a line break in it, or a number
+    that is not finite.
     """
     parts = []
     for key, value in notes.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"the note {key}={value} must be a finite number")
         text = f"{value:.6g}" if isinstance(value, float) else str(value)
         if _KEY.fullmatch(key) is None:
             raise ValueError(f"{key!r} is no name of a note: lower case, digits and _")

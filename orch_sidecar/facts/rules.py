@@ -132,9 +132,13 @@ def _notes(value: str) -> str | None:
     if tuple(notes)[: len(REQUIRED_NOTES)] != REQUIRED_NOTES:
         return f"must begin with the notes {', '.join(REQUIRED_NOTES)}, in this order"
     for name in (TTFT_P50_NOTE, TTFT_P95_NOTE):
-        if name in notes and _NUMBER.fullmatch(notes[name]) is None:
+        if name in notes and not _is_number(notes[name]):
             return f"{name}={notes[name]} must be a number of milliseconds"
     return None
+
+
+def _is_number(value: str) -> bool:
+    return _NUMBER.fullmatch(value) is not None and math.isfinite(float(value))
 
 
 _RULES: Final[Mapping[str, Callable[[str], str | None]]] = {

@@ -20,8 +20,9 @@ class Snapshot:
 
     `steps_by_batch`: decode steps since the engine started, and their seconds, by sequences.
     `requests_total`: generating requests that the engine has taken in since it started.
-    `foreign`: sequences in it that did not come by way of the sidecar that told this.
-    `generation`: of the sidecar's configuration; 0 where the engine itself told this.
+    `foreign`: sequences in it that did not come by way of the sidecar that told this; `leased`:
+    those that did, 0 where nobody says. `generation`: of the sidecar's configuration; 0 where the
+    engine itself told this.
     """
 
     engine: str
@@ -40,6 +41,12 @@ class Snapshot:
     preemptions_total: int
     steps_by_batch: Mapping[int, tuple[int, float]]
     generation: int = 0
+    leased: int = 0
+
+    @property
+    def in_engine(self) -> int:
+        """Sequences in it, whoever's they are."""
+        return self.foreign + self.leased
 
 
 def pools_of(document: Any) -> tuple[str, ...]:
@@ -74,6 +81,7 @@ def snapshot_of(document: Any, pool: str | None = None) -> Snapshot:
         preemptions_total=_count(entry, "preemptions_total"),
         steps_by_batch=_steps(entry),
         generation=_count(document, "generation") if "generation" in document else 0,
+        leased=_count(entry, "leased") if "leased" in entry else 0,
     )
 
 
@@ -112,5 +120,5 @@ def _steps(entry: Mapping[str, Any]) -> dict[int, tuple[int, float]]:
         raise NotASnapshot(f"steps_by_batch is {value!r}: {rule}")
     try:
         return {int(batch): (int(steps), float(s)) for batch, (steps, s) in value.items()}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise NotASnapshot(f"steps_by_batch is {value!r}: {rule}") from None

@@ -18,13 +18,20 @@ from orch_sidecar.facts.snapshot import Snapshot
 LEAST_QUERIES: Final = {Label.SINGLE_STREAM: 64, Label.BATCHED_ONLINE: 662, Label.OFFLINE: 1}
 LEAST_SECONDS: Final = 600.0
 
+# What is said of a batch of one where there should be more; one client of a sweep is meant to be.
+NEVER_BATCHED: Final = "no step decoded more than one sequence: nothing was batched"
+
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The requests of a measurement. `sent` at most reached the engine, `answered` surely did."""
+    """The requests of a measurement. `sent` at most reached the engine, `answered` surely did.
+
+    `output_tokens`: of all of them; None where of some nobody knows, as of one that failed.
+    """
 
     sent: int
     answered: int
+    output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +76,10 @@ def judge(label: Label, before: Snapshot, after: Snapshot, own: Own) -> list[str
             "single_stream is one at a time"
         )
     if label is not Label.SINGLE_STREAM and batches.largest == 1:
-        reasons.append("no step decoded more than one sequence: nothing was batched")
+        reasons.append(NEVER_BATCHED)
     if not batches.steps:
         reasons.append("the engine says that it ran no decode step in the window")
-    return reasons
+    return reasons + _surplus(batches, own)
 
 
 def shortfalls(label: Label, queries: int, seconds: float) -> list[str]:
@@ -104,6 +111,8 @@ def _traffic(before: Snapshot, after: Snapshot, own: Own) -> list[str]:
     for when, snapshot in (("before", before), ("after", after)):
         if snapshot.foreign:
             reasons.append(f"{snapshot.foreign} foreign sequences were in the engine {when} it")
+        if snapshot.leased:
+            reasons.append(f"{snapshot.leased} sequences were still in the engine {when} it")
     taken = after.requests_total - before.requests_total
     if taken > own.sent:
         reasons.append(
@@ -116,6 +125,21 @@ def _traffic(before: Snapshot, after: Snapshot, own: Own) -> list[str]:
             "shared (coalesced), or came from elsewhere"
         )
     return reasons
+
+
+def _surplus(batches: Batches, own: Own) -> list[str]:
+    """What was decoded for others: requests that began before the window are not in its count.
+
+    Each sequence of a step generates a token at least, and each prompt's first token is made by
+    a step that also read a prompt, which is not counted.
+    """
+    decoded = round(batches.steps * batches.mean)
+    if own.output_tokens is None or decoded <= own.output_tokens:
+        return []
+    return [
+        f"the engine decoded {decoded} times a sequence in the window, and this measurement has "
+        f"{own.output_tokens} tokens: it decoded for others, or this is of another run"
+    ]
 
 
 _CHANGES: Final[tuple[tuple[Callable[[Snapshot, Snapshot], bool], str], ...]] = (

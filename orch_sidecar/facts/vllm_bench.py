@@ -74,13 +74,13 @@ _Seconds = tuple[float, ...] | None
 class _Result(BaseModel):
     """The fields that are read; the file has more."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
     # Those whose times are as the table says.
     backend: Literal["vllm", "openai", "openai-chat"]
     model_id: str
     request_rate: _Positive | Literal["inf"]
-    burstiness: Annotated[float, Field(gt=0)]
+    burstiness: Annotated[float, Field(gt=0, allow_inf_nan=True)]  # infinite: constant gaps
     max_concurrency: Annotated[int, Field(ge=1)] | None
     duration: _Positive
     completed: _Count
@@ -164,7 +164,7 @@ def _measured(result: _Result) -> Measured:
     return Measured(
         tool=TOOL,
         model=result.model_id,
-        claim=claim_of(result.measurement_type, result.max_concurrency),
+        claim=claim_of(result.measurement_type, _arrivals(result), result.max_concurrency),
         arrivals=_arrivals(result),
         rate_per_s=None if result.request_rate == "inf" else result.request_rate,
         at_once=result.max_concurrency,

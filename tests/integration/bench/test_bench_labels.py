@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from orch_sidecar.bench.endpoint import Endpoint, EndpointError
 from orch_sidecar.bench.fact import NoFact, row_of
 from orch_sidecar.bench.measure import NotMeasurable
+from orch_sidecar.bench.prompts import Prompt, synthetic
 from orch_sidecar.bench.result import Result, Status
 from orch_sidecar.facts import files
 from orch_sidecar.facts.check import check
@@ -192,3 +193,89 @@ async def test_counts_that_come_late_are_waited_for(
     monkeypatch.setattr(Decoding, "tell", late)
     result = await measured(url_of(home), replace(SINGLE, warm_up=2))
     assert (result.status, result.reasons) == (Status.PRELIMINARY, [])
+
+
+@pytest.mark.parametrize("scenario", [CLOSED, OFFLINE])
+async def test_request_that_is_under_way_before_it_and_after_makes_it_invalid(
+    another: Engine, start: Start, scenario: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is taken before the window and ends after it: no count of requests shows it."""
+    monkeypatch.setattr("orch_sidecar.bench.idle.IDLE_WITHIN_S", 0.5)
+    profile = "offline" if scenario is OFFLINE else "cloud"
+    engine = await another(profile=profile, slots=8)
+    Decoding(engine)
+    sidecar = await start(engine_url=engine.url, profile=profile)
+    client = await sidecar.client()
+    prompt: Any = list(range(5))
+    long = asyncio.create_task(
+        client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=2000)
+    )
+    await eventually(lambda: engine.present)
+    result = await measured(url_of(sidecar), replace(scenario, warm_up=0))
+    assert not long.done()
+    long.cancel()
+    await asyncio.gather(long, return_exceptions=True)
+    assert "the engine was not idle before this measurement: others used it" in reasons(result)
+    assert "the engine was not idle after this measurement: others used it" in reasons(result)
+    assert "1 sequences were still in the engine before it" in reasons(result)
+    with pytest.raises(NoFact):
+        row_of(result)
+
+
+async def test_our_refusals_do_not_hide_the_requests_of_others(
+    home: Running, at_home: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the others are served this client is turned away, more often than they are let in."""
+    monkeypatch.setattr("orch_sidecar.bench.load.PAUSE_S", 0.01)
+    unqueued = Endpoint.of(url_of(home), None, {"X-Orch-Do-Not-Queue": "true"})
+    scenario = replace(SINGLE, least_seconds=1.0)
+    running = asyncio.create_task(measured(url_of(home), scenario, endpoint=unqueued))
+    await eventually(lambda: len(at_home.generating) > 2)
+    client = await home.client()
+    prompt: Any = list(range(5))
+    other = await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=50)
+    assert other.status == 200
+    result = await running
+    assert result.counts.refused >= 2
+    assert result.counts.sent >= len(at_home.generating)
+    assert "others used it at the same time" in reasons(result)
+
+
+def few(seed: int) -> Iterator[Prompt]:
+    """Two ids, four tokens: 16 prompts."""
+    return synthetic((5, 6), 4, OUTPUT_TOKENS, seed)
+
+
+async def test_run_whose_prompts_are_used_up_is_incomplete_and_loses_nothing(
+    cloud: Running,
+) -> None:
+    """How many it takes in its time nobody knows beforehand."""
+    scenario = replace(CLOSED, least_requests=4, least_seconds=30.0)
+    result = await measured(url_of(cloud), scenario, prompts=few, most_prompts=16)
+    assert result.status is Status.INCOMPLETE
+    assert result.reasons[0].startswith("16 prompts of 4 tokens out of 2 ids are all that differ")
+    assert result.counts.answered >= 8
+    assert result.figures is not None
+
+
+@pytest.mark.parametrize(
+    ("scenario", "needed"),
+    [
+        (replace(CLOSED, least_requests=13), 17),
+        (replace(POISSON, least_requests=17), 17),
+        (replace(OFFLINE, least_requests=17, label=Label.BATCHED_ONLINE), 17),
+        (replace(CLOSED, least_requests=2, warm_up=13), 17),
+    ],
+)
+async def test_fewer_prompts_than_are_needed_are_told_before_anything_is_sent(
+    cloud: Running, engine: ScriptedEngine, scenario: Any, needed: int
+) -> None:
+    with pytest.raises(NotMeasurable, match=f"{needed} prompts are needed at least.* are 16:"):
+        await measured(url_of(cloud), scenario, prompts=few, most_prompts=16)
+    assert engine.generating == []
+
+
+async def test_just_as_many_prompts_as_are_needed_are_enough(cloud: Running) -> None:
+    scenario = replace(CLOSED, least_requests=12, warm_up=12)
+    result = await measured(url_of(cloud), scenario, prompts=few, most_prompts=16)
+    assert (result.status, result.counts.answered) == (Status.PRELIMINARY, 12)

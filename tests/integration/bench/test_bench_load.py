@@ -52,6 +52,7 @@ async def test_one_client_asks_again_when_its_answer_has_ended(engine: ScriptedE
     found = made(engine)
     pulse = await found.watched(found.closed(asks(engine), 1, after(10)))
     assert [call.fate for call in found.calls] == [Fate.ANSWERED] * 10
+    assert all(call.reached for call in found.calls)
     for before, call in zip(found.calls, found.calls[1:], strict=False):
         assert before.ended_s is not None
         assert call.sent_s is not None
@@ -190,6 +191,7 @@ async def test_who_is_turned_away_pauses_before_asking_again(
     found = made(engine)
     await found.watched(found.closed(asks(engine), 1, after(3)))
     assert [(call.fate, call.why) for call in found.calls] == [(Fate.REFUSED, "queue_full")] * 3
+    assert not any(call.reached for call in found.calls)
     sent_s = [call.sent_s for call in found.calls if call.sent_s is not None]
     assert [b - a >= 0.098 for a, b in pairwise(sent_s)] == [True, True]
 
@@ -199,6 +201,7 @@ async def test_nobody_to_connect_to_is_a_failure(engine: ScriptedEngine) -> None
     call = await one(engine)
     assert call.fate is Fate.FAILED
     assert call.why.startswith("no connection: ")
+    assert not call.reached
     assert call.late_s is not None
 
 

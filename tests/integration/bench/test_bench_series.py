@@ -12,7 +12,8 @@ import pytest
 
 from orch_sidecar.bench import cli
 from orch_sidecar.bench.endpoint import EndpointError
-from orch_sidecar.bench.measure import NotMeasurable, measure
+from orch_sidecar.bench.interrupt import Interrupted
+from orch_sidecar.bench.measure import measure
 from orch_sidecar.bench.result import Result
 from orch_sidecar.bench.sweep import Sweep
 from orch_sidecar.facts import files
@@ -38,7 +39,7 @@ def run(
     cloud: Running, tmp_path: Path, interrupted: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> Run:
     """The command's work, here: in a process of its own it waits a second for each look."""
-    monkeypatch.setattr(cli, "LEAST_REQUESTS", 20)
+    monkeypatch.setattr("orch_sidecar.bench.find_rate.LEAST_REQUESTS", 20)
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": [number, 1, 2, 3], "output_tokens": 6} for number in range(3)]
     prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
@@ -99,23 +100,54 @@ async def test_rate_at_which_nothing_is_batched_keeps_its_slo_and_earns_no_label
 
 
 async def test_search_ends_where_no_rate_keeps_the_slo(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.bench.rate_search.MOST_TRIALS", 2)
-    assert await run(*SEARCH, "--rate", "400", "--slo-latency-ms", "1") == 1
-    assert "orch bench: no rate kept the SLO" in capsys.readouterr().err
-    assert not (tmp_path / "o.json").exists()
+    """A trial of 20 requests takes 0.2 s, and none is to take more than five times that."""
+    assert await run(*SEARCH, "--rate", "70", "--slo-latency-ms", "1") == 1
+    told = capsys.readouterr().out
+    assert "no rate kept the SLO, down to 35/s: a trial at 17.5/s would take 1 s" in told
+    result = result_of(tmp_path)
+    assert result.status == "incomplete"
+    assert result.reasons[0].startswith("no rate kept the SLO")
+    assert [(trial.rate_per_s, trial.kept) for trial in result.trials] == [(70, False), (35, False)]
+    assert result.calls
+    assert not (tmp_path / "f.csv").exists()
 
 
 async def test_trial_beside_another_client_ends_the_search(
-    run: Run, cloud: Running, engine: ScriptedEngine
+    run: Run, cloud: Running, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     client = await cloud.client()
     running = asyncio.create_task(run(*SEARCH, "--slo-latency-ms", "600"))
     await eventually(lambda: len(engine.generating) > 5)
     await client.post(COMPLETIONS, stream=True, prompt=[1, 2], max_tokens=2)
-    with pytest.raises(NotMeasurable, match="a trial at 25/s: the engine took"):
-        await running
+    assert await running == 1
+    result = result_of(tmp_path)
+    assert result.status == "incomplete"
+    assert result.reasons[0] == "the trial at 25/s is invalid"
+    assert result.reasons[1].startswith("the engine took")
+
+
+@pytest.mark.parametrize(
+    "error", [Interrupted("it was stopped"), EndpointError("GET /: refused"), ValueError("odd")]
+)
+async def test_whatever_ends_the_search_between_trials_keeps_what_was_measured(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    measured = [measure]
+
+    async def once(*arguments: Any, **more: Any) -> Result:
+        if measured:
+            return await measured.pop()(*arguments, **more)
+        raise error
+
+    monkeypatch.setattr("orch_sidecar.bench.find_rate.measure", once)
+    assert await run(*SEARCH, "--slo-latency-ms", "6000") == 1
+    result = result_of(tmp_path)
+    assert (result.status, result.reasons[0]) == ("incomplete", f"the search was ended: {error}")
+    assert [(trial.rate_per_s, trial.kept) for trial in result.trials] == [(25, True)]
+    with pytest.raises(type(error)):
+        await run(*SEARCH, "--slo-latency-ms", "6000")
 
 
 async def test_interruption_of_a_trial_is_written_as_incomplete(
@@ -185,3 +217,42 @@ async def test_interruption_of_a_sweep_keeps_what_was_measured(
     assert not found.complete
     assert found.ended_by.startswith("at 4 clients: it was stopped")
     assert found.points[0].clients == 2
+
+
+async def test_sweep_of_which_every_point_is_invalid_fails(
+    run: Run, tmp_path: Path, cloud: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def others() -> None:
+        prompt: Any = [1, 2, 3]
+        while True:
+            client = await cloud.client()
+            await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=6)
+            await asyncio.sleep(0.02)
+
+    beside = asyncio.create_task(others())
+    try:
+        code = await run("sweep", "--concurrency", "2,3", "--duration", "0.3")
+    finally:
+        beside.cancel()
+        await asyncio.gather(beside, return_exceptions=True)
+    assert code == 1, capsys.readouterr().out
+    found = sweep_of(tmp_path)
+    assert {point.status for point in found.points} == {"invalid"}
+    assert found.complete
+
+
+async def test_row_is_written_where_the_result_could_not_be(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write = files.write
+
+    def full(path: Path, content: str | bytes) -> None:
+        if path.suffix == ".json":
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(files, "write", full)
+    online = ("batched-online", "--concurrency", "4", "--requests", "20", "--duration", "0")
+    assert await run(*online) == 1
+    assert "no result: " in capsys.readouterr().err
+    assert len(sound_rows(files.read(tmp_path / "f.csv"))) == 1

@@ -44,12 +44,15 @@ def answered(
         "input_tokens": 32,
         "output_tokens": tokens,
         "event_s": array("d", times),
+        "connected": True,
     }
     return Call(**values | more)
 
 
 def refused(at_s: float, why: str = "queue_full") -> Call:
-    return Call(due_s=at_s, sent_s=at_s, ended_s=at_s, status=429, fate=Fate.REFUSED, why=why)
+    call = Call(due_s=at_s, sent_s=at_s, ended_s=at_s, connected=True)
+    call.status, call.fate, call.why = 429, Fate.REFUSED, why
+    return call
 
 
 def in_a_row(count: int, every_s: float = 0.1, **more: Any) -> list[Call]:
@@ -63,7 +66,7 @@ def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Run:
     label = {"measurement_type": scenario.label.value}
     engine = home if single else snapshot
     name = "home" if single else "cloud"
-    steps = {"1": [90, 0.9]} if single else {"1": [20, 0.2], "4": [25, 0.5], "6": [10, 0.3]}
+    steps = {"1": [90, 0.9]} if single else {"1": [20, 0.2], "4": [20, 0.4], "6": [5, 0.15]}
     values: dict[str, Any] = {
         "id": "20261121T211711Z-x-4037a0",
         "began_at": "2026-11-21T21:17:15.090Z",

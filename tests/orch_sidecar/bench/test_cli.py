@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.bench.cli import main
+from tests.orch_sidecar.facts.rows import HEADER
 
 ONLINE = ("batched-online", "--rate", "1")
 
@@ -48,6 +49,47 @@ def test_table_that_is_none_is_told_before_minutes_of_measuring(
     other.write_text("a,b\n1,2\n", encoding="utf-8")
     assert code_of(*ONLINE, "--facts", str(other)) == 2
     assert f"{other}:1" in capsys.readouterr().err
+
+
+def test_table_to_which_no_row_can_be_added_is_told_before_minutes_of_measuring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.csv"
+    broken.write_text(f'{HEADER}\nm/x,"x', encoding="utf-8")
+    assert code_of(*ONLINE, "--facts", str(broken)) == 2
+    assert f"--facts {broken}:2:2: the last record must end" in capsys.readouterr().err
+
+
+def test_one_file_for_two_things_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "f.csv"
+    same = str(tmp_path / "." / "f.csv")
+    assert code_of(*ONLINE, "--output", str(path), "--facts", same) == 2
+    assert f"--facts {same}: must not be the file of --output" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_result_is_not_written_over_a_table_of_facts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "f.csv"
+    for begin in (HEADER, f"\ufeff{HEADER}".replace("batch,", ""), HEADER.replace(",", '","')):
+        path.write_text(f"{begin}\n", encoding="utf-8")
+        assert code_of(*ONLINE, "--output", str(path)) == 2
+        assert "is a table of facts, and would be lost" in capsys.readouterr().err
+        assert path.read_text(encoding="utf-8") == f"{begin}\n"
+
+
+def test_folder_in_which_nothing_can_be_written_is_told_before_minutes_of_measuring(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody can make a file in /proc, not even root."""
+    monkeypatch.chdir("/proc")
+    assert code_of(*ONLINE) == 2
+    assert "without --output: the result: cannot be written: " in capsys.readouterr().err
+    assert code_of(*ONLINE, "--output", "/proc/x.json") == 2
+    assert "--output /proc/x.json: cannot be written: " in capsys.readouterr().err
 
 
 def test_url_that_is_none_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,3 +93,8 @@ def test_noise_of_a_twentieth_leaves_the_curve_near_its_points(
     assert found.c >= 0
     assert 0 < found.alpha <= 1
     assert found.worst_error < 0.13
+
+
+def test_means_of_what_is_meant_to_be_one_size_are_one() -> None:
+    assert fit([(1.0, 1.0), (7.9, 2.0), (7.98, 2.1), (8.0, 2.0)]) is None
+    assert fit([(1.0, 1.0), (1.4, 1.1), (2.4, 1.3)]) is not None

@@ -65,6 +65,24 @@ def test_search_ends_where_no_rate_keeps_it() -> None:
     assert len(found.trials) == MOST_TRIALS
 
 
+def test_rates_that_would_take_too_long_to_try_are_not_halved_to() -> None:
+    found = RateSearch(8.0, 1.5)
+    while not found.done:
+        found.tell(MISSED)
+    assert [trial.rate_per_s for trial in found.trials] == [8.0, 4.0, 2.0]
+    assert (found.best_per_s, found.next_per_s, found.too_slow) == (None, 1.0, True)
+
+
+def test_first_rate_is_tried_however_long_it_takes_and_higher_ones_are_looked_for() -> None:
+    found = RateSearch(1.0, 1.5)
+    assert not found.done
+    while not found.done:
+        found.tell(KEPT if found.next_per_s <= 1.2 else MISSED)
+    assert found.best_per_s is not None
+    assert 1.1 < found.best_per_s <= 1.2
+    assert not found.too_slow
+
+
 def test_trials_are_told() -> None:
     found = RateSearch(4.0)
     trial = found.tell(MISSED)

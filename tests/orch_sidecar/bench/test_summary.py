@@ -36,7 +36,7 @@ def test_run_that_is_long_enough_is_valid() -> None:
     found = result(LONG)
     assert (found.status, found.reasons, found.shortfalls) == (Status.VALID, [], [])
     assert found.batches is not None
-    assert (found.batches.steps, found.batches.largest) == (40, 6)
+    assert (found.batches.steps, found.batches.largest) == (30, 6)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,40 @@ def test_label_that_was_not_earned_is_invalid_and_keeps_its_name(
     assert found.status is Status.INVALID
     assert reason in "; ".join(found.reasons)
     assert found.measurement_type is ONLINE.label
+
+
+def test_engine_that_was_not_idle_at_an_end_of_it_makes_it_invalid() -> None:
+    for when in ("before", "after"):
+        found = result(LONG, restless=[when])
+        assert found.status is Status.INVALID
+        said = f"the engine was not idle {when} this measurement: others used it"
+        assert found.reasons == [said]
+
+
+def test_more_decoded_than_was_generated_is_seen_unless_something_is_not_known() -> None:
+    told: dict[str, Any] = {"requests_total": 110, "steps_by_batch": {"4": [33, 0.5]}}
+    found = result(CALLS, after=snapshot(**told))
+    said = "the engine decoded 112 times a sequence in the window, and this measurement has 110"
+    assert [reason[: len(said)] for reason in found.reasons] == [said]
+    cut = Call(due_s=1.0, sent_s=1.0, ended_s=1.1, fate=Fate.CUT, connected=True)
+    for unknown in (cut, answered(1.0, counted_by_events=True)):
+        told["requests_total"] = 111
+        assert result([*CALLS, unknown], after=snapshot(**told)).reasons == []
+    assert len(result([*CALLS, refused(1.0)], after=snapshot(**told)).reasons) == 2
+
+
+@pytest.mark.parametrize(
+    "away", [refused(1.0), Call(due_s=1.0, sent_s=1.0, ended_s=1.0, fate=Fate.FAILED)]
+)
+def test_what_never_reached_the_engine_hides_no_request_of_others(away: Call) -> None:
+    steps = {"4": [20, 0.5]}
+    assert result([*CALLS, away]).status is Status.PRELIMINARY
+    found = result([*CALLS, away], after=snapshot(requests_total=111, steps_by_batch=steps))
+    assert found.reasons == [
+        "the engine took 11 requests in the window, and 10 were of this measurement: others used "
+        "it at the same time"
+    ]
+    assert found.counts.sent == 11
 
 
 def test_engine_that_could_not_be_asked_afterwards_makes_it_invalid_and_loses_nothing() -> None:

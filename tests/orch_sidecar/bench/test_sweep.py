@@ -12,7 +12,7 @@ import pytest
 
 from orch_sidecar.bench.call import Call, Pulse
 from orch_sidecar.bench.result import Result, Status
-from orch_sidecar.bench.sweep import Sweep, plot, sweep_of, text
+from orch_sidecar.bench.sweep import Sweep, is_sound, plot, sweep_of, text
 from orch_sidecar.facts.measured import Arrivals
 from tests.orch_sidecar.bench.runs import ONLINE, answered, refused, result
 from tests.orch_sidecar.facts.snapshots import snapshot
@@ -74,6 +74,42 @@ def test_clients_beyond_the_slots_do_not_make_a_larger_batch() -> None:
     assert [each.batch for each in found.points] == [1, 2, 4, 8, 8, 8]
     assert found.fit is not None
     assert found.fit.alpha == pytest.approx(ALPHA, abs=0.02)
+
+
+def test_curve_is_fitted_to_mean_batches_and_not_to_rounded_ones() -> None:
+    """8 + 2 b ms, at means between whole batches."""
+    told = {1: (1.0, 10.0), 2: (1.49, 10.98), 4: (2.5, 13.0), 8: (4.5, 17.0)}
+    results = []
+    for clients, (mean, tpot_ms) in told.items():
+        found = point(clients, **engine(clients, 2))
+        assert found.batches is not None
+        assert found.figures is not None
+        assert found.figures.tpot_ms is not None
+        batches = found.batches.model_copy(update={"mean": mean})
+        tpot = found.figures.tpot_ms.model_copy(update={"p50": tpot_ms})
+        figures = found.figures.model_copy(update={"tpot_ms": tpot})
+        good = {"status": Status.PRELIMINARY, "reasons": []}
+        results.append(found.model_copy(update={"batches": batches, "figures": figures, **good}))
+    fit = sweep_of(results).fit
+    assert fit is not None
+    assert (fit.t0_ms, fit.c_ms, fit.alpha, fit.worst_error) == (8.0, 2.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("clients", [1, 8])
+def test_point_that_is_invalid_by_others_takes_no_part_in_the_fit(clients: int) -> None:
+    def measured(b: int) -> Result:
+        told = engine(b, b)
+        if b == clients:  # others used it, and it was slower by them
+            told = {"after": replace(told["after"], requests_total=101 + 5 * b)}
+        return point(b, rounds(b, 40 if b == clients else b), **told)
+
+    results = [measured(b) for b in (1, 2, 4, 8, 16)]
+    assert [is_sound(each) for each in results].count(False) == 1
+    found = sweep_of(results)
+    assert len(found.points) == 5
+    assert found.fit is not None
+    assert found.fit.alpha == pytest.approx(ALPHA, abs=0.02)
+    assert found.fit.worst_error < 0.001
 
 
 def test_two_batches_determine_no_curve() -> None:

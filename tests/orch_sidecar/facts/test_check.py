@@ -222,3 +222,14 @@ def test_sound_fact_is_written_and_read_as_itself(
     found = with_records(Table("t.csv"), [COLUMNS, fields_of(row)])
     assert check(found) == []
     assert row_of(found.rows[0]) == row
+
+
+def test_two_figures_of_one_measurement_are_told_at_the_second() -> None:
+    other = fields(throughput_tokens_per_sec="99.5")
+    [fault] = check(table(fields(), fields(source_tag="run-2"), other))
+    assert str(fault) == (
+        "t.csv:4:10: throughput_tokens_per_sec '99.5': t.csv:2:10 says '2461.67' of the same "
+        "measurement (all of its key alike)"
+    )
+    [fault] = check(table(fields(), fields(model_name="Llama")))
+    assert (fault.line, fault.name) == (3, "model_name")

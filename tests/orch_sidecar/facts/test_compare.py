@@ -9,7 +9,7 @@ import pytest
 
 from orch_sidecar.facts import report
 from orch_sidecar.facts.check import Placed, sound_rows
-from orch_sidecar.facts.compare import WHY_APART, Comparison, Conditions, Middle, compare
+from orch_sidecar.facts.compare import WHY_APART, Comparison, Conditions, Loop, Middle, compare
 from orch_sidecar.facts.row import COLUMNS, Label, Row
 from orch_sidecar.facts.table import Table, fields_of, with_records
 from tests.orch_sidecar.facts.rows import fact
@@ -95,11 +95,31 @@ def test_load_that_waits_for_answers_stands_apart_from_one_that_does_not() -> No
     found = compared(came(4, "closed_loop"), came(8, "closed_loop"), came(6, "poisson"))
     assert [len(each.points) for each in found.sets] == [2, 1]
     [apart] = found.apart
-    assert (apart.condition, apart.values) == ("arrivals", ("closed_loop", "poisson"))
+    assert (apart.condition, apart.values) == ("arrivals", (Loop.CLOSED, Loop.OPEN))
     assert "closed loop" in report.text(found)
-    # With the other labels, which come in one way each, it is the label that parts them.
+    # Of rows with other labels it is the label that parts them.
     label = compared(at(1, 90, SINGLE), came(4, "closed_loop"), came(6, "poisson")).apart[0]
     assert (label.condition, label.values) == ("measurement_type", (SINGLE, ONLINE))
+
+
+def test_loads_that_do_not_wait_for_answers_make_one_set() -> None:
+    def came(batch: int, arrivals: str) -> Row:
+        return at(batch, 100.0 * batch, notes={"arrivals": arrivals})
+
+    [found] = compared(came(4, "poisson"), came(6, "constant"), came(8, "trace")).sets
+    assert (found.conditions.arrivals, len(found.points)) == (Loop.OPEN, 3)
+
+
+@pytest.mark.parametrize("label", [ONLINE, Label.OFFLINE])
+def test_row_that_does_not_say_how_requests_came_stands_apart(label: Label) -> None:
+    said = at(4, 100, label, notes={"arrivals": "closed_loop"})
+    silent, odd = at(6, 90, label), at(8, 90, label, notes={"arrivals": "in waves"})
+    once = at(8, 300, label, notes={"arrivals": "at_once"})
+    found = compared(said, silent, odd, once)
+    assert [len(each.points) for each in found.sets] == [1, 2, 1]
+    [apart] = found.apart
+    assert apart.values == (Loop.CLOSED, Loop.NOT_TOLD, Loop.AT_ONCE)
+    assert "closed loop, not told, all at once" in report.text(found)
 
 
 def test_every_condition_has_its_reason() -> None:

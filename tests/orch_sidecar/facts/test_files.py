@@ -6,12 +6,21 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orch_sidecar.facts.check import check
-from orch_sidecar.facts.files import append, locked, read, write
+from orch_sidecar.facts.files import (
+    Conflict,
+    append,
+    check_appendable,
+    check_writable,
+    locked,
+    read,
+    write,
+)
 from orch_sidecar.facts.row import Label
 from orch_sidecar.facts.table import Unreadable
 from tests.orch_sidecar.facts.rows import HEADER, fact, fields
@@ -70,6 +79,49 @@ def test_append_leaves_faults_of_other_rows_alone(path: Path) -> None:
     path.write_text(before)
     append(path, [fact()])
     assert path.read_text() == f"{before}{LINE}\n"
+
+
+@pytest.mark.parametrize("end", ["", "\n", '"', 'a""'])
+def test_append_to_an_end_that_would_swallow_the_row_writes_nothing(path: Path, end: str) -> None:
+    before = f'{HEADER}\n{LINE}\nm/x,x,"vLLM; out{end if end != chr(34) else chr(34) * 2}'
+    path.write_text(before)
+    place = r"tps_model_gpu\.csv:3:3: the last record must end"
+    with pytest.raises(Unreadable, match=place):
+        append(path, [fact(source_tag="run-2")])
+    with pytest.raises(Unreadable, match=place):
+        check_appendable(path)
+    assert path.read_text() == before
+    assert alone(path)
+
+
+def test_row_that_says_something_else_of_a_measurement_is_not_added(path: Path) -> None:
+    append(path, [fact()])
+    before = path.read_bytes()
+    other = fact(throughput_tokens_per_sec=99.5)
+    said = r"2461\.67' of the same measurement"
+    with pytest.raises(
+        Conflict, match=f"throughput_tokens_per_sec '99.5': .*csv:2:10 says '{said}"
+    ):
+        append(path, [fact(source_tag="run-2"), other])
+    with pytest.raises(Conflict, match=r"says '99\.5' of the same"):
+        append(path, [replace(other, source_tag="run-3"), fact(source_tag="run-3")])
+    assert path.read_bytes() == before
+
+
+def test_looking_whether_a_file_can_be_written_leaves_nothing_behind(path: Path) -> None:
+    check_writable(path)
+    check_appendable(path)
+    assert not path.exists()
+    append(path, [fact()])
+    before = path.read_bytes()
+    check_writable(path)
+    check_appendable(path)
+    assert path.read_bytes() == before
+    assert alone(path)
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        check_writable(path.parent / "none" / "t.csv")
+    with pytest.raises(OSError, match="no plain file"):
+        check_writable(path.parent)
 
 
 def test_append_refuses_another_header(path: Path) -> None:

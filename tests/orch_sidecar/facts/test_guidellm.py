@@ -231,3 +231,14 @@ def test_claim_that_cannot_be_is_refused(labels: dict[str, str]) -> None:
 @pytest.mark.parametrize("found", [[], "file", None, {}, {"benchmarks": []}])
 def test_what_is_no_report_is_refused(found: object) -> None:
     assert refused(found).rule
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_time_that_is_not_finite_is_refused(value: float) -> None:
+    def change(benchmark: dict[str, Any]) -> None:
+        timings = benchmark["requests"]["successful"][0]["info"]["timings"]
+        timings["first_token_iteration"] = value
+
+    found = refused(changed(change))
+    assert found.name.endswith("timings.first_token_iteration")
+    assert found.rule == "Input should be a finite number"

@@ -9,7 +9,7 @@ import pytest
 
 from orch_sidecar.facts import guidellm, vllm_bench
 from orch_sidecar.facts.imported import Given, Proof, Source, fact
-from orch_sidecar.facts.measured import Measured, Refused
+from orch_sidecar.facts.measured import Arrivals, Measured, Refused
 from orch_sidecar.facts.row import Label, Row, notes_of
 from tests.orch_sidecar.facts.imports import document, proof
 
@@ -126,7 +126,7 @@ def test_limit_of_a_load_is_no_batch() -> None:
         ("vllm_bench_cloud", {"claim": Label.SINGLE_STREAM}, "needs an engine with one slot"),
         ("vllm_bench_home", {"requests": 21}, "21 requests were answered, and the engine took 20"),
         ("vllm_bench_home", {"requests": 19}, "others used it at the same time"),
-        ("vllm_bench_home", {"output_tokens": 600}, "it is of another run"),
+        ("vllm_bench_home", {"output_tokens": 600}, "or this is of another run"),
     ],
 )
 def test_what_the_engine_did_not_do_is_refused(
@@ -135,6 +135,32 @@ def test_what_the_engine_did_not_do_is_refused(
     found = refused(run(name, **changes), proof(name))
     assert found.name == "measurement_type"
     assert said in found.rule
+
+
+@pytest.mark.parametrize(
+    ("name", "arrivals", "at_once"),
+    [
+        ("vllm_bench_home", Arrivals.AT_ONCE, None),
+        ("vllm_bench_home", Arrivals.POISSON, None),
+        ("vllm_bench_home", Arrivals.CONSTANT, 1),
+        ("vllm_bench_cloud", Arrivals.POISSON, 1),
+    ],
+)
+def test_load_that_cannot_have_earned_the_engines_label_is_refused(
+    name: str, arrivals: Arrivals, at_once: int | None
+) -> None:
+    """What waits before an engine of one slot is decoded one at a time whatever the load was."""
+    found = run(name, claim=None, arrivals=arrivals, at_once=at_once)
+    assert f"the load was {arrivals}, with" in refused(found, proof(name)).rule
+
+
+def test_offline_by_a_schedule_is_refused() -> None:
+    ends = proof("vllm_bench_cloud")
+    offline: dict[str, Any] = {"measurement_type": "offline", "profile": "offline"}
+    known = Proof(replace(ends.before, **offline), replace(ends.after, **offline))
+    found = run("vllm_bench_cloud", claim=None)
+    assert "is everything at once" in refused(found, known).rule
+    assert row(replace(found, arrivals=Arrivals.AT_ONCE), known).measurement_type is Label.OFFLINE
 
 
 def test_model_that_the_engine_does_not_serve_is_refused_unless_it_is_named() -> None:

@@ -201,3 +201,33 @@ def test_pool_that_was_measured_is_named_where_there_are_several(run: Run, tmp_p
     code, out, _ = run("from-guidellm", path("guidellm_home"), *words, "--pool", "home")
     assert code == 0
     assert ",single_stream," in out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("[" * 100_000, "nested too deeply"), ('{"completed":\n' + "1" * 5000, "Exceeds the limit")],
+)
+def test_json_that_cannot_be_read_is_told_with_its_place(
+    run: Run, tmp_path: Path, content: str, said: str
+) -> None:
+    odd = tmp_path / "odd.json"
+    odd.write_text(content)
+    code, _, err = run("from-vllm-bench", odd, *GIVEN)
+    assert code == 2
+    assert err.startswith(f"orch facts: {odd}:1: no JSON: ")
+    assert said in err
+
+
+def test_another_figure_for_a_measurement_that_is_there_is_refused(
+    run: Run, tmp_path: Path
+) -> None:
+    table = tmp_path / "facts.csv"
+    words = "from-vllm-bench", path("vllm_bench_home"), *GIVEN, "--output", table
+    assert run(*words)[0] == 0
+    before = table.read_text()
+    figure = sound_rows(read(table))[0].record.fields[9]
+    table.write_text(before.replace(f",{figure},", ",1.5,"))
+    code, _, err = run(*words)
+    assert code == 1
+    assert f"{table}:2:10 says '1.5' of the same measurement" in err
+    assert table.read_text() == before.replace(f",{figure},", ",1.5,")

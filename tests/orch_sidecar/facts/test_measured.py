@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.facts.measured import Unfit, claim_of, latency_notes, overlap
+from orch_sidecar.facts.measured import Arrivals, Unfit, claim_of, latency_notes, overlap
 from orch_sidecar.facts.row import Label
 from orch_sidecar.facts.served import Served, figures
 
@@ -45,29 +45,42 @@ def test_notes_are_in_milliseconds_and_leave_out_what_nobody_saw() -> None:
 
 @pytest.mark.parametrize("at_once", [None, 1, 8])
 def test_no_claim_is_none(at_once: int | None) -> None:
-    assert claim_of(None, at_once) is None
+    assert claim_of(None, Arrivals.POISSON, at_once) is None
 
 
 @pytest.mark.parametrize(
-    ("said", "at_once"),
-    [("single_stream", 1), ("batched_online", None), ("batched_online", 8), ("offline", None)],
-)
-def test_claim_that_the_load_allows_is_a_label(said: str, at_once: int | None) -> None:
-    assert claim_of(said, at_once) is Label(said)
-
-
-@pytest.mark.parametrize(
-    ("said", "at_once", "rule"),
+    ("said", "arrivals", "at_once"),
     [
-        ("single_stream", 8, "a limit of 8"),
-        ("single_stream", None, "no limit"),
-        ("batched_online", 1, "a limit of 1"),
-        ("aggregate", 8, "must be one of single_stream, batched_online"),
+        ("single_stream", Arrivals.ONE_BY_ONE, 1),
+        ("batched_online", Arrivals.POISSON, None),
+        ("batched_online", Arrivals.CLOSED_LOOP, 8),
+        ("offline", Arrivals.AT_ONCE, None),
+        ("offline", Arrivals.CLOSED_LOOP, 64),
+        ("to_be_confirmed", Arrivals.POISSON, 1),
+    ],
+)
+def test_claim_that_the_load_allows_is_a_label(
+    said: str, arrivals: Arrivals, at_once: int | None
+) -> None:
+    assert claim_of(said, arrivals, at_once) is Label(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "arrivals", "at_once", "rule"),
+    [
+        ("single_stream", Arrivals.CLOSED_LOOP, 8, "was closed_loop, with a limit of 8"),
+        ("single_stream", Arrivals.AT_ONCE, None, "was at_once, with no limit"),
+        ("single_stream", Arrivals.POISSON, 1, "the next when the one before has ended"),
+        ("batched_online", Arrivals.ONE_BY_ONE, 1, "a limit of 1"),
+        ("offline", Arrivals.ONE_BY_ONE, 1, "a limit of 1"),
+        ("offline", Arrivals.POISSON, None, "is everything at once"),
+        ("offline", Arrivals.CONSTANT, 64, "the load was constant"),
+        ("aggregate", Arrivals.AT_ONCE, 8, "must be one of single_stream, batched_online"),
     ],
 )
 def test_claim_that_the_load_contradicts_is_refused(
-    said: str, at_once: int | None, rule: str
+    said: str, arrivals: Arrivals, at_once: int | None, rule: str
 ) -> None:
     with pytest.raises(Unfit, match=rule) as refused:
-        claim_of(said, at_once)
+        claim_of(said, arrivals, at_once)
     assert (refused.value.refused.name, refused.value.refused.value) == ("measurement_type", said)

@@ -202,3 +202,20 @@ def test_a_line_separator_within_a_text_ends_no_line() -> None:
 def test_what_is_wrong_with_a_file_is_told_by_its_line(content: bytes, said: str) -> None:
     with pytest.raises(Malformed, match=said):
         otlp_file.read("f", content)
+
+
+def test_null_is_a_field_that_is_not_there() -> None:
+    absent = ("links", "status", "attributes", "parentSpanId", "kind")
+    assert span_of(**dict.fromkeys(absent)).links == ()
+    with pytest.raises(Malformed, match="traceId"):
+        span_of(traceId=None)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("[" * 100_000, "nested too deeply"), ('{"x":' + "1" * 5000 + "}", "Exceeds the limit")],
+)
+def test_line_that_no_reader_takes_is_told_by_its_number(line: str, said: str) -> None:
+    content = json.dumps(document()).encode() + b"\n" + line.encode()
+    with pytest.raises(Malformed, match=f"^f:2: no JSON: .*{said}"):
+        otlp_file.read("f", content)

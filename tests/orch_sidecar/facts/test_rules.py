@@ -85,6 +85,10 @@ def test_legacy_label_is_told_the_migration(value: str) -> None:
         ("input_tokens=1;\noutput_tokens=1; batching=on", "must be one line"),
         ("input_tokens=1; output_tokens=1; batching=on; ttft_p50_ms=~9", "ttft_p50_ms=~9 must be"),
         ("input_tokens=1; output_tokens=1; batching=on; ttft_p95_ms=1_0", "ttft_p95_ms=1_0 must"),
+        (
+            f"input_tokens=1; output_tokens=1; batching=on; ttft_p95_ms={'9' * 400}",
+            "must be a number of milliseconds",
+        ),
     ],
 )
 def test_notes_that_break_a_rule_are_told_it(value: str, said: str) -> None:

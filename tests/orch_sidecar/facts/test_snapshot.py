@@ -23,6 +23,11 @@ def test_engines_own_document_has_no_generation() -> None:
     assert snapshot_of(told).generation == 0
 
 
+def test_sequences_of_whomever_are_in_the_engine() -> None:
+    assert snapshot_of(document(foreign=2, leased=3)).in_engine == 5
+    assert snapshot_of(document(foreign=2)).in_engine == 2
+
+
 def test_of_several_pools_one_must_be_named() -> None:
     told = document()
     told["engines"].append(document(pool="home")["engines"][0])
@@ -53,6 +58,8 @@ def test_what_is_no_document_is_refused(told: Any) -> None:
         ("steps_by_batch", None),
         ("steps_by_batch", {"1": [1]}),
         ("steps_by_batch", {"x": [1, 2]}),
+        ("steps_by_batch", {"1": [float("inf"), 2]}),
+        ("leased", "1"),
     ],
 )
 def test_field_that_is_wrong_is_named_with_its_value(name: str, value: Any) -> None:

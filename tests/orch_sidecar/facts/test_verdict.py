@@ -108,6 +108,23 @@ def test_requests_that_failed_may_or_may_not_have_reached_the_engine() -> None:
     assert judge(ONLINE, snapshot(), after, Own(sent=10, answered=8)) == []
 
 
+def test_more_sequence_steps_than_tokens_are_of_others() -> None:
+    """20 steps of four and 10 of six: 140 tokens at least."""
+    after = snapshot(requests_total=110, steps_by_batch=BATCHED)
+    assert judge(ONLINE, snapshot(), after, Own(10, 10, 140)) == []
+    assert judge(ONLINE, snapshot(), after, Own(10, 10, None)) == []
+    [said] = judge(ONLINE, snapshot(), after, Own(10, 10, 139))
+    assert said.startswith("the engine decoded 140 times a sequence in the window, and this")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_sequences_that_are_in_the_engine_at_either_end_are_seen(when: str) -> None:
+    before = snapshot(leased=2 * (when == "before"))
+    after = snapshot(requests_total=110, steps_by_batch=BATCHED, leased=2 * (when == "after"))
+    said = f"2 sequences were still in the engine {when} it"
+    assert reasons_of(ONLINE, before, after) == said
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_foreign_sequences_at_either_end_are_seen(when: str) -> None:
     before = snapshot(foreign=int(when == "before"))

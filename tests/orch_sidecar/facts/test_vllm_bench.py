@@ -180,3 +180,17 @@ def test_what_does_not_map_is_refused_by_field_value_and_rule(
 @pytest.mark.parametrize("found", [[], "file", None, {}, {"results": []}])
 def test_what_is_no_such_file_is_refused(found: object) -> None:
     assert refused(found).rule
+
+
+@pytest.mark.parametrize("name", ["start_times", "ttfts", "latencies", "queue_times"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_time_that_is_not_finite_is_refused(name: str, value: float) -> None:
+    told = changed()
+    told[name][0] = value
+    found = refused(told)
+    assert (found.name, found.rule) == (f"{name}.0", "Input should be a finite number")
+
+
+def test_infinite_burstiness_is_a_constant_rate() -> None:
+    found = measured(changed(burstiness=float("inf"), measurement_type=None))
+    assert found.arrivals is Arrivals.CONSTANT
