@@ -14,7 +14,7 @@ _PATH: Final = "/v1/capabilities"
 
 # An engine tells its counts once a second, and a sidecar tells what it last heard.
 TOLD_EVERY_S: Final = 1.2
-# Traffic of others may never end: then it shows in the counts.
+# Traffic of others may never end: then the measurement is told that it was not alone.
 IDLE_WITHIN_S: Final = 12.0
 
 READY: Final = "ready"

@@ -177,7 +177,9 @@ def test_pod_that_is_deleted_mid_stream_finishes_it_and_leaves_in_order(there: D
             async with http.post(there.url + CHAT, json=asked) as answer:
                 assert answer.status == 200
                 data = await answer.content.readany()
-                [busy] = [pod.name for pod in pods if there.engine(pod)["running"]]
+                leased = [pod.name for pod in pods if there.engine(pod)["leased"]]
+                assert len(leased) == 1, data  # the answer is under way, by one of them
+                [busy] = leased
                 there.cluster.delete_pod(busy)
                 there.cluster.scale("orch-cloud", 1, NAMESPACE)  # no other in its place
                 there.cluster.wait(
