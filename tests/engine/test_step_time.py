@@ -16,9 +16,10 @@ from tests.engine.clients import body, engine_state, post, session
 TOKENS = 120
 CONCURRENCIES = (1, 2, 4, 8)
 ROUNDS = 5
-# Of a batch of one there is little to be predicted here: the engine waits for its only client
-# between steps, and what wakes up runs slowly on a shared machine.
-WITHIN = {1: 0.65, 2: 0.35, 4: 0.35, 8: 0.35}
+# Of the smallest batches there is little to be predicted here: the engine waits for its clients
+# between steps, and what wakes up runs slowly on a shared machine. The fit leaves such steps out,
+# the mean that it is held against does not.
+WITHIN = {1: 0.65, 2: 0.5, 4: 0.4, 8: 0.35}
 LONG_PROMPT = 600
 
 ByBatch = dict[str, list[float]]
