@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.k8s.asking import SOON_S, said, started
 from tests.k8s.runner.cluster import Cluster
 from tests.k8s.runner.events import What
 from tests.k8s.runner.image import Image
 from tests.k8s.runner.schema.part import SpecError
 from tests.k8s.runner.tiny import SHELL, deployment, plain, service, shell
-from tests.k8s.runner.view import Pod
 
-SOON_S = 15.0
 STAND_IN = Image(
     instead=("sh", "-c", "cat /opt/hello; exec sleep 99"), files={"/opt/hello": "hi\n"}
 )
@@ -28,17 +27,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     images = {SHELL: Image(), "public/thing:2": STAND_IN, "kept:1": Image(kept=(str(kept),))}
     with Cluster(images, tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-
-
-def started(cluster: Cluster, name: str, pod: dict[str, Any], **spec: Any) -> Pod:
-    """Applies a Deployment and waits for its first pod to be ready."""
-    cluster.apply([deployment(name, pod, **spec)])
-    cluster.wait(lambda: cluster.ready(name) == spec.get("replicas", 1), SOON_S)
-    return cluster.pods(name)[0]
-
-
-def said(cluster: Cluster, pod: Pod, script: str, container: str = "c") -> str:
-    return cluster.exec(pod.name, container, ["sh", "-c", script]).output
 
 
 def test_container_gets_the_declared_environment_command_and_directory(cluster: Cluster) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.k8s.asking import SOON_S, started
 from tests.k8s.runner.cluster import Cluster, NotReached
 from tests.k8s.runner.events import Event, What
 from tests.k8s.runner.image import Image, python_image
@@ -19,7 +20,6 @@ from tests.k8s.runner.tiny import SHELL, deployment, processes, server, service,
 from tests.k8s.runner.view import Pod
 
 ROOT = Path(__file__).parents[2]
-SOON_S = 15.0
 VENV_IMAGE = "vllm:1"
 SLEEP = f"sleep 4711.{os.getpid()}"  # a command line that nothing else has
 FINE = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
@@ -34,12 +34,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     }
     with Cluster(images, tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-
-
-def started(cluster: Cluster, name: str, pod: dict[str, Any], **spec: Any) -> Pod:
-    cluster.apply([deployment(name, pod, **spec)])
-    cluster.wait(lambda: cluster.ready(name) == spec.get("replicas", 1), SOON_S)
-    return cluster.pods(name)[0]
 
 
 def removed(cluster: Cluster, pod: Pod) -> list[Event]:

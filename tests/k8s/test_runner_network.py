@@ -5,33 +5,19 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from tests.k8s.asking import said, started
 from tests.k8s.runner.cluster import Cluster
 from tests.k8s.runner.image import Image
-from tests.k8s.runner.tiny import SHELL, deployment, server, service, shell
-from tests.k8s.runner.view import Pod
-
-SOON_S = 15.0
+from tests.k8s.runner.tiny import SHELL, server, service, shell
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster({SHELL: Image()}, tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-
-
-def started(cluster: Cluster, name: str, pod: dict[str, Any], **spec: Any) -> Pod:
-    """Applies a Deployment and waits for its first pod to be ready."""
-    cluster.apply([deployment(name, pod, **spec)])
-    cluster.wait(lambda: cluster.ready(name) == spec.get("replicas", 1), SOON_S)
-    return cluster.pods(name)[0]
-
-
-def said(cluster: Cluster, pod: Pod, script: str, container: str = "c") -> str:
-    return cluster.exec(pod.name, container, ["sh", "-c", script]).output
 
 
 def get(address: str, path: str = "/") -> str:
