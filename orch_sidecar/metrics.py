@@ -38,6 +38,9 @@ _ERROR_BUCKETS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 
 _BULK: Final = ServiceClass.BULK
 _OK: Final = Ending.OK
 
+# Exchanges that are counted in a row: a few dozen microseconds of the event loop.
+_IN_A_ROW: Final = 32
+
 # Of a shorter wait, any prediction is off by a multiple.
 _FORESEEABLE_S: Final = 0.1
 
@@ -106,6 +109,11 @@ _TOKENS: Final = (
 )
 
 
+def _traced(exchange: Exchange, now: int) -> Traced | None:
+    """Its trace if that is sampled, for an exemplar. `now`: of the monotonic clock, ns."""
+    return (exchange.trace_id, exchange.at_ns(now) / 1e9) if exchange.trace_id else None
+
+
 class _Collector:
     """A collector of what was served, and of how the pools are at the scrape."""
 
@@ -122,8 +130,49 @@ class _Collector:
             lambda pool: pools[pool].profile.measurement_type.value,
             lambda pool, model: model in (pools[pool].follower.models or ()),
         )
+        # Exchanges and when they ended, nanoseconds of the monotonic clock: not counted yet.
+        self.ended: list[tuple[Exchange, int]] = []
+
+    def catch_up(self) -> None:
+        """Counts those that have ended."""
+        for exchange, now in self.ended:
+            self._finished(exchange, now)
+        self.ended.clear()
+
+    def decoded(self, exchange: Exchange, now: int) -> None:
+        """Counts a decode that was admitted, and that several requests could share."""
+        assert exchange.admitted is not None
+        traced = _traced(exchange, now)
+        served = self.served[exchange.pool or ""][exchange.service_class is _BULK]
+        served.admitted(exchange, exchange.admitted, traced)
+        if exchange.outcome is _OK:
+            served.generated(exchange)
+            self.gen_ai.of(exchange).generated(exchange, now, traced)
+
+    def _finished(self, exchange: Exchange, now: int) -> None:
+        outcome, pool = exchange.outcome, exchange.pool
+        key = (exchange.route, outcome, exchange.status)
+        self.requests[key] = self.requests.get(key, 0) + 1
+        if not exchange.cost or pool is None:
+            return
+        traced = _traced(exchange, now)
+        operation = self.gen_ai.of(exchange)
+        operation.ended(exchange, now, traced)
+        if exchange.admitted is None:
+            return
+        served = self.served[pool][exchange.service_class is _BULK]
+        if not exchange.shared:
+            served.admitted(exchange, exchange.admitted, traced)
+            if outcome is _OK:
+                served.generated(exchange)
+                operation.generated(exchange, now, traced)
+        elif exchange.coalesced:
+            self.coalesced[pool] += 1
+        if exchange.first_byte is not None:
+            served.first_byte.observe((exchange.first_byte - exchange.arrived) / 1e9, traced)
 
     def collect(self) -> Iterable[Metric]:
+        self.catch_up()
         yield from readings(self._pools.all, self._state_of)
         for attribute, name, text in _DISTRIBUTIONS:
             histogram = HistogramMetricFamily(name, text)
@@ -184,46 +233,22 @@ class Metrics:
 
     def __init__(self, pools: Pools, state_of: Callable[[Pool], str]) -> None:
         self.registry = CollectorRegistry()
-        collector = _Collector(pools, state_of)
-        self._served = collector.served
-        self._coalesced = collector.coalesced
-        self._gen_ai = collector.gen_ai
-        self.registry.register(collector)
+        self._collector = _Collector(pools, state_of)
+        self._ended = self._collector.ended
+        self.registry.register(self._collector)
         ProcessCollector(registry=self.registry)
-        self._requests = collector.requests
 
     def finished(self, exchange: Exchange) -> None:
-        """Counts an exchange that has ended."""
-        outcome = exchange.outcome
-        key = (exchange.route, outcome, exchange.status)
-        self._requests[key] = self._requests.get(key, 0) + 1
-        if not exchange.cost or exchange.pool is None:
-            return
-        now = time.monotonic_ns()
-        traced = (exchange.trace_id, time.time()) if exchange.trace_id else None
-        operation = self._gen_ai.of(exchange)
-        operation.ended(exchange, now, traced)
-        if exchange.admitted is None:
-            return
-        served = self._served[exchange.pool][exchange.service_class is _BULK]
-        if not exchange.shared:
-            served.admitted(exchange, exchange.admitted, traced)
-            if outcome is _OK:
-                served.generated(exchange)
-                operation.generated(exchange, now, traced)
-        elif exchange.coalesced:
-            self._coalesced[exchange.pool] += 1
-        if exchange.first_byte is not None:
-            served.first_byte.observe((exchange.first_byte - exchange.arrived) / 1e9, traced)
+        """Counts an exchange that has ended, and changes no more.
+
+        It only notes it: to count many in a row takes a third of the time.
+        """
+        ended = self._ended
+        ended.append((exchange, time.monotonic_ns()))
+        if len(ended) >= _IN_A_ROW:
+            self._collector.catch_up()
 
     def decoded(self, exchange: Exchange) -> None:
         """Counts a decode that several requests could share."""
-        if exchange.admitted is None or exchange.pool is None:
-            return
-        now = time.monotonic_ns()
-        traced = (exchange.trace_id, time.time()) if exchange.trace_id else None
-        served = self._served[exchange.pool][exchange.service_class is _BULK]
-        served.admitted(exchange, exchange.admitted, traced)
-        if exchange.outcome is _OK:
-            served.generated(exchange)
-            self._gen_ai.of(exchange).generated(exchange, now, traced)
+        if exchange.admitted is not None and exchange.pool is not None:
+            self._collector.decoded(exchange, time.monotonic_ns())

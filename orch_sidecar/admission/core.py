@@ -46,7 +46,7 @@ class Admission:
         # It spreads retries, it keeps no secret.
         chance = jitter or random.Random()  # noqa: S311
         self.prospects = Prospects(self.ledger, self.queues, self.scarce, self.outlook, chance)
-        self.order = Order(rules, self.queues, self.scarce, self.prospects)
+        self.order = Order(rules, self.queues, self.scarce)
         self.statistics = Statistics()
         self.waiting_room = WaitingRoom(
             rules, self.ledger, self.queues, self.scarce.clock, self.prospects, self.statistics
@@ -115,7 +115,7 @@ class Admission:
         bulk = ask.service_class is _BULK  # windows are theirs
         if bulk and self.scarce.ends_window(ask, now):
             self.displaced += self._fill(now)
-        output = self.prospects.output(ask)
+        output = self.scarce.output(ask)
         hold = self.order.holds(ask, output, now)
         if hold is None and bulk and self.scarce.opens_window(ask, now):
             hold = Hold.WINDOW
@@ -253,7 +253,7 @@ class Admission:
 
     def forecast(self, ask: Ask, now: float) -> Forecast | None:
         """What would become of a request that came now. None: unknown."""
-        hold = self.order.holds(ask, self.prospects.output(ask), now)
+        hold = self.order.holds(ask, self.scarce.output(ask), now)
         at = None if hold is None else self.order.ends_at(hold, now)
         return self.prospects.forecast(ask, hold, at, now)
 
@@ -264,7 +264,7 @@ class Admission:
         decisions = self.waiting_room.close(self.unavailable, now)
         while self.unavailable is None and (waiting := self.order.next(now)) is not None:
             self.queues.remove(waiting.request)
-            output = self.prospects.output(waiting.ask)
+            output = self.scarce.output(waiting.ask)
             lease = self._grant(waiting.request, waiting.ask, output, now)
             decisions.append(Decision(waiting.request, lease))
         self.scarce.turn_clock(now)
@@ -272,7 +272,7 @@ class Admission:
 
     def _grant(self, request: str, ask: Ask, output: float | None, now: float) -> Lease:
         lease = self.ledger.grant(request, ask.cost)
-        run = Run(ask, now, self.scarce.kv_output(ask, output) or 0.0)
+        run = Run(ask, now, output or 0.0)
         self.outlook.runs[request] = run
         self.outlook.changed()
         self.scarce.granted(run, now)

@@ -75,9 +75,11 @@ class OutputLengths:
 
     def expected(self, service_class: ServiceClass, max_tokens: int | None) -> float | None:
         """Tokens of a request that begins; None: nothing is known. Never above its limit."""
-        alike = self._find(service_class, max_tokens)
+        of_class = self._alike[service_class is _BULK]
         if max_tokens is None:
+            alike = of_class.get(_NO_LIMIT)
             return None if alike is None else alike.mean
+        alike = of_class.get(max_tokens.bit_length())
         return max_tokens if alike is None or alike.mean >= 1.0 else alike.mean * max_tokens
 
     def remaining(

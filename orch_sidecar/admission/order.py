@@ -11,7 +11,6 @@ go: the first one waits only for what `Hold` names.
 from __future__ import annotations
 
 from orch_sidecar.admission.ask import Ask
-from orch_sidecar.admission.prospects import Prospects
 from orch_sidecar.admission.queues import Queues, Waiting
 from orch_sidecar.admission.scarce import Hold, Scarce
 from vllm_plugin.profile import AdmissionRules, ServiceClass
@@ -22,15 +21,12 @@ _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 class Order:
     """The order of those who wait for one engine."""
 
-    def __init__(
-        self, rules: AdmissionRules, queues: Queues, scarce: Scarce, prospects: Prospects
-    ) -> None:
+    def __init__(self, rules: AdmissionRules, queues: Queues, scarce: Scarce) -> None:
         self.rules = rules
         self.hold: Hold | None = None  # what the first of those who wait waits for
         self.paused_until = float("-inf")
         self._queues = queues
         self._scarce = scarce
-        self._prospects = prospects
 
     def next(self, now: float) -> Waiting | None:
         """Who goes now; if nobody does, `hold` says why."""
@@ -45,7 +41,7 @@ class Order:
         for waiting in (bulk, interactive) if aged else (interactive, bulk):
             if waiting is None:
                 continue
-            output = self._prospects.output(waiting.ask)
+            output = self._scarce.output(waiting.ask)
             hold = self._scarce.hold(waiting.ask, output, now, aged=aged and waiting is bulk)
             if hold is None:
                 return waiting
@@ -57,7 +53,7 @@ class Order:
     def holds(self, ask: Ask, output: float | None, now: float) -> Hold | None:
         """What a request that comes now has to wait for; None: nothing.
 
-        `output`: tokens of each sequence of it.
+        `output`: what its answers will take of the KV cache.
         """
         if self._queues.depth and self._somebody_ahead(ask.service_class, now):
             return self.hold or Hold.SLOT

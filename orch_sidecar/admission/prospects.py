@@ -45,10 +45,6 @@ class Prospects:
         self._scarce = scarce
         self._jitter = jitter
 
-    def output(self, ask: Ask) -> float | None:
-        """Tokens that each of its sequences will generate; None: nobody knows."""
-        return self.outlook.lengths.expected(ask.service_class, ask.max_tokens)
-
     def position(self, service_class: ServiceClass) -> int:
         """How many go before one that comes now."""
         ahead = self._queues.size(_INTERACTIVE)

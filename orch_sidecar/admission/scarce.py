@@ -35,7 +35,7 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.limits import Limits, limits_for
 from orch_sidecar.admission.outlook import Outlook, Run
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.rates import ArrivalRate, RecentPeak
+from orch_sidecar.admission.rates import ArrivalRate
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
@@ -44,6 +44,8 @@ _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 # 16 or three of 64 cost less than a twentieth. Without any, the next one waits for a bulk request
 # to end.
 SPARE_SHARE: Final = 0.2
+# Interactive traffic that paused for so long has no claim on its reserve any more.
+CLAIM_S: Final = 10.0
 # A shrunk KV limit grows back, and interactive claims run out, without a word from anybody.
 _LOOK_S: Final = 0.25
 
@@ -79,7 +81,7 @@ class Scarce:
         self._outlook = outlook
         self._prefill = PrefillBudget()
         self._arrivals = ArrivalRate()  # of bulk requests
-        self._peak = RecentPeak()  # of interactive sequences
+        self._interactive_at = float("-inf")  # when one last came or ended
         self._window_from = 0.0
         self._window_until: float | None = None
 
@@ -100,7 +102,7 @@ class Scarce:
         if ask.service_class is _BULK:
             self._arrivals.arrived(now)
         else:
-            self._saw_interactive(ask.cost, now)
+            self._interactive_at = now
 
     def granted(self, run: Run, now: float) -> None:
         ask = run.ask
@@ -110,7 +112,8 @@ class Scarce:
         else:
             self.interactive += ask.cost
         self.kv.granted(ask.prompt_tokens, run.output, now)
-        self._end_window(now)
+        if self._window_until is not None:
+            self._end_window(now)
 
     def released(self, run: Run, now: float) -> None:
         ask = run.ask
@@ -119,7 +122,7 @@ class Scarce:
             self.bulk -= ask.cost
             self._prefill.settled()
         else:
-            self._saw_interactive(0, now)
+            self._interactive_at = now
             self.interactive -= ask.cost
 
     # What may be.
@@ -127,7 +130,7 @@ class Scarce:
     def hold(
         self, ask: Ask, output: float | None, now: float, *, aged: bool = False
     ) -> Hold | None:
-        """Why a request cannot go now; None: it can. `output`: tokens of each sequence of it."""
+        """Why a request cannot go now; None: it can. `output`: as `output` says."""
         ledger, cost = self._ledger, ask.cost
         taken = ledger.leased + ledger.foreign
         if taken + cost > ledger.slots_total:
@@ -142,19 +145,18 @@ class Scarce:
             held = self._hold_bulk(ask, taken, now, aged)
             if held is not None:
                 return held
-        fits = self.kv.fits(ask.prompt_tokens, self.kv_output(ask, output), now)
-        return None if fits else Hold.KV
+        return None if self.kv.fits(ask.prompt_tokens, output, now) else Hold.KV
 
-    def kv_output(self, ask: Ask, output: float | None) -> float | None:
-        """What its answers will take of the KV cache; None: nobody knows. `output`: tokens each.
+    def output(self, ask: Ask) -> float | None:
+        """What its answers will take of the KV cache, in tokens; None: nobody knows.
 
         A sequence takes whole blocks.
         """
-        if output is None:
+        each = self._outlook.lengths.expected(ask.service_class, ask.max_tokens)
+        if each is None:
             return None
-        cost, block = ask.cost, self.kv.block_tokens
-        blocks = ceil((ask.prompt_tokens / cost + output) / block)
-        return cost * blocks * block - ask.prompt_tokens
+        prompts, cost, block = ask.prompt_tokens, ask.cost, self.kv.block_tokens
+        return cost * block * ceil((prompts / cost + each) / block) - prompts
 
     def _hold_bulk(self, ask: Ask, taken: int, now: float, aged: bool) -> Hold | None:
         if taken + ask.cost > self.limits.bulk:
@@ -264,10 +266,6 @@ class Scarce:
                 waits_s.append(each / 1000 - first_token_s)
         return min(waits_s)
 
-    def _saw_interactive(self, more: int, now: float) -> None:
-        waiting = self._queues.cost(_INTERACTIVE) if self._queues.depth else 0
-        self._peak.saw(self.interactive + waiting + more, now)
-
     def _lendable(self, now: float) -> int:
         """Slots that bulk requests and foreign sequences may have together."""
         slots, reserved = self._ledger.slots_total, self._reserved()
@@ -289,7 +287,7 @@ class Scarce:
         return chunk / (step_s + chunk / rate)
 
     def _interactive_traffic(self, now: float) -> bool:
-        return self.interactive > 0 or self._peak.value(now) > 0
+        return self.interactive > 0 or now - self._interactive_at < CLAIM_S
 
     def _stall_s(self) -> float:
         return stall_s(self.rules.of(_INTERACTIVE).ttft_p95_ms)

@@ -44,4 +44,4 @@ class Bench:
         self.queues.add(Waiting(name, ask, 0.0, 60.0, Reason.QUEUE_TIMEOUT, 0.0))
 
     def hold(self, ask: Ask, now: float = 0.0, *, aged: bool = False) -> Hold | None:
-        return self.scarce.hold(ask, ask.max_tokens, now, aged=aged)
+        return self.scarce.hold(ask, self.scarce.output(ask), now, aged=aged)

@@ -139,7 +139,7 @@ class Checked(RuleBasedStateMachine):
             self.is_truly_held(ask, "interactive ones that wait for each other hold nobody up")
 
     def is_truly_held(self, ask: Ask, why: str) -> None:
-        hold = self.core.scarce.hold(ask, self.core.prospects.output(ask), self.model.now)
+        hold = self.core.scarce.hold(ask, self.core.scarce.output(ask), self.model.now)
         assert hold is not None, why
         assert self.model.is_held(ask, hold), (ask, hold)
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from orch_sidecar.admission.ask import Ask, EngineReport
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.admission.limits import Limits, limits_for
-from orch_sidecar.admission.rates import CLAIM_S
-from orch_sidecar.admission.scarce import SPARE_SHARE, Hold
+from orch_sidecar.admission.scarce import CLAIM_S, SPARE_SHARE, Hold
 from orch_sidecar.reasons import Reason, Refusal
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE
 from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
@@ -98,11 +97,11 @@ class Model:
 
     @property
     def traffic(self) -> tuple[bool, bool]:
-        """Whether there surely is, and may be, interactive traffic: 5 to 10 s after the last."""
+        """Whether there surely is, and may be, interactive traffic: for 10 s after the last."""
         if self.leased(INTERACTIVE):
             return True, True
         age_s = self.now - self.claimed_at
-        return age_s < CLAIM_S / 2 - _ROUNDING_S, age_s < CLAIM_S + _ROUNDING_S
+        return age_s < CLAIM_S - _ROUNDING_S, age_s < CLAIM_S + _ROUNDING_S
 
     @property
     def reserved(self) -> int:

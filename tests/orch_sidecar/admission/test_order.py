@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 from orch_sidecar.admission.ask import Ask
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.limits import Limits
 from orch_sidecar.admission.order import Order
 from orch_sidecar.admission.outlook import Outlook, Run
-from orch_sidecar.admission.prospects import Prospects
 from orch_sidecar.admission.queues import Queues, Waiting
 from orch_sidecar.admission.scarce import Hold, Scarce
 from orch_sidecar.reasons import Reason
@@ -26,8 +23,7 @@ class Line:
         outlook = Outlook(self.ledger)
         self.scarce = Scarce(reserving, self.ledger, self.queues, outlook)
         self.scarce.limits = Limits(interactive_batch, 4, 4, 1.0, 50.0, True)
-        prospects = Prospects(self.ledger, self.queues, self.scarce, outlook, random.Random(1))
-        self.order = Order(rules(), self.queues, self.scarce, prospects)
+        self.order = Order(rules(), self.queues, self.scarce)
 
     def run(self, ask: Ask) -> None:
         self.ledger.grant(f"running {self.ledger.leases()}", ask.cost)

@@ -1,14 +1,12 @@
-"""How often requests come, and how many interactive ones there lately were."""
+"""How often requests come."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from orch_sidecar.admission.rates import AVERAGE_S, CLAIM_S, ArrivalRate, RecentPeak
+from orch_sidecar.admission.rates import AVERAGE_S, ArrivalRate
 
 
 def steady(per_second: float, until: float) -> ArrivalRate:
@@ -46,45 +44,3 @@ def test_a_long_pause_is_no_trouble() -> None:
     assert rate.per_second(1e6) == 0
     rate.arrived(1e6)
     assert rate.per_second(1e6) == ArrivalRate.one
-
-
-def test_peak_of_nothing_is_zero() -> None:
-    assert RecentPeak().value(7.0) == 0
-
-
-def test_peak_is_the_largest_seen() -> None:
-    peak = RecentPeak()
-    for at, value in ((0.0, 3), (1.0, 7), (2.0, 1)):
-        peak.saw(value, at)
-    assert peak.value(2.0) == 7
-
-
-@pytest.mark.parametrize("looked_at", [(), (4.9,), (5.1,), (9.9,), (3.0, 6.0, 9.0)])
-def test_peak_is_forgotten_after_ten_seconds_however_often_it_is_looked_at(
-    looked_at: tuple[float, ...],
-) -> None:
-    peak = RecentPeak()
-    peak.saw(7, 0.0)
-    for at in looked_at:
-        assert peak.value(at) == 7
-    assert peak.value(CLAIM_S) == 0
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 3), st.integers(0, 9), st.booleans()), max_size=40),
-    st.floats(0, 12),
-)
-def test_peak_is_that_of_the_last_five_to_ten_seconds(
-    steps: list[tuple[float, int, bool]], later_s: float
-) -> None:
-    peak, now, seen = RecentPeak(), 0.0, list[tuple[float, int]]()
-    for passed_s, value, looks in steps:
-        now += passed_s
-        peak.saw(value, now)
-        seen.append((now, value))
-        if looks:
-            peak.value(now)
-    now += later_s
-    certain = [value for at, value in seen if now - at < CLAIM_S / 2 - 1e-6]
-    possible = [value for at, value in seen if now - at < CLAIM_S + 1e-6]
-    assert max(certain, default=0) <= peak.value(now) <= max(possible, default=0)

@@ -183,9 +183,9 @@ def test_a_request_waits_for_room_in_the_cache_whatever_its_class_or_age() -> No
 def test_a_sequence_takes_whole_blocks_of_the_cache() -> None:
     bench = Bench(8)
     bench.scarce.reported(EngineReport("e", 8, kv_tokens_total=64, kv_block_tokens=16), 0.0)
-    assert bench.scarce.kv_output(bulk(2, prompt_tokens=20), 7.0) == 2 * 32 - 20
-    assert bench.scarce.kv_output(bulk(2, prompt_tokens=20), 6.0) == 2 * 16 - 20
-    assert bench.scarce.kv_output(bulk(2, prompt_tokens=20), None) is None
+    assert bench.scarce.output(bulk(2, prompt_tokens=20, max_tokens=7)) == 2 * 32 - 20
+    assert bench.scarce.output(bulk(2, prompt_tokens=20, max_tokens=6)) == 2 * 16 - 20
+    assert bench.scarce.output(bulk(2, prompt_tokens=20, max_tokens=None)) is None
     bench.grant(bulk(prompt_tokens=30), output=2)
     assert bench.hold(interactive(2, prompt_tokens=20, max_tokens=6)) is None
     assert bench.hold(interactive(2, prompt_tokens=20, max_tokens=7)) is Hold.KV
@@ -198,7 +198,7 @@ def test_blocks_that_are_only_begun_are_counted_whole() -> None:
     bench.scarce.reported(report, 0.0)
     ask = interactive(prompt_tokens=130, max_tokens=130)
     while bench.hold(ask) is None:
-        bench.grant(ask, output=bench.scarce.kv_output(ask, 130.0) or 0.0)
+        bench.grant(ask, output=bench.scarce.output(ask) or 0.0)
     assert bench.hold(ask) is Hold.KV
     assert len(bench.runs) == 16
 
