@@ -49,8 +49,6 @@ class Answering(Protocol):
     """An answer under way, as its client's connection and the watch know it."""
 
     paused: bool  # the client's transport is full
-    seen: tuple[int, int]  # the watch's own
-    idle_checks: int  # the watch's own
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -87,7 +85,7 @@ def final_head(data: bytes) -> tuple[Head | None, bytes]:
 
 
 def head_bytes(
-    kept: bytes, status: int, exchange: Exchange, extra: bytes, *, keep_alive: bool
+    kept: bytes, status: int, exchange: Exchange, extra: bytes, keep_alive: bool
 ) -> bytes:
     """The head for the client: the engine's fields, ours, and times that are known just now."""
     exchange.first_byte = time.monotonic_ns()

@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, cast
 
 import aiohttp
@@ -109,20 +110,10 @@ class Sidecar:
         self._hurried = False
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: asyncio.Server | None = None
-        loop = asyncio.get_running_loop()
         self._server = web.Server(
             cast(Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], self.serving.handle),
             handler_cancellation=True,
-            # A limit above ours: the refusal is worded by us, not by aiohttp.
-            request_factory=lambda message, payload, protocol, writer, task: web.BaseRequest(
-                message,
-                payload,
-                protocol,
-                writer,
-                task,
-                loop,
-                client_max_size=self.serving.settings.max_body_bytes + 1,
-            ),
+            request_factory=partial(web.BaseRequest, loop=asyncio.get_running_loop()),
         )
 
     @property

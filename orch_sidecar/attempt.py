@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 import aiohttp
 from aiohttp import web
@@ -146,8 +146,8 @@ class Attempts:
         self, request: Request, pool: Pool, lease: Lease | None
     ) -> web.StreamResponse | Failed | TurnedAway:
         """Sends the request to the engine and its answer to the client; gives the lease back."""
-        http, exchange = request.http, request.exchange
-        client = cast(ClientConnection, http.protocol)
+        http, exchange, core = request.http, request.exchange, pool.gate.core
+        client: ClientConnection = http.protocol  # type: ignore[assignment]
         shared = request.fanout
         relay: Relay | None = None
         receiver: Relay | Decode | None = None
@@ -166,10 +166,10 @@ class Attempts:
                     connection = await pool.connections.acquire()
                 except (OSError, TimeoutError) as error:
                     return _unsent(request, pool, _unreachable(pool, error))
-            if lease is not None and not _valid(pool, lease):
+            if lease is not None and (core.unavailable or not core.ledger.holds(lease.id)):
                 connection.close()  # the engine went while we waited; this may be its successor
                 gone = Refusal(Reason.ENGINE_DOWN, "the engine was restarted")
-                return _unsent(request, pool, pool.gate.core.unavailable or gone)
+                return _unsent(request, pool, core.unavailable or gone)
             if request.cancelled is not None:
                 pool.connections.give_back(connection)
                 return Failed(request.cancelled)
@@ -187,9 +187,9 @@ class Attempts:
                     pool.connections,
                     exchange,
                     fields(exchange, pool),
-                    http10=not http11,
-                    keep_alive=http.keep_alive and http11 and not pool.gate.core.draining,
-                    turned_away=turned_away,
+                    not http11,
+                    http.keep_alive and http11 and not core.draining,
+                    turned_away,
                 )
                 client.relay = relay
                 self._watch.add(relay)
@@ -211,11 +211,12 @@ class Attempts:
                 return TurnedAway(Reason.QUEUE_FULL if pool.tier else Reason.ENGINE_DOWN)
             else:
                 served = True
-                exchange.outcome = outcome = how_ended(exchange, receiver.sent)
+                sent = receiver.sent
+                exchange.outcome = outcome = how_ended(exchange, sent)
                 if outcome is _OK and lease is not None and exchange.status == 200:
-                    exchange.input_tokens, exchange.output_tokens = usage.read(*receiver.sent)
+                    exchange.unread = usage.end_of(*sent)  # read by whoever needs it first
                     exchange.held_up = receiver.was_paused  # it took the time of its client
-                    if not exchange.held_up and pool.gate.core.outlook.learns(self._loop.time()):
+                    if not exchange.held_up and core.outlook.learns(self._loop.time()):
                         output_tokens = _learn(request, pool, receiver)
             return KEEP if relay is None or relay.keep_alive else CLOSE
         finally:
@@ -271,18 +272,13 @@ def _unsent(request: Request, pool: Pool, refusal: Refusal) -> Failed | TurnedAw
     return Failed(refusal, elsewhere=True)
 
 
-def _valid(pool: Pool, lease: Lease) -> bool:
-    """Whether the engine that the lease is for is still there."""
-    core = pool.gate.core
-    return core.unavailable is None and core.ledger.holds(lease.id)
-
-
 def _learn(request: Request, pool: Pool, receiver: Relay | Decode) -> int | None:
     """Learns from the token counts of a whole answer, and returns those that were generated.
 
     A stream that does not tell them was read about once per token.
     """
     exchange = request.exchange
+    exchange.read_usage()
     if exchange.input_tokens is not None:
         pool.prompt_size.learn(len(request.body), exchange.input_tokens)
     if exchange.output_tokens is not None or not exchange.stream:

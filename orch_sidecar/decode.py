@@ -57,7 +57,7 @@ class Decode:
         self._paused = self.was_paused = False
         self.unanswered = False
         self.retry_after_ms: int | None = None
-        self.done: asyncio.Future[Relayed] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[Relayed] = pool.loop.create_future()
 
     @property
     def status(self) -> int:

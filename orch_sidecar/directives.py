@@ -17,7 +17,8 @@ Other values of these two are ignored: they are another system's vocabulary.
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 from multidict import MultiMapping, istr
 
@@ -76,7 +77,8 @@ _SCENARIO: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _POOL: Final = re.compile(r"([a-z][a-z0-9-]{0,62})\s*(;\s*prefer\s*)?", re.IGNORECASE)
 
 
-class Directives(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Directives:
     """How a request wants to be served. `pool` is a demand, with `prefers` only a wish.
 
     `scenario`: the run that it belongs to, to find its trace by.

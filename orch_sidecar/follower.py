@@ -57,7 +57,10 @@ class Log:
 
 
 class Follower:
-    """One client's answer: paused by its transport, looked at by the watch."""
+    """One client's answer: paused by its transport, looked at by the watch.
+
+    `keep_alive`: whether the client's connection may serve another request after it.
+    """
 
     __slots__ = (
         "_chunked",
@@ -65,7 +68,6 @@ class Follower:
         "_extra",
         "_head_sent",
         "_http10",
-        "_keep_alive",
         "_left",
         "_log",
         "_on_left",
@@ -73,10 +75,9 @@ class Follower:
         "_place",
         "done",
         "exchange",
-        "idle_checks",
+        "keep_alive",
         "own_id",
         "paused",
-        "seen",
     )
 
     def __init__(
@@ -98,7 +99,7 @@ class Follower:
         self._client = client
         self._extra = extra
         self._http10 = http10
-        self._keep_alive = keep_alive
+        self.keep_alive = keep_alive
         self._on_left = on_left
         self._on_moved = on_moved
         self._place = 0  # the number of the piece to be written next
@@ -108,19 +109,12 @@ class Follower:
         self.exchange = exchange
         self.own_id = b""  # what stands between the texts of a piece
         self.paused = True  # until it is started
-        self.seen = (0, 0)
-        self.idle_checks = 0
         self.done: asyncio.Future[Relayed] = asyncio.get_running_loop().create_future()
 
     def start(self, *, paused: bool) -> None:
         """From here on the answer flows. `paused`: the transport is full already."""
         self.paused = paused
         self.advance()
-
-    @property
-    def keep_alive(self) -> bool:
-        """Whether the client's connection may serve another request."""
-        return self._keep_alive
 
     @property
     def place(self) -> int:
@@ -139,7 +133,7 @@ class Follower:
 
     def close_after(self) -> None:
         """The client's connection is to serve no other request. Before the head goes out."""
-        self._keep_alive = False
+        self.keep_alive = False
 
     def leave(self) -> None:
         """The client is gone or answered: it wants no more."""
@@ -199,7 +193,7 @@ class Follower:
                 api = self.exchange.api
                 self._client.write(failure_in_stream(api, refusal, chunked=self._chunked))
             else:
-                self._keep_alive = False
+                self.keep_alive = False
                 self.abort_client()
 
     def _write(self, out: bytes, *, last: bool) -> None:
@@ -237,13 +231,11 @@ class Follower:
         self._head_sent = True
         self._chunked = not whole and not self._http10
         if not whole and self._http10:
-            self._keep_alive = False  # the end of the connection is the end of the body
+            self.keep_alive = False  # the end of the connection is the end of the body
         fields = kept(_reframed(head, not whole), self._http10)
         if whole and head.status not in (204, 304):
             fields += b"content-length: %d\r\n" % length
-        return head_bytes(
-            fields, head.status, self.exchange, self._extra(), keep_alive=self._keep_alive
-        )
+        return head_bytes(fields, head.status, self.exchange, self._extra(), self.keep_alive)
 
 
 # As `http1` makes one head of all that have the same bytes, this keeps them one.

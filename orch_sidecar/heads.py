@@ -7,14 +7,18 @@ the engine past admission; the ids are ours.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress
-from typing import Final, NamedTuple
+from operator import itemgetter
+from typing import Final
 
 from orch_sidecar.directives import ALIASES
 from orch_sidecar.http1 import Head
 
 Fields = Sequence[tuple[bytes, bytes]]
+
+_first: Final = itemgetter(0)
 
 HOP_BY_HOP: Final = frozenset(
     {
@@ -75,7 +79,8 @@ _HEEDED: Final = frozenset(
 )
 
 
-class Names(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Names:
     """What the names of a client's fields decide.
 
     `plain`: none of them says anything to this sidecar, but who the client is. `passing`,
@@ -91,14 +96,13 @@ class Names(NamedTuple):
 
 def names_of(client: Fields) -> Names:
     """What the names of a client's fields decide."""
-    return _names(tuple([name for name, _ in client]))
+    return _names(tuple(map(_first, client)))
 
 
 def request_head(
     line: bytes,
     client: Fields,
     ours: bytes,
-    *,
     authorization: bytes | None,
     keyless: bool = False,
     names: Names | None = None,
@@ -124,7 +128,7 @@ def request_head(
                 passes and name.lower() not in named
                 for (name, _), passes in zip(client, passing, strict=True)
             )
-    kept = b"\r\n".join([b": ".join(field) for field in compress(client, passing)])
+    kept = b"\r\n".join(map(b": ".join, compress(client, passing)))
     if kept:
         kept += b"\r\n"
     if authorization is not None:

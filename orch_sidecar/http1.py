@@ -94,20 +94,19 @@ def _parse_block(block: bytes) -> Head:
 class LengthBody:
     """A body of a known length."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_left", "done")
     delimits_itself = True
 
     def __init__(self, length: int) -> None:
         self._left = length
-
-    @property
-    def done(self) -> bool:
-        return self._left == 0
+        self.done = not length
 
     def feed(self, data: bytes) -> bytes:
-        if len(data) > self._left:
-            raise FramingError("bytes after the end of the body")
-        self._left -= len(data)
+        left = self._left = self._left - len(data)
+        if left <= 0:
+            if left:
+                raise FramingError("bytes after the end of the body")
+            self.done = True
         return data
 
 

@@ -143,9 +143,11 @@ class _Collector:
         """Counts a decode that was admitted, and that several requests could share."""
         assert exchange.admitted is not None
         traced = _traced(exchange, now)
-        served = self.served[exchange.pool or ""][exchange.service_class is _BULK]
+        assert exchange.pool is not None
+        served = self.served[exchange.pool][exchange.service_class is _BULK]
         served.admitted(exchange, exchange.admitted, traced)
         if exchange.outcome is _OK:
+            exchange.read_usage()
             served.generated(exchange)
             self.gen_ai.of(exchange).generated(exchange, now, traced)
 
@@ -164,6 +166,7 @@ class _Collector:
         if not exchange.shared:
             served.admitted(exchange, exchange.admitted, traced)
             if outcome is _OK:
+                exchange.read_usage()
                 served.generated(exchange)
                 operation.generated(exchange, now, traced)
         elif exchange.coalesced:

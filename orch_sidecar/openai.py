@@ -11,8 +11,9 @@ a response or a message. A list of token ids is one prompt; prompt embeddings co
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from orch_sidecar import coalescing
 from orch_sidecar.reasons import Reason, Refusal
@@ -31,8 +32,9 @@ class Api(StrEnum):
 _CHAT, _COMPLETIONS = Api.CHAT, Api.COMPLETIONS  # a member is looked up slowly in its enum
 
 
-class Demand(NamedTuple):
-    """What a request asks of the engine. `cost` is in sequences. A tuple: one for every request.
+@dataclass(slots=True)
+class Demand:
+    """What a request asks of the engine. `cost` is in sequences.
 
     `prompt_tokens`: of all prompts together, where all are token ids and none is cut short.
     `service_tier`, `priority`: as given. `coalescing`: equal for requests that one decode can
@@ -75,7 +77,7 @@ class _Unreadable(Exception):
 
 
 def read(
-    api: Api, body: bytes, *, max_depth: int, ctx_max: int | None, coalesce: bool = False
+    api: Api, body: bytes, max_depth: int, ctx_max: int | None, coalesce: bool = False
 ) -> Demand | Refusal:
     """Reads a body. A Refusal names the field, its value and the rule.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import aiohttp
 
@@ -28,12 +29,14 @@ from vllm_plugin.profile import AdmissionRules, Profile, ServiceClass
 
 # Named once: a member is looked up slowly in its enum.
 _BULK: Final = ServiceClass.BULK
+_INTERACTIVE: Final = ServiceClass.INTERACTIVE
 _INTERACTIVE_PRIORITY: Final = b"x-vllm-priority: 0\r\n"
 _BULK_PRIORITY: Final = b"x-vllm-priority: 1\r\n"
 _AT_ONCE: Final = b"x-orch-queue-position: 0\r\nx-orch-predicted-start-ms: 0\r\n"
 
 
-class Wanted(NamedTuple):
+@dataclass(slots=True)
+class Wanted:
     """What a request asks of whichever pool takes it."""
 
     demand: Demand
@@ -140,22 +143,17 @@ class Pool:
             return b""
         return _BULK_PRIORITY if service_class is _BULK else _INTERACTIVE_PRIORITY
 
-    def ask(
-        self,
-        demand: Demand,
-        directives: Directives,
-        service_class: ServiceClass,
-        body_bytes: int,
-        spent_ms: float,
-    ) -> Ask:
+    def ask(self, wanted: Wanted, spent_ms: float) -> Ask:
         """What a request asks of this pool, `spent_ms` after it arrived."""
-        if self.gate.core.rules.interactive is None:
+        demand, directives = wanted.demand, wanted.directives
+        service_class = wanted.service_class
+        if service_class is _INTERACTIVE and self.gate.core.rules.interactive is None:
             service_class = _BULK
         prompt_tokens = demand.prompt_tokens
         if prompt_tokens is None:
             ctx_max = self.follower.ctx_max
             most = None if ctx_max is None else ctx_max * demand.cost
-            prompt_tokens = self.prompt_size.estimate(body_bytes, most)
+            prompt_tokens = self.prompt_size.estimate(wanted.body_bytes, most)
         if directives is NONE:
             return Ask(service_class, demand.cost, prompt_tokens, demand.max_tokens)
         return Ask(

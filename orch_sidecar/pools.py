@@ -153,7 +153,7 @@ class Pools:
         if self.draining:
             return refusing.shutting_down()
         now, demand, directives = self._loop.time(), wanted.demand, wanted.directives
-        asks = {pool.name: pool.ask(*wanted, spent_ms) for pool in self.all}
+        asks = {pool.name: pool.ask(wanted, spent_ms) for pool in self.all}
         views = [pool.view(asks[pool.name], now) for pool in self.all] + self._absent()
         tokens = demand.prompt_tokens if demand.cost == 1 else None
         wish = _wish(demand.model, directives, demand.cost, tokens)

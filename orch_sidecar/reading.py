@@ -36,12 +36,14 @@ def at_once(http: web.BaseRequest, max_bytes: int) -> bytes | Refusal | None:
 
     None: more of it is to come, and `rest_of` waits for that.
     """
-    if not http.content.is_eof():
+    content = http.content
+    if not content.is_eof():
         return None
     try:
-        return _bounded(http.content.read_nowait(), max_bytes)
+        body = content.read_nowait()
     except web.RequestPayloadError as error:
         return _unreadable(error)
+    return body if len(body) <= max_bytes else _too_large(f"{len(body)} bytes", max_bytes)
 
 
 async def rest_of(http: web.BaseRequest, max_bytes: int, timeout_s: float) -> bytes | Refusal:
@@ -86,10 +88,6 @@ async def _whole(http: web.BaseRequest, max_bytes: int) -> bytes | Refusal:
         if len(body) > max_bytes:
             return _too_large("larger", max_bytes)
     return bytes(body)
-
-
-def _bounded(body: bytes, max_bytes: int) -> bytes | Refusal:
-    return body if len(body) <= max_bytes else _too_large(f"{len(body)} bytes", max_bytes)
 
 
 def _unreadable(error: Exception) -> Refusal:

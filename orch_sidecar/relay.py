@@ -37,6 +37,7 @@ from orch_sidecar.upstream import EngineConnection, EnginePool
 class Relay:
     """One answer. It is the engine connection's receiver, and paused by the client's side.
 
+    `keep_alive`: whether the client's connection may serve another request after it.
     `unanswered`: the connection went before anything was passed on, so another engine may be asked.
     `retry_after_ms`: the request was turned away below, and the client knows nothing of it.
     """
@@ -51,17 +52,15 @@ class Relay:
         "_head_sent",
         "_held",
         "_http10",
-        "_keep_alive",
         "_last",
         "_pool",
         "_turned_away",
         "done",
         "exchange",
-        "idle_checks",
+        "keep_alive",
         "paused",
         "reads",
         "retry_after_ms",
-        "seen",
         "tail",
         "unanswered",
         "was_paused",
@@ -73,7 +72,6 @@ class Relay:
         pool: EnginePool,
         exchange: Exchange,
         extra: bytes,
-        *,
         http10: bool,
         keep_alive: bool,
         turned_away: TurningAway | None = None,
@@ -85,7 +83,7 @@ class Relay:
         self._connection: EngineConnection | None = None
         self._extra = extra
         self._http10 = http10
-        self._keep_alive = keep_alive
+        self.keep_alive = keep_alive
         self._head: Head | None = None
         self._head_sent = False
         self._turned_away = turned_away
@@ -99,19 +97,12 @@ class Relay:
         self.unanswered = False
         self.retry_after_ms: int | None = None
         self.reads = 0
-        self.seen = (0, 0)
-        self.idle_checks = 0
-        self.done: asyncio.Future[Relayed] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[Relayed] = pool.loop.create_future()
 
     def start(self, connection: EngineConnection, request: bytes) -> None:
         """Sends the request; from here on the answer flows."""
         self._connection = connection
         connection.send(request, self)
-
-    @property
-    def keep_alive(self) -> bool:
-        """Whether the client's connection may serve another request."""
-        return self._keep_alive
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -199,7 +190,7 @@ class Relay:
                 api = self.exchange.api
                 self._client.write(failure_in_stream(api, refusal, chunked=chunked))
             else:
-                self._keep_alive = False
+                self.keep_alive = False
                 self.abort_client()
 
     def _begin(self, data: bytes) -> Body | None:
@@ -232,11 +223,9 @@ class Relay:
         assert head is not None
         self._head_sent = True
         if not framed_for(head, self._http10):
-            self._keep_alive = False  # the end of the connection is the end of the body
+            self.keep_alive = False  # the end of the connection is the end of the body
         fields = kept(head, self._http10)
-        return head_bytes(
-            fields, head.status, self.exchange, self._extra, keep_alive=self._keep_alive
-        )
+        return head_bytes(fields, head.status, self.exchange, self._extra, self.keep_alive)
 
     def _finish(self, body: Body) -> None:
         head, connection = self._head, self._connection

@@ -41,6 +41,9 @@ class Request:
     route: Route
     exchange: Exchange
     trace: Trace
+    names: Names | None = None
+    key: ApiKey | None = None
+    keyless: bool = False
     body: bytes = b""
     directives: Directives = NONE
     presence: Presence | None = None
@@ -49,10 +52,7 @@ class Request:
     cancelled: Refusal | None = None
     fanout: Fanout | None = None
     barred: frozenset[str] = frozenset()
-    names: Names | None = None
-    key: ApiKey | None = None
     held: int = 0
-    keyless: bool = False
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -102,9 +102,9 @@ class Request:
             route.line,
             given,
             ours,
-            authorization=pool.authorization,
-            keyless=self.keyless,
-            names=names,
+            pool.authorization,
+            self.keyless,
+            names,
         )
 
 

@@ -109,12 +109,12 @@ class Serving:
             request_id = accept_id(headers.get(_X_REQUEST_ID)) or own_id
             correlation_id = accept_id(headers.get(_X_CORRELATION_ID)) or request_id
         exchange = Exchange(
-            api=route.api if route is not None else Api.OTHER,
-            route=route.path if route is not None else "(none)",
-            id=own_id,
-            request_id=request_id,
-            correlation_id=correlation_id,
-            method=http.method,
+            route.api if route is not None else Api.OTHER,
+            route.path if route is not None else "(none)",
+            own_id,
+            request_id,
+            correlation_id,
+            http.method,
         )
         trace = self._tracing.begin(exchange, headers)
         self.active += 1
@@ -131,8 +131,7 @@ class Serving:
             elif isinstance(name, Refusal):
                 answer = name
             else:
-                request = Request(http, route, exchange, trace, names=names, key=key)
-                request.keyless = self._guard.closed
+                request = Request(http, route, exchange, trace, names, key, self._guard.closed)
                 self._in_flight.begin(name, request)
                 answer = await self._serve(request, plain=names.plain)
             if isinstance(answer, Refusal):
@@ -181,9 +180,9 @@ class Serving:
         demand = openai.read(
             exchange.api,
             request.body,
-            max_depth=settings.max_json_depth,
-            ctx_max=self._pools.ctx_max,
-            coalesce=self._pools.coalescing and not given.no_coalesce,
+            settings.max_json_depth,
+            self._pools.ctx_max,
+            self._pools.coalescing and not given.no_coalesce,
         )
         if isinstance(demand, Refusal):
             return demand
@@ -233,7 +232,7 @@ class Serving:
         pool = self._pools.one
         if pool is None or wanted.directives is not directives.NONE:
             return self._place(request, wanted)
-        ask = pool.ask(*wanted, 0.0)
+        ask = pool.ask(wanted, 0.0)
         _note(request.exchange, pool, ask, _ONLY)
         return self._attempts.run(request, pool, ask)
 

@@ -59,12 +59,12 @@ class Shared:
             request.route,
             exchange,
             request.trace.shared(exchange),
-            request.body,
-            request.directives,
-            request.presence,
+            keyless=request.keyless,
+            body=request.body,
+            directives=request.directives,
+            presence=request.presence,
             fanout=self.fanout,
             barred=barred,
-            keyless=request.keyless,
         )
         self.wanted = wanted
         self.elsewhere = False
@@ -84,6 +84,7 @@ class Shared:
         exchange.pool, exchange.labels = decode.pool, decode.labels
         exchange.placement, exchange.service_class = decode.placement, decode.service_class
         exchange.lease = decode.lease
+        decode.read_usage()
         exchange.input_tokens, exchange.output_tokens = decode.input_tokens, decode.output_tokens
         if decode.queued is not None and exchange.admitted in (None, decode.admitted):
             exchange.queued = max(decode.queued, exchange.arrived)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final, cast
 
@@ -230,4 +231,4 @@ class Sharing:
             return None
         given = wanted.directives
         own_ms = limit_ms if given.max_wait_ms is None else min(given.max_wait_ms, limit_ms)
-        return wanted._replace(directives=given._replace(max_wait_ms=own_ms))
+        return replace(wanted, directives=replace(given, max_wait_ms=own_ms))

@@ -204,6 +204,7 @@ class SpanTracing:
                 "orch.cost": exchange.cost,
                 "orch.stream": exchange.stream,
             }
+        exchange.read_usage()
         for name, value in (
             ("orch.scenario", exchange.scenario),
             ("gen_ai.request.max_tokens", exchange.max_tokens),

@@ -93,14 +93,14 @@ class EnginePool:
         self._ssl = ssl.create_default_context() if self._secure else None
         self.connect_timeout_s = connect_timeout_s
         self._idle: list[EngineConnection] = []
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self.authority = parts.netloc.rpartition("@")[2].encode("ascii")
 
     def take(self) -> EngineConnection | None:
         """A kept connection that is good to write to, if there is one."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.open and self._loop.time() - connection.idle_since <= REUSE_WITHIN_S:
+            if connection.open and self.loop.time() - connection.idle_since <= REUSE_WITHIN_S:
                 return connection
             connection.close()
         return None
@@ -111,7 +111,7 @@ class EnginePool:
         if kept is not None:
             return kept
         async with asyncio.timeout(self.connect_timeout_s):
-            _, fresh = await self._loop.create_connection(
+            _, fresh = await self.loop.create_connection(
                 EngineConnection, self._host, self._port, ssl=self._ssl
             )
         return fresh
@@ -120,12 +120,12 @@ class EnginePool:
         """Its answer ended as framed, and the engine keeps the connection."""
         connection.receiver = None
         if connection.open:
-            connection.idle_since = self._loop.time()
+            connection.idle_since = self.loop.time()
             self._idle.append(connection)
 
     def prune(self) -> None:
         """Closes what will not be used again."""
-        now = self._loop.time()
+        now = self.loop.time()
         kept = []
         for connection in self._idle:
             if connection.open and now - connection.idle_since <= REUSE_WITHIN_S:

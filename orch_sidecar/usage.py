@@ -36,9 +36,13 @@ _LEARNING: Final = 0.02
 _LEAST, _MOST = 0.25, 64.0
 
 
-def read(before: bytes, last: bytes) -> tuple[int | None, int | None]:
-    """Input and output tokens from the last two writes of an answer; None for what is not there."""
-    tail = last if len(last) >= TAIL_BYTES else before[-TAIL_BYTES:] + last
+def end_of(before: bytes, last: bytes) -> bytes:
+    """The end of an answer, by its last two writes: as much of it as `read` looks at."""
+    return last[-TAIL_BYTES:] if len(last) >= TAIL_BYTES else before[-TAIL_BYTES:] + last
+
+
+def read(tail: bytes) -> tuple[int | None, int | None]:
+    """Input and output tokens from the end of an answer; None for what is not there."""
     at = tail.rfind(_USAGE, max(0, len(tail) - TAIL_BYTES))
     if at < 0:
         return None, None

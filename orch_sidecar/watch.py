@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from orch_sidecar.answering import Answering
 from orch_sidecar.reasons import Reason, Refusal
 
 logger = logging.getLogger("orch.watch")
+
+_NOTHING_SEEN: Final = (0, 0), 0
 
 
 class RelayWatch:
@@ -16,7 +19,8 @@ class RelayWatch:
     def __init__(self, engine_silence_s: float, client_stall_s: float) -> None:
         self._engine_silence_s = engine_silence_s
         self._client_stall_s = client_stall_s
-        self._relays: set[Answering] = set()
+        # With the progress that was seen last, and how often in a row.
+        self._relays: dict[Answering, tuple[tuple[int, int], int]] = {}
 
     def configure(self, engine_silence_s: float, client_stall_s: float) -> None:
         """Other limits, also for what runs."""
@@ -27,10 +31,10 @@ class RelayWatch:
         return len(self._relays)
 
     def add(self, relay: Answering) -> None:
-        self._relays.add(relay)
+        self._relays.setdefault(relay, _NOTHING_SEEN)
 
     def discard(self, relay: Answering) -> None:
-        self._relays.discard(relay)
+        self._relays.pop(relay, None)
 
     def check(self, every_s: float) -> None:
         """To be called every `every_s` seconds: costs a relay nothing per chunk but a count."""
@@ -42,13 +46,13 @@ class RelayWatch:
                 logger.exception("an answer in which nothing moves could not be ended")
 
     def _look_at(self, relay: Answering, every_s: float) -> None:
-        progress = relay.progress
-        if progress != relay.seen:
-            relay.seen = progress
-            relay.idle_checks = 0
-            return
-        relay.idle_checks += 1
-        idle_s = relay.idle_checks * every_s
+        found = self._relays.get(relay)
+        if found is None:
+            return  # it went with one before it
+        progress, (seen, idle_checks) = relay.progress, found
+        idle_checks = idle_checks + 1 if progress == seen else 0
+        self._relays[relay] = progress, idle_checks
+        idle_s = idle_checks * every_s
         if relay.paused and idle_s > self._client_stall_s:
             text = f"the client has read nothing for {self._client_stall_s:g} s"
             relay.abort_client()

@@ -6,13 +6,13 @@ Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from vllm_plugin.profile import ServiceClass
 
 
-class Ask(NamedTuple):
-    """What a request asks of an engine. A tuple: one is made for every request.
+@dataclass(slots=True)
+class Ask:
+    """What a request asks of an engine.
 
     `cost` in sequences. `prompt_tokens`: of all its prompts together, as well as is known.
     `max_tokens`: the most that each sequence may generate, None where the request does not say.

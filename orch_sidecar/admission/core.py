@@ -273,8 +273,9 @@ class Admission:
     def _grant(self, request: str, ask: Ask, output: float | None, now: float) -> Lease:
         lease = self.ledger.grant(request, ask.cost)
         run = Run(ask, now, output or 0.0)
-        self.outlook.runs[request] = run
-        self.outlook.changed()
+        outlook = self.outlook
+        outlook.runs[request] = run
+        outlook.changed()
         self.scarce.granted(run, now)
         self.statistics.granted[ask.service_class] += 1
         return lease

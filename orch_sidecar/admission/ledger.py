@@ -5,12 +5,12 @@ Pure. BATCHING/ORCH-3911, 3922.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Lease(NamedTuple):
-    """The right to have `cost` sequences in the engine of this `epoch`. A tuple: one for every
-    request."""
+@dataclass(slots=True)
+class Lease:
+    """The right to have `cost` sequences in the engine of this `epoch`."""
 
     id: str
     cost: int

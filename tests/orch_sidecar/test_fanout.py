@@ -39,7 +39,7 @@ async def test_usage_is_in_what_was_sent_last() -> None:
     counts = b'data: {"usage":{"prompt_tokens":7,"total_tokens":10,"completion_tokens":3}}\n\n'
     pieces = [chunk(counts), chunk(DONE), b"0\r\n\r\n"]
     Engine(fanout).says(STREAM_HEAD, chunk(EVENTS[0]), *pieces)
-    assert usage.read(*fanout.sent) == (7, 3)
+    assert usage.read(usage.end_of(*fanout.sent)) == (7, 3)
 
 
 async def test_times_of_a_client_that_joins_late_are_its_own() -> None:

@@ -13,8 +13,6 @@ class Answer:
 
     def __init__(self, *, broken: bool = False, paused: bool = False) -> None:
         self.paused = paused
-        self.seen = (0, 0)
-        self.idle_checks = 0
         self.progress = (0, 0)
         self.aborted = False
         self.failures: list[Reason] = []

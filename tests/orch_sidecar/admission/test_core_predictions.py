@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,10 +63,10 @@ def test_a_first_token_after_the_deadline_is_refused_at_once() -> None:
     core = measured(1)
     ask = interactive(prompt_tokens=500, max_tokens=100, deadline_ms=500.0)
     assert reason_of(core.arrive("a", ask, 0.0)) is Reason.DEADLINE_MISS
-    fill(core, ask._replace(deadline_ms=600.0), "b")
-    late = ask._replace(prompt_tokens=0, deadline_ms=1000.0)
+    fill(core, replace(ask, deadline_ms=600.0), "b")
+    late = replace(ask, prompt_tokens=0, deadline_ms=1000.0)
     assert reason_of(core.arrive("c", late, 0.0)) is Reason.DEADLINE_MISS
-    queue(core, late._replace(deadline_ms=2000.0), "d")
+    queue(core, replace(late, deadline_ms=2000.0), "d")
 
 
 def test_a_wait_that_misses_the_slo_is_refused_at_once() -> None:
@@ -164,20 +166,20 @@ def test_forecast_of_a_free_engine_and_of_a_full_one() -> None:
     assert forecast is not None
     assert forecast.start_ms == pytest.approx(1200)
     assert core_of(1).forecast(ask, 0.0) is None
-    assert core.forecast(ask._replace(cost=2), 0.0) is None
+    assert core.forecast(replace(ask, cost=2), 0.0) is None
 
 
 def test_forecasts_follow_what_happens_without_anybody_waiting() -> None:
     core = measured(2)
     ask = interactive(max_tokens=100)
     fill(core, ask, "a")
-    assert core.forecast(ask._replace(cost=2), 0.0) is not None
+    assert core.forecast(replace(ask, cost=2), 0.0) is not None
     fill(core, ask, "b", at=0.001)
     assert queue(core, ask, "c", at=0.002) == [Queued(0, 1198)]
     core.dismiss(Refusal(Reason.CANCELLED, ""))
     core.forecast(ask, 0.1)
     core.engine_reports(report(3, step_time=STEP_TIME), 0.101)
-    assert core.forecast(ask._replace(cost=3), 0.102) is not None
+    assert core.forecast(replace(ask, cost=3), 0.102) is not None
 
 
 @given(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orch_sidecar.admission.ask import Ask, Queued
@@ -172,7 +174,7 @@ def test_starts_are_predicted_for_after_the_pause() -> None:
     assert foreseen.start_ms == pytest.approx(400)
     assert foreseen.first_token_ms == pytest.approx(400 + 11)
     assert queue(core, ask, "b", at=1.1) == [Queued(1, 400)]
-    outcome = core.arrive("c", ask._replace(max_wait_ms=300.0), 1.1)
+    outcome = core.arrive("c", replace(ask, max_wait_ms=300.0), 1.1)
     assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
 
 

@@ -6,6 +6,7 @@ and for what, what became of each request. The invariants are checked after ever
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
@@ -46,7 +47,7 @@ class AdmissionMachine(Checked):
         for ask, passed_s in asks:
             self.model.pass_time(passed_s)
             all_bulk = self.model.rules.interactive is None
-            self.arrive_one(*self.named(ask._replace(service_class=BULK) if all_bulk else ask))
+            self.arrive_one(*self.named(replace(ask, service_class=BULK) if all_bulk else ask))
 
     @precondition(lambda self: not self.model.depth and self.model.engine.slots_total)
     @rule(leaves=st.booleans(), asks=st.lists(st.tuples(ASKS, PASSED_S), max_size=4))
@@ -58,13 +59,13 @@ class AdmissionMachine(Checked):
             self.arrive_one(request, ask)
             if leaves and request in self.model.out:
                 self.release_one(request)
-        self.arrive([(ask._replace(service_class=BULK), passed_s) for ask, passed_s in asks])
+        self.arrive([(replace(ask, service_class=BULK), passed_s) for ask, passed_s in asks])
 
     @precondition(lambda self: self.model.queues[BULK] and self.model.rules.interactive)
     @rule(ask=ASKS, times=st.integers(2, 8), passed_s=st.sampled_from((0.1, 0.3, 0.5)))
     def interactive_requests_come_and_go(self, ask: Ask, times: int, passed_s: float) -> None:
         """So many that bulk ones are delayed."""
-        ask = ask._replace(service_class=INTERACTIVE, cost=1)
+        ask = replace(ask, service_class=INTERACTIVE, cost=1)
         for _ in range(times):
             self.arrive_one(*self.named(ask))
             self.model.pass_time(passed_s)

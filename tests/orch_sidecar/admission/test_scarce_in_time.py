@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orch_sidecar.admission.ask import Ask, EngineReport
@@ -97,12 +99,12 @@ def test_a_request_whose_first_token_would_come_too_late_bears_no_window(promise
     if promise.deadline_ms is None:
         of_class = bench.scarce.rules.bulk.model_copy(update={"ttft_p95_ms": 160.0})
         bench.scarce.rules = rules(bulk=of_class)
-    assert bench.scarce.opens_window(promise._replace(prompt_tokens=100), 2.0), "nothing is known"
+    assert bench.scarce.opens_window(replace(promise, prompt_tokens=100), 2.0), "nothing is known"
     bench.outlook.step_time, bench.outlook.prefill_tokens_per_s = STEP_TIME, 1000.0
-    assert not bench.scarce.ends_window(promise._replace(prompt_tokens=50), 2.0)
-    assert bench.scarce.ends_window(promise._replace(prompt_tokens=100), 2.0)
-    assert not bench.scarce.opens_window(promise._replace(prompt_tokens=100), 2.0)
-    assert bench.scarce.opens_window(promise._replace(prompt_tokens=50), 2.0)
+    assert not bench.scarce.ends_window(replace(promise, prompt_tokens=50), 2.0)
+    assert bench.scarce.ends_window(replace(promise, prompt_tokens=100), 2.0)
+    assert not bench.scarce.opens_window(replace(promise, prompt_tokens=100), 2.0)
+    assert bench.scarce.opens_window(replace(promise, prompt_tokens=50), 2.0)
 
 
 def test_window_closes_in_time_or_when_it_is_full() -> None:
