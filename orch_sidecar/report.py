@@ -17,7 +17,8 @@ from orch_sidecar.admission.ask import EngineReport, StepTime
 FIELDS: Final = frozenset(
     {
         "epoch", "slots_total", "foreign", "ctx_max", "kv_tokens_total", "kv_block_tokens",
-        "kv_cache_usage", "preemptions_total", "step_time", "prefill_tokens_per_s", "features",
+        "kv_cache_usage", "preemptions_total", "prefilling", "step_time", "prefill_tokens_per_s",
+        "features",
     }
 )  # fmt: skip
 
@@ -38,6 +39,7 @@ def report_of(document: Mapping[str, Any]) -> EngineReport:
         kv_block_tokens=_count(document, "kv_block_tokens", 1) or 1,
         kv_usage=min(1.0, number(document, "kv_cache_usage") or 0.0),
         preemptions_total=_count(document, "preemptions_total", 0) or 0,
+        prefilling=_count(document, "prefilling", 0) or 0,
         step_time=step_time_of(document.get("step_time")),
         prefill_tokens_per_s=number(document, "prefill_tokens_per_s") or None,
         chunk_tokens=_chunk(document.get("features")),

@@ -99,6 +99,7 @@ class Board:
         self._listeners: set[Listener] = set()
         self._running = 0
         self._waiting = 0
+        self._prefilling = 0
         self._peak = 0
         self._kv_cache_usage = 0.0
         self._preemptions = 0
@@ -124,9 +125,12 @@ class Board:
         usage = round(report.kv_cache_usage, 3)
         # Counts are taken after a step: what ended in it shows in the batch only.
         held = max(report.running, report.batch or 0) + report.waiting
+        read = 0 if report.batch is None or report.decode_only else report.batch - report.decoding
+        prefilling = report.waiting + read
         same = (
             report.running == self._running
             and report.waiting == self._waiting
+            and prefilling == self._prefilling
             and usage == self._kv_cache_usage
             and held <= self._peak
             and not report.preempted
@@ -135,7 +139,7 @@ class Board:
         if same:
             return
         self._running, self._waiting = report.running, report.waiting
-        self._kv_cache_usage = usage
+        self._prefilling, self._kv_cache_usage = prefilling, usage
         self._peak = max(self._peak, held)
         self._preemptions += report.preempted
         self._wake_all()
@@ -194,6 +198,7 @@ class Board:
             "slots_free": max(0, self.facts.slots_total - in_engine),
             "running": self._running,
             "waiting": self._waiting,
+            "prefilling": self._prefilling,
             "peak": self._peak,
             "foreign": self.leases.foreign_to(instance),
             "leased": self.leases.leased(),

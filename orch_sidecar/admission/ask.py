@@ -56,7 +56,8 @@ class EngineReport:
     """What an engine says of itself. None: not known, and nothing is guessed in its place.
 
     `kv_tokens_total`, `kv_block_tokens` (it is given out in blocks of so many) and `kv_usage` (0
-    to 1): the KV cache. `prefill_tokens_per_s`: measured. `chunk_tokens`: the most of one prompt
+    to 1): the KV cache. `prefilling`: sequences whose prompts wait or were being read, and need not
+    be in that usage. `prefill_tokens_per_s`: measured. `chunk_tokens`: the most of one prompt
     that a step reads beside others. `leases`: with their costs, those of this sidecar that the
     engine has; told with a new epoch, for a request may reach an engine under its predecessor's.
     """
@@ -73,3 +74,4 @@ class EngineReport:
     kv_block_tokens: int = 1
     chunk_tokens: int | None = None
     leases: tuple[tuple[str, int], ...] = ()
+    prefilling: int = 0

@@ -5,6 +5,7 @@ Pure: times are seconds of a monotonic clock. Counts are tokens.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 # The engine preempts when the cache is full. That much is left to what cannot be foreseen.
@@ -12,6 +13,7 @@ KV_FULL: Final = 0.9
 QUIET_S: Final = 1.0
 # Between a grant and a report that has it: the way to the engine, a step, the way back.
 UNSEEN_S: Final = 0.05
+MOST_UNSEEN: Final = 4096  # no engine has so many prompts still to read
 # A preemption costs a whole prefill: back off by a quarter, and come back over half a minute.
 SHRINK: Final = 0.75
 LEAST: Final = 0.25
@@ -42,9 +44,9 @@ class KvBudget:
         self._shrunk_to = 1.0
         self._prompts = 0.0
         self._outputs = 0.0
-        # Prompts granted that the reported usage need not hold yet: since a while ago, and before.
-        self._unseen = self._unseen_before = 0.0
-        self._granted_at = self._unseen_since = float("-inf")
+        # Prompts granted that the reported usage need not hold yet: when, and of how many tokens.
+        self._unseen: deque[tuple[float, float]] = deque()
+        self._unseen_tokens = 0.0
 
     @property
     def committed(self) -> float:
@@ -55,12 +57,18 @@ class KvBudget:
         """Another engine: an empty cache."""
         self._known_preemptions = None
         self._shrunk_to, self._preempted_at = 1.0, float("-inf")
-        self._prompts = self._outputs = self._unseen = self._unseen_before = 0.0
+        self._prompts = self._outputs = self._unseen_tokens = 0.0
+        self._unseen.clear()
 
-    def reported(self, total: int | None, usage: float, preemptions: int, now: float) -> None:
-        """The engine says how full its cache is, and how often it has preempted."""
+    def reported(
+        self, total: int | None, usage: float, preemptions: int, now: float, prefilling: int = 0
+    ) -> None:
+        """The engine says how full its cache is, and how often it has preempted.
+
+        `prefilling`: how many prompts it may not have read to their ends.
+        """
         self.total, self._usage = total, usage
-        self._forget_seen(now)
+        self._forget_seen(prefilling, now)
         known = self._known_preemptions
         if known is not None and preemptions > known:
             self.preemptions += preemptions - known
@@ -71,8 +79,10 @@ class KvBudget:
     def granted(self, prompt: float, output: float, now: float) -> None:
         self._prompts += prompt
         self._outputs += output
-        self._granted_at = now
-        self._unseen += prompt
+        if len(self._unseen) >= MOST_UNSEEN:
+            self._unseen_tokens -= self._unseen.popleft()[1]
+        self._unseen.append((now, prompt))
+        self._unseen_tokens += prompt
 
     def released(self, prompt: float, output: float) -> None:
         self._prompts -= prompt
@@ -89,19 +99,17 @@ class KvBudget:
             return True
         if self._usage >= KV_FULL or now - self._preempted_at < QUIET_S:
             return False
-        in_cache = self._usage * self.total + self._unseen + self._unseen_before
+        in_cache = self._usage * self.total + self._unseen_tokens
         return in_cache + self._outputs + prompt + (output or 0.0) <= limit
 
-    def _forget_seen(self, now: float) -> None:
-        """The report has what was granted long enough before it.
-
-        Two sums take turns, because grants may follow each other without a gap for ever.
-        """
-        if now - self._granted_at > UNSEEN_S:
-            self._unseen = self._unseen_before = 0.0
-        elif now - self._unseen_since > UNSEEN_S:
-            self._unseen_before, self._unseen = self._unseen, 0.0
-            self._unseen_since = now
+    def _forget_seen(self, prefilling: int, now: float) -> None:
+        """The usage holds what was granted long enough before it, but for the latest of them if
+        so many are still to be read."""
+        unseen = self._unseen
+        while len(unseen) > prefilling and now - unseen[0][0] > UNSEEN_S:
+            self._unseen_tokens -= unseen.popleft()[1]
+        if not unseen:
+            self._unseen_tokens = 0.0  # whatever rounding has left
 
     def _factor(self, now: float) -> float:
         if self._shrunk_to == 1.0:

@@ -95,7 +95,13 @@ class Scarce:
     def reported(self, report: EngineReport, now: float) -> None:
         self._prefill.tokens_per_s = self._reading_rate(report)
         self.kv.block_tokens = report.kv_block_tokens
-        self.kv.reported(report.kv_tokens_total, report.kv_usage, report.preemptions_total, now)
+        self.kv.reported(
+            report.kv_tokens_total,
+            report.kv_usage,
+            report.preemptions_total,
+            now,
+            report.prefilling,
+        )
 
     def arrived(self, ask: Ask, now: float) -> None:
         """A request came, whatever becomes of it."""

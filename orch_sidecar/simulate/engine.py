@@ -98,6 +98,11 @@ class Engine:
         return len(self._waiting)
 
     @property
+    def prefilling(self) -> int:
+        """Sequences whose prompts have not been read to their ends."""
+        return len(self._waiting) + len(self._reading)
+
+    @property
     def kv_usage(self) -> float:
         return 1 - self._free / self._blocks if self._blocks else 0.0
 

@@ -9,6 +9,8 @@ from orch_sidecar.local.otlp import OtlpReceiver
 from orch_sidecar.local.stack import Stack
 from tests.engine.clients import body, engine_state, post, session, traceparent, until
 
+ATTEMPTS = 5
+
 
 async def test_the_second_stream_begins_before_the_first_has_ended(cloud: Stack) -> None:
     async with session() as http:
@@ -24,31 +26,29 @@ async def test_the_second_stream_begins_before_the_first_has_ended(cloud: Stack)
 async def test_eight_at_once_and_the_spans_have_the_batches_that_ran(
     cloud: Stack, receiver: OtlpReceiver
 ) -> None:
-    traces = [traceparent() for _ in range(8)]
     async with session() as http:
-        before = (await engine_state(http, cloud.url))["steps_by_batch"]
-        answers = await asyncio.gather(
-            *(
-                post(http, cloud.url, "completions", body("completions", 800, stream=True), head)
-                for _, head in traces
+        # On a machine that is busy with other things one may come when another has ended.
+        for _ in range(ATTEMPTS):
+            traces = [traceparent() for _ in range(8)]
+            before = (await engine_state(http, cloud.url))["steps_by_batch"]
+            answers = await asyncio.gather(
+                *(
+                    post(
+                        http, cloud.url, "completions", body("completions", 800, stream=True), head
+                    )
+                    for _, head in traces
+                )
             )
-        )
-
-        async def ran() -> set[int]:
-            """The batches of the steps since then; they come with a heartbeat."""
-            told = (await engine_state(http, cloud.url))["steps_by_batch"]
-            return {
+            await asyncio.sleep(1.5)  # steps come with a heartbeat
+            state = await engine_state(http, cloud.url)
+            ran = {
                 int(size)
-                for size, (count, _) in told.items()
+                for size, (count, _) in state["steps_by_batch"].items()
                 if count > before.get(size, [0, 0])[0]
             }
-
-        async def eight() -> bool:
-            return 8 in await ran()
-
-        await until(eight, 10.0)
-        assert max(await ran()) == 8
-        state = await engine_state(http, cloud.url)
+            if 8 in ran:
+                break
+    assert max(ran) == 8
     assert [answer.status for answer in answers] == [200] * 8
     assert state["peak"] <= 8
     largest = set()

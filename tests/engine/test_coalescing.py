@@ -17,6 +17,7 @@ from tests.engine.clients import Seen, body, engine_state, post, session, tracep
 
 PREFIX = {"chat": "chatcmpl-", "completions": "cmpl-"}
 STREAMS = 3
+ATTEMPTS = 5
 SHORT, LONG = 256, 1200  # tokens: a second or less, and several
 
 
@@ -87,10 +88,16 @@ async def test_three_at_once_are_one_decode_with_three_ids(
         before = await settled(http, cloud)
         lone = await post(http, cloud.url, api, request)
         await more_decodes(http, cloud, before, 1)
-        answers = await asyncio.gather(
-            *(post(http, cloud.url, api, request) for _ in range(STREAMS))
-        )
-        await more_decodes(http, cloud, before, 2)
+        # On a machine that is busy with other things one may come when the others have ended.
+        for _ in range(ATTEMPTS):
+            before = await settled(http, cloud)
+            answers = await asyncio.gather(
+                *(post(http, cloud.url, api, request) for _ in range(STREAMS))
+            )
+            if await settled(http, cloud) == before + 1:
+                break
+        else:
+            pytest.fail(f"never one decode for {STREAMS} at once")
     assert text_of(lone, stream=stream)
     ids = [CIMultiDict(answer.headers)["X-Request-Id"] for answer in answers]
     assert len(set(ids)) == STREAMS

@@ -23,10 +23,10 @@ def test_document_of_an_older_engine_is_enough() -> None:
 def test_everything_that_is_known_is_reported() -> None:
     document = NEEDED | {
         "ctx_max": 2048, "kv_tokens_total": 65536, "kv_cache_usage": 0.25,
-        "preemptions_total": 3, "step_time": FIT, "prefill_tokens_per_s": 9000.5,
+        "preemptions_total": 3, "prefilling": 2, "step_time": FIT, "prefill_tokens_per_s": 9000.5,
     }  # fmt: skip
     assert report_of(document) == EngineReport(
-        "e", 4, 1, 2048, 65536, 0.25, 3, StepTime(3.1, 0.4, 0.8, 32), 9000.5
+        "e", 4, 1, 2048, 65536, 0.25, 3, StepTime(3.1, 0.4, 0.8, 32), 9000.5, prefilling=2
     )
 
 
@@ -52,7 +52,7 @@ def test_slots_that_are_no_count_are_an_error(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "name",
     ["ctx_max", "kv_tokens_total", "kv_cache_usage", "preemptions_total", "step_time",
-     "prefill_tokens_per_s"],
+     "prefill_tokens_per_s", "prefilling"],
 )  # fmt: skip
 def test_optional_field_that_is_not_what_it_should_be_is_not_said(name: str, wrong: Any) -> None:
     assert report_of(NEEDED | {name: wrong}) == EngineReport("e", 4, 1)

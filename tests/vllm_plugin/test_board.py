@@ -81,6 +81,18 @@ def test_peak_sees_what_ended_within_its_step() -> None:
     assert board.moving(None)["peak"] == 9
 
 
+def test_prompts_that_wait_or_are_being_read_are_counted() -> None:
+    board = Board(FACTS)
+    board.stepped(StepReport(0.0, 5, 2, 0.1, 0, 5, False, 0.01, 900, decoding=3))
+    assert board.moving(None)["prefilling"] == 4
+    _, woken = listening(board)
+    board.stepped(StepReport(0.0, 5, 2, 0.1, 0, 5, False, 0.01, 300, decoding=4))
+    assert board.moving(None)["prefilling"] == 3
+    assert len(woken) == 1
+    board.stepped(report(5, batch=5))
+    assert board.moving(None)["prefilling"] == 0
+
+
 def test_preemptions_add_up() -> None:
     board = Board(FACTS)
     board.stepped(report(2, preempted=1))

@@ -10,6 +10,7 @@ from orch_sidecar.admission.budgets import (
     KV_FULL,
     LEAST,
     LONGEST_STALL_S,
+    MOST_UNSEEN,
     QUIET_S,
     RECOVERY_S,
     UNSEEN_S,
@@ -71,6 +72,31 @@ def test_a_report_just_after_a_grant_need_not_have_it() -> None:
     assert not kv.fits(200, 0, 1.0 + UNSEEN_S / 2)
     kv.reported(1000, 0.4, 0, 1.0 + 2 * UNSEEN_S)
     assert kv.fits(200, 0, 1.0 + 2 * UNSEEN_S)
+
+
+def test_prompts_that_the_engine_has_yet_to_read_are_not_in_the_usage() -> None:
+    """Four of five wait in the engine, while it reads the first for a second."""
+    kv = cache_of(1000)
+    for number in range(5):
+        kv.granted(100, 50, number * UNSEEN_S)
+    kv.reported(1000, 0.1, 0, 1.0, prefilling=4)
+    assert not kv.fits(251, 0, 1.0), "750 of 1000 are taken"
+    kv.reported(1000, 0.4, 0, 2.0, prefilling=1)
+    assert kv.fits(250, 0, 2.0)
+    assert not kv.fits(251, 0, 2.0), "400 in the cache, 100 to be read, 250 to be generated"
+    kv.reported(1000, 0.3, 0, 3.0)
+    assert kv.fits(450, 0, 3.0), "two of them were the same"
+
+
+def test_what_has_to_be_read_is_bounded() -> None:
+    kv = cache_of(10**9)
+    for _ in range(3 * MOST_UNSEEN):
+        kv.granted(1, 0, 0.0)
+    for _ in range(3 * MOST_UNSEEN - 10):
+        kv.released(1, 0)
+    kv.reported(20 + MOST_UNSEEN, 0.0, 0, 0.0)
+    assert kv.fits(20, None, 0.0)
+    assert not kv.fits(21, None, 0.0)
 
 
 def test_grants_that_never_pause_are_seen_in_the_end() -> None:
