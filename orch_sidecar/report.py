@@ -16,9 +16,9 @@ from orch_sidecar.admission.ask import EngineReport, StepTime
 # The fields that a report is made of: a change of any other need not be looked at.
 FIELDS: Final = frozenset(
     {
-        "epoch", "slots_total", "foreign", "ctx_max", "kv_tokens_total", "kv_block_tokens",
-        "kv_cache_usage", "preemptions_total", "prefilling", "step_time", "prefill_tokens_per_s",
-        "features",
+        "epoch", "slots_total", "running", "waiting", "prefilling", "foreign", "ctx_max",
+        "kv_tokens_total", "kv_block_tokens", "kv_cache_usage", "preemptions_total", "step_time",
+        "prefill_tokens_per_s", "features",
     }
 )  # fmt: skip
 
@@ -40,10 +40,17 @@ def report_of(document: Mapping[str, Any]) -> EngineReport:
         kv_usage=min(1.0, number(document, "kv_cache_usage") or 0.0),
         preemptions_total=_count(document, "preemptions_total", 0) or 0,
         prefilling=_count(document, "prefilling", 0) or 0,
+        scheduled=_scheduled(document, foreign),
         step_time=step_time_of(document.get("step_time")),
         prefill_tokens_per_s=number(document, "prefill_tokens_per_s") or None,
         chunk_tokens=_chunk(document.get("features")),
     )
+
+
+def _scheduled(document: Mapping[str, Any], foreign: int) -> int | None:
+    """Sequences of leases in the scheduler."""
+    running, waiting = _count(document, "running", 0), _count(document, "waiting", 0)
+    return None if running is None or waiting is None else max(0, running + waiting - foreign)
 
 
 def _chunk(features: Any) -> int | None:

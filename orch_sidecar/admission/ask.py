@@ -57,7 +57,8 @@ class EngineReport:
 
     `kv_tokens_total`, `kv_block_tokens` (it is given out in blocks of so many) and `kv_usage` (0
     to 1): the KV cache. `prefilling`: sequences whose prompts wait or were being read, and need not
-    be in that usage. `prefill_tokens_per_s`: measured. `chunk_tokens`: the most of one prompt
+    be in that usage. `scheduled`: of leases, in the scheduler; those beyond are still on their way
+    there. `prefill_tokens_per_s`: measured. `chunk_tokens`: the most of one prompt
     that a step reads beside others. `leases`: with their costs, those of this sidecar that the
     engine has; told with a new epoch, for a request may reach an engine under its predecessor's.
     """
@@ -75,3 +76,4 @@ class EngineReport:
     chunk_tokens: int | None = None
     leases: tuple[tuple[str, int], ...] = ()
     prefilling: int = 0
+    scheduled: int | None = None

@@ -61,14 +61,14 @@ class KvBudget:
         self._unseen.clear()
 
     def reported(
-        self, total: int | None, usage: float, preemptions: int, now: float, prefilling: int = 0
+        self, total: int | None, usage: float, preemptions: int, now: float, unread: int = 0
     ) -> None:
         """The engine says how full its cache is, and how often it has preempted.
 
-        `prefilling`: how many prompts it may not have read to their ends.
+        `unread`: how many prompts it may not have read to their ends.
         """
         self.total, self._usage = total, usage
-        self._forget_seen(prefilling, now)
+        self._forget_seen(unread, now)
         known = self._known_preemptions
         if known is not None and preemptions > known:
             self.preemptions += preemptions - known
@@ -102,11 +102,11 @@ class KvBudget:
         in_cache = self._usage * self.total + self._unseen_tokens
         return in_cache + self._outputs + prompt + (output or 0.0) <= limit
 
-    def _forget_seen(self, prefilling: int, now: float) -> None:
+    def _forget_seen(self, unread: int, now: float) -> None:
         """The usage holds what was granted long enough before it, but for the latest of them if
         so many are still to be read."""
         unseen = self._unseen
-        while len(unseen) > prefilling and now - unseen[0][0] > UNSEEN_S:
+        while len(unseen) > unread and now - unseen[0][0] > UNSEEN_S:
             self._unseen_tokens -= unseen.popleft()[1]
         if not unseen:
             self._unseen_tokens = 0.0  # whatever rounding has left

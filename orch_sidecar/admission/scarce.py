@@ -93,6 +93,9 @@ class Scarce:
         self.interactive = self.bulk = 0
 
     def reported(self, report: EngineReport, now: float) -> None:
+        unread, scheduled = report.prefilling, report.scheduled
+        if scheduled is not None:
+            unread += max(0, self._ledger.leased - scheduled)
         self._prefill.tokens_per_s = self._reading_rate(report)
         self.kv.block_tokens = report.kv_block_tokens
         self.kv.reported(
@@ -100,7 +103,7 @@ class Scarce:
             report.kv_usage,
             report.preemptions_total,
             now,
-            report.prefilling,
+            unread,
         )
 
     def arrived(self, ask: Ask, now: float) -> None:

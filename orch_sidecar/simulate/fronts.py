@@ -132,6 +132,7 @@ class Admitted:
             kv_tokens_total=shape.kv_tokens if sight.cache else None,
             kv_usage=engine.kv_usage,
             prefilling=engine.prefilling,
+            scheduled=engine.held,
             preemptions_total=engine.preemptions if sight.cache else 0,
             step_time=StepTime(shape.t0_ms, shape.c_ms * off, shape.alpha, max(1, engine.largest))
             if known

@@ -17,7 +17,8 @@ async def test_optional_field_that_is_nonsense_breaks_nothing(
     """What is not understood counts as not said."""
     names = (
         "step_time", "prefill_tokens_per_s", "kv_cache_usage", "kv_tokens_total", "ctx_max",
-        "preemptions_total", "busy_seconds_total", "steps_by_batch", "steps_total", "prefill",
+        "preemptions_total", "prefilling", "busy_seconds_total", "steps_by_batch", "steps_total",
+        "prefill",
     )  # fmt: skip
     follower = sidecar.pool.follower
     nonsense: Any
@@ -36,8 +37,8 @@ async def test_what_does_not_matter_to_admission_is_not_brought_before_it(
     told: list[object] = []
     monkeypatch.setattr(sidecar.pool.gate, "engine_reports", told.append)
     for number in range(3):
-        engine.tell(running=number, steps_total=number, prefill={"tokens": number})
-        await eventually(lambda n=number: sidecar.pool.follower.document["running"] == n)  # type: ignore[index,misc]
+        engine.tell(requests_total=number, steps_total=number, prefill={"tokens": number})
+        await eventually(lambda n=number: sidecar.pool.follower.document["steps_total"] == n)  # type: ignore[index,misc]
     assert told == []
     engine.tell(prefill_tokens_per_s=100.0)
     await eventually(lambda: told)

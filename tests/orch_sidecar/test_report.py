@@ -23,10 +23,21 @@ def test_document_of_an_older_engine_is_enough() -> None:
 def test_everything_that_is_known_is_reported() -> None:
     document = NEEDED | {
         "ctx_max": 2048, "kv_tokens_total": 65536, "kv_cache_usage": 0.25,
-        "preemptions_total": 3, "prefilling": 2, "step_time": FIT, "prefill_tokens_per_s": 9000.5,
+        "preemptions_total": 3, "prefilling": 2, "running": 4, "waiting": 2, "step_time": FIT,
+        "prefill_tokens_per_s": 9000.5,
     }  # fmt: skip
     assert report_of(document) == EngineReport(
-        "e", 4, 1, 2048, 65536, 0.25, 3, StepTime(3.1, 0.4, 0.8, 32), 9000.5, prefilling=2
+        "e",
+        4,
+        1,
+        2048,
+        65536,
+        0.25,
+        3,
+        StepTime(3.1, 0.4, 0.8, 32),
+        9000.5,
+        prefilling=2,
+        scheduled=5,
     )
 
 

@@ -79,9 +79,9 @@ def test_prompts_that_the_engine_has_yet_to_read_are_not_in_the_usage() -> None:
     kv = cache_of(1000)
     for number in range(5):
         kv.granted(100, 50, number * UNSEEN_S)
-    kv.reported(1000, 0.1, 0, 1.0, prefilling=4)
+    kv.reported(1000, 0.1, 0, 1.0, unread=4)
     assert not kv.fits(251, 0, 1.0), "750 of 1000 are taken"
-    kv.reported(1000, 0.4, 0, 2.0, prefilling=1)
+    kv.reported(1000, 0.4, 0, 2.0, unread=1)
     assert kv.fits(250, 0, 2.0)
     assert not kv.fits(251, 0, 2.0), "400 in the cache, 100 to be read, 250 to be generated"
     kv.reported(1000, 0.3, 0, 3.0)

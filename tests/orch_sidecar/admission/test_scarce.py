@@ -203,6 +203,20 @@ def test_blocks_that_are_only_begun_are_counted_whole() -> None:
     assert len(bench.runs) == 16
 
 
+def test_what_is_on_its_way_to_the_scheduler_is_in_no_usage() -> None:
+    """A step reads one prompt, while the others wait where the engine does not count them."""
+    bench = Bench(8)
+    bench.scarce.reported(EngineReport("e", 8, kv_tokens_total=1000), 0.0)
+    for _ in range(4):
+        bench.grant(interactive(prompt_tokens=100), output=100)
+    reading = EngineReport("e", 8, 1, kv_tokens_total=1000, kv_usage=0.1, prefilling=1, scheduled=1)
+    bench.scarce.reported(reading, 5.0)
+    assert bench.hold(interactive(prompt_tokens=100, max_tokens=200), 5.0) is Hold.KV
+    read = EngineReport("e", 8, 1, kv_tokens_total=1000, kv_usage=0.3, scheduled=4)
+    bench.scarce.reported(read, 6.0)
+    assert bench.hold(interactive(prompt_tokens=100, max_tokens=200), 6.0) is None
+
+
 def test_another_engine_begins_empty() -> None:
     bench = Bench(8)
     bench.grant(bulk(prompt_tokens=500))
