@@ -135,9 +135,10 @@ class _Collector:
 
     def catch_up(self) -> None:
         """Counts those that have ended."""
-        for exchange, now in self.ended:
+        ended = self.ended.copy()
+        self.ended.clear()  # first: none is counted twice, nor stays for ever
+        for exchange, now in ended:
             self._finished(exchange, now)
-        self.ended.clear()
 
     def decoded(self, exchange: Exchange, now: int) -> None:
         """Counts a decode that was admitted, and that several requests could share."""

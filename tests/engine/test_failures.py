@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
@@ -25,7 +26,9 @@ from tests.engine.clients import (
     until,
 )
 from tests.engine.conftest import READY_WITHIN_S, Stacks, make_plan
-from tests.engine.halted import halted
+from tests.engine.halted import Ask, halted
+
+SLOTS = 5
 
 
 @pytest.fixture
@@ -34,7 +37,7 @@ def stack(stacks: Stacks, logs: Path, receiver: OtlpReceiver) -> Stack:
         "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
     }
-    return stacks.use(make_plan("cloud", 4, logs / "failures", environ))
+    return stacks.use(make_plan("cloud", SLOTS, logs / "failures", environ))
 
 
 async def answers(url: str) -> bool:
@@ -55,6 +58,7 @@ async def waiting(http: aiohttp.ClientSession, stack: Stack, count: int) -> bool
 async def test_a_killed_engine_is_told_in_each_api_and_its_successor_serves_within_a_second(
     stack: Stack, receiver: OtlpReceiver
 ) -> None:
+    """And one whose answer is no stream is told 502."""
     assert stack.engine is not None
     long = 1500
     async with session() as http:
@@ -64,7 +68,7 @@ async def test_a_killed_engine_is_told_in_each_api_and_its_successor_serves_with
             (api, body(api, long, stream=True), head)
             for api, (_, head) in zip(apis, traces, strict=True)
         ]
-        streams = await halted(http, stack.url, stack.engine.pid, asks)
+        streams, whole = await halted_beside_one_that_is_no_stream(http, stack, asks)
         # Of a class without an SLO: an interactive one would be told that its own is missed.
         bulk = {"X-Orch-Class": "bulk"}
         waits = post(http, stack.url, "chat", body("chat", 4, stream=False), bulk)
@@ -74,7 +78,10 @@ async def test_a_killed_engine_is_told_in_each_api_and_its_successor_serves_with
         killed = time.monotonic()
         stack.engine.kill()
         seen = dict(zip(apis, await asyncio.gather(*streams), strict=True))
+        cut = await whole
         assert time.monotonic() - killed < 2
+        assert cut.status == 502
+        assert json.loads(cut.data)["error"]["code"] == "engine_failed"
 
         async def unready() -> bool:
             return not await is_ready(http, stack)
@@ -99,7 +106,7 @@ async def test_a_killed_engine_is_told_in_each_api_and_its_successor_serves_with
         assert took < 1.0
         assert (await queued).status == 200  # it kept its place all the time
         state = await engine_state(http, stack.url)
-        assert (state["leased"], state["slots_free"]) == (0, 4)
+        assert (state["leased"], state["slots_free"]) == (0, SLOTS)
         assert (await post(http, stack.url, "chat", body("chat", 4, stream=True))).status == 200
 
     for api in apis:
@@ -110,6 +117,20 @@ async def test_a_killed_engine_is_told_in_each_api_and_its_successor_serves_with
             receiver.wait, trace_id, lambda found: any(map(failed, found)), 10.0
         )
         assert any(map(failed, spans)), [span.attributes for span in spans]
+
+
+async def halted_beside_one_that_is_no_stream(
+    http: aiohttp.ClientSession, stack: Stack, asks: Sequence[Ask]
+) -> tuple[list[asyncio.Task[Seen]], asyncio.Task[Seen]]:
+    """Those streams and one more answer are under way, and the engine stands still."""
+    assert stack.engine is not None
+    while True:
+        whole = asyncio.create_task(post(http, stack.url, "chat", body("chat", 1900, stream=False)))
+        streams = await halted(http, stack.url, stack.engine.pid, asks)
+        if not whole.done():
+            return streams, whole
+        os.kill(stack.engine.pid, signal.SIGCONT)  # too late: all of it again
+        await asyncio.gather(*streams)
 
 
 def failed(span: ReceivedSpan) -> bool:
@@ -134,25 +155,6 @@ def check_broken_stream(api: str, seen: Seen) -> None:
         assert json.loads(data.removeprefix("data: "))["type"] == "error"
 
 
-async def test_an_answer_that_is_no_stream_and_was_cut_is_a_502_or_a_broken_connection(
-    stack: Stack,
-) -> None:
-    assert stack.engine is not None
-    async with session() as http:
-        asked = asyncio.create_task(post(http, stack.url, "chat", body("chat", 1500, stream=False)))
-
-        async def runs() -> bool:
-            return bool((await engine_state(http, stack.url))["running"])
-
-        await until(runs, 10.0)
-        stack.engine.kill()
-        seen = await asked
-        assert seen.status == 502
-        assert json.loads(seen.data)["error"]["code"] == "engine_failed"
-        stack.start_engine()
-        await until(lambda: is_ready(http, stack), READY_WITHIN_S)
-
-
 def core_of(stack: Stack) -> int:
     """The process that computes, apart from the API server."""
     assert stack.engine is not None
@@ -171,7 +173,7 @@ async def test_who_waits_while_the_engines_core_dies_is_served_by_its_successor(
         await until(lambda: is_ready(http, stack), READY_WITHIN_S)
         core = core_of(stack)
         ask = ("chat", body("chat", 1500, stream=True), dict[str, str]())
-        streams = await halted(http, stack.url, core, [ask] * 4)
+        streams = await halted(http, stack.url, core, [ask] * SLOTS)
         bulk = {"X-Orch-Class": "bulk"}
         queued = [
             asyncio.create_task(post(http, stack.url, "chat", body("chat", 4, stream=False), bulk))
@@ -194,7 +196,7 @@ async def test_who_waits_while_the_engines_core_dies_is_served_by_its_successor(
             assert answer.status == 200
         await until(lambda: is_ready(http, stack), 5.0)
         state = await engine_state(http, stack.url)
-        assert (state["leased"], state["slots_free"]) == (0, 4)
+        assert (state["leased"], state["slots_free"]) == (0, SLOTS)
 
 
 async def test_a_killed_sidecar_finds_its_predecessors_requests_and_never_admits_over_them(
@@ -202,15 +204,15 @@ async def test_a_killed_sidecar_finds_its_predecessors_requests_and_never_admits
 ) -> None:
     assert stack.sidecar is not None
 
-    async def load(http: aiohttp.ClientSession, stop: asyncio.Event) -> None:
+    async def load(http: aiohttp.ClientSession, stop: asyncio.Event, cost: int) -> None:
         while not stop.is_set():
-            seen = await post(http, stack.url, "chat", body("chat", 60, stream=True, n=2))
+            seen = await post(http, stack.url, "chat", body("chat", 60, stream=True, n=cost))
             if seen.status != 200:
                 await asyncio.sleep(0.05)
 
     async with session() as http:
         stop = asyncio.Event()
-        clients = [asyncio.create_task(load(http, stop)) for _ in range(12)]
+        clients = [asyncio.create_task(load(http, stop, 1 + number % 2)) for number in range(12)]
         for _ in range(3):
             await asyncio.sleep(2.0)
             stack.sidecar.kill()
@@ -228,7 +230,7 @@ async def test_a_killed_sidecar_finds_its_predecessors_requests_and_never_admits
         await asyncio.gather(*clients)
         engine = await engine_state(http, stack.engine_url)
         state = await engine_state(http, stack.url)
-        assert engine["peak"] == 4
+        assert engine["peak"] == SLOTS
         assert state["oversubscription_violations_total"] == 0
         assert (state["leased"], state["foreign"]) == (0, 0)
 
