@@ -94,7 +94,8 @@ def _whole(stack: Stack) -> bool:
 
 
 @pytest.fixture(scope="session")
-def stacks() -> Iterator[Stacks]:
+def stacks(receiver: OtlpReceiver, grpc_receiver: GrpcReceiver) -> Iterator[Stacks]:
+    """Stopped before the receivers are: exporters would try theirs again for seconds."""
     running = Stacks()
     yield running
     running.stop()

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -15,6 +16,8 @@ from orch_sidecar.local.stack import free_port
 from orch_sidecar.local.up import tiny_model
 
 LOADING = "Starting to load model"
+
+Servers = dict[str, Future[str]]
 
 
 def run_server(profile: str, *arguments: str) -> str:
@@ -38,10 +41,24 @@ def run_server(profile: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_home_refuses_more_slots_and_lists_every_contradiction() -> None:
-    printed = run_server(
-        "home", "--max-num-seqs", "8", "--data-parallel-size", "2", "--api-server-count=2"
-    )
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """What each printed. Two at a time: they do little but import."""
+    missing = str(tmp_path_factory.mktemp("profiles") / "missing.yaml")
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            "home": pool.submit(
+                run_server,
+                *("home", "--max-num-seqs", "8"),
+                *("--data-parallel-size", "2", "--api-server-count=2"),
+            ),
+            "cloud": pool.submit(run_server, "cloud", "--max-num-seqs", "1"),
+            "missing": pool.submit(run_server, missing),
+        }
+
+
+def test_home_refuses_more_slots_and_lists_every_contradiction(servers: Servers) -> None:
+    printed = servers["home"].result()
     assert LOADING not in printed
     (message,) = [line for line in printed.splitlines() if "ProfileContradiction:" in line]
     assert "contradict profile 'home' (single_stream)" in message
@@ -50,8 +67,8 @@ def test_home_refuses_more_slots_and_lists_every_contradiction() -> None:
     assert "--api-server-count is 2, must be 1" in message
 
 
-def test_cloud_refuses_a_single_slot() -> None:
-    printed = run_server("cloud", "--max-num-seqs", "1")
+def test_cloud_refuses_a_single_slot(servers: Servers) -> None:
+    printed = servers["cloud"].result()
     assert LOADING not in printed
     assert "--max-num-seqs is 1, must be at least 2" in printed
 
@@ -139,7 +156,7 @@ def test_the_resource_says_how_the_engine_batches(scripted: dict[str, str]) -> N
     assert "measurement_type=single_stream" in scripted["resource"]
 
 
-def test_a_profile_that_does_not_exist_stops_the_server(tmp_path: Path) -> None:
-    printed = run_server(str(tmp_path / "missing.yaml"))
+def test_a_profile_that_does_not_exist_stops_the_server(servers: Servers) -> None:
+    printed = servers["missing"].result()
     assert LOADING not in printed
     assert "missing.yaml: cannot be read" in printed
