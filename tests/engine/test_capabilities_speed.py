@@ -1,4 +1,8 @@
-"""Profile cloud on a real engine: what it says of its own speed is what its steps took."""
+"""Profile cloud on a real engine: what it says of its own speed is what its steps took.
+
+The first of those that use this engine: the fit is of the last steps of each batch size, and those
+of other tests, whose clients are slow, would be in it.
+"""
 
 from __future__ import annotations
 
