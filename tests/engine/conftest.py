@@ -94,8 +94,7 @@ def _whole(stack: Stack) -> bool:
 
 
 @pytest.fixture(scope="session")
-def stacks(receiver: OtlpReceiver, grpc_receiver: GrpcReceiver) -> Iterator[Stacks]:
-    """Stopped before the receivers are: exporters would try theirs again for seconds."""
+def stacks() -> Iterator[Stacks]:
     running = Stacks()
     yield running
     running.stop()
