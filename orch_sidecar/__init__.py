@@ -68,6 +68,7 @@ Dependencies point down this list; nothing imports what stands above it:
     response_id   pure: the response id within an answer
     openai        pure: a request body in, its cost in sequences out
     coalescing    pure: which requests one decode can answer
+    json_body     pure: a body in, the JSON object that it holds out
     keys          pure: API keys of clients: what a file of them says, and whose one is
     directives    pure: request headers in, how a request wants to be served out
     reasons       pure: the closed set of reasons for a refusal

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from orch_sidecar import coalescing
-from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar import coalescing, json_body
+from orch_sidecar.json_body import Unreadable, kind_of
+from orch_sidecar.reasons import Refusal
 
 
 class Api(StrEnum):
@@ -63,17 +64,6 @@ _SELDOM: Final = frozenset(
     ("n", "service_tier", "priority", "kv_transfer_params", "use_beam_search", "background")
 )
 _LARGEST_INTEGER: Final = 2**31 - 1
-# Brackets and braces, those in strings included. Python makes an object of each, and the event
-# loop stands still meanwhile: about 0.2 s for so many.
-MAX_OPENED: Final = 200_000
-
-
-class _Unreadable(Exception):
-    """Carries the refusal out of the reading functions."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.refusal = Refusal(Reason.INVALID_REQUEST, message, param)
 
 
 def read(
@@ -84,79 +74,10 @@ def read(
     `coalesce`: whether to look if one decode could answer this and other requests.
     """
     try:
-        document = _parse(body, max_depth)
+        document = json_body.parse(body, max_depth)
         return _demand(api, document, ctx_max, coalesce)
-    except _Unreadable as unreadable:
+    except Unreadable as unreadable:
         return unreadable.refusal
-
-
-class _Repeating(dict[str, Any]):
-    """An object in which a key is given more than once."""
-
-    pairs: list[tuple[str, Any]]
-
-    def repeated(self) -> str:
-        """The first key that comes again."""
-        seen: set[str] = set()
-        for key, _ in self.pairs:
-            if key in seen:
-                return key
-            seen.add(key)
-        raise AssertionError("made for objects with a repeated key only")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) == len(pairs):
-        return mapping
-    repeating = _Repeating(mapping)
-    repeating.pairs = pairs
-    return repeating
-
-
-# One decoder for all: `json.loads` with a hook would build one for each body.
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object)
-
-
-def _parse(body: bytes, max_depth: int) -> dict[str, Any]:
-    opened = body.count(b"{") + body.count(b"[")
-    if opened > MAX_OPENED:
-        raise _Unreadable(f"the body has {opened} objects and lists, {MAX_OPENED} at most")
-    try:
-        # As json.loads does it for bytes, and vLLM with it.
-        plain = body[:1] == b"{" and body[1:2] > b"\0"  # by its rules that is UTF-8
-        encoding = "utf-8" if plain else json.detect_encoding(body)
-        text = body.decode(encoding, "surrogatepass").strip(" \t\n\r")
-        document, end = _DECODER.raw_decode(text)
-        if end != len(text):
-            raise json.JSONDecodeError("Extra data", text, end)
-    except RecursionError:
-        raise _Unreadable(f"the JSON is nested deeper than {max_depth} levels") from None
-    except ValueError as error:  # also UnicodeDecodeError, and integers of thousands of digits
-        raise _Unreadable(f"the body is not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise _Unreadable(f"the body must be a JSON object, not {_kind(document)}")
-    if isinstance(document, _Repeating):
-        name = document.repeated()
-        raise _Unreadable(f"{name[:100]!r} is given more than once", name[:100])
-    if opened > max_depth and _deeper_than(document, max_depth):
-        raise _Unreadable(f"the JSON is nested deeper than {max_depth} levels")
-    return document
-
-
-def _deeper_than(document: Any, levels: int) -> bool:
-    layer = [document]
-    for _ in range(levels):
-        below: list[Any] = []
-        for value in layer:
-            if isinstance(value, dict):
-                below.extend(value.values())
-            elif isinstance(value, list):
-                below.extend(value)
-        layer = [value for value in below if isinstance(value, dict | list)]
-        if not layer:
-            return False
-    return True
 
 
 def _demand(api: Api, document: dict[str, Any], ctx_max: int | None, coalesce: bool) -> Demand:
@@ -196,18 +117,18 @@ def _max_tokens(api: Api, document: dict[str, Any]) -> int | None:
 
 def _refuse_unsupported(api: Api, document: dict[str, Any]) -> None:
     if document.get("kv_transfer_params") is not None:
-        raise _Unreadable(
+        raise Unreadable(
             "kv_transfer_params is not accepted: it moves sequences between engines",
             "kv_transfer_params",
         )
     if _boolean(document, "use_beam_search"):
-        raise _Unreadable(
+        raise Unreadable(
             "use_beam_search is not accepted: a beam search runs as changing numbers of "
             "sequences, which no slot count covers",
             "use_beam_search",
         )
     if api is Api.RESPONSES and _boolean(document, "background"):
-        raise _Unreadable(
+        raise Unreadable(
             "background is not accepted: such a response goes on in the engine after its "
             "answer has ended, past any slot",
             "background",
@@ -219,7 +140,7 @@ def _prompts(document: dict[str, Any], ctx_max: int | None) -> tuple[int, int | 
     prompts, tokens = _listed(document, "prompt", ctx_max)
     embeds, _ = _listed(document, "prompt_embeds", None)
     if not prompts + embeds:
-        raise _Unreadable("a prompt is needed: a string, token ids, or a list of them", "prompt")
+        raise Unreadable("a prompt is needed: a string, token ids, or a list of them", "prompt")
     if embeds or (tokens is not None and document.get("truncate_prompt_tokens") is not None):
         tokens = None
     return prompts + embeds, tokens
@@ -232,13 +153,13 @@ def _listed(document: dict[str, Any], field: str, ctx_max: int | None) -> tuple[
     if isinstance(value, str):
         return 1, None
     if not isinstance(value, list):
-        raise _Unreadable(f"{field} must be a string or a list, not {_kind(value)}", field)
+        raise Unreadable(f"{field} must be a string or a list, not {kind_of(value)}", field)
     if not value:
         return 0, None
     kinds = {type(item) for item in value}
     if len(kinds) > 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise _Unreadable(f"the items of {field} must be of one type, not {names}", field)
+        raise Unreadable(f"the items of {field} must be of one type, not {names}", field)
     kind = kinds.pop()
     if kind is str:
         return len(value), None
@@ -246,15 +167,15 @@ def _listed(document: dict[str, Any], field: str, ctx_max: int | None) -> tuple[
         return len(value), sum(_tokens(item, field, ctx_max) for item in value)
     if kind is int and field == "prompt":
         return 1, _tokens(value, field, ctx_max)
-    raise _Unreadable(f"the items of {field} must not be {_kind(value[0])}", field)
+    raise Unreadable(f"the items of {field} must not be {kind_of(value[0])}", field)
 
 
 def _tokens(tokens: list[Any], field: str, ctx_max: int | None) -> int:
     """How many they are, if they are token ids and fit."""
     if any(type(token) is not int for token in tokens):
-        raise _Unreadable(f"a list in {field} must hold token ids (integers) only", field)
+        raise Unreadable(f"a list in {field} must hold token ids (integers) only", field)
     if ctx_max is not None and len(tokens) > ctx_max:
-        raise _Unreadable(
+        raise Unreadable(
             f"{field} has {len(tokens)} tokens, the model's context is {ctx_max}", field
         )
     return len(tokens)
@@ -267,9 +188,9 @@ def _integer(
     if value is None:
         return None
     if type(value) is not int:  # a bool is an int, too
-        raise _Unreadable(f"{field} must be an integer, not {_shown(value)}", field)
+        raise Unreadable(f"{field} must be an integer, not {_shown(value)}", field)
     if not least <= value <= most:
-        raise _Unreadable(f"{field} must be from {least} to {most}, not {_shown(value)}", field)
+        raise Unreadable(f"{field} must be from {least} to {most}, not {_shown(value)}", field)
     return value
 
 
@@ -277,7 +198,7 @@ def _text(document: dict[str, Any], field: str) -> str | None:
     value = document.get(field)
     if value is None or isinstance(value, str):
         return value
-    raise _Unreadable(f"{field} must be a string, not {_shown(value)}", field)
+    raise Unreadable(f"{field} must be a string, not {_shown(value)}", field)
 
 
 def _boolean(document: dict[str, Any], field: str) -> bool:
@@ -285,13 +206,8 @@ def _boolean(document: dict[str, Any], field: str) -> bool:
     if value is None:
         return False
     if type(value) is not bool:
-        raise _Unreadable(f"{field} must be true or false, not {_shown(value)}", field)
+        raise Unreadable(f"{field} must be true or false, not {_shown(value)}", field)
     return value
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
-    return "null" if value is None else names.get(type(value), "a number")
 
 
 def _shown(value: Any) -> str:
@@ -299,4 +215,4 @@ def _shown(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**18:
         return "an integer of that size"
     text = json.dumps(value)
-    return text if len(text) <= 40 else f"{_kind(value)} of {len(text)} characters"
+    return text if len(text) <= 40 else f"{kind_of(value)} of {len(text)} characters"

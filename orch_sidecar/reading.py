@@ -13,7 +13,7 @@ from typing import Final
 import aiohttp
 from aiohttp import hdrs, web
 
-from orch_sidecar.openai import MAX_OPENED
+from orch_sidecar.json_body import MAX_OPENED
 from orch_sidecar.reasons import Reason, Refusal
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -99,11 +99,7 @@ class Scarce:
         self._prefill.tokens_per_s = self._reading_rate(report)
         self.kv.block_tokens = report.kv_block_tokens
         self.kv.reported(
-            report.kv_tokens_total,
-            report.kv_usage,
-            report.preemptions_total,
-            now,
-            unread,
+            report.kv_tokens_total, report.kv_usage, report.preemptions_total, now, unread
         )
 
     def arrived(self, ask: Ask, now: float) -> None:

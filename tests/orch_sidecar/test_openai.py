@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.openai import MAX_OPENED, Api, Demand, read
+from orch_sidecar.json_body import MAX_OPENED
+from orch_sidecar.openai import Api, Demand, read
 from orch_sidecar.reasons import Reason, Refusal
 
 GENERATING = (Api.CHAT, Api.COMPLETIONS, Api.RESPONSES, Api.MESSAGES)
