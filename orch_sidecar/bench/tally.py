@@ -20,8 +20,9 @@ from orch_sidecar.facts.served import Figures, Served, Spread, figures, percenti
 LATE_MS: Final = 10.0
 LAG_MS: Final = 20.0
 CPU_SHARE: Final = 0.9
-# When everything comes at once, sending takes its time; it is to be little of the whole.
-LATE_SHARE: Final = 0.01
+# When everything comes at once, sending takes its time; it is to be little of the whole. So is a
+# time in which the client stood still.
+SHARE: Final = 0.01
 
 _MOST_REASONS: Final = 20
 
@@ -96,15 +97,16 @@ class Tally:
     def client(self, host: Mapping[str, Any], pulse: Pulse, *, at_once: bool) -> ClientTold:
         """How the client did. `at_once`: all was to be sent at the start."""
         late = spread([late_s for call in self._calls if (late_s := call.late_s) is not None])
-        most_s = LATE_MS / 1000
-        if at_once:
-            most_s = max(most_s, LATE_SHARE * (self.window_s or 0.0))
+        some_s = SHARE * (self.window_s or 0.0)
+        most_s = max(LATE_MS / 1000, some_s) if at_once else LATE_MS / 1000
         lag = spread(pulse.lag_s)
         causes = []
         if late is not None and late.p99 > most_s:
             causes.append(f"requests were sent {1000 * late.p99:.1f} ms late (p99)")
         if lag is not None and 1000 * lag.p99 > LAG_MS:
             causes.append(f"its event loop woke {1000 * lag.p99:.1f} ms late (p99)")
+        elif lag is not None and lag.most > max(LAG_MS / 1000, some_s):
+            causes.append(f"its event loop stood still for {1000 * lag.most:.1f} ms")
         if pulse.cpu_share > CPU_SHARE:
             causes.append(f"it was busy for {pulse.cpu_share:.0%} of one core")
         return ClientTold(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+logger = logging.getLogger("orch.local")
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -18,12 +21,30 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def _stand_back(session: int, niceness: int) -> None:
+    """Linux shares the cores among sessions before it shares them among processes (autogroup), so
+    that the niceness of a process says little to those of other sessions; that of a session does.
+    """
+    try:
+        Path(f"/proc/{session}/autogroup").write_text(str(niceness))
+    except FileNotFoundError:
+        return  # a kernel that does not share by sessions
+    except OSError as error:
+        logger.warning("the session of process %d cannot be made nice: %s", session, error)
+
+
 class Child:
     """A process in a session of its own: Ctrl-C reaches it only through its parent."""
 
     def __init__(
-        self, name: str, command: Sequence[str], environ: Mapping[str, str], log: Path
+        self,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        log: Path,
+        niceness: int = 0,
     ) -> None:
+        """`niceness`, from 0 to 19: how far its session stands back behind others for a core."""
         self.name = name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -39,6 +60,8 @@ class Child:
                 # One system call, before any thread of the child exists.
                 preexec_fn=_die_with_parent,  # noqa: PLW1509
             )
+        if niceness:
+            _stand_back(self._process.pid, niceness)
 
     @property
     def pid(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from orch_sidecar.local import tiny_model
 from orch_sidecar.local.engine import SERVER
 from orch_sidecar.local.processes import Child
-from orch_sidecar.local.stack import Plan, Stack, engine_arguments, free_port
+from orch_sidecar.local.stack import ENGINE_NICENESS, Plan, Stack, engine_arguments, free_port
 from orch_sidecar.local.up import cache_directory
 from tests.benchmarks.engine import model_directory
 from tests.benchmarks.load import closed_loop, spread
@@ -91,6 +91,7 @@ def main() -> None:
         # An allowlist that names nothing installed: the plugin's files are there, unread.
         | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_PLUGINS": ""},
         cache_directory() / "bench" / "plain.log",
+        ENGINE_NICENESS,
     )
     try:
         with Stack(plan) as stack:  # its sidecar reads the stream

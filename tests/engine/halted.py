@@ -10,12 +10,11 @@ from typing import Any
 
 import aiohttp
 
-from tests.engine.clients import Seen, post
+from tests.engine.clients import ATTEMPTS, Seen, post
 
 # One request: the API, its body, its headers.
 Ask = tuple[str, dict[str, Any], dict[str, str]]
 
-_ATTEMPTS = 6
 # What the engine has sent is read by then.
 _SETTLED_S = 0.3
 
@@ -28,7 +27,7 @@ async def halted(
     On a machine with few cores a client may learn of the beginning only after the end: then all
     of it is tried again.
     """
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         begun = [asyncio.Event() for _ in asks]
         streams = [
             asyncio.create_task(post(http, url, api, document, headers, event.set))
@@ -41,4 +40,4 @@ async def halted(
             return streams
         os.kill(pid, signal.SIGCONT)
         await asyncio.gather(*streams)
-    raise AssertionError(f"in {_ATTEMPTS} attempts some stream was over before the engine stood")
+    raise AssertionError(f"in {ATTEMPTS} attempts some stream was over before the engine stood")

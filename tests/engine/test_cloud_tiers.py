@@ -14,7 +14,7 @@ import pytest
 
 from orch_sidecar.local.processes import Child
 from orch_sidecar.local.stack import Stack, free_port
-from tests.engine.clients import body, engine_state, post, session, until
+from tests.engine.clients import ATTEMPTS, body, engine_state, post, session, until
 
 STREAMS = 32
 
@@ -105,7 +105,7 @@ async def cancelled(http: aiohttp.ClientSession, upper: str) -> bytes:
 async def test_cancelling_above_ends_it_in_the_engine(cloud: Stack, upper: str) -> None:
     async with session() as http:
         await ready(http, upper)
-        for _ in range(5):  # a starved client may learn of the beginning after the end
+        for _ in range(ATTEMPTS):  # a starved client may learn of the beginning after the end
             told = json.loads((await cancelled(http, upper)).removeprefix(b"data: "))
             if "error" in told:
                 break

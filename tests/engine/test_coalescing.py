@@ -13,11 +13,19 @@ from multidict import CIMultiDict
 
 from orch_sidecar.local.otlp import OtlpReceiver
 from orch_sidecar.local.stack import Stack
-from tests.engine.clients import Seen, body, engine_state, post, session, traceparent, until
+from tests.engine.clients import (
+    ATTEMPTS,
+    Seen,
+    body,
+    engine_state,
+    post,
+    session,
+    traceparent,
+    until,
+)
 
 PREFIX = {"chat": "chatcmpl-", "completions": "cmpl-"}
 STREAMS = 3
-ATTEMPTS = 5
 SHORT, LONG = 256, 1200  # tokens: a second or less, and several
 
 
@@ -128,7 +136,7 @@ async def test_others_get_all_of_it_when_the_first_is_killed_midway(
     request = deterministic("chat", LONG, stream=True)
     async with session() as http:
         lone = await post(http, cloud.url, "chat", request)
-        for _ in range(5):
+        for _ in range(ATTEMPTS):
             traces = [traceparent() for _ in range(STREAMS)]
             await asyncio.sleep(0.3)  # for the count of the one before
             before = await settled(http, cloud)

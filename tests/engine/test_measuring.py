@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.local.stack import Stack
-from tests.engine.clients import body
+from tests.engine.clients import ATTEMPTS, body
 from tests.engine.conftest import Stacks, make_plan
 from tests.engine.trace_file import TraceFile
 
@@ -30,6 +30,8 @@ MEASURED = {
     "offline": ("offline", "--requests", "512", "--duration", "0"),
 }
 PROFILES = tuple(MEASURED)
+# So little that run and traces cannot differ by it.
+STILL_MS = 50.0
 # Beside another client: so long that it is surely in it.
 CROWDED = {"home": ("--requests", "20", "--duration", "5"), "offline": ()}
 
@@ -85,7 +87,9 @@ def outcome(
     log = logs / f"measuring-{profile}"
     stack = stacks.use(make_plan(profile, SLOTS[profile], log, environ))
     words = MEASURED[profile]
-    measured = bench(stack, folder, *words, "--facts", str(facts))
+    measured, told = unhindered(stack, profile, folder)
+    whole = [str(path) for path in (facts, told) if path.exists()]
+    orch("facts", "merge", *whole, "--output", str(facts))
     time.sleep(1.5)  # both sides export in the background
     out = folder / f"traced-{profile}.csv"
     scenario = measured.result["id"]
@@ -101,6 +105,17 @@ def outcome(
     mislabelled = bench(stack, folder, other, code=1)
     row = rows_of(facts)[-1]
     return Outcome(measured, row, traced, crowded, crowded_facts, mislabelled)
+
+
+def unhindered(stack: Stack, profile: str, folder: Path) -> tuple[Ran, Path]:
+    """A measurement in which the client never stood still, as it says itself, and the table with
+    its row. A machine that is shared stops it for a while at times."""
+    for number in range(ATTEMPTS):
+        table = folder / f"{profile}-{number}.csv"
+        ran = bench(stack, folder, *MEASURED[profile], "--facts", str(table))
+        if ran.result["client"]["loop_lag_ms"]["max"] < STILL_MS:
+            break
+    return ran, table
 
 
 def orch(*words: str, code: int = 0) -> str:

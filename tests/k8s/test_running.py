@@ -171,14 +171,16 @@ def test_pod_that_is_deleted_mid_stream_finishes_it_and_leaves_in_order(there: D
     pods = there.pods("orch-cloud")
     assert len(pods) == 2
 
-    async def stream() -> tuple[str, bytes]:
+    async def stream() -> tuple[str, bytes] | None:
+        """The pod that was deleted, and the answer. None: the answer was over before that."""
         async with session(there) as http:
             asked = body(there, 1500, stream=True)
             async with http.post(there.url + CHAT, json=asked) as answer:
                 assert answer.status == 200
                 data = await answer.content.readany()
                 leased = [pod.name for pod in pods if there.engine(pod)["leased"]]
-                assert len(leased) == 1, data  # the answer is under way, by one of them
+                if not leased:
+                    return None
                 [busy] = leased
                 there.cluster.delete_pod(busy)
                 there.cluster.scale("orch-cloud", 1, NAMESPACE)  # no other in its place
@@ -196,7 +198,9 @@ def test_pod_that_is_deleted_mid_stream_finishes_it_and_leaves_in_order(there: D
                     data += more
                 return busy, data
 
-    busy, data = asyncio.run(stream())
+    # A client that is stopped for a while learns of the beginning after the end.
+    tries = (asyncio.run(stream()) for _ in range(5))
+    busy, data = next(tried for tried in tries if tried is not None)
     assert data.endswith(b"data: [DONE]\n\n")
     tokens = [json.loads(line[6:]) for line in data.split(b"\n\n") if line.startswith(b"data: {")]
     assert "error" not in tokens[-1]

@@ -127,3 +127,11 @@ def test_sending_all_at_once_may_take_a_hundredth_of_the_whole() -> None:
         tally = Tally([last, *(answered(0.0, sent_s=late_s) for _ in range(50))])
         assert len(tally.client(HOST, IDLE, at_once=True).bottleneck) == causes
         assert len(tally.client(HOST, IDLE, at_once=False).bottleneck) == 1
+
+
+def test_client_may_stand_still_for_a_hundredth_of_the_whole() -> None:
+    """Of 10 s, and once in 200 looks: no percentile would tell."""
+    calls = [answered(0.0), answered(0.0, first_s=9.9)]
+    for stood_s, causes in ((0.09, []), (0.11, ["its event loop stood still for 110.0 ms"])):
+        pulse = Pulse((*(0.0 for _ in range(199)), stood_s), 0.1)
+        assert Tally(calls).client(HOST, pulse, at_once=False).bottleneck == causes
