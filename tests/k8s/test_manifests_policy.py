@@ -184,6 +184,19 @@ def test_laptop_set_fits_a_node_of_four_cpus_and_eight_gigabytes() -> None:
     assert 0 < memory <= 7 * 2**30  # what is left of 8 GB beside the system
 
 
+def test_sidecars_on_a_laptop_come_before_the_engine_that_takes_all_its_cores() -> None:
+    """A request is a share as well, and an engine spins where it waits."""
+    cpu = {
+        (deployment.name, each["name"]): quantity(each["resources"]["requests"]["cpu"])
+        for deployment in of_kind("cpu", "Deployment")
+        for each in containers(deployment)
+    }
+    engines = [share for (_, name), share in cpu.items() if name == "vllm"]
+    sidecars = [share for (_, name), share in cpu.items() if name == "sidecar"]
+    assert len(engines) == 2
+    assert min(sidecars) >= 2.5 * max(engines)
+
+
 @every_deployment
 def test_pods_are_as_restricted_as_the_namespace_asks(deployment: Manifest) -> None:
     spec = pod_spec(deployment)
