@@ -41,7 +41,7 @@ Dependencies point down this list; nothing imports what stands above it:
     pool          one engine and its admission
     upstream      connections to an engine
     engine        follows one engine: its state, and what of it matters to admission
-    confirm       asks an engine for leases whose end it has not told of
+    confirm       has every lease end: revokes those that closed unreported, or have no owner
     telemetry     traces; the only module that knows OpenTelemetry
     tracing       what a request tells its trace; traces without an exporter
     gen_ai        OpenTelemetry's conventions for model servers: names and histograms

@@ -81,33 +81,39 @@ class Attempts:
 
     async def run(self, request: Request, pool: Pool, ask: Ask) -> web.StreamResponse | Failed:
         """Asks the pool for slots, waits for them if it must, and relays the answer."""
-        since_s = self._loop.time()
-        ticket = pool.gate.new_id(ask.cost)
-        got = pool.gate.ask(ticket, ask)
-        elsewhere: Collection[Reason] = _BUSY
-        if type(got) is Queued:
-            exchange = request.exchange
-            exchange.queued = time.monotonic_ns()
-            exchange.queue_position = got.position
-            exchange.predicted_start_ms = got.predicted_start_ms
-            elsewhere = _NOWHERE
-            got = await self._wait(request, pool, ticket, ask)
-        while type(got) is Lease:
-            if request.presence is not None:
-                self._leases.granted(request.presence, pool.gate.core.ledger, got)
-            outcome = await self.relay(request, pool, got)
-            if not isinstance(outcome, TurnedAway):
-                return outcome
-            if request.cancelled is not None:
-                return Failed(request.cancelled)
-            elsewhere = _NOWHERE
-            request.trace.retried(outcome.reason)
-            got = await self._put_back(request, pool, ask, since_s)
-        assert isinstance(got, Refusal)
-        return _refused(pool, ask, got, elsewhere)
+        gate, since_s = pool.gate, self._loop.time()
+        ticket = gate.open(request, ask.cost)
+        try:
+            got = gate.ask(ticket, ask)
+            elsewhere: Collection[Reason] = _BUSY
+            if type(got) is Queued:
+                exchange = request.exchange
+                exchange.queued = time.monotonic_ns()
+                exchange.queue_position = got.position
+                exchange.predicted_start_ms = got.predicted_start_ms
+                elsewhere = _NOWHERE
+                got = await self._wait(request, pool, ticket, ask)
+            while type(got) is Lease:
+                if request.presence is not None:
+                    self._leases.granted(request.presence, gate.core.ledger, got)
+                outcome = await self.relay(request, pool, got)
+                if not isinstance(outcome, TurnedAway):
+                    return outcome
+                if request.cancelled is not None:
+                    return Failed(request.cancelled)
+                elsewhere = _NOWHERE
+                request.trace.retried(outcome.reason)
+                gate.close(ticket)
+                ticket = gate.open(request, ask.cost)
+                got = await self._put_back(request, pool, ticket, ask, since_s)
+            assert isinstance(got, Refusal)
+            return _refused(pool, ask, got, elsewhere)
+        finally:
+            request.ticket = None  # first: what `close` should fail to end is found by that
+            gate.close(ticket)
 
     async def _put_back(
-        self, request: Request, pool: Pool, ask: Ask, since_s: float
+        self, request: Request, pool: Pool, ticket: str, ask: Ask, since_s: float
     ) -> Lease | Refusal:
         """Waits at the head of the queue, after it was turned away below."""
         exchange = request.exchange
@@ -116,7 +122,6 @@ class Attempts:
         away = pool.gate.core.unavailable
         if away is not None and not pool.keeps_queue:
             return away  # who waited there was told so before this one came back
-        ticket = pool.gate.new_id(ask.cost)
         back = pool.gate.put_back(ticket, ask, since_s)
         if isinstance(back, Refusal):
             return back

@@ -1,8 +1,9 @@
-"""Asks an engine for the leases whose end it should have told of by now.
+"""Has every lease end: those whose end the engine has not reported, and those without an owner.
 
-Their ends are told by the state stream; what was lost with a stream that broke, or in a request
-that never arrived, is found out here: nobody else gives those leases back. Knows one engine's
-address and gate, and not how the engine is.
+The state stream reports ends. What was lost with a stream that broke, or in a request that never
+arrived, is found out here by asking the engine. So is a lease that no live request owns, which an
+exception may leave behind: nobody else would give it back. Knows one engine's address and gate,
+and not how the engine is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from orch_sidecar.admission.gate import Gate
 
 logger = logging.getLogger("orch.engine")
 
-CONFIRM_EVERY_S: Final = 1.0
+LOOK_EVERY_S: Final = 0.5
 _ANSWERS_WITHIN_S: Final = 3.0
 
 
@@ -32,21 +33,33 @@ class Confirmation:
         self._url = url
         self._headers = headers
         self._gate = gate
-        self._unconfirmed: set[str] = set()
+        self._unconfirmed: set[str] = set()  # closing at the last look, or overdue
+        self._reported: set[str] = set()  # closing leases of which the log knows
 
     def overdue(self) -> None:
-        """All that are closing now: their ends may have been told while nobody listened."""
+        """All that are closing now: their ends may have been reported while nobody listened."""
         self._unconfirmed.update(self._gate.core.ledger.closing())
 
     async def run(self, answers: Callable[[], bool]) -> None:
         """Until cancelled. `answers`: whether the engine can be asked now."""
         while True:
-            await asyncio.sleep(CONFIRM_EVERY_S)
-            closing = set(self._gate.core.ledger.closing())
-            overdue = sorted(closing & self._unconfirmed)
-            self._unconfirmed = closing
-            if answers():
-                await self._revoke(overdue)
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                await self._look(answers)
+            # A fault of one look must not keep the leases of all later requests from their ends.
+            except Exception:
+                logger.exception("looking for leases that have to end failed")
+
+    async def _look(self, answers: Callable[[], bool]) -> None:
+        orphans = self._gate.reconcile()
+        for lease in orphans:
+            logger.error("lease %s: no live request owns it; revoking it", lease[:24])
+        closing = set(self._gate.core.ledger.closing())
+        overdue = sorted(closing & self._unconfirmed | set(orphans))
+        self._unconfirmed = closing
+        self._reported &= closing
+        if answers():
+            await self._revoke(overdue)
 
     async def _revoke(self, leases: list[str]) -> None:
         for lease in leases:
@@ -54,11 +67,11 @@ class Confirmation:
                 if not await self._has_ended(lease):
                     continue
             except (aiohttp.ClientConnectionError, TimeoutError) as error:
-                logger.warning("lease %s: its end could not be confirmed: %r", lease[:24], error)
+                self._warn(lease, "its end could not be confirmed: %r", error)
                 return  # the engine does not answer; the stream will say so, and this runs again
             except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
                 # It says something else than it should of this one; the others may still end.
-                logger.warning("lease %s: the engine's answer is none: %r", lease[:24], error)
+                self._warn(lease, "the engine's answer is none: %r", error)
                 continue
             self._gate.engine_ended([lease])
 
@@ -70,5 +83,11 @@ class Confirmation:
         ) as response:
             if response.status == 200 and (await response.json())["ended"]:
                 return True
-            logger.warning("lease %s: still in the engine (%d)", lease[:24], response.status)
+            self._warn(lease, "still in the engine (%d)", response.status)
             return False
+
+    def _warn(self, lease: str, text: str, detail: object) -> None:
+        """Once for each lease."""
+        if lease not in self._reported:
+            self._reported.add(lease)
+            logger.warning("lease %s: " + text, lease[:24], detail)

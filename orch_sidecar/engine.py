@@ -112,23 +112,23 @@ class EngineFollower:
         """Follows the stream, and again after every end of it, until cancelled."""
         while True:
             try:
-                await self._stream()
-            except aiohttp.ClientConnectorError as error:
-                self._down(str(error))
-            except TimeoutError:
-                self._unavailable(
-                    EngineState.STALE,
-                    Reason.ENGINE_STALE,
-                    f"the engine at {self._url} has sent no event for {SILENCE_S:g} s",
-                )
-            # Whatever it is, also a state of another version of the plugin: it must not end this.
-            except Exception as error:  # noqa: BLE001
-                self._unavailable(
-                    EngineState.STALE,
-                    Reason.ENGINE_STALE,
-                    f"the state stream of the engine at {self._url} broke: {error!r}",
-                )
+                await self._follow_once()
+            # A fault while the engine's absence is noted: the next attempt notes it again.
+            except Exception:
+                logger.exception("following the engine at %s failed", self._url)
             await asyncio.sleep(RECONNECT_S)
+
+    async def _follow_once(self) -> None:
+        """Until the stream ends."""
+        try:
+            await self._stream()
+        except aiohttp.ClientConnectorError as error:
+            self._down(str(error))
+        except TimeoutError:
+            self._stale(f"the engine at {self._url} has sent no event for {SILENCE_S:g} s")
+        # Whatever it is, also a state of another version of the plugin: it must not end this.
+        except Exception as error:  # noqa: BLE001
+            self._stale(f"the state stream of the engine at {self._url} broke: {error!r}")
 
     async def confirm(self) -> None:
         """Asks, until cancelled, for leases whose end the stream has not told of in time."""
@@ -274,11 +274,10 @@ class EngineFollower:
                 "VLLM_PLUGINS is set, add orch to it), and restart it",
             )
         else:
-            self._unavailable(
-                EngineState.STALE,
-                Reason.ENGINE_STALE,
-                f"the engine at {self._url} answered {status} for its state",
-            )
+            self._stale(f"the engine at {self._url} answered {status} for its state")
+
+    def _stale(self, message: str) -> None:
+        self._unavailable(EngineState.STALE, Reason.ENGINE_STALE, message)
 
     def _unavailable(self, state: EngineState, reason: Reason, message: str) -> None:
         if (state, message) != (self.state, self.message):

@@ -134,6 +134,12 @@ _FAMILIES: Final = (
         one(lambda pool: len(pool.gate.core.ledger.closing())),
     ),
     Family(
+        "orch_leases_orphaned",
+        "Leases that no live request owned, and that were revoked.",
+        one(lambda pool: pool.gate.orphans),
+        counts=True,
+    ),
+    Family(
         "orch_oversubscription_violations",
         "Leases given, or sequences held by the engine, beyond the slots.",
         one(lambda pool: pool.gate.core.ledger.violations),

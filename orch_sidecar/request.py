@@ -30,7 +30,8 @@ _ACCEPT_ENCODING: Final = b"accept-encoding"
 class Request:
     """A request that is being served.
 
-    `presence`: it came from a sidecar above. `waiting`: at which gate, and by which id there.
+    `presence`: it came from a sidecar above. `ticket`: under which it waits for slots or has them,
+    and `waiting`: at which gate it waits, under which ticket.
     `moved`: it waited at another address of its pool before.
     `fanout`: its answer goes there, to several clients perhaps. `barred`: the pools that it must
     not go to. `names`: those of its fields, where looked up. `key`: whose it is, and `held`: how
@@ -47,6 +48,7 @@ class Request:
     body: bytes = b""
     directives: Directives = NONE
     presence: Presence | None = None
+    ticket: str | None = None
     waiting: tuple[Gate, str] | None = None
     moved: bool = False
     cancelled: Refusal | None = None

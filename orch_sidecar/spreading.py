@@ -8,12 +8,15 @@ free slots and nobody waits for them. A request moves once: what it then waits f
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Final
 
 from orch_sidecar.pool import Pool
 from orch_sidecar.pools import Pools
 from orch_sidecar.reasons import Reason, Refusal
 from vllm_plugin.profile import ServiceClass
+
+logger = logging.getLogger("orch.sidecar")
 
 LOOK_EVERY_S: Final = 0.05
 
@@ -25,7 +28,11 @@ async def spread_again(pools: Pools) -> None:
     """Looks at times, until cancelled."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
-        spread(pools)
+        try:
+            spread(pools)
+        # Without it requests wait a little longer; it must not end the sidecar.
+        except Exception:
+            logger.exception("moving waiting requests to another address failed")
 
 
 def spread(pools: Pools) -> None:

@@ -5,6 +5,7 @@ Pure. BATCHING/ORCH-3911, 3922.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -57,6 +58,10 @@ class Ledger:
         lease = self._held.pop(lease_id, None)
         if lease is not None:
             self._closing[lease_id] = lease
+
+    def in_use(self) -> Mapping[str, Lease]:
+        """Leases by id, without those that are closing. Not to be kept: it changes."""
+        return self._held
 
     def holds(self, lease_id: str) -> bool:
         """Whether this lease is out, in this epoch."""

@@ -56,6 +56,13 @@ class Queues:
     def all(self) -> list[Waiting]:
         return [waiting for queue in self._by_class.values() for waiting in queue.values()]
 
+    def __contains__(self, request: str) -> bool:
+        return any(request in queue for queue in self._by_class.values())
+
+    def tickets(self) -> set[str]:
+        """The ids of all requests."""
+        return {request for queue in self._by_class.values() for request in queue}
+
     def add(self, waiting: Waiting, *, at_head: bool = False) -> None:
         service_class = waiting.ask.service_class
         queue = self._by_class[service_class]

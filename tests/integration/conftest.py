@@ -59,7 +59,7 @@ def no_freezing(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sidecar's periodic looks, without the wait. To be named before the sidecar."""
     monkeypatch.setattr("orch_sidecar.app.CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr("orch_sidecar.confirm.CONFIRM_EVERY_S", 0.1)
+    monkeypatch.setattr("orch_sidecar.confirm.LOOK_EVERY_S", 0.1)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from orch_sidecar.confirm import Confirmation
 async def test_lease_of_which_the_engine_says_nonsense_keeps_none_of_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(confirm, "CONFIRM_EVERY_S", 0.001)
+    monkeypatch.setattr(confirm, "LOOK_EVERY_S", 0.001)
     gate: Any = MagicMock()
     gate.core.ledger.closing.return_value = ["a", "b", "c"]
     ended: asyncio.Queue[list[str]] = asyncio.Queue()
