@@ -42,6 +42,7 @@ Dependencies point down this list; nothing imports what stands above it:
     upstream      connections to an engine
     engine        follows one engine: its state, and what of it matters to admission
     confirm       has every lease end: revokes those that closed unreported, or have no owner
+    silence       ends the reading of a stream on which nothing of use comes
     telemetry     traces; the only module that knows OpenTelemetry
     tracing       what a request tells its trace; traces without an exporter
     gen_ai        OpenTelemetry's conventions for model servers: names and histograms
@@ -51,7 +52,10 @@ Dependencies point down this list; nothing imports what stands above it:
     settings      where the sidecar is told what to do
     capabilities  pure: the `/v1/capabilities` document
     reload        pure: what changes when settings are read again, and what cannot
-    report        pure: what an engine says in, what admission must know out
+    report        pure: a state document in, what admission and metrics must know out
+    state_document pure: the bytes of a state event in, a document that can be relied on out
+    engine_state  pure: the states of an engine, and why it takes no requests
+    event_stream  pure: server-sent events out of the bytes of a stream
     upper         pure: sidecars above: their leases here, and what they are told
     guard         pure: who is served, as what, and how much of it at once
     admission     never more in the engine than it has slots; pure but for its gate

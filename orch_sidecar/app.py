@@ -17,7 +17,7 @@ from aiohttp import web
 from orch_sidecar.admin import AdminListener
 from orch_sidecar.admission.refusing import shutting_down
 from orch_sidecar.control import Control
-from orch_sidecar.engine import EngineState
+from orch_sidecar.engine_state import EngineState
 from orch_sidecar.following import Following
 from orch_sidecar.guard import Guard
 from orch_sidecar.inflight import InFlight

@@ -39,11 +39,11 @@ def engine_stats(pools: Sequence[Pool]) -> Iterable[Metric]:
 
 def _said(name: str) -> Callable[[Pool], Iterable[Sample]]:
     """A number that the engine says."""
-    return one(lambda pool: report.number(pool.follower.document or {}, name))
+    return one(lambda pool: (pool.follower.document or {}).get(name))
 
 
 def _step_time(pool: Pool) -> Iterable[Sample]:
-    fit = report.step_time_of((pool.follower.document or {}).get("step_time"))
+    fit = report.step_time_of(pool.follower.document or {})
     if fit is not None:
         yield ["t0_ms"], fit.t0_ms
         yield ["c_ms"], fit.c_ms
@@ -51,8 +51,8 @@ def _step_time(pool: Pool) -> Iterable[Sample]:
 
 
 def _prompt_tokens(pool: Pool) -> float | None:
-    prefill = (pool.follower.document or {}).get("prefill")
-    return report.number(prefill, "tokens") if isinstance(prefill, Mapping) else None
+    prefill: Mapping[str, float] = (pool.follower.document or {}).get("prefill", {})
+    return prefill.get("tokens")
 
 
 def _age_s(pool: Pool) -> float | None:

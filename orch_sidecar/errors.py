@@ -68,6 +68,7 @@ FORMS: Final[dict[Reason, Form]] = {
     Reason.ENGINE_DOWN: _unavailable("engine_down"),
     Reason.ENGINE_STALE: _unavailable("engine_stale"),
     Reason.ENGINE_STALLED: _unavailable("engine_stalled"),
+    Reason.ENGINE_PAUSED: _unavailable("engine_paused"),
     Reason.ENGINE_WITHOUT_PLUGIN: _unavailable("engine_without_plugin"),
     Reason.ENGINE_REFUSES_KEY: _unavailable("engine_refuses_key"),
     Reason.PROFILE_MISMATCH: _unavailable("profile_mismatch"),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
-from orch_sidecar.engine import ANSWERING
+from orch_sidecar.engine_state import ANSWERING
 from orch_sidecar.members import Member, Members
 from orch_sidecar.pool import Pool
 from orch_sidecar.pools import Pools

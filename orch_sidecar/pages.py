@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from orch_sidecar import capabilities
-from orch_sidecar.engine import ANSWERING, EngineState
+from orch_sidecar.engine_state import ANSWERING, EngineState
 from orch_sidecar.exposition import exposed
 from orch_sidecar.metrics import Metrics
 from orch_sidecar.pool import Pool

@@ -16,7 +16,8 @@ from orch_sidecar.admission.core import Admission
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.capabilities import Seen
 from orch_sidecar.directives import NONE, Directives
-from orch_sidecar.engine import EngineFollower, EngineState
+from orch_sidecar.engine import EngineFollower
+from orch_sidecar.engine_state import EngineState
 from orch_sidecar.openai import Demand
 from orch_sidecar.placement import View
 from orch_sidecar.reasons import Refusal

@@ -17,7 +17,7 @@ from orch_sidecar import placement
 from orch_sidecar.admission import refusing
 from orch_sidecar.admission.ask import Ask
 from orch_sidecar.directives import NONE, Directives
-from orch_sidecar.engine import EngineState
+from orch_sidecar.engine_state import EngineState
 from orch_sidecar.placement import View, Why, Wish
 from orch_sidecar.pool import Pool, Wanted, labels_of
 from orch_sidecar.reasons import Reason, Refusal

@@ -12,7 +12,7 @@ from prometheus_client.core import InfoMetricFamily, Metric
 
 from orch_sidecar.admission.scarce import Hold
 from orch_sidecar.capabilities import BatchingStats, batching_stats
-from orch_sidecar.engine import EngineState
+from orch_sidecar.engine_state import EngineState
 from orch_sidecar.engine_stats import engine_stats
 from orch_sidecar.families import Family, Sample, one
 from orch_sidecar.pool import Pool

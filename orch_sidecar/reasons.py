@@ -40,6 +40,7 @@ class Reason(StrEnum):
     ENGINE_DOWN = "engine_down"
     ENGINE_STALE = "engine_stale"
     ENGINE_STALLED = "engine_stalled"
+    ENGINE_PAUSED = "engine_paused"  # or asleep, or reconfigured, by an operator
     ENGINE_WITHOUT_PLUGIN = "engine_without_plugin"
     ENGINE_REFUSES_KEY = "engine_refuses_key"
     PROFILE_MISMATCH = "profile_mismatch"

@@ -182,8 +182,8 @@ class UpperLeases:
 class PoolView:
     """A pool at one instant. `engine`: the document of its engine, None before there is one.
 
-    `state`: ready, or why not (starting, draining, stale, stalled, down, unusable), which
-    `message` says in words. `queued`: waiting requests, by class.
+    `state`: an EngineState; where it is not ready, `message` says why. `queued`: waiting requests,
+    by class.
     """
 
     name: str

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp.web import RequestHandler
 
 from orch_sidecar.app import Sidecar
-from orch_sidecar.engine import EngineState
+from orch_sidecar.engine_state import EngineState
 from orch_sidecar.pool import Pool
 from tests.integration.client import Client
 from tests.integration.scripted_engine import ScriptedEngine

@@ -41,6 +41,7 @@ class Faults:
 
     stream_status: int = 200  # of the state stream
     mute: bool = False  # the state stream says nothing more
+    stream: Script | None = None  # what follows the first event of the state stream
     tells_ended: bool = True  # `ended` events are sent
     ended_delay_s: float = 0.0  # between an abort and its end in the engine
     holds_aborted: asyncio.Event | None = None  # aborted requests stay until this is set
@@ -237,6 +238,9 @@ class ScriptedEngine:
             state = board.state(instance) | {"leases": sorted(board.leases.of(instance))}
             says = dict(self.says)
             _say(answer, "state", state | says)
+            if self.faults.stream is not None:
+                await self.faults.stream(answer)
+                return
             beat_at = loop.time()
             while True:
                 with suppress(TimeoutError):

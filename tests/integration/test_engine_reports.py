@@ -1,34 +1,74 @@
-"""What the engine says of itself: what is made of it, what is passed over, what is nonsense."""
+"""What the engine says of itself: what is made of it, and what is refused."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from tests.integration.running import Running, eventually
-from tests.integration.scripted_engine import ScriptedEngine
+from orch_sidecar.engine import EVENT_BYTES
+from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.scripted_engine import Engine, Script, ScriptedEngine
+from tests.integration.wire import Answer
+
+EVENTS_THAT_CANNOT_BE_TRUE = {
+    "no-json": b"event: change\ndata: {oh no\n\n",
+    "no-object": b"event: change\ndata: [1]\n\n",
+    "deep": b"event: change\ndata: " + b"[" * 100_000 + b"\n\n",
+    "nan": b'event: change\ndata: {"running": NaN}\n\n',
+    "infinite": b'event: change\ndata: {"busy_seconds_total": 1e999}\n\n',
+    "huge-foreign": b'event: change\ndata: {"foreign": 1' + b"0" * 400 + b"}\n\n",
+    "huge-slots": b'event: change\ndata: {"slots_total": 1' + b"0" * 400 + b"}\n\n",
+    "no-slots": b'event: change\ndata: {"slots_total": 0}\n\n',
+    "text-for-count": b'event: change\ndata: {"waiting": "x"}\n\n',
+    "negative": b'event: change\ndata: {"kv_cache_usage": -1}\n\n',
+    "ragged-steps": b'event: heartbeat\ndata: {"steps_by_batch": {"1": [1]}}\n\n',
+    "no-lease": b'event: ended\ndata: {"leases": ["x"]}\n\n',
+    "other-event": b"event: other\ndata: {}\n\n",
+    "endless": b"data: " + b"9" * (EVENT_BYTES + 1),
+}
 
 
-async def test_optional_field_that_is_nonsense_breaks_nothing(
-    engine: ScriptedEngine, sidecar: Running
+async def test_event_that_cannot_be_true_makes_stale_with_the_reason_and_nothing_of_it_is_taken(
+    start: Start, another: Engine
 ) -> None:
-    """What is not understood counts as not said."""
-    names = (
-        "step_time", "prefill_tokens_per_s", "kv_cache_usage", "kv_tokens_total", "ctx_max",
-        "preemptions_total", "prefilling", "busy_seconds_total", "steps_by_batch", "steps_total",
-        "prefill",
-    )  # fmt: skip
-    follower = sidecar.pool.follower
-    nonsense: Any
-    for nonsense in ("x", [], {}, None, -1, {"t0_ms": "a", "quality": "good"}):
-        engine.tell(**dict.fromkeys(names, nonsense))
-        await eventually(lambda n=nonsense: follower.document["prefill"] == n)  # type: ignore[index,misc]
-        assert sidecar.sidecar.state == "ready"
-        assert (await (await sidecar.client()).post()).status == 200
-        assert (await sidecar.metrics())['orch_slots_total{pool="cloud"}'] == 4
-        assert (await sidecar.capabilities())["batching_stats"]["total_batches"] == 0
+    """One pool for each event, all at once."""
+    engines, seen = {name: await another() for name in EVENTS_THAT_CANNOT_BE_TRUE}, asyncio.Event()
+
+    def saying(engine: ScriptedEngine, event: bytes) -> Script:
+        async def say(answer: Answer) -> None:
+            engine.faults.stream_status = 500  # it stays stale
+            await seen.wait()
+            answer.chunk(event)
+            await asyncio.sleep(60)
+
+        return say
+
+    for name, event in EVENTS_THAT_CANNOT_BE_TRUE.items():
+        engines[name].faults.stream = saying(engines[name], event)
+    running = await all_ready(await start(**pools(**engines)))
+    reasons: dict[str, str] = {}
+
+    def look() -> bool:
+        for pool in running.sidecar.pools:
+            if pool.follower.state == "stale":
+                reasons.setdefault(pool.name, pool.follower.message)
+        return len(reasons) == len(engines)
+
+    seen.set()
+    await eventually(look)
+    assert "foreign is an integer of about 400 digits: it must be" in reasons["huge-foreign"]
+    assert "waiting is 'x': it must be an integer from 0 to" in reasons["text-for-count"]
+    for pool in running.sidecar.pools:
+        document = pool.follower.document
+        assert document is not None
+        assert (document["slots_total"], document["waiting"]) == (4, 0)
+    client = await running.client()
+    for path in ("/metrics", "/v1/capabilities"):
+        assert (await client.get(path)).status == 200
+    for engine in engines.values():
+        engine.faults.stream, engine.faults.stream_status = None, 200
+    await all_ready(running)
 
 
 async def test_what_does_not_matter_to_admission_is_not_brought_before_it(
@@ -37,7 +77,9 @@ async def test_what_does_not_matter_to_admission_is_not_brought_before_it(
     told: list[object] = []
     monkeypatch.setattr(sidecar.pool.gate, "engine_reports", told.append)
     for number in range(3):
-        engine.tell(requests_total=number, steps_total=number, prefill={"tokens": number})
+        engine.tell(
+            requests_total=number, steps_total=number, prefill={"tokens": number, "seconds": 0.1}
+        )
         await eventually(lambda n=number: sidecar.pool.follower.document["steps_total"] == n)  # type: ignore[index,misc]
     assert told == []
     engine.tell(prefill_tokens_per_s=100.0)

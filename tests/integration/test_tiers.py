@@ -199,7 +199,9 @@ async def test_client_that_leaves_while_its_request_is_put_back_leaks_nothing(
         ("starting", "starting", "engine_starting"),
         ("down", "down", "engine_down"),
         ("unusable", "unusable", "engine_down"),
-        ("of another kind", "stale", "engine_stale"),
+        ("paused", "paused", "engine_paused"),
+        ("asleep", "asleep", "engine_paused"),
+        ("of another kind", "paused", "engine_paused"),
     ],
 )
 async def test_state_of_the_sidecar_below_is_believed(

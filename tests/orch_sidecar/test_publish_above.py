@@ -13,7 +13,8 @@ from orch_sidecar.admission.ask import Ask
 from orch_sidecar.admission.core import Admission
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.engine import EngineFollower, EngineState
+from orch_sidecar.engine import EngineFollower
+from orch_sidecar.engine_state import EngineState
 from orch_sidecar.reasons import Reason, Refusal
 from tests.integration.running import eventually
 from tests.orch_sidecar.above import CLOUD, ledger, served, view
@@ -87,7 +88,7 @@ async def test_sidecar_above_asks_for_leases_that_never_came_here(tier: Tier, ab
     assert tier.leases.enter(ours.id) is None
 
 
-@pytest.mark.parametrize("state", ["starting", "draining", "stalled", "stale", "down", "unusable"])
+@pytest.mark.parametrize("state", [state.value for state in EngineState if state != "ready"])
 async def test_sidecar_above_admits_nothing_while_the_pool_is_not_ready(
     tier: Tier, above: Above, state: str
 ) -> None:

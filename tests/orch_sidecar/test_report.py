@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from orch_sidecar.admission.ask import EngineReport, StepTime
-from orch_sidecar.report import number, report_of, step_time_of, texts
+from orch_sidecar.report import decode_steps_of, models_of, report_of, step_time_of
+from orch_sidecar.state_document import InvalidReport
 
 NEEDED: dict[str, Any] = {"epoch": "e", "slots_total": 4, "foreign": 1}
 FIT: dict[str, Any] = {
@@ -41,67 +42,48 @@ def test_everything_that_is_known_is_reported() -> None:
     )
 
 
-@pytest.mark.parametrize("name", NEEDED)
-def test_report_without_what_is_needed_is_none(name: str) -> None:
-    with pytest.raises(KeyError):
-        report_of({key: value for key, value in NEEDED.items() if key != name})
+def test_engine_that_is_ready_without_slots_is_refused() -> None:
+    with pytest.raises(InvalidReport, match="slots_total is 0"):
+        report_of(NEEDED | {"slots_total": 0})
+
+
+def test_cache_without_blocks_and_a_prefill_rate_of_zero_are_unknown() -> None:
+    document = NEEDED | {"prefill_tokens_per_s": 0, "kv_tokens_total": 0}
+    assert report_of(document) == EngineReport("e", 4, 1)
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("features", "tokens"),
     [
-        {"slots_total": "4"}, {"slots_total": 4.0}, {"slots_total": True}, {"slots_total": 0},
-        {"foreign": None}, {"foreign": -1},
+        ({}, None),
+        ({"max_num_batched_tokens": 2048}, 2048),
+        ({"max_num_batched_tokens": 2048, "long_prefill_token_threshold": 0}, 2048),
+        ({"max_num_batched_tokens": 2048, "long_prefill_token_threshold": 256}, 256),
+        ({"long_prefill_token_threshold": 256}, 256),
+        ({"max_num_batched_tokens": "many", "long_prefill_token_threshold": -1}, None),
     ],
-)  # fmt: skip
-def test_slots_that_are_no_count_are_an_error(wrong: dict[str, Any]) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        report_of(NEEDED | wrong)
+)
+def test_chunk_is_the_most_of_one_prompt_in_a_step(
+    features: dict[str, Any], tokens: int | None
+) -> None:
+    assert report_of(NEEDED | {"features": features}).chunk_tokens == tokens
 
 
-@pytest.mark.parametrize("wrong", ["x", [], {}, None, True, -1, float("nan"), float("inf")])
-@pytest.mark.parametrize(
-    "name",
-    ["ctx_max", "kv_tokens_total", "kv_cache_usage", "preemptions_total", "step_time",
-     "prefill_tokens_per_s", "prefilling"],
-)  # fmt: skip
-def test_optional_field_that_is_not_what_it_should_be_is_not_said(name: str, wrong: Any) -> None:
-    assert report_of(NEEDED | {name: wrong}) == EngineReport("e", 4, 1)
+@pytest.mark.parametrize("poor", [{"quality": "poor"}, {"largest": 0}, {"t0_ms": 0, "c_ms": 0}])
+def test_only_a_good_fit_is_believed(poor: dict[str, Any]) -> None:
+    assert step_time_of({"step_time": FIT}) == StepTime(3.1, 0.4, 0.8, 32)
+    assert step_time_of({"step_time": FIT | poor}) is None
+    assert step_time_of({"step_time": None}) is step_time_of({}) is None
 
 
-def test_usage_above_the_whole_is_the_whole() -> None:
-    assert report_of(NEEDED | {"kv_cache_usage": 1.7}).kv_usage == 1.0
-
-
-def test_prefill_rate_of_zero_is_unknown() -> None:
-    assert report_of(NEEDED | {"prefill_tokens_per_s": 0}).prefill_tokens_per_s is None
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"quality": "poor"}, {"quality": None}, {"t0_ms": "3"}, {"c_ms": -1}, {"alpha": None},
-        {"largest": 0}, {"largest": 2.5}, {"t0_ms": 0, "c_ms": 0},
-    ],
-)  # fmt: skip
-def test_only_a_good_fit_is_believed(wrong: dict[str, Any]) -> None:
-    assert step_time_of(FIT) == StepTime(3.1, 0.4, 0.8, 32)
-    assert step_time_of(FIT | wrong) is None
-
-
-def test_numbers_are_finite_and_not_negative() -> None:
-    document = {"a": 1, "b": 2.5, "c": True, "d": "1", "e": 10**400, "f": -0.1}
-    assert [number(document, name) for name in "abcdefg"] == [
-        1.0,
-        2.5,
-        None,
-        None,
-        None,
-        None,
-        None,
+def test_steps_are_by_batch() -> None:
+    assert decode_steps_of({"steps_by_batch": {"1": [5, 0.1], "12": [1, 2]}}) == [
+        (1, 5, 0.1),
+        (12, 1, 2),
     ]
+    assert decode_steps_of({}) is None
 
 
-def test_texts_are_those_of_a_list() -> None:
-    assert texts({"m": ["a", "b", 3, None]}, "m") == {"a", "b"}
-    assert texts({"m": "ab"}, "m") == texts({}, "m") == frozenset()
+def test_models_are_in_the_engines_order() -> None:
+    assert models_of({"models": ["b", "a"]}) == ("b", "a")
+    assert models_of({"models": []}) is models_of({}) is None

@@ -1,0 +1,56 @@
+"""Server-sent events out of the bytes of a stream, as they come.
+
+Pure. An event is complete at the empty line behind it; comments and fields other than `event`
+and `data` are passed over. What is kept of an event that is not complete yet is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class EventStream:
+    """The events of one stream."""
+
+    def __init__(self, most_bytes: int) -> None:
+        """`most_bytes`: of an event's data and of any line."""
+        self._most_bytes = most_bytes
+        self._line = bytearray()
+        self._name = ""
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+
+    def feed(self, piece: bytes) -> Iterator[tuple[str, bytes]]:
+        """Name and data of each event that `piece` completes.
+
+        Raises ValueError for an event or a line that is too long, and for a name that is not
+        UTF-8.
+        """
+        *ended, rest = piece.split(b"\n")
+        for end in ended:
+            line = bytes(self._line) + end if self._line else end
+            self._line.clear()
+            if (event := self._take(line.removesuffix(b"\r"))) is not None:
+                yield event
+        self._line += rest
+        self._check(len(self._line))
+
+    def _take(self, line: bytes) -> tuple[str, bytes] | None:
+        if not line:
+            name, data = self._name, self._data
+            self._name, self._data, self._data_bytes = "", [], 0
+            return (name, b"\n".join(data)) if data else None
+        self._check(len(line))
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"event":
+            self._name = value.decode()
+        elif field == b"data":
+            self._data.append(value)
+            self._data_bytes += len(value) + 1  # what joins them counts: no empty lines for ever
+            self._check(self._data_bytes)
+        return None
+
+    def _check(self, size_bytes: int) -> None:
+        if size_bytes > self._most_bytes:
+            raise ValueError(f"an event has more than {self._most_bytes} bytes")

@@ -1,0 +1,60 @@
+"""Ends the reading of a stream on which nothing of use comes, whatever its transport does."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Final, Self
+
+# What came while the event loop stood still is read within that time, before it counts as late.
+_CATCHES_UP_S: Final = 0.1
+
+
+class Silence:
+    """A context that ends its body with a TimeoutError after `limit_s` of silence.
+
+    One timer, which a sound does not touch: it looks how long the last one is ago.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self._scope = asyncio.timeout(None)
+        self._since = 0.0
+        self._late = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def expired(self) -> bool:
+        return self._scope.expired()
+
+    def broken(self) -> None:
+        """Something of use has come."""
+        self._since = self._loop.time()
+        self._late = False
+
+    async def __aenter__(self) -> Self:
+        await self._scope.__aenter__()
+        self.broken()
+        self._timer = self._loop.call_later(self._limit_s, self._look)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+        await self._scope.__aexit__(kind, error, traceback)
+
+    def _look(self) -> None:
+        rest_s = self._since + self._limit_s - self._loop.time()
+        if rest_s > 0:
+            self._timer = self._loop.call_later(rest_s, self._look)
+        elif not self._late:
+            self._late = True
+            self._timer = self._loop.call_later(_CATCHES_UP_S, self._look)
+        else:
+            self._scope.reschedule(self._loop.time())

@@ -1,0 +1,209 @@
+"""The bytes of an engine's state event in, a document that can be relied on out.
+
+Pure. Whatever is in a document has the type and the range that its field must have; a field that
+is unknown here is passed on as it is, and an engine of another version may leave out all but the
+required ones. One field that cannot be true makes the whole report invalid: a number that is
+nonsense says that the others may be, too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+Document = dict[str, Any]
+
+_SLOTS: Final = 100_000  # vLLM's schedulers have some thousands
+_SEQUENCES: Final = 10_000_000
+_TOKENS: Final = 10**12
+_EVENTS: Final = 2**63 - 1
+_SECONDS: Final = 10**12
+_MILLISECONDS: Final = 10**9
+_EXPONENT: Final = 10  # of the batch in a step's time; measured ones are around 1
+
+_SHOWN: Final = 80  # characters of a value that a message shows
+
+# <instance>.<random>.<cost>, as `vllm_plugin.leases` has it; the instance asked for its own.
+_LEASE: Final = re.compile(r"[0-9a-f]{16}\.[0-9a-f]{32}\.[1-9][0-9]{0,6}")
+
+
+class InvalidReport(ValueError):
+    """A report that cannot be true; the message names the field, its value and the rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What a field must be: in words, and as a test."""
+
+    text: str
+    holds: Callable[[Any], bool]
+
+
+def _count(least: int, most: int) -> _Rule:
+    text = f"an integer from {least} to {most}"
+    return _Rule(text, lambda value: type(value) is int and least <= value <= most)
+
+
+def _amount(most: float) -> _Rule:
+    return _Rule(f"a number from 0 to {most:g}", lambda value: _is_amount(value, most))
+
+
+def _is_amount(value: Any, most: float) -> bool:
+    # The bounds come before any conversion: an integer may be too large for a float.
+    return type(value) in (int, float) and 0 <= value <= most
+
+
+def _or_null(rule: _Rule) -> _Rule:
+    return _Rule(f"null or {rule.text}", lambda value: value is None or rule.holds(value))
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) and each for each in value)
+
+
+def _leases(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, str) and _LEASE.fullmatch(each) for each in value
+    )
+
+
+def _step_time(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and _is_amount(value.get("t0_ms"), _MILLISECONDS)
+        and _is_amount(value.get("c_ms"), _MILLISECONDS)
+        and _is_amount(value.get("alpha"), _EXPONENT)
+        and _count(0, _SLOTS).holds(value.get("largest"))
+        and isinstance(value.get("quality"), str)
+    )
+
+
+def _steps_by_batch(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        batch.isdecimal()
+        and len(batch) <= len(str(_SEQUENCES))
+        and isinstance(counted, list)
+        and len(counted) == 2
+        and _is_amount(counted[0], _EVENTS)
+        and type(counted[0]) is int
+        and _is_amount(counted[1], _SECONDS)
+        for batch, counted in value.items()
+    )
+
+
+def _prefill(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and _is_amount(value.get("tokens"), _EVENTS)
+        and _is_amount(value.get("seconds"), _SECONDS)
+    )
+
+
+_TEXT: Final = _Rule("a text", lambda value: isinstance(value, str))
+_NAME: Final = _Rule(
+    "a text that is not empty", lambda value: isinstance(value, str) and bool(value)
+)
+_NAMES: Final = _Rule("a list of texts that are not empty", _texts)
+_OBJECT: Final = _Rule("an object", lambda value: isinstance(value, dict))
+
+_FIELDS: Final[Mapping[str, _Rule]] = {
+    "epoch": _NAME,
+    "profile": _NAME,
+    "measurement_type": _NAME,
+    "engine": _NAME,
+    "engine_version": _NAME,
+    "pool": _NAME,
+    "state": _NAME,
+    "message": _TEXT,
+    "gpu": _TEXT,
+    "precision": _TEXT,
+    "batching": _Rule("true or false", lambda value: isinstance(value, bool)),
+    # 0 while a sidecar below has not heard of its own engine.
+    "slots_total": _count(0, _SLOTS),
+    "slots_free": _count(0, _SLOTS),
+    "foreign": _count(0, _SEQUENCES),
+    "leased": _count(0, _SEQUENCES),
+    "running": _count(0, _SEQUENCES),
+    "waiting": _count(0, _SEQUENCES),
+    "prefilling": _count(0, _SEQUENCES),
+    "peak": _count(0, _SEQUENCES),
+    "gpu_count": _count(0, _SEQUENCES),
+    "ctx_max": _count(1, _TOKENS),
+    "kv_tokens_total": _count(0, _TOKENS),
+    "kv_block_tokens": _count(1, _TOKENS),
+    "kv_cache_usage": _amount(1.0),
+    "preemptions_total": _count(0, _EVENTS),
+    "requests_total": _count(0, _EVENTS),
+    "steps_total": _count(0, _EVENTS),
+    "busy_seconds_total": _amount(_SECONDS),
+    "prefill_tokens_per_s": _or_null(_amount(_TOKENS)),
+    "step_time": _or_null(
+        _Rule("an object of t0_ms, c_ms, alpha, largest and quality, in their ranges", _step_time)
+    ),
+    "steps_by_batch": _Rule("[steps, seconds] by batch size", _steps_by_batch),
+    "prefill": _Rule("an object of tokens and seconds, from 0", _prefill),
+    "models": _NAMES,
+    "supported_workloads": _NAMES,
+    "leases": _Rule("a list of leases", _leases),
+    "queue": _OBJECT,
+    "rate_limits": _OBJECT,
+    "features": _OBJECT,
+}
+
+_REQUIRED: Final = ("epoch", "slots_total", "foreign", "peak", "profile", "measurement_type")
+
+
+def parsed(data: bytes) -> Document:
+    """The object of an event's data. Raises InvalidReport for what is no JSON object."""
+    try:
+        value = json.loads(data.decode(), parse_constant=_no_number, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise InvalidReport(f"{_shown(data)} is no JSON: {_shown(error)}") from None
+    if not isinstance(value, dict):
+        raise InvalidReport(f"{_shown(value)} is no JSON object")
+    return value
+
+
+def checked(fields: Document, *, whole: bool) -> Document:
+    """The same fields, each of which holds what it must. `whole`: none that is required is
+    missing. Raises InvalidReport."""
+    for name, value in fields.items():
+        rule = _FIELDS.get(name)
+        if rule is not None and not rule.holds(value):
+            raise InvalidReport(f"{name} is {_shown(value)}: it must be {rule.text}")
+    if whole:
+        for name in _REQUIRED:
+            if name not in fields:
+                raise InvalidReport(f"{name} is missing")
+    return fields
+
+
+def ended(fields: Document) -> list[str]:
+    """The leases of an `ended` event. Raises InvalidReport."""
+    if "leases" not in fields:
+        raise InvalidReport("leases is missing")
+    leases: list[str] = checked({"leases": fields["leases"]}, whole=False)["leases"]
+    return leases
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:_SHOWN]} is no finite number")
+    return value
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _shown(value: Any) -> str:
+    """A value as far as a message shows it; an integer may have more digits than Python prints."""
+    if type(value) is int and value.bit_length() > 256:
+        return f"an integer of about {int(value.bit_length() * math.log10(2))} digits"
+    text = str(value) if isinstance(value, Exception) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
