@@ -51,10 +51,10 @@ class Pages:
         return web.json_response(document)
 
     def models(self) -> web.Response:
-        """The models of all pools, in the form of the engine's own list."""
+        """The models of all pools, in the form and the order of the engines' own lists."""
         longest: dict[str, int | None] = {}
         for pool in self._pools:
-            for model in sorted(pool.follower.models or ()):
+            for model in pool.follower.models or ():
                 longest.setdefault(model, pool.follower.ctx_max)
         models = [
             {

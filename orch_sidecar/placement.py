@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from orch_sidecar.reasons import Reason, Refusal
 from vllm_plugin.profile import MeasurementType
+
+_SHOWN_MODELS: Final = 20  # in a refusal; an engine may have adapters by the hundred
 
 
 class Why(StrEnum):
@@ -183,9 +185,11 @@ def _none_now(able: Sequence[View]) -> Refusal:
 
 def _no_such_model(views: Sequence[View], wish: Wish) -> Refusal:
     models = sorted({model for view in views for model in view.models or ()})
+    more = f" and {len(models) - _SHOWN_MODELS} more" if len(models) > _SHOWN_MODELS else ""
     return Refusal(
         Reason.NOT_FOUND,
-        f"the model {wish.model[:200]!r} is not served here; served are {', '.join(models)}",
+        f"the model {wish.model[:200]!r} is not served here; served are "
+        f"{', '.join(models[:_SHOWN_MODELS])}{more}",
         "model",
     )
 

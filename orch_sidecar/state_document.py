@@ -78,6 +78,7 @@ def _step_time(value: Any) -> bool:
         and _is_amount(value.get("c_ms"), _MILLISECONDS)
         and _is_amount(value.get("alpha"), _EXPONENT)
         and _count(0, _SLOTS).holds(value.get("largest"))
+        and _is_amount(value.get("tokens", 1), _SLOTS)  # of a sequence in a step
         and isinstance(value.get("quality"), str)
     )
 
@@ -118,7 +119,7 @@ _FIELDS: Final[Mapping[str, _Rule]] = {
     "engine_version": _NAME,
     "pool": _NAME,
     "state": _NAME,
-    "message": _TEXT,
+    "message": _or_null(_TEXT),
     "gpu": _TEXT,
     "precision": _TEXT,
     "batching": _Rule("true or false", lambda value: isinstance(value, bool)),

@@ -41,7 +41,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What does not change while an engine lives."""
+    """What does not change while an engine lives. `models`: the names that it starts with."""
 
     engine_version: str
     pool: str
@@ -89,6 +89,7 @@ class Board:
 
     def __init__(self, facts: EngineFacts) -> None:
         self.facts = facts
+        self.models = facts.models
         self.steps = StepRing()
         self.leases = Leases()
         self.prefill = Prefill()
@@ -164,6 +165,12 @@ class Board:
             self._fitted_at_s = now_s
             self.step_time = self._step_times.fit()
 
+    def serves(self, models: tuple[str, ...]) -> None:
+        """The engine serves under these names now, the base model's first."""
+        if models != self.models:
+            self.models = models
+            self._wake_all()
+
     def entered(self, header: str | None, at_s: float) -> int | None:
         """A generating request came in. Returns the key for `left`, None to turn it away."""
         self._entered_at_s = at_s
@@ -192,7 +199,7 @@ class Board:
             listener.wake()
 
     def moving(self, instance: str | None) -> State:
-        """The part of the state that changes from step to step."""
+        """The part of the state that is reported as soon as it changes."""
         in_engine = self._running + self._waiting
         return {
             "slots_free": max(0, self.facts.slots_total - in_engine),
@@ -204,6 +211,7 @@ class Board:
             "leased": self.leases.leased(),
             "kv_cache_usage": self._kv_cache_usage,
             "preemptions_total": self._preemptions,
+            "models": list(self.models),
         }
 
     def slow(self, now_s: float | None = None) -> State:
@@ -239,7 +247,6 @@ class Board:
             "engine": "vllm",
             "engine_version": facts.engine_version,
             "pool": facts.pool,
-            "models": list(facts.models),
             "ctx_max": facts.ctx_max,
             "profile": facts.profile,
             "measurement_type": facts.measurement_type,

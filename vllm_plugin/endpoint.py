@@ -82,14 +82,18 @@ class LeaseMiddleware:
     comes in between is turned away untouched, so that it can be served by whoever comes next.
     """
 
-    def __init__(self, app: ASGIApp, board: Board, lives: Callable[[], bool]) -> None:
+    def __init__(
+        self, app: ASGIApp, board: Board, lives: Callable[[], bool], look: Callable[[], None]
+    ) -> None:
         self._app = app
         self._board = board
         self._lives = lives
+        self._look = look  # at what an operator's call may have changed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _generates(scope):
             await self._app(scope, receive, send)
+            self._look()
             return
         if scope["type"] == "http" and not self._lives():
             error = {
@@ -159,26 +163,40 @@ class CapabilitiesEndpoint:
         self._board_of = board_of
         self._engine: Any = None
         self._app: Any = None
+        self._models: Any = None  # vLLM's list of what it serves
 
     def attach_router(self, app: Any) -> None:
         board = self._board_of()
         if board is None:
             return
         self._app = app
-        app.add_middleware(LeaseMiddleware, board=board, lives=self._engine_lives)
+        app.add_middleware(
+            LeaseMiddleware, board=board, lives=self._engine_lives, look=self._look_at_models
+        )
         app.add_api_route("/v1/capabilities", self._capabilities, methods=["GET"])
         app.add_api_route("/v1/capabilities/stream", self._stream, methods=["GET"])
         app.add_api_route("/v1/capabilities/leases/{lease}", self._revoke, methods=["DELETE"])
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         self._engine = engine_client
+        if self._board_of() is not None:
+            self._models = state.openai_serving_models
+            self._look_at_models()
 
     def _board(self) -> Board:
         board = self._board_of()
         assert board is not None  # the routes exist only with a board
         return board
 
+    def _look_at_models(self) -> None:
+        """Reports the names under which requests are served now. The configuration knows only
+        the first; adapters come and go by calls, and by requests that a resolver finds one for."""
+        if self._models is not None:
+            aliases = (base.name for base in self._models.base_model_paths)
+            self._board().serves((*aliases, *self._models.lora_requests))
+
     async def _capabilities(self, request: Request) -> Response:
+        self._look_at_models()
         state = self._board().state(request.query_params.get("instance"), time.time())
         state |= {"observed_at": now_text(), "age_ms": 0}
         return JSONResponse({"api_version": API_VERSION, "engines": [state]})
@@ -221,6 +239,7 @@ class CapabilitiesEndpoint:
             changed_at = beat_at = time.monotonic()
             dirty = False
             while self._engine_lives():
+                self._look_at_models()
                 if woken.is_set():
                     woken.clear()
                     dirty = True

@@ -121,6 +121,12 @@ HOOKS: Final = (
         "/v1/capabilities",
     ),
     Hook("platforms/interface.py", "Platform", ("is_cpu", "get_device_name"), "hardware"),
+    Hook(
+        "entrypoints/openai/models/serving.py",
+        "OpenAIServingModels",
+        ("base_model_paths", "lora_requests"),
+        "models",
+    ),
     Hook("engine/protocol.py", "EngineClient", ("is_running", "errored"), "end of the stream"),
     Hook(
         "tracing/utils.py",

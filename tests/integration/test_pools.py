@@ -38,6 +38,55 @@ async def test_model_decides_which_pool(
     assert [request.path for request in large.received][-1] == "/tokenize"
 
 
+async def test_adapter_is_placed_where_it_is_loaded_from_its_load_to_its_unload(
+    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
+) -> None:
+    client = await pair.client()
+    assert (await client.post(model="sql")).status == 404
+    b.board.serves(("tiny", "alias", "sql"))
+    await eventually(lambda: "sql" in (pair.sidecar.pools["b"].follower.models or ()))
+    for model in ("sql", "alias"):
+        assert (await client.post(CHAT, model=model)).status == 200
+    assert (len(engine.generating), len(b.generating)) == (0, 2)
+    listed = (await client.get("/v1/models")).json()["data"]
+    assert [model["id"] for model in listed] == ["tiny", "alias", "sql"]
+    metrics = await pair.metrics()
+    for model in ("sql", "alias"):
+        assert any(f'gen_ai_request_model="{model}"' in name for name in metrics)
+    b.board.serves(("tiny",))
+    await eventually(lambda: "sql" not in (pair.sidecar.pools["b"].follower.models or ()))
+    assert (await client.post(model="sql")).status == 404
+
+
+async def test_model_whose_pool_is_down_is_a_503_and_one_that_no_pool_serves_a_404(
+    start: Start, engine: ScriptedEngine, another: Engine
+) -> None:
+    large = await another(models=("large", "sql"))
+    running = await all_ready(await start(**pools(a=engine, b=large)))
+    await large.stop()
+    await eventually(lambda: running.sidecar.pools["b"].follower.state == "down")
+    client = await running.client()
+    for model in ("large", "sql"):
+        down = await client.post(model=model)
+        assert (down.status, down.error["code"]) == (503, "engine_down")
+    assert (await client.post(model="huge")).status == 404
+    assert (await client.post(model="tiny")).status == 200
+
+
+async def test_model_is_not_missing_while_a_pool_has_yet_to_report(
+    start: Start, engine: ScriptedEngine, another: Engine
+) -> None:
+    late = await another(models=("large",))
+    await late.stop()
+    running = await start(**pools(a=engine, b=late))
+    client = await running.client()
+    response = await client.post(model="large")
+    assert (response.status, response.error["code"]) == (503, "engine_starting")
+    await late.start()
+    await all_ready(running)
+    assert (await client.post(model="large")).status == 200
+
+
 async def test_pin_and_preference(pair: Running, engine: ScriptedEngine, b: ScriptedEngine) -> None:
     client = await pair.client()
     for seed in range(3):

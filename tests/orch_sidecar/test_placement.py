@@ -57,6 +57,12 @@ def test_model_that_nobody_has_is_not_found_and_the_others_are_named() -> None:
     assert "m, x, y" in found.message
 
 
+def test_refusal_names_a_handful_of_models() -> None:
+    models = {f"adapter-{number:03}" for number in range(300)}
+    found = refused([view("a", models=models), view("b")], wish("nope"))
+    assert found.message.endswith("adapter-018, adapter-019 and 281 more")
+
+
 def test_single_pool_is_asked_for_any_model_so_that_its_engine_answers() -> None:
     assert place([view("a")], wish("nope")) == Placed("a", Why.ONLY)
 

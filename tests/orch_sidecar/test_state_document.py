@@ -65,7 +65,7 @@ def test_whole_document_has_all_that_is_needed_and_a_change_what_has_changed(nam
         ("models", ["tiny", [""], [1], {}, None]),
         ("leases", [["x"], [1], f"{LEASE}", [LEASE + "\n"], [LEASE.upper()], None]),
         ("state", ["", 5, None]),
-        ("message", [5, None]),
+        ("message", [5, []]),
         ("epoch", ["", 5, None]),
         ("batching", [1, "true", None]),
         ("features", [[], None, "x"]),

@@ -25,16 +25,35 @@ class EngineClient:
 
 
 @dataclass
+class Named:
+    """One entry of vLLM's base models."""
+
+    name: str
+
+
+@dataclass
+class Models:
+    """vLLM's list of what it serves."""
+
+    base_model_paths: list[Named] = field(
+        default_factory=lambda: [Named(name) for name in FACTS.models]
+    )
+    lora_requests: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass
 class Engine:
     """An application with the endpoint attached as vLLM attaches it."""
 
     board: Board = field(default_factory=lambda: Board(FACTS))
     app: FastAPI = field(default_factory=FastAPI)
     client: EngineClient = field(default_factory=EngineClient)
+    models: Models = field(default_factory=Models)
 
     async def start(self) -> None:
         plugin = CapabilitiesEndpoint(lambda: self.board)
         plugin.attach_router(self.app)
+        self.app.state.openai_serving_models = self.models
         await plugin.init_state(self.client, self.app.state, None)
 
     def call(self, method: str, path: str) -> Call:

@@ -25,7 +25,7 @@ class Generating:
         self.fails = False
         self.order: list[str] = []
         self.lives = True
-        self.app = LeaseMiddleware(self.generate, self.board, lambda: self.lives)
+        self.app = LeaseMiddleware(self.generate, self.board, lambda: self.lives, lambda: None)
         self.listener = Listener(US, lambda: None)
         self.board.listen(self.listener)
 
@@ -220,7 +220,7 @@ async def test_request_is_expected_in_the_engine_once_it_has_come_in_whole() -> 
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
     call = asyncio.ensure_future(
-        LeaseMiddleware(reading, board, lambda: True)(scope, body.get, nowhere)
+        LeaseMiddleware(reading, board, lambda: True, lambda: None)(scope, body.get, nowhere)
     )
     body.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
     for _ in range(5):

@@ -1,0 +1,68 @@
+"""The names under which an engine serves, as they come and go."""
+
+from __future__ import annotations
+
+from tests.vllm_plugin.api_server import Engine, Models, Named
+from tests.vllm_plugin.asgi import Call
+from tests.vllm_plugin.test_board import FACTS, listening
+from vllm_plugin.board import Board
+from vllm_plugin.endpoint import LOOK_EVERY_S
+
+
+async def models_of(engine: Engine) -> list[str]:
+    call = engine.call("GET", "/v1/capabilities")
+    assert await call.status() == 200
+    models: list[str] = (await call.json())["engines"][0]["models"]
+    return models
+
+
+async def test_all_names_and_adapters_are_reported_the_base_models_first(engine: Engine) -> None:
+    engine.models.base_model_paths.append(Named("gpt"))
+    engine.models.lora_requests |= {"sql": object(), "chat": object()}
+    assert await models_of(engine) == ["tiny", "alias", "gpt", "sql", "chat"]
+
+
+async def test_names_that_vllm_starts_with_are_known_before_anybody_asks() -> None:
+    engine = Engine(models=Models([Named("a"), Named("b")]))
+    await engine.start()
+    assert engine.board.models == ("a", "b")
+
+
+async def test_load_and_unload_of_an_adapter_are_changes_of_the_stream(engine: Engine) -> None:
+    def load() -> None:
+        engine.models.lora_requests["sql"] = object()
+
+    def unload() -> None:
+        del engine.models.lora_requests["sql"]
+
+    engine.app.post("/v1/load_lora_adapter")(load)
+    engine.app.post("/v1/unload_lora_adapter")(unload)
+    call, first = await engine.stream()
+    assert first["models"] == ["tiny", "alias"]
+    for path, models in (
+        ("/v1/load_lora_adapter", ["tiny", "alias", "sql"]),
+        ("/v1/unload_lora_adapter", ["tiny", "alias"]),
+    ):
+        assert await Call(engine.app, "POST", path).status() == 200
+        change = await call.event_named("change")
+        assert change.pop("observed_at")
+        assert change == {"models": models}
+    await engine.stop(call)
+
+
+async def test_adapter_that_a_resolver_loads_is_noticed_without_a_call(engine: Engine) -> None:
+    """Within the time in which the stream looks whether it is to end."""
+    assert LOOK_EVERY_S <= 0.5
+    call, _ = await engine.stream()
+    engine.models.lora_requests["found"] = object()
+    assert (await call.event_named("change"))["models"] == ["tiny", "alias", "found"]
+    await engine.stop(call)
+
+
+def test_listeners_are_woken_only_by_other_names() -> None:
+    board = Board(FACTS)
+    _, woken = listening(board)
+    board.serves(FACTS.models)
+    assert woken == []
+    board.serves((*FACTS.models, "sql"))
+    assert len(woken) == 1
