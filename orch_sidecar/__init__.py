@@ -56,6 +56,7 @@ Dependencies point down this list; nothing imports what stands above it:
     state_document pure: the bytes of a state event in, a document that can be relied on out
     engine_state  pure: the states of an engine, and why it takes no requests
     event_stream  pure: server-sent events out of the bytes of a stream
+    readers       pure: which readers of the state stream are served
     upper         pure: sidecars above: their leases here, and what they are told
     guard         pure: who is served, as what, and how much of it at once
     admission     never more in the engine than it has slots; pure but for its gate

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from orch_sidecar import errors, routes
 from orch_sidecar.inflight import InFlight
+from orch_sidecar.keys import ApiKey
 from orch_sidecar.openai import Api
 from orch_sidecar.pages import Pages
 from orch_sidecar.pool import Pool
@@ -42,14 +43,17 @@ class Control:
         self._publisher = publisher
         self._headers = common_headers
 
-    async def answer(self, http: web.BaseRequest, path: str) -> web.StreamResponse | None:
+    async def answer(
+        self, http: web.BaseRequest, path: str, key: ApiKey | None
+    ) -> web.StreamResponse | None:
         """The answer to a client. None: it is not for the sidecar itself."""
         if http.method == "GET":
             page = self._pages.at.get(path)
             if page is not None:
                 return self._ours(page(http))
             if path == STREAM:
-                return self._ours(await self._publisher.stream(http))
+                client = None if key is None else key.name
+                return self._ours(await self._publisher.stream(http, client))
         if path in ROUTES:
             return None
         found = routes.named(path)

@@ -64,6 +64,7 @@ FORMS: Final[dict[Reason, Form]] = {
     Reason.DEADLINE_MISS: _taken("ADMISSION_DEADLINE", "deadline"),
     Reason.DO_NOT_QUEUE: _taken("ADMISSION_NO_QUEUE", "no-queue"),
     Reason.KEY_CONCURRENCY: _taken("ADMISSION_KEY_CONCURRENCY", "key-concurrency"),
+    Reason.READER_LIMIT: _taken("READER_LIMIT", "reader-limit"),
     Reason.ENGINE_STARTING: _unavailable("engine_starting"),
     Reason.ENGINE_DOWN: _unavailable("engine_down"),
     Reason.ENGINE_STALE: _unavailable("engine_stale"),

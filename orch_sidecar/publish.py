@@ -6,7 +6,8 @@
 
 The shell around `upper`. Between events a reader costs one sleeping wait, and nobody listening
 costs nothing: the pools are asked to tell of changes only while there is a reader. A reader that
-falls behind is dropped, and gets the whole state when it comes again.
+falls behind is dropped, and gets the whole state when it comes again. How many there may be, and
+of whom, `readers` knows.
 """
 
 from __future__ import annotations
@@ -20,13 +21,28 @@ from typing import Final
 
 from aiohttp import web
 
+from orch_sidecar.readers import Reader, Readers
 from orch_sidecar.reasons import Reason, Refusal
 from orch_sidecar.upper import Feed, Listener, PoolView, State, UpperLeases
 
 # A reader gives up after 3 s of silence; one that takes nothing for so long is gone.
 TAKES_WITHIN_S: Final = 3.0
-# Each costs some microseconds whenever something changes; tiers have a handful of sidecars.
-MOST_READERS: Final = 64
+
+
+class _Stream:
+    """A stream that is served."""
+
+    def __init__(self, listener: Listener, transport: asyncio.Transport) -> None:
+        self.listener = listener
+        self.ended = False
+        self._transport = transport
+
+    def end(self) -> None:
+        """Ends it, at once where its reader is behind."""
+        self.ended = True
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()
+        self.listener.wake()
 
 
 class Publisher:
@@ -48,35 +64,46 @@ class Publisher:
             "Content-Type": "text/event-stream",
             "Cache-Control": "no-store",
         }
-        self._transports: dict[Listener, asyncio.Transport] = {}
+        self._readers = Readers()
+        self._streams: dict[Reader, _Stream] = {}
         self._closed = False
 
-    async def stream(self, http: web.BaseRequest) -> web.StreamResponse | Refusal:
-        """Serves the stream until the reader goes, falls behind, or this is closed."""
-        look = self._pool(http.query.get("pool"))
-        if isinstance(look, Refusal):
-            return look
-        if len(self._transports) >= MOST_READERS:
-            text = f"the state is told to {MOST_READERS} readers already"
-            return Refusal(Reason.INVALID_REQUEST, text)
+    async def stream(
+        self, http: web.BaseRequest, client: str | None
+    ) -> web.StreamResponse | Refusal:
+        """Serves the stream until the reader goes, falls behind, loses its place to another, or
+        this is closed. `client`: the name of its API key; None: no keys are asked for."""
+        found = self._pool(http.query.get("pool"))
+        if isinstance(found, Refusal):
+            return found
+        pool, look = found
         if self._closed:
             return Refusal(Reason.DRAINING, "this sidecar is shutting down", retry_after_ms=1000)
         transport = http.transport
         if transport is None:
             raise asyncio.CancelledError  # the reader has gone already
+        instance = http.query.get("instance")
+        reader = Reader(client or http.remote or "", instance, pool)
+        replaced = self._readers.enter(reader, self.leases.instances())
+        if isinstance(replaced, Refusal):
+            return replaced
+        if replaced is not None:
+            self._streams[replaced].end()
         woken = asyncio.Event()
-        listener = Listener(http.query.get("instance"), woken.set)
+        stream = self._streams[reader] = _Stream(Listener(instance, woken.set), transport)
         response = web.StreamResponse(headers=self._headers)
-        self._listen(listener, transport)
+        self._listen(stream.listener)
         try:
             await response.prepare(http)
-            await self._tell(response, Feed(self.leases, listener, look), woken)
+            await self._tell(response, stream, look, woken)
         except TimeoutError:
             transport.abort()
         except ConnectionError:
             pass  # the reader has gone, and aiohttp is about to say so
         finally:
-            self._unlisten(listener)
+            self._readers.leave(reader)
+            del self._streams[reader]
+            self._unlisten(stream.listener)
         response.force_close()
         return response
 
@@ -91,25 +118,29 @@ class Publisher:
     def close(self) -> None:
         """Ends all streams, at once where the reader is behind; later ones are refused."""
         self._closed = True
-        for listener, transport in self._transports.items():
-            if transport.get_write_buffer_size():
-                transport.abort()
-            listener.wake()
+        for stream in self._streams.values():
+            stream.end()
 
-    async def _tell(self, response: web.StreamResponse, feed: Feed, woken: asyncio.Event) -> None:
+    async def _tell(
+        self,
+        response: web.StreamResponse,
+        stream: _Stream,
+        look: Callable[[], PoolView],
+        woken: asyncio.Event,
+    ) -> None:
         """Writes what is due. Raises TimeoutError when the reader does not take it."""
-        loop = asyncio.get_running_loop()
-        while not self._closed:
+        loop, feed = asyncio.get_running_loop(), Feed(self.leases, stream.listener, look)
+        while not stream.ended:
             woken.clear()
             if events := feed.due(loop.time()):
                 async with asyncio.timeout(TAKES_WITHIN_S):
                     await response.write(b"".join(_event(name, data) for name, data in events))
             await _woken_within(woken, feed.rest_s(loop.time()))
 
-    def _pool(self, name: str | None) -> Callable[[], PoolView] | Refusal:
+    def _pool(self, name: str | None) -> tuple[str, Callable[[], PoolView]] | Refusal:
         pools = self._pools()
         if name is None and len(pools) == 1:
-            return next(iter(pools.values()))
+            return next(iter(pools.items()))
         names = ", ".join(sorted(pools))
         if name is None:
             text = f"this sidecar has several pools ({names}): say which, by ?pool=NAME"
@@ -118,17 +149,16 @@ class Publisher:
         if found is None:
             text = f"there is no pool {name[:80]!r} here; there are {names}"
             return Refusal(Reason.NOT_FOUND, text, param="pool")
-        return found
+        assert name is not None
+        return name, found
 
-    def _listen(self, listener: Listener, transport: asyncio.Transport) -> None:
+    def _listen(self, listener: Listener) -> None:
         if not self.leases.listened:
             self._attach(self.leases.changed)
         self.leases.listen(listener)
-        self._transports[listener] = transport
 
     def _unlisten(self, listener: Listener) -> None:
         self.leases.unlisten(listener)
-        del self._transports[listener]
         if not self.leases.listened:
             self._attach(None)
 

@@ -35,6 +35,7 @@ class Reason(StrEnum):
     DEADLINE_MISS = "deadline_miss"
     DO_NOT_QUEUE = "do_not_queue"
     KEY_CONCURRENCY = "key_concurrency"  # by other requests of the same API key
+    READER_LIMIT = "reader_limit"  # places at the state stream, by other readers
     # Cannot serve now.
     ENGINE_STARTING = "engine_starting"
     ENGINE_DOWN = "engine_down"

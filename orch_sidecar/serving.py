@@ -95,7 +95,7 @@ class Serving:
         route = ROUTES.get(path)
         key = self._guard.check(path, http.headers)
         if not isinstance(key, Refusal) and (route is None or not route.admitted):
-            own = await self._control.answer(http, path)
+            own = await self._control.answer(http, path, key)
             if own is not None:
                 return own
         headers, names = http.headers, names_of(http.raw_headers)

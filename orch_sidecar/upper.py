@@ -143,6 +143,10 @@ class UpperLeases:
         self._settle()
         return [lease for lease, each in self._present.items() if each.instance == instance]
 
+    def instances(self) -> set[str]:
+        """The sidecar instances that have leases here which are not over."""
+        return {each.instance for each in self._present.values()}
+
     def sequences(self, instance: str | None, ledger: Ledger) -> int:
         """What the requests of one sidecar instance hold of the slots of `ledger`."""
         return sum(

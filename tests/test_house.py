@@ -56,6 +56,7 @@ PURE = (
     "orch_sidecar.directives",
     "orch_sidecar.capabilities",
     "orch_sidecar.upper",
+    "orch_sidecar.readers",
     "orch_sidecar.inflight",
     "orch_sidecar.guard",
     "orch_sidecar.keys",

@@ -43,7 +43,7 @@ class Tier:
         if http.method == "DELETE":
             answer: Any = self.publisher.revoke(http.path.rpartition("/")[2])
         else:
-            answer = await self.publisher.stream(http)
+            answer = await self.publisher.stream(http, http.query.get("client"))
         if isinstance(answer, Refusal):
             return web.json_response({"reason": answer.reason, "param": answer.param}, status=400)
         assert isinstance(answer, web.StreamResponse)

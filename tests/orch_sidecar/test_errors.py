@@ -19,6 +19,7 @@ CAPACITY_TAKEN = {
     Reason.DEADLINE_MISS,
     Reason.DO_NOT_QUEUE,
     Reason.KEY_CONCURRENCY,
+    Reason.READER_LIMIT,
 }
 CANNOT_SERVE = {
     Reason.ENGINE_STARTING,
@@ -166,6 +167,7 @@ def test_admission_refusals_carry_their_policy() -> None:
         Reason.DEADLINE_MISS: ("ADMISSION_DEADLINE", "deadline"),
         Reason.DO_NOT_QUEUE: ("ADMISSION_NO_QUEUE", "no-queue"),
         Reason.KEY_CONCURRENCY: ("ADMISSION_KEY_CONCURRENCY", "key-concurrency"),
+        Reason.READER_LIMIT: ("READER_LIMIT", "reader-limit"),
     }
     assert told.keys() == CAPACITY_TAKEN
     for reason, expected in told.items():

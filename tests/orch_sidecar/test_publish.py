@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from orch_sidecar import publish
+from orch_sidecar.readers import MOST_OF_A_CLIENT
 from tests.integration.running import eventually
 from tests.orch_sidecar.above import entered, lease, served
 from tests.orch_sidecar.published import STREAM, Tier
@@ -212,8 +213,8 @@ async def test_reader_that_falls_behind_is_dropped(
 async def test_reader_that_is_behind_does_not_hold_up_the_end(tier: Tier) -> None:
     with stuck(tier):
         await eventually(lambda: tier.attached == [True])
-        [transport] = tier.publisher._transports.values()
-        await fill(tier, transport.get_write_buffer_size)
+        [stream] = tier.publisher._streams.values()
+        await fill(tier, stream._transport.get_write_buffer_size)
         tier.publisher.close()
         await eventually(lambda: tier.attached == [True, False], within_s=0.5)
 
@@ -222,5 +223,34 @@ async def test_reader_that_leaves_at_once_leaves_nothing_behind(tier: Tier) -> N
     for _ in range(20):
         stuck(tier).close()
     await asyncio.sleep(0.1)
-    await eventually(lambda: not tier.publisher._transports)
+    await eventually(lambda: not tier.publisher._streams)
     assert not tier.leases.listened
+
+
+async def test_crowd_of_readers_does_not_lock_out_a_sidecar_above(
+    tier: Tier, client: Client
+) -> None:
+    """Neither one that holds leases, nor one that comes with a key of its own."""
+    crowd = [await client.read(tier, "/?instance=x") for _ in range(MOST_OF_A_CLIENT)]
+    refused = await client.json("GET", tier.url + STREAM)
+    assert refused["reason"] == "reader_limit"
+    presence = entered(tier.leases, lease())
+    ours = await client.read(tier)
+    assert (await ours.expect("state"))["leases"] == [lease()]
+    tier.leases.leave(presence)
+    assert await ours.expect("ended") == {"leases": [lease()]}
+    again = await client.read(tier, f"{STREAM}&client=another")
+    await again.expect("state")
+    for events in crowd:
+        await events.expect("state")
+
+
+async def test_reader_that_loses_its_place_is_ended(tier: Tier, client: Client) -> None:
+    entered(tier.leases, lease())
+    lost = await client.read(tier)
+    await lost.expect("state")
+    events = await client.read(tier)
+    await events.expect("state")
+    while (event := await lost.next()) is not None:
+        assert event[0] == "heartbeat"
+    assert len(tier.publisher._streams) == 1
