@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from orch_sidecar import report
 from orch_sidecar.admission.core import Admission
-from vllm_plugin.profile import ServiceClass
+from orch_sidecar.keys import ApiKey
+from orch_sidecar.routes import WORKLOADS
+from vllm_plugin.profile import Profile, ServiceClass
 
 API_VERSION: Final = "1.0.0"
 
@@ -43,6 +45,7 @@ class Seen:
     ever reported. `classes`: those of its profile."""
 
     pool: str
+    profile: Profile
     engine: Mapping[str, Any] | None
     admission: Admission
     classes: Sequence[ServiceClass]
@@ -53,16 +56,19 @@ class Seen:
 
 def document(
     pools: Iterable[Seen],
+    absent: Mapping[str, Profile],
+    key: ApiKey | None,
     *,
     state: str,
     states: Mapping[str, str],
     sidecar_version: str,
     generation: int,
 ) -> dict[str, Any]:
-    """The document. A pool whose engine has never reported has a state and no entry.
+    """The document, with an entry for every configured pool.
 
-    `states`: of all pools by name, with those that have no address. `generation`: of the
-    sidecar's configuration.
+    `absent`: the profiles of headless pools that have no address. `key`: of whom the document is
+    for. `states`: of all pools by name, the absent ones included. `generation`: of the sidecar's
+    configuration.
     """
     return {
         "api_version": API_VERSION,
@@ -70,33 +76,82 @@ def document(
         "state": state,
         "generation": generation,
         "pools": dict(states),
-        "engines": [entry(each, each.engine) for each in pools if each.engine is not None],
+        "engines": [entry(each, key) for each in pools]
+        + [_unknown(name, profile, states[name]) for name, profile in absent.items()],
     }
 
 
-def entry(seen: Seen, engine: Mapping[str, Any]) -> dict[str, Any]:
-    """One pool: what its engine says, and the ledger's word on leases."""
-    admission = seen.admission
+def _unknown(pool: str, profile: Profile, state: str) -> dict[str, Any]:
+    """A pool of which only the configuration is known: what is not known is null or empty."""
+    return {
+        "engine": None,
+        "engine_version": None,
+        "pool": pool,
+        "models": [],
+        "ctx_max": None,
+        "profile": profile.name,
+        "measurement_type": profile.measurement_type.value,
+        "batching": profile.batching,
+        "slots_total": 0,
+        "slots_free": 0,
+        "running": 0,
+        "waiting": 0,
+        "leased": 0,
+        "foreign": 0,
+        "state": state,
+        "epoch": None,
+        "age_ms": None,
+        "supported_workloads": [],
+        "rate_limits": {},
+        "features": {},
+    }
+
+
+def entry(seen: Seen, key: ApiKey | None) -> dict[str, Any]:
+    """One pool: what its engine reports, and what this sidecar knows better."""
+    admission, engine = seen.admission, seen.engine or {}
     ledger, limits = admission.ledger, admission.limits
-    told = {key: value for key, value in engine.items() if key not in _NOT_PASSED_ON}
-    return told | {
-        "pool": seen.pool,
-        "slots_free": max(0, ledger.room) if seen.state == "ready" else 0,
-        "leased": ledger.leased,
-        "foreign": ledger.foreign,
-        "queue": {each.value: admission.queued(each) for each in seen.classes},
-        "hold": None if admission.hold is None else admission.hold.value,
-        "limits": {
-            each.value: {"batch": limits.batch(each), "window_ms": limits.window_ms(each)}
-            for each in seen.classes
+    reported = {name: value for name, value in engine.items() if name not in _NOT_PASSED_ON}
+    return (
+        _unknown(seen.pool, seen.profile, seen.state)
+        | reported
+        | {
+            "pool": seen.pool,
+            "slots_free": max(0, ledger.room) if seen.state == "ready" else 0,
+            "leased": ledger.leased,
+            "foreign": ledger.foreign,
+            "queue": {each.value: admission.queued(each) for each in seen.classes},
+            "hold": None if admission.hold is None else admission.hold.value,
+            "limits": {
+                each.value: {"batch": limits.batch(each), "window_ms": limits.window_ms(each)}
+                for each in seen.classes
+            }
+            | {"mixed_batch": limits.mixed, "measured": limits.measured},
+            "step_time": engine.get("step_time"),
+            "batching_stats": asdict(batching_stats(seen)),
+            "engine_busy_ratio": seen.busy_ratio,
+            "oversubscription_violations_total": ledger.violations,
+            "state": seen.state,
+            "age_ms": seen.age_ms,
+            "supported_workloads": [
+                each for each in engine.get("supported_workloads", ()) if each in WORKLOADS
+            ],
+            "rate_limits": _rate_limits(seen, key),
         }
-        | {"mixed_batch": limits.mixed, "measured": limits.measured},
-        "step_time": engine.get("step_time"),
-        "batching_stats": asdict(batching_stats(seen)),
-        "engine_busy_ratio": seen.busy_ratio,
-        "oversubscription_violations_total": ledger.violations,
-        "state": seen.state,
-        "age_ms": seen.age_ms,
+    )
+
+
+def _rate_limits(seen: Seen, key: ApiKey | None) -> dict[str, Any]:
+    """What is refused with a 429 beyond: nothing is counted by time, all of it is at once.
+
+    `queue_capacity` in waiting requests and `max_wait_s` in seconds, by class; and the sequences
+    that the key may have here at once, None where that is not limited.
+    """
+    rules = {each.value: seen.admission.rules.of(each) for each in seen.classes}
+    return {
+        "queue_capacity": {name: each.queue_capacity for name, each in rules.items()},
+        "max_wait_s": {name: each.max_wait_s for name, each in rules.items()},
+        "key_concurrency": None if key is None else key.concurrency,
     }
 
 

@@ -50,7 +50,7 @@ class Control:
         if http.method == "GET":
             page = self._pages.at.get(path)
             if page is not None:
-                return self._ours(page(http))
+                return self._ours(page(http, key))
             if path == STREAM:
                 client = None if key is None else key.name
                 return self._ours(await self._publisher.stream(http, client))
@@ -72,7 +72,9 @@ class Control:
             return self._ours(Refusal(Reason.FORBIDDEN, "this is not for browsers"))
         page = self._pages.at.get(path)
         if page is not None:
-            return self._ours(page(http) if http.method == "GET" else _takes(path, "GET", http))
+            return self._ours(
+                page(http, None) if http.method == "GET" else _takes(path, "GET", http)
+            )
         found = routes.named(path)
         if found is None or found[0] not in ADMIN:
             return self._ours(Refusal(Reason.NOT_FOUND, f"there is no {path[:200]} here"))

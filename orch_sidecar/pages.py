@@ -12,16 +12,17 @@ from aiohttp import web
 from orch_sidecar import capabilities
 from orch_sidecar.engine_state import ANSWERING, EngineState
 from orch_sidecar.exposition import exposed
+from orch_sidecar.keys import ApiKey
 from orch_sidecar.metrics import Metrics
 from orch_sidecar.pool import Pool
 from orch_sidecar.pools import Pools
 from orch_sidecar.reload import Reloads
 
-Page = Callable[[web.BaseRequest], web.Response]
+Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
 
 
 class Pages:
-    """The pages. `at`: those that have a path of their own, for who asks for them."""
+    """The pages. `at`: those that have a path of their own, for the key that asks for them."""
 
     def __init__(self, pools: Pools, metrics: Metrics, reloads: Reloads) -> None:
         self._pools = pools
@@ -30,19 +31,21 @@ class Pages:
         self._version = version("orch-sidecar")
         self._started = int(time.time())
         self.at: Mapping[str, Page] = {
-            "/v1/capabilities": lambda _: self.capabilities(),
-            "/metrics": self.metrics,
-            "/livez": lambda _: web.json_response({"live": True}),
-            "/readyz": lambda _: self.readiness(),
-            "/healthz": lambda _: self.readiness(),
-            "/health": lambda _: self.readiness(),  # vLLM's name for it, which its clients ask
+            "/v1/capabilities": lambda _, key: self.capabilities(key),
+            "/metrics": lambda http, _: self.metrics(http),
+            "/livez": lambda *_: web.json_response({"live": True}),
+            "/readyz": lambda *_: self.readiness(),
+            "/healthz": lambda *_: self.readiness(),
+            "/health": lambda *_: self.readiness(),  # vLLM's name for it, which its clients ask
         }
         if pools.one is None:  # no single engine has them all
-            self.at = {**self.at, "/v1/models": lambda _: self.models()}
+            self.at = {**self.at, "/v1/models": lambda *_: self.models()}
 
-    def capabilities(self) -> web.Response:
+    def capabilities(self, key: ApiKey | None) -> web.Response:
         document = capabilities.document(
             [pool.seen(pool.state.value) for pool in self._pools],
+            self._pools.absent(),
+            key,
             state=self._pools.state.value,
             states=self._pools.states(),
             sidecar_version=self._version,

@@ -206,6 +206,7 @@ class Pool:
         follower = self.follower
         return Seen(
             self.name,
+            self.profile,
             follower.document,
             self.gate.core,
             self.classes,

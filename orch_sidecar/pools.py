@@ -100,6 +100,10 @@ class Pools:
         found = {pool.name: pool.state.value for pool in self.all}
         return found | dict.fromkeys(self.missing, "absent")
 
+    def absent(self) -> dict[str, Profile]:
+        """The headless pools that have no address, with their profiles."""
+        return {name: self._profiles[name] for name in self.missing}
+
     def join(self, group: str, number: int, address: str) -> Pool:
         """One more address of a headless pool: a pool of its own, named by group and number."""
         [told] = [each for each in self.told if each.name == group]

@@ -17,7 +17,7 @@ from orch_sidecar.openai import Api
 class Route:
     """A path of this sidecar. The engine is asked for `upstream`, never for client bytes.
 
-    `line`: the request line for the engine.
+    `workload`: what `/v1/capabilities` calls it. `line`: the request line for the engine.
     """
 
     path: str
@@ -25,6 +25,7 @@ class Route:
     api: Api
     upstream: str | None = None
     admitted: bool = False
+    workload: str | None = None
     line: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -39,10 +40,10 @@ def _routes(*routes: Route) -> dict[str, Route]:
 STREAM: Final = "/v1/capabilities/stream"
 
 ROUTES: Final = _routes(
-    Route("/v1/chat/completions", "POST", Api.CHAT, "/v1/chat/completions", admitted=True),
-    Route("/v1/completions", "POST", Api.COMPLETIONS, "/v1/completions", admitted=True),
-    Route("/v1/responses", "POST", Api.RESPONSES, "/v1/responses", admitted=True),
-    Route("/v1/messages", "POST", Api.MESSAGES, "/v1/messages", admitted=True),
+    Route("/v1/chat/completions", "POST", Api.CHAT, "/v1/chat/completions", True, "chat"),
+    Route("/v1/completions", "POST", Api.COMPLETIONS, "/v1/completions", True, "completion"),
+    Route("/v1/responses", "POST", Api.RESPONSES, "/v1/responses", True, "responses"),
+    Route("/v1/messages", "POST", Api.MESSAGES, "/v1/messages", True, "messages"),
     Route("/v1/messages/count_tokens", "POST", Api.MESSAGES, "/v1/messages/count_tokens"),
     Route("/tokenize", "POST", Api.OTHER, "/tokenize"),
     Route("/detokenize", "POST", Api.OTHER, "/detokenize"),
@@ -57,6 +58,10 @@ ROUTES: Final = _routes(
     Route("/healthz", "GET", Api.OTHER),
     Route("/health", "GET", Api.OTHER),
 )
+
+
+# Those that this sidecar serves, of an engine's.
+WORKLOADS: Final = frozenset(route.workload for route in ROUTES.values() if route.admitted)
 
 
 class Named(StrEnum):

@@ -33,6 +33,7 @@ PURE = (
     "vllm_plugin.curve",
     "vllm_plugin.pulse",
     "vllm_plugin.leases",
+    "vllm_plugin.workloads",
     "vllm_plugin.board",
     "vllm_plugin.hooks",
     "vllm_plugin.allowlist",

@@ -10,6 +10,7 @@ Dependencies point down this list; nothing imports what stands above it:
     hardware     what an engine runs on, and in which precision
     hooks        what of vLLM this package touches, and the self-test that looks for it
     board        pure: the scheduler's state, who listens to it
+    workloads    pure: the workloads that an engine serves, by its routes
     leases       pure: which requests are in the engine, and whose they are
     steps        pure: engine steps, batch statistics, the rate of prefill
     step_time    pure: how long a decode step takes by its batch size

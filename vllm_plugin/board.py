@@ -7,7 +7,7 @@ The vocabulary is that of `/v1/capabilities` (BATCHING/ORCH-3910, 3911).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from vllm_plugin.leases import Leases, Presence
@@ -56,6 +56,7 @@ class EngineFacts:
     features: dict[str, Any]
     hardware: Hardware
     kv_block_tokens: int = 1  # the cache is given out in blocks of so many
+    rate_limits: dict[str, int] = field(default_factory=dict)  # vLLM's own, by its options
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Board:
     def __init__(self, facts: EngineFacts) -> None:
         self.facts = facts
         self.models = facts.models
+        self.workloads: tuple[str, ...] = ()
         self.steps = StepRing()
         self.leases = Leases()
         self.prefill = Prefill()
@@ -260,7 +262,7 @@ class Board:
             "gpu": facts.hardware.gpu,
             "gpu_count": facts.hardware.gpu_count,
             "precision": facts.hardware.precision,
-            "supported_workloads": ["completion"],
-            "rate_limits": {},
+            "supported_workloads": list(self.workloads),
+            "rate_limits": facts.rate_limits,
             "features": facts.features,
         }

@@ -25,6 +25,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from vllm_plugin.allowlist import NAME
 from vllm_plugin.board import API_VERSION, Board, Listener, State
+from vllm_plugin.workloads import workloads_of
 
 CHANGES_EVERY_S: Final = 0.020
 HEARTBEAT_EVERY_S: Final = 1.0
@@ -170,6 +171,7 @@ class CapabilitiesEndpoint:
         if board is None:
             return
         self._app = app
+        board.workloads = workloads_of(getattr(route, "path", "") for route in app.routes)
         app.add_middleware(
             LeaseMiddleware, board=board, lives=self._engine_lives, look=self._look_at_models
         )

@@ -73,8 +73,10 @@ HOOKS: Final = (
             "max_num_batched_tokens",
             "long_prefill_token_threshold",
             "policy",
+            "max_num_queued_reqs",
+            "max_num_queued_tokens",
         ),
-        "slots_total, features",
+        "slots_total, features, rate_limits",
     ),
     Hook(
         "v1/metrics/loggers.py",

@@ -113,6 +113,16 @@ def features_of(vllm_config: Any) -> dict[str, Any]:
     }
 
 
+def rate_limits_of(vllm_config: Any) -> dict[str, int]:
+    """What vLLM itself turns away beyond, where its options say so."""
+    scheduler = vllm_config.scheduler_config
+    limits = {
+        "max_num_queued_reqs": scheduler.max_num_queued_reqs,
+        "max_num_queued_tokens": scheduler.max_num_queued_tokens,
+    }
+    return {name: int(limit) for name, limit in limits.items() if limit is not None}
+
+
 def make_board(vllm_config: Any, profile: Profile) -> Board:
     """The board of the engine with this configuration, and the labels on its spans."""
     from vllm_plugin import enforce
@@ -137,6 +147,7 @@ def make_board(vllm_config: Any, profile: Profile) -> Board:
             kv_block_tokens=cache.block_size,
             epoch=secrets.token_hex(8),
             features=features_of(vllm_config),
+            rate_limits=rate_limits_of(vllm_config),
             hardware=hardware_of(vllm_config),
         )
     )

@@ -64,6 +64,11 @@ def snapshot_of(document: Any, pool: str | None = None) -> Snapshot:
         which = "one pool must be named" if pool is None else f"there is no one pool {pool!r}"
         raise NotASnapshot(f"{which}: the document tells of {names}")
     [entry] = entries
+    if "engine" in entry and entry["engine"] is None:
+        raise NotASnapshot(
+            f"the engine of the pool {entry.get('pool')!r} has not reported yet: "
+            f"it is {entry.get('state')}"
+        )
     return Snapshot(
         engine=_text(entry, "engine"),
         engine_version=_text(entry, "engine_version"),

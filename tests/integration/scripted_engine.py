@@ -19,6 +19,7 @@ from typing import Any
 from tests.integration import answers
 from tests.integration.wire import Answer, EngineWire, Received
 from vllm_plugin.board import Board, EngineFacts, Hardware, Listener
+from vllm_plugin.workloads import workloads_of
 
 Script = Callable[[Answer], Awaitable[None]]
 
@@ -216,7 +217,9 @@ class ScriptedEngine:
             features={},
             hardware=Hardware("CPU (scripted)", 0, "FP32"),
         )
-        return Board(facts)
+        board = Board(facts)
+        board.workloads = workloads_of(GENERATING)
+        return board
 
     def _revoke(self, answer: Answer) -> None:
         lease = answer.request.path.rpartition("/")[2]

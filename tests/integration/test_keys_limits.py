@@ -218,3 +218,13 @@ async def test_what_takes_no_slot_is_not_counted(keyed: Running, ring: KeyRing, 
     assert (await client.get("/v1/models", two)).status == 200
     held.release()
     assert (await busy.response()).status == 200
+
+
+async def test_capabilities_say_how_much_the_key_that_asks_may_have(
+    keyed: Running, ring: KeyRing
+) -> None:
+    client = await keyed.client()
+    for name, limit in (("free", None), ("two", 2)):
+        [entry] = (await client.get("/v1/capabilities", [ring.bearer(name)])).json()["engines"]
+        assert entry["rate_limits"]["key_concurrency"] == limit
+        assert entry["supported_workloads"] == ["completion", "chat", "responses", "messages"]

@@ -28,7 +28,8 @@ async def test_sidecar_starts_before_the_engine_and_becomes_ready_with_it(
     assert engine.url in document["last_error"]
     client = await running.client()
     assert (await client.get("/livez")).status == 200
-    assert (await client.get("/v1/capabilities")).json()["engines"] == []
+    [entry] = (await client.get("/v1/capabilities")).json()["engines"]
+    assert (entry["pool"], entry["profile"], entry["state"]) == ("cloud", "cloud", "starting")
     assert (await client.get("/metrics")).status == 200
     for path in (CHAT, MESSAGES):
         assert_unavailable(await client.post(path), "engine_starting", path)

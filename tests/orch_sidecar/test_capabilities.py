@@ -7,9 +7,11 @@ from typing import Any
 from orch_sidecar.admission.ask import Ask, EngineReport
 from orch_sidecar.admission.core import Admission
 from orch_sidecar.capabilities import API_VERSION, Seen, document
+from orch_sidecar.keys import ApiKey
 from vllm_plugin import profile
 from vllm_plugin.profile import ServiceClass
 
+CLOUD = profile.load("cloud")
 ENGINE: dict[str, Any] = {
     "engine": "vllm",
     "engine_version": "0.32.0",
@@ -49,23 +51,74 @@ def admission_of(*, slots: int = 8, foreign: int = 1, leased: int = 3) -> Admiss
 
 
 def told(
-    engine: dict[str, Any] | None, admission: Admission, state: str = "ready", age: int | None = 4
+    engine: dict[str, Any] | None,
+    admission: Admission,
+    state: str = "ready",
+    age: int | None = 4,
+    key: ApiKey | None = None,
 ) -> dict[str, Any]:
-    seen = Seen("mine", engine, admission, tuple(ServiceClass), state, age, 0.5)
+    seen = Seen("mine", CLOUD, engine, admission, tuple(ServiceClass), state, age, 0.5)
     states = {"mine": state}
-    return document([seen], state=state, states=states, sidecar_version="0.1.0", generation=1)
+    return document(
+        [seen], {}, key, state=state, states=states, sidecar_version="0.1.0", generation=1
+    )
 
 
-def test_document_without_an_engine_says_so() -> None:
-    core = Admission(profile.load("cloud").admission)
-    assert told(None, core, "starting", None) == {
+def test_pool_whose_engine_has_never_reported_is_there_with_what_is_configured() -> None:
+    found = told(None, Admission(CLOUD.admission), "starting", None)
+    [entry] = found.pop("engines")
+    assert found == {
         "api_version": API_VERSION,
         "sidecar_version": "0.1.0",
         "state": "starting",
         "generation": 1,
         "pools": {"mine": "starting"},
-        "engines": [],
     }
+    expected = {
+        "pool": "mine", "profile": "cloud", "measurement_type": "batched_online",
+        "batching": True, "state": "starting", "slots_total": 0, "slots_free": 0, "leased": 0,
+        "foreign": 0, "engine": None, "models": [], "ctx_max": None, "supported_workloads": [],
+        "features": {}, "age_ms": None, "queue": {"interactive": 0, "bulk": 0},
+    }  # fmt: skip
+    assert {name: entry[name] for name in expected} == expected
+    assert set(entry) <= set(told(ENGINE, admission_of())["engines"][0])
+
+
+def test_headless_pool_without_an_address_is_there_too() -> None:
+    home = profile.load("home")
+    states = {"entry": "absent"}
+    found = document(
+        [], {"entry": home}, None,
+        state="starting", states=states, sidecar_version="1", generation=1,
+    )  # fmt: skip
+    [entry] = found["engines"]
+    assert (entry["pool"], entry["profile"], entry["state"]) == ("entry", "home", "absent")
+    assert (entry["batching"], entry["slots_total"]) == (False, 0)
+
+
+def test_workloads_are_those_that_engine_and_sidecar_both_serve() -> None:
+    engine = ENGINE | {"supported_workloads": ["completion", "chat", "embedding"]}
+    [entry] = told(engine, admission_of())["engines"]
+    assert entry["supported_workloads"] == ["completion", "chat"]
+
+
+def test_rate_limits_are_what_is_enforced() -> None:
+    key = ApiKey("alice", b"", concurrency=3)
+    for asks, concurrency in ((None, None), (ApiKey("bob", b""), None), (key, 3)):
+        [entry] = told(ENGINE, admission_of(), key=asks)["engines"]
+        rules = CLOUD.admission
+        assert rules.interactive is not None
+        assert entry["rate_limits"] == {
+            "queue_capacity": {
+                "interactive": rules.interactive.queue_capacity,
+                "bulk": rules.bulk.queue_capacity,
+            },
+            "max_wait_s": {
+                "interactive": rules.interactive.max_wait_s,
+                "bulk": rules.bulk.max_wait_s,
+            },
+            "key_concurrency": concurrency,
+        }
 
 
 def test_ledger_stands_in_for_what_the_engine_says_of_leases() -> None:
@@ -96,12 +149,16 @@ def test_limits_are_those_of_now() -> None:
 def test_only_classes_of_the_profile_are_told_of() -> None:
     core = Admission(profile.load("offline").admission)
     core.engine_reports(EngineReport("e1", 8, 0), 0.0)
-    seen = Seen("mine", ENGINE, core, (ServiceClass.BULK,), "ready", 4, None)
+    offline = profile.load("offline")
+    seen = Seen("mine", offline, ENGINE, core, (ServiceClass.BULK,), "ready", 4, None)
     states = {"mine": "ready"}
-    found = document([seen], state="ready", states=states, sidecar_version="1", generation=1)
+    found = document(
+        [seen], {}, None, state="ready", states=states, sidecar_version="1", generation=1
+    )
     [entry] = found["engines"]
     assert entry["queue"] == {"bulk": 0}
     assert set(entry["limits"]) == {"bulk", "mixed_batch", "measured"}
+    assert set(entry["rate_limits"]["queue_capacity"]) == {"bulk"}
 
 
 def test_batching_is_counted_by_the_engines_decode_steps() -> None:
@@ -128,20 +185,9 @@ def test_without_steps_there_are_no_means() -> None:
 
 def test_everything_else_is_passed_on_as_the_engine_says_it() -> None:
     [entry] = told(ENGINE, admission_of())["engines"]
-    replaced = {"slots_free", "leased", "foreign", "state", "pool"}
+    replaced = {"slots_free", "leased", "foreign", "state", "pool", "rate_limits"}
     for key in set(ENGINE) - replaced - {"leases"}:
         assert entry[key] == ENGINE[key]
-
-
-def test_pools_that_have_not_reported_have_a_state_and_no_entry() -> None:
-    seen = [
-        Seen("a", ENGINE, admission_of(), (ServiceClass.BULK,), "ready", 4, None),
-        Seen("b", None, admission_of(), (ServiceClass.BULK,), "down", None, None),
-    ]
-    states = {"a": "ready", "b": "down", "c": "starting"}
-    found = document(seen, state="ready", states=states, sidecar_version="1", generation=1)
-    assert found["pools"] == states, "one without an address, too"
-    assert [entry["pool"] for entry in found["engines"]] == ["a"]
 
 
 def test_leases_are_not_told_to_the_world() -> None:

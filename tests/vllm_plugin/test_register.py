@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_plugin.register import features_of
+from vllm_plugin.register import features_of, rate_limits_of
 
 
 @pytest.mark.parametrize("speculative_config", [None, object()])
@@ -21,3 +21,18 @@ def test_features_are_those_of_the_finished_configuration(speculative_config: ob
         "max_num_batched_tokens": 2048,
         "long_prefill_token_threshold": 512,
     }
+
+
+@pytest.mark.parametrize(
+    ("requests", "tokens", "limits"),
+    [
+        (None, None, {}),
+        (64, None, {"max_num_queued_reqs": 64}),
+        (0, 9000, {"max_num_queued_reqs": 0, "max_num_queued_tokens": 9000}),
+    ],
+)
+def test_rate_limits_are_those_that_vllm_enforces(
+    requests: int | None, tokens: int | None, limits: dict[str, int]
+) -> None:
+    scheduler = SimpleNamespace(max_num_queued_reqs=requests, max_num_queued_tokens=tokens)
+    assert rate_limits_of(SimpleNamespace(scheduler_config=scheduler)) == limits

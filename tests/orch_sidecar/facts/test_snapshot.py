@@ -66,3 +66,10 @@ def test_field_that_is_wrong_is_named_with_its_value(name: str, value: Any) -> N
     with pytest.raises(NotASnapshot, match=name) as caught:
         snapshot_of(document(**{name: value}))
     assert repr(value) in str(caught.value)
+
+
+def test_pool_that_has_not_reported_yet_is_named_with_its_state() -> None:
+    told = document()
+    told["engines"][0] |= {"engine": None, "state": "starting"}
+    with pytest.raises(NotASnapshot, match="'cloud' has not reported yet: it is starting"):
+        snapshot_of(told)
