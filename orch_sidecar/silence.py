@@ -6,7 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import Final, Self
 
-# What came while the event loop stood still is read within that time, before it counts as late.
+# The end of the limit, in which what came while the event loop stood still is read.
 _CATCHES_UP_S: Final = 0.1
 
 
@@ -17,7 +17,7 @@ class Silence:
     """
 
     def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
+        self._quiet_s = max(0.0, limit_s - _CATCHES_UP_S)
         self._loop = asyncio.get_running_loop()
         self._scope = asyncio.timeout(None)
         self._since = 0.0
@@ -36,7 +36,7 @@ class Silence:
     async def __aenter__(self) -> Self:
         await self._scope.__aenter__()
         self.broken()
-        self._timer = self._loop.call_later(self._limit_s, self._look)
+        self._timer = self._loop.call_later(self._quiet_s, self._look)
         return self
 
     async def __aexit__(
@@ -50,7 +50,7 @@ class Silence:
         await self._scope.__aexit__(kind, error, traceback)
 
     def _look(self) -> None:
-        rest_s = self._since + self._limit_s - self._loop.time()
+        rest_s = self._since + self._quiet_s - self._loop.time()
         if rest_s > 0:
             self._timer = self._loop.call_later(rest_s, self._look)
         elif not self._late:

@@ -99,7 +99,7 @@ async def test_stale_3_s_after_the_last_good_event_whatever_the_transport_does(
 
     await eventually(look, within_s=SILENCE_S + 5)
     for name, at in stale_at.items():
-        assert at - last_at < SILENCE_S + 1.5, name
+        assert 1.0 < at - last_at < SILENCE_S + 1.5, name
     assert_unavailable(await (await running.client()).post(), "no_pool")
     for each in engines.values():
         each.faults.stream, each.faults.stream_status, each.slots = None, 200, 7

@@ -190,6 +190,22 @@ async def test_client_that_leaves_while_its_request_is_put_back_leaks_nothing(
     assert upper.ledger.leases() == 0
 
 
+async def test_nonsense_of_the_engine_makes_both_stale_and_breaks_neither(
+    upper: Running, lower: Running, engine: ScriptedEngine
+) -> None:
+    engine.tell(waiting="x")
+    await eventually(lambda: upper.pool.follower.state == "stale")
+    assert "waiting is 'x'" in upper.pool.follower.message
+    for running in (upper, lower):
+        client = await running.client()
+        assert (await client.get("/v1/capabilities")).status == 200
+        assert (await client.get("/metrics")).status == 200
+        assert (await client.post()).status == 503
+    engine.says.clear()
+    await upper.ready()
+    assert (await (await upper.client()).post()).status == 200
+
+
 @pytest.mark.parametrize(
     ("said", "state", "code"),
     [

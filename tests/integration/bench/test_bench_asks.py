@@ -91,6 +91,17 @@ async def test_model_that_is_not_served_there_is_refused(cloud: Running) -> None
         await measured(url_of(cloud), CLOSED, model="huge")
 
 
+async def test_every_name_that_is_served_there_can_be_measured(
+    engine: ScriptedEngine, cloud: Running, told_often: None
+) -> None:
+    engine.board.serves(("tiny", "alias", "sql"))
+    await eventually(lambda: "sql" in (cloud.pool.follower.models or ()))
+    for model in ("alias", "sql"):
+        result = await measured(url_of(cloud), CLOSED, model=model)
+        assert result.status is not Status.INVALID
+    assert {request.json()["model"] for request in engine.generating} == {"alias", "sql"}
+
+
 async def test_pool_that_is_not_ready_is_refused(
     engine: ScriptedEngine, cloud: Running, home: Running, at_home: ScriptedEngine
 ) -> None:

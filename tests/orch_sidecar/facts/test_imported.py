@@ -169,6 +169,14 @@ def test_model_that_the_engine_does_not_serve_is_refused_unless_it_is_named() ->
     assert row(found, ends, Source("run-1", "org/Small")).model_id == "org/Small"
 
 
+def test_every_name_that_the_engine_serves_is_a_model() -> None:
+    ends = proof("vllm_bench_home")
+    models = ("small", "alias", "sql")
+    known = Proof(replace(ends.before, models=models), replace(ends.after, models=models))
+    for model in models:
+        assert row(run("vllm_bench_home", model=model), known).model_id == model
+
+
 def test_tokens_of_failed_requests_are_in_no_file() -> None:
     """The engine may have decoded them."""
     made = fact(
