@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
-from safetensors.numpy import save_file
 
 from orch_sidecar.bench.endpoint import Endpoint
 from orch_sidecar.bench.idle import look
@@ -23,6 +21,9 @@ RANK = 4
 
 def write_adapter(directory: Path) -> Path:
     """A LoRA adapter of the tiny model, of zeros: it changes nothing."""
+    import numpy  # as the engine brings it
+    from safetensors.numpy import save_file
+
     model = json.loads((Path(tiny_model()) / "config.json").read_text(encoding="utf-8"))
     hidden = model["hidden_size"]
     config = {
