@@ -12,6 +12,7 @@ import pytest
 
 from orch_sidecar.guard import OPEN
 from orch_sidecar.keys import new_key
+from orch_sidecar.readers import MOST_OF_A_CLIENT
 from orch_sidecar.routes import ROUTES, STREAM
 from tests.integration.cancelling import assert_cancelled, cancel, named, new_id
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client, body_of
@@ -248,3 +249,18 @@ async def test_answer_of_the_engine_that_asks_for_a_key_is_as_it_was(
     client = await keyed.client()
     response = await client.request("POST", CHAT, body_of(CHAT), [ring.bearer("alice")])
     assert response.error["message"] == "as vLLM says"
+
+
+async def test_key_that_reads_the_state_too_often_locks_out_no_sidecar_above(
+    start: Start, keyed: Running, ring: KeyRing
+) -> None:
+    for _ in range(MOST_OF_A_CLIENT):
+        crowd = await keyed.client()
+        crowd.send_request("GET", STREAM, headers=[ring.bearer("alice")])
+        await crowd.seen(b"event: state")
+    client = await keyed.client()
+    refused = await client.get(STREAM, [ring.bearer("alice")])
+    assert (refused.status, refused.error["code"]) == (429, "READER_LIMIT")
+    assert refused.header("retry-after") == "1"
+    upper = await start(pools=[tier(keyed, api_key=ring.keys["bob"])])
+    assert (await (await upper.client()).post()).status == 200
