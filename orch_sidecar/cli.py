@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
@@ -150,9 +150,7 @@ def load_settings(words: list[str]) -> SidecarSettings:
         __doc__ = _SIDECAR_HELP
 
     if chosen.config is not None:
-        Settings.config_file = Path(chosen.config)
-        if not Settings.config_file.is_file():
-            raise SettingsWrong(f"--config {chosen.config}: no such file")
+        Settings.file_values = _file_values(chosen.config)
     try:
         return CliApp.run(Settings, cli_args=rest)
     except ValidationError as error:
@@ -160,11 +158,22 @@ def load_settings(words: list[str]) -> SidecarSettings:
         raise SettingsWrong("\n              ".join(problems)) from error
     except SettingsError as error:
         raise SettingsWrong(str(error)) from error
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        if chosen.config is None:
-            raise
-        text = f"--config {chosen.config}: not a YAML mapping: {error}"
-        raise SettingsWrong(text) from error
+
+
+def _file_values(path: str) -> dict[str, Any]:
+    """The settings in a file, by name; none in an empty one. Raises SettingsWrong."""
+    if not Path(path).is_file():
+        raise SettingsWrong(f"--config {path}: no such file")
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise SettingsWrong(f"--config {path}: not a YAML mapping: {error}") from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):
+        text = "settings by their names are needed"
+        raise SettingsWrong(f"--config {path}: not a YAML mapping: {text}")
+    return document
 
 
 def _told(problem: ErrorDetails) -> str:

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    YamlConfigSettingsSource,
 )
 
 POOL_NAME: Final = r"^[a-z][a-z0-9-]{0,62}$"
@@ -94,8 +94,8 @@ class SidecarSettings(BaseSettings):
         cli_hide_none_type=True,
         cli_prog_name="orch sidecar",
     )
-    # Set by the command line before the settings are built; a path, or None for no file.
-    config_file: ClassVar[Path | None] = None
+    # Set by the command line before the settings are built: what the file holds.
+    file_values: ClassVar[dict[str, Any]] = {}
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
@@ -196,7 +196,4 @@ class SidecarSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        sources: tuple[Any, ...] = (init_settings, env_settings)
-        if cls.config_file is not None:
-            sources += (YamlConfigSettingsSource(settings_cls, yaml_file=cls.config_file),)
-        return sources
+        return init_settings, env_settings, InitSettingsSource(settings_cls, cls.file_values)

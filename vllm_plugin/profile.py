@@ -239,7 +239,7 @@ def load(name_or_path: str) -> Profile:
     try:
         # _UniqueKeys is a SafeLoader: it constructs plain values only.
         document = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506
-    except (yaml.YAMLError, ProfileError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ProfileError is a ValueError
         raise ProfileError(f"{path}: not a profile: {error}") from error
     if not isinstance(document, dict):
         raise ProfileError(f"{path}: not a profile: a mapping is needed")

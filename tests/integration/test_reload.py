@@ -126,8 +126,9 @@ async def test_settings_that_are_wrong_change_nothing_and_are_told(
     assert document["ready"] is True
     health = (await (await sidecar.client()).get("/v1/pools/cloud/health")).json()
     assert health["last_reload_error"] == document["last_reload_error"]
-    files.path.write_text("port: [")
-    assert "not a YAML mapping" in (await reload())["last_reload_error"]
+    for text in ("port: [", "8080: 1", "- [port, 1]", "port: " + "[" * 3000):
+        files.path.write_text(text)
+        assert "not a YAML mapping" in (await reload())["last_reload_error"]
     files.path.unlink()
     assert "no such file" in (await reload())["last_reload_error"]
     files.write(body_timeout_s=5.0)
@@ -136,7 +137,7 @@ async def test_settings_that_are_wrong_change_nothing_and_are_told(
     assert sidecar.sidecar.settings.body_timeout_s == 5.0
 
 
-@pytest.mark.parametrize("text", ["name: [", "name: cloud", "- x"])
+@pytest.mark.parametrize("text", ["name: [", "name: cloud", "- x", "name: " + "[" * 3000])
 async def test_profile_that_is_wrong_changes_nothing(
     sidecar: Running, files: Files, reload: Reload, text: str
 ) -> None:

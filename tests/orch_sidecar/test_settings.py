@@ -71,7 +71,13 @@ def test_missing_file_is_named() -> None:
     assert "--config /nowhere.yaml: no such file" in refusal("--config", "/nowhere.yaml")
 
 
-@pytest.mark.parametrize("text", ["port: [", "- a", "5", "just text", "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "port: [", "- a", "5", "just text", "\x00", "[]", "- [port, 9999]", "[[1, 2]]", "8080: 1",
+        "null: 1", "port: " + "[" * 3000,
+    ],
+)  # fmt: skip
 def test_file_that_is_no_mapping_is_named(config: Path, text: str) -> None:
     config.write_text(text)
     assert f"--config {config}: " in refusal("--config", str(config))
