@@ -1,5 +1,6 @@
 # make run      engine and sidecar on this machine, ready for an OpenAI client
 # make test     everything: lint, types, unit, integration and real-engine tests
+# make soak     clients and faults by chance, for MINUTES (20): what must never happen
 # make install  the environment alone
 # make k8s      the manifests that are generated: the wheel, the profiles, k8s/cpu
 
@@ -11,9 +12,11 @@ STAMP := $(VENV)/installed
 PROFILE ?= home
 PORT ?= 8080
 SLOTS ?=
+MINUTES ?= 20
+SEED ?=
 MODEL ?=
 
-.PHONY: install run check test lint types bench-proxy bench-engine bench-plugin bench-policy bench-three bench-import k8s clean
+.PHONY: install run check test lint types bench-proxy bench-engine bench-plugin bench-policy bench-three bench-import soak k8s clean
 
 install: $(STAMP)
 
@@ -64,6 +67,9 @@ bench-import: $(STAMP)
 
 bench-policy: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.policy all
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 k8s: $(STAMP)
 	$(BIN)/python k8s/generate.py

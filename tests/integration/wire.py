@@ -171,10 +171,16 @@ class EngineWire(asyncio.Protocol):
         head, self._buffer = self._buffer[:end], b""
         request = Received(method, target, fields, body, self.number, head)
         self.streams_state = request.path == "/v1/capabilities/stream"
-        self._serving = self._engine.run(self._engine.serve(Answer(self, request)))
+        self._serving = self._engine.run(self._serve(Answer(self, request)))
         self._serving.add_done_callback(self._served)
 
+    async def _serve(self, answer: Answer) -> None:
+        try:
+            await self._engine.serve(answer)
+        finally:
+            # In the turn of the last byte: the next request may come before any callback.
+            self._serving = None
+
     def _served(self, task: asyncio.Task[None]) -> None:
-        self._serving = None
         if not task.cancelled() and (error := task.exception()) is not None:
             self._engine.failures.append(error)
