@@ -17,9 +17,6 @@ from vllm_plugin.steps import Prefill, StepRing
 
 API_VERSION: Final = "1.0.0"
 
-# Longer than a request takes from its arrival to the scheduler's books.
-SETTLED_S: Final = 1.0
-
 # A fit takes up to 2 ms of the event loop, and nobody is told of it more often.
 FIT_EVERY_S: Final = 1.0
 
@@ -106,7 +103,6 @@ class Board:
         self._peak = 0
         self._kv_cache_usage = 0.0
         self._preemptions = 0
-        self._entered_at_s = float("-inf")
 
     def listen(self, listener: Listener) -> None:
         self._listeners.add(listener)
@@ -123,8 +119,7 @@ class Board:
         )
         if report.batch is not None:
             self._ran(report, report.batch)
-        settled = report.at_s - self._entered_at_s > SETTLED_S
-        news = self.leases.reported(report.running + report.waiting, settled=settled)
+        news = self.leases.reported(report.running + report.waiting, report.at_s)
         usage = round(report.kv_cache_usage, 3)
         # Counts are taken after a step: what ended in it shows in the batch only.
         held = max(report.running, report.batch or 0) + report.waiting
@@ -173,9 +168,8 @@ class Board:
             self.models = models
             self._wake_all()
 
-    def entered(self, header: str | None, at_s: float) -> int | None:
+    def entered(self, header: str | None) -> int | None:
         """A generating request came in. Returns the key for `left`, None to turn it away."""
-        self._entered_at_s = at_s
         entry = self.leases.enter(header)
         if entry is None:
             return None

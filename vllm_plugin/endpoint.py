@@ -109,7 +109,7 @@ class LeaseMiddleware:
             await JSONResponse({"error": error}, 503, fields)(scope, receive, send)
             return
         lease = next((value for name, value in scope["headers"] if name == LEASE_HEADER), b"")
-        key = self._board.entered(lease.decode("latin-1"), time.time())
+        key = self._board.entered(lease.decode("latin-1"))
         if key is None:
             error = {
                 "message": "this X-Orch-Lease is spent: it was used or revoked before",

@@ -8,8 +8,9 @@ that is not one) is counted as one sequence of nobody's.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
+from typing import Final
 
 _LEASE = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{32})\.([1-9][0-9]{0,6})")
 
@@ -17,6 +18,11 @@ _LEASE = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{32})\.([1-9][0-9]{0,6})")
 # in a socket's buffer comes within a second or so; 65536 leases last for as long at any rate
 # that an engine can end requests at, in under 10 MiB.
 SPENT_KEPT = 65_536
+
+# A request is on the books when it comes in, in the scheduler's count only once it is tokenized
+# and handed over: well under a second but for the largest prompts. For as long, what reports
+# proved of the sequences that no lease covers stands.
+PROOF_LASTS_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,9 @@ class Leases:
         self._leased = 0  # sequences
         self._unleased = 0  # requests
         self._beyond = 0  # sequences beyond the leases, by the last report
-        self._proven = 0  # the same, as far as it is certain
+        # What the reports of late prove: (time, sequences), a later one always of fewer.
+        self._proofs: deque[tuple[float, int]] = deque()
+        self._proven = 0
 
     @property
     def entered(self) -> int:
@@ -76,6 +84,7 @@ class Leases:
             self._unleased -= 1
             if not self._unleased:
                 self._proven = self._beyond = 0
+                self._proofs.clear()
         return presence
 
     def revoke(self, lease: str) -> bool:
@@ -107,24 +116,32 @@ class Leases:
         """Sequences of all requests that carry a lease, whoever gave it."""
         return self._leased
 
-    def reported(self, in_engine: int, *, settled: bool) -> bool:
+    def reported(self, in_engine: int, at_s: float) -> bool:
         """The scheduler holds `in_engine` sequences (running plus waiting). True: news of it.
 
         What is beyond the leases is foreign: a request without a lease may stand for several
-        sequences. A lease that came in a moment ago may not be in that count yet, so while
-        there are such (not `settled`), what was proven before stands. Without any such request
-        (a background response outlives its own) it takes two reports in a row, because a lease
-        that was just aborted is in the count for one report more.
+        sequences. A report proves at least that many. It can prove too few, because a lease that
+        came in a moment ago may not be in the count yet; so the most that any report proved in
+        the last PROOF_LASTS_S stands, but never more than is in the engine. Where leases come in
+        without a pause, the count so falls as fast as where none do.
+
+        Without a request that has no lease (a background response outlives its own) it takes two
+        reports in a row, because a lease that was just aborted is in the count for one report
+        more. O(1), amortised.
         """
         before = self._proven
         beyond = max(0, in_engine - self._leased)
-        if not self._unleased:
-            self._proven = min(beyond, self._beyond)
-        elif settled:
-            self._proven = beyond
-        else:
-            self._proven = max(self._proven, beyond)
+        proven = beyond if self._unleased else min(beyond, self._beyond)
         self._beyond = beyond
+        proofs = self._proofs
+        if proofs and at_s < proofs[-1][0]:
+            proofs.clear()  # the clock was set back
+        while proofs and proofs[-1][1] <= proven:
+            proofs.pop()
+        proofs.append((at_s, proven))
+        while at_s - proofs[0][0] > PROOF_LASTS_S:
+            proofs.popleft()
+        self._proven = min(proofs[0][1], in_engine)
         return self._proven != before
 
     def foreign_to(self, instance: str | None) -> int:

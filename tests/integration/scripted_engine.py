@@ -168,7 +168,7 @@ class ScriptedEngine:
             error = {"message": "going", "type": "engine_gone", "code": 503, "retriable": True}
             answer.json({"error": error}, 503, [("retry-after", "1")])
             return
-        key = self.board.entered(answer.request.header("x-orch-lease") or "", 0.0)
+        key = self.board.entered(answer.request.header("x-orch-lease") or "")
         if key is None:
             answer.json({"error": {"message": "spent", "type": "lease_spent", "code": 409}}, 409)
             return

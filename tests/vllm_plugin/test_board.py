@@ -110,7 +110,7 @@ def test_report_without_a_step_is_no_step() -> None:
 
 def test_listeners_are_woken_by_changes_only() -> None:
     board = Board(FACTS)
-    board.entered(LEASE, 0.0)
+    board.entered(LEASE)
     _, woken = listening(board)
     board.stepped(report(1, batch=1, usage=0.1001))
     assert len(woken) == 1
@@ -137,7 +137,7 @@ def test_peak_that_only_the_batch_shows_wakes_listeners() -> None:
 def test_requests_coming_and_going_wake_listeners() -> None:
     board = Board(FACTS)
     _, woken = listening(board)
-    key = board.entered(None, 0.0)
+    key = board.entered(None)
     assert key is not None
     board.left(key)
     assert len(woken) == 2
@@ -147,14 +147,14 @@ def test_spent_lease_is_turned_away_without_waking_anyone() -> None:
     board = Board(FACTS)
     board.leases.revoke(LEASE)
     _, woken = listening(board)
-    assert board.entered(LEASE, 0.0) is None
+    assert board.entered(LEASE) is None
     assert woken == []
 
 
 def test_end_of_a_lease_is_told_to_the_instance_that_gave_it() -> None:
     board = Board(FACTS)
     ours, theirs, nobodys = (listening(board, who)[0] for who in (US, THEM, None))
-    key = board.entered(LEASE, 0.0)
+    key = board.entered(LEASE)
     assert key is not None
     board.left(key)
     assert (ours.ended, theirs.ended, nobodys.ended) == ([LEASE], [], [])
@@ -163,7 +163,7 @@ def test_end_of_a_lease_is_told_to_the_instance_that_gave_it() -> None:
 def test_end_of_a_request_without_a_lease_is_told_to_nobody() -> None:
     board = Board(FACTS)
     listener, _ = listening(board, None)
-    key = board.entered("nonsense", 0.0)
+    key = board.entered("nonsense")
     assert key is not None
     board.left(key)
     assert listener.ended == []
@@ -180,12 +180,12 @@ def test_who_no_longer_listens_is_not_woken() -> None:
 
 def test_foreign_is_seen_from_each_instance() -> None:
     board = Board(FACTS)
-    board.entered(LEASE, 0.0)
+    board.entered(LEASE)
     board.stepped(report(4))
     assert board.moving(US)["foreign"] == 0
     assert board.moving(THEM)["foreign"] == 4
     assert board.moving(None)["leased"] == 4
-    board.entered(None, 0.0)
+    board.entered(None)
     board.stepped(report(7))
     assert board.moving(US)["foreign"] == 3
     assert board.moving(THEM)["foreign"] == 7
@@ -194,5 +194,5 @@ def test_foreign_is_seen_from_each_instance() -> None:
 def test_engine_says_of_itself_only_what_its_counts_say() -> None:
     """slots_free of the engine is about sequences, not about leases that are on their way."""
     board = Board(FACTS)
-    board.entered(LEASE, 0.0)
+    board.entered(LEASE)
     assert board.moving(US)["slots_free"] == 8

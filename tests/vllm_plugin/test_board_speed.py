@@ -125,7 +125,7 @@ def test_engine_that_stops_stepping_is_stalled_until_the_next_step() -> None:
 
 def test_request_that_the_scheduler_never_mentions_is_a_stall() -> None:
     board = Board(FACTS)
-    key = board.entered(LEASE, 500.0)
+    key = board.entered(LEASE)
     assert key is not None
     assert board.slow(1000.0)["state"] == "ready", "its client may still be sending it"
     board.submitted(key, 1000.0)
@@ -137,7 +137,7 @@ def test_request_that_the_scheduler_never_mentions_is_a_stall() -> None:
 
 def test_slow_reader_is_no_stall() -> None:
     board = Board(FACTS)
-    key = board.entered(None, 100.0)
+    key = board.entered(None)
     assert key is not None
     board.submitted(key, 100.0)
     decode(board, 101.0, 1, 0.01)

@@ -26,7 +26,7 @@ async def test_state_is_told_once_on_request(engine: Engine) -> None:
 
 
 async def test_foreign_is_told_as_the_asking_instance_sees_it(engine: Engine) -> None:
-    engine.board.entered(LEASE, 0.0)
+    engine.board.entered(LEASE)
     for instance, foreign in ((US, 0), (THEM, 4)):
         call = engine.call("GET", f"/v1/capabilities?instance={instance}")
         await call.status()
@@ -52,7 +52,7 @@ async def test_engine_that_is_going_turns_requests_away_untouched(
 
 
 async def test_revocation_says_whether_the_lease_has_ended(engine: Engine) -> None:
-    key = engine.board.entered(LEASE, 0.0)
+    key = engine.board.entered(LEASE)
     assert key is not None
     for ended in (False, True, True):
         call = engine.call("DELETE", f"/v1/capabilities/leases/{LEASE}")
@@ -60,7 +60,7 @@ async def test_revocation_says_whether_the_lease_has_ended(engine: Engine) -> No
         assert await call.json() == {"ended": ended}
         if not ended:
             engine.board.left(key)
-    assert engine.board.entered(LEASE, 0.0) is None, "it never comes in again"
+    assert engine.board.entered(LEASE) is None, "it never comes in again"
 
 
 @pytest.mark.parametrize("lease", ["nonsense", f"{LEASE}\n", LEASE.upper()])

@@ -16,7 +16,7 @@ from vllm_plugin.pulse import STALLED_AFTER_S
 
 
 async def test_stream_begins_with_the_whole_state_and_the_instances_leases(engine: Engine) -> None:
-    engine.board.entered(LEASE, 0.0)
+    engine.board.entered(LEASE)
     call, first = await engine.stream()
     assert first["slots_total"] == 8
     assert first["epoch"] == "e1"
@@ -54,7 +54,7 @@ async def test_change_back_to_what_was_told_is_none(engine: Engine) -> None:
     call, _ = await engine.stream()
     engine.board.stepped(report(4))
     engine.board.stepped(report(5))
-    key = engine.board.entered(LEASE, 0.0)
+    key = engine.board.entered(LEASE)
     assert key is not None
     change = await call.event_named("change")
     assert "leased" in change
@@ -63,7 +63,7 @@ async def test_change_back_to_what_was_told_is_none(engine: Engine) -> None:
 
 
 async def test_end_of_a_lease_is_told_at_once_and_before_the_counts(engine: Engine) -> None:
-    key = engine.board.entered(LEASE, 0.0)
+    key = engine.board.entered(LEASE)
     assert key is not None
     call, _ = await engine.stream()
     engine.board.stepped(report(1))
@@ -73,7 +73,7 @@ async def test_end_of_a_lease_is_told_at_once_and_before_the_counts(engine: Engi
 
 
 async def test_lease_that_ends_while_the_first_state_is_on_its_way_is_told(engine: Engine) -> None:
-    key = engine.board.entered(LEASE, 0.0)
+    key = engine.board.entered(LEASE)
     assert key is not None
     call = engine.call("GET", STREAM)
     await call.status()
@@ -165,7 +165,7 @@ async def test_each_stream_sees_for_itself(engine: Engine) -> None:
     theirs = engine.call("GET", f"/v1/capabilities/stream?instance={THEM}")
     await theirs.status()
     assert (await theirs.event_named("state"))["foreign"] == 0
-    key = engine.board.entered(LEASE, 0.0)
+    key = engine.board.entered(LEASE)
     assert key is not None
     assert "foreign" not in await ours.event_named("change")
     assert (await theirs.event_named("change"))["foreign"] == 4

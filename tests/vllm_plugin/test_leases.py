@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from vllm_plugin.leases import SPENT_KEPT, Leases, Presence
+from vllm_plugin.leases import PROOF_LASTS_S, SPENT_KEPT, Leases, Presence
 
 US, THEM = "a" * 16, "b" * 16
 
@@ -116,9 +116,9 @@ def test_request_without_a_lease_counts_for_more_where_the_engine_proves_it() ->
     leases = Leases()
     enter(leases, lease_of(US, 1, cost=4))
     enter(leases, None)
-    leases.reported(4, settled=False)
+    leases.reported(4, 10.0)
     assert leases.foreign_to(US) == 1, "it may not have reached the scheduler yet"
-    assert leases.reported(9, settled=False)
+    assert leases.reported(9, 10.1)
     assert leases.foreign_to(US) == 5
     assert leases.foreign_to(THEM) == 9
 
@@ -127,27 +127,58 @@ def test_a_lease_that_comes_in_hides_nothing_that_was_proven() -> None:
     """It is in our books at once, in the scheduler's only after a step."""
     leases = Leases()
     around = enter(leases, None)
-    leases.reported(4, settled=True)
+    leases.reported(4, 10.0)
     assert leases.foreign_to(US) == 4
     enter(leases, lease_of(US, 1, cost=4))
     assert leases.foreign_to(US) == 4
-    leases.reported(4, settled=False)
+    leases.reported(4, 10.5)
     assert leases.foreign_to(US) == 4
-    leases.reported(8, settled=True)
+    leases.reported(8, 11.0)
+    leases.reported(8, 12.0)
     assert leases.foreign_to(US) == 4
     leases.leave(around)
     assert leases.foreign_to(US) == 0
 
 
-def test_what_was_proven_is_corrected_once_the_books_agree() -> None:
+def test_what_was_proven_falls_within_a_second_whatever_comes_in() -> None:
+    """One request of five sequences left, one stays, and a lease comes in every 0.5 s."""
     leases = Leases()
     enter(leases, None)
     big = enter(leases, None)
-    leases.reported(5, settled=True)
+    leases.reported(6, 10.0)
+    assert leases.foreign_to(US) == 6
     leases.leave(big)
-    leases.reported(1, settled=False)
-    assert leases.foreign_to(US) == 5
-    leases.reported(1, settled=True)
+    number, at_s, held = 0, 10.0, []
+    while at_s < 12.0:
+        at_s += 0.1
+        number += 1
+        if number % 5 == 0:
+            enter(leases, lease_of(US, number))
+            held.append(number)
+        leases.reported(1 + max(0, len(held) - 1), at_s)  # the newest is on its way
+        if at_s > 10.0 + PROOF_LASTS_S + 0.1:
+            assert leases.foreign_to(US) == 1
+
+
+def test_no_more_is_foreign_than_the_engine_holds() -> None:
+    """An engine that has come to rest reports no more, so nothing else would correct it."""
+    leases = Leases()
+    enter(leases, None)
+    leases.reported(5, 10.0)
+    leases.reported(2, 10.1)
+    assert leases.foreign_to(US) == 2
+    leases.reported(0, 10.2)
+    assert leases.foreign_to(US) == 1, "its answer is still being read"
+
+
+def test_clock_that_is_set_back_keeps_no_old_proof() -> None:
+    leases = Leases()
+    enter(leases, None)
+    leases.reported(5, 5000.0)
+    leases.reported(6, 10.0)
+    leases.reported(6, 11.5)
+    enter(leases, lease_of(US, 1, cost=5))
+    leases.reported(6, 13.0)
     assert leases.foreign_to(US) == 1
 
 
@@ -155,11 +186,16 @@ def test_sequences_that_outlive_their_request_are_foreign_after_two_reports() ->
     """A background response; but what was just aborted is in one report more."""
     leases = Leases()
     enter(leases, lease_of(US, 1, cost=1))
-    leases.reported(2, settled=True)
+    leases.reported(2, 10.0)
     assert leases.foreign_to(US) == 0
-    leases.reported(2, settled=True)
+    leases.reported(2, 10.1)
     assert leases.foreign_to(US) == 1
-    leases.reported(1, settled=True)
+    enter(leases, lease_of(US, 2, cost=1))
+    leases.reported(2, 10.2)
+    assert leases.foreign_to(US) == 1, "a lease that comes in does not hide it"
+    leases.reported(3, 10.3)
+    leases.reported(2, 10.4)
+    leases.reported(2, 11.5)
     assert leases.foreign_to(US) == 0
 
 
@@ -227,6 +263,78 @@ class LeasesMachine(RuleBasedStateMachine):
 
 TestLeases = LeasesMachine.TestCase
 TestLeases.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+class ForeignMachine(RuleBasedStateMachine):
+    """An engine whose true content is known. What comes in reaches its scheduler late, requests
+    without a lease stand for several sequences, which end one by one; the scheduler reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leases = Leases()
+        self.now_s = 100.0
+        self.number = 0
+        self.costs: dict[int, int] = {}  # of leases, by key
+        self.on_their_way: dict[int, int] = {}  # key: sequences
+        self.leased: dict[int, int] = {}  # key: sequences in the scheduler
+        self.unleased: dict[int, int] = {}
+        self.truth: list[tuple[float, int]] = [(self.now_s, 0)]  # foreign sequences, over time
+
+    def foreign(self) -> int:
+        """Sequences without a lease in the engine, at least one for each such request."""
+        without = [key for key in self.on_their_way if key not in self.costs]
+        return len(without) + sum(max(1, count) for count in self.unleased.values())
+
+    @rule(cost=st.integers(1, 4))
+    def lease_comes_in(self, cost: int) -> None:
+        self.number += 1
+        key = enter(self.leases, lease_of(US, self.number, cost))
+        self.costs[key] = self.on_their_way[key] = cost
+
+    @rule(sequences=st.integers(1, 6))
+    def request_around_us_comes_in(self, sequences: int) -> None:
+        self.on_their_way[enter(self.leases, None)] = sequences
+
+    @precondition(lambda self: self.on_their_way)
+    @rule(pick=st.integers(0, 100))
+    def scheduler_takes_one(self, pick: int) -> None:
+        key = list(self.on_their_way)[pick % len(self.on_their_way)]
+        kind = self.leased if key in self.costs else self.unleased
+        kind[key] = self.on_their_way.pop(key)
+
+    @precondition(lambda self: self.unleased)
+    @rule(pick=st.integers(0, 100))
+    def sequence_around_us_ends(self, pick: int) -> None:
+        key = list(self.unleased)[pick % len(self.unleased)]
+        if self.unleased[key] > 1:
+            self.unleased[key] -= 1
+        else:
+            del self.unleased[key]
+            self.leases.leave(key)
+
+    @precondition(lambda self: self.leased)
+    @rule(pick=st.integers(0, 100))
+    def leased_request_ends(self, pick: int) -> None:
+        key = list(self.leased)[pick % len(self.leased)]
+        del self.leased[key]
+        self.leases.leave(key)
+
+    @rule(pause_s=st.floats(0.01, 0.6))
+    def scheduler_reports(self, pause_s: float) -> None:
+        self.truth.append((self.now_s, self.foreign()))
+        self.now_s += pause_s
+        self.truth.append((self.now_s, self.foreign()))
+        held = sum(self.leased.values()) + sum(self.unleased.values())
+        self.leases.reported(held, self.now_s)
+        told = self.leases.foreign_to(US)
+        if not self.on_their_way:
+            assert told >= self.foreign(), "what is proven at a settled instant"
+        late = [count for at_s, count in self.truth if self.now_s - at_s <= PROOF_LASTS_S]
+        assert told <= max(late), "no more than was true within the last second"
+
+
+TestForeign = ForeignMachine.TestCase
+TestForeign.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 
 
 @given(st.text(max_size=60))
