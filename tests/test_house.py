@@ -37,6 +37,7 @@ PURE = (
     "vllm_plugin.board",
     "vllm_plugin.hooks",
     "vllm_plugin.allowlist",
+    "vllm_plugin.connectors",
     "vllm_plugin.profile",
     "orch_sidecar.json_body",
     "orch_sidecar.openai",

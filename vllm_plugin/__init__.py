@@ -17,6 +17,7 @@ Dependencies point down this list; nothing imports what stands above it:
     curve        pure: the curve that is fitted to that
     pulse        pure: whether the engine still steps
     profile      pure: the profile model
+    connectors   pure: which KV connectors take nothing in from elsewhere
     allowlist    VLLM_PLUGINS; knows no other module
 
 The pure modules know no clock, no event loop, no HTTP, no vLLM and no OpenTelemetry.

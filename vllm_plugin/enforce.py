@@ -12,11 +12,21 @@ import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
+from vllm_plugin import connectors
 from vllm_plugin.profile import SLOTS_ARGUMENT, Profile
 
 _TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _TRACES_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 _RESOURCE_ATTRIBUTES: Final = "OTEL_RESOURCE_ATTRIBUTES"
+
+# With several pipeline stages vLLM keeps a micro-batch in each and reports each as a step, so
+# its size is not that of the batch and the time to its report not that of a token. One sequence
+# is one micro-batch: there the reports are right.
+_NO_STAGES: Final = (
+    "must be 1 where sequences are batched: the engine reports each stage's micro-batch as a "
+    "step, so batch sizes and times per token would be wrong by the number of stages; spread "
+    "the model by --tensor-parallel-size"
+)
 
 
 class ProfileContradiction(ValueError):
@@ -71,10 +81,24 @@ def contradictions(
             f"--api-server-count is {servers!r}, must be 1: the scheduler reports to one "
             "API server only"
         )
-    if args.kv_transfer_config is not None:
+    if args.enable_elastic_ep:
         found.append(
-            "--kv-transfer-config is given, must not be: sequences would enter the engine "
-            "from elsewhere"
+            "--enable-elastic-ep is given, must not be: scaling replaces the statistics loggers "
+            "by vLLM's own, so the engine's state would not be known"
+        )
+    if profile.batching and args.pipeline_parallel_size > 1:
+        found.append(f"--pipeline-parallel-size is {args.pipeline_parallel_size!r}, {_NO_STAGES}")
+    if args.kv_transfer_config is not None and (
+        objection := connectors.objection(args.kv_transfer_config)
+    ):
+        found.append(f"--kv-transfer-config {objection}")
+    if (
+        args.kv_offloading_size is not None
+        and args.kv_offloading_backend not in connectors.OFFLOADING_BACKENDS
+    ):
+        found.append(
+            f"--kv-offloading-backend is {args.kv_offloading_backend!r}, must be one of "
+            f"{', '.join(sorted(connectors.OFFLOADING_BACKENDS))}"
         )
     if args.scheduler_cls is not None:
         found.append("--scheduler-cls is given, must not be: the slots are those of vLLM's own")
@@ -165,8 +189,13 @@ def verify(config: Any, profile: Profile) -> None:
         found.append(f"data_parallel_size is {parallel.data_parallel_size}, must be 1")
     if parallel._api_process_count > 1:
         found.append(f"there would be {parallel._api_process_count} API servers, must be 1")
-    if config.kv_transfer_config is not None:
-        found.append("kv_transfer_config is set, must not be")
+    if parallel.enable_elastic_ep:
+        found.append("enable_elastic_ep is set, must not be")
+    if profile.batching and parallel.pipeline_parallel_size > 1:
+        found.append(f"pipeline_parallel_size is {parallel.pipeline_parallel_size}, {_NO_STAGES}")
+    transfer = config.kv_transfer_config
+    if transfer is not None and (objection := connectors.objection(transfer)):
+        found.append(f"kv_transfer_config {objection}")
     if found:
         raise ProfileContradiction(
             f"vLLM's configuration contradicts profile {profile.name!r} "

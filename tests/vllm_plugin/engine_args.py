@@ -19,7 +19,11 @@ class Args:
     max_num_seqs: int | None = None
     max_num_active_seqs: int | None = None
     data_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    enable_elastic_ep: bool = False
     kv_transfer_config: Any = None
+    kv_offloading_size: float | None = None
+    kv_offloading_backend: str = "native"
     scheduler_cls: Any = None
     otlp_traces_endpoint: str | None = None
     enable_logging_iteration_details: bool = False

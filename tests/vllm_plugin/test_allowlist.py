@@ -16,9 +16,8 @@ from vllm_plugin.allowlist import ensure
 ROOT = Path(allowlist.__file__).parents[1]
 
 
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two other plugins of vLLM, and a package that is none."""
+def install(monkeypatch: pytest.MonkeyPatch, *others: EntryPoint) -> None:
+    """Two other plugins of vLLM, ours, a package that is none, and `others`."""
     points = EntryPoints(
         [
             EntryPoint("lora", "a:b", "vllm.general_plugins"),
@@ -26,9 +25,15 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
             EntryPoint("orch", "a:b", "vllm.endpoint_plugins"),
             EntryPoint("orch", "a:b", "vllm.general_plugins"),
             EntryPoint("pip", "a:b", "console_scripts"),
+            *others,
         ]
     )
     monkeypatch.setattr(allowlist, "entry_points", lambda: points)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
 
 
 @pytest.mark.parametrize("environ", [{}, {"ORCH_PROFILE": ""}, {"VLLM_PLUGINS": "lora"}])
@@ -42,6 +47,38 @@ def test_unset_list_becomes_all_that_is_installed(installed: None) -> None:
     environ = {"ORCH_PROFILE": "home"}
     ensure(environ)
     assert environ["VLLM_PLUGINS"] == "lora,metrics,orch"
+
+
+def test_endpoint_plugins_of_others_stay_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They open HTTP routes: vLLM loads them only where the operator names them."""
+    install(monkeypatch, EntryPoint("debug_routes", "a:b", "vllm.endpoint_plugins"))
+    environ = {"ORCH_PROFILE": "home"}
+    ensure(environ)
+    assert environ["VLLM_PLUGINS"] == "lora,metrics,orch"
+    assert caplog.messages == [], "without us it would not be loaded either"
+    environ = {"ORCH_PROFILE": "home", "VLLM_PLUGINS": "debug_routes"}
+    ensure(environ)
+    assert environ["VLLM_PLUGINS"] == "debug_routes,orch"
+
+
+def test_name_that_opens_routes_is_left_out_of_all_groups_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The list has one name for the plugins of all groups."""
+    install(
+        monkeypatch,
+        EntryPoint("ops", "a:b", "vllm.endpoint_plugins"),
+        EntryPoint("ops", "a:b", "vllm.general_plugins"),
+    )
+    environ = {"ORCH_PROFILE": "home"}
+    ensure(environ)
+    assert environ["VLLM_PLUGINS"] == "lora,metrics,orch"
+    [message] = caplog.messages
+    assert "ops; to load both, set VLLM_PLUGINS" in message
+    ensure(environ)
+    assert len(caplog.messages) == 1, "said once"
 
 
 def test_list_names_us_even_if_our_metadata_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:

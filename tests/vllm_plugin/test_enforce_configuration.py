@@ -14,13 +14,21 @@ from vllm_plugin.profile import load
 
 
 @dataclass
+class ParallelConfig:
+    """What `verify` looks at."""
+
+    data_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    enable_elastic_ep: bool = False
+    _api_process_count: int = 1
+
+
+@dataclass
 class Config:
     """The finished configuration, as far as `verify` looks at it."""
 
     scheduler_config: Any
-    parallel_config: Any = field(
-        default_factory=lambda: SimpleNamespace(data_parallel_size=1, _api_process_count=1)
-    )
+    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
     kv_transfer_config: Any = None
 
 
@@ -42,19 +50,36 @@ def test_finished_configuration_is_checked_once_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("profile", "config", "words"),
     [
         # VLLM_DP_SIZE does that without any argument.
-        ({"parallel_config": SimpleNamespace(data_parallel_size=2, _api_process_count=1)}, "2"),
-        ({"parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=3)}, "3 API"),
-        ({"kv_transfer_config": object()}, "kv_transfer_config is set"),
+        ("home", {"parallel_config": ParallelConfig(data_parallel_size=2)}, "size is 2, must be 1"),
+        ("home", {"parallel_config": ParallelConfig(_api_process_count=3)}, "3 API servers"),
+        ("home", {"parallel_config": ParallelConfig(enable_elastic_ep=True)}, "enable_elastic_ep"),
+        ("cloud", {"parallel_config": ParallelConfig(pipeline_parallel_size=2)}, "micro-batch"),
+        (
+            "home",
+            {
+                "kv_transfer_config": SimpleNamespace(
+                    kv_connector="NixlConnector", kv_role="kv_both"
+                )
+            },
+            "kv_transfer_config has connector 'NixlConnector'",
+        ),
     ],
 )
 def test_what_vllm_made_of_its_environment_is_checked_too(
-    config: dict[str, Any], words: str
+    profile: str, config: dict[str, Any], words: str
 ) -> None:
+    slots = SchedulerConfig(1 if profile == "home" else 8)
     with pytest.raises(ProfileContradiction, match=words):
-        enforce.verify(Config(SchedulerConfig(1), **config), load("home"))
+        enforce.verify(Config(slots, **config), load(profile))
+
+
+def test_what_offloads_and_stages_of_one_sequence_are_let_through() -> None:
+    offloading = SimpleNamespace(kv_connector="OffloadingConnector", kv_role="kv_both")
+    stages = ParallelConfig(pipeline_parallel_size=2)
+    enforce.verify(Config(SchedulerConfig(1), stages, offloading), load("home"))
 
 
 def test_slots_are_the_active_sequences_where_they_are_bounded() -> None:

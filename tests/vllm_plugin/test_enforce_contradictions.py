@@ -34,11 +34,27 @@ from vllm_plugin.profile import load
         ("cloud", Args(), {}, "-asc 5", "--api-server-count is 5, must be 1"),
         (
             "home",
-            Args(kv_transfer_config={"kv_role": "kv_both"}),
+            Args(kv_transfer_config={"kv_connector": "NixlConnector", "kv_role": "kv_both"}),
             {},
             "",
-            "--kv-transfer-config is given, must not be",
+            "--kv-transfer-config has connector 'NixlConnector', must be an offloading one (",
         ),
+        (
+            "cloud",
+            Args(kv_offloading_size=1.0, kv_offloading_backend="shared"),
+            {},
+            "",
+            "--kv-offloading-backend is 'shared', must be one of lmcache, native",
+        ),
+        ("cloud", Args(enable_elastic_ep=True), {}, "", "--enable-elastic-ep is given, must not"),
+        (
+            "cloud",
+            Args(pipeline_parallel_size=2),
+            {},
+            "",
+            "--pipeline-parallel-size is 2, must be 1 where sequences are batched",
+        ),
+        ("offline", Args(pipeline_parallel_size=4), {}, "", "--pipeline-parallel-size is 4, must"),
         ("home", Args(scheduler_cls="my.Scheduler"), {}, "", "--scheduler-cls is given, must not"),
         (
             "cloud",
@@ -97,16 +113,18 @@ def test_one_message_lists_every_contradiction() -> None:
         max_num_seqs=8,
         max_num_active_seqs=4,
         data_parallel_size=2,
-        kv_transfer_config={},
+        kv_transfer_config={"kv_connector": "P2pConnector"},
+        enable_elastic_ep=True,
         scheduler_cls="x",
         _api_process_count=2,
     )
     message = refusal("home", args, {"VLLM_USE_RUST_FRONTEND": "1"})
     for setting in (
         "--max-num-seqs", "--max-num-active-seqs", "--data-parallel-size", "--api-server-count",
-        "--kv-transfer-config", "--scheduler-cls", "VLLM_USE_RUST_FRONTEND",
+        "--enable-elastic-ep", "--scheduler-cls", "VLLM_USE_RUST_FRONTEND",
     ):  # fmt: skip
         assert message.count(f"{setting} is") == 1
+    assert message.count("--kv-transfer-config has") == 1
     assert "(single_stream)" in message
 
 
@@ -126,11 +144,18 @@ def test_what_contradicts_nothing_is_let_through(environ: dict[str, str], argv: 
     apply("cloud", Args(), environ, argv)
 
 
-def test_tensor_and_pipeline_parallel_are_free() -> None:
-    args = Args()
+def test_tensor_parallelism_is_free_and_stages_are_where_one_sequence_runs() -> None:
+    args = Args(pipeline_parallel_size=2)
     args.tensor_parallel_size = 4  # type: ignore[attr-defined]
-    args.pipeline_parallel_size = 2  # type: ignore[attr-defined]
     apply("home", args)
+
+
+@pytest.mark.parametrize("profile", ["home", "cloud", "offline"])
+def test_kv_offloading_is_free(profile: str) -> None:
+    apply(profile, Args(kv_offloading_size=4.0))
+    apply(profile, Args(kv_offloading_size=4.0, kv_offloading_backend="lmcache"))
+    connector = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    apply(profile, Args(kv_transfer_config=connector))
 
 
 def test_rule_for_an_argument_that_vllm_does_not_have_is_a_contradiction(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from tests.vllm_plugin.test_board import FACTS
-from vllm_plugin.board import Board
-from vllm_plugin.hardware import cpu_model, precision
+from vllm_plugin.board import Board, Hardware
+from vllm_plugin.hardware import cpu_model, hardware_of, precision
 
 
 @pytest.mark.parametrize(
@@ -39,3 +41,24 @@ def test_state_says_what_the_engine_runs_on() -> None:
     state = Board(FACTS).state(None)
     assert (state["gpu"], state["gpu_count"]) == ("NVIDIA H100 80GB HBM3", 2)
     assert state["precision"] == "BF16"
+
+
+def test_gpus_are_all_that_one_copy_of_the_model_is_spread_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Context parallelism multiplies them, too: vLLM's world size has all kinds in it."""
+    platform = SimpleNamespace(is_cpu=lambda: False, get_device_name=lambda: "NVIDIA H100")
+    platforms = ModuleType("vllm.platforms")
+    platforms.current_platform = platform  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(dtype="torch.bfloat16", quantization=None),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=4,
+            pipeline_parallel_size=1,
+            prefill_context_parallel_size=2,
+            world_size=8,
+        ),
+    )
+    assert hardware_of(config) == Hardware("NVIDIA H100", 8, "BF16")
