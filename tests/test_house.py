@@ -33,6 +33,8 @@ PURE = (
     "vllm_plugin.curve",
     "vllm_plugin.pulse",
     "vllm_plugin.leases",
+    "vllm_plugin.duty",
+    "vllm_plugin.routes",
     "vllm_plugin.workloads",
     "vllm_plugin.board",
     "vllm_plugin.hooks",

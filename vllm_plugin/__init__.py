@@ -5,11 +5,14 @@ Dependencies point down this list; nothing imports what stands above it:
     register     entry points and composition root
     enforce      profile -> engine arguments
     endpoint     HTTP: /v1/capabilities, its stream, lease revocation, the lease middleware
+    operators    HTTP: calls of operators that hold the engine up
     stat_logger  vLLM's statistics -> the board
     spans        labels on vLLM's spans
     hardware     what an engine runs on, and in which precision
     hooks        what of vLLM this package touches, and the self-test that looks for it
     board        pure: the scheduler's state, who listens to it
+    routes       pure: what vLLM's routes do with the engine
+    duty         pure: whether the engine takes work
     workloads    pure: the workloads that an engine serves, by its routes
     leases       pure: which requests are in the engine, and whose they are
     steps        pure: engine steps, batch statistics, the rate of prefill

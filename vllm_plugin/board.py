@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from vllm_plugin.duty import READY, STALLED, Duty, Hold
 from vllm_plugin.leases import Leases, Presence
 from vllm_plugin.pulse import Pulse
 from vllm_plugin.step_time import StepTime, StepTimes
@@ -19,6 +20,8 @@ API_VERSION: Final = "1.0.0"
 
 # A fit takes up to 2 ms of the event loop, and nobody is told of it more often.
 FIT_EVERY_S: Final = 1.0
+
+_STALL: Final = Hold(STALLED, "the engine holds sequences and has made no step for too long")
 
 State = dict[str, Any]
 
@@ -95,6 +98,8 @@ class Board:
         self.step_time: StepTime | None = None
         self._step_times = StepTimes(facts.slots_total)
         self._fitted_at_s = float("-inf")
+        self.duty = Duty()
+        self._held_by: Hold | None = None
         self._pulse = Pulse()
         self._listeners: set[Listener] = set()
         self._running = 0
@@ -217,9 +222,11 @@ class Board:
         """
         if now_s is not None:
             self._fit(now_s)
+        hold = self._hold(now_s)
         rate = self.prefill.tokens_per_s()
         return {
-            "state": "stalled" if self._stalled(now_s) else "ready",
+            "state": READY if hold is None else hold.state,
+            "message": None if hold is None else hold.message,
             "requests_total": self.leases.entered,
             "steps_by_batch": self.steps.by_batch(),
             "steps_total": self.steps.count,
@@ -229,12 +236,20 @@ class Board:
             "prefill_tokens_per_s": None if rate is None else round(rate, 1),
         }
 
-    def _stalled(self, now_s: float | None) -> bool:
-        if now_s is None:
-            return False
+    def held_up(self, now_s: float) -> None:
+        """What `duty` knows may have changed: a pause is no stall, and readers are to know."""
+        before, self._held_by = self._held_by, self.duty.hold
+        if before is not None or self._held_by is not None:
+            self._pulse.held_up(now_s)
+        if before != self._held_by:
+            self._wake_all()
+
+    def _hold(self, now_s: float | None) -> Hold | None:
+        if now_s is None or self.duty.hold is not None:
+            return self.duty.hold
         fit = self.step_time
         expected_s = 0.0 if fit is None else fit.seconds(max(1, self._running))
-        return self._pulse.stalled(now_s, expected_s)
+        return _STALL if self._pulse.stalled(now_s, expected_s) else None
 
     def state(self, instance: str | None, now_s: float | None = None) -> State:
         """The engine's whole entry in `/v1/capabilities`, as seen by a sidecar instance."""

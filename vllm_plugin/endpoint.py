@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -25,6 +25,17 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from vllm_plugin.allowlist import NAME
 from vllm_plugin.board import API_VERSION, Board, Listener, State
+from vllm_plugin.operators import (
+    ASGIApp,
+    HoldMiddleware,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    follow_duty,
+    woken_within,
+)
+from vllm_plugin.routes import generates
 from vllm_plugin.workloads import workloads_of
 
 CHANGES_EVERY_S: Final = 0.020
@@ -41,29 +52,6 @@ LEASE_HEADER: Final = b"x-orch-lease"
 # The type of the error that tells a sidecar that the engine took nothing of a request.
 ENGINE_GONE: Final = "engine_gone"
 RETRY_AFTER_S: Final = 1  # the least that `Retry-After` can say
-
-# POSTs that put no sequence into the engine. Everything else that is posted is counted.
-_NOT_GENERATING: Final = frozenset(
-    {
-        "/tokenize",
-        "/detokenize",
-        "/v1/messages/count_tokens",
-        "/v1/chat/completions/render",
-        "/v1/completions/render",
-        "/v1/messages/render",
-        "/v1/responses/render",
-        "/v1/chat/completions/derender",
-        "/v1/completions/derender",
-        "/v1/load_lora_adapter",
-        "/v1/unload_lora_adapter",
-    }
-)
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def now_text() -> str:
@@ -98,7 +86,7 @@ class LeaseMiddleware:
             return
         if scope["type"] == "http" and not self._lives():
             error = {
-                "message": "the engine is going: it takes nothing any more",
+                "message": "the engine is shutting down and accepts no more requests",
                 "type": ENGINE_GONE,
                 "param": None,
                 "code": 503,
@@ -145,13 +133,9 @@ def _after_turns(turns: int, call: Callable[[], object]) -> None:
 
 
 def _generates(scope: Scope) -> bool:
-    if scope["type"] == "websocket":
-        return True
-    return (
-        scope["type"] == "http"
-        and scope["method"] == "POST"
-        and scope["path"] not in _NOT_GENERATING
-    )
+    if scope["type"] == "http":
+        return generates(scope["method"], scope["path"])
+    return bool(scope["type"] == "websocket")
 
 
 class CapabilitiesEndpoint:
@@ -164,6 +148,8 @@ class CapabilitiesEndpoint:
         self._board_of = board_of
         self._engine: Any = None
         self._app: Any = None
+        self._ask = asyncio.Event()
+        self._duty: asyncio.Task[None] | None = None
         self._models: Any = None  # vLLM's list of what it serves
 
     def attach_router(self, app: Any) -> None:
@@ -171,19 +157,27 @@ class CapabilitiesEndpoint:
         if board is None:
             return
         self._app = app
-        board.workloads = workloads_of(getattr(route, "path", "") for route in app.routes)
+        paths = {getattr(route, "path", "") for route in app.routes}
+        board.workloads = workloads_of(paths)
         app.add_middleware(
             LeaseMiddleware, board=board, lives=self._engine_lives, look=self._look_at_models
         )
+        app.add_middleware(HoldMiddleware, board=board, paths=paths, ask=self._ask.set)
         app.add_api_route("/v1/capabilities", self._capabilities, methods=["GET"])
         app.add_api_route("/v1/capabilities/stream", self._stream, methods=["GET"])
         app.add_api_route("/v1/capabilities/leases/{lease}", self._revoke, methods=["DELETE"])
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         self._engine = engine_client
-        if self._board_of() is not None:
-            self._models = state.openai_serving_models
-            self._look_at_models()
+        board = self._board_of()
+        if board is None:
+            return
+        self._models = state.openai_serving_models
+        self._look_at_models()
+        if engine_client is not None:
+            self._duty = asyncio.create_task(
+                follow_duty(board, engine_client.is_sleeping, self._engine_lives, self._ask)
+            )
 
     def _board(self) -> Board:
         board = self._board_of()
@@ -230,7 +224,7 @@ class CapabilitiesEndpoint:
         listener = Listener(instance, woken.set)
         board.listen(listener)
         try:
-            sent = board.moving(instance)
+            sent, hold = board.moving(instance), board.duty.hold
             slow = board.slow(time.time())
             first = (
                 board.state(instance, time.time())
@@ -249,7 +243,8 @@ class CapabilitiesEndpoint:
                     ended, listener.ended = listener.ended, []
                     yield event("ended", {"leases": ended})
                 now = time.monotonic()
-                if now - beat_at >= HEARTBEAT_EVERY_S:
+                if now - beat_at >= HEARTBEAT_EVERY_S or hold != board.duty.hold:
+                    hold = board.duty.hold
                     beat_at, before, slow = now, slow, board.slow(time.time())
                     grown = {k: v for k, v in slow.items() if before[k] != v}
                     yield event("heartbeat", grown | {"observed_at": now_text()})
@@ -261,15 +256,6 @@ class CapabilitiesEndpoint:
                         yield event("change", change | {"observed_at": now_text()})
                 rest_s = changed_at + CHANGES_EVERY_S - now if dirty else LOOK_EVERY_S
                 rest_s = min(rest_s, beat_at + HEARTBEAT_EVERY_S - now)
-                await _woken_within(woken, rest_s)
+                await woken_within(woken, rest_s)
         finally:
             board.unlisten(listener)
-
-
-async def _woken_within(woken: asyncio.Event, timeout_s: float) -> None:
-    """Returns when woken, or when the time has passed."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await woken.wait()
-    except TimeoutError:
-        return

@@ -53,6 +53,12 @@ class Pulse:
         """That request is gone."""
         self._unheard.pop(key, None)
 
+    def held_up(self, at_s: float) -> None:
+        """An operator holds the engine up: what it owes, it owes from now on."""
+        self._heard_at_s = at_s
+        for key in self._unheard:
+            self._unheard[key] = at_s
+
     def stalled(self, now_s: float, step_s: float) -> bool:
         """Whether something should have been heard by now; `step_s`: a step as expected."""
         if self._held:

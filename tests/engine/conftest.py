@@ -121,8 +121,9 @@ def grpc_receiver() -> Iterator[GrpcReceiver]:
 
 @pytest.fixture
 def cloud(stacks: Stacks, logs: Path, receiver: OtlpReceiver) -> Stack:
-    """Profile cloud with 8 slots; traces go to `receiver`, over HTTP."""
+    """Profile cloud with 8 slots; traces go to `receiver`, over HTTP. Has operators' routes."""
     environ = {
+        "VLLM_SERVER_DEV_MODE": "1",
         "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
     }

@@ -18,10 +18,14 @@ STREAM = f"/v1/capabilities/stream?instance={US}"
 
 @dataclass
 class EngineClient:
-    """What the stream asks vLLM's engine client."""
+    """What the endpoint asks vLLM's engine client."""
 
     is_running: bool = True
     errored: bool = False
+    sleeping: bool = False  # paused, too: vLLM makes no difference here
+
+    async def is_sleeping(self) -> bool:
+        return self.sleeping
 
 
 @dataclass

@@ -35,6 +35,7 @@ def test_before_any_step_nothing_is_said_about_speed() -> None:
     slow = Board(FACTS).slow(100.0)
     assert slow == {
         "state": "ready",
+        "message": None,
         "requests_total": 0,
         "steps_by_batch": {},
         "steps_total": 0,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.vllm_plugin.api_server import STREAM, Engine
 from tests.vllm_plugin.test_board import LEASE, THEM, report
-from vllm_plugin import endpoint
+from vllm_plugin import endpoint, operators
 from vllm_plugin.endpoint import event
 from vllm_plugin.pulse import STALLED_AFTER_S
 
@@ -122,6 +122,58 @@ async def test_stall_is_told_with_the_heartbeat_once_and_so_is_its_end(
         assert (await stream.event_named("heartbeat"))["state"] == "ready"
     engine.client.is_running = False
     await asyncio.wait_for(asyncio.gather(call.task, late.task), 5)
+
+
+async def test_pause_and_its_end_are_told_at_once() -> None:
+    """Not with the next heartbeat: nothing is to be sent to an engine that is held up."""
+    engine, paused = Engine(), asyncio.Event()
+
+    async def pause() -> None:
+        engine.client.sleeping = True
+        await paused.wait()
+
+    async def resume() -> None:
+        engine.client.sleeping = False
+
+    engine.app.add_api_route("/pause", pause, methods=["POST"])
+    engine.app.add_api_route("/resume", resume, methods=["POST"])
+    await engine.start()
+    call, first = await engine.stream()
+    assert (first["state"], first["message"]) == ("ready", None)
+    began = time.monotonic()
+    pausing = engine.call("POST", "/pause")
+    beat = await call.event_named("heartbeat")
+    while "state" not in beat:
+        beat = await call.event_named("heartbeat")
+    assert (beat["state"], "POST /resume" in beat["message"]) == ("paused", True)
+    paused.set()
+    await pausing.task
+    assert engine.board.slow()["state"] == "paused"
+    await engine.call("POST", "/resume").task
+    while (beat := await call.event_named("heartbeat")).get("state") != "ready":
+        pass
+    assert beat["message"] is None
+    assert time.monotonic() - began < 5
+    await engine.stop(call)
+
+
+async def test_pause_that_came_another_way_is_told_within_a_second_or_two(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "HEARTBEAT_EVERY_S", 0.05)
+    monkeypatch.setattr(operators, "ASK_EVERY_S", 0.05)
+    call, _ = await engine.stream()
+    engine.board.stepped(report(3, at_s=time.time() - STALLED_AFTER_S - 1))
+    engine.client.sleeping = True
+    while (beat := await call.event_named("heartbeat")).get("state") != "paused":
+        pass
+    assert "POST /resume" in beat["message"]
+    engine.client.sleeping = False
+    states = []
+    while "ready" not in states:
+        states.append((await call.event_named("heartbeat")).get("state"))
+    assert "stalled" not in states, "an engine that was held up owes no step"
+    await engine.stop(call)
 
 
 def test_timing_is_what_the_contract_says() -> None:

@@ -1,0 +1,41 @@
+"""Which of vLLM's routes put sequences into the engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_plugin.routes import HOLDING, generates
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/responses",
+        "/v1/messages", "/inference/v1/generate", "/invocations", "/v1/embeddings", "/unknown",
+        "/v1/responses/resp_1/other",
+    ],
+)  # fmt: skip
+def test_post_generates_unless_it_is_known_not_to(path: str) -> None:
+    assert generates("POST", path)
+    assert not generates("GET", path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *HOLDING, "/ping", "/tokenize", "/v1/messages/count_tokens", "/v1/chat/completions/render",
+        "/v1/responses/resp_1/cancel", "/abort_requests", "/reset_prefix_cache", "/start_profile",
+        "/update_weight_version", "/v1/load_lora_adapter",
+    ],
+)  # fmt: skip
+def test_what_an_operator_posts_generates_nothing(path: str) -> None:
+    assert not generates("POST", path)
+
+
+def test_pause_sleep_and_weight_updates_hold_the_engine_up() -> None:
+    states = {path: hold.state for path, hold in HOLDING.items()}
+    assert (states["/pause"], states["/sleep"], states["/update_weights"]) == (
+        "paused",
+        "asleep",
+        "paused",
+    )
