@@ -48,6 +48,7 @@ def _step_time(pool: Pool) -> Iterable[Sample]:
         yield ["t0_ms"], fit.t0_ms
         yield ["c_ms"], fit.c_ms
         yield ["alpha"], fit.alpha
+        yield ["tokens"], fit.tokens
 
 
 def _prompt_tokens(pool: Pool) -> float | None:
@@ -77,7 +78,8 @@ _FAMILIES: Final = (
     ),
     Family(
         "orch_step_time",
-        "The engine's measured step time: t0_ms + c_ms * batch ** alpha.",
+        "The engine's measured step time: t0_ms + c_ms * batch ** alpha, for so many tokens of "
+        "each sequence.",
         _step_time,
         ("parameter",),
     ),
@@ -113,6 +115,12 @@ _FAMILIES: Final = (
         "orch_engine_prompt_tokens",
         "Prompt tokens that the engine has read.",
         one(_prompt_tokens),
+        counts=True,
+    ),
+    Family(
+        "orch_engine_generated_tokens",
+        "Tokens that the engine has generated.",
+        _said("generated_tokens_total"),
         counts=True,
     ),
 )

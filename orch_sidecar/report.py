@@ -81,7 +81,13 @@ def step_time_of(document: Mapping[str, Any]) -> StepTime | None:
     # A step of no time would promise everything.
     if not fit["t0_ms"] + fit["c_ms"]:
         return None
-    return StepTime(float(fit["t0_ms"]), float(fit["c_ms"]), float(fit["alpha"]), fit["largest"])
+    return StepTime(
+        t0_ms=float(fit["t0_ms"]),
+        c_ms=float(fit["c_ms"]),
+        alpha=float(fit["alpha"]),
+        largest=fit["largest"],
+        tokens=max(1.0, float(fit.get("tokens", 1))),
+    )
 
 
 def models_of(document: Mapping[str, Any]) -> tuple[str, ...] | None:

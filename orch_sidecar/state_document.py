@@ -140,6 +140,7 @@ _FIELDS: Final[Mapping[str, _Rule]] = {
     "preemptions_total": _count(0, _EVENTS),
     "requests_total": _count(0, _EVENTS),
     "steps_total": _count(0, _EVENTS),
+    "generated_tokens_total": _count(0, _EVENTS),
     "busy_seconds_total": _amount(_SECONDS),
     "prefill_tokens_per_s": _or_null(_amount(_TOKENS)),
     "step_time": _or_null(

@@ -74,6 +74,8 @@ class StepReport:
     prompt_tokens: int = 0  # computed in this step
     decoding: int = 0  # sequences of the batch that were past their prompts
     recomputing: bool = False  # of these, one that was preempted computes its tokens again
+    outputs: int = 0  # sequences that got tokens and had some before
+    generated: int = 0  # tokens of all sequences
 
 
 class Listener:
@@ -108,6 +110,7 @@ class Board:
         self._peak = 0
         self._kv_cache_usage = 0.0
         self._preemptions = 0
+        self._generated = 0  # tokens
 
     def listen(self, listener: Listener) -> None:
         self._listeners.add(listener)
@@ -149,6 +152,7 @@ class Board:
 
     def _ran(self, report: StepReport, batch: int) -> None:
         """Keeps what a step says about the engine's speed."""
+        self._generated += report.generated
         elapsed_s = report.elapsed_s
         self.steps.record(report.at_s, elapsed_s, batch, decode_only=report.decode_only)
         if report.prompt_tokens:
@@ -158,6 +162,7 @@ class Board:
             self.prefill.record(report.prompt_tokens, elapsed_s, decode_s)
         elif report.decode_only and not report.recomputing:
             self._step_times.record(batch, elapsed_s)
+            self._step_times.generated(report.outputs, report.generated)
         self._fit(report.at_s)
 
     def _fit(self, now_s: float) -> None:
@@ -232,6 +237,7 @@ class Board:
             "steps_total": self.steps.count,
             "busy_seconds_total": round(self.steps.busy_s, 6),
             "step_time": None if self.step_time is None else self.step_time.told(),
+            "generated_tokens_total": self._generated,
             "prefill": self.prefill.told(),
             "prefill_tokens_per_s": None if rate is None else round(rate, 1),
         }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from vllm_plugin.board import Board, StepReport
 
-# Between back-to-back steps no more than this passes; a longer gap was idleness.
+# Between back-to-back steps no more than this passes; a longer gap was idleness, or a pause.
 _BACK_TO_BACK_S = 1.0
 
 
@@ -20,9 +21,8 @@ class BoardStatLogger(StatLoggerBase):
         self, board: Board | None, async_scheduling: bool, tokens_per_sequence: int = 1
     ) -> None:
         self._board = board
-        # With asynchronous scheduling `elapsed_ms` times only the blocking wait for the
-        # result, so a step's length is the interval between consecutive reports.
-        self._by_interval = async_scheduling
+        # With asynchronous scheduling `elapsed_ms` times only the blocking wait for the result.
+        self._asynchronous = async_scheduling
         # Of a sequence in a decode step, drafts of speculative decoding included.
         self._tokens_per_sequence = tokens_per_sequence
         self._last_at_s: float | None = None
@@ -41,6 +41,7 @@ class BoardStatLogger(StatLoggerBase):
         running = scheduler_stats.num_running_reqs
         waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
         preempted = iteration_stats.num_preempted_reqs if iteration_stats else 0
+        intervals = iteration_stats.inter_token_latencies_iter if iteration_stats else ()
         usage = scheduler_stats.kv_cache_usage
         details = scheduler_stats.iteration_details
         if details is None or details.is_dummy:
@@ -49,9 +50,14 @@ class BoardStatLogger(StatLoggerBase):
             decoding = details.num_generation_requests
             decode_only = details.num_ctx_requests == 0
             elapsed_s = details.elapsed_ms / 1000
-            if self._by_interval:
-                elapsed_s, known = self._interval(at_s, elapsed_s, decode_only)
-                decode_only = decode_only and known
+            if self._asynchronous:
+                between_s = self._between_steps(intervals, preempted)
+                if between_s is not None:
+                    elapsed_s = between_s
+                elif decode_only:
+                    decode_only = False  # a step of unknown length
+                else:
+                    elapsed_s = self._since_last(at_s, elapsed_s)
                 self._last_at_s = at_s
             report = StepReport(
                 at_s,
@@ -66,18 +72,33 @@ class BoardStatLogger(StatLoggerBase):
                 decoding,
                 # vLLM counts what a preempted sequence computes again as generation.
                 details.num_generation_tokens > decoding * self._tokens_per_sequence,
+                outputs=len(intervals),
+                generated=iteration_stats.num_generation_tokens if iteration_stats else 0,
             )
         self._was_idle = not running and not waiting
         self._board.stepped(report)
 
-    def _interval(self, at_s: float, elapsed_s: float, decode_only: bool) -> tuple[float, bool]:
-        """Seconds of a step that ended now, and whether they are known (else at least those)."""
+    @staticmethod
+    def _between_steps(intervals: Sequence[float], preempted: int) -> float | None:
+        """Seconds from the step before to this one by the engine core's clock; None: unknown.
+
+        `intervals`: of each sequence that decoded, the time since its last output. One that took
+        part in the step before has just the time between the two, whatever the reports' way to
+        this process; one that sat out has more. Those that sat out were preempted, and vLLM tells
+        of that with their next output.
+        """
+        if len(intervals) <= preempted:
+            return None
+        shortest_s = min(intervals)
+        return shortest_s if shortest_s < _BACK_TO_BACK_S else None
+
+    def _since_last(self, at_s: float, waited_s: float) -> float:
+        """Seconds of a step in which nothing decoded: since the last report, as there is no other
+        clock; after a pause at least what was waited for it."""
         last_at_s = self._last_at_s
-        if last_at_s is None or at_s - last_at_s >= _BACK_TO_BACK_S:
-            return elapsed_s, False
-        if self._was_idle and not decode_only:
-            return elapsed_s, False  # the first prompt after a pause: the pause is not its time
-        return max(elapsed_s, at_s - last_at_s), True
+        if last_at_s is None or self._was_idle or at_s - last_at_s >= _BACK_TO_BACK_S:
+            return waited_s
+        return max(waited_s, at_s - last_at_s)
 
     def log_engine_initialized(self) -> None:
         """vLLM calls this once; there is nothing to say that the self-test did not say."""

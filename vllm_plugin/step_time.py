@@ -1,4 +1,5 @@
-"""How long a decode step takes by how many sequences it runs: t(b) = t0 + c * b**alpha.
+"""How long a decode step takes by how many sequences it runs: t(b) = t0 + c * b**alpha; and how
+many tokens a sequence gets in one: one, or several where drafts of speculative decoding hold.
 
 Decides what the steps that ran say about that, and whether it is enough to rely on. Pure: knows
 no clock; the caller says when to fit.
@@ -55,6 +56,10 @@ GOOD_SIZES: Final = 4
 GOOD_SPAN: Final = 2
 GOOD_ERROR: Final = 0.15
 
+# Of speculative decoding: how many drafts are accepted changes with what is asked. The newest
+# outputs, a minute of 8 streams, count for half at least.
+GENERATED_RECENT: Final = 16_384
+
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
@@ -66,6 +71,7 @@ class StepTime:
     largest: int  # of these sizes
     error: float  # median deviation from a size's steps, relative; weighted by their number
     good: bool
+    tokens: float = 1.0  # of a sequence in a step; more than one where drafts are accepted
 
     def seconds(self, batch: float) -> float:
         """Seconds of a decode step of `batch` sequences; never decreases with it."""
@@ -80,6 +86,7 @@ class StepTime:
             "samples": self.samples,
             "batches": self.batches,
             "largest": self.largest,
+            "tokens": round(self.tokens, 3),
             "error": round(self.error, 4),
             "quality": "good" if self.good else "poor",
         }
@@ -101,6 +108,8 @@ class StepTimes:
         self._blocks: deque[_Block] = deque([self._block], maxlen=2 * BLOCKS)
         self._middles: dict[int, float] = {}  # log seconds of each size, at the fit's level
         self.fresh = False  # there are steps that the last fit does not know
+        self._outputs = 0.0
+        self._generated = 0.0
 
     def record(self, batch: int, seconds: float) -> None:
         """Adds a step that did nothing but decode `batch` sequences. O(1)."""
@@ -112,6 +121,14 @@ class StepTimes:
         self._block.append((batch, math.log(seconds)))
         self.fresh = True
 
+    def generated(self, outputs: int, tokens: int) -> None:
+        """In a decode step so many sequences got so many tokens in all. O(1)."""
+        self._outputs += outputs
+        self._generated += tokens
+        if self._outputs > GENERATED_RECENT:
+            self._outputs /= 2
+            self._generated /= 2
+
     def fit(self) -> StepTime | None:
         """What all steps say; None while no size was seen often enough to say anything."""
         self.fresh = False
@@ -120,7 +137,8 @@ class StepTimes:
         if not by_size:
             return None
         self._middles = {batch: _middle(found) for batch, found in by_size.items()}
-        return _fitted(by_size, self._middles, self._slots)
+        tokens = max(1.0, self._generated / self._outputs) if self._outputs else 1.0
+        return _fitted(by_size, self._middles, self._slots, tokens)
 
     def _forget(self) -> None:
         """Drops the oldest block of whose sizes newer ones have enough; else the oldest."""
@@ -184,7 +202,7 @@ def _middle(ordered: Sequence[float]) -> float:
 
 
 def _fitted(
-    by_size: dict[int, list[float]], middles: dict[int, float], slots_total: int
+    by_size: dict[int, list[float]], middles: dict[int, float], slots_total: int, tokens: float
 ) -> StepTime:
     """The curve through the middles of all sizes (ascending), and what it is worth."""
     weights = {batch: min(len(logs), ENOUGH_OF_A_SIZE) for batch, logs in by_size.items()}
@@ -206,7 +224,7 @@ def _fitted(
         and largest >= min(GOOD_SPAN, slots_total) * least
         and error <= GOOD_ERROR
     )
-    return StepTime(curve, samples, sizes, largest, error, good)
+    return StepTime(curve, samples, sizes, largest, error, good, tokens)
 
 
 def _weighted_median(ordered: Sequence[tuple[float, int]]) -> float:

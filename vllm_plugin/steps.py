@@ -15,6 +15,10 @@ from typing import Any, Final
 # 10 minutes of 10 ms steps; longer requests are described by their last steps.
 RING_STEPS = 65_536
 
+# Reports come at most so late, unless the API server is overwhelmed: in a longer gap before a
+# step the engine was idle.
+LATE_S: Final = 0.5
+
 # Recent enough to follow a machine whose speed drifts, enough for prompts of all lengths.
 PREFILL_STEPS: Final = 64
 # A few chat prompts. Fewer tokens say more about a step's fixed cost than about a rate.
@@ -47,11 +51,12 @@ class StepRing:
         self._by_batch: dict[int, list[float]] = {}
         self.count = 0
         self.busy_s = 0.0  # in steps of any kind
+        self._busy_until_s = float("-inf")
 
     def record(self, end_s: float, elapsed_s: float, batch: int, *, decode_only: bool) -> None:
         """Adds a step that ended at `end_s` and ran `batch` sequences for `elapsed_s`."""
         self.count += 1
-        self.busy_s += elapsed_s
+        self._busy(end_s, elapsed_s)
         if not (decode_only and batch):
             return
         entry = self._by_batch.setdefault(batch, [0, 0.0])
@@ -66,6 +71,19 @@ class StepRing:
             # Halved now and then instead of shifted at each step: amortised O(1).
             del self._middles[: -self._capacity]
             del self._batches[: -self._capacity]
+
+    def _busy(self, end_s: float, elapsed_s: float) -> None:
+        """Counts the time of a step, but none twice: busy time is never above the time itself.
+
+        A step follows the one before directly, unless that was long ago: what lies between is
+        the way of a late report, and a late report does not take from the next step.
+        """
+        start_s = end_s - elapsed_s
+        if start_s - self._busy_until_s <= LATE_S and self._busy_until_s <= end_s:
+            start_s = self._busy_until_s
+        until_s = min(end_s, start_s + elapsed_s)
+        self.busy_s += until_s - start_s
+        self._busy_until_s = until_s
 
     def since(self, start_s: float) -> BatchStatistics:
         """The decode steps whose middle lies after `start_s`.

@@ -39,16 +39,24 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """t_step(b) = t0 + c * b^alpha, measured by the engine up to a batch of `largest`."""
+    """t_step(b) = t0 + c * b^alpha, measured by the engine up to a batch of `largest`.
+
+    `tokens`: of a sequence in a step, on average; more than one with speculative decoding.
+    """
 
     t0_ms: float
     c_ms: float
     alpha: float
     largest: int
+    tokens: float = 1.0
 
     def ms(self, batch: int) -> float:
         """Milliseconds of a decode step of `batch` sequences."""
         return float(self.t0_ms + self.c_ms * batch**self.alpha)
+
+    def token_ms(self, batch: int) -> float:
+        """Milliseconds of a token of each of `batch` sequences."""
+        return self.ms(batch) / self.tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,15 +45,16 @@ def limits_for(rules: AdmissionRules, slots_total: int, step_time: StepTime | No
     """The limits of an engine with so many slots."""
     interactive = rules.of(ServiceClass.INTERACTIVE)
     bulk = rules.bulk
-    of_bulk = _batch(bulk, bulk.tpot_p95_ms, slots_total, step_time)
+    interactive_step_ms = _step_ms(interactive, step_time)
+    of_bulk = _batch(bulk, _step_ms(bulk, step_time), slots_total, step_time)
     # A first token takes what is left of one step, and the next one.
     first_ms = interactive.ttft_p95_ms
     two_steps_ms = None if first_ms is None else first_ms * (1 - MARGIN) / 2
     mixed = min(
-        _batch(bulk, interactive.tpot_p95_ms, slots_total, step_time),
+        _batch(bulk, interactive_step_ms, slots_total, step_time),
         _batch(bulk, two_steps_ms, slots_total, step_time),
     )
-    of_interactive = _batch(interactive, interactive.tpot_p95_ms, slots_total, step_time)
+    of_interactive = _batch(interactive, interactive_step_ms, slots_total, step_time)
     return Limits(
         interactive=of_interactive,
         bulk=of_bulk,
@@ -64,24 +65,30 @@ def limits_for(rules: AdmissionRules, slots_total: int, step_time: StepTime | No
     )
 
 
+def _step_ms(rules: ClassRules, step_time: StepTime | None) -> float | None:
+    """How long a step may take within the SLO per token: it can make several of a sequence."""
+    tpot_ms = rules.tpot_p95_ms
+    return None if tpot_ms is None or step_time is None else tpot_ms * step_time.tokens
+
+
 def _batch(
-    rules: ClassRules, tpot_ms: float | None, slots_total: int, step_time: StepTime | None
+    rules: ClassRules, step_ms: float | None, slots_total: int, step_time: StepTime | None
 ) -> int:
-    """The largest batch whose step keeps `tpot_ms`, within the profile's bounds and the slots."""
+    """The largest batch whose step keeps `step_ms`, within the profile's bounds and the slots."""
     most = min(rules.batch.most, slots_total)
-    if step_time is None or tpot_ms is None:
+    if step_time is None or step_ms is None:
         return most
     least = min(rules.batch.least, most)
     believed = min(most, max(least, EXTRAPOLATION * step_time.largest))
     low, high = least, believed
     while low < high:  # the step time grows with the batch
         middle = (low + high + 1) // 2
-        if step_time.ms(middle) <= tpot_ms:
+        if step_time.ms(middle) <= step_ms:
             low = middle
         else:
             high = middle - 1
     # All that is believed keeps it, and more is not known: then the bound is the profile's.
-    return most if low == believed and step_time.ms(believed) <= tpot_ms else low
+    return most if low == believed and step_time.ms(believed) <= step_ms else low
 
 
 def _window_ms(rules: ClassRules, batch: int, step_time: StepTime | None) -> float:

@@ -80,10 +80,10 @@ class Outlook:
         self._learned += 1
         self._learned_at = now + _LEARN_EVERY_S
         self.lengths.learn(run.ask.service_class, run.ask.max_tokens, output_tokens)
-        step_s = self._step_s(run.ask.cost)
-        if step_s is None or output_tokens < 2:
+        token_s = self._token_s(run.ask.cost)
+        if token_s is None or output_tokens < 2:
             return
-        foreseen = self._prefill_s(run.ask) + output_tokens * step_s
+        foreseen = self._prefill_s(run.ask) + output_tokens * token_s
         ratio = (now - run.granted) / (foreseen * self._slowness)
         ratio = min(max(ratio, _FASTEST), _SLOWEST)
         self._slowness *= 1 + _LEARNING * (ratio - 1)
@@ -97,24 +97,24 @@ class Outlook:
     def service_s(self, ask: Ask, *, joins: bool = False) -> float | None:
         """From its slot to its end. `joins`: it takes a free slot, and so makes the batch larger;
         else it follows on another."""
-        step_s = self._step_s(ask.cost if joins else 0)
+        token_s = self._token_s(ask.cost if joins else 0)
         tokens = self.lengths.expected(ask.service_class, ask.max_tokens)
-        if step_s is None or tokens is None:
+        if token_s is None or tokens is None:
             return None
-        return self._slowness * (self._prefill_s(ask) + tokens * step_s)
+        return self._slowness * (self._prefill_s(ask) + tokens * token_s)
 
     def remaining_s(self, run: Run, now: float) -> float | None:
         """How long a request that runs will go on."""
-        step_s = self._step_s()
-        if step_s is None:
+        token_s = self._token_s()
+        if token_s is None:
             return None
-        prefill_s, step_s = self._prefill_s(run.ask) * self._slowness, step_s * self._slowness
+        prefill_s, token_s = self._prefill_s(run.ask) * self._slowness, token_s * self._slowness
         decoding_s = now - run.granted - prefill_s
         ask = run.ask
         left = self.lengths.remaining(
-            ask.service_class, ask.max_tokens, max(0.0, decoding_s) / step_s
+            ask.service_class, ask.max_tokens, max(0.0, decoding_s) / token_s
         )
-        return None if left is None else left * step_s + max(0.0, -decoding_s)
+        return None if left is None else left * token_s + max(0.0, -decoding_s)
 
     def plan(
         self,
@@ -169,12 +169,18 @@ class Outlook:
             times += [left] * run.ask.cost
         self._interactive = Plan(times)
 
-    def _step_s(self, more: int = 0) -> float | None:
+    def _step_s(self, more: int) -> float | None:
         """A step of the sequences that have leases, and of so many more."""
-        if self.step_time is None:
-            return None
-        batch = self._ledger.leased + self._ledger.foreign + more
-        return self.step_time.ms(max(1, batch)) / 1000
+        step_time = self.step_time
+        return None if step_time is None else step_time.ms(self._batch(more)) / 1000
+
+    def _token_s(self, more: int = 0) -> float | None:
+        """What a token of each of those sequences takes: a step, or a part of one."""
+        step_time = self.step_time
+        return None if step_time is None else step_time.token_ms(self._batch(more)) / 1000
+
+    def _batch(self, more: int) -> int:
+        return max(1, self._ledger.leased + self._ledger.foreign + more)
 
     def _prefill_s(self, ask: Ask) -> float:
         rate = self.prefill_tokens_per_s

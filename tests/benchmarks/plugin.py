@@ -53,7 +53,9 @@ def step_cost_us() -> tuple[float, float]:
         kv_cache_usage=0.0,
         iteration_details=details,
     )
-    iteration = SimpleNamespace(num_preempted_reqs=0)
+    iteration = SimpleNamespace(
+        num_preempted_reqs=0, num_generation_tokens=8, inter_token_latencies_iter=[0.005] * 8
+    )
     costs = []
     for changing in (False, True):
         began = time.perf_counter()

@@ -42,6 +42,7 @@ NAMES = {
     "orch_engine_busy_seconds": "counter",
     "orch_engine_busy_ratio": "gauge",
     "orch_engine_prompt_tokens": "counter",
+    "orch_engine_generated_tokens": "counter",
     "orch_decode_batch_size": "histogram",
     "orch_decode_seconds": "counter",
     "orch_input_tokens": "counter",
@@ -250,7 +251,8 @@ async def test_decode_steps_are_those_that_the_engine_counted(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
     steps = {"1": [10, 0.1], "4": [5, 0.1], "5000": [1, 0.5]}
-    engine.tell(steps_by_batch=steps, prefill={"tokens": 700, "seconds": 1.5})
+    prefill = {"tokens": 700, "seconds": 1.5}
+    engine.tell(steps_by_batch=steps, prefill=prefill, generated_tokens_total=5040)
     pool = 'pool="cloud"'
     name = f"orch_engine_prompt_tokens_total{{{pool}}}"
     metrics: dict[str, float] = {}
@@ -264,6 +266,7 @@ async def test_decode_steps_are_those_that_the_engine_counted(
     assert buckets == {"1.0": 10, "2.0": 10, "4.0": 15, "1024.0": 15, "+Inf": 16}
     assert abs(metrics[f"orch_decode_seconds_total{{{pool}}}"] - 0.7) < 1e-9
     assert metrics[f"orch_batching_batches_total{{{pool}}}"] == 16
+    assert metrics[f"orch_engine_generated_tokens_total{{{pool}}}"] == 5040
 
 
 async def test_nothing_is_said_for_an_engine_that_was_never_heard_of(start: Start) -> None:

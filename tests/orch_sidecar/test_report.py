@@ -76,6 +76,14 @@ def test_only_a_good_fit_is_believed(poor: dict[str, Any]) -> None:
     assert step_time_of({"step_time": None}) is step_time_of({}) is None
 
 
+@pytest.mark.parametrize(("reported", "tokens"), [(1.6, 1.6), (0.5, 1.0), (2, 2.0)])
+def test_step_makes_several_tokens_of_a_sequence_where_drafts_hold(
+    reported: float, tokens: float
+) -> None:
+    fit = {"step_time": FIT | {"tokens": reported}}
+    assert step_time_of(fit) == StepTime(3.1, 0.4, 0.8, 32, tokens)
+
+
 def test_steps_are_by_batch() -> None:
     assert decode_steps_of({"steps_by_batch": {"1": [5, 0.1], "12": [1, 2]}}) == [
         (1, 5, 0.1),

@@ -41,6 +41,7 @@ def test_before_any_step_nothing_is_said_about_speed() -> None:
         "steps_total": 0,
         "busy_seconds_total": 0.0,
         "step_time": None,
+        "generated_tokens_total": 0,
         "prefill": {"tokens": 0, "seconds": 0.0},
         "prefill_tokens_per_s": None,
     }
@@ -55,6 +56,7 @@ def test_state_has_the_step_time_that_was_fitted_to_the_steps() -> None:
         "samples": 200,
         "batches": 8,
         "largest": 8,
+        "tokens": 1.0,
         "error": pytest.approx(0.0, abs=1e-3),
         "quality": "good",
     }

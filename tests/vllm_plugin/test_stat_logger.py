@@ -3,6 +3,7 @@ here: a stand-in spares its import; the engine tests run the real one."""
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,11 +39,17 @@ class Recorder:
     tokens_per_sequence: int = 1
     now_s: float = 1000.0
     reports: list[StepReport] = field(default_factory=list)
+    board: Board = field(default_factory=lambda: Board(FACTS))
 
     def __post_init__(self) -> None:
         self.module.time = SimpleNamespace(time=lambda: self.now_s)
-        board = Board(FACTS)
-        board.stepped = self.reports.append  # type: ignore[assignment, method-assign]
+        board, stepped = self.board, self.board.stepped
+
+        def keep(report: StepReport) -> None:
+            self.reports.append(report)
+            stepped(report)
+
+        board.stepped = keep  # type: ignore[method-assign]
         self.logger = self.module.BoardStatLogger(
             board, self.asynchronous, self.tokens_per_sequence
         )
@@ -55,8 +62,12 @@ class Recorder:
         decoding: tuple[int, int] | None = None,
         running: int = 0,
         elapsed_ms: float = 10.0,
+        intervals: tuple[float, ...] = (),
+        preempted: int = 0,
+        generated: int = 0,
     ) -> StepReport:
-        """A report; `prompts` and `decoding` are (sequences, tokens); neither: no step ran."""
+        """A report; `prompts` and `decoding` are (sequences, tokens); neither: no step ran.
+        `intervals`: seconds since the last output of each sequence that decoded."""
         self.now_s = at_s
         details = None
         if prompts is not None or decoding is not None:
@@ -77,14 +88,27 @@ class Recorder:
         )
         if running == 0:
             stats.num_waiting_reqs = stats.num_skipped_waiting_reqs = 0
-        self.logger.record(stats, SimpleNamespace(num_preempted_reqs=4))
+        iteration = SimpleNamespace(
+            num_preempted_reqs=preempted,
+            inter_token_latencies_iter=list(intervals),
+            num_generation_tokens=generated,
+        )
+        self.logger.record(stats, iteration)
         return self.reports[-1]
 
 
 def test_step_is_reported_with_what_it_ran(module: Any) -> None:
     recorder = Recorder(module)
-    found = recorder.record(1000.0, prompts=(2, 300), decoding=(3, 3), running=5)
-    assert found == StepReport(1000.0, 5, 3, 0.5, 4, 5, False, 0.010, 300, 3, False)
+    found = recorder.record(
+        1000.0,
+        prompts=(2, 300),
+        decoding=(3, 3),
+        running=5,
+        intervals=(0.5, 0.5, 0.5),
+        preempted=4,
+        generated=3,
+    )
+    assert found == StepReport(1000.0, 5, 3, 0.5, 4, 5, False, 0.010, 300, 3, False, 3, 3)
     found = recorder.record(1001.0, decoding=(3, 3), running=3)
     assert (found.batch, found.decode_only, found.prompt_tokens) == (3, True, 0)
     found = recorder.record(1002.0)
@@ -100,24 +124,109 @@ def test_preempted_sequence_that_computes_its_tokens_again_is_told_apart(module:
     assert drafting.record(1000.0, decoding=(3, 13), running=3).recomputing
 
 
-def test_asynchronous_steps_last_from_report_to_report(module: Any) -> None:
+def test_asynchronous_steps_last_as_long_as_the_engine_core_says(module: Any) -> None:
+    """Whatever the way of the report: the API server may be busy when it comes."""
+    recorder = Recorder(module, asynchronous=True)
+    recorder.record(1000.0, decoding=(2, 2), running=2, intervals=(0.02, 0.02))
+    found = recorder.record(1000.07, decoding=(2, 2), running=2, intervals=(0.02, 0.02))
+    assert (found.elapsed_s, found.decode_only) == (0.02, True)
+    found = recorder.record(1000.071, decoding=(2, 2), running=2, intervals=(0.02, 0.02))
+    assert (found.elapsed_s, found.decode_only) == (0.02, True)
+    mixed = recorder.record(
+        1000.1, prompts=(1, 9), decoding=(1, 1), running=2, intervals=(0.05,), elapsed_ms=1.0
+    )
+    assert (mixed.elapsed_s, mixed.decode_only) == (0.05, False)
+
+
+def test_sequence_that_sat_out_says_nothing_of_the_step(module: Any) -> None:
+    recorder = Recorder(module, asynchronous=True)
+    found = recorder.record(1000.0, decoding=(2, 2), running=2, intervals=(0.9, 0.02), preempted=1)
+    assert (found.elapsed_s, found.decode_only) == (0.02, True)
+    alone = recorder.record(
+        1000.1, decoding=(1, 40), running=1, intervals=(0.9,), preempted=1, elapsed_ms=30.0
+    )
+    assert (alone.elapsed_s, alone.decode_only) == (0.030, False)
+    paused = recorder.record(1020.0, decoding=(1, 1), running=1, intervals=(19.0,), elapsed_ms=30.0)
+    assert (paused.elapsed_s, paused.decode_only) == (0.030, False)
+
+
+def test_prompts_alone_are_timed_from_report_to_report(module: Any) -> None:
     recorder = Recorder(module, asynchronous=True)
     found = recorder.record(1000.0, prompts=(1, 9), running=1, elapsed_ms=30.0)
     assert found.elapsed_s == 0.030, "at least what it was waited for"
-    found = recorder.record(1000.05, decoding=(1, 1), running=1, elapsed_ms=1.0)
+    found = recorder.record(1000.05, prompts=(1, 9), running=1, elapsed_ms=1.0)
     assert found.elapsed_s == pytest.approx(0.05)
-    assert found.decode_only
-    found = recorder.record(1003.0, decoding=(1, 1), running=1, elapsed_ms=1.0)
-    assert (found.elapsed_s, found.decode_only) == (0.001, False), "no telling how long it took"
+    found = recorder.record(1003.0, prompts=(1, 9), running=0, elapsed_ms=1.0)
+    assert found.elapsed_s == 0.001, "no telling how long it took"
+    found = recorder.record(1003.5, prompts=(1, 9), running=1, elapsed_ms=20.0)
+    assert found.elapsed_s == 0.020, "the pause is not its time"
 
 
-def test_pause_is_not_the_time_of_the_prompt_that_ends_it(module: Any) -> None:
+def true_step_s(batch: int) -> float:
+    return float(0.004 + 0.001 * batch**0.8)
+
+
+def run_asynchronously(recorder: Recorder, steps: int, drafts: float = 0.0) -> float:
+    """A busy engine with asynchronous scheduling, whose reports come late: each by up to a step
+    or so, one in 50 by a fifth of a second. Returns the seconds from its begin to the last report.
+
+    A prompt is read now and then, which takes 30 ms; the sequence decodes from the next step on.
+    """
+    rng = random.Random(7)
+    ended_s = arrived_s = began_s = 1000.0
+    decoding = 0
+    for _ in range(steps):
+        if decoding and rng.random() < 0.04 * decoding / 4:
+            decoding -= 1
+        reads = not decoding or (decoding < 8 and rng.random() < 0.05)
+        step_s = true_step_s(decoding) * rng.uniform(0.97, 1.03) + (0.030 if reads else 0.0)
+        ended_s += step_s
+        late_s = rng.expovariate(1 / 0.004) + (0.2 if rng.random() < 0.02 else 0.0)
+        arrived_s = max(arrived_s + 1e-4, ended_s + late_s)
+        generated = sum(1 + (rng.random() < drafts) for _ in range(decoding))
+        recorder.record(
+            arrived_s,
+            prompts=(1, 300) if reads else None,
+            decoding=(decoding, decoding) if decoding or not reads else None,
+            running=decoding + reads,
+            elapsed_ms=max(0.0, step_s - 0.002) * 1000,
+            intervals=(step_s,) * decoding,
+            generated=generated,
+        )
+        decoding += reads
+    return arrived_s - began_s
+
+
+def test_fit_of_an_asynchronous_engine_is_true_however_late_reports_come(module: Any) -> None:
     recorder = Recorder(module, asynchronous=True)
-    recorder.record(1000.0, decoding=(1, 1), running=0)
-    found = recorder.record(1000.5, prompts=(1, 9), running=1, elapsed_ms=20.0)
-    assert found.elapsed_s == 0.020
-    found = recorder.record(1000.6, prompts=(1, 9), decoding=(1, 1), running=2, elapsed_ms=20.0)
-    assert found.elapsed_s == pytest.approx(0.1)
+    wall_s = run_asynchronously(recorder, 4000)
+    fit = recorder.board.slow(recorder.now_s + 5)["step_time"]
+    assert fit["quality"] == "good"
+    assert fit["tokens"] == 1.0
+    for batch in range(1, 9):
+        fitted_ms = fit["t0_ms"] + fit["c_ms"] * batch ** fit["alpha"]
+        assert fitted_ms == pytest.approx(1000 * true_step_s(batch), rel=0.03)
+    assert 0.95 * wall_s < recorder.board.steps.busy_s <= wall_s
+
+
+def test_busy_time_is_never_above_the_time_that_passed(module: Any) -> None:
+    recorder = Recorder(module, asynchronous=True)
+    run_asynchronously(recorder, 500)
+    board, first_s = Board(FACTS), recorder.reports[0].at_s
+    began_s = first_s - recorder.reports[0].elapsed_s
+    for report in recorder.reports:
+        board.stepped(report)
+        assert board.steps.busy_s <= report.at_s - began_s + 1e-6
+
+
+def test_several_tokens_of_a_step_are_told_with_its_time(module: Any) -> None:
+    """Speculative decoding: the step time is no time per token."""
+    recorder = Recorder(module, asynchronous=True, tokens_per_sequence=2)
+    run_asynchronously(recorder, 2000, drafts=0.6)
+    fit = recorder.board.slow(recorder.now_s + 5)["step_time"]
+    assert fit["tokens"] == pytest.approx(1.6, abs=0.03)
+    generated = sum(report.generated for report in recorder.reports)
+    assert recorder.board.slow()["generated_tokens_total"] == generated > recorder.board.steps.count
 
 
 def test_without_a_profile_nothing_is_reported(module: Any) -> None:

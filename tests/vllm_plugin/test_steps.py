@@ -89,6 +89,26 @@ def test_seconds_in_steps_of_any_kind_add_up() -> None:
     assert ring.busy_s == pytest.approx(5.0)
 
 
+def test_late_report_takes_nothing_from_the_step_behind_it() -> None:
+    """Three steps of 10 ms; the report of the second comes 8 ms late."""
+    ring = StepRing()
+    for end_s in (100.010, 100.028, 100.030):
+        ring.record(end_s, 0.010, 1, decode_only=True)
+    assert ring.busy_s == pytest.approx(0.030)
+
+
+def test_no_time_is_busy_twice() -> None:
+    ring = StepRing()
+    ring.record(100.0, 0.010, 1, decode_only=True)
+    ring.record(100.005, 0.010, 1, decode_only=True)
+    assert ring.busy_s == pytest.approx(0.015)
+    ring.record(200.0, 0.010, 1, decode_only=True)
+    ring.record(200.005, 0.010, 1, decode_only=True)
+    assert ring.busy_s == pytest.approx(0.030), "nor after a pause"
+    ring.record(50.0, 0.010, 1, decode_only=True)
+    assert ring.busy_s == pytest.approx(0.040), "a clock that was set back stops nothing"
+
+
 def test_prefill_is_what_a_step_took_beyond_its_decode_part() -> None:
     prefill = Prefill()
     assert prefill.told() == {"tokens": 0, "seconds": 0.0}

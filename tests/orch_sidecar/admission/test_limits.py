@@ -40,6 +40,15 @@ def test_batch_is_the_largest_whose_step_keeps_the_slo() -> None:
     assert limits.measured
 
 
+def test_slo_per_token_lets_a_step_of_several_tokens_take_as_much_longer() -> None:
+    """Speculative decoding; a first token waits for whole steps all the same."""
+    drafting = StepTime(10.0, 1.0, 1.0, 64, tokens=2.0)
+    assert limits_for(of_slos(10.0, 20.0), 64, drafting).bulk == 30
+    rules_of_first_token = rules(class_rules(ttft_p95_ms=100.0), class_rules())
+    one, two = (limits_for(rules_of_first_token, 64, fit) for fit in (STEP_TIME, drafting))
+    assert one.mixed == two.mixed < 64
+
+
 def test_bulk_beside_interactive_requests_keeps_their_slo() -> None:
     assert limits_for(of_slos(30.0, 40.0), 64, STEP_TIME).mixed == 20
     assert limits_for(of_slos(50.0, 40.0), 64, STEP_TIME).mixed == 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -79,6 +80,15 @@ def test_a_request_takes_its_prompt_and_a_step_for_each_token() -> None:
     assert outlook_of().service_s(ask) == pytest.approx(2.5), "it follows on another"
     assert outlook_of().service_s(ask, joins=True) == pytest.approx(2.6)
     assert outlook_of().service_s(interactive()) is None, "of unknown length"
+
+
+def test_tokens_of_one_step_share_its_time() -> None:
+    outlook = outlook_of()
+    one_s = outlook.service_s(interactive(max_tokens=100))
+    outlook.step_time = replace(STEP_TIME, tokens=2.0)
+    assert one_s is not None
+    assert outlook.service_s(interactive(max_tokens=100)) == pytest.approx(one_s / 2)
+    assert outlook.first_token_s(interactive()) == outlook_of().first_token_s(interactive())
 
 
 def test_what_is_left_shrinks_as_it_runs_and_is_never_less_than_a_step() -> None:
