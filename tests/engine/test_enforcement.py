@@ -100,6 +100,8 @@ found = {
     "scheduler": message_of(lambda: arguments(scheduler_cls="my.Scheduler")),
     "transfer": message_of(lambda: arguments(
         kv_transfer_config={"kv_connector": "X", "kv_role": "kv_both"})),
+    "elastic": message_of(lambda: arguments(enable_elastic_ep=True)),
+    "offloading": arguments(kv_offloading_size=0.5).kv_transfer_config.kv_connector,
     "unset": arguments().scheduler_config.max_num_seqs,
     "details": arguments().observability_config.enable_logging_iteration_details,
     "resource": os.environ["OTEL_RESOURCE_ATTRIBUTES"],
@@ -136,13 +138,19 @@ def test_without_a_flag_home_has_one_slot(scripted: dict[str, int]) -> None:
     assert scripted["details"] is True
 
 
+def test_kv_offloading_is_accepted(scripted: dict[str, str]) -> None:
+    """vLLM makes a connector of it, in a configuration that nobody gave."""
+    assert scripted["offloading"] == "OffloadingConnector"
+
+
 @pytest.mark.parametrize(
     ("way", "words"),
     [
         ("active", "--max-num-active-seqs is 2, must be 1"),
         ("servers", "--api-server-count is 2, must be 1"),
         ("scheduler", "--scheduler-cls is given, must not be"),
-        ("transfer", "--kv-transfer-config is given, must not be"),
+        ("transfer", "--kv-transfer-config has connector 'X', must be an offloading one"),
+        ("elastic", "--enable-elastic-ep is given, must not be"),
         ("rust", "VLLM_USE_RUST_FRONTEND is '1', must not be set"),
     ],
 )
