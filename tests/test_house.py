@@ -38,6 +38,7 @@ PURE = (
     "vllm_plugin.workloads",
     "vllm_plugin.board",
     "vllm_plugin.hooks",
+    "vllm_plugin.outline",
     "vllm_plugin.allowlist",
     "vllm_plugin.connectors",
     "vllm_plugin.profile",

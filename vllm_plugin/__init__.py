@@ -10,6 +10,7 @@ Dependencies point down this list; nothing imports what stands above it:
     spans        labels on vLLM's spans
     hardware     what an engine runs on, and in which precision
     hooks        what of vLLM this package touches, and the self-test that looks for it
+    outline      pure: the names in a module's source
     board        pure: the scheduler's state, who listens to it
     routes       pure: what vLLM's routes do with the engine
     duty         pure: whether the engine takes work

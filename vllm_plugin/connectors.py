@@ -74,5 +74,5 @@ def _objection_to_tiers(extra: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _get(config: Any, name: str) -> Any:
-    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+def _get(source: Any, name: str) -> Any:
+    return source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)

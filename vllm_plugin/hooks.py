@@ -1,19 +1,16 @@
 """What of vLLM this package touches, as data; and the self-test that looks for it.
 
 The same check serves the running engine (sources of the installed package) and releases that
-cannot run here (sources or outlines of their wheels). It reads syntax, imports nothing and
-executes nothing: an outline maps `Class.method` to parameter names and `Class` to its fields.
+cannot run here (sources or outlines of their wheels). Names are as `outline` writes them.
 """
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-Outline = Mapping[str, list[str]]
+from vllm_plugin.outline import Outline
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +24,15 @@ class Hook:
 
 
 HOOKS: Final = (
+    Hook("__init__.py", "", ("__version__",), "the version"),
+    Hook("envs.py", "", ("VLLM_PLUGINS", "VLLM_USE_RUST_FRONTEND"), "entry points, enforcement"),
     Hook(
         "plugins/__init__.py",
         "",
         (
-            "DEFAULT_PLUGINS_GROUP",
-            "STAT_LOGGER_PLUGINS_GROUP",
-            "ENDPOINT_PLUGINS_GROUP",
+            "DEFAULT_PLUGINS_GROUP='vllm.general_plugins'",
+            "STAT_LOGGER_PLUGINS_GROUP='vllm.stat_logger_plugins'",
+            "ENDPOINT_PLUGINS_GROUP='vllm.endpoint_plugins'",
             "load_general_plugins",
             "load_endpoint_plugins",
         ),
@@ -50,8 +49,12 @@ HOOKS: Final = (
             "long_prefill_token_threshold",
             "scheduling_policy",
             "data_parallel_size",
+            "pipeline_parallel_size",
+            "enable_elastic_ep",
             "scheduler_cls",
             "kv_transfer_config",
+            "kv_offloading_size",
+            "kv_offloading_backend",
             "otlp_traces_endpoint",
             "enable_logging_iteration_details",
             "_api_process_count",
@@ -65,6 +68,20 @@ HOOKS: Final = (
         "enforcement",
     ),
     Hook(
+        "config/vllm.py",
+        "VllmConfig",
+        (
+            "model_config",
+            "cache_config",
+            "scheduler_config",
+            "parallel_config",
+            "speculative_config",
+            "observability_config",
+            "kv_transfer_config",
+        ),
+        "the engine's configuration",
+    ),
+    Hook(
         "config/scheduler.py",
         "SchedulerConfig",
         (
@@ -73,15 +90,49 @@ HOOKS: Final = (
             "max_num_batched_tokens",
             "long_prefill_token_threshold",
             "policy",
+            "async_scheduling",
             "max_num_queued_reqs",
             "max_num_queued_tokens",
         ),
-        "slots_total, features, rate_limits",
+        "slots_total, features, step times, rate_limits",
     ),
+    Hook(
+        "config/parallel.py",
+        "ParallelConfig",
+        (
+            "data_parallel_size",
+            "pipeline_parallel_size",
+            "world_size",
+            "enable_elastic_ep",
+            "_api_process_count",
+        ),
+        "enforcement, gpu_count",
+    ),
+    Hook(
+        "config/model.py",
+        "ModelConfig",
+        ("served_model_name", "max_model_len", "dtype", "quantization"),
+        "models, ctx_max, precision",
+    ),
+    Hook("config/cache.py", "CacheConfig", ("num_gpu_blocks", "block_size"), "kv_tokens_total"),
+    Hook(
+        "config/kv_transfer.py",
+        "KVTransferConfig",
+        ("kv_connector", "kv_connector_module_path", "kv_connector_extra_config", "kv_role"),
+        "enforcement",
+    ),
+    Hook("config/speculative.py", "SpeculativeConfig", ("num_speculative_tokens",), "step times"),
+    Hook("config/observability.py", "ObservabilityConfig", ("otlp_traces_endpoint",), "labels"),
     Hook(
         "v1/metrics/loggers.py",
         "StatLoggerBase.record",
         ("self", "scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
+        "scheduler state",
+    ),
+    Hook(
+        "v1/metrics/loggers.py",
+        "StatLoggerBase",
+        ("record", "log_engine_initialized"),
         "scheduler state",
     ),
     Hook(
@@ -109,7 +160,12 @@ HOOKS: Final = (
         ),
         "batch sizes, step times",
     ),
-    Hook("v1/metrics/stats.py", "IterationStats", ("num_preempted_reqs",), "preemptions"),
+    Hook(
+        "v1/metrics/stats.py",
+        "IterationStats",
+        ("num_preempted_reqs", "num_generation_tokens", "inter_token_latencies_iter"),
+        "preemptions, step times",
+    ),
     Hook(
         "plugins/endpoint_plugins/interface.py",
         "EndpointPlugin.attach_router",
@@ -122,23 +178,48 @@ HOOKS: Final = (
         ("self", "engine_client", "state", "args"),
         "/v1/capabilities",
     ),
+    Hook("platforms/__init__.py", "", ("current_platform",), "hardware"),
     Hook("platforms/interface.py", "Platform", ("is_cpu", "get_device_name"), "hardware"),
+    Hook(
+        "entrypoints/launchers/api_server/app_state.py",
+        "init_app_state",
+        ("state.openai_serving_models",),
+        "models",
+    ),
+    Hook("entrypoints/openai/models/protocol.py", "BaseModelPath", ("name",), "models"),
     Hook(
         "entrypoints/openai/models/serving.py",
         "OpenAIServingModels",
         ("base_model_paths", "lora_requests"),
         "models",
     ),
-    Hook("engine/protocol.py", "EngineClient", ("is_running", "errored"), "end of the stream"),
+    Hook(
+        "engine/protocol.py",
+        "EngineClient",
+        ("is_running", "errored", "is_sleeping"),
+        "end of the stream, pauses",
+    ),
+    Hook(
+        "entrypoints/launchers/launcher.py",
+        "serve_http",
+        ("app.state.server",),
+        "end of the stream",
+    ),
     Hook(
         "tracing/utils.py",
         "SpanAttributes",
         (
-            "GEN_AI_USAGE_PROMPT_TOKENS",
-            "GEN_AI_USAGE_COMPLETION_TOKENS",
-            "GEN_AI_LATENCY_TIME_IN_MODEL_INFERENCE",
-            "GEN_AI_REQUEST_ID",
+            "GEN_AI_USAGE_PROMPT_TOKENS='gen_ai.usage.prompt_tokens'",
+            "GEN_AI_USAGE_COMPLETION_TOKENS='gen_ai.usage.completion_tokens'",
+            "GEN_AI_LATENCY_TIME_IN_MODEL_INFERENCE='gen_ai.latency.time_in_model_inference'",
+            "GEN_AI_REQUEST_ID='gen_ai.request.id'",
         ),
+        "span labels",
+    ),
+    Hook(
+        "v1/engine/output_processor.py",
+        "OutputProcessor.do_tracing",
+        ("span_name='llm_request'",),
         "span labels",
     ),
 )
@@ -152,50 +233,6 @@ class Finding:
     missed: tuple[str, ...]
 
 
-def outline(source: str) -> dict[str, list[str]]:
-    """The names in a module: top level under "", fields per class, parameters per function."""
-    found: dict[str, list[str]] = {"": []}
-
-    def visit(body: list[ast.stmt], prefix: str) -> None:
-        names = found.setdefault(prefix, [])
-        for node in body:
-            if isinstance(node, ast.ClassDef):
-                names.append(node.name)
-                visit(node.body, f"{prefix}.{node.name}" if prefix else node.name)
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                names.append(node.name)
-                key = f"{prefix}.{node.name}" if prefix else node.name
-                arguments = node.args
-                found[key] = [
-                    a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-                ]
-                if node.name == "__init__":
-                    names.extend(_assigned_to_self(node))
-            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                names.append(node.target.id)
-            elif isinstance(node, ast.Assign):
-                names.extend(t.id for t in node.targets if isinstance(t, ast.Name))
-
-    visit(ast.parse(source).body, "")
-    return found
-
-
-def _assigned_to_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    targets: list[ast.expr] = []
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign):
-            targets.extend(node.targets)
-        elif isinstance(node, ast.AnnAssign):
-            targets.append(node.target)
-    return [
-        target.attr
-        for target in targets
-        if isinstance(target, ast.Attribute)
-        and isinstance(target.value, ast.Name)
-        and target.value.id == "self"
-    ]
-
-
 def check(outline_of: Callable[[str], Outline | None]) -> list[Finding]:
     """Looks for every hook. `outline_of` gives a file's outline, None if there is no such file."""
     findings = []
@@ -204,19 +241,6 @@ def check(outline_of: Callable[[str], Outline | None]) -> list[Finding]:
         missed = hook.names if names is None else tuple(n for n in hook.names if n not in names)
         findings.append(Finding(hook, missed))
     return findings
-
-
-def outlines_below(root: Path) -> Callable[[str], Outline | None]:
-    """Outlines of the sources of a vLLM package whose directory is `root`."""
-    known: dict[str, Outline | None] = {}
-
-    def outline_of(file: str) -> Outline | None:
-        if file not in known:
-            path = root / file
-            known[file] = outline(path.read_text(encoding="utf-8")) if path.is_file() else None
-        return known[file]
-
-    return outline_of
 
 
 def report(version: str, findings: list[Finding]) -> tuple[str, bool]:

@@ -90,9 +90,10 @@ def _self_test() -> str:
     import vllm
 
     from vllm_plugin import hooks
+    from vllm_plugin.outline import outlines_below
 
     package = Path(vllm.__file__).parent
-    text, complete = hooks.report(vllm.__version__, hooks.check(hooks.outlines_below(package)))
+    text, complete = hooks.report(vllm.__version__, hooks.check(outlines_below(package)))
     if not complete:
         raise RuntimeError(
             f"{text}\norch cannot vouch for this vLLM; use a supported release, or unset "

@@ -10,6 +10,7 @@ import pytest
 from tests.vllm_plugin.gpu_builds import record
 from tests.vllm_plugin.gpu_builds.ranges import open_ranges
 from vllm_plugin import hooks
+from vllm_plugin.outline import outline
 
 RELEASES = ("0.32.0", "0.33.0")
 
@@ -70,8 +71,10 @@ def test_unrecorded_place_is_named() -> None:
 def test_look_records_names_and_marks_what_is_not_there() -> None:
     """Names come out sorted and once each, from sources of which only one file exists."""
     source = "class SpanAttributes:\n    B = 'b'\n    A: str = 'a'\n    B = 'c'\n"
-    files = record.look(lambda f: hooks.outline(source) if f == "tracing/utils.py" else None)
-    assert files.pop("tracing/utils.py") == {"SpanAttributes": ["A", "B"]}
+    files = record.look(lambda f: outline(source) if f == "tracing/utils.py" else None)
+    assert files.pop("tracing/utils.py") == {
+        "SpanAttributes": ["A", "A='a'", "B", "B='b'", "B='c'"]
+    }
     assert all(names is None for places in files.values() for names in places.values())
 
 

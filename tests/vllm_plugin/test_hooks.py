@@ -10,54 +10,8 @@ from pathlib import Path
 import pytest
 
 from vllm_plugin import hooks
-from vllm_plugin.hooks import HOOKS, Hook, check, outline, outlines_below, report
-
-SOURCE = '''
-"""A module."""
-import os
-LIMIT: int = 5
-NAME = OTHER = "x"
-
-class Thing:
-    field: int
-    default: str = "a"
-    plain = 1
-
-    def __init__(self, given):
-        self.assigned = given
-        self.typed: int = 5
-        other.not_ours = 1
-        local = 2
-
-    def method(self, a, /, b, *args, c=1, **kwargs):
-        inner: int = 3
-
-    async def later(self, x): ...
-
-    class Inner:
-        deep: int
-
-def function(p, *, q): ...
-'''
-
-
-def test_outline_of_a_module() -> None:
-    assert outline(SOURCE) == {
-        "": ["LIMIT", "NAME", "OTHER", "Thing", "function"],
-        "Thing": [
-            "field", "default", "plain", "__init__", "assigned", "typed", "method", "later",
-            "Inner",
-        ],
-        "Thing.__init__": ["self", "given"],
-        "Thing.method": ["self", "a", "b", "c"],
-        "Thing.later": ["self", "x"],
-        "Thing.Inner": ["deep"],
-        "function": ["p", "q"],
-    }  # fmt: skip
-
-
-def test_outline_executes_nothing() -> None:
-    assert outline("raise SystemExit\nimport nonexistent_package")[""] == []
+from vllm_plugin.hooks import HOOKS, Hook, check, report
+from vllm_plugin.outline import outlines_below
 
 
 def complete(file: str) -> dict[str, list[str]]:
@@ -104,15 +58,6 @@ def test_missing_file_or_class_misses_all_of_its_names(hook: Hook) -> None:
         assert not report("x", check(outline_of))[1]
 
 
-def test_outlines_are_read_from_a_directory_once(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("X = 1")
-    outline_of = outlines_below(tmp_path)
-    assert outline_of("a.py") == {"": ["X"]}
-    (tmp_path / "a.py").unlink()
-    assert outline_of("a.py") == {"": ["X"]}
-    assert outline_of("b.py") is None
-
-
 def test_installed_vllm_has_every_hook() -> None:
     """Reads its sources; imports nothing of it."""
     spec = find_spec("vllm")
@@ -125,7 +70,8 @@ def test_installed_vllm_has_every_hook() -> None:
 def test_check_imports_no_vllm() -> None:
     code = (
         "import sys; from importlib.util import find_spec; from pathlib import Path\n"
-        "from vllm_plugin.hooks import check, outlines_below\n"
+        "from vllm_plugin.hooks import check\n"
+        "from vllm_plugin.outline import outlines_below\n"
         "check(outlines_below(Path('/nowhere')))\n"
         "print('vllm' in sys.modules)"
     )

@@ -25,6 +25,7 @@ from pip._internal.network.session import PipSession
 from tests.vllm_plugin.gpu_builds import record
 from tests.vllm_plugin.gpu_builds.ranges import open_ranges
 from vllm_plugin import hooks
+from vllm_plugin.outline import Outline, outline
 
 _PACKAGE: Final = "vllm"
 _UNCHANGED: Final = {"Accept-Encoding": "identity", "Cache-Control": "no-cache"}
@@ -79,9 +80,9 @@ def fetch(session: PipSession, version: str, link: Link) -> tuple[record.Record,
     with open_ranges(wheel.size(), wheel.read_range) as file, ZipFile(file) as archive:
         members = set(archive.namelist())
 
-        def outline_of(file: str) -> hooks.Outline | None:
+        def outline_of(file: str) -> Outline | None:
             member = f"{_PACKAGE}/{file}"
-            return hooks.outline(archive.read(member).decode()) if member in members else None
+            return outline(archive.read(member).decode()) if member in members else None
 
         files = record.look(outline_of)
     found = record.Record(

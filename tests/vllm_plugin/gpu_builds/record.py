@@ -12,7 +12,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from vllm_plugin.hooks import HOOKS, Outline
+from vllm_plugin.hooks import HOOKS
+from vllm_plugin.outline import Outline
 
 
 class Record(BaseModel):
