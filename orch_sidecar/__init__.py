@@ -16,6 +16,7 @@ Dependencies point down this list; nothing imports what stands above it:
     serving       a request's way through the sidecar
     refused       a refusal as an answer to a client
     sharing       identical requests, one decode
+    routing       which pool a request goes to, and which one next
     attempt       one request at one pool: slots, connection, answer, the end of the lease
     shared        a decode that requests share
     request       a request that is being served, and what is written of it
@@ -73,6 +74,7 @@ Dependencies point down this list; nothing imports what stands above it:
     response_id   pure: the response id within an answer
     openai        pure: a request body in, its cost in sequences out
     coalescing    pure: which requests one decode can answer
+    outline       pure: a large JSON body in, a small one of the same shape out
     json_body     pure: a body in, the JSON object that it holds out
     keys          pure: API keys of clients: what a file of them says, and whose one is
     directives    pure: request headers in, how a request wants to be served out

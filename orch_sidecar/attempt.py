@@ -22,12 +22,12 @@ from orch_sidecar.answering import how_ended
 from orch_sidecar.decode import Decode
 from orch_sidecar.exchange import Ending
 from orch_sidecar.fanout import Fanout
+from orch_sidecar.outline import LARGE_BYTES
 from orch_sidecar.pool import Pool
 from orch_sidecar.reasons import Reason, Refusal
 from orch_sidecar.relay import Relay
 from orch_sidecar.request import Request, fields
 from orch_sidecar.server import ClientConnection, Written
-from orch_sidecar.settings import SidecarSettings
 from orch_sidecar.spreading import MOVED
 from orch_sidecar.upper import UpperLeases
 from orch_sidecar.watch import RelayWatch
@@ -53,12 +53,14 @@ _NOWHERE: Final = frozenset[Reason]()
 class Failed:
     """It came to nothing, and the client knows nothing of it yet.
 
-    `elsewhere`: another pool may be asked. `tried`: and not this one again.
+    `elsewhere`: another pool may be asked. `tried`: and not this one again. `sent`: this one's
+    engine had got the request.
     """
 
     refusal: Refusal
     elsewhere: bool = False
     tried: bool = True
+    sent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,10 @@ class TurnedAway:
 class Attempts:
     """Attempts of all requests."""
 
-    def __init__(self, settings: SidecarSettings, watch: RelayWatch, leases: UpperLeases) -> None:
+    def __init__(self, watch: RelayWatch, leases: UpperLeases) -> None:
         """`leases`: those of sidecars above."""
-        self.settings = settings
         self._watch = watch
         self._leases = leases
-        self._waiting_bytes = 0
         self._loop = asyncio.get_running_loop()
 
     async def run(self, request: Request, pool: Pool, ask: Ask) -> web.StreamResponse | Failed:
@@ -128,12 +128,7 @@ class Attempts:
         return await self._wait(request, pool, ticket, ask)
 
     async def _wait(self, request: Request, pool: Pool, ticket: str, ask: Ask) -> Lease | Refusal:
-        """Waits for the slots, if there is room for the body meanwhile."""
-        size, limit = len(request.body), self.settings.max_queue_bytes
-        if self._waiting_bytes + size > limit:
-            text = f"the bodies of the waiting requests fill {limit} bytes"
-            pool.gate.refuse(ticket, Refusal(Reason.QUEUE_FULL, text))
-        self._waiting_bytes += size
+        """Waits for the slots."""
         request.waiting = pool.gate, ticket
         if pool.group != pool.name and not request.moved and request.directives.pool != pool.name:
             pool.movable[ticket] = ask.service_class, ask.cost
@@ -145,7 +140,6 @@ class Attempts:
         finally:
             request.waiting = None
             pool.movable.pop(ticket, None)
-            self._waiting_bytes -= size
 
     async def relay(
         self, request: Request, pool: Pool, lease: Lease | None
@@ -199,7 +193,10 @@ class Attempts:
                 client.relay = relay
                 self._watch.add(relay)
             written = True
-            receiver.start(connection, head + request.body)
+            if len(request.body) <= LARGE_BYTES:
+                receiver.start(connection, head + request.body)
+            else:
+                receiver.start(connection, head, request.body)  # a body is here only once
             if relay is not None and client.writing_paused:
                 relay.pause()  # it is full of an earlier answer, to a request sent ahead
             ending = await receiver.done
@@ -209,7 +206,7 @@ class Attempts:
             if ending.failure is not None:
                 exchange.outcome = ending.failure.reason
                 if not ending.answered:
-                    return Failed(ending.failure, elsewhere=receiver.unanswered)
+                    return Failed(ending.failure, elsewhere=receiver.unanswered, sent=True)
             elif receiver.retry_after_ms is not None:
                 # Before the lease is given back: nobody else is to be sent down there now.
                 pool.gate.turned_away(min(receiver.retry_after_ms, tier.LONGEST_PAUSE_MS))

@@ -21,7 +21,7 @@ from orch_sidecar.upstream import EngineConnection, EnginePool
 class Decode:
     """One attempt at an answer. `done`: how it ended, for the engine; clients may be behind.
 
-    `unanswered`: the connection went before anything was passed on, so another engine may be asked.
+    `unanswered`: the connection went before any byte of an answer came.
     `retry_after_ms`: the request was turned away below, and the clients know nothing of it.
     """
 
@@ -34,6 +34,7 @@ class Decode:
         "_held",
         "_paused",
         "_pool",
+        "_reads_before",
         "_turned_away",
         "done",
         "retry_after_ms",
@@ -49,6 +50,7 @@ class Decode:
         self._fanout = fanout
         self._pool = pool
         self._turned_away = turned_away
+        self._reads_before = fanout.log.reads  # of attempts before this one
         self._connection: EngineConnection | None = None
         self._head: Head | None = None
         self._body: Body | None = None
@@ -74,11 +76,11 @@ class Decode:
         """The last two pieces of the answer: `usage` may be in either."""
         return self._fanout.sent
 
-    def start(self, connection: EngineConnection, request: bytes) -> None:
-        """Sends the request; from here on the answer flows."""
+    def start(self, connection: EngineConnection, *request: bytes) -> None:
+        """Sends the request, whose parts these are; from here on the answer flows."""
         self._connection = connection
         self._fanout.source = self
-        connection.send(request, self)
+        connection.send(self, *request)
 
     def stop(self) -> None:
         """Nobody wants it any more, or it cannot go on: closes the engine's connection."""
@@ -129,7 +131,7 @@ class Decode:
             self._finish(body, b"")
             return
         cause = f": {error}" if error else ""
-        self.unanswered = self._fanout.untouched
+        self.unanswered = self._fanout.log.reads == self._reads_before
         self.fail(
             Refusal(
                 Reason.ENGINE_FAILED,

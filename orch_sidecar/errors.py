@@ -75,6 +75,7 @@ FORMS: Final[dict[Reason, Form]] = {
     Reason.PROFILE_MISMATCH: _unavailable("profile_mismatch"),
     Reason.NO_POOL: _unavailable("no_pool"),
     Reason.DRAINING: _unavailable("draining"),
+    Reason.BODY_BUDGET_FULL: _unavailable("body_budget_full"),
     Reason.ENGINE_FAILED: Form(502, "engine_failed", "server_error", "api_error", True),
     Reason.ENGINE_TIMEOUT: Form(504, "engine_timeout", "server_error", "timeout_error", True),
     # Said in the stream of a client that holds up others; one that is alone is dropped.

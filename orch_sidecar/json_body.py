@@ -1,7 +1,7 @@
 """A request's body in, the JSON object that it holds out: as vLLM would read it, or not at all.
 
-Pure. What could be read in two ways (a key that is given twice) is an error, and so is what would
-take the event loop too long.
+Pure. What could be read in two ways (a key that is given twice) is an error. How long it takes is
+bounded by the size of the body; a large one comes as its outline.
 """
 
 from __future__ import annotations
@@ -10,10 +10,6 @@ import json
 from typing import Any, Final
 
 from orch_sidecar.reasons import Reason, Refusal
-
-# Brackets and braces, those in strings included. Python makes an object of each, and the event
-# loop stands still meanwhile: about 0.2 s for so many.
-MAX_OPENED: Final = 200_000
 
 
 class Unreadable(Exception):
@@ -48,25 +44,36 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return repeating
 
 
+def _object_outlined(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    # Below the top level an outline has one name for all members.
+    return mapping if len(mapping) == 1 and "" in mapping else _object(pairs)
+
+
+# What holds nothing else.
+_LEAVES: Final = frozenset((str, int, float, bool, type(None)))
+
 # One decoder for all: `json.loads` with a hook would build one for each body.
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_object)
+_OUTLINE_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object_outlined)
 
 
-def parse(body: bytes, max_depth: int) -> dict[str, Any]:
-    """The object that a body holds. Raises Unreadable."""
+def parse(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, Any]:
+    """The object that a body holds. `outlined`: it is an outline. Raises Unreadable."""
     opened = body.count(b"{") + body.count(b"[")
-    if opened > MAX_OPENED:
-        raise Unreadable(f"the body has {opened} objects and lists, {MAX_OPENED} at most")
     try:
         # As json.loads does it for bytes, and vLLM with it.
         plain = body[:1] == b"{" and body[1:2] > b"\0"  # by its rules that is UTF-8
         encoding = "utf-8" if plain else json.detect_encoding(body)
         text = body.decode(encoding, "surrogatepass").strip(" \t\n\r")
-        document, end = _DECODER.raw_decode(text)
+        document, end = (_OUTLINE_DECODER if outlined else _DECODER).raw_decode(text)
         if end != len(text):
             raise json.JSONDecodeError("Extra data", text, end)
     except RecursionError:
         raise Unreadable(f"the JSON is nested deeper than {max_depth} levels") from None
+    except json.JSONDecodeError as error:
+        # Where something is in an outline says nothing of where it is in the body.
+        raise Unreadable(f"the body is not JSON: {error.msg if outlined else error}") from None
     except ValueError as error:  # also UnicodeDecodeError, and integers of thousands of digits
         raise Unreadable(f"the body is not JSON: {error}") from None
     if not isinstance(document, dict):
@@ -84,11 +91,10 @@ def _deeper_than(document: Any, levels: int) -> bool:
     for _ in range(levels):
         below: list[Any] = []
         for value in layer:
-            if isinstance(value, dict):
-                below.extend(value.values())
-            elif isinstance(value, list):
-                below.extend(value)
-        layer = [value for value in below if isinstance(value, dict | list)]
+            values = value if type(value) is list else value.values()
+            if not _LEAVES.issuperset(map(type, values)):
+                below += [each for each in values if type(each) not in _LEAVES]
+        layer = below
         if not layer:
             return False
     return True

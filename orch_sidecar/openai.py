@@ -63,18 +63,27 @@ _TOKEN_LIMITS: Final = {
 _SELDOM: Final = frozenset(
     ("n", "service_tier", "priority", "kv_transfer_params", "use_beam_search", "background")
 )
+_INTEGERS: Final = frozenset((int,))  # a bool is of another type
 _LARGEST_INTEGER: Final = 2**31 - 1
 
 
 def read(
-    api: Api, body: bytes, max_depth: int, ctx_max: int | None, coalesce: bool = False
+    api: Api,
+    body: bytes,
+    max_depth: int,
+    ctx_max: int | None,
+    coalesce: bool = False,
+    *,
+    outlined: bool = False,
 ) -> Demand | Refusal:
     """Reads a body. A Refusal names the field, its value and the rule.
 
-    `coalesce`: whether to look if one decode could answer this and other requests.
+    `coalesce`: whether to look if one decode could answer this and other requests. `outlined`:
+    it is the outline of a body, in which not everything is that makes two requests the same.
     """
+    assert not (coalesce and outlined)
     try:
-        document = json_body.parse(body, max_depth)
+        document = json_body.parse(body, max_depth, outlined=outlined)
         return _demand(api, document, ctx_max, coalesce)
     except Unreadable as unreadable:
         return unreadable.refusal
@@ -156,7 +165,7 @@ def _listed(document: dict[str, Any], field: str, ctx_max: int | None) -> tuple[
         raise Unreadable(f"{field} must be a string or a list, not {kind_of(value)}", field)
     if not value:
         return 0, None
-    kinds = {type(item) for item in value}
+    kinds = set(map(type, value))
     if len(kinds) > 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise Unreadable(f"the items of {field} must be of one type, not {names}", field)
@@ -166,19 +175,21 @@ def _listed(document: dict[str, Any], field: str, ctx_max: int | None) -> tuple[
     if kind is list and field == "prompt":
         return len(value), sum(_tokens(item, field, ctx_max) for item in value)
     if kind is int and field == "prompt":
-        return 1, _tokens(value, field, ctx_max)
+        return 1, _fitting(len(value), field, ctx_max)
     raise Unreadable(f"the items of {field} must not be {kind_of(value[0])}", field)
 
 
 def _tokens(tokens: list[Any], field: str, ctx_max: int | None) -> int:
     """How many they are, if they are token ids and fit."""
-    if any(type(token) is not int for token in tokens):
+    if not _INTEGERS.issuperset(map(type, tokens)):
         raise Unreadable(f"a list in {field} must hold token ids (integers) only", field)
-    if ctx_max is not None and len(tokens) > ctx_max:
-        raise Unreadable(
-            f"{field} has {len(tokens)} tokens, the model's context is {ctx_max}", field
-        )
-    return len(tokens)
+    return _fitting(len(tokens), field, ctx_max)
+
+
+def _fitting(tokens: int, field: str, ctx_max: int | None) -> int:
+    if ctx_max is not None and tokens > ctx_max:
+        raise Unreadable(f"{field} has {tokens} tokens, the model's context is {ctx_max}", field)
+    return tokens
 
 
 def _integer(

@@ -47,6 +47,7 @@ class Reason(StrEnum):
     PROFILE_MISMATCH = "profile_mismatch"
     NO_POOL = "no_pool"
     DRAINING = "draining"
+    BODY_BUDGET_FULL = "body_budget_full"  # by the bodies of other requests
     # The engine failed this request.
     ENGINE_FAILED = "engine_failed"
     ENGINE_TIMEOUT = "engine_timeout"

@@ -13,7 +13,9 @@ from orch_sidecar.reasons import Reason, Refusal
 from orch_sidecar.routes import Route
 
 # After these the rest of the request may still be on its way, or the client should go elsewhere.
-_CLOSING: Final = frozenset({Reason.DRAINING, Reason.BODY_TOO_LARGE, Reason.BODY_TIMEOUT})
+_CLOSING: Final = frozenset(
+    {Reason.DRAINING, Reason.BODY_TOO_LARGE, Reason.BODY_BUDGET_FULL, Reason.BODY_TIMEOUT}
+)
 
 
 def answer(

@@ -38,7 +38,7 @@ class Relay:
     """One answer. It is the engine connection's receiver, and paused by the client's side.
 
     `keep_alive`: whether the client's connection may serve another request after it.
-    `unanswered`: the connection went before anything was passed on, so another engine may be asked.
+    `unanswered`: the connection went before any byte of an answer came.
     `retry_after_ms`: the request was turned away below, and the client knows nothing of it.
     """
 
@@ -99,10 +99,10 @@ class Relay:
         self.reads = 0
         self.done: asyncio.Future[Relayed] = pool.loop.create_future()
 
-    def start(self, connection: EngineConnection, request: bytes) -> None:
-        """Sends the request; from here on the answer flows."""
+    def start(self, connection: EngineConnection, *request: bytes) -> None:
+        """Sends the request, whose parts these are; from here on the answer flows."""
         self._connection = connection
-        connection.send(request, self)
+        connection.send(self, *request)
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -168,7 +168,7 @@ class Relay:
             self._finish(body)
             return
         cause = f": {error}" if error else ""
-        self.unanswered = not self._head_sent
+        self.unanswered = not self.reads
         self.fail(
             Refusal(
                 Reason.ENGINE_FAILED,

@@ -22,7 +22,7 @@ CHANGEABLE: Final = frozenset(
         "queue_capacity",
         "queue_timeout_s",
         "max_body_bytes",
-        "max_queue_bytes",
+        "body_budget_bytes",
         "max_header_bytes",
         "max_json_depth",
         "body_timeout_s",

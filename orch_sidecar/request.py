@@ -36,6 +36,8 @@ class Request:
     `fanout`: its answer goes there, to several clients perhaps. `barred`: the pools that it must
     not go to. `names`: those of its fields, where looked up. `key`: whose it is, and `held`: how
     many sequences of that key it counts for. `keyless`: clients' keys are for this sidecar.
+    `reserved_bytes`: of the budget for bodies. `lost`: why an engine that had got it did
+    not answer.
     """
 
     http: web.BaseRequest
@@ -55,6 +57,8 @@ class Request:
     fanout: Fanout | None = None
     barred: frozenset[str] = frozenset()
     held: int = 0
+    reserved_bytes: int = 0
+    lost: Refusal | None = None
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -137,8 +137,10 @@ class SidecarSettings(BaseSettings):
     max_body_bytes: int = Field(
         16 * 2**20, ge=1024, le=2**31, description="largest request body, bytes"
     )
-    max_queue_bytes: int = Field(
-        256 * 2**20, ge=1024, description="bodies of waiting requests together at most, bytes"
+    body_budget_bytes: int = Field(
+        256 * 2**20,
+        ge=1024,
+        description="bodies of all requests together at most, read, waiting and in flight, bytes",
     )
     max_header_bytes: int = Field(
         16_384, ge=1024, le=2**20, description="largest request line or header field, bytes"
@@ -167,6 +169,15 @@ class SidecarSettings(BaseSettings):
 
     _url = field_validator("engine_url")(_origin)
     _key = field_validator("engine_api_key")(_header_value)
+
+    @model_validator(mode="after")
+    def _largest_body_fits_the_budget(self) -> SidecarSettings:
+        if self.body_budget_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"body_budget_bytes ({self.body_budget_bytes}) must be at least max_body_bytes "
+                f"({self.max_body_bytes}): a body of that size would never be read"
+            )
+        return self
 
     @field_validator("pools")
     @classmethod

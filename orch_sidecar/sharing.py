@@ -212,8 +212,9 @@ class Sharing:
         exchange, barred = request.exchange, shared.request.barred
         exchange.begin_again()
         request.barred = frozenset(pool.group for pool in self._pools) - barred
+        request.lost = shared.request.lost
         outcome = await self._generate(request, wanted)
-        return Failed(failure) if isinstance(outcome, Failed) else outcome
+        return Failed(request.lost or failure) if isinstance(outcome, Failed) else outcome
 
     def _again(
         self, shared: Shared, exchange: Exchange, wanted: Wanted, failure: Refusal

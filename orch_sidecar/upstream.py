@@ -39,11 +39,12 @@ class EngineConnection(asyncio.Protocol):
     def open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, request: bytes, receiver: Receiver) -> None:
-        """Writes a whole request; the answer goes to `receiver`."""
+    def send(self, receiver: Receiver, *request: bytes) -> None:
+        """Writes a whole request, whose parts these are; the answer goes to `receiver`."""
         assert self._transport is not None
         self.receiver = receiver
-        self._transport.write(request)
+        for part in request:
+            self._transport.write(part)
 
     def pause(self) -> None:
         if self._transport is not None:

@@ -43,6 +43,7 @@ PURE = (
     "vllm_plugin.connectors",
     "vllm_plugin.profile",
     "orch_sidecar.json_body",
+    "orch_sidecar.outline",
     "orch_sidecar.openai",
     "orch_sidecar.coalescing",
     "orch_sidecar.response_id",

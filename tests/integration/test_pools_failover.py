@@ -10,9 +10,10 @@ import pytest
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES
 from tests.integration.held import Held, started
-from tests.integration.running import Running, eventually
-from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.scripted_engine import Engine, Script, ScriptedEngine
 from tests.integration.scripts import closes, resets
+from tests.integration.tiers import tier
 from tests.integration.wire import Answer
 
 EVERY_LOOP = True
@@ -25,7 +26,7 @@ async def breaks_its_head_off(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES])
-@pytest.mark.parametrize("end", [closes, resets, breaks_its_head_off])
+@pytest.mark.parametrize("end", [closes, resets])
 async def test_engine_lost_before_the_first_byte_is_made_good_by_another(
     pair: Running, engine: ScriptedEngine, b: ScriptedEngine, path: str, end: Any
 ) -> None:
@@ -57,6 +58,96 @@ async def test_no_pool_is_asked_twice(
     assert (response.status, response.error["code"]) == (502, "engine_failed")
     assert (len(engine.generating), len(b.generating)) == (1, 1)
     await pair.idle()
+
+
+async def test_engine_lost_within_the_head_of_its_answer_is_not_made_good(
+    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
+) -> None:
+    engine.scripts.append(breaks_its_head_off)
+    response = await (await pair.client()).post()
+    assert (response.status, response.error["code"]) == (502, "engine_failed")
+    assert b.generating == []
+
+
+async def four(start: Start, another: Engine, end: Script) -> tuple[Running, list[ScriptedEngine]]:
+    """A sidecar in front of four engines that end like that."""
+    engines = [await another() for _ in range(4)]
+    for each in engines:
+        each.answer = end
+    named = dict(zip("abcd", engines, strict=True))
+    return await all_ready(await start(**pools(**named))), engines
+
+
+def sent_to(engines: list[ScriptedEngine]) -> int:
+    return sum(len(each.generating) for each in engines)
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 0}])  # for its client, and shared
+@pytest.mark.parametrize("end", [closes, resets])
+async def test_request_that_kills_engines_gets_to_two_of_them_and_never_to_a_third(
+    start: Start, another: Engine, end: Script, more: dict[str, Any]
+) -> None:
+    running, engines = await four(start, another, end)
+    response = await (await running.client()).post(**more)
+    assert (response.status, response.error["code"]) == (502, "engine_failed")
+    assert sent_to(engines) == 2
+    await running.idle()
+
+
+async def test_request_that_kills_engines_is_not_given_to_pools_that_share_nothing(
+    start: Start, another: Engine, engine: ScriptedEngine, b: ScriptedEngine
+) -> None:
+    home = await another(profile="home", slots=1)
+    engines = [engine, b, home]
+    for each in engines:
+        each.answer = closes
+    running = await all_ready(await start(**pools(a=engine, b=b, h=home)))
+    clients = [await started(running, temperature=0) for _ in range(3)]
+    for client in clients:
+        assert (await client.response()).error["code"] == "engine_failed"
+    assert (sent_to([engine, b]), home.generating) == (2, [])
+
+
+async def test_lost_engine_stays_the_answer_whatever_others_say(
+    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
+) -> None:
+    """After a 429 or a 503 a sidecar above sends it again, to the next engine."""
+    b.answer = Held()
+    busy = await started(pair, n=4, headers=[("X-Orch-Pool", "b")])
+    await eventually(lambda: b.generating)
+    engine.scripts.append(closes)
+    response = await (await pair.client()).post(
+        CHAT, [("X-Orch-Do-Not-Queue", "true"), ("X-Orch-Pool", "a; prefer")]
+    )
+    assert (response.status, response.error["code"]) == (502, "engine_failed")
+    assert (len(engine.generating), len(b.generating)) == (1, 1)
+    await busy.close()
+    await pair.idle()
+
+
+async def test_sidecar_above_asks_another_pool_and_the_one_below_does_not(
+    start: Start, another: Engine
+) -> None:
+    """Each asking one other would be four engines for two levels."""
+    running, engines = await four(start, another, closes)
+    lease = f"{'1' * 16}.{'2' * 32}.1"
+    response = await (await running.client()).post(CHAT, [("X-Orch-Lease", lease)])
+    assert (response.status, response.error["code"]) == (502, "engine_failed")
+    assert sent_to(engines) == 1
+
+
+async def test_lost_engine_below_is_not_tried_again_from_above(
+    start: Start, engine: ScriptedEngine, b: ScriptedEngine
+) -> None:
+    engine.answer = b.answer = closes
+    lowers = [await start(), await start(engine_url=b.url)]
+    upper = await start(pools=[tier(lower, f"l{at}") for at, lower in enumerate(lowers)])
+    await all_ready(upper)
+    response = await (await upper.client()).post()
+    assert (response.status, response.error["code"]) == (502, "engine_failed")
+    assert sent_to([engine, b]) == 1
+    for running in (upper, *lowers):
+        await running.idle()
 
 
 async def test_pinned_request_is_not_moved(

@@ -170,7 +170,6 @@ async def test_connection_lost_before_anything_came_may_be_tried_elsewhere() -> 
     fanout = fanout_of()
     client = Client("a").join(fanout)
     first = Engine(fanout)
-    first.says(STREAM_HEAD[:20])
     first.closes(ConnectionResetError("reset"))
     ending = first.decode.done.result()
     assert ending.failure is not None
@@ -182,6 +181,17 @@ async def test_connection_lost_before_anything_came_may_be_tried_elsewhere() -> 
     second = Engine(fanout)
     second.says(STREAM)
     assert client.body == whole_for("a")
+
+
+@pytest.mark.parametrize("beginning", [STREAM_HEAD[:20], b"HTTP/1.1 103 Early Hints\r\n\r\n"])
+async def test_connection_lost_after_a_byte_of_an_answer_is_tried_nowhere_else(
+    beginning: bytes,
+) -> None:
+    engine = Engine(fanout := fanout_of())
+    Client("a").join(fanout)
+    engine.says(beginning)
+    engine.closes()
+    assert not engine.decode.unanswered
 
 
 async def test_json_answer_that_breaks_off_is_for_each_handler_to_answer() -> None:

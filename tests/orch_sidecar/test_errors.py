@@ -22,6 +22,7 @@ CAPACITY_TAKEN = {
     Reason.READER_LIMIT,
 }
 CANNOT_SERVE = {
+    Reason.BODY_BUDGET_FULL,
     Reason.ENGINE_STARTING,
     Reason.ENGINE_DOWN,
     Reason.ENGINE_STALE,

@@ -1,0 +1,159 @@
+"""All bodies together: one budget for what is being read, waits and is in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.integration.client import CHAT, COMPLETIONS, Client, Response, body_of
+from tests.integration.held import Held
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+
+LIMIT = 16_384
+BUDGET = 4 * LIMIT
+
+
+@pytest.fixture
+async def small(start: Start) -> Running:
+    """A sidecar with a budget of four of the largest bodies."""
+    return await start(max_body_bytes=LIMIT, body_budget_bytes=BUDGET)
+
+
+def of_size(size: int, **more: Any) -> bytes:
+    document = json.dumps(body_of(CHAT, **more)).encode()
+    return document + b" " * (size - len(document))
+
+
+def reserved(running: Running) -> int:
+    return running.sidecar.serving.bodies.reserved_bytes
+
+
+def refused(response: Response) -> bool:
+    if response.status == 200:
+        return False
+    assert (response.status, response.error["code"]) == (503, "body_budget_full")
+    assert response.error["retriable"] is True
+    assert int(response.header("retry-after") or 0) >= 1
+    assert response.header("connection") == "close"
+    return True
+
+
+async def filling(running: Running, **more: Any) -> list[Client]:
+    """Four clients, whose bodies take all of the budget."""
+    clients = [await running.client() for _ in range(4)]
+    for client in clients:
+        client.send_request("POST", CHAT, of_size(LIMIT, **more))
+    await eventually(lambda: reserved(running) == BUDGET)
+    return clients
+
+
+async def test_body_beyond_the_budget_is_refused_before_it_comes(
+    engine: ScriptedEngine, small: Running, held: Held
+) -> None:
+    first = await filling(small)
+    late = await small.client()
+    late.send_request("POST", CHAT, None, [("Content-Length", "10"), ("Expect", "100-continue")])
+    response = await late.response()
+    assert refused(response)
+    assert response.informational == []
+    await eventually(lambda: len(held.waiting) == 4)
+    held.release_all()
+    for client in first:
+        assert (await client.response()).status == 200
+    await eventually(lambda: reserved(small) == 0)
+    assert (await (await small.client()).post("/tokenize")).status == 200
+
+
+async def test_bodies_that_wait_for_a_slot_count(small: Running, held: Held) -> None:
+    await filling(small, n=4)
+    await eventually(lambda: small.queued == 3)
+    assert refused(await (await small.client()).post("/tokenize"))
+    for answered in range(4):
+        await eventually(lambda: held.waiting)
+        held.release()
+        await eventually(lambda left=3 - answered: reserved(small) == left * LIMIT)  # type: ignore[misc]
+
+
+async def test_bodies_that_are_being_read_count(small: Running) -> None:
+    slow = [await small.client() for _ in range(4)]
+    for client in slow:
+        client.send_request("POST", CHAT, None, [("Content-Length", str(LIMIT))])
+    await eventually(lambda: reserved(small) == BUDGET)
+    assert refused(await (await small.client()).post())
+    for client in slow:
+        client.reset()
+        await client.close()
+    await eventually(lambda: reserved(small) == 0)
+
+
+async def test_body_of_unknown_length_counts_as_it_comes(small: Running, held: Held) -> None:
+    client = await small.client()
+    client.send_request("POST", CHAT, None, [("Transfer-Encoding", "chunked")])
+    client.send(b"400\r\n" + b" " * 1024 + b"\r\n")
+    await eventually(lambda: reserved(small) == 1024)
+    others = [await small.client() for _ in range(3)]
+    for other in others:
+        other.send_request("POST", CHAT, of_size(LIMIT))
+    await eventually(lambda: reserved(small) == 3 * LIMIT + 1024)
+    (await small.client()).send_request("POST", CHAT, of_size(LIMIT - 2048))
+    await eventually(lambda: reserved(small) == BUDGET - 1024)
+    client.send(b"800\r\n" + b" " * 2048 + b"\r\n")
+    assert refused(await client.response())
+    await eventually(lambda: reserved(small) == BUDGET - 2048)
+
+
+async def test_many_uploads_at_once_stay_within_the_budget_and_leave_nothing(
+    engine: ScriptedEngine, small: Running
+) -> None:
+    most = 0
+
+    async def upload(number: int) -> bool:
+        nonlocal most
+        client = await small.client()
+        body = of_size(LIMIT)
+        client.send_request("POST", CHAT, None, [("Content-Length", str(LIMIT))])
+        for at in range(0, LIMIT, 4096):
+            client.send(body[at : at + 4096])
+            most = max(most, reserved(small))
+            await asyncio.sleep(0)
+        if number % 5 == 0:
+            client.reset()
+            await client.close()
+            return False
+        return not refused(await client.response())
+
+    served = await asyncio.gather(*(upload(number) for number in range(45)))
+    assert any(served)
+    assert 0 < most <= BUDGET
+    assert len(engine.generating) >= sum(served)
+    await eventually(lambda: reserved(small) == 0)
+
+
+async def test_large_bodies_reach_the_engine_as_they_are(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    code = 'def f(x):\n    return {"a": [x, {}], "b": x["c"]}\n' * 40_000
+    for path, more in (
+        (CHAT, {"messages": [{"role": "user", "content": code}]}),
+        (COMPLETIONS, {"prompt": code}),
+    ):
+        body = json.dumps(body_of(path) | more).encode()
+        response = await (await sidecar.client()).request("POST", path, body)
+        assert response.status == 200
+        assert engine.generating[-1].body == body
+
+
+async def test_large_body_with_too_much_in_it_is_refused(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    bias = {str(number): 1 for number in range(100_000)}
+    client = await sidecar.client()
+    response = await client.post(logit_bias=bias)
+    assert (response.status, response.error["code"]) == (400, "invalid_request")
+    assert "more than 20000 members" in response.error["message"]
+    assert engine.generating == []
+    assert (await client.post()).status == 200  # the connection goes on
