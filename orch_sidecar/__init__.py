@@ -28,6 +28,7 @@ Dependencies point down this list; nothing imports what stands above it:
     engine_stats  Prometheus metrics: what engines say of themselves
     families      a family of samples, taken from all pools
     server        the client's side of a connection
+    connections   connections of clients: how many, and which of them are abandoned
     publish       tells sidecars above of a pool, as an engine tells of itself
     inflight      pure: requests that are being served, for cancelling them
     watch         ends relays in which nothing moves

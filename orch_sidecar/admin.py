@@ -10,7 +10,8 @@ from typing import Final
 
 from aiohttp import web
 
-from orch_sidecar.server import ClientConnection
+from orch_sidecar.connections import Connections
+from orch_sidecar.server import ClientConnection, request_factory
 from orch_sidecar.settings import SidecarSettings
 
 logger = logging.getLogger("orch.sidecar")
@@ -18,6 +19,8 @@ logger = logging.getLogger("orch.sidecar")
 # Above the port of the sidecar where nothing is set: two sidecars of one machine have two.
 _ABOVE_PORT: Final = 1000
 _LAST_PORT: Final = 65_535
+# Of the descriptors that are no client's.
+_MOST_CONNECTIONS: Final = 64
 
 
 class AdminListener:
@@ -31,7 +34,9 @@ class AdminListener:
     ) -> None:
         self._settings = settings
         self._headers = common_headers
-        self._server = web.Server(handle)
+        loop = asyncio.get_running_loop()
+        self._server = web.Server(handle, request_factory=request_factory(loop))
+        self._connections = Connections(_MOST_CONNECTIONS, "operators")
         self._listener: asyncio.Server | None = None
 
     async def start(self) -> int:
@@ -62,7 +67,11 @@ class AdminListener:
         try:
             self._listener = await loop.create_server(
                 lambda: ClientConnection(
-                    self._server, headers=self._headers, loop=loop, access_log=None
+                    self._server,
+                    headers=self._headers,
+                    connections=self._connections,
+                    loop=loop,
+                    access_log=None,
                 ),
                 host,
                 port,

@@ -8,7 +8,6 @@ import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Final, cast
 
 import aiohttp
@@ -16,6 +15,7 @@ from aiohttp import web
 
 from orch_sidecar.admin import AdminListener
 from orch_sidecar.admission.refusing import shutting_down
+from orch_sidecar.connections import Connections, most_connections
 from orch_sidecar.control import Control
 from orch_sidecar.engine_state import EngineState
 from orch_sidecar.following import Following
@@ -29,7 +29,7 @@ from orch_sidecar.pools import Pools, common_labels, configuration, configured
 from orch_sidecar.publish import Publisher
 from orch_sidecar.reload import Reloads
 from orch_sidecar.reloading import Reloading
-from orch_sidecar.server import ClientConnection, handler_loop
+from orch_sidecar.server import ClientConnection, handler_loop, request_factory
 from orch_sidecar.serving import Serving
 from orch_sidecar.settings import SidecarSettings
 from orch_sidecar.spreading import spread_again
@@ -73,6 +73,8 @@ class Sidecar:
         self._changed: Callable[[], None] | None = None
         self.watch = RelayWatch(settings.engine_silence_s, settings.client_stall_s)
         self.metrics = Metrics(self.pools, lambda pool: pool.state)
+        self.connections = Connections(most_connections(settings.max_connections), "clients")
+        self.metrics.registry.register(self.connections)
         self._headers = {"Server": "orch-sidecar"}
         if "measurement_type" in common:
             self._headers["X-Measurement-Type"] = common["measurement_type"]
@@ -113,7 +115,7 @@ class Sidecar:
         self._server = web.Server(
             cast(Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], self.serving.handle),
             handler_cancellation=True,
-            request_factory=partial(web.BaseRequest, loop=asyncio.get_running_loop()),
+            request_factory=request_factory(asyncio.get_running_loop()),
         )
 
     @property
@@ -135,6 +137,7 @@ class Sidecar:
                 lambda: ClientConnection(
                     self._server,
                     headers=self._headers,
+                    connections=self.connections,
                     loop=handlers,
                     access_log=None,
                     auto_decompress=False,
@@ -215,6 +218,7 @@ class Sidecar:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             self.watch.check(CHECK_EVERY_S)
+            self.connections.end_abandoned()
             for pool in self.pools:
                 pool.connections.prune()
 

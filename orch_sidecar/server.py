@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from aiohttp import web
 
 from orch_sidecar import errors
 from orch_sidecar.answering import Answering
+from orch_sidecar.connections import Connections
 from orch_sidecar.openai import Api
 from orch_sidecar.reasons import Reason, Refusal
 
@@ -77,16 +78,73 @@ class _HandlerLoop:
 _SERVING = web.RequestHandler._handle_request.__code__
 
 
+def request_factory(loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRequest]:
+    """Makes the requests of a server.
+
+    No upgrade is taken here. aiohttp drops what comes in the same read after a request for one
+    that it does not know (h2c): so that nothing is lost without the client's knowing, the answer
+    says that the connection is closed, and it is.
+    """
+
+    def make(
+        message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]
+    ) -> web.BaseRequest:
+        if message.upgrade:
+            message = message._replace(should_close=True)
+        return web.BaseRequest(message, payload, protocol, writer, task, loop)
+
+    return make
+
+
 class ClientConnection(web.RequestHandler):
     """Passes its transport's back-pressure on to the relay that writes to it."""
 
-    __slots__ = ("_headers", "relay")
+    __slots__ = ("_connections", "_headers", "relay")
 
-    def __init__(self, *args: Any, headers: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        """`headers`: what the answers to unreadable requests carry, too."""
+    def __init__(
+        self,
+        *args: Any,
+        headers: Mapping[str, str] | None = None,
+        connections: Connections | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """`headers`: what the answers to unreadable requests carry, too. `connections`: the
+        limited ones, of which it is one."""
         super().__init__(*args, **kwargs)
         self._headers = headers
+        self._connections = connections
         self.relay: Answering | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it serves no request and has no answer on its way."""
+        waiter, transport = self._waiter, self.transport
+        if waiter is None or waiter.done() or transport is None:
+            return False
+        return transport.get_write_buffer_size() == 0
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether what comes now is behind the request that is being served."""
+        request = self._current_request
+        return request is not None and request.content.is_eof()
+
+    def drop_what_follows(self) -> None:
+        """Serves nothing after this request: what the client sends is read and dropped."""
+        self.close()
+        if self.transport is not None:
+            self.transport.resume_reading()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._connections is not None and not self._connections.enter(self):
+            cast(asyncio.Transport, transport).abort()
+            return
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._connections is not None:
+            self._connections.leave(self)
+        super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -142,6 +142,12 @@ class SidecarSettings(BaseSettings):
         ge=1024,
         description="bodies of all requests together at most, read, waiting and in flight, bytes",
     )
+    max_connections: int | None = Field(
+        None,
+        ge=1,
+        description="connections of clients at most; unset, and where it is more: half of the "
+        "descriptors that the process may have",
+    )
     max_header_bytes: int = Field(
         16_384, ge=1024, le=2**20, description="largest request line or header field, bytes"
     )

@@ -1,0 +1,164 @@
+"""How many connections clients may have, and connections that clients have left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from orch_sidecar.connections import RESERVED_DESCRIPTORS, most_connections
+from tests.integration.client import CHAT, COMPLETIONS, Client, body_of
+from tests.integration.held import Held, started
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+
+EVERY_LOOP = True
+
+
+async def ended(client: Client) -> bool:
+    try:
+        return await client.rest() == b""
+    except ConnectionError:
+        return True
+
+
+async def test_idle_connections_make_room_for_new_ones(
+    start: Start, held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = await start(max_connections=4)
+    busy = await started(running)
+    await eventually(lambda: held.waiting)
+    idle = [await running.client() for _ in range(3)]
+    for client in idle:
+        assert (await client.get("/livez")).status == 200
+    with caplog.at_level(logging.WARNING, "orch.sidecar"):
+        for _ in range(9):
+            newest = await running.client()
+            assert (await newest.get("/livez")).status == 200
+            assert len(running.sidecar.connections) == 4
+    for client in idle:
+        assert await ended(client)
+    held.release()
+    assert (await busy.response()).status == 200, "it was not idle"
+    metrics = await running.metrics()
+    assert metrics["orch_connections"] == metrics["orch_connections_limit"] == 4
+    assert metrics['orch_connections_closed_total{reason="idle"}'] >= 9
+    assert metrics['orch_connections_closed_total{reason="refused"}'] == 0
+    assert (
+        len([each for each in caplog.messages if "connections of clients are taken" in each]) == 1
+    )
+
+
+async def test_new_connection_is_refused_where_none_is_idle(start: Start, held: Held) -> None:
+    running = await start(max_connections=2)
+    busy = [await started(running, n=2, seed=seed) for seed in range(2)]
+    await eventually(lambda: len(held.waiting) == 2)
+    for _ in range(3):
+        assert await ended(await running.client())
+    assert running.sidecar.connections.refused == 3
+    held.release_all()
+    for client in busy:
+        assert (await client.response()).status == 200
+    await asyncio.sleep(0.11)
+    assert (await (await running.client()).get("/livez")).status == 200
+
+
+def test_limit_is_below_that_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    for descriptors, wanted, most in (
+        (1024, None, (1024 - RESERVED_DESCRIPTORS) // 2),
+        (1024, 10, 10),
+        (1024, 100_000, (1024 - RESERVED_DESCRIPTORS) // 2),
+        (64, None, 1),
+    ):
+        monkeypatch.setattr("resource.getrlimit", lambda _, soft=descriptors: (soft, soft))
+        assert most_connections(wanted) == most
+
+
+def ahead(client: Client, *, large: bool) -> None:
+    """Sends a request, and so much behind it that no more is read until that is answered."""
+    client.start(stream=False)
+    if large:
+        client.send_request("POST", COMPLETIONS, body_of(COMPLETIONS, prompt="x" * 4_000_000))
+    else:
+        for _ in range(100):
+            client.start(stream=False)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+async def test_client_that_leaves_requests_behind_is_noticed(
+    start: Start, quick: None, engine: ScriptedEngine, held: Held, large: bool, reset: bool
+) -> None:
+    running = await start()
+    client = await running.client()
+    ahead(client, large=large)
+    await eventually(lambda: held.waiting)
+    if reset:
+        client.reset()
+    await client.close()
+    await running.idle()
+    await eventually(lambda: engine.present == 0)
+    assert len(engine.generating) == 1
+    assert running.connections == []
+
+
+async def test_client_that_waits_for_what_it_sent_ahead_is_served(
+    start: Start, quick: None, held: Held
+) -> None:
+    running = await start()
+    client = await running.client()
+    ahead(client, large=False)
+    await eventually(lambda: held.waiting)
+    [connection] = running.connections
+    assert not connection.transport.is_reading()  # type: ignore[union-attr]
+    await asyncio.sleep(0.2)  # some looks at who has left
+    for _ in range(101):
+        await eventually(lambda: held.waiting)
+        held.release()
+        assert (await client.response()).status == 200
+
+
+async def test_large_request_behind_another_ends_the_connection_after_that(
+    start: Start, quick: None, held: Held
+) -> None:
+    """Its client could not be heard leaving while it is unread."""
+    running = await start()
+    client = await running.client()
+    ahead(client, large=True)
+    await eventually(lambda: held.waiting)
+    [connection] = running.connections
+    await eventually(lambda: connection._close)
+    held.release()
+    assert (await client.response()).status == 200
+    assert await ended(client)
+
+
+UPGRADE: Any = [("Connection", "Upgrade, HTTP2-Settings"), ("HTTP2-Settings", "AAMAAABk")]
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0"])
+@pytest.mark.parametrize("path", [CHAT, "/livez", "/nothing"])
+async def test_connection_is_closed_after_an_upgrade_that_is_not_taken(
+    sidecar: Running, engine: ScriptedEngine, protocol: str, path: str
+) -> None:
+    """What was sent behind it may be lost, and the client knows."""
+    client = await sidecar.client()
+    method, body = ("POST", body_of(CHAT)) if path == CHAT else ("GET", None)
+    client.send_request(method, path, body, [("Upgrade", protocol), *UPGRADE])
+    client.start(COMPLETIONS)
+    response = await client.response(method)
+    assert response.status == (404 if path == "/nothing" else 200)
+    assert response.header("connection") == "close"
+    assert await ended(client)
+    assert len(engine.generating) == (path == CHAT)
+
+
+async def test_connection_of_an_operator_is_closed_likewise(sidecar: Running) -> None:
+    client = await Client.connect(sidecar.sidecar.admin_port)
+    client.send_request("GET", "/livez", None, [("Upgrade", "h2c"), *UPGRADE])
+    response = await client.response("GET")
+    assert response.header("connection") == "close"
+    assert await ended(client)
+    await client.close()
