@@ -164,7 +164,7 @@ class Attempts:
                 try:
                     connection = await pool.connections.acquire()
                 except (OSError, TimeoutError) as error:
-                    return _unsent(request, pool, _unreachable(pool, error))
+                    return _unsent(request, pool, pool.unreachable(error))
             if lease is not None and (core.unavailable or not core.ledger.holds(lease.id)):
                 connection.close()  # the engine went while we waited; this may be its successor
                 gone = Refusal(Reason.ENGINE_DOWN, "the engine was restarted")
@@ -259,11 +259,6 @@ def _refused(pool: Pool, ask: Ask, refusal: Refusal, elsewhere: Collection[Reaso
     if refusal is pool.gate.core.unavailable:
         return Failed(refusal, elsewhere=True, tried=False)
     return Failed(refusal, elsewhere=refusal.reason in elsewhere)
-
-
-def _unreachable(pool: Pool, error: OSError) -> Refusal:
-    text = f"no connection to the engine: {error or type(error).__name__}"
-    return pool.gate.core.unavailable or Refusal(Reason.ENGINE_DOWN, text)
 
 
 def _unsent(request: Request, pool: Pool, refusal: Refusal) -> Failed | TurnedAway:

@@ -60,7 +60,7 @@ class EngineFollower:
         the name of its pool that is meant, which is needed where it has several."""
         self._session = session
         self._url = url
-        self._engine = f"the engine at {url}"
+        self._engine = "the engine"  # to clients; where it is, the log says
         self._headers = headers
         self._gate = gate
         self._profile = profile
@@ -80,6 +80,7 @@ class EngineFollower:
         self.document: Document | None = None
         self.state = EngineState.STARTING
         self.message = f"waiting for {self._engine}"
+        self._detail = ""
 
     @property
     def ready(self) -> bool:
@@ -120,7 +121,7 @@ class EngineFollower:
             if silence.expired:
                 text = f"{self._engine} has sent no valid event for {SILENCE_S:g} s"
                 return engine_state.stale(text)
-            return engine_state.stale(f"the state stream of {self._engine} broke: {error!r}")
+            return engine_state.stale(f"the state stream of {self._engine} broke", repr(error))
 
     async def _stream(self, silence: Silence) -> Outage:
         response = await self._session.get(
@@ -217,9 +218,11 @@ class EngineFollower:
             self.busy_ratio = min(1.0, max(0.0, (busy_s - before[1]) / (now - before[0])))
 
     def _unavailable(self, outage: Outage) -> None:
-        state, message = outage.state, outage.message
-        if (state, message) != (self.state, self.message):
-            logger.warning("engine %s: %s", state, message)
+        state, message, detail = outage.state, outage.message, outage.detail
+        if (state, message, detail) != (self.state, self.message, self._detail):
+            shown = f"{message}: {detail}" if detail else message
+            logger.warning("engine at %s %s: %s", self._url, state, shown)
+        self._detail = detail
         self.state, self.message, self._reported = state, message, None
         refusal = Refusal(outage.reason, message)
         self._gate.engine_unavailable(refusal)

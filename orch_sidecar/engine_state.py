@@ -57,11 +57,15 @@ _REASONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Why an engine takes no requests: the state it is in, the reason for clients, and a text."""
+    """Why an engine takes no requests: the state it is in, the reason and a text for clients.
+
+    `detail`: for the log alone. It may name addresses, which are no business of clients.
+    """
 
     state: EngineState
     reason: Reason
     message: str
+    detail: str = ""
 
 
 def outage_of(document: Mapping[str, Any], profile: Profile, engine: str) -> Outage | None:
@@ -98,14 +102,14 @@ def outage_of(document: Mapping[str, Any], profile: Profile, engine: str) -> Out
 def unreachable(engine: str, error: str, *, known: bool) -> Outage:
     """No connection. `known`: the engine has reported before, so it has gone away."""
     if known:
-        return Outage(EngineState.DOWN, Reason.ENGINE_DOWN, f"{engine} is down: {error}")
-    text = f"waiting for {engine}: {error}"
-    return Outage(EngineState.STARTING, Reason.ENGINE_STARTING, text)
+        return Outage(EngineState.DOWN, Reason.ENGINE_DOWN, f"{engine} is down", error)
+    text = f"waiting for {engine}"
+    return Outage(EngineState.STARTING, Reason.ENGINE_STARTING, text, error)
 
 
-def stale(text: str) -> Outage:
+def stale(text: str, detail: str = "") -> Outage:
     """Its state is not known any more, for what the text says."""
-    return Outage(EngineState.STALE, Reason.ENGINE_STALE, text)
+    return Outage(EngineState.STALE, Reason.ENGINE_STALE, text, detail)
 
 
 def refused(engine: str, status: int, objection: str, profile: Profile, *, tier: bool) -> Outage:
@@ -131,4 +135,4 @@ def refused(engine: str, status: int, objection: str, profile: Profile, *, tier:
             f"in its environment, set ORCH_PROFILE={profile.name} there (and, if "
             "VLLM_PLUGINS is set, add orch to it), and restart it",
         )
-    return stale(f"{engine} answered {status} to the request for its state: {objection}")
+    return stale(f"{engine} answered {status} to the request for its state", objection)

@@ -102,17 +102,18 @@ class Following:
         )
         for member in changes.left:
             pool = pools.pop(member)
-            why = f"{member.address} is no address of {told.url} any more"
-            logger.info("pool %s: %s", pool.name, why)
+            logger.info(
+                "pool %s: %s is no longer an address of %s", pool.name, member.address, told.url
+            )
             for task in self._states.pop(pool):
                 task.cancel()
-            self._pools.part(pool, why)
+            self._pools.part(pool, f"the name of the pool {told.name} has lost this address")
         for member in changes.joined:
             pool = pools[member] = self._pools.join(told.name, member.number, member.address)
             self._joined(pool)
             self._follow(pool)
         if told.name in self._pools.missing:
-            self._miss(told, f"{told.url} has no address")
+            self._miss(told, f"the name of the pool {told.name} has no address")
 
     async def _addresses(self, told: PoolSettings) -> frozenset[str] | None:
         """Those that the name has. None: it could not be learnt, and what is known holds."""
@@ -121,17 +122,17 @@ class Following:
         except socket.gaierror as error:
             if error.errno in _NO_ADDRESS:
                 return frozenset()
-            text = f"the addresses of {told.url} cannot be looked up: {error.strerror}"
+            text = f"the addresses of the pool {told.name} are not known: {error.strerror}"
             if told.name in self._pools.missing:
                 self._miss(told, text)
             else:
-                logger.warning("pool %s: %s", told.name, text)
+                logger.warning("%s: %s", told.url, text)
             return None
 
     def _miss(self, told: PoolSettings, why: str) -> None:
         """It has no address that is known."""
         if self._pools.missing[told.name].message != why:
-            logger.warning("pool %s: %s", told.name, why)
+            logger.warning("%s: %s", told.url, why)
             self._pools.missing[told.name] = Refusal(Reason.ENGINE_DOWN, why)
 
 

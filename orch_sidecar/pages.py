@@ -80,7 +80,12 @@ class Pages:
     def readiness(self) -> web.Response:
         """Ready while any pool is: what the others cannot take is placed there, or refused."""
         pools, state = self._pools, self._pools.state
-        errors = [pool.follower.message for pool in pools if pool.follower.message]
+        several = pools.one is None
+        errors = [
+            f"{pool.name}: {pool.follower.message}" if several else pool.follower.message
+            for pool in pools
+            if pool.follower.message
+        ]
         errors += [refusal.message for refusal in pools.missing.values()]
         body = {
             "live": True,

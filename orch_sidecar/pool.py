@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,13 +21,18 @@ from orch_sidecar.engine import EngineFollower
 from orch_sidecar.engine_state import EngineState
 from orch_sidecar.openai import Demand
 from orch_sidecar.placement import View
-from orch_sidecar.reasons import Refusal
+from orch_sidecar.reasons import Reason, Refusal
 from orch_sidecar.settings import PoolSettings
 from orch_sidecar.tier import TurningAway
 from orch_sidecar.upper import PoolView
 from orch_sidecar.upstream import EnginePool
 from orch_sidecar.usage import PromptSize
 from vllm_plugin.profile import AdmissionRules, Profile, ServiceClass
+
+logger = logging.getLogger("orch.sidecar")
+
+# Each request that finds no connection would be a line.
+_LOG_EVERY_S: Final = 1.0
 
 # Named once: a member is looked up slowly in its enum.
 _BULK: Final = ServiceClass.BULK
@@ -107,6 +113,7 @@ class Pool:
         self._bulk_labels = self.labels | {"orch.class": ServiceClass.BULK.value}
         self.fields = f"x-measurement-type: {profile.measurement_type}\r\n".encode()
         self.fields_at_once = self.fields + _AT_ONCE
+        self._unreachable_log_at = float("-inf")
         policy = profile.engine.get("scheduling_policy")
         # Anything else than `priority` takes requests as they come; a sidecar below decides.
         self._priorities = not self.tier and policy is not None and policy.value == "priority"
@@ -133,6 +140,16 @@ class Pool:
         """Why it takes no request now, if so."""
         core = self.gate.core
         return refusing.shutting_down() if core.draining else core.unavailable
+
+    def unreachable(self, error: OSError) -> Refusal:
+        """No connection to its engine could be opened. Where to is for the log alone."""
+        now = self.connections.loop.time()
+        if now >= self._unreachable_log_at:
+            self._unreachable_log_at = now + _LOG_EVERY_S
+            cause = error or type(error).__name__
+            logger.warning("pool %s: no connection to %s: %s", self.name, self.url, cause)
+        text = "no connection to the engine could be opened"
+        return self.gate.core.unavailable or Refusal(Reason.ENGINE_DOWN, text)
 
     def labels_of(self, service_class: ServiceClass) -> dict[str, Any]:
         """Span attributes of a request of that class."""

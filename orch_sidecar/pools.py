@@ -267,8 +267,7 @@ def rules_of(profile: Profile, settings: SidecarSettings) -> AdmissionRules:
 
 
 def _unknown(told: PoolSettings) -> Refusal:
-    text = f"no address of {told.url} is known yet"
-    return Refusal(Reason.ENGINE_STARTING, text)
+    return Refusal(Reason.ENGINE_STARTING, f"no address of the pool {told.name} is known yet")
 
 
 def _wish(model: str, directives: Directives, cost: int, tokens: int | None) -> Wish:

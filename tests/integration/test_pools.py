@@ -187,8 +187,7 @@ async def test_all_pools_away_is_a_503_that_names_them(
     response = await client.post()
     assert (response.status, response.error["code"]) == (503, "no_pool")
     assert response.header("retry-after")
-    assert engine.url in response.error["message"]
-    assert b.url in response.error["message"]
+    assert "a: the engine is down; b: the engine is down" in response.error["message"]
     ready = await client.get("/readyz")
     assert (ready.status, ready.json()["pools"]) == (503, {"a": "down", "b": "down"})
 
@@ -201,7 +200,7 @@ async def test_sidecar_is_ready_while_any_pool_is(
     client = await pair.client()
     ready = await client.get("/readyz")
     assert (ready.status, ready.json()["pools"]) == (200, {"a": "down", "b": "ready"})
-    assert engine.url in ready.json()["last_error"]
+    assert ready.json()["last_error"].startswith("a: ")
     assert (await client.post()).status == 200
     document = (await client.get("/v1/capabilities")).json()
     states = {entry["pool"]: entry["state"] for entry in document["engines"]}
