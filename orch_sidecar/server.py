@@ -12,7 +12,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from aiohttp import web
 
@@ -21,6 +21,9 @@ from orch_sidecar.answering import Answering
 from orch_sidecar.connections import Connections
 from orch_sidecar.openai import Api
 from orch_sidecar.reasons import Reason, Refusal
+
+# Of the bodies of requests that were sent ahead: they are read in before they are counted.
+_AHEAD_BYTES: Final = 65_536
 
 
 class Written(web.StreamResponse):
@@ -114,6 +117,14 @@ class ClientConnection(web.RequestHandler):
         self._headers = headers
         self._connections = connections
         self.relay: Answering | None = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # aiohttp bounds the requests that are sent ahead, and each body, but not all together.
+        if len(self._messages) > 1 and not self._buffer_paused:
+            ahead_bytes = sum(payload.total_bytes for _, payload in self._messages)
+            if ahead_bytes > _AHEAD_BYTES:
+                self._pause_reading_for_buffer()  # until the next of them is served
 
     @property
     def idle(self) -> bool:

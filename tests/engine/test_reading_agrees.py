@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from orch_sidecar.openai import Api, Demand, read
+from orch_sidecar.outline import Outline
 
 pytestmark = pytest.mark.engine
 
@@ -123,19 +124,31 @@ def body_of(fields: dict[str, Any], twice: tuple[str, Any] | None) -> bytes:
 
 
 def check(engine: Engine, api: Api, body: bytes) -> bool:
-    """Compares the two readings. Whether there was something to compare."""
+    """Compares the readings, as it is and by its outline, with the engine's. Whether there was
+    something to compare."""
     demand = read(api, body, max_depth=64, ctx_max=None)
+    outlined = read(api, outline_of(body), max_depth=64, ctx_max=None, outlined=True)
     try:
         request = engine.models[api].model_validate(json.loads(body))
     except engine.refusals:
         return False  # whatever was admitted: the engine refuses it, and it becomes nothing
-    if not isinstance(demand, Demand):
-        return False
-    assert demand.cost == engine.sequences(api, request)
-    assert demand.stream == bool(request.stream)
+    assert isinstance(outlined, Demand) == isinstance(demand, Demand)
+    for each in (demand, outlined):
+        if not isinstance(each, Demand):
+            return False
+        assert each.cost == engine.sequences(api, request)
+        assert each.stream == bool(request.stream)
     assert not request.use_beam_search
     assert request.kv_transfer_params is None
     return True
+
+
+def outline_of(body: bytes) -> bytes:
+    """Its outline, in slices that end anywhere."""
+    outline = Outline()
+    for at in range(0, len(body), 5):
+        outline.feed(body[at : at + 5])
+    return outline.result()
 
 
 RELAXED = settings(max_examples=600, deadline=None)

@@ -106,6 +106,22 @@ async def test_body_of_unknown_length_counts_as_it_comes(small: Running, held: H
     await eventually(lambda: reserved(small) == BUDGET - 2048)
 
 
+async def test_bodies_that_are_sent_ahead_on_one_connection_are_hardly_read(
+    sidecar: Running, held: Held
+) -> None:
+    client = await sidecar.client()
+    for _ in range(12):
+        client.send_request("POST", CHAT, of_size(400_000))
+    await eventually(lambda: held.waiting)
+    [connection] = sidecar.connections
+    await eventually(lambda: not connection.transport.is_reading())  # type: ignore[union-attr]
+    assert sum(payload.total_bytes for _, payload in connection._messages) < 2**20
+    for _ in range(12):
+        await eventually(lambda: held.waiting)
+        held.release()
+        assert (await client.response()).status == 200
+
+
 async def test_many_uploads_at_once_stay_within_the_budget_and_leave_nothing(
     engine: ScriptedEngine, small: Running
 ) -> None:
