@@ -71,7 +71,7 @@ Dependencies point down this list; nothing imports what stands above it:
     tenant        pure: whose request it is
     heads         pure: heads on their way to the engine and to the client
     http1         pure: HTTP/1.1 framing as an engine sends it
-    usage         pure: token counts and failures, from the end of an answer
+    usage         pure: token counts and failures, from an answer as it passes
     response_id   pure: the response id within an answer
     openai        pure: a request body in, its cost in sequences out
     coalescing    pure: which requests one decode can answer

@@ -13,11 +13,12 @@ import time
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from orch_sidecar import errors, usage
+from orch_sidecar import errors
 from orch_sidecar.exchange import Ending, Exchange
 from orch_sidecar.http1 import LAST_CHUNK, FramingError, Head, parse_head
 from orch_sidecar.openai import Api
 from orch_sidecar.reasons import Refusal
+from orch_sidecar.usage import AnswerReader
 
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
 _EVENT_STREAM: Final = b"text/event-stream"
@@ -38,11 +39,9 @@ TURNED_AWAY: Final = Relayed(None, answered=False)
 _OK, _ENGINE_ERROR = Ending.OK, Ending.ENGINE_ERROR
 
 
-def how_ended(exchange: Exchange, sent: tuple[bytes, bytes]) -> Ending:
-    """What came of a whole answer, by its status and its last two pieces."""
-    if exchange.status >= 400 or (exchange.stream and usage.failed(*sent)):
-        return _ENGINE_ERROR
-    return _OK
+def how_ended(exchange: Exchange, answer: AnswerReader) -> Ending:
+    """What came of a whole answer, by its status and by what it tells itself."""
+    return _ENGINE_ERROR if exchange.status >= 400 or answer.failed else _OK
 
 
 class Answering(Protocol):

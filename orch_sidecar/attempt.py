@@ -15,7 +15,7 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from orch_sidecar import tier, usage
+from orch_sidecar import tier
 from orch_sidecar.admission.ask import Ask, Queued
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.answering import how_ended
@@ -213,10 +213,10 @@ class Attempts:
                 return TurnedAway(Reason.QUEUE_FULL if pool.tier else Reason.ENGINE_DOWN)
             else:
                 served = True
-                sent = receiver.sent
-                exchange.outcome = outcome = how_ended(exchange, sent)
+                answer = receiver.answer
+                exchange.outcome = outcome = how_ended(exchange, answer)
                 if outcome is _OK and lease is not None and exchange.status == 200:
-                    exchange.unread = usage.end_of(*sent)  # read by whoever needs it first
+                    exchange.input_tokens, exchange.output_tokens = answer.counts
                     exchange.held_up = receiver.was_paused  # it took the time of its client
                     if not exchange.held_up and core.outlook.learns(self._loop.time()):
                         output_tokens = _learn(request, pool, receiver)
@@ -275,7 +275,6 @@ def _learn(request: Request, pool: Pool, receiver: Relay | Decode) -> int | None
     A stream that does not tell them was read about once per token.
     """
     exchange = request.exchange
-    exchange.read_usage()
     if exchange.input_tokens is not None:
         pool.prompt_size.learn(len(request.body), exchange.input_tokens)
     if exchange.output_tokens is not None or not exchange.stream:

@@ -16,6 +16,7 @@ from orch_sidecar.http1 import Body, FramingError, Head, body_of
 from orch_sidecar.reasons import Reason, Refusal
 from orch_sidecar.tier import TurningAway
 from orch_sidecar.upstream import EngineConnection, EnginePool
+from orch_sidecar.usage import AnswerReader
 
 
 class Decode:
@@ -72,9 +73,9 @@ class Decode:
         return self._fanout.log.reads
 
     @property
-    def sent(self) -> tuple[bytes, bytes]:
-        """The last two pieces of the answer: `usage` may be in either."""
-        return self._fanout.sent
+    def answer(self) -> AnswerReader:
+        """What is read of the answer."""
+        return self._fanout.answer
 
     def start(self, connection: EngineConnection, *request: bytes) -> None:
         """Sends the request, whose parts these are; from here on the answer flows."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from orch_sidecar import usage
 from orch_sidecar.openai import Api
 from orch_sidecar.reasons import Reason
 from vllm_plugin.profile import ServiceClass
@@ -45,9 +44,8 @@ class Exchange:
 
     `shared`: its decode is one that others may share, and counts for admission in its place.
     `coalesced`: that decode was another request's. `held_up`: its answer took the time of its
-    client. `unread`: the end of its answer, from which its token counts have yet to be read
-    (`read_usage`). `trace_id`: of its trace, 0 if that is not sampled. `scenario`: the run that
-    it belongs to, if its client says so.
+    client. `trace_id`: of its trace, 0 if that is not sampled. `scenario`: the run that it belongs
+    to, if its client says so.
     """
 
     api: Api
@@ -78,16 +76,9 @@ class Exchange:
     coalesced: bool = False
     input_tokens: int | None = None
     output_tokens: int | None = None
-    unread: bytes = b""
     held_up: bool = False
     scenario: str | None = None
     trace_id: int = 0
-
-    def read_usage(self) -> None:
-        """Reads how many tokens its answer told, if that has not been done."""
-        if self.unread:
-            self.input_tokens, self.output_tokens = usage.read(self.unread)
-            self.unread = b""
 
     def at_ns(self, monotonic: int) -> int:
         """The wall-clock time of a moment of this exchange."""

@@ -17,6 +17,7 @@ from orch_sidecar.exchange import Exchange
 from orch_sidecar.follower import Follower, Log
 from orch_sidecar.reasons import Reason, Refusal
 from orch_sidecar.response_id import ResponseId
+from orch_sidecar.usage import MOST_PIECE_BYTES, MOST_PIECES, AnswerReader
 
 # Per piece, on top of its bytes: a tuple, a list, and a header for each of its texts.
 _PIECE_BYTES: Final = 300
@@ -39,9 +40,14 @@ class Fanout:
     """An answer that is shared, and the place where clients join it."""
 
     def __init__(
-        self, request_id: str, on_abandoned: Callable[[], None], *, buffer_bytes: int
+        self,
+        request_id: str,
+        on_abandoned: Callable[[], None],
+        *,
+        stream: bool,
+        buffer_bytes: int,
     ) -> None:
-        """`request_id`: what the engine gets as X-Request-Id.
+        """`request_id`: what the engine gets as X-Request-Id. `stream`: events are asked for.
 
         `on_abandoned`: called once, when the last client leaves before the answer has ended.
         `buffer_bytes`: the most that is retained for late and for slow clients.
@@ -50,7 +56,7 @@ class Fanout:
         self._followers: dict[Follower, None] = {}
         self._id = ResponseId(request_id)
         self._source_paused = False
-        self._last = self._tail = b""
+        self.answer = AnswerReader(events=stream)
         self.buffer_bytes = buffer_bytes
         self.log = Log()
         self.source: Source | None = None
@@ -70,11 +76,6 @@ class Fanout:
     def followers(self) -> tuple[Follower, ...]:
         """The clients that are on it now."""
         return tuple(self._followers)
-
-    @property
-    def sent(self) -> tuple[bytes, bytes]:
-        """The last two pieces of the answer: `usage` may be in either."""
-        return self._tail, self._last
 
     # What clients do.
 
@@ -145,7 +146,10 @@ class Fanout:
         if not known and self._id.known:
             for follower in self._followers:
                 self._name(follower)
-        self._tail, self._last = self._last, piece
+        content = self.answer.content
+        content.append(piece)
+        if len(content) >= MOST_PIECES or len(piece) > MOST_PIECE_BYTES:
+            self.answer.fold()
         size = len(piece) + _PIECE_BYTES
         log.pieces.append((size, texts))
         log.size += size

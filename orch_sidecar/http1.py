@@ -3,12 +3,14 @@
 Pure: bytes in, bytes out. Strict about framing (RFC 9112): what could be read in two ways is an
 error, because a connection whose framing is in doubt must not be used again. A body object's
 `feed` takes what the socket gave and returns what may be passed on: whole chunks as they came,
-so that what has been passed on never ends inside of one.
+so that what has been passed on never ends inside of one. The same without framing is appended to
+the list that a reader of the answer gives; when `feed` raises, more than what is passed on.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -91,13 +93,22 @@ def _parse_block(block: bytes) -> Head:
     return Head(int(status_line[2]), reason, tuple(fields), keep_alive, chunked, length)
 
 
+# Where the content of a body goes; without a reader nowhere, which costs the least.
+Content = list[bytes] | deque[bytes]
+
+
+def _unread() -> Content:
+    return deque(maxlen=0)
+
+
 class LengthBody:
     """A body of a known length."""
 
-    __slots__ = ("_left", "done")
+    __slots__ = ("_content", "_left", "done")
     delimits_itself = True
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, content: Content | None = None) -> None:
+        self._content = _unread() if content is None else content
         self._left = length
         self.done = not length
 
@@ -107,28 +118,33 @@ class LengthBody:
             if left:
                 raise FramingError("bytes after the end of the body")
             self.done = True
+        self._content.append(data)
         return data
 
 
 class CloseBody:
     """A body that ends with the connection."""
 
-    __slots__ = ()
+    __slots__ = ("_content",)
     delimits_itself = False
     done = False
 
+    def __init__(self, content: Content | None = None) -> None:
+        self._content = _unread() if content is None else content
+
     def feed(self, data: bytes) -> bytes:
+        self._content.append(data)
         return data
 
 
 class ChunkedBody:
-    """A chunked body, passed on as it came, or (`dechunk`) without the chunk framing."""
+    """A chunked body, passed on as it came."""
 
-    __slots__ = ("_dechunk", "_held", "_needs_crlf", "_owed", "done")
+    __slots__ = ("_content", "_held", "_needs_crlf", "_owed", "done")
     delimits_itself = True
 
-    def __init__(self, *, dechunk: bool = False) -> None:
-        self._dechunk = dechunk
+    def __init__(self, content: Content | None = None) -> None:
+        self._content = _unread() if content is None else content
         self._held = b""  # the beginning of something that is not complete
         self._owed = 0  # payload bytes left of a chunk that is passed on in pieces
         self._needs_crlf = False  # such a chunk's payload is complete, its CRLF is not
@@ -148,7 +164,7 @@ class ChunkedBody:
             return self._feed_piece(data)
         end = len(data)
         position = 0
-        payloads: list[bytes] = []
+        content = self._content
         while position < end:
             line = _CHUNK_LINE.match(data, position, position + _MAX_CHUNK_LINE)
             if line is None:
@@ -157,20 +173,17 @@ class ChunkedBody:
             start = line.end()
             size = int(line[1], 16)
             if size == 0:
-                return self._finish(data, position, start, payloads)
+                return self._finish(data, position, start)
             after = start + size + 2
             if after > end:
                 if end - position > MAX_HELD_BYTES:
-                    return self._begin_piece(data, position, start, size, payloads)
+                    return self._begin_piece(data, start, size)
                 self._held = data[position:]
                 break
             if data[after - 2 : after] != b"\r\n":
                 raise FramingError("a chunk does not end where it says")
-            if self._dechunk:
-                payloads.append(data[start : after - 2])
+            content.append(data[start : after - 2])
             position = after
-        if self._dechunk:
-            return b"".join(payloads)
         return data if position == end else data[:position]
 
     def _hold_line(self, data: bytes, position: int) -> None:
@@ -179,9 +192,9 @@ class ChunkedBody:
             raise FramingError(f"not a chunk size: {rest[:40]!r}")
         self._held = rest
 
-    def _finish(self, data: bytes, position: int, start: int, payloads: list[bytes]) -> bytes:
+    def _finish(self, data: bytes, position: int, start: int) -> bytes:
         """The last chunk is at `position`; its trailer fields are checked and left out."""
-        before = b"".join(payloads) if self._dechunk else data[:position]
+        before = data[:position]
         if data.startswith(b"\r\n", start):
             after = start + 2
         else:
@@ -198,22 +211,20 @@ class ChunkedBody:
         if after != len(data):
             raise FramingError("bytes after the end of the body")
         self.done = True
-        return before if self._dechunk else before + LAST_CHUNK
+        return before + LAST_CHUNK
 
-    def _begin_piece(
-        self, data: bytes, position: int, start: int, size: int, payloads: list[bytes]
-    ) -> bytes:
+    def _begin_piece(self, data: bytes, start: int, size: int) -> bytes:
         piece = data[start : start + size]
+        self._content.append(piece)
         self._owed = size - len(piece)
         self._needs_crlf = True
         if self._owed == 0:
             self._held = data[start + size :]
-        if self._dechunk:
-            return b"".join([*payloads, piece])
         return data[: start + len(piece)]
 
     def _feed_piece(self, data: bytes) -> bytes:
         piece = data[: self._owed]
+        self._content.append(piece)
         self._owed -= len(piece)
         rest = data[len(piece) :]
         if self._owed or not rest:
@@ -224,9 +235,35 @@ class ChunkedBody:
         if rest[:2] != b"\r\n":
             raise FramingError("a chunk does not end where it says")
         self._needs_crlf = False
-        if not self._dechunk:
-            piece += b"\r\n"
-        return piece + (self.feed(rest[2:]) if len(rest) > 2 else b"")
+        try:
+            return piece + b"\r\n" + self.feed(rest[2:])
+        except FramingError:
+            self._needs_crlf = True  # nothing of this is passed on
+            raise
+
+
+class DechunkedBody:
+    """A chunked body, passed on without the chunk framing."""
+
+    __slots__ = ("_chunked", "_content", "_payloads")
+    delimits_itself = True
+
+    def __init__(self, content: Content | None = None) -> None:
+        self._content = _unread() if content is None else content
+        self._payloads: list[bytes] = []
+        self._chunked = ChunkedBody(self._payloads)
+
+    @property
+    def done(self) -> bool:
+        return self._chunked.done
+
+    def feed(self, data: bytes) -> bytes:
+        """Returns what may be passed on. Raises FramingError."""
+        self._chunked.feed(data)
+        payload = b"".join(self._payloads)
+        self._payloads.clear()
+        self._content.append(payload)
+        return payload
 
 
 _PARTIAL_CHUNK_LINE: Final = re.compile(
@@ -238,15 +275,18 @@ def _may_become_chunk_line(rest: bytes) -> bool:
     return _PARTIAL_CHUNK_LINE.fullmatch(rest) is not None
 
 
-Body = LengthBody | CloseBody | ChunkedBody
+Body = LengthBody | CloseBody | ChunkedBody | DechunkedBody
 
 
-def body_of(head: Head, *, dechunk: bool) -> Body:
-    """The body that follows this head (of the answer to a GET or POST)."""
+def body_of(head: Head, *, dechunk: bool, content: Content | None = None) -> Body:
+    """The body that follows this head (of the answer to a GET or POST).
+
+    `content`: gets what the body holds, without the framing, as `feed` passes it on.
+    """
     if head.status in (204, 304) or head.length == 0:
         return LengthBody(0)
     if head.chunked:
-        return ChunkedBody(dechunk=dechunk)
+        return DechunkedBody(content) if dechunk else ChunkedBody(content)
     if head.length is not None:
-        return LengthBody(head.length)
-    return CloseBody()
+        return LengthBody(head.length, content)
+    return CloseBody(content)

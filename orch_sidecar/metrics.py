@@ -148,7 +148,6 @@ class _Collector:
         served = self.served[exchange.pool][exchange.service_class is _BULK]
         served.admitted(exchange, exchange.admitted, traced)
         if exchange.outcome is _OK:
-            exchange.read_usage()
             served.generated(exchange)
             self.gen_ai.of(exchange).generated(exchange, now, traced)
 
@@ -167,7 +166,6 @@ class _Collector:
         if not exchange.shared:
             served.admitted(exchange, exchange.admitted, traced)
             if outcome is _OK:
-                exchange.read_usage()
                 served.generated(exchange)
                 operation.generated(exchange, now, traced)
         elif exchange.coalesced:

@@ -2,9 +2,10 @@
 
 The head is rewritten once, together with the first bytes of the body; then whole chunks are
 passed on as they came, from the engine connection's `data_received` straight to the client's
-transport. No task is woken, nothing is parsed but the framing. If the engine fails before the
-head went out, the caller can still answer; after that the failure is said in the stream if an
-event has just ended, and otherwise the connection is aborted: never a clean end of file.
+transport. No task is woken, and nothing is parsed but the framing; the end is read for token
+counts and errors. If the engine fails before the head went out, the caller can still answer;
+after that the failure is said in the stream if an event has just ended, and otherwise the
+connection is aborted: never a clean end of file.
 
 A sidecar below may turn a request away for now, and so may an engine that is about to end. That
 is for the queue up here, not for the client: such an answer is held back until its end says
@@ -32,6 +33,7 @@ from orch_sidecar.http1 import Body, ChunkedBody, FramingError, Head, LengthBody
 from orch_sidecar.reasons import Reason, Refusal
 from orch_sidecar.tier import TurningAway
 from orch_sidecar.upstream import EngineConnection, EnginePool
+from orch_sidecar.usage import MOST_PIECE_BYTES, MOST_PIECES, AnswerReader
 
 
 class Relay:
@@ -40,6 +42,7 @@ class Relay:
     `keep_alive`: whether the client's connection may serve another request after it.
     `unanswered`: the connection went before any byte of an answer came.
     `retry_after_ms`: the request was turned away below, and the client knows nothing of it.
+    `answer`: what is read of it.
     """
 
     __slots__ = (
@@ -47,21 +50,21 @@ class Relay:
         "_buffer",
         "_client",
         "_connection",
+        "_content",
         "_extra",
         "_head",
         "_head_sent",
         "_held",
         "_http10",
-        "_last",
         "_pool",
         "_turned_away",
+        "answer",
         "done",
         "exchange",
         "keep_alive",
         "paused",
         "reads",
         "retry_after_ms",
-        "tail",
         "unanswered",
         "was_paused",
     )
@@ -90,9 +93,9 @@ class Relay:
         self._held: bytes | None = None
         self._body: Body | None = None
         self._buffer = b""
-        self._last = b""
         self.exchange = exchange
-        self.tail = b""  # what went out before the last write: usage may be in either
+        self.answer = AnswerReader(events=exchange.stream)
+        self._content = self.answer.content
         self.paused = self.was_paused = False
         self.unanswered = False
         self.retry_after_ms: int | None = None
@@ -108,11 +111,6 @@ class Relay:
     def progress(self) -> tuple[int, int]:
         """Changes whenever bytes come from the engine, or go to a client that is behind."""
         return self.reads, self._client.get_write_buffer_size() if self.paused else 0
-
-    @property
-    def sent(self) -> tuple[bytes, bytes]:
-        """The last two writes to the client."""
-        return self.tail, self._last
 
     def stop(self) -> None:
         """The client is gone, or this took too long: closes the engine's connection."""
@@ -140,6 +138,8 @@ class Relay:
 
     def received(self, data: bytes) -> None:
         self.reads += 1
+        content = self._content
+        before = len(content)
         if self._client.is_closing():
             self.stop()  # its handler is being cancelled and has yet to run
             return
@@ -154,12 +154,15 @@ class Relay:
                 self._buffer = b""
             out = body.feed(data)
         except FramingError as error:
+            del content[before:]  # what came together with that is not passed on
             self.fail(Refusal(Reason.ENGINE_FAILED, f"the engine's answer is not HTTP: {error}"))
             return
         if out:
             self._write(out)
         if body.done:
             self._finish(body)
+        elif before >= MOST_PIECES or len(data) > MOST_PIECE_BYTES:
+            self.answer.fold()
 
     def lost(self, error: Exception | None) -> None:
         self._connection = None
@@ -186,7 +189,7 @@ class Relay:
         self.done.set_result(Relayed(refusal, answered=self._head_sent))
         if self._head_sent and not self._client.is_closing():
             if self._at_event_boundary():
-                chunked = isinstance(self._body, ChunkedBody) and not self._http10
+                chunked = isinstance(self._body, ChunkedBody)
                 api = self.exchange.api
                 self._client.write(failure_in_stream(api, refusal, chunked=chunked))
             else:
@@ -199,7 +202,7 @@ class Relay:
         if head is None:
             return None
         self._head = head
-        self._body = body_of(head, dechunk=self._http10)
+        self._body = body_of(head, dechunk=self._http10, content=self._content)
         if self._turned_away is not None and head.status in tier.TURNING_AWAY:
             self._held = b""
         return self._body
@@ -215,8 +218,6 @@ class Relay:
             # Only a piece of a chunked body may be empty; the first byte is a real one.
             out = self._head_bytes() + out
         self._client.write(out)
-        self.tail = self._last
-        self._last = out
 
     def _head_bytes(self) -> bytes:
         head = self._head
@@ -246,18 +247,10 @@ class Relay:
         self.done.set_result(TURNED_AWAY if turned_away else ANSWERED)
 
     def _at_event_boundary(self) -> bool:
-        head = self._head
+        head, body = self._head, self._body
         assert head is not None
-        if isinstance(self._body, LengthBody):
+        if isinstance(body, LengthBody) or not is_event_stream(head):
             return False
-        if not is_event_stream(head):
+        if isinstance(body, ChunkedBody) and body.within_chunk:
             return False
-        end = self._last if len(self._last) >= 8 else self.tail + self._last
-        if isinstance(self._body, ChunkedBody) and not self._http10:
-            if self._body.within_chunk:
-                return False
-            # Not the line break of a chunk's size before a chunk that is one line break itself.
-            return end.endswith((b"\n\n\r\n", b"\r\n\r\n\r\n")) and not end.endswith(
-                (b"\r\n\n\r\n", b"\n2\r\n\r\n\r\n")
-            )
-        return end.endswith((b"\n\n", b"\r\n\r\n"))
+        return self.answer.at_event_boundary

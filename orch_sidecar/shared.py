@@ -51,7 +51,10 @@ class Shared:
         """`request`: that of the client for which it is begun. `barred`: pools not to go to."""
         exchange = request.exchange.of_decode()
         self.fanout = Fanout(
-            exchange.request_id, lambda: on_abandoned(self), buffer_bytes=BUFFER_BYTES
+            exchange.request_id,
+            lambda: on_abandoned(self),
+            stream=exchange.stream,
+            buffer_bytes=BUFFER_BYTES,
         )
         self.key = key
         self.request = Request(
@@ -84,7 +87,6 @@ class Shared:
         exchange.pool, exchange.labels = decode.pool, decode.labels
         exchange.placement, exchange.service_class = decode.placement, decode.service_class
         exchange.lease = decode.lease
-        decode.read_usage()
         exchange.input_tokens, exchange.output_tokens = decode.input_tokens, decode.output_tokens
         if decode.queued is not None and exchange.admitted in (None, decode.admitted):
             exchange.queued = max(decode.queued, exchange.arrived)

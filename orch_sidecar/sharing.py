@@ -188,7 +188,7 @@ class Sharing:
             follower.start(paused=client.writing_paused)
             ending = await follower.done
             if ending.failure is None:
-                exchange.outcome = how_ended(exchange, fanout.sent)
+                exchange.outcome = how_ended(exchange, fanout.answer)
             return follower, ending
         finally:
             client.relay = None

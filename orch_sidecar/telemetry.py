@@ -204,7 +204,6 @@ class SpanTracing:
                 "orch.cost": exchange.cost,
                 "orch.stream": exchange.stream,
             }
-        exchange.read_usage()
         for name, value in (
             ("orch.scenario", exchange.scenario),
             ("gen_ai.request.max_tokens", exchange.max_tokens),
@@ -220,11 +219,13 @@ class SpanTracing:
     def end(self, span: Span, exchange: Exchange, attributes: dict[str, Any]) -> None:
         """Ends a span of an exchange that has ended."""
         span.set_attributes(attributes)
-        failed = exchange.status >= 500 or not isinstance(exchange.outcome, Ending)
-        if failed or exchange.outcome is Ending.CANCELLED:
-            span.set_attribute("error.type", exchange.outcome.value)
-        if failed:
-            span.set_status(self.api.StatusCode.ERROR, exchange.outcome.value)
+        outcome = exchange.outcome
+        if outcome is not Ending.OK:
+            span.set_attribute("error.type", outcome.value)
+            if not isinstance(outcome, Ending) or (
+                outcome is Ending.ENGINE_ERROR and not 400 <= exchange.status < 500
+            ):
+                span.set_status(self.api.StatusCode.ERROR, outcome.value)
         span.end()
 
 

@@ -220,5 +220,7 @@ def error_in(body: bytes) -> dict[str, Any]:
     return error
 
 
-def fanout_of(buffer_bytes: int = 1 << 20, abandoned: Abandoned | None = None) -> Fanout:
-    return Fanout(SHARED_ID, abandoned or Abandoned(), buffer_bytes=buffer_bytes)
+def fanout_of(
+    buffer_bytes: int = 1 << 20, abandoned: Abandoned | None = None, *, stream: bool = True
+) -> Fanout:
+    return Fanout(SHARED_ID, abandoned or Abandoned(), stream=stream, buffer_bytes=buffer_bytes)

@@ -87,15 +87,3 @@ def test_server_timing_without_admission_has_no_queueing() -> None:
     assert exchange.server_timing() == "queue;dur=0.00"
     exchange.first_byte = exchange.arrived + 3 * MS
     assert exchange.server_timing() == "queue;dur=0.00, engine;dur=3.00"
-
-
-def test_token_counts_are_read_once_from_the_end_of_the_answer() -> None:
-    exchange = exchange_of()
-    exchange.read_usage()
-    assert (exchange.input_tokens, exchange.output_tokens) == (None, None)
-    exchange.unread = b'{"usage":{"prompt_tokens":5,"total_tokens":12,"completion_tokens":7}}'
-    exchange.read_usage()
-    assert (exchange.input_tokens, exchange.output_tokens, exchange.unread) == (5, 7, b"")
-    exchange.output_tokens = 8
-    exchange.read_usage()
-    assert exchange.output_tokens == 8

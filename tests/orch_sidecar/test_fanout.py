@@ -5,11 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orch_sidecar import usage
 from orch_sidecar.reasons import Reason, Refusal
+from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.shared import (
-    DONE,
-    EVENTS,
     STREAM,
     STREAM_HEAD,
     Abandoned,
@@ -18,8 +16,10 @@ from tests.orch_sidecar.shared import (
     chunk,
     event,
     fanout_of,
+    json_answer,
     whole_for,
 )
+from tests.orch_sidecar.spoken import SPOKEN, Spoken
 
 
 async def test_answer_that_has_ended_cannot_be_joined() -> None:
@@ -33,13 +33,18 @@ async def test_answer_that_has_ended_cannot_be_joined() -> None:
     assert not fanout.joinable
 
 
-async def test_usage_is_in_what_was_sent_last() -> None:
-    fanout = fanout_of()
-    Client("a").join(fanout)
-    counts = b'data: {"usage":{"prompt_tokens":7,"total_tokens":10,"completion_tokens":3}}\n\n'
-    pieces = [chunk(counts), chunk(DONE), b"0\r\n\r\n"]
-    Engine(fanout).says(STREAM_HEAD, chunk(EVENTS[0]), *pieces)
-    assert usage.read(usage.end_of(*fanout.sent)) == (7, 3)
+@given(st.sampled_from(SPOKEN), PLACES, PLACES)
+async def test_shared_answer_is_read_however_it_is_chunked_and_cut(
+    spoken: Spoken, chunks: list[int], reads: list[int]
+) -> None:
+    fanout = fanout_of(stream=spoken.stream)
+    client = Client("a").join(fanout)
+    data = json_answer(spoken.body)
+    if spoken.stream:
+        data = STREAM_HEAD + b"".join(map(chunk, cut(spoken.body, chunks))) + b"0\r\n\r\n"
+    Engine(fanout).says(*cut(data, reads))
+    assert client.body == spoken.body
+    assert (fanout.answer.counts, fanout.answer.failed) == (spoken.counts, spoken.failed)
 
 
 async def test_times_of_a_client_that_joins_late_are_its_own() -> None:

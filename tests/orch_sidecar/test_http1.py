@@ -11,6 +11,7 @@ from orch_sidecar.http1 import (
     MAX_TRAILER_BYTES,
     ChunkedBody,
     CloseBody,
+    DechunkedBody,
     FramingError,
     Head,
     LengthBody,
@@ -196,7 +197,7 @@ def test_whole_chunks_are_passed_on_as_they_came() -> None:
 
 def test_partial_chunk_is_held_back_until_it_is_whole() -> None:
     for dechunk, last in ((False, b"5\r\nhello\r\n"), (True, b"hello")):
-        body = ChunkedBody(dechunk=dechunk)
+        body = DechunkedBody() if dechunk else ChunkedBody()
         data = b"5\r\nhello\r\n"
         held = passed_on(body, *(data[i : i + 1] for i in range(len(data))))
         assert held == [b""] * 9 + [last]
@@ -210,14 +211,14 @@ def test_what_is_whole_is_passed_on_and_the_rest_held_back() -> None:
 
 
 def test_dechunking_joins_the_payloads() -> None:
-    body = ChunkedBody(dechunk=True)
+    body = DechunkedBody()
     assert body.feed(b"1\r\na\r\n2;x=y\r\nbc\r\n0\r\n\r\n") == b"abc"
     assert body.done
 
 
 def test_extensions_are_passed_over() -> None:
     for line in (b"1;a", b"1;a=b;c", b'1;a="b; c"', b"1 ;a", b"0001", b"1;"):
-        assert ChunkedBody(dechunk=True).feed(line + b"\r\nx\r\n0\r\n\r\n") == b"x"
+        assert DechunkedBody().feed(line + b"\r\nx\r\n0\r\n\r\n") == b"x"
 
 
 def test_trailer_fields_are_checked_and_left_out() -> None:
@@ -269,7 +270,7 @@ def test_chunk_too_large_to_hold_back_is_passed_on_in_pieces(dechunk: bool) -> N
     size = 3 * MAX_HELD_BYTES
     payload = bytes(range(256)) * (size // 256)
     chunk = b"%x\r\n%b\r\n" % (size, payload)
-    body = ChunkedBody(dechunk=dechunk)
+    body = DechunkedBody() if dechunk else ChunkedBody()
     first = body.feed(chunk[: MAX_HELD_BYTES + 100])
     assert len(first) > MAX_HELD_BYTES
     rest = passed_on(body, chunk[MAX_HELD_BYTES + 100 : -2], b"\r", b"\n", b"0\r\n\r\n")
@@ -279,8 +280,9 @@ def test_chunk_too_large_to_hold_back_is_passed_on_in_pieces(dechunk: bool) -> N
 
 
 def test_large_chunk_must_end_where_it_says_too() -> None:
-    for end in (b"X", b"\rX", b"\n", b"XX"):
+    for end in (b"X", b"\rX", b"\n", b"XX", b"\r\nnext"):
         body = ChunkedBody()
         body.feed(b"%x\r\n" % (2 * MAX_HELD_BYTES) + b"a" * (2 * MAX_HELD_BYTES))
-        with pytest.raises(FramingError, match="does not end"):
+        with pytest.raises(FramingError, match=r"does not end|not a chunk size"):
             body.feed(end)
+        assert body.within_chunk

@@ -1,0 +1,174 @@
+"""What vLLM says to a request, with its token counts or with an error: one of each API."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from orch_sidecar.openai import Api
+
+DONE = b"data: [DONE]\n\n"
+# As a model may write it, or a client have it echoed: none of it is what it looks like.
+MISLEADING = (
+    'he said "usage":{"prompt_tokens":111,"completion_tokens":222}\n\nevent: error\n'
+    'data: {"error": {"code": 500}}\n\ndata: [DONE]\n\n\\"usage\\":'
+)
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """The body of an answer, and what is to be read of it."""
+
+    name: str
+    api: Api
+    stream: bool
+    body: bytes = field(repr=False)
+    counts: tuple[int | None, int | None]
+    failed: bool = False
+
+
+def sse(document: Any, name: str | None = None) -> bytes:
+    """An event. Without a name it is one of completions and chats."""
+    data = b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+    return data if name is None else f"event: {name}\n".encode() + data
+
+
+def named(document: Any) -> bytes:
+    return sse(document, document["type"])
+
+
+def usage(prompt: int, completion: int) -> dict[str, Any]:
+    """As vLLM counts for completions and chats."""
+    details = {"cached_tokens": 4, "multimodal_tokens": {"image": 3}}
+    return {
+        "prompt_tokens": prompt, "total_tokens": prompt + completion,
+        "completion_tokens": completion, "prompt_tokens_details": details,
+    }  # fmt: skip
+
+
+def _choices(api: Api, text: str, n: int) -> list[dict[str, Any]]:
+    said = {"delta": {"content": text}} if api is Api.CHAT else {"text": text}
+    return [{"index": i, **said, "finish_reason": None} for i in range(n)]
+
+
+def openai_stream(
+    api: Api, *, n: int = 1, text: str = "one ", told: bool = True, continuous: bool = False
+) -> bytes:
+    """A stream of three tokens. `told`: it asked for its usage, `continuous`: in each event."""
+    events = []
+    for tokens in (1, 2, 3):
+        event: dict[str, Any] = {"id": "cmpl-1", "choices": _choices(api, text, n)}
+        events.append(event | ({"usage": usage(5, tokens)} if continuous else {}))
+    if told:
+        events.append({"id": "cmpl-1", "choices": [], "usage": usage(5, 3 * n)})
+    return b"".join(map(sse, events)) + DONE
+
+
+def openai_answer(api: Api, *, n: int = 1, after: str = "") -> bytes:
+    """Not streamed. `after`: text that follows the counts, as `prompt_text` does."""
+    choice = {"message": {"content": MISLEADING}} if api is Api.CHAT else {"text": MISLEADING}
+    document = {"id": "cmpl-1", "choices": [choice] * n, "usage": usage(5, 3 * n)}
+    return json.dumps(document | {"prompt_text": after, "kv_transfer_params": None}).encode()
+
+
+def message_stream(*, at_end: bool, length: int = 3) -> bytes:
+    """As vLLM sends it: all counts again in the last event (`at_end`), or as Anthropic does."""
+    message = {"id": "msg_1", "usage": {"input_tokens": 5, "output_tokens": 0}}
+    counts = {"output_tokens": 3} | ({"input_tokens": 5} if at_end else {})
+    delta = {"type": "text_delta", "text": MISLEADING}
+    events: list[Any] = [{"type": "message_start", "message": message}]
+    events += [{"type": "content_block_delta", "index": 0, "delta": delta}] * length
+    events += [{"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": counts}]
+    return b"".join(map(named, [*events, {"type": "message_stop"}]))
+
+
+def response(text: str, user: str = "", counts: Any = None) -> dict[str, Any]:
+    """A response of /v1/responses; its client's JSON is echoed in it."""
+    schema = {"properties": {"usage": {"input_tokens": 1, "output_tokens": 2}, 'x"usage': {}}}
+    return {
+        "id": "resp_1", "output": [{"content": [{"type": "output_text", "text": text}]}],
+        "tools": [{"type": "function", "parameters": schema}], "usage": counts, "user": user,
+    }  # fmt: skip
+
+
+RESPONSE_USAGE = {
+    "input_tokens": 5, "input_tokens_details": {"cached_tokens": 0},
+    "output_tokens": 3, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 8,
+}  # fmt: skip
+
+
+def response_stream(text: str = MISLEADING, user: str = "") -> bytes:
+    deltas = [{"type": "response.output_text.delta", "delta": text}] * 3
+    completed = response(text, user, RESPONSE_USAGE)
+    return b"".join(
+        named(event)
+        for event in (
+            {"type": "response.created", "response": response("", user)},
+            *deltas,
+            {"type": "response.completed", "response": completed},
+        )
+    )
+
+
+_TOLD = (5, 3)
+_NOTHING = (None, None)
+_LONG = "y" * 9000
+_ERROR = {"error": {"message": MISLEADING, "code": 500}}
+_STREAMED = sse({"id": "cmpl-1", "choices": [{"text": MISLEADING}]})
+
+SPOKEN = [
+    *(
+        spoken
+        for api in (Api.CHAT, Api.COMPLETIONS)
+        for spoken in (
+            Spoken(f"{api} stream", api, True, openai_stream(api, text=MISLEADING), _TOLD),
+            Spoken(f"{api} n=2", api, True, openai_stream(api, n=2), (5, 6)),
+            Spoken(f"{api} continuous", api, True, openai_stream(api, continuous=True), _TOLD),
+            Spoken(f"{api} unasked", api, True, openai_stream(api, told=False), _NOTHING),
+            Spoken(f"{api} answer", api, False, openai_answer(api), _TOLD),
+            Spoken(f"{api} answer n=2", api, False, openai_answer(api, n=2), (5, 6)),
+            Spoken(f"{api} long tail", api, False, openai_answer(api, after=_LONG), _TOLD),
+            Spoken(f"{api} error", api, True, _STREAMED + sse(_ERROR) + DONE, _NOTHING, True),
+        )
+    ),
+    Spoken("messages stream", Api.MESSAGES, True, message_stream(at_end=True), _TOLD),
+    Spoken("messages as Anthropic", Api.MESSAGES, True, message_stream(at_end=False), _TOLD),
+    Spoken("messages long", Api.MESSAGES, True, message_stream(at_end=False, length=60), _TOLD),
+    Spoken(
+        "messages answer",
+        Api.MESSAGES,
+        False,
+        json.dumps({"usage": {"input_tokens": 5, "output_tokens": 3}}).encode(),
+        _TOLD,
+    ),
+    Spoken(
+        "messages error",
+        Api.MESSAGES,
+        True,
+        named({"type": "message_start", "message": {}})
+        + named({"type": "error", "error": {"type": "internal_error", "message": _LONG}}),
+        _NOTHING,
+        failed=True,
+    ),
+    Spoken("responses stream", Api.RESPONSES, True, response_stream(), _TOLD),
+    Spoken("responses long", Api.RESPONSES, True, response_stream(_LONG, _LONG), _TOLD),
+    Spoken(
+        "responses answer",
+        Api.RESPONSES,
+        False,
+        json.dumps(response(MISLEADING, "me", RESPONSE_USAGE)).encode(),
+        _TOLD,
+    ),
+    *(
+        Spoken(
+            f"responses {kind}",
+            Api.RESPONSES,
+            True,
+            named({"type": "response.created"}) + named({"type": kind, "message": _LONG}),
+            _NOTHING,
+            failed=True,
+        )
+        for kind in ("error", "response.failed")
+    ),
+]
