@@ -36,12 +36,17 @@ ANSWERED: Final = Relayed(None, answered=True)
 # Below; the client knows nothing of it.
 TURNED_AWAY: Final = Relayed(None, answered=False)
 # Named once: a member is looked up slowly in its enum.
-_OK, _ENGINE_ERROR = Ending.OK, Ending.ENGINE_ERROR
+_OK, _CLIENT_ERROR, _ENGINE_ERROR = Ending.OK, Ending.CLIENT_ERROR, Ending.ENGINE_ERROR
+# Answered with 4xx, and no mistake of the client: time-outs, too much at once, cancelled below.
+_NO_MISTAKE: Final = frozenset({408, 425, 429, 499})
 
 
 def how_ended(exchange: Exchange, answer: AnswerReader) -> Ending:
     """What came of a whole answer, by its status and by what it tells itself."""
-    return _ENGINE_ERROR if exchange.status >= 400 or answer.failed else _OK
+    status = exchange.status
+    if status < 400:
+        return _ENGINE_ERROR if answer.failed else _OK
+    return _CLIENT_ERROR if status < 500 and status not in _NO_MISTAKE else _ENGINE_ERROR
 
 
 class Answering(Protocol):

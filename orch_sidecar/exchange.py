@@ -28,7 +28,9 @@ class Ending(StrEnum):
     """How an exchange ended, where no Reason says it."""
 
     OK = "ok"
-    # The engine answered, with a status of 400 or more or with an error within its stream.
+    # The engine answered with 4xx: the request is wrong, and so it would be at any engine.
+    CLIENT_ERROR = "client_error"
+    # The engine answered, with 5xx or with an error within its stream.
     ENGINE_ERROR = "engine_error"
     CANCELLED = "cancelled"  # the client went away
 

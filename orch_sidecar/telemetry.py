@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 WAIT_SPAN: Final = "admission.wait"
 ENGINE_SPAN: Final = "engine.request"
 
+# What the client did itself is no error of the span.
+_NOT_OURS: Final = frozenset({Ending.CANCELLED, Ending.CLIENT_ERROR})
+
 # A client may write a novel where its model's name belongs.
 MAX_MODEL_CHARS: Final = 200
 
@@ -222,9 +225,7 @@ class SpanTracing:
         outcome = exchange.outcome
         if outcome is not Ending.OK:
             span.set_attribute("error.type", outcome.value)
-            if not isinstance(outcome, Ending) or (
-                outcome is Ending.ENGINE_ERROR and not 400 <= exchange.status < 500
-            ):
+            if outcome not in _NOT_OURS:
                 span.set_status(self.api.StatusCode.ERROR, outcome.value)
         span.end()
 

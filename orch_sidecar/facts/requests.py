@@ -35,7 +35,8 @@ class Outcome(StrEnum):
     REFUSED = "refused"
 
 
-# Values of `orch.outcome`; every other one is the reason of a refusal.
+# Values of `orch.outcome`; every other one is a refusal by the sidecar, or (`client_error`) by the
+# engine.
 _OUTCOMES: Final = {
     "ok": Outcome.SERVED,
     "engine_error": Outcome.FAILED,

@@ -26,7 +26,7 @@ async def test_what_the_engine_refuses_is_refused_to_all(
         assert (response.status, response.error["message"]) == (404, "no such model")
     metrics = await sidecar.metrics()
     assert (
-        metrics[f'orch_requests_total{{outcome="engine_error",route="{CHAT}",status="404"}}'] == 2
+        metrics[f'orch_requests_total{{outcome="client_error",route="{CHAT}",status="404"}}'] == 2
     )
 
 

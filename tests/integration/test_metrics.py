@@ -136,7 +136,7 @@ async def test_requests_are_counted_by_route_outcome_and_status(
         (CHAT, "cost_exceeds_slots", "400"): 1,
         (CHAT, "method_not_allowed", "405"): 1,
         ("(none)", "not_found", "404"): 1,
-        (CHAT, "engine_error", "422"): 1,
+        (CHAT, "client_error", "422"): 1,
         (CHAT, "engine_failed", "502"): 1,
         (CHAT, "engine_failed", "200"): 1,
         (CHAT, "queue_full", "429"): 1,

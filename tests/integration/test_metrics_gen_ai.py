@@ -109,7 +109,7 @@ async def test_operations_models_and_failures_are_told_apart(
     tiny = {"gen_ai_request_model": "tiny", "pool": "cloud", "measurement_type": "batched_online"}
     assert counts(found, "request_duration", gen_ai_operation_name="chat", **tiny) == 7
     assert counts(found, "request_duration", gen_ai_operation_name="text_completion", **tiny) == 2
-    assert counts(found, "request_duration", error_type="engine_error") == 1
+    assert counts(found, "request_duration", error_type="client_error") == 1
     assert counts(found, "request_duration", error_type="cost_exceeds_slots", **tiny) == 1
     assert counts(found, "time_to_first_token", gen_ai_provider_name="vllm", **tiny) == 3
     models = {s.labels.get("gen_ai_request_model") for f in found.values() for s in f.samples}

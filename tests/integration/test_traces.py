@@ -184,7 +184,7 @@ async def test_cancelled_and_failed_requests_have_spans(
         (cancelled, "cancelled", False),
         (dead, "engine_failed", True),
         (broken, "engine_failed", True),
-        (refused, "engine_error", False),
+        (refused, "client_error", False),
     ):
         assert set(spans) == {CHAT, "admission.wait", "engine.request"}
         for name in (CHAT, "engine.request"):
@@ -193,6 +193,7 @@ async def test_cancelled_and_failed_requests_have_spans(
     assert dead[CHAT].attributes["http.response.status_code"] == 502
     assert broken[CHAT].attributes["http.response.status_code"] == 200
     assert cancelled[CHAT].attributes["error.type"] == "cancelled"
+    assert refused[CHAT].attributes["error.type"] == "client_error"
 
 
 async def test_no_prompt_and_no_key_is_in_any_span(

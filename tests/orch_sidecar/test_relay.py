@@ -116,6 +116,18 @@ async def test_events_and_answers_of_megabytes_are_read_and_not_kept() -> None:
         assert relayed.relay.answer.counts == (5, 3)
 
 
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 415, 422])
+async def test_mistake_of_a_client_is_no_error_of_the_engine(status: int) -> None:
+    relayed = Relayed().says(json_answer(b"{}", b"%d No" % status))
+    assert how_ended(relayed.exchange, relayed.relay.answer) is Ending.CLIENT_ERROR
+
+
+@pytest.mark.parametrize("status", [408, 429, 499, 500, 501, 503])
+async def test_what_is_not_the_clients_mistake_is_the_engines(status: int) -> None:
+    relayed = Relayed().says(json_answer(b"{}", b"%d No" % status))
+    assert how_ended(relayed.exchange, relayed.relay.answer) is Ending.ENGINE_ERROR
+
+
 async def test_event_that_came_with_garbage_does_not_end_the_one_before() -> None:
     """None of that read is passed on, so the client has half an event."""
     relayed = Relayed().says(STREAM_HEAD + chunk(b"data: x"), chunk(b"\n\n") + b"what?\r\n")

@@ -94,6 +94,7 @@ def test_several_prompts_of_one_request_count_each() -> None:
     [
         ("ok", Outcome.SERVED),
         ("engine_error", Outcome.FAILED),
+        ("client_error", Outcome.REFUSED),
         ("engine_failed", Outcome.FAILED),
         ("client_stalled", Outcome.FAILED),
         ("cancelled", Outcome.CANCELLED),
