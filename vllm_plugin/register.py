@@ -34,6 +34,7 @@ class _Process:
     def __init__(self) -> None:
         self.profile: Profile | None = None
         self.board: Board | None = None
+        self.labelled = False  # its spans
 
 
 _process = _Process()
@@ -53,6 +54,15 @@ def general_plugin() -> None:
     enforce.label_resource(profile, os.environ)
     logging.getLogger("vllm.v1.metrics.loggers").addFilter(enforce.NoIterationLines())
     _wrap_create_engine_config(profile)
+    _label_spans(profile)
+
+
+def _label_spans(profile: Profile) -> None:
+    """Labels the spans of this process, as soon as it has a tracer provider."""
+    if not _process.labelled and "opentelemetry.sdk.trace" in sys.modules:
+        from vllm_plugin import spans
+
+        _process.labelled = spans.label_process(profile)
 
 
 def _wrap_create_engine_config(profile: Profile) -> None:
@@ -156,12 +166,12 @@ def make_board(vllm_config: Any, profile: Profile) -> Board:
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
 
-        from vllm_plugin.spans import LabelSpans
+        from vllm_plugin.spans import LabelRequests
 
         provider = trace.get_tracer_provider()
         if not isinstance(provider, TracerProvider):
             raise RuntimeError("vLLM traces, but its tracer provider is not the SDK's")
-        provider.add_span_processor(LabelSpans(board))
+        provider.add_span_processor(LabelRequests(board))
     return board
 
 
@@ -171,6 +181,10 @@ def __getattr__(name: str) -> Any:
     if name != "StatLogger":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vllm_plugin.stat_logger import BoardStatLogger
+
+    if _process.profile is not None:
+        # vLLM has just made the provider of this process, and opens its first spans after this.
+        _label_spans(_process.profile)
 
     class StatLogger(BoardStatLogger):
         """`vllm.stat_logger_plugins`: vLLM builds it with the final configuration."""

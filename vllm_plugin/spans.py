@@ -1,5 +1,9 @@
 """Labels on vLLM's spans: how the engine was batching while it served this request.
 
+Every span has `measurement_type`, those of the engine's start included. vLLM makes a tracer
+provider in each of its processes, and opens spans around the start of a worker before it loads
+plugins there; the SDK keeps no list of open spans, so these are found among all objects, once.
+
 vLLM makes one `llm_request` span per finished request, in the output processor and just before
 the statistics of the same step are recorded: the steps known when it ends lack the last one.
 The batch statistics need the times that vLLM sets on the span after its start. The SDK's hook
@@ -9,14 +13,17 @@ is wrapped at its start: the last moment at which it can be written to.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Mapping
 from typing import Final
 
+from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import Span, SpanProcessor
+from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
 
 from vllm_plugin.board import Board
+from vllm_plugin.profile import Profile
 
 REQUEST_SPAN: Final = "llm_request"
 
@@ -28,15 +35,41 @@ _REQUEST_ID: Final = "gen_ai.request.id"
 
 
 class LabelSpans(SpanProcessor):
-    """Adds `measurement_type` to every span, and the batch statistics to request spans."""
+    """Adds `measurement_type` to every span."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.labels: Mapping[str, str] = {
+            "measurement_type": profile.measurement_type.value,
+            "orch.profile": profile.name,
+        }
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        span.set_attributes(self.labels)
+
+
+def label_process(profile: Profile) -> bool:
+    """Labels all spans of this process from now on, and those that are open.
+
+    Returns whether there is a tracer provider to do so.
+    """
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, TracerProvider):
+        return False
+    processor = LabelSpans(profile)
+    provider.add_span_processor(processor)
+    for each in gc.get_objects():
+        # Not isinstance: that asks the object itself, and a lazy module would load for it.
+        if issubclass(type(each), Span) and each.is_recording():
+            each.set_attributes(processor.labels)
+    return True
+
+
+class LabelRequests(SpanProcessor):
+    """Adds the batch statistics to request spans."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
         facts = board.facts
-        self._every: Mapping[str, str] = {
-            "measurement_type": facts.measurement_type,
-            "orch.profile": facts.profile,
-        }
         self._request: Mapping[str, str | int | bool] = {
             "orch.batching": facts.batching,
             "orch.slots_total": facts.slots_total,
@@ -51,7 +84,6 @@ class LabelSpans(SpanProcessor):
         }
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        span.set_attributes(self._every)
         if span.name != REQUEST_SPAN:
             return
         end = span.end

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import ProxyTracerProvider
 
 from tests.vllm_plugin.test_board import FACTS
 from vllm_plugin.board import Board
-from vllm_plugin.spans import LabelSpans
+from vllm_plugin.profile import load
+from vllm_plugin.spans import LabelRequests, LabelSpans, label_process
 
+PROFILES = {name: load(name) for name in ("home", "cloud")}
 VLLMS_OWN: dict[str, Any] = {
     "gen_ai.request.id": "cmpl-1-0",
     "gen_ai.usage.prompt_tokens": 5,
     "gen_ai.usage.completion_tokens": 7,
     "gen_ai.latency.time_in_model_inference": 1.0,
 }
+
+
+NOW_S = 1000.0
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands still while a test runs."""
+    monkeypatch.setattr("vllm_plugin.spans.time", SimpleNamespace(time=lambda: NOW_S))
 
 
 class Tracer:
@@ -32,7 +44,8 @@ class Tracer:
         self.provider = TracerProvider()
         # vLLM's exporting processor is there before ours.
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.provider.add_span_processor(LabelSpans(board))
+        self.provider.add_span_processor(LabelSpans(PROFILES[board.facts.profile]))
+        self.provider.add_span_processor(LabelRequests(board))
 
     def span(self, name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
         with self.provider.get_tracer("vllm").start_as_current_span(name) as span:
@@ -44,9 +57,8 @@ class Tracer:
 def board_with_steps(*batches: int, facts: Any = FACTS) -> Board:
     """Steps of 10 ms each, the last of which has just ended."""
     board = Board(facts)
-    now = time.time()
     for index, batch in enumerate(batches):
-        end_s = now - (len(batches) - 1 - index) * 0.01
+        end_s = NOW_S - (len(batches) - 1 - index) * 0.01
         board.steps.record(end_s, 0.01, batch, decode_only=True)
     return board
 
@@ -142,3 +154,25 @@ def test_token_counts_that_are_missing_stay_missing() -> None:
 def test_other_spans_get_the_measurement_type_only() -> None:
     labels = Tracer(board_with_steps(1)).span("startup", {"a": 1})
     assert labels == {"a": 1, "measurement_type": "batched_online", "orch.profile": "cloud"}
+
+
+def test_spans_that_are_open_when_a_process_is_labelled_get_the_label(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a worker of vLLM, which loads plugins within spans that it has opened before."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
+    tracer = provider.get_tracer("vllm")
+    tracer.start_span("ended before").end()
+    with tracer.start_as_current_span("outer"), tracer.start_as_current_span("inner"):
+        assert label_process(PROFILES["home"])
+        tracer.start_span("later").end()
+    labels = {span.name: dict(span.attributes or {}) for span in exporter.get_finished_spans()}
+    expected = {"measurement_type": "single_stream", "orch.profile": "home"}
+    assert labels == {"ended before": {}} | dict.fromkeys(("outer", "inner", "later"), expected)
+
+
+def test_process_without_a_provider_is_not_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", ProxyTracerProvider)
+    assert not label_process(PROFILES["home"])
