@@ -25,7 +25,13 @@ from orch_sidecar.key_file import KeyFile
 from orch_sidecar.metrics import Metrics
 from orch_sidecar.pages import Pages
 from orch_sidecar.pool import Pool
-from orch_sidecar.pools import Pools, common_labels, configuration, configured
+from orch_sidecar.pools import (
+    Pools,
+    common_labels,
+    configuration,
+    configured,
+    unplaced_labels,
+)
 from orch_sidecar.publish import Publisher
 from orch_sidecar.reload import Reloads
 from orch_sidecar.reloading import Reloading
@@ -63,7 +69,8 @@ class Sidecar:
         key_file = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file)
         guard = Guard(None if key_file is None else key_file.begin())
         common = common_labels(told)
-        self.tracing = tracing_from_environment(common)
+        unplaced = unplaced_labels(common)
+        self.tracing = tracing_from_environment(common, unplaced)
         # From here on nothing fails: a session must be closed.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
@@ -75,9 +82,10 @@ class Sidecar:
         self.metrics = Metrics(self.pools, lambda pool: pool.state)
         self.connections = Connections(most_connections(settings.max_connections), "clients")
         self.metrics.registry.register(self.connections)
-        self._headers = {"Server": "orch-sidecar"}
-        if "measurement_type" in common:
-            self._headers["X-Measurement-Type"] = common["measurement_type"]
+        self._headers = {
+            "Server": "orch-sidecar",
+            "X-Measurement-Type": unplaced["measurement_type"],
+        }
         self.publisher = Publisher(
             lambda: {pool.name: pool.told for pool in self.pools}, self._attach, self._headers
         )

@@ -93,8 +93,7 @@ class Control:
         if pool is None:
             return Refusal(Reason.NOT_FOUND, f"there is no pool {name} here")
         if what is Named.HEALTH:
-            health = self._pages.health(pool)
-            return web.json_response(health, status=200 if health["ready"] else 503)
+            return self._health(pool, probe=True)
         return self._turn(pool, what)
 
     def _turn(self, pool: Pool, what: Named) -> web.Response | Refusal:
@@ -106,7 +105,16 @@ class Control:
         else:
             pool.gate.resume()
         logger.info("pool %s: %s, as an operator asked", pool.name, what.name.lower())
-        return web.json_response(self._pages.health(pool))
+        return self._health(pool)
+
+    def _health(self, pool: Pool, *, probe: bool = False) -> web.Response:
+        """The page of a pool. `probe`: the status says whether it is ready."""
+        health = self._pages.health(pool)
+        return web.json_response(
+            health,
+            status=503 if probe and not health["ready"] else 200,
+            headers={"X-Measurement-Type": pool.profile.measurement_type.value},
+        )
 
     def _ours(self, answer: web.StreamResponse | Refusal) -> web.StreamResponse:
         """With what all answers of this sidecar carry, unless it has been sent already."""
@@ -118,7 +126,8 @@ class Control:
                 headers=errors.headers(answer),
             )
         if not answer.prepared:
-            answer.headers.update(self._headers)
+            for name, value in self._headers.items():
+                answer.headers.setdefault(name, value)
         return answer
 
 

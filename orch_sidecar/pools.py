@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -27,6 +27,9 @@ from vllm_plugin import profile as profiles
 from vllm_plugin.profile import AdmissionRules, Profile
 
 Configured = list[tuple[PoolSettings, Profile]]
+
+# `measurement_type` of what belongs to no pool, where pools differ in theirs. No figure has it.
+NO_TYPE: Final = "none"
 
 
 class Chosen(NamedTuple):
@@ -245,6 +248,11 @@ def common_labels(told: Configured) -> dict[str, Any]:
         for name, value in first.items()
         if all(other[name] == value for other in others)
     }
+
+
+def unplaced_labels(common: Mapping[str, Any]) -> dict[str, Any]:
+    """The span attributes of what belongs to no pool. `common`: those of all pools."""
+    return {"measurement_type": NO_TYPE, **common}
 
 
 def rules_of(profile: Profile, settings: SidecarSettings) -> AdmissionRules:

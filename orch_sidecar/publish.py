@@ -82,6 +82,9 @@ class Publisher:
         transport = http.transport
         if transport is None:
             raise asyncio.CancelledError  # the reader has gone already
+        response = web.StreamResponse(
+            headers={**self._headers, "X-Measurement-Type": look().profile.measurement_type.value}
+        )
         instance = http.query.get("instance")
         reader = Reader(client or http.remote or "", instance, pool)
         replaced = self._readers.enter(reader, self.leases.instances())
@@ -91,7 +94,6 @@ class Publisher:
             self._streams[replaced].end()
         woken = asyncio.Event()
         stream = self._streams[reader] = _Stream(Listener(instance, woken.set), transport)
-        response = web.StreamResponse(headers=self._headers)
         self._listen(stream.listener)
         try:
             await response.prepare(http)

@@ -122,7 +122,7 @@ class _Spans:
             context=parent,
             kind=tracing.api.SpanKind.SERVER,
             start_time=exchange.arrived_ns,
-            attributes=tracing.common,
+            attributes=tracing.unplaced,
         )
         context = self._server.get_span_context()
         if context.trace_flags.sampled:
@@ -167,12 +167,13 @@ class _Spans:
 class SpanTracing:
     """Traces exported by OTLP, from a background thread: a slow collector slows no request."""
 
-    def __init__(self, provider: TracerProvider, common: Mapping[str, Any]) -> None:
+    def __init__(self, provider: TracerProvider, unplaced: Mapping[str, Any]) -> None:
+        """`unplaced`: attributes of the spans of what belongs to no pool."""
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self.api = trace
-        self.common: dict[str, Any] = dict(common)
+        self.unplaced: dict[str, Any] = dict(unplaced)
         self.propagator = TraceContextTextMapPropagator()
         self.tracer = provider.get_tracer("orch_sidecar")
         self._provider = provider
@@ -185,7 +186,7 @@ class SpanTracing:
 
     def labels_of(self, exchange: Exchange) -> Mapping[str, Any]:
         """What is known of how it is served."""
-        return self.common if exchange.labels is None else exchange.labels
+        return self.unplaced if exchange.labels is None else exchange.labels
 
     def attributes_of(self, exchange: Exchange) -> dict[str, Any]:
         """What an exchange that has ended says of itself."""
@@ -251,10 +252,11 @@ def otlp_protocol(environ: Mapping[str, str]) -> str | None:
     return "grpc" if grpc else "http/protobuf"
 
 
-def tracing_from_environment(common: Mapping[str, Any]) -> Tracing:
+def tracing_from_environment(common: Mapping[str, Any], unplaced: Mapping[str, Any]) -> Tracing:
     """What the OTEL_* variables configure.
 
-    `common`: what is so for all pools: attributes of the resource, and of every span.
+    `common`: attributes of the resource, the same for all pools. `unplaced`: attributes of the
+    spans of what belongs to no pool.
 
     Raises ValueError for a protocol that is not supported.
     """
@@ -286,4 +288,4 @@ def tracing_from_environment(common: Mapping[str, Any]) -> Tracing:
     resource = Resource.create({"service.name": name, **common})
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    return SpanTracing(provider, common)
+    return SpanTracing(provider, unplaced)

@@ -112,8 +112,8 @@ async def test_measurement_type_is_demanded_and_never_downgraded(
     assert (seeds(engine), seeds(home)) == ([2], [1])
     offline = await client.post(CHAT, [("X-Orch-Measurement-Type", "offline")])
     assert (offline.status, offline.error["code"]) == (400, "infeasible")
-    # Nothing of it is known yet, and the pools do not agree.
-    assert offline.header("x-measurement-type") is None
+    # It belongs to no pool, and the pools do not agree.
+    assert offline.header("x-measurement-type") == "none"
     await home.stop()
     await eventually(lambda: running.sidecar.pools["home"].follower.state == "down")
     gone = await client.post(CHAT, single)

@@ -67,7 +67,7 @@ async def test_each_span_has_the_labels_of_its_own_pool(
             assert "measurement_type" not in span.resource  # the pools do not agree
         assert spans[CHAT].attributes["orch.placement"] == "pinned"
     [refused] = found.of_trace("3" * 32).values()
-    assert labels(refused) == {}  # it never had a pool
+    assert labels(refused) == {"measurement_type": "none"}  # it never had a pool
 
 
 async def test_what_the_pools_agree_on_is_known_of_every_span(

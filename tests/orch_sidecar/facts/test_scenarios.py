@@ -81,13 +81,13 @@ def test_requests_that_never_came_to_an_engine_go_with_those_that_did_then() -> 
     assert [numbers(first), len(first.ended(Outcome.REFUSED))] == [[1, 2], 1]
 
 
-def test_requests_without_labels_go_where_they_belong_by_id_or_by_time() -> None:
-    unlabelled = ("measurement_type", "orch.pool", "orch.profile")
+def test_requests_of_no_pool_go_where_they_belong_by_id_or_by_time() -> None:
+    unplaced = ("orch.pool", "orch.profile")
     named: dict[str, Value] = {"orch.scenario": "run-1"}
 
     def refused(number: int, at_s: float, server: dict[str, Value]) -> list[Span]:
-        spans = one(number, at_s, at_s + 0.1, outcome="no_pool", server=server)
-        return without(spans[:1], *unlabelled)
+        spans = one(number, at_s, at_s + 0.1, outcome="no_pool", server=server, label="none")
+        return without(spans[:1], *unplaced)
 
     traffic = told(
         one(1, 0, 5),

@@ -40,7 +40,7 @@ def test_nothing_speaks_against_a_run_as_its_label_says(label: str) -> None:
     assert against(earned(label, 1, 0, 1), earned(label, 2, 1, 2), scenario="run-1") == {}
 
 
-@pytest.mark.parametrize("label", ["to_be_confirmed", "aggregate"])
+@pytest.mark.parametrize("label", ["to_be_confirmed", "aggregate", "none"])
 def test_what_is_no_label_of_a_measurement_says_so(label: str) -> None:
     assert against(one(1, 0, 1, label=label)) == {
         "unknown_label": f"measurement_type is '{label}', which is no label of a measurement"
