@@ -106,6 +106,12 @@ class OtlpReceiver:
         with self._lock:
             self._spans.extend(spans)
 
+    @property
+    def spans(self) -> list[ReceivedSpan]:
+        """All that have come so far."""
+        with self._lock:
+            return list(self._spans)
+
     def trace(self, trace_id: str) -> list[ReceivedSpan]:
         """The spans of a trace that have come so far, by start."""
         with self._lock:

@@ -17,6 +17,7 @@ from tests.engine.clients import (
     traceparent,
     until,
 )
+from tests.engine.counts import check_counts, check_mistakes, check_start
 
 
 async def test_the_second_stream_begins_before_the_first_has_ended(cloud: Stack) -> None:
@@ -188,3 +189,17 @@ async def test_foreign_traffic_is_counted_and_takes_slots(cloud: Stack) -> None:
         finally:
             passing.cancel()
         await until(gone, 10.0)
+
+
+async def test_counts_that_clients_are_told_are_on_their_spans_and_in_the_metrics(
+    cloud: Stack, receiver: OtlpReceiver
+) -> None:
+    await check_counts(cloud, receiver, rounds=3)
+
+
+async def test_what_the_engine_refuses_is_the_clients_mistake(cloud: Stack) -> None:
+    await check_mistakes(cloud)
+
+
+def test_spans_of_the_start_say_batched_online(cloud: Stack, receiver: OtlpReceiver) -> None:
+    check_start(receiver, "batched_online")

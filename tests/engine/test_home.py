@@ -6,6 +6,7 @@ import asyncio
 
 from orch_sidecar.local.stack import Stack, get_json
 from tests.engine.clients import body, engine_state, post, session, traceparent, until
+from tests.engine.counts import check_counts, check_mistakes, check_start
 from tests.engine.grpc_receiver import GrpcReceiver
 
 
@@ -108,3 +109,17 @@ async def test_one_request_is_one_tree_over_grpc(home: Stack, grpc_receiver: Grp
     assert llm.parent_id == engine.span_id
     assert [s.service for s in (server, wait, engine, llm)] == ["orch-sidecar"] * 3 + ["vllm"]
     assert server.start_ns <= wait.start_ns <= wait.end_ns <= engine.start_ns <= llm.start_ns
+
+
+async def test_counts_that_clients_are_told_are_on_their_spans_and_in_the_metrics(
+    home: Stack, grpc_receiver: GrpcReceiver
+) -> None:
+    await check_counts(home, grpc_receiver, rounds=1)
+
+
+async def test_what_the_engine_refuses_is_the_clients_mistake(home: Stack) -> None:
+    await check_mistakes(home)
+
+
+def test_spans_of_the_start_say_single_stream(home: Stack, grpc_receiver: GrpcReceiver) -> None:
+    check_start(grpc_receiver, "single_stream")

@@ -9,6 +9,7 @@ from orch_sidecar.http1 import (
     MAX_HEAD_BYTES,
     MAX_HELD_BYTES,
     MAX_TRAILER_BYTES,
+    Body,
     ChunkedBody,
     CloseBody,
     DechunkedBody,
@@ -26,7 +27,7 @@ def head_of(*lines: bytes, status_line: bytes = b"HTTP/1.1 200 OK") -> Head:
     return parsed[0]
 
 
-def passed_on(body: LengthBody | CloseBody | ChunkedBody, *reads: bytes) -> list[bytes]:
+def passed_on(body: Body, *reads: bytes) -> list[bytes]:
     return [body.feed(read) for read in reads]
 
 
