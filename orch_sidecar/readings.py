@@ -86,8 +86,8 @@ _FAMILIES: Final = (
         one(lambda pool: pool.gate.core.ledger.leases()),
     ),
     Family(
-        "orch_kv_tokens_committed",
-        "Tokens that leases will have in the KV cache at their ends, as far as is known.",
+        "orch_kv_blocks_committed",
+        "Blocks that leases will have in the KV cache at their ends, as far as is known.",
         one(lambda pool: pool.gate.core.scarce.kv.committed),
     ),
     Family(

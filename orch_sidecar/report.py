@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from orch_sidecar.admission.ask import EngineReport, StepTime
+from orch_sidecar.admission.ask import EngineReport, KvCache, KvGroup, StepTime
 from orch_sidecar.state_document import InvalidReport
 
 # The fields that a report is made of: a change of any other need not be looked at.
 FIELDS: Final = frozenset(
     {
         "epoch", "slots_total", "running", "waiting", "prefilling", "foreign", "ctx_max",
-        "kv_tokens_total", "kv_block_tokens", "kv_cache_usage", "preemptions_total", "step_time",
+        "kv_blocks_total", "kv_groups", "kv_cache_usage", "preemptions_total", "step_time",
         "prefill_tokens_per_s", "features",
     }
 )  # fmt: skip
@@ -32,15 +32,35 @@ def report_of(document: Mapping[str, Any]) -> EngineReport:
         slots_total=slots_total,
         foreign=foreign,
         ctx_max=document.get("ctx_max"),
-        kv_tokens_total=document.get("kv_tokens_total") or None,
-        kv_block_tokens=document.get("kv_block_tokens", 1),
+        kv=_kv_cache(document),
         kv_usage=document.get("kv_cache_usage", 0.0),
         preemptions_total=document.get("preemptions_total", 0),
         prefilling=document.get("prefilling", 0),
+        waiting=document.get("waiting", 0),
         scheduled=_scheduled(document, foreign),
         step_time=step_time_of(document),
         prefill_tokens_per_s=document.get("prefill_tokens_per_s") or None,
         chunk_tokens=_chunk(document.get("features", {})),
+    )
+
+
+def _kv_cache(document: Mapping[str, Any]) -> KvCache | None:
+    """The KV cache; None for an engine that has none, or reports no groups of it."""
+    blocks, entries = document.get("kv_blocks_total"), document.get("kv_groups")
+    if not blocks or not entries:
+        return None
+    return KvCache(
+        blocks,
+        tuple(
+            KvGroup(
+                entry["block_tokens"],
+                entry.get("blocks_most"),
+                entry.get("blocks_reading"),
+                entry.get("blocks_extra", 0),
+                entry.get("count", 1),
+            )
+            for entry in entries
+        ),
     )
 
 

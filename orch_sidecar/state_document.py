@@ -23,6 +23,7 @@ _TOKENS: Final = 10**12
 _EVENTS: Final = 2**63 - 1
 _SECONDS: Final = 10**12
 _MILLISECONDS: Final = 10**9
+_GROUPS: Final = 1000  # of layers; each entry costs time whenever a request is looked at
 _EXPONENT: Final = 10  # of the batch in a step's time; measured ones are around 1
 
 _SHOWN: Final = 80  # characters of a value that a message shows
@@ -96,6 +97,19 @@ def _steps_by_batch(value: Any) -> bool:
     )
 
 
+def _kv_groups(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= _GROUPS
+        and all(
+            isinstance(entry, dict)
+            and "block_tokens" in entry
+            and all(rule.holds(entry[name]) for name, rule in _KV_GROUP.items() if name in entry)
+            for entry in value
+        )
+    )
+
+
 def _prefill(value: Any) -> bool:
     return (
         isinstance(value, dict)
@@ -104,6 +118,13 @@ def _prefill(value: Any) -> bool:
     )
 
 
+_KV_GROUP: Final[Mapping[str, _Rule]] = {
+    "count": _count(1, _GROUPS),
+    "block_tokens": _count(1, _TOKENS),
+    "blocks_most": _count(1, _TOKENS),
+    "blocks_reading": _count(1, _TOKENS),
+    "blocks_extra": _count(0, _TOKENS),
+}
 _TEXT: Final = _Rule("a text", lambda value: isinstance(value, str))
 _NAME: Final = _Rule(
     "a text that is not empty", lambda value: isinstance(value, str) and bool(value)
@@ -135,7 +156,10 @@ _FIELDS: Final[Mapping[str, _Rule]] = {
     "gpu_count": _count(0, _SEQUENCES),
     "ctx_max": _count(1, _TOKENS),
     "kv_tokens_total": _count(0, _TOKENS),
-    "kv_block_tokens": _count(1, _TOKENS),
+    "kv_blocks_total": _count(0, _TOKENS),
+    "kv_groups": _Rule(
+        f"a list of at most {_GROUPS} objects, each with a block_tokens from 1", _kv_groups
+    ),
     "kv_cache_usage": _amount(1.0),
     "preemptions_total": _count(0, _EVENTS),
     "requests_total": _count(0, _EVENTS),

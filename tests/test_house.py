@@ -32,6 +32,7 @@ PURE = (
     "vllm_plugin.step_time",
     "vllm_plugin.curve",
     "vllm_plugin.pulse",
+    "vllm_plugin.kv_cache",
     "vllm_plugin.leases",
     "vllm_plugin.duty",
     "vllm_plugin.routes",

@@ -15,6 +15,7 @@ Dependencies point down this list; nothing imports what stands above it:
     routes       pure: what vLLM's routes do with the engine
     duty         pure: whether the engine takes work
     workloads    pure: the workloads that an engine serves, by its routes
+    kv_cache     pure: what a sequence takes of the KV cache
     leases       pure: which requests are in the engine, and whose they are
     steps        pure: engine steps, batch statistics, the rate of prefill
     step_time    pure: how long a decode step takes by its batch size

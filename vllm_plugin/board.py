@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from vllm_plugin.duty import READY, STALLED, Duty, Hold
+from vllm_plugin.kv_cache import KvCache
 from vllm_plugin.leases import Leases, Presence
 from vllm_plugin.pulse import Pulse
 from vllm_plugin.step_time import StepTime, StepTimes
@@ -51,11 +52,9 @@ class EngineFacts:
     measurement_type: str
     batching: bool
     slots_total: int
-    kv_tokens_total: int
     epoch: str
     features: dict[str, Any]
     hardware: Hardware
-    kv_block_tokens: int = 1  # the cache is given out in blocks of so many
     rate_limits: dict[str, int] = field(default_factory=dict)  # vLLM's own, by its options
 
 
@@ -92,6 +91,7 @@ class Board:
 
     def __init__(self, facts: EngineFacts) -> None:
         self.facts = facts
+        self.kv_cache = KvCache()  # until the engine core was asked, before anything is served
         self.models = facts.models
         self.workloads: tuple[str, ...] = ()
         self.steps = StepRing()
@@ -269,8 +269,7 @@ class Board:
             "measurement_type": facts.measurement_type,
             "batching": facts.batching,
             "slots_total": facts.slots_total,
-            "kv_tokens_total": facts.kv_tokens_total,
-            "kv_block_tokens": facts.kv_block_tokens,
+            **self.kv_cache.document(facts.ctx_max),
             **self.moving(instance),
             **self.slow(now_s),
             "epoch": facts.epoch,

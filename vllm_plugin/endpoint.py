@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from vllm_plugin.allowlist import NAME
 from vllm_plugin.board import API_VERSION, Board, Listener, State
+from vllm_plugin.kv_cache import KvCache
 from vllm_plugin.operators import (
     ASGIApp,
     HoldMiddleware,
@@ -144,8 +145,13 @@ class CapabilitiesEndpoint:
     name = NAME
     required_tasks = None
 
-    def __init__(self, board_of: Callable[[], Board | None]) -> None:
+    def __init__(
+        self,
+        board_of: Callable[[], Board | None],
+        kv_cache_of: Callable[[Any], Awaitable[KvCache]],
+    ) -> None:
         self._board_of = board_of
+        self._kv_cache_of = kv_cache_of
         self._engine: Any = None
         self._app: Any = None
         self._ask = asyncio.Event()
@@ -175,6 +181,7 @@ class CapabilitiesEndpoint:
         self._models = state.openai_serving_models
         self._look_at_models()
         if engine_client is not None:
+            board.kv_cache = await self._kv_cache_of(engine_client)
             self._duty = asyncio.create_task(
                 follow_duty(board, engine_client.is_sleeping, self._engine_lives, self._ask)
             )

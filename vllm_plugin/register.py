@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from vllm_plugin.board import Board
+    from vllm_plugin.kv_cache import KvCache, Scheduling
     from vllm_plugin.profile import Profile
 
 _PROFILE_VARIABLE: Final = "ORCH_PROFILE"  # as in allowlist, which is not imported here
@@ -134,6 +135,47 @@ def rate_limits_of(vllm_config: Any) -> dict[str, int]:
     return {name: int(limit) for name, limit in limits.items() if limit is not None}
 
 
+def scheduling_of(vllm_config: Any) -> Scheduling:
+    """What decides how many blocks of the KV cache a sequence holds."""
+    from vllm_plugin.kv_cache import Scheduling
+
+    cache, model = vllm_config.cache_config, vllm_config.model_config
+    drafts, at_once = vllm_config.num_speculative_tokens, cache.kv_cache_max_concurrency
+    return Scheduling(
+        ctx_max=model.max_model_len,
+        ctx_max_blocks=round(cache.num_gpu_blocks / at_once) if at_once else None,
+        batches=vllm_config.max_concurrent_batches,
+        batch_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        draft_tokens=drafts,
+        lookahead_tokens=vllm_config.num_lookahead_tokens,
+        retained_tokens=max(0, vllm_config.num_prefill_lookahead_tokens - 1),
+        mamba_mode=cache.mamba_cache_mode,
+        mamba_extra=drafts,
+        attention_chunk=getattr(model.hf_text_config, "attention_chunk_size", None),
+    )
+
+
+async def kv_cache_of(engine_client: Any) -> KvCache:
+    """The KV cache of the engine. Its groups of layers are known in the engine core only.
+
+    An engine core that does not answer for its groups counts as one with full attention in all
+    layers; whoever admits requests has to correct that by the measured usage.
+    """
+    from vllm_plugin.kv_cache import KvCache, KvGroup, groups_of
+
+    config = engine_client.vllm_config
+    core, cache = engine_client.engine_core, config.cache_config
+    try:
+        rows = await core.call_utility_async("get_kv_cache_group_metadata")
+        groups = groups_of(rows, scheduling_of(config))
+    except Exception:
+        # Of a kind that vLLM chooses: what a call in the engine core raises comes as Exception.
+        logger.warning("orch: the groups of the KV cache are unknown", exc_info=True)
+        groups = (KvGroup(cache.block_size),)
+    # One block is vLLM's own: it stands for no block.
+    return KvCache(max(0, (cache.num_gpu_blocks or 0) - 1), groups)
+
+
 def make_board(vllm_config: Any, profile: Profile) -> Board:
     """The board of the engine with this configuration, and the labels on its spans."""
     from vllm_plugin import enforce
@@ -141,7 +183,7 @@ def make_board(vllm_config: Any, profile: Profile) -> Board:
     from vllm_plugin.hardware import hardware_of
 
     enforce.verify(vllm_config, profile)
-    model, cache = vllm_config.model_config, vllm_config.cache_config
+    model = vllm_config.model_config
     served = model.served_model_name
     board = Board(
         EngineFacts(
@@ -153,9 +195,6 @@ def make_board(vllm_config: Any, profile: Profile) -> Board:
             measurement_type=profile.measurement_type.value,
             batching=profile.batching,
             slots_total=enforce.slots_of(vllm_config.scheduler_config),
-            # One block is vLLM's own: it stands for no block.
-            kv_tokens_total=max(0, (cache.num_gpu_blocks or 0) - 1) * cache.block_size,
-            kv_block_tokens=cache.block_size,
             epoch=secrets.token_hex(8),
             features=features_of(vllm_config),
             rate_limits=rate_limits_of(vllm_config),
@@ -207,4 +246,4 @@ def endpoint_plugin() -> Any:
     """`vllm.endpoint_plugins`."""
     from vllm_plugin.endpoint import CapabilitiesEndpoint
 
-    return CapabilitiesEndpoint(lambda: _process.board)
+    return CapabilitiesEndpoint(lambda: _process.board, kv_cache_of)

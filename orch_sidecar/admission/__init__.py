@@ -12,7 +12,8 @@ Dependencies point down this list:
     outlook      pure: how long requests take, and when those who wait will start
     plan         pure: when slots come free
     limits       pure: how many at once, and how long to gather them, from SLO and step time
-    budgets      pure: room in the KV cache, and the engine's time for prompts
+    kv_cache     pure: room in the KV cache
+    budgets      pure: the engine's time for prompts
     queues       pure: who waits, and for how long at most
     aging        pure: how long interactive requests have kept bulk ones waiting
     rates        pure: how often requests come

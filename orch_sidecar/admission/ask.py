@@ -6,6 +6,7 @@ Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from vllm_plugin.profile import ServiceClass
 
@@ -60,28 +61,91 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
+class KvGroup:
+    """`count` equal groups of layers, in each of which a sequence of L tokens takes
+
+        min(ceil(L / block_tokens), blocks_most) + blocks_extra
+
+    blocks. `blocks_reading` takes the place of `blocks_most` while prompts are read, if all
+    tokens of a step are of one prompt. None: there is no such bound.
+    """
+
+    block_tokens: int
+    blocks_most: int | None = None
+    blocks_reading: int | None = None
+    blocks_extra: int = 0
+    count: int = 1
+
+    def blocks_of(self, tokens: float, most: int | None) -> int:
+        """Blocks of a sequence in all of these groups, `most` of them in each but for the extra."""
+        blocks = ceil(tokens / self.block_tokens)
+        if most is not None and blocks > most:
+            blocks = most
+        return self.count * (blocks + self.blocks_extra)
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """The KV cache: a pool of blocks that all groups of layers share."""
+
+    blocks_total: int
+    groups: tuple[KvGroup, ...]
+
+    def blocks_of(self, tokens: float) -> int:
+        """Blocks that a sequence of so many tokens takes, once its prompt was read."""
+        return sum(group.blocks_of(tokens, group.blocks_most) for group in self.groups)
+
+    def blocks_while_read(self, tokens: float) -> int:
+        """The most blocks that a prompt of so many tokens takes while it is read."""
+        return sum(
+            group.blocks_of(tokens, group.blocks_reading or group.blocks_most)
+            for group in self.groups
+        )
+
+    def swing(self, tokens: float) -> int:
+        """Blocks that a sequence of so many tokens gives back and takes again, as what it looks
+        back at begins in one block or in the next."""
+        return sum(
+            group.count
+            for group in self.groups
+            if group.blocks_most is not None
+            and 1 < group.blocks_most <= ceil(tokens / group.block_tokens)
+        )
+
+    @property
+    def reading_most(self) -> int:
+        """The most blocks that all prompts of a step take while they are read, beyond those that
+        they keep: they share its tokens."""
+        return sum(
+            group.count * (group.blocks_reading - group.blocks_most)
+            for group in self.groups
+            if group.blocks_reading is not None and group.blocks_most is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
     """What an engine says of itself. None: not known, and nothing is guessed in its place.
 
-    `kv_tokens_total`, `kv_block_tokens` (it is given out in blocks of so many) and `kv_usage` (0
-    to 1): the KV cache. `prefilling`: sequences whose prompts wait or were being read, and need not
-    be in that usage. `scheduled`: of leases, in the scheduler; those beyond are still on their way
-    there. `prefill_tokens_per_s`: measured. `chunk_tokens`: the most of one prompt
-    that a step reads beside others. `leases`: with their costs, those of this sidecar that the
-    engine has; told with a new epoch, for a request may reach an engine under its predecessor's.
+    `kv`: the KV cache, and `kv_usage` (0 to 1) how full it is. `prefilling`: sequences whose
+    prompts wait or were being read, and need not be in that usage; `waiting`: those of them that
+    are not begun. `scheduled`: of leases, in the scheduler; those beyond are still on their way
+    there. `prefill_tokens_per_s`: measured. `chunk_tokens`: the most of one prompt that a step
+    reads beside others. `leases`: with their costs, those of this sidecar that the engine has;
+    told with a new epoch, for a request may reach an engine under its predecessor's.
     """
 
     epoch: str
     slots_total: int
     foreign: int = 0
     ctx_max: int | None = None
-    kv_tokens_total: int | None = None
+    kv: KvCache | None = None
     kv_usage: float = 0.0
     preemptions_total: int = 0
     step_time: StepTime | None = None
     prefill_tokens_per_s: float | None = None
-    kv_block_tokens: int = 1
     chunk_tokens: int | None = None
     leases: tuple[tuple[str, int], ...] = ()
     prefilling: int = 0
+    waiting: int = 0
     scheduled: int | None = None

@@ -13,6 +13,7 @@ from typing import Final
 from orch_sidecar.admission import refusing
 from orch_sidecar.admission.ask import Ask, EngineReport, Queued
 from orch_sidecar.admission.decision import Decision, Statistics
+from orch_sidecar.admission.kv_cache import KvNeed
 from orch_sidecar.admission.ledger import Lease, Ledger
 from orch_sidecar.admission.limits import Limits, limits_for
 from orch_sidecar.admission.order import Order
@@ -115,8 +116,8 @@ class Admission:
         bulk = ask.service_class is _BULK  # windows are theirs
         if bulk and self.scarce.ends_window(ask, now):
             self.displaced += self._fill(now)
-        output = self.scarce.output(ask)
-        hold = self.order.holds(ask, output, now)
+        need = self.scarce.need(ask)
+        hold = self.order.holds(ask, need, now)
         if hold is None and bulk and self.scarce.opens_window(ask, now):
             hold = Hold.WINDOW
         if hold is not None:
@@ -125,7 +126,7 @@ class Admission:
             late = self.prospects.late(ask, self.rules.of(ask.service_class), 0)
             if late is not None and late.reason is Reason.DEADLINE_MISS:
                 return self.statistics.refuse(ask, late)
-        lease = self._grant(request, ask, output, now)
+        lease = self._grant(request, ask, need, now)
         if self.queues.depth:
             self.displaced += self._fill(now)
         return lease
@@ -253,7 +254,7 @@ class Admission:
 
     def forecast(self, ask: Ask, now: float) -> Forecast | None:
         """What would become of a request that came now. None: unknown."""
-        hold = self.order.holds(ask, self.scarce.output(ask), now)
+        hold = self.order.holds(ask, self.scarce.need(ask), now)
         at = None if hold is None else self.order.ends_at(hold, now)
         return self.prospects.forecast(ask, hold, at, now)
 
@@ -264,15 +265,15 @@ class Admission:
         decisions = self.waiting_room.close(self.unavailable, now)
         while self.unavailable is None and (waiting := self.order.next(now)) is not None:
             self.queues.remove(waiting.request)
-            output = self.scarce.output(waiting.ask)
-            lease = self._grant(waiting.request, waiting.ask, output, now)
+            need = self.scarce.need(waiting.ask)
+            lease = self._grant(waiting.request, waiting.ask, need, now)
             decisions.append(Decision(waiting.request, lease))
         self.scarce.turn_clock(now)
         return decisions
 
-    def _grant(self, request: str, ask: Ask, output: float | None, now: float) -> Lease:
+    def _grant(self, request: str, ask: Ask, need: KvNeed, now: float) -> Lease:
         lease = self.ledger.grant(request, ask.cost)
-        run = Run(ask, now, output or 0.0)
+        run = Run(ask, now, need)
         outlook = self.outlook
         outlook.runs[request] = run
         outlook.changed()

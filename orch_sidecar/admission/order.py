@@ -11,6 +11,7 @@ go: the first one waits only for what `Hold` names.
 from __future__ import annotations
 
 from orch_sidecar.admission.ask import Ask
+from orch_sidecar.admission.kv_cache import KvNeed
 from orch_sidecar.admission.queues import Queues, Waiting
 from orch_sidecar.admission.scarce import Hold, Scarce
 from vllm_plugin.profile import AdmissionRules, ServiceClass
@@ -41,8 +42,8 @@ class Order:
         for waiting in (bulk, interactive) if aged else (interactive, bulk):
             if waiting is None:
                 continue
-            output = self._scarce.output(waiting.ask)
-            hold = self._scarce.hold(waiting.ask, output, now, aged=aged and waiting is bulk)
+            need = self._scarce.need(waiting.ask)
+            hold = self._scarce.hold(waiting.ask, need, now, aged=aged and waiting is bulk)
             if hold is None:
                 return waiting
             self.hold = self.hold or hold
@@ -50,16 +51,16 @@ class Order:
                 return None
         return None
 
-    def holds(self, ask: Ask, output: float | None, now: float) -> Hold | None:
+    def holds(self, ask: Ask, need: KvNeed, now: float) -> Hold | None:
         """What a request that comes now has to wait for; None: nothing.
 
-        `output`: what its answers will take of the KV cache.
+        `need`: what it will take of the KV cache.
         """
         if self._queues.depth and self._somebody_ahead(ask.service_class, now):
             return self.hold or Hold.SLOT
         if now < self.paused_until:
             return Hold.PAUSE
-        return self._scarce.hold(ask, output, now)
+        return self._scarce.hold(ask, need, now)
 
     def ends_at(self, hold: Hold, now: float) -> float | None:
         """When this hold ends of itself; None: that cannot be foreseen."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orch_sidecar.admission.ask import Ask, StepTime
+from orch_sidecar.admission.kv_cache import NO_NEED, KvNeed
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.lengths import OutputLengths
 from orch_sidecar.admission.plan import Plan
@@ -31,11 +32,11 @@ _LEARN_EVERY_S: Final = 0.005
 
 @dataclass(slots=True)
 class Run:
-    """A request in the engine. `output`: the tokens that all its sequences will generate."""
+    """A request in the engine. `need`: what was counted for it of the KV cache."""
 
     ask: Ask
     granted: float
-    output: float
+    need: KvNeed = NO_NEED
 
 
 @dataclass(frozen=True, slots=True)

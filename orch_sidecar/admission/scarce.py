@@ -25,12 +25,12 @@ more slots than are left beside the reserve is delayed by it, and gets it in the
 from __future__ import annotations
 
 from enum import StrEnum
-from math import ceil
 from typing import Final
 
 from orch_sidecar.admission.aging import DelayClock
 from orch_sidecar.admission.ask import Ask, EngineReport
-from orch_sidecar.admission.budgets import KvBudget, PrefillBudget, stall_s
+from orch_sidecar.admission.budgets import PrefillBudget, stall_s
+from orch_sidecar.admission.kv_cache import KvBudget, KvNeed
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.limits import Limits, limits_for
 from orch_sidecar.admission.outlook import Outlook, Run
@@ -93,13 +93,17 @@ class Scarce:
         self.interactive = self.bulk = 0
 
     def reported(self, report: EngineReport, now: float) -> None:
-        unread, scheduled = report.prefilling, report.scheduled
-        if scheduled is not None:
-            unread += max(0, self._ledger.leased - scheduled)
+        leased, scheduled = self._ledger.leased, report.scheduled
+        coming = 0 if scheduled is None else max(0, leased - scheduled)
         self._prefill.tokens_per_s = self._reading_rate(report)
-        self.kv.block_tokens = report.kv_block_tokens
+        known = not report.foreign and self._ledger.leases() == len(self._outlook.runs)
         self.kv.reported(
-            report.kv_tokens_total, report.kv_usage, report.preemptions_total, now, unread
+            report.kv,
+            report.kv_usage,
+            report.preemptions_total,
+            now,
+            unread=report.prefilling + coming,
+            begun=1 - (report.waiting + coming) / leased if known and leased else 0.0,
         )
 
     def arrived(self, ask: Ask, now: float) -> None:
@@ -116,13 +120,13 @@ class Scarce:
             self._prefill.granted(ask.prompt_tokens, now)
         else:
             self.interactive += ask.cost
-        self.kv.granted(ask.prompt_tokens, run.output, now)
+        self.kv.granted(run.need, now)
         if self._window_until is not None:
             self._end_window(now)
 
     def released(self, run: Run, now: float) -> None:
         ask = run.ask
-        self.kv.released(ask.prompt_tokens, run.output)
+        self.kv.released(run.need)
         if ask.service_class is _BULK:
             self.bulk -= ask.cost
             self._prefill.settled()
@@ -132,10 +136,8 @@ class Scarce:
 
     # What may be.
 
-    def hold(
-        self, ask: Ask, output: float | None, now: float, *, aged: bool = False
-    ) -> Hold | None:
-        """Why a request cannot go now; None: it can. `output`: as `output` says."""
+    def hold(self, ask: Ask, need: KvNeed, now: float, *, aged: bool = False) -> Hold | None:
+        """Why a request cannot go now; None: it can. `need`: as `need` returns it."""
         ledger, cost = self._ledger, ask.cost
         taken = ledger.leased + ledger.foreign
         if taken + cost > ledger.slots_total:
@@ -150,18 +152,12 @@ class Scarce:
             held = self._hold_bulk(ask, taken, now, aged)
             if held is not None:
                 return held
-        return None if self.kv.fits(ask.prompt_tokens, output, now) else Hold.KV
+        return None if self.kv.fits(need, now) else Hold.KV
 
-    def output(self, ask: Ask) -> float | None:
-        """What its answers will take of the KV cache, in tokens; None: nobody knows.
-
-        A sequence takes whole blocks.
-        """
+    def need(self, ask: Ask) -> KvNeed:
+        """What a request will take of the KV cache."""
         each = self._outlook.lengths.expected(ask.service_class, ask.max_tokens)
-        if each is None:
-            return None
-        prompts, cost, block = ask.prompt_tokens, ask.cost, self.kv.block_tokens
-        return cost * block * ceil((prompts / cost + each) / block) - prompts
+        return self.kv.need(ask.prompt_tokens, each, ask.cost)
 
     def _hold_bulk(self, ask: Ask, taken: int, now: float, aged: bool) -> Hold | None:
         if taken + ask.cost > self.limits.bulk:

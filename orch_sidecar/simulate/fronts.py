@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, Protocol
 
-from orch_sidecar.admission.ask import Ask, EngineReport, Queued, StepTime
+from orch_sidecar.admission.ask import Ask, EngineReport, KvCache, KvGroup, Queued, StepTime
 from orch_sidecar.admission.core import Admission
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.reasons import Refusal
-from orch_sidecar.simulate.engine import Engine
+from orch_sidecar.simulate.engine import Engine, EngineShape
 from orch_sidecar.simulate.workload import Arrival
 from vllm_plugin.profile import AdmissionRules, Bounds, ClassRules, FullQueue, ServiceClass
 
@@ -129,9 +129,10 @@ class Admitted:
         report = EngineReport(
             epoch="simulated",
             slots_total=shape.slots,
-            kv_tokens_total=shape.kv_tokens if sight.cache else None,
+            kv=_kv_cache(shape) if sight.cache else None,
             kv_usage=engine.kv_usage,
             prefilling=engine.prefilling,
+            waiting=engine.waiting,
             scheduled=engine.held,
             preemptions_total=engine.preemptions if sight.cache else 0,
             step_time=StepTime(shape.t0_ms, shape.c_ms * off, shape.alpha, max(1, engine.largest))
@@ -157,6 +158,12 @@ class Admitted:
             self._outcomes.started(number)
         else:
             self._outcomes.refused(number, outcome)
+
+
+def _kv_cache(shape: EngineShape) -> KvCache | None:
+    if shape.kv_tokens is None:
+        return None
+    return KvCache(shape.kv_tokens // shape.block_tokens, (KvGroup(shape.block_tokens),))
 
 
 def plain_rules(rules: AdmissionRules) -> AdmissionRules:

@@ -33,7 +33,7 @@ def step_cost_us() -> tuple[float, float]:
 
     hardware = Hardware("CPU", 0, "BF16")
     facts = EngineFacts(
-        "0", "p", ("m",), 1, "cloud", "batched_online", True, SLOTS, 1, "e", {}, hardware
+        "0", "p", ("m",), 1, "cloud", "batched_online", True, SLOTS, "e", {}, hardware
     )
     board = Board(facts)
     board.listen(Listener(None, lambda: None))

@@ -19,6 +19,7 @@ from typing import Any
 from tests.integration import answers
 from tests.integration.wire import Answer, EngineWire, Received
 from vllm_plugin.board import Board, EngineFacts, Hardware, Listener
+from vllm_plugin.kv_cache import KvCache, KvGroup
 from vllm_plugin.workloads import workloads_of
 
 Script = Callable[[Answer], Awaitable[None]]
@@ -212,13 +213,13 @@ class ScriptedEngine:
             measurement_type=_PROFILES[self.profile],
             batching=self.profile != "home",
             slots_total=self.slots,
-            kv_tokens_total=65536,
             epoch=f"epoch-{self.epoch}",
             features={},
             hardware=Hardware("CPU (scripted)", 0, "FP32"),
         )
         board = Board(facts)
         board.workloads = workloads_of(GENERATING)
+        board.kv_cache = KvCache(4096, (KvGroup(16),))
         return board
 
     def _revoke(self, answer: Answer) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.admission.ask import EngineReport, StepTime
+from orch_sidecar.admission.ask import EngineReport, KvCache, KvGroup, StepTime
 from orch_sidecar.report import decode_steps_of, models_of, report_of, step_time_of
 from orch_sidecar.state_document import InvalidReport
 
@@ -16,6 +16,11 @@ FIT: dict[str, Any] = {
     "error": 0.02, "quality": "good",
 }  # fmt: skip
 
+GROUPS: list[dict[str, Any]] = [
+    {"block_tokens": 16},
+    {"count": 5, "block_tokens": 16, "blocks_most": 65, "blocks_reading": 193, "blocks_extra": 1},
+]
+
 
 def test_document_of_an_older_engine_is_enough() -> None:
     assert report_of(NEEDED) == EngineReport("e", 4, 1)
@@ -23,7 +28,7 @@ def test_document_of_an_older_engine_is_enough() -> None:
 
 def test_everything_that_is_known_is_reported() -> None:
     document = NEEDED | {
-        "ctx_max": 2048, "kv_tokens_total": 65536, "kv_cache_usage": 0.25,
+        "ctx_max": 2048, "kv_cache_usage": 0.25, "kv_blocks_total": 4096, "kv_groups": GROUPS,
         "preemptions_total": 3, "prefilling": 2, "running": 4, "waiting": 2, "step_time": FIT,
         "prefill_tokens_per_s": 9000.5,
     }  # fmt: skip
@@ -32,12 +37,13 @@ def test_everything_that_is_known_is_reported() -> None:
         4,
         1,
         2048,
-        65536,
+        KvCache(4096, (KvGroup(16), KvGroup(16, 65, 193, 1, 5))),
         0.25,
         3,
         StepTime(3.1, 0.4, 0.8, 32),
         9000.5,
         prefilling=2,
+        waiting=2,
         scheduled=5,
     )
 
@@ -48,8 +54,9 @@ def test_engine_that_is_ready_without_slots_is_refused() -> None:
 
 
 def test_cache_without_blocks_and_a_prefill_rate_of_zero_are_unknown() -> None:
-    document = NEEDED | {"prefill_tokens_per_s": 0, "kv_tokens_total": 0}
+    document = NEEDED | {"prefill_tokens_per_s": 0, "kv_blocks_total": 0, "kv_groups": GROUPS}
     assert report_of(document) == EngineReport("e", 4, 1)
+    assert report_of(document | {"kv_blocks_total": 10, "kv_groups": []}).kv is None
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,9 @@ from vllm_plugin.board import Board
 
 LEASE = f"{'a' * 16}.{'b' * 32}.3"
 WHOLE: dict[str, Any] = Board(FACTS).state(None) | {"leases": [LEASE]}
+GROUP = {
+    "count": 5, "block_tokens": 16, "blocks_most": 65, "blocks_reading": 193, "blocks_extra": 1,
+}  # fmt: skip
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
@@ -62,6 +65,9 @@ def test_whole_document_has_all_that_is_needed_and_a_change_what_has_changed(nam
         ("steps_by_batch", [None, [], {"x": [1, 1.0]}, {"1": 5}, {"1": [None, 1]}, {"-1": [1, 1]},
                             {"1": [1.5, 1]}, {"9" * 20: [1, 1]}]),
         ("prefill", [None, {"tokens": 1}, {"tokens": -1, "seconds": 0}]),
+        ("kv_blocks_total", [-1, 0.5, 10**400, None]),
+        ("kv_groups", [None, {}, [None], [{}], [GROUP] * 1001, *([GROUP, GROUP | {name: wrong}]
+                       for name in GROUP for wrong in (-1, 0.5, "1", True, None, 10**400))]),
         ("models", ["tiny", [""], [1], {}, None]),
         ("leases", [["x"], [1], f"{LEASE}", [LEASE + "\n"], [LEASE.upper()], None]),
         ("state", ["", 5, None]),

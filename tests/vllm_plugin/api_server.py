@@ -12,8 +12,14 @@ from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.test_board import FACTS, US
 from vllm_plugin.board import Board
 from vllm_plugin.endpoint import CapabilitiesEndpoint
+from vllm_plugin.kv_cache import KvCache, KvGroup
 
 STREAM = f"/v1/capabilities/stream?instance={US}"
+
+
+async def kv_cache_of(client: EngineClient) -> KvCache:
+    """Stands in for the question to the engine core."""
+    return KvCache(256, (KvGroup(16),))
 
 
 @dataclass
@@ -55,7 +61,7 @@ class Engine:
     models: Models = field(default_factory=Models)
 
     async def start(self) -> None:
-        plugin = CapabilitiesEndpoint(lambda: self.board)
+        plugin = CapabilitiesEndpoint(lambda: self.board, kv_cache_of)
         plugin.attach_router(self.app)
         self.app.state.openai_serving_models = self.models
         await plugin.init_state(self.client, self.app.state, None)

@@ -16,7 +16,6 @@ FACTS = EngineFacts(
     measurement_type="batched_online",
     batching=True,
     slots_total=8,
-    kv_tokens_total=4096,
     epoch="e1",
     features={"speculative_decoding": False},
     hardware=Hardware("NVIDIA H100 80GB HBM3", 2, "BF16"),

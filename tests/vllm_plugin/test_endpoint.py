@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 from fastapi import FastAPI
 
-from tests.vllm_plugin.api_server import Engine, EngineClient
+from tests.vllm_plugin.api_server import Engine, EngineClient, kv_cache_of
 from tests.vllm_plugin.asgi import Call
-from tests.vllm_plugin.test_board import LEASE, THEM, US, report
+from tests.vllm_plugin.test_board import FACTS, LEASE, THEM, US, report
+from vllm_plugin.board import Board
 from vllm_plugin.endpoint import CapabilitiesEndpoint
 
 
@@ -73,8 +74,23 @@ async def test_revocation_of_what_is_no_lease_is_a_bad_request(engine: Engine, l
 async def test_without_a_board_nothing_is_attached() -> None:
     app = FastAPI()
     before = len(app.routes)
-    plugin = CapabilitiesEndpoint(lambda: None)
+    plugin = CapabilitiesEndpoint(lambda: None, kv_cache_of)
     plugin.attach_router(app)
     await plugin.init_state(EngineClient(), app.state, None)
     assert len(app.routes) == before
     assert app.user_middleware == []
+
+
+async def test_state_has_the_cache_of_the_engine_core(engine: Engine) -> None:
+    """It is asked for once, before anything is served."""
+    call = engine.call("GET", "/v1/capabilities")
+    assert await call.status() == 200
+    state = (await call.json())["engines"][0]
+    assert (state["kv_blocks_total"], state["kv_tokens_total"]) == (256, 4096)
+    assert state["kv_groups"] == [{"count": 1, "block_tokens": 16}]
+
+
+async def test_server_without_an_engine_has_no_cache_to_ask_for() -> None:
+    board, state = Board(FACTS), SimpleNamespace(openai_serving_models=None)
+    await CapabilitiesEndpoint(lambda: board, kv_cache_of).init_state(None, state, None)
+    assert board.kv_cache.groups == ()

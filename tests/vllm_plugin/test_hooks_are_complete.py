@@ -22,6 +22,7 @@ _CALLED = {
     ("plugins/endpoint_plugins/interface.py", "EndpointPlugin.init_state"),
     ("entrypoints/launchers/launcher.py", "serve_http"),
     ("entrypoints/launchers/api_server/app_state.py", "init_app_state"),
+    ("v1/engine/core.py", "EngineCore"),
     ("v1/engine/output_processor.py", "OutputProcessor.do_tracing"),
     ("tracing/utils.py", "SpanAttributes"),
     ("__init__.py", ""),

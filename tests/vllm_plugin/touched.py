@@ -21,11 +21,12 @@ _CONFIG: Final = ("config/vllm.py", "VllmConfig")
 _SCHEDULER: Final = ("config/scheduler.py", "SchedulerConfig")
 _TRANSFER: Final = ("config/kv_transfer.py", "KVTransferConfig")
 _STATISTICS: Final = "v1/metrics/stats.py"
+_CLIENT: Final = ("v1/engine/async_llm.py", "AsyncLLM")
 _ENGINE: Final = ("engine/protocol.py", "EngineClient")
 
 # Modules that see objects of vLLM, and the names that those have there.
 _ROOTS: Final[dict[str, dict[str, Place]]] = {
-    "register": {"vllm_config": _CONFIG, "config": _CONFIG},
+    "register": {"vllm_config": _CONFIG, "config": _CONFIG, "engine_client": _CLIENT},
     "enforce": {
         "args": ("engine/arg_utils.py", "EngineArgs"),
         "config": _CONFIG,
@@ -48,6 +49,8 @@ _ROOTS: Final[dict[str, dict[str, Place]]] = {
     },
 }
 _TYPES: Final[dict[tuple[Place, str], Place]] = {
+    (_CLIENT, "vllm_config"): _CONFIG,
+    (_CLIENT, "engine_core"): ("v1/engine/core_client.py", "AsyncMPClient"),
     (_CONFIG, "model_config"): ("config/model.py", "ModelConfig"),
     (_CONFIG, "cache_config"): ("config/cache.py", "CacheConfig"),
     (_CONFIG, "scheduler_config"): _SCHEDULER,

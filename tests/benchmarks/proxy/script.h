@@ -27,6 +27,7 @@ static const char *state_json(int slots) {
         "\"ctx_max\":32768,\"profile\":\"cloud\",\"measurement_type\":\"batched_online\","
         "\"batching\":true,\"slots_total\":%d,\"slots_free\":%d,\"running\":0,\"waiting\":0,"
         "\"peak\":0,\"foreign\":0,\"leased\":0,\"kv_tokens_total\":1000000,\"kv_cache_usage\":0.0,"
+        "\"kv_blocks_total\":62500,\"kv_groups\":[{\"count\":1,\"block_tokens\":16}],"
         "\"preemptions_total\":0,\"steps_by_batch\":{},\"state\":\"ready\",\"epoch\":\"bench-1\","
         "\"observed_at\":\"2026-01-01T00:00:00.000Z\",\"supported_workloads\":[\"completion\"],"
         "\"rate_limits\":{},\"features\":{},\"leases\":[]}", slots, slots);

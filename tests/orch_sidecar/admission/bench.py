@@ -28,8 +28,8 @@ class Bench:
     def limit(self, *, interactive: int, bulk: int, mixed: int) -> None:
         self.scarce.limits = Limits(interactive, bulk, mixed, 1.0, 50.0, True)
 
-    def grant(self, ask: Ask, now: float = 0.0, output: float = 0.0) -> Run:
-        run = Run(ask, now, output)
+    def grant(self, ask: Ask, now: float = 0.0) -> Run:
+        run = Run(ask, now, self.scarce.need(ask))
         self.ledger.grant(f"lease {len(self.runs)}", ask.cost)
         self.scarce.arrived(ask, now)
         self.scarce.granted(run, now)
@@ -44,4 +44,4 @@ class Bench:
         self.queues.add(Waiting(name, ask, 0.0, 60.0, Reason.QUEUE_TIMEOUT, 0.0))
 
     def hold(self, ask: Ask, now: float = 0.0, *, aged: bool = False) -> Hold | None:
-        return self.scarce.hold(ask, self.scarce.output(ask), now, aged=aged)
+        return self.scarce.hold(ask, self.scarce.need(ask), now, aged=aged)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from orch_sidecar.admission.ask import Ask, EngineReport, Queued, StepTime
+from orch_sidecar.admission.ask import Ask, EngineReport, KvCache, KvGroup, Queued, StepTime
 from orch_sidecar.admission.core import Admission
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
@@ -55,6 +55,11 @@ def bulk_only(bulk: ClassRules | None = None, **changes: Any) -> AdmissionRules:
 
 def report(slots: int, epoch: str = "e1", **known: Any) -> EngineReport:
     return EngineReport(epoch, slots, **known)
+
+
+def kv_of(tokens: int, block_tokens: int = 1) -> KvCache:
+    """A KV cache of so many tokens, of which each layer takes all that a sequence has."""
+    return KvCache(tokens // block_tokens, (KvGroup(block_tokens),))
 
 
 def core_of(slots: int, of_rules: AdmissionRules | None = None, **known: Any) -> Admission:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.ask import Ask, StepTime
-from tests.orch_sidecar.admission.examples import bulk_only
+from orch_sidecar.admission.ask import Ask, KvCache, KvGroup, StepTime
+from tests.orch_sidecar.admission.examples import bulk_only, kv_of
 from tests.orch_sidecar.admission.examples import class_rules as of
 from tests.orch_sidecar.admission.examples import rules as rules_of
 from vllm_plugin.profile import Bounds, FullQueue, ServiceClass
@@ -50,8 +50,7 @@ PASSED_S = st.sampled_from((0.0, 0.0, 0.01, 0.03, 0.3))
 KNOWN = st.fixed_dictionaries(
     {
         "foreign": st.sampled_from((0, 0, 0, 1, 3)),
-        "kv_tokens_total": st.sampled_from((None, 500)),
-        "kv_block_tokens": st.sampled_from((1, 16)),
+        "kv": st.sampled_from((None, kv_of(500), KvCache(62, (KvGroup(16, 4, 8), KvGroup(16))))),
         "kv_usage": st.sampled_from((0.0, 0.5, 0.95)),
         "step_time": st.sampled_from((None, StepTime(10.0, 1.0, 1.0, 8))),
         "prefill_tokens_per_s": st.sampled_from((None, 100.0)),

@@ -139,7 +139,7 @@ class Checked(RuleBasedStateMachine):
             self.is_truly_held(ask, "interactive ones that wait for each other hold nobody up")
 
     def is_truly_held(self, ask: Ask, why: str) -> None:
-        hold = self.core.scarce.hold(ask, self.core.scarce.output(ask), self.model.now)
+        hold = self.core.scarce.hold(ask, self.core.scarce.need(ask), self.model.now)
         assert hold is not None, why
         assert self.model.is_held(ask, hold), (ask, hold)
 
@@ -254,6 +254,6 @@ class Checked(RuleBasedStateMachine):
             model.end(lease)
             self.take(core.engine_ended([lease], model.now))
         assert (core.ledger.leased, core.ledger.leases(), core.queue_depth) == (0, 0, 0)
-        assert core.scarce.kv.committed < 1e-6
+        assert core.scarce.kv.committed == 0
         assert core.next_event(model.now) is None
         self.every_request_is_in_exactly_one_place()

@@ -169,7 +169,7 @@ class Model:
             case Hold.WINDOW:
                 return is_bulk and not taken and self.now < self.window_until
             case Hold.KV:
-                return bool(taken) and self.engine.kv_tokens_total is not None
+                return bool(taken) and self.engine.kv is not None
             case Hold.PREFILL:
                 return held_for_others and traffic and self.unread
             case Hold.RESERVE:

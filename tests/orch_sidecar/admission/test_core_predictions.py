@@ -23,6 +23,7 @@ from tests.orch_sidecar.admission.examples import (
     core_of,
     fill,
     interactive,
+    kv_of,
     queue,
     reason_of,
     refused,
@@ -138,7 +139,7 @@ def test_bulk_requests_beyond_their_batch_wait_for_an_end_of_either_class() -> N
 
 
 def test_free_slots_are_of_no_use_while_the_cache_is_full() -> None:
-    core = core_of(8, step_time=STEP_TIME, kv_tokens_total=1000, kv_usage=0.95)
+    core = core_of(8, step_time=STEP_TIME, kv=kv_of(1000), kv_usage=0.95)
     fill(core, bulk(prompt_tokens=800, max_tokens=100), "a")
     ask = bulk(prompt_tokens=300, max_tokens=100)
     assert queue(core, ask, "b", "c") == [Queued(0, 1100), Queued(1, 2200)]

@@ -21,6 +21,7 @@ from tests.orch_sidecar.admission.examples import (
     fill,
     granted,
     interactive,
+    kv_of,
     queue,
     reason_of,
     refused,
@@ -203,9 +204,9 @@ def test_the_next_interactive_request_finds_a_slot_and_keeps_another_for_the_one
 
 
 def test_a_preemption_holds_requests_back_until_the_cache_has_recovered() -> None:
-    core = core_of(4, kv_tokens_total=1000)
+    core = core_of(4, kv=kv_of(1000))
     fill(core, bulk(prompt_tokens=700, max_tokens=100), "a")
-    core.engine_reports(report(4, kv_tokens_total=1000, kv_usage=0.95, preemptions_total=1), 1.0)
+    core.engine_reports(report(4, kv=kv_of(1000), kv_usage=0.95, preemptions_total=1), 1.0)
     queue(core, bulk(prompt_tokens=100, max_tokens=50), "b", at=1.0)
     assert core.hold is Hold.KV
     now, decisions = 1.0, list[Decision]()

@@ -27,7 +27,7 @@ class Line:
 
     def run(self, ask: Ask) -> None:
         self.ledger.grant(f"running {self.ledger.leases()}", ask.cost)
-        self.scarce.granted(Run(ask, 0.0, 0.0), 0.0)
+        self.scarce.granted(Run(ask, 0.0), 0.0)
 
     def wait(self, name: str, ask: Ask) -> None:
         waiting = Waiting(name, ask, 0.0, 60.0, Reason.QUEUE_TIMEOUT, self.scarce.clock.delay_s)
@@ -38,7 +38,7 @@ class Line:
         return None if waiting is None else waiting.request
 
     def holds(self, ask: Ask, now: float = 0.0) -> Hold | None:
-        return self.order.holds(ask, None, now)
+        return self.order.holds(ask, self.scarce.need(ask), now)
 
     def delay(self) -> None:
         """From 0 s on interactive requests take everything."""

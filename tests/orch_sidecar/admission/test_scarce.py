@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from orch_sidecar.admission.ask import EngineReport
+from orch_sidecar.admission.kv_cache import KvNeed
 from orch_sidecar.admission.scarce import Hold
 from tests.orch_sidecar.admission.bench import Bench
-from tests.orch_sidecar.admission.examples import bulk, class_rules, interactive, rules
+from tests.orch_sidecar.admission.examples import bulk, class_rules, interactive, kv_of, rules
 
 # Slots.
 
@@ -65,7 +66,7 @@ def test_bulk_beside_interactive_traffic_keeps_the_interactive_slo() -> None:
 def test_alone_in_the_engine_nothing_but_slots_holds() -> None:
     bench = Bench(16, rules(reserved_share=0.5))
     bench.limit(interactive=2, bulk=2, mixed=2)
-    bench.scarce.reported(EngineReport("e", 16, kv_tokens_total=10, kv_usage=1.0), 0.0)
+    bench.scarce.reported(EngineReport("e", 16, kv=kv_of(10), kv_usage=1.0), 0.0)
     bench.scarce.arrived(interactive(8), 0.0)
     assert bench.hold(bulk(16, prompt_tokens=1000, max_tokens=1000)) is None
     assert bench.hold(interactive(16, prompt_tokens=1000, max_tokens=1000)) is None
@@ -171,8 +172,8 @@ def test_bulk_prompts_are_read_within_a_quarter_of_the_interactive_slo() -> None
 
 def test_a_request_waits_for_room_in_the_cache_whatever_its_class_or_age() -> None:
     bench = Bench(8)
-    bench.scarce.reported(EngineReport("e", 8, kv_tokens_total=1000, kv_usage=0.95), 0.0)
-    bench.grant(bulk(prompt_tokens=500), output=100)
+    bench.scarce.reported(EngineReport("e", 8, kv=kv_of(1000), kv_usage=0.95), 0.0)
+    bench.grant(bulk(prompt_tokens=500, max_tokens=100))
     fits, too_much = {"prompt_tokens": 200, "max_tokens": 100}, {"prompt_tokens": 400}
     assert bench.hold(interactive(2, **fits)) is None
     assert bench.hold(interactive(3, **fits)) is Hold.KV
@@ -182,11 +183,11 @@ def test_a_request_waits_for_room_in_the_cache_whatever_its_class_or_age() -> No
 
 def test_a_sequence_takes_whole_blocks_of_the_cache() -> None:
     bench = Bench(8)
-    bench.scarce.reported(EngineReport("e", 8, kv_tokens_total=64, kv_block_tokens=16), 0.0)
-    assert bench.scarce.output(bulk(2, prompt_tokens=20, max_tokens=7)) == 2 * 32 - 20
-    assert bench.scarce.output(bulk(2, prompt_tokens=20, max_tokens=6)) == 2 * 16 - 20
-    assert bench.scarce.output(bulk(2, prompt_tokens=20, max_tokens=None)) is None
-    bench.grant(bulk(prompt_tokens=30), output=2)
+    bench.scarce.reported(EngineReport("e", 8, kv=kv_of(64, 16)), 0.0)
+    assert bench.scarce.need(bulk(2, prompt_tokens=20, max_tokens=7)) == KvNeed(2, 0, 2)
+    assert bench.scarce.need(bulk(2, prompt_tokens=20, max_tokens=6)) == KvNeed(2, 0, 0)
+    assert bench.scarce.need(bulk(2, prompt_tokens=20, max_tokens=None)) == KvNeed(2, 0, None)
+    bench.grant(bulk(prompt_tokens=30, max_tokens=2))
     assert bench.hold(interactive(2, prompt_tokens=20, max_tokens=6)) is None
     assert bench.hold(interactive(2, prompt_tokens=20, max_tokens=7)) is Hold.KV
 
@@ -194,11 +195,11 @@ def test_a_sequence_takes_whole_blocks_of_the_cache() -> None:
 def test_blocks_that_are_only_begun_are_counted_whole() -> None:
     """48 blocks of 128 tokens; each of these takes three of them."""
     bench = Bench(64)
-    report = EngineReport("e", 64, kv_tokens_total=48 * 128, kv_block_tokens=128)
+    report = EngineReport("e", 64, kv=kv_of(48 * 128, 128))
     bench.scarce.reported(report, 0.0)
     ask = interactive(prompt_tokens=130, max_tokens=130)
     while bench.hold(ask) is None:
-        bench.grant(ask, output=bench.scarce.output(ask) or 0.0)
+        bench.grant(ask)
     assert bench.hold(ask) is Hold.KV
     assert len(bench.runs) == 16
 
@@ -206,13 +207,13 @@ def test_blocks_that_are_only_begun_are_counted_whole() -> None:
 def test_what_is_on_its_way_to_the_scheduler_is_in_no_usage() -> None:
     """A step reads one prompt, while the others wait where the engine does not count them."""
     bench = Bench(8)
-    bench.scarce.reported(EngineReport("e", 8, kv_tokens_total=1000), 0.0)
+    bench.scarce.reported(EngineReport("e", 8, kv=kv_of(1000)), 0.0)
     for _ in range(4):
-        bench.grant(interactive(prompt_tokens=100), output=100)
-    reading = EngineReport("e", 8, 1, kv_tokens_total=1000, kv_usage=0.1, prefilling=1, scheduled=1)
+        bench.grant(interactive(prompt_tokens=100, max_tokens=100))
+    reading = EngineReport("e", 8, 1, kv=kv_of(1000), kv_usage=0.1, prefilling=1, scheduled=1)
     bench.scarce.reported(reading, 5.0)
     assert bench.hold(interactive(prompt_tokens=100, max_tokens=200), 5.0) is Hold.KV
-    read = EngineReport("e", 8, 1, kv_tokens_total=1000, kv_usage=0.3, scheduled=4)
+    read = EngineReport("e", 8, 1, kv=kv_of(1000), kv_usage=0.3, scheduled=4)
     bench.scarce.reported(read, 6.0)
     assert bench.hold(interactive(prompt_tokens=100, max_tokens=200), 6.0) is None
 

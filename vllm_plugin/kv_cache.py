@@ -1,0 +1,181 @@
+"""What a sequence takes of the KV cache: blocks of one pool, by groups of layers.
+
+Pure. vLLM gives each group of layers its own blocks out of one pool, so a sequence takes the sum
+over the groups: full attention a block for each `block_tokens` tokens, a sliding window no more
+than the window spans, a state-space layer a fixed number. `groups_of` reads them from what the
+engine core says of its cache managers (`EngineCore.get_kv_cache_group_metadata`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+_FULL: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+_SLIDING: Final = frozenset({"sliding_window", "sliding_window_mla"})
+# A window of a state-space layer that keeps the state before the token and the one after it.
+_STATES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers that share blocks. A sequence of L tokens takes
+
+        min(ceil(L / block_tokens), blocks_most) + blocks_extra
+
+    of them. `blocks_reading` takes the place of `blocks_most` while prompts are read, if all
+    tokens of a step are of one prompt. None: there is no such bound.
+    """
+
+    block_tokens: int
+    blocks_most: int | None = None
+    blocks_reading: int | None = None
+    blocks_extra: int = 0
+
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks of a sequence of so many tokens, once its prompt was read."""
+        return _least(_ceil(tokens, self.block_tokens), self.blocks_most) + self.blocks_extra
+
+    def blocks_while_read(self, tokens: int) -> int:
+        """The most blocks that a prompt of so many tokens takes while it is read."""
+        most = self.blocks_reading or self.blocks_most
+        return _least(_ceil(tokens, self.block_tokens), most) + self.blocks_extra
+
+    def document(self, count: int) -> dict[str, int]:
+        """Its entry in the engine's state, for `count` equal groups; without absent bounds."""
+        fields = {
+            "count": count,
+            "block_tokens": self.block_tokens,
+            "blocks_most": self.blocks_most,
+            "blocks_reading": self.blocks_reading,
+            "blocks_extra": self.blocks_extra or None,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """A pool of blocks, and the groups that take them. Without groups nothing is known."""
+
+    blocks_total: int = 0
+    groups: tuple[KvGroup, ...] = ()
+
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks of a sequence of so many tokens, in all groups."""
+        return sum(group.blocks_of(tokens) for group in self.groups)
+
+    def blocks_while_read(self, tokens: int) -> int:
+        """The most blocks of a prompt of so many tokens while it is read, in all groups."""
+        return sum(group.blocks_while_read(tokens) for group in self.groups)
+
+    def document(self, ctx_max: int) -> dict[str, Any]:
+        """Its part of the engine's state; `kv_tokens_total`: as sequences of `ctx_max` tokens."""
+        longest = self.blocks_of(ctx_max)
+        return {
+            "kv_tokens_total": self.blocks_total * ctx_max // longest if longest else 0,
+            "kv_blocks_total": self.blocks_total,
+            "kv_groups": [group.document(count) for group, count in Counter(self.groups).items()],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """What of an engine's configuration decides how many blocks its sequences hold.
+
+    `ctx_max`: tokens of the longest sequence. `ctx_max_blocks`: the blocks that the engine itself
+    reckons for it; None: unknown. `batches`: that may be in flight at once. `batch_tokens`: the
+    most of one batch. `draft_tokens`: computed beside each token and perhaps rejected;
+    `lookahead_tokens`: reserved beyond them; `retained_tokens`: kept below a sliding window.
+    `mamba_mode`: which states are kept (`none`, `align` or `all`). `mamba_extra`: state blocks
+    beyond those. `attention_chunk`: tokens of a chunk of local attention.
+    """
+
+    ctx_max: int
+    ctx_max_blocks: int | None
+    batches: int
+    batch_tokens: int
+    draft_tokens: int = 0
+    lookahead_tokens: int = 0
+    retained_tokens: int = 0
+    mamba_mode: str = "none"
+    mamba_extra: int = 0
+    attention_chunk: int | None = None
+
+
+def groups_of(rows: Iterable[Mapping[str, Any]], engine: Scheduling) -> tuple[KvGroup, ...]:
+    """The groups, from a row for each with its `kind`, `block_size` and `sliding_window`.
+
+    Groups of a kind that is not known here count together as one: what the engine reckons for the
+    longest sequence beyond the others, in proportion to the length.
+    """
+    known, reckoned, strangers = [], 0, 0
+    for row in rows:
+        group = _group(row, engine)
+        if group is None:
+            strangers += 1
+            continue
+        known.append(group)
+        reckoned += group.blocks_while_read(engine.ctx_max)
+    rest = max(strangers, (engine.ctx_max_blocks or 0) - reckoned) if strangers else 0
+    if rest:
+        known.append(KvGroup(max(1, engine.ctx_max // rest)))
+    return tuple(known)
+
+
+def _group(row: Mapping[str, Any], engine: Scheduling) -> KvGroup | None:
+    kind, block, window = row["kind"], row["block_size"], row["sliding_window"]
+    ahead = _ceil(engine.draft_tokens + engine.lookahead_tokens, block)
+    if kind in _FULL:
+        return KvGroup(block, blocks_extra=ahead)
+    if kind in _SLIDING:
+        return _windowed(block, window + engine.retained_tokens, ahead, engine)
+    if kind == "chunked_local_attention" and engine.attention_chunk is not None:
+        return _chunked(block, engine.attention_chunk, ahead, engine)
+    if kind == "mamba":
+        if engine.mamba_mode == "all":
+            return _windowed(block, _STATES, engine.mamba_extra, engine)
+        if engine.mamba_mode == "none":
+            return KvGroup(block, 1, blocks_extra=engine.mamba_extra)
+        # While a prompt is read, a checkpoint of its state may be kept, too.
+        return KvGroup(block, _STATES, _STATES + 1, engine.mamba_extra)
+    return None
+
+
+def _windowed(block: int, window: int, extra: int, engine: Scheduling) -> KvGroup:
+    """Blocks below the window are free once the step that moved it was processed.
+
+    So a sequence holds the window and the tokens in flight, and so many tokens in a row lie in one
+    block more than they fill: one of each batch in flight while it decodes, up to whole batches
+    while its prompt is read.
+    """
+    decoding = window - 1 + engine.batches * (1 + engine.draft_tokens)
+    reading = window - 1 + engine.batches * engine.batch_tokens
+    return KvGroup(
+        block,
+        1 + _ceil(decoding - 1, block),
+        1 + _ceil(reading, block),
+        extra,
+    )
+
+
+def _chunked(block: int, chunk: int, extra: int, engine: Scheduling) -> KvGroup:
+    """Blocks of a chunk are free once the first token of the next one was processed."""
+    decoding = chunk - 1 + engine.batches * (1 + engine.draft_tokens)
+    reading = chunk + engine.batches * engine.batch_tokens
+    unaligned = chunk % block != 0
+    return KvGroup(
+        block,
+        _ceil(decoding, block) + unaligned,
+        _ceil(reading, block) + unaligned,
+        extra,
+    )
+
+
+def _ceil(tokens: int, block: int) -> int:
+    return -(-tokens // block)
+
+
+def _least(blocks: int, most: int | None) -> int:
+    return blocks if most is None else min(blocks, most)
