@@ -59,6 +59,7 @@ class KvBudget:
 
     def __init__(self) -> None:
         self.cache: KvCache | None = None
+        self._bounded = False  # some of its groups
         self.preemptions = 0  # seen since the sidecar started
         self.committed = 0  # blocks of all leases at their ends
         self._usage = 0.0
@@ -83,13 +84,12 @@ class KvBudget:
             return NO_NEED
         each = prompt_tokens / sequences
         end = each + (output_tokens or 0)
-        prompt = cache.blocks_of(each)
-        return KvNeed(
-            sequences * prompt,
-            sequences * (cache.blocks_while_read(each) - prompt),
-            None if output_tokens is None else sequences * (cache.blocks_of(end) - prompt),
-            sequences * cache.swing(end),
-        )
+        prompt, reading, swing = cache.blocks_of(each), 0, 0
+        if self._bounded:
+            reading = cache.blocks_while_read(each) - prompt
+            swing = cache.swing(end)
+        output = None if output_tokens is None else sequences * (cache.blocks_of(end) - prompt)
+        return KvNeed(sequences * prompt, sequences * reading, output, sequences * swing)
 
     def begin_epoch(self) -> None:
         """Another engine: an empty cache."""
@@ -116,6 +116,7 @@ class KvBudget:
         leases that have blocks; 0 if others than leases may have some, too.
         """
         self.cache, self._usage = cache, usage
+        self._bounded = cache is not None and any(each.blocks_most for each in cache.groups)
         self._forget_seen(unread, now)
         before = self._factor(now)
         self._compare(begun, now)

@@ -15,14 +15,15 @@ WINDOW_TOKENS: Final = 256
 
 
 def make(directory: Path, tokenizer_of: Path) -> None:
-    """Writes the model to `directory`. Five of its six layers have the window."""
+    """Writes the model to `directory`, where it is not complete. One layer has no window."""
+    if (directory / "complete").exists():
+        return
     import torch
     from transformers import AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
 
-    directory.mkdir(parents=True)
-    for path in tokenizer_of.iterdir():
-        if path.name not in ("config.json", "generation_config.json", "model.safetensors"):
-            shutil.copy(path, directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in (*tokenizer_of.glob("tokenizer*"), *tokenizer_of.glob("*.jinja")):
+        shutil.copy(path, directory)
     tokenizer: Any = AutoTokenizer.from_pretrained(directory)
     torch.manual_seed(20250928)
     config = Gemma3TextConfig(
@@ -42,6 +43,7 @@ def make(directory: Path, tokenizer_of: Path) -> None:
     )
     assert config.layer_types.count("full_attention") == 1
     Gemma3ForCausalLM(config).to(torch.float32).save_pretrained(directory)
+    (directory / "complete").touch()
 
 
 if __name__ == "__main__":

@@ -27,10 +27,9 @@ BLOCK_TOKENS, BLOCKS, CTX_MAX = 32, 120, 512
 def sliding(stacks: Stacks, logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Stack:
     """Profile cloud with 16 slots, and blocks for four sequences of 150 tokens."""
     directory = tmp_path_factory.getbasetemp() / "sliding"
-    if not directory.exists():
-        paths = [str(directory), str(tiny_model())]
-        command = [sys.executable, "-m", "tests.engine.sliding_model", *paths]
-        subprocess.run(command, check=True, capture_output=True)
+    paths = [str(directory), str(tiny_model())]
+    command = [sys.executable, "-m", "tests.engine.sliding_model", *paths]
+    subprocess.run(command, check=True, capture_output=True)
     plan = make_plan("cloud", CLIENTS, logs / "sliding")
     cache = (
         f"--max-model-len {CTX_MAX} --max-num-batched-tokens {CTX_MAX} "

@@ -50,12 +50,14 @@ def run(given: argparse.Namespace, record: Record) -> None:
     cache = f"--num-gpu-blocks-override {given.blocks} --block-size {given.block_size}"
     found: dict[str, list[dict[str, Any]]] = {WITH: [], WITHOUT: []}
     with Engine(given.size, SLOTS, *cache.split()) as engine:
-        total = engine.wait()["kv_tokens_total"]
+        told = engine.wait()
         print(
-            f"{total} tokens fit the cache; {SLOTS} requests have about "
-            f"{SLOTS * (given.prompt_tokens + given.output_tokens):.0f} at their ends"
+            f"{told['kv_blocks_total']} blocks, {told['kv_tokens_total']} tokens of the longest "
+            f"contexts; {SLOTS} requests have about "
+            f"{SLOTS * (given.prompt_tokens + given.output_tokens):.0f} tokens at their ends, in "
+            f"groups of layers {told['kv_groups']}"
         )
-        record.results["kv_tokens_total"] = total
+        record.results |= {name: told[name] for name in ("kv_blocks_total", "kv_groups")}
         for number in range(given.rounds):
             for way in (WITH, WITHOUT)[:: -1 if number % 2 else 1]:
                 if way == WITH:

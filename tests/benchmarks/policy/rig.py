@@ -19,6 +19,7 @@ from orch_sidecar.local.processes import Child
 from orch_sidecar.local.stack import Plan, Stack, free_port, get_json
 from orch_sidecar.local.up import cache_directory
 from tests.benchmarks.policy.work import MODEL
+from tests.engine import sliding_model
 
 _ENGINE_WITHIN_S: Final = 300.0
 _SIDECAR_WITHIN_S: Final = 30.0
@@ -27,7 +28,8 @@ _IDLE_WITHIN_S: Final = 60.0
 # Every prompt is computed: a prefix cache would hide what prefill does.
 _ARGUMENTS: Final = ("--no-enable-prefix-caching",)
 
-SIZES: Final = tuple(sorted(tiny_model.SIZES))
+# `sliding`: most of its layers look a few tokens back.
+SIZES: Final = (*sorted(tiny_model.SIZES), "sliding")
 
 _COUNTERS: Final = {
     "generated": "vllm:generation_tokens_total",
@@ -64,7 +66,10 @@ class Counters:
 
 def model_directory(size: str) -> Path:
     directory = cache_directory() / "models" / f"{size}-1"
-    tiny_model.make(directory, size)
+    if size == "sliding":
+        sliding_model.make(directory, model_directory("tiny"))
+    else:
+        tiny_model.make(directory, size)
     return directory
 
 
