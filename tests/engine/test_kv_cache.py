@@ -19,13 +19,13 @@ from tests.engine.clients import engine_state, post, session
 from tests.engine.conftest import Stacks, make_plan
 from tests.engine.sliding_model import LAYERS, WINDOW_TOKENS
 
-CLIENTS, REQUESTS, OUTPUT_TOKENS = 16, 40, 100
+CLIENTS, REQUESTS, OUTPUT_TOKENS = 16, 20, 80
 BLOCK_TOKENS, BLOCKS, CTX_MAX = 32, 120, 512
 
 
 @pytest.fixture
 def sliding(stacks: Stacks, logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Stack:
-    """Profile cloud with 16 slots, and blocks for four sequences of 150 tokens."""
+    """Profile cloud with 16 slots, and blocks for four sequences of 130 tokens."""
     directory = tmp_path_factory.getbasetemp() / "sliding"
     paths = [str(directory), str(tiny_model())]
     command = [sys.executable, "-m", "tests.engine.sliding_model", *paths]
