@@ -27,9 +27,10 @@ _OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens":\s*([0-9]{1,12})')
 # Of names that look like it: a client's JSON, echoed in an answer, may be full of them.
 _MOST_LOOKS: Final = 8
 
-# As the APIs tell an error within a stream.
+# As the APIs tell an error within a stream. One character before all alternatives: without it
+# the search takes fifty times as long.
 _FAILED: Final = re.compile(
-    rb'(?:\A|[\r\n])(?:data: ?\{\s*"error":\s*[^\sn]|event: ?(?:error|response\.failed)[\r\n])'
+    rb'\n(?:data: ?\{\s*"error":\s*[^\sn]|event: ?(?:error|response\.failed)[\r\n])'
 )
 
 # Bytes of a request's body per token of its prompt, before anything was measured: English text
@@ -86,7 +87,7 @@ class AnswerReader:
         self._between = False  # the first events are read, and what is kept begins after an event
         self._failed = False
         self._counts: Counts = (None, None)
-        self._kept = b""  # the last of what has come
+        self._kept = b"\n"  # the last of what has come, after the end of a line
         self.content: list[bytes] = []
 
     def fold(self) -> None:
@@ -96,10 +97,12 @@ class AnswerReader:
         if cut <= 0:
             return
         boundary = text.rfind(b"\n\n", 0, cut) if self._events else -1
-        if boundary < 0 or not self._between:
+        if boundary < 0:
             self._read(text)
+        elif not self._between:
+            self._read(text[:TAIL_BYTES])
         self._between = boundary >= 0
-        self._kept = text[boundary + 2 if self._between else cut :]
+        self._kept = text[boundary + 1 if self._between else cut :]
 
     @property
     def at_event_boundary(self) -> bool:
