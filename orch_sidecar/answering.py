@@ -53,6 +53,7 @@ class Answering(Protocol):
     """An answer under way, as its client's connection and the watch know it."""
 
     paused: bool  # the client's transport is full
+    keep_alive: bool  # the client's connection may serve another request after it
 
     @property
     def progress(self) -> tuple[int, int]:

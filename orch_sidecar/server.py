@@ -23,7 +23,7 @@ from orch_sidecar.openai import Api
 from orch_sidecar.reasons import Reason, Refusal
 
 # Of the bodies of requests that were sent ahead: they are read in before they are counted.
-_AHEAD_BYTES: Final = 65_536
+_AHEAD_BYTES: Final = 2**20
 
 
 class Written(web.StreamResponse):
@@ -143,6 +143,8 @@ class ClientConnection(web.RequestHandler):
     def drop_what_follows(self) -> None:
         """Serves nothing after this request: what the client sends is read and dropped."""
         self.close()
+        if self.relay is not None:
+            self.relay.keep_alive = False  # its head says so, if it has yet to go out
         if self.transport is not None:
             self.transport.resume_reading()
 

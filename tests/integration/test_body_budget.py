@@ -115,7 +115,7 @@ async def test_bodies_that_are_sent_ahead_on_one_connection_are_hardly_read(
     await eventually(lambda: held.waiting)
     [connection] = sidecar.connections
     await eventually(lambda: not connection.transport.is_reading())  # type: ignore[union-attr]
-    assert sum(payload.total_bytes for _, payload in connection._messages) < 2**20
+    assert sum(payload.total_bytes for _, payload in connection._messages) < 2 * 2**20
     for _ in range(12):
         await eventually(lambda: held.waiting)
         held.release()

@@ -131,7 +131,8 @@ async def test_large_request_behind_another_ends_the_connection_after_that(
     [connection] = running.connections
     await eventually(lambda: connection._close)
     held.release()
-    assert (await client.response()).status == 200
+    response = await client.response()
+    assert (response.status, response.header("connection")) == (200, "close")
     assert await ended(client)
 
 

@@ -13,6 +13,7 @@ class Answer:
 
     def __init__(self, *, broken: bool = False, paused: bool = False) -> None:
         self.paused = paused
+        self.keep_alive = True
         self.progress = (0, 0)
         self.aborted = False
         self.failures: list[Reason] = []
