@@ -10,7 +10,7 @@ from typing import Final
 
 from tests.benchmarks.soak import oddities
 from tests.benchmarks.soak.ends import Ends
-from tests.benchmarks.soak.orders import Order
+from tests.benchmarks.soak.orders import HARMLESS, Order
 from tests.benchmarks.soak.report import Report
 from tests.benchmarks.soak.requests import Request, Requests
 from tests.benchmarks.soak.responses import Connection, Left, NotHttp, Response, ask
@@ -21,6 +21,8 @@ ANSWERED_WITHIN_S: Final = 40.0
 
 _BACKS_OFF_MS: Final = 20.0  # at most: those who are refused must not be all that comes
 _LONG: Final = 150  # tokens, at 20 ms: what is left of it is work for nobody
+# With so much sent ahead of an answer a sidecar may close the connection behind it.
+_GIVEN_UP_BYTES: Final = 32_768
 _MANY: Final = 50  # requests ahead: aiohttp stops reading at 32
 _HALF_BODY_BYTES: Final = 400_000
 _LARGE: Final = 1500  # tokens at once: more than a socket's buffers take
@@ -45,7 +47,7 @@ class Client:
         self._report = report
         self._chance = chance
         self._kept: Connection | None = None
-        self._current = ""
+        self._current = self._behaviour = ""
         self._behaviours: dict[str, tuple[float, Callable[[], Awaitable[None]]]] = {
             "stays": (42, self._stay),
             "leaves at once": (7, self._leave_at_once),
@@ -70,6 +72,7 @@ class Client:
             while not stop.is_set():
                 [name] = self._chance.choices(names, weights)
                 self._report.behaviours[name] += 1
+                self._behaviour = name
                 await self._live(name, self._behaviours[name][1])
         finally:
             self._drop()
@@ -109,20 +112,21 @@ class Client:
     def _next(self, order: Order | None = None, *headers: str, last: bool = True) -> Request:
         self._report.lifecycles += 1
         request = self._requests.next(order, headers, last=last)
-        self._current = request.id
+        self._current, request.behaviour = request.id, self._behaviour
         return request
 
     async def _pause(self, most_ms: float) -> None:
         """Mostly short, at times as long as that."""
         await asyncio.sleep(most_ms / 1000 * self._chance.random() ** 3)
 
-    async def _read(self, connection: Connection, request: Request, under: Under) -> Response:
-        response = await connection.response()
+    async def _read(self, connection: Connection, request: Request, under: Under) -> None:
+        await self._judged(request, await connection.response(), under)
+
+    async def _judged(self, request: Request, response: Response, under: Under) -> None:
         under.end = time.monotonic()
         self._judge.judge(request, response, under)
         if response.status >= 400:
             await self._pause(_BACKS_OFF_MS)
-        return response
 
     # Behaviours.
 
@@ -159,19 +163,28 @@ class Client:
         except Left:
             self._leave()
             return
-        under.end = time.monotonic()
-        self._judge.judge(request, response, under)
+        await self._judged(request, response, under)
 
     async def _pipeline(self) -> None:
         connection = await self._connection()
         requests = [self._next(last=False) for _ in range(self._chance.randrange(2, 5))]
         under = _under()
         connection.send(b"".join(each.head + each.body for each in requests))
+        sent = left = sum(len(each.head) + len(each.body) for each in requests)
         for request in requests:
             self._current = request.id
             if not connection.open:
                 return  # the answer before this one was the last of its connection
-            await self._read(connection, request, under)
+            response = await connection.response()
+            given_up = response.status == 0 and left < sent and left > _GIVEN_UP_BYTES
+            left -= len(request.head) + len(request.body)
+            behind = requests[requests.index(request) + 1 :]
+            # A reset that breaks off an answer takes those with it that were not read yet.
+            lost = response.reset and any(each.order.fault not in HARMLESS for each in behind)
+            if given_up or lost:
+                self._report.outcomes["lost in a pipeline"] += 1
+                return
+            await self._judged(request, response, under)
 
     async def _leave_long(self) -> None:
         connection, request = await self._connection(), self._next(self._long())
@@ -250,8 +263,7 @@ class Client:
             response = await reading
         finally:
             reading.cancel()
-        under.end = time.monotonic()
-        self._judge.judge(request, response, under)
+        await self._judged(request, response, under)
 
     async def _ask_oddly(self) -> None:
         self._report.lifecycles += 1

@@ -15,6 +15,8 @@ from tests.benchmarks.soak.trouble import Kind, Trouble
 
 # An engine that reports again serves again: 0.25 s between two looks, and its first event.
 BACK_WITHIN_S: Final = 5.0
+# What an engine is told takes effect there, and is heard of or looked for again by the sidecar.
+_TAKES_EFFECT_S: Final = 0.5
 # Stale is 3 s after the last good event; the rest is for a machine whose cores are taken.
 STALE_WITHIN_S: Final = 4.5
 
@@ -110,6 +112,7 @@ class Faults:
 
     async def _back(self, engine: Engine, fault: str) -> None:
         """Waits until the sidecar takes requests for the engine again."""
+        await asyncio.sleep(_TAKES_EFFECT_S)
         state, began = "", time.monotonic()
         while (state := await self._sidecar.state(engine.plan.name)) not in ("ready", "draining"):
             if time.monotonic() - began > BACK_WITHIN_S:

@@ -35,7 +35,7 @@ _ENTRY_LINES: Final = 60
 _LINE: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) \S+: ")
 # Warnings and errors that are the right words for what the soak does.
 _EXPECTED: Final = re.compile(
-    r"(WARNING orch\.engine: (engine (at \S+ )?(starting|draining|stale|stalled|down|unusable): "
+    r"(WARNING orch\.engine: (engine (at \S+ )?[a-z]+: "
     r"|lease [0-9a-f.]+: (its end could not be confirmed|still in the engine|the engine's answer))"
     r"|WARNING orch\.sidecar: pool \S+: no connection to "
     r"|ERROR orch\.sidecar: (nothing is reloaded|the API keys stay as they are): )"

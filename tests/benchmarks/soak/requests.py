@@ -31,7 +31,8 @@ _SHARED: Final = 0.15
 @dataclass(slots=True)
 class Request:
     """`id`: its X-Request-Id. `pools`: those that could serve it, by name; none: it is impossible.
-    `shared`: others ask for the same. `said_class`: that of the header X-Orch-Class."""
+    `behaviour`: of its client. `shared`: others ask for the same. `said_class`: that of the header
+    X-Orch-Class."""
 
     id: str
     path: str
@@ -42,6 +43,7 @@ class Request:
     key: Key
     pools: tuple[str, ...]
     shared: bool
+    behaviour: str = ""
     said_class: str | None = None
     deadline: bool = False
     max_wait: bool = False

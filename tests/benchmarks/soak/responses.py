@@ -38,6 +38,11 @@ class Response:
     error: str = ""
 
     @property
+    def reset(self) -> bool:
+        """Whether the connection was reset within it."""
+        return self.error.startswith("ConnectionResetError")
+
+    @property
     def closes(self) -> bool:
         return self.headers.get("connection", "").lower() == "close"
 

@@ -70,16 +70,17 @@ class Judge:
         self._report.outcomes[outcome] += 1
 
     def _breach(self, kind: str, request: Request, response: Response, more: str = "") -> None:
+        pools = ",".join(request.pools) or "none"
         detail = (
-            f"{request.id} {request.path} stream={request.stream} n={request.choices} "
-            f"fault={request.order.fault} pools={','.join(request.pools) or 'none'}: "
+            f"{request.id} {request.path} {request.behaviour} stream={request.stream} "
+            f"n={request.choices} fault={request.order.fault} pools={pools}: "
             f"{response.status} {more or bytes(response.body[-300:])!r}"
         )
         self._report.breach(kind, detail)
 
     def _unanswered(self, request: Request, response: Response, under: Under) -> str:
         """Every request is answered. A reset takes with it what its client has not read yet."""
-        if response.error.startswith("ConnectionResetError"):
+        if response.reset:
             return self._cut(request, response, under)
         self._breach("a request without an answer", request, response, response.error)
         return "no answer"
