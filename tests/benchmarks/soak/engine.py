@@ -43,6 +43,7 @@ class SoakEngine(ScriptedEngine):
         self.epoch = os.getpid() * 1000
         self.answer = self._obey
         self.state_streams: set[Answer] = set()
+        self._followed = 0  # how often a state stream was begun
         self.flows = asyncio.Event()
         self.flows.set()
         self._turned_away: OrderedDict[str, None] = OrderedDict()
@@ -56,6 +57,7 @@ class SoakEngine(ScriptedEngine):
         while self.faults.mute:  # noqa: ASYNC110 (a new stream is as silent as those that there are)
             await asyncio.sleep(0.01)
         self.state_streams.add(answer)
+        self._followed += 1
         try:
             await super().serve(answer)
         finally:
@@ -156,7 +158,8 @@ class SoakEngine(ScriptedEngine):
         await self.restart()
 
     async def do_count(self, _: Any) -> None:
-        report(count={"present": self.present, "leased": self.board.leases.leased()})
+        counts = {"present": self.present, "leased": self.board.leases.leased()}
+        report(count=counts | {"followed": self._followed})
 
 
 def _read_commands(loop: asyncio.AbstractEventLoop, take: Callable[[str], None]) -> None:

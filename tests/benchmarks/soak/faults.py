@@ -104,11 +104,13 @@ class Faults:
         name = self._bag.pop()
         kind, fault = self._kinds[name]
         self._report.faults[name] += 1
+        self._report.remember(f"{engine.plan.name}: {name}")
         interval = None if kind is None else self._trouble.begin(engine.plan.name, kind)
         await fault(engine)
         await self._back(engine, name)
         if interval is not None:
             self._trouble.end(interval)
+        self._report.remember(f"{engine.plan.name}: over")
 
     async def _back(self, engine: Engine, fault: str) -> None:
         """Waits until the sidecar takes requests for the engine again."""
@@ -177,8 +179,17 @@ class Faults:
             await self._must_go_stale(engine, f"framing {text!r}")
         else:
             await self._lasts(0.1, 1.0)
+        followed = (await engine.count())["followed"]
         engine.do("faults", {"mute": False})
         engine.do("state_reset")
+        # Behind such bytes an end may not be seen either: then the stream is dropped as silent.
+        began = time.monotonic()
+        while (await engine.count())["followed"] == followed:
+            if time.monotonic() - began > STALE_WITHIN_S:
+                detail = f"{engine.plan.name}, {STALE_WITHIN_S:g} s after: framing {text!r}"
+                self._report.breach("an engine is not followed anew", detail)
+                return
+            await asyncio.sleep(0.05)
 
     async def _bad_event(self, engine: Engine) -> None:
         text = self._chance.choice(_EVENTS)

@@ -54,7 +54,7 @@ async def quiet(sidecar: SidecarProcess, engines: list[Engine], report: Report) 
         report.note(f"quiet after {time.monotonic() - began:.2f} s")
     for engine in engines:
         counted = await engine.count()
-        if any(counted.values()):
+        if counted["present"] or counted["leased"]:
             report.breach("something is left in an engine", f"{engine.plan.name}: {counted}")
 
 

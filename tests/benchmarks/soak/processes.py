@@ -82,7 +82,8 @@ class Engine:
         self._process.stdin.write(json.dumps({name: argument}).encode() + b"\n")
 
     async def count(self) -> dict[str, int]:
-        """The sequences that it holds (`present`), and those with a lease (`leased`)."""
+        """The sequences that it holds (`present`), those with a lease (`leased`), and how often a
+        sidecar has begun to follow its state (`followed`)."""
         self._count = asyncio.get_running_loop().create_future()
         self.do("count")
         async with asyncio.timeout(10.0):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Final
 
 _EXAMPLES: Final = 3
+_REMEMBERED: Final = 6  # things that were done before a breach
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class Report:
         self.breaches: dict[str, Breach] = {}
         self.notes: list[str] = []
         self._began = time.monotonic()
+        self._lately: deque[str] = deque(maxlen=_REMEMBERED)
         self._loaded_s = 0.0
         self._scene_began: tuple[float, int] = (0.0, 0)
 
@@ -69,13 +71,17 @@ class Report:
         self.notes.append(f"{self.scene}: {text}")
         print(f"  {text}", flush=True)
 
+    def remember(self, what: str) -> None:
+        """Something was done to an engine: it is told with the breaches that follow."""
+        self._lately.append(f"{time.monotonic() - self._began:.1f} s {what}")
+
     def breach(self, kind: str, detail: str) -> None:
         """Something that must not happen has. Returns: a soak goes on, it may find more."""
         known = self.breaches.setdefault(kind, Breach(at_s=time.monotonic() - self._began))
         known.count += 1
         if len(known.examples) < _EXAMPLES:
-            text = f"{self.scene}, {time.monotonic() - self._began:.1f} s: {detail}"
-            known.examples.append(text)
+            at = f"{self.scene}, {time.monotonic() - self._began:.1f} s"
+            known.examples.append(f"{at}: {detail}\n    lately: {'; '.join(self._lately)}")
             print(f"  BREACH {kind}: {detail}", file=sys.stderr, flush=True)
 
     def text(self) -> str:
