@@ -22,6 +22,7 @@ Dependencies point down this list; nothing imports what stands above it:
     request       a request that is being served, and what is written of it
     control       what this sidecar answers itself, besides requests that it serves
     pages         what this sidecar says of itself
+    readiness     whether requests should come to this sidecar
     exposition    metrics in the format that a scraper asks for
     metrics       Prometheus metrics: what happened
     readings      Prometheus metrics: the pools' numbers at a scrape

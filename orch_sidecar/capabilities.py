@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from orch_sidecar import report
@@ -132,6 +133,7 @@ def entry(seen: Seen, key: ApiKey | None) -> dict[str, Any]:
             "engine_busy_ratio": seen.busy_ratio,
             "oversubscription_violations_total": ledger.violations,
             "state": seen.state,
+            "drain": drain_of(admission),
             "age_ms": seen.age_ms,
             "supported_workloads": [
                 each for each in engine.get("supported_workloads", ()) if each in WORKLOADS
@@ -153,6 +155,15 @@ def _rate_limits(seen: Seen, key: ApiKey | None) -> dict[str, Any]:
         "max_wait_s": {name: each.max_wait_s for name, each in rules.items()},
         "key_concurrency": None if key is None else key.concurrency,
     }
+
+
+def drain_of(admission: Admission) -> dict[str, str] | None:
+    """Who has a pool drain, and since when (RFC 3339); None: it does not drain."""
+    drain = admission.draining
+    if drain is None:
+        return None
+    since = datetime.fromtimestamp(drain.since_s, UTC).isoformat(timespec="milliseconds")
+    return {"ordered_by": drain.ordered_by.value, "since": since.replace("+00:00", "Z")}
 
 
 def batching_stats(seen: Seen) -> BatchingStats:

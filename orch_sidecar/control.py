@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from orch_sidecar import errors, routes
+from orch_sidecar.admission import refusing
+from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.inflight import InFlight
 from orch_sidecar.keys import ApiKey
 from orch_sidecar.openai import Api
@@ -94,17 +96,13 @@ class Control:
             return Refusal(Reason.NOT_FOUND, f"there is no pool {name} here")
         if what is Named.HEALTH:
             return self._health(pool, probe=True)
-        return self._turn(pool, what)
-
-    def _turn(self, pool: Pool, what: Named) -> web.Response | Refusal:
-        """Drains a pool, or has it take requests again."""
         if what is Named.DRAIN:
-            pool.gate.drain()
+            self._drain(pool, http.query.get("engine_epoch"))
         elif self._pools.leaving:
-            return Refusal(Reason.DRAINING, "this sidecar is shutting down")
+            return refusing.shutting_down()
         else:
             pool.gate.resume()
-        logger.info("pool %s: %s, as an operator asked", pool.name, what.name.lower())
+            logger.info("pool %s: takes requests again, as an operator asked", pool.name)
         return self._health(pool)
 
     def _health(self, pool: Pool, *, probe: bool = False) -> web.Response:
@@ -115,6 +113,23 @@ class Control:
             status=503 if probe and not health["ready"] else 200,
             headers={"X-Measurement-Type": pool.profile.measurement_type.value},
         )
+
+    def _drain(self, pool: Pool, engine_epoch: str | None) -> None:
+        """Drains a pool: for an operator, or (`engine_epoch`) because that engine is being stopped.
+
+        Empty, that is an engine that has not reported yet. One that another has replaced since
+        is none to drain for.
+        """
+        known = pool.gate.core.ledger.epoch
+        if engine_epoch is None:
+            pool.gate.drain(OrderedBy.OPERATOR)
+            logger.info("pool %s: drains, as an operator asked", pool.name)
+        elif engine_epoch == known:
+            pool.gate.drain(OrderedBy.ENGINE_STOP)
+            logger.info("pool %s: drains, its engine (epoch %r) is being stopped", pool.name, known)
+        else:
+            text = "pool %s: is not drained for engine epoch %.80r: another one has reported"
+            logger.warning(text, pool.name, engine_epoch)
 
     def _ours(self, answer: web.StreamResponse | Refusal) -> web.StreamResponse:
         """With what all answers of this sidecar carry, unless it has been sent already."""

@@ -11,17 +11,22 @@ import json
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from typing import Any, Final
 
 _POLL_S: Final = 0.2
 _ANSWERS_WITHIN_S: Final = 5.0
+# An engine that is to be stopped and has not been heard of for so long finishes nothing: what is
+# still waited for keeps the next one from starting. The sidecar hears of an engine each second.
+_SILENT_S: Final = 10.0
 
 _HELP: Final = """Has the pools of a sidecar drain: they refuse what comes, and finish what runs
 and waits. Returns when nothing is left of it; with 1 when something is after --within seconds,
-or when the sidecar does not answer. `POST /v1/pools/NAME/resume` at the same address takes it
-back."""
+when the sidecar does not answer, or when a pool takes requests again. `POST
+/v1/pools/NAME/resume` at the same address takes it back. With --engine-stops it ends by itself
+as soon as another engine reports in the place of this one."""
 
 
 class NotDrained(Exception):
@@ -44,11 +49,18 @@ def main(words: list[str]) -> None:
     parser.add_argument(
         "--within", type=float, default=60.0, metavar="SECONDS", help="default: %(default)g"
     )
+    parser.add_argument(
+        "--engine-stops",
+        action="store_true",
+        help="for what stops the engine, such as a preStop hook: the drain ends by itself when "
+        "another engine reports, and an engine that does not answer is not waited for",
+    )
     options = parser.parse_args(words)
     if not options.within >= 0:
         parser.error(f"argument --within: {options.within}: must be seconds, from 0")
     try:
-        drain(options.admin.rstrip("/"), options.pool, options.within)
+        admin = options.admin.rstrip("/")
+        drain(admin, options.pool, options.within, engine_stops=options.engine_stops)
     except NotDrained as left:
         sys.exit(f"orch drain: {left}")
 
@@ -57,32 +69,66 @@ def drain(
     admin: str,
     names: list[str] | None,
     within_s: float,
+    *,
+    engine_stops: bool = False,
     rest: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Drains these pools (None: all). Raises NotDrained."""
+    """Drains these pools (None: all). Raises NotDrained.
+
+    `engine_stops`: because their engines are being stopped; else until somebody resumes.
+    """
     until = time.monotonic() + within_s
     if names is None:
         # One that is absent has no address, and so nothing that could be left.
         pools = _ask(f"{admin}/readyz")["pools"]
         names = [name for name, state in pools.items() if state != "absent"]
-    for name in names:
-        _ask(f"{admin}/v1/pools/{name}/drain", "POST")
-    while left := [text for name in names if (text := _left(admin, name))]:
+    draining = {name: _Draining(admin, name, engine_stops) for name in names}
+    for pool in draining.values():
+        pool.begin()
+    while left := [text for pool in draining.values() if (text := pool.left())]:
         if time.monotonic() >= until:
             raise NotDrained(f"after {within_s:g} s there are left: {'; '.join(left)}")
         rest(_POLL_S)
 
 
-def _left(admin: str, name: str) -> str:
-    """What the pool still has; empty if nothing."""
-    metrics = _ask(f"{admin}/v1/pools/{name}/health")["metrics"]
-    counts = {
-        "sequences": metrics["slots_leased"],
-        "leases whose end is to be confirmed": metrics["leases_closing"],
-        "waiting requests": sum(metrics["queue_depth"].values()),
-    }
-    left = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"pool {name}: {left}" if left else ""
+class _Draining:
+    """One pool that was ordered to drain."""
+
+    def __init__(self, admin: str, name: str, engine_stops: bool) -> None:
+        self._name = name
+        self._url = f"{admin}/v1/pools/{urllib.parse.quote(name, safe='')}"
+        self._engine_stops = engine_stops
+        self._heard_at = time.monotonic()
+
+    def begin(self) -> None:
+        """Orders it, for a stop under the epoch of the engine that is there now."""
+        order = f"{self._url}/drain"
+        if self._engine_stops:
+            epoch = _ask(f"{self._url}/health")["engine_epoch"]
+            order += "?" + urllib.parse.urlencode({"engine_epoch": epoch})
+        _ask(order, "POST")
+
+    def left(self) -> str:
+        """What the pool still has; empty if nothing. Raises NotDrained if that will not end."""
+        health = _ask(f"{self._url}/health")
+        if not health["draining"]:
+            if self._engine_stops:
+                return ""  # the engine that was to be stopped has been replaced
+            raise NotDrained(f"pool {self._name}: it takes requests again, somebody has resumed it")
+        metrics = health["metrics"]
+        counts = {
+            "sequences": metrics["slots_leased"],
+            "leases whose end is to be confirmed": metrics["leases_closing"],
+            "waiting requests": sum(metrics["queue_depth"].values()),
+        }
+        found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        left = f"pool {self._name}: {found}" if found else ""
+        now = time.monotonic()
+        if health["live"]:
+            self._heard_at = now
+        elif left and self._engine_stops and now - self._heard_at > _SILENT_S:
+            raise NotDrained(f"{left}, and its engine has not answered for {_SILENT_S:g} s")
+        return left
 
 
 def _ask(url: str, method: str = "GET") -> dict[str, Any]:

@@ -78,6 +78,7 @@ class EngineFollower:
         self.models: Collection[str] | None = None  # in the engine's order
         self.ctx_max: int | None = None
         self.document: Document | None = None
+        self.failed = False  # to follow it, once at least
         self.state = EngineState.STARTING
         self.message = f"waiting for {self._engine}"
         self._detail = ""
@@ -99,6 +100,7 @@ class EngineFollower:
             # A fault while the engine's absence is noted: the next attempt notes it again.
             except Exception:
                 logger.exception("following the engine at %s failed", self._url)
+            self.failed = True
             await asyncio.sleep(RECONNECT_S)
 
     async def confirm(self) -> None:

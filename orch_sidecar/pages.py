@@ -16,6 +16,7 @@ from orch_sidecar.keys import ApiKey
 from orch_sidecar.metrics import Metrics
 from orch_sidecar.pool import Pool
 from orch_sidecar.pools import Pools
+from orch_sidecar.readiness import Readiness
 from orch_sidecar.reload import Reloads
 
 Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
@@ -28,6 +29,7 @@ class Pages:
         self._pools = pools
         self._metrics = metrics
         self._reloads = reloads
+        self._readiness = Readiness(pools)
         self._version = version("orch-sidecar")
         self._started = int(time.time())
         self.at: Mapping[str, Page] = {
@@ -78,8 +80,8 @@ class Pages:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     def readiness(self) -> web.Response:
-        """Ready while any pool is: what the others cannot take is placed there, or refused."""
-        pools, state = self._pools, self._pools.state
+        """Whether clients should come here: see Readiness. `state`: what the pools do."""
+        pools = self._pools
         several = pools.one is None
         errors = [
             f"{pool.name}: {pool.follower.message}" if several else pool.follower.message
@@ -89,9 +91,9 @@ class Pages:
         errors += [refusal.message for refusal in pools.missing.values()]
         body = {
             "live": True,
-            "ready": state is EngineState.READY,
+            "ready": self._readiness.ready,
             "draining": pools.draining,
-            "state": state.value,
+            "state": pools.state.value,
             "pools": pools.states(),
             "last_error": "; ".join(errors) or None,
             **self._reloads.document(),
@@ -105,8 +107,10 @@ class Pages:
             "pool": pool.name,
             "live": follower.state in ANSWERING,
             "ready": pool.state is EngineState.READY,
-            "draining": core.draining,
+            "draining": core.draining is not None,
+            "drain": capabilities.drain_of(core),
             "state": pool.state.value,
+            "engine_epoch": core.ledger.epoch,
             "metrics": {
                 "slots_total": core.ledger.slots_total,
                 "slots_leased": core.ledger.leased,

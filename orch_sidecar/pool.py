@@ -132,14 +132,17 @@ class Pool:
     @property
     def message(self) -> str:
         """Why it is not ready, in words; empty if it is."""
-        draining = self.gate.core.draining
-        return refusing.shutting_down().message if draining else self.follower.message
+        drained = self._drained()
+        return self.follower.message if drained is None else drained.message
 
     @property
     def unavailable(self) -> Refusal | None:
         """Why it takes no request now, if so."""
-        core = self.gate.core
-        return refusing.shutting_down() if core.draining else core.unavailable
+        return self._drained() or self.gate.core.unavailable
+
+    def _drained(self) -> Refusal | None:
+        drain = self.gate.core.draining
+        return None if drain is None else refusing.draining(drain.ordered_by)
 
     def unreachable(self, error: OSError) -> Refusal:
         """No connection to its engine could be opened. Where to is for the log alone."""

@@ -16,6 +16,7 @@ import aiohttp
 from orch_sidecar import placement
 from orch_sidecar.admission import refusing
 from orch_sidecar.admission.ask import Ask
+from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.directives import NONE, Directives
 from orch_sidecar.engine_state import EngineState
 from orch_sidecar.placement import View, Why, Wish
@@ -116,7 +117,7 @@ class Pools:
         name = f"{group}-{number}"
         pool = self._pool(told.model_copy(update={"name": name, "url": url}), group)
         if self.leaving:
-            pool.gate.drain()
+            pool.gate.drain(OrderedBy.SHUTDOWN)
         self._by_name[name] = pool
         self.all = tuple(
             each
@@ -133,7 +134,7 @@ class Pools:
         refusal = Refusal(Reason.ENGINE_DOWN, why)
         if not any(each.group == pool.group for each in self.all):
             self.missing[pool.group] = refusal
-        pool.gate.drain()
+        pool.gate.drain(OrderedBy.SHUTDOWN)
         pool.gate.engine_unavailable(refusal)
         pool.gate.dismiss(refusal)
         pool.connections.close()
@@ -151,14 +152,15 @@ class Pools:
         """All of them drain, and none takes requests again."""
         self.leaving = True
         for pool in self.all:
-            pool.gate.drain()
+            pool.gate.drain(OrderedBy.SHUTDOWN)
 
     def choose(
         self, wanted: Wanted, spent_ms: float, tried: Collection[str] | None = None
     ) -> Chosen | Refusal:
         """The pool for a request. `tried`: it was placed before, and these pools failed it."""
         if self.draining:
-            return refusing.shutting_down()
+            drained = (pool.unavailable for pool in self.all)
+            return next(filter(None, drained), refusing.shutting_down())
         now, demand, directives = self._loop.time(), wanted.demand, wanted.directives
         asks = {pool.name: pool.ask(wanted, spent_ms) for pool in self.all}
         views = [pool.view(asks[pool.name], now) for pool in self.all] + self._absent()

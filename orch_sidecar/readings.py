@@ -10,6 +10,7 @@ from typing import Final
 
 from prometheus_client.core import InfoMetricFamily, Metric
 
+from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.scarce import Hold
 from orch_sidecar.capabilities import BatchingStats, batching_stats
 from orch_sidecar.engine_state import EngineState
@@ -56,6 +57,11 @@ def _admissions(pool: Pool) -> Iterable[Sample]:
     yield from (([each.value, "admitted"], granted[each]) for each in pool.classes)
     for (each, outcome), count in sorted(pool.turned_down.items()):
         yield [each.value, outcome], count
+
+
+def _drained_by(pool: Pool) -> OrderedBy | None:
+    drain = pool.gate.core.draining
+    return None if drain is None else drain.ordered_by
 
 
 _FAMILIES: Final = (
@@ -138,6 +144,17 @@ _FAMILIES: Final = (
         "Leases that no live request owned, and that were revoked.",
         one(lambda pool: pool.gate.orphans),
         counts=True,
+    ),
+    Family(
+        "orch_drain",
+        "1 for who has the pool drain, 0 for others.",
+        lambda pool: [([each.value], float(_drained_by(pool) is each)) for each in OrderedBy],
+        ("ordered_by",),
+    ),
+    Family(
+        "orch_drain_started_timestamp_seconds",
+        "Unix time since which the pool drains.",
+        one(lambda pool: None if (drain := pool.gate.core.draining) is None else drain.since_s),
     ),
     Family(
         "orch_oversubscription_violations",

@@ -113,6 +113,7 @@ PURE = (
     "orch_sidecar.admission.outlook",
     "orch_sidecar.admission.ledger",
     "orch_sidecar.admission.drain",
+    "orch_sidecar.admission.draining",
 )
 
 

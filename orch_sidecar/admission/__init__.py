@@ -19,6 +19,7 @@ Dependencies point down this list:
     rates        pure: how often requests come
     lengths      pure: how much requests generate
     decision     pure: what became of requests
+    draining     pure: who ordered a drain, and what ends it
     ledger       pure: which leases are out, and how many slots are left
     drain        pure: how fast slots come free, for Retry-After
     ask          pure: what admission is asked and told

@@ -13,6 +13,7 @@ from typing import Final
 from orch_sidecar.admission import refusing
 from orch_sidecar.admission.ask import Ask, EngineReport, Queued
 from orch_sidecar.admission.decision import Decision, Statistics
+from orch_sidecar.admission.draining import Drain, of_next_engine, stronger
 from orch_sidecar.admission.kv_cache import KvNeed
 from orch_sidecar.admission.ledger import Lease, Ledger
 from orch_sidecar.admission.limits import Limits, limits_for
@@ -57,7 +58,7 @@ class Admission:
         self.unavailable: Refusal | None = Refusal(
             Reason.ENGINE_STARTING, "the engine has not reported its slots yet"
         )
-        self.draining = False
+        self.draining: Drain | None = None
 
     # What the engine says.
 
@@ -68,6 +69,7 @@ class Admission:
             ledger.begin_epoch(report.epoch)
             self.scarce.begin_epoch()
             self.outlook.runs.clear()
+            self.draining = of_next_engine(self.draining)
         for lease, cost in report.leases:
             ledger.adopt(lease, cost)
         before = (ledger.slots_total, outlook.step_time)
@@ -104,8 +106,8 @@ class Admission:
         What it decides about others (who makes room for it, who starts with it) is to be taken
         by `take_displaced`.
         """
-        if self.draining:
-            return self.statistics.refuse(ask, refusing.shutting_down())
+        if self.draining is not None:
+            return self.statistics.refuse(ask, refusing.draining(self.draining.ordered_by))
         if self.unavailable is not None:
             return self.statistics.refuse(ask, self.unavailable)
         if ask.cost > self.ledger.slots_total:
@@ -147,8 +149,7 @@ class Admission:
     def put_back(self, request: str, ask: Ask, since: float, now: float) -> Queued | Refusal:
         """It was turned away below: it waits again, by its old time limits, before all that came
         later."""
-        room, unavailable = self.waiting_room, self.unavailable
-        outcome = room.enter_again(request, ask, since, unavailable, now)
+        outcome = self.waiting_room.enter_again(request, ask, since, self.unavailable, now)
         if isinstance(outcome, Queued):
             self.order.hold = Hold.PAUSE
             self.scarce.turn_clock(now)
@@ -209,13 +210,13 @@ class Admission:
         first = min((at for at in times if at is not None), default=None)
         return None if first is None else max(first, now + _LEAST_SLEEP_S)
 
-    def drain(self) -> None:
-        """Refuses whoever comes from now on; who is queued or served is served."""
-        self.draining = True
+    def drain(self, drain: Drain) -> None:
+        """Refuses new requests; those that are queued or run are served."""
+        self.draining = stronger(self.draining, drain)
 
     def resume(self) -> None:
         """Takes requests again."""
-        self.draining = False
+        self.draining = None
 
     def dismiss(self, refusal: Refusal) -> list[Decision]:
         """Refuses all who are still queued."""
@@ -296,5 +297,4 @@ class Admission:
         return outcome
 
     def _set_limits(self) -> None:
-        slots_total, step_time = self.ledger.slots_total, self.outlook.step_time
-        self.scarce.limits = limits_for(self.rules, slots_total, step_time)
+        self.scarce.limits = limits_for(self.rules, self.ledger.slots_total, self.outlook.step_time)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from orch_sidecar.admission.ask import Ask, EngineReport, Queued
 from orch_sidecar.admission.core import Admission
 from orch_sidecar.admission.decision import Decision
+from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.reasons import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules
@@ -167,9 +169,9 @@ class Gate:
         """Other rules, for what comes from now on."""
         self._perform(self.core.replace_rules(rules, self._loop.time()))
 
-    def drain(self) -> None:
-        """Refuses whoever comes from now on."""
-        self.core.drain()
+    def drain(self, ordered_by: OrderedBy) -> None:
+        """Refuses new requests, until what ends such an order."""
+        self.core.drain(Drain(ordered_by, time.time()))
         self.tell()
 
     def resume(self) -> None:

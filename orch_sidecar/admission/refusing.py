@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from orch_sidecar.admission.ask import Ask
+from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.queues import Waiting
 from orch_sidecar.reasons import Reason, Refusal
 from vllm_plugin.profile import ClassRules
 
+_DRAINED_BECAUSE: Final = {
+    OrderedBy.SHUTDOWN: "this sidecar is shutting down",
+    OrderedBy.OPERATOR: "an operator is draining this pool",
+    OrderedBy.ENGINE_STOP: "the engine is being stopped; the next one to report is sent requests",
+}
+
+
+def draining(ordered_by: OrderedBy) -> Refusal:
+    text = f"no new requests are taken here: {_DRAINED_BECAUSE[ordered_by]}"
+    return Refusal(Reason.DRAINING, text, retry_after_ms=1000)
+
 
 def shutting_down() -> Refusal:
-    text = "no new requests are taken here: it is being drained"
-    return Refusal(Reason.DRAINING, text, retry_after_ms=1000)
+    return draining(OrderedBy.SHUTDOWN)
 
 
 def too_large(cost: int, slots_total: int) -> Refusal:

@@ -38,7 +38,7 @@ async def ready(http: aiohttp.ClientSession, url: str) -> None:
     async def is_ready() -> bool:
         try:
             async with http.get(f"{url}/readyz") as response:
-                return response.status == 200
+                return str((await response.json())["state"]) == "ready"
         except aiohttp.ClientError:
             return False
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import pytest
+
+from orch_sidecar.drain import NotDrained
+from orch_sidecar.drain import drain as drain_pools
+from tests.integration.client import Client
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -66,7 +71,8 @@ async def test_what_is_left_after_the_limit_is_told(sidecar: Running, held: Held
 
 async def test_one_pool_of_two_can_be_meant(pair: Running) -> None:
     assert await (await drain(*admin_of(pair), "--pool", "b")).ended() == (0, "")
-    assert [pool.gate.core.draining for pool in pair.sidecar.pools] == [False, True]
+    drains = [pool.gate.core.draining for pool in pair.sidecar.pools]
+    assert [drain is None for drain in drains] == [True, False]
 
 
 async def test_pool_that_is_not_there_and_sidecar_that_is_not_there_are_told(
@@ -78,6 +84,104 @@ async def test_pool_that_is_not_there_and_sidecar_that_is_not_there_are_told(
     assert (code, "no sidecar answers" in told) == (1, True)
     code, told = await (await drain("--within", "-1")).ended()
     assert (code, "must be seconds, from 0" in told) == (2, True)
+
+
+async def test_drain_that_somebody_takes_back_is_told(sidecar: Running, held: Held) -> None:
+    await started(sidecar)
+    await eventually(lambda: held.waiting)
+    command = await drain(*admin_of(sidecar))
+    await eventually(lambda: sidecar.pool.gate.core.draining)
+    sidecar.pool.gate.resume()
+    code, told = await command.ended()
+    assert (code, "pool cloud: it takes requests again" in told) == (1, True)
+    held.release()
+
+
+# What stops an engine drains it first; another may start in its place.
+
+
+async def test_engine_that_is_stopped_and_starts_again_is_served_without_a_resume(
+    sidecar: Running, engine: ScriptedEngine, held: Held
+) -> None:
+    running = await started(sidecar)
+    await eventually(lambda: held.waiting)
+    command = await drain(*admin_of(sidecar), "--engine-stops")
+    await eventually(lambda: sidecar.pool.gate.core.draining)
+    assert (await (await sidecar.client()).post()).error["code"] == "draining"
+    assert (await sidecar.capabilities())["drain"]["ordered_by"] == "engine_stop"
+    assert (await sidecar.metrics())['orch_drain{ordered_by="engine_stop",pool="cloud"}'] == 1
+    held.release()
+    assert (await running.response()).status == 200
+    assert await command.ended() == (0, "")
+    await engine.restart()
+    await eventually(lambda: sidecar.sidecar.state == "ready")
+    again = await started(sidecar)
+    await eventually(lambda: held.waiting)
+    held.release()
+    assert (await again.response()).status == 200
+    assert (await sidecar.capabilities())["drain"] is None
+
+
+async def test_command_ends_with_the_engine_that_it_drains_for(
+    sidecar: Running, engine: ScriptedEngine, held: Held
+) -> None:
+    await started(sidecar)
+    await eventually(lambda: held.waiting)
+    command = await drain(*admin_of(sidecar), "--engine-stops")
+    await eventually(lambda: sidecar.pool.gate.core.draining)
+    await engine.restart()
+    assert await command.ended() == (0, "")
+
+
+async def test_frozen_engine_that_is_stopped_is_not_waited_for_until_the_limit(
+    sidecar: Running, engine: ScriptedEngine, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orch_sidecar.drain._SILENT_S", 0.2)
+    await started(sidecar)
+    await eventually(lambda: held.waiting)
+    engine.faults.mute = True
+    await eventually(lambda: sidecar.pool.follower.state == "stale")
+    admin = admin_of(sidecar)[1]
+    with pytest.raises(NotDrained, match="pool cloud: 1 sequences, and its engine has not answ"):
+        await asyncio.to_thread(drain_pools, admin, None, 60.0, engine_stops=True)
+    assert sidecar.pool.gate.core.draining
+    held.release()
+
+
+async def test_operators_drain_is_not_ended_by_the_engine_that_is_replaced_meanwhile(
+    sidecar: Running, engine: ScriptedEngine
+) -> None:
+    assert await (await drain(*admin_of(sidecar))).ended() == (0, "")
+    assert await (await drain(*admin_of(sidecar), "--engine-stops")).ended() == (0, "")
+    await engine.restart()
+    await eventually(lambda: sidecar.ledger.epoch == "epoch-2")
+    assert (await sidecar.capabilities())["drain"]["ordered_by"] == "operator"
+    assert sidecar.sidecar.state == "draining"
+
+
+async def test_engine_that_never_reported_can_be_stopped(
+    start: Start, engine: ScriptedEngine
+) -> None:
+    await engine.stop()
+    running = await start(wait=False)
+    assert await (await drain(*admin_of(running), "--engine-stops")).ended() == (0, "")
+    assert running.pool.gate.core.draining
+    await engine.start()
+    await running.ready()
+    assert (await (await running.client()).post()).status == 200
+
+
+async def test_order_for_an_engine_that_has_been_replaced_changes_nothing(
+    sidecar: Running, engine: ScriptedEngine
+) -> None:
+    await engine.restart()
+    await eventually(lambda: sidecar.ledger.epoch == "epoch-2")
+    admin = await Client.connect(sidecar.sidecar.admin_port)
+    answer = await admin.request("POST", "/v1/pools/cloud/drain?engine_epoch=epoch-1")
+    assert (answer.status, answer.json()["draining"]) == (200, False)
+    assert answer.json()["engine_epoch"] == "epoch-2"
+    assert (await (await sidecar.client()).post()).status == 200
+    await admin.close()
 
 
 async def test_pool_without_an_address_has_nothing_left(

@@ -188,11 +188,12 @@ async def test_all_pools_away_is_a_503_that_names_them(
     assert (response.status, response.error["code"]) == (503, "no_pool")
     assert response.header("retry-after")
     assert "a: the engine is down; b: the engine is down" in response.error["message"]
-    ready = await client.get("/readyz")
-    assert (ready.status, ready.json()["pools"]) == (503, {"a": "down", "b": "down"})
+    ready = await client.get("/readyz")  # clients come here for that answer
+    assert (ready.status, ready.json()["pools"]) == (200, {"a": "down", "b": "down"})
+    assert ready.json()["state"] == "down"
 
 
-async def test_sidecar_is_ready_while_any_pool_is(
+async def test_pool_that_is_away_is_told_and_the_other_serves(
     pair: Running, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:
     await engine.stop()

@@ -159,7 +159,9 @@ async def test_lower_that_drains_takes_nothing_new_and_finishes_what_it_has(
     await eventually(lambda: upper.sidecar.state == "draining")
     refused = await (await upper.client()).post(MESSAGES)
     assert refused.status == 503
-    assert (await (await upper.client()).get("/readyz")).status == 503
+    assert refused.header("retry-after")
+    ready = await (await upper.client()).get("/readyz")
+    assert (ready.status, ready.json()["state"]) == (200, "draining")
     held.release()
     assert (await client.response()).status == 200
     await empty(upper, lower)

@@ -11,10 +11,12 @@ from tests.k8s.runner.view import Pod
 SOON_S: Final = 15.0
 
 
-def started(cluster: Cluster, name: str, pod: dict[str, Any], **spec: Any) -> Pod:
+def started(
+    cluster: Cluster, name: str, pod: dict[str, Any], *, within_s: float = SOON_S, **spec: Any
+) -> Pod:
     """Applies a Deployment and waits for its pods to be ready. Returns the first."""
     cluster.apply([deployment(name, pod, **spec)])
-    cluster.wait(lambda: cluster.ready(name) == spec.get("replicas", 1), SOON_S)
+    cluster.wait(lambda: cluster.ready(name) == spec.get("replicas", 1), within_s)
     return cluster.pods(name)[0]
 
 

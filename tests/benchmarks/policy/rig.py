@@ -208,7 +208,7 @@ class Sidecar:
             _wait(
                 _SIDECAR_WITHIN_S,
                 f"the sidecar is not ready ({log})",
-                lambda: get_json(ready)[0] == 200,
+                lambda: get_json(ready)[1].get("state") == "ready",
                 check,
             )
         except BaseException:

@@ -9,12 +9,14 @@ from typing import Any
 from orch_sidecar.admission.ask import Ask, EngineReport, KvCache, KvGroup, Queued, StepTime
 from orch_sidecar.admission.core import Admission
 from orch_sidecar.admission.decision import Decision
+from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.reasons import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules, Bounds, ClassRules, FullQueue, ServiceClass
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 STALE = Refusal(Reason.ENGINE_STALE, "no event for 3 s")
+DRAIN = Drain(OrderedBy.OPERATOR, 0.0)
 
 # A step of b sequences takes 10 + b milliseconds.
 STEP_TIME = StepTime(t0_ms=10.0, c_ms=1.0, alpha=1.0, largest=64)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from orch_sidecar.admission.core import Admission
 from orch_sidecar.admission.decision import Decision
+from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.reasons import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     BULK,
+    DRAIN,
     INTERACTIVE,
     STALE,
     bulk,
@@ -120,11 +124,36 @@ def test_queued_request_that_can_no_longer_fit_is_refused_when_slots_shrink() ->
 # What the operator does.
 
 
+def test_drain_for_the_stop_of_an_engine_ends_with_the_report_of_the_next_one() -> None:
+    core = core_of(1)
+    core.drain(Drain(OrderedBy.ENGINE_STOP, 0.0))
+    core.engine_reports(report(1), 1.0)  # of the one that is being stopped
+    assert reason_of(core.arrive("a", interactive(), 1.0)) is Reason.DRAINING
+    core.engine_reports(report(1, "e2"), 2.0)
+    assert core.draining is None
+    fill(core, interactive(), "b")
+
+
+def test_drain_for_the_stop_of_an_engine_that_never_reported_ends_with_the_first_report() -> None:
+    core = Admission(rules())
+    core.drain(Drain(OrderedBy.ENGINE_STOP, 0.0))
+    core.engine_reports(report(1), 1.0)
+    assert core.draining is None
+
+
+@pytest.mark.parametrize("by", [OrderedBy.OPERATOR, OrderedBy.SHUTDOWN])
+def test_drain_that_was_ordered_for_the_pool_outlives_its_engine(by: OrderedBy) -> None:
+    core = core_of(1)
+    core.drain(Drain(by, 0.0))
+    core.engine_reports(report(1, "e2"), 1.0)
+    assert reason_of(core.arrive("a", interactive(), 1.0)) is Reason.DRAINING
+
+
 def test_draining_refuses_arrivals_and_serves_those_queued() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     queue(core, interactive(), "b")
-    core.drain()
+    core.drain(DRAIN)
     assert core.draining
     assert reason_of(core.arrive("c", interactive(), 1.0)) is Reason.DRAINING
     assert granted(core.release("a", 2.0)) == ["b"]

@@ -11,6 +11,7 @@ from orch_sidecar.admission.core import Admission
 from orch_sidecar.admission.scarce import Hold
 from orch_sidecar.reasons import Reason
 from tests.orch_sidecar.admission.examples import (
+    DRAIN,
     STALE,
     STEP_TIME,
     bulk,
@@ -158,7 +159,7 @@ def test_who_is_put_back_and_has_become_too_large_is_refused() -> None:
 def test_who_was_being_served_is_put_back_while_draining_too() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
-    core.drain()
+    core.drain(DRAIN)
     refused_below(core, "a", interactive(), 0.1, 1.0)
     assert reason_of(core.arrive("b", interactive(), 1.0)) is Reason.DRAINING
     assert granted(core.tick(1.1)) == ["a'"]

@@ -17,7 +17,14 @@ from orch_sidecar.admission.ask import Ask, EngineReport, Queued
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.reasons import Reason, Refusal
-from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, STALE, is_refused, reason_of
+from tests.orch_sidecar.admission.examples import (
+    BULK,
+    DRAIN,
+    INTERACTIVE,
+    STALE,
+    is_refused,
+    reason_of,
+)
 from tests.orch_sidecar.admission.happenings import ASKS, KNOWN, PASSED_S, PICK, RULES, SLOTS
 from tests.orch_sidecar.admission.machine import Checked
 from vllm_plugin.profile import FullQueue
@@ -261,7 +268,7 @@ class AdmissionMachine(Checked):
     @rule()
     def drain(self) -> None:
         self.disturbed = self.serial
-        self.core.drain()
+        self.core.drain(DRAIN)
         self.model.draining = True
 
     @precondition(lambda self: self.model.draining)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.reasons import Reason, Refusal
@@ -61,7 +62,7 @@ async def test_a_tier_above_is_told_of_each_change() -> None:
     assert rooms == [1, 2]
     gate.engine_reports(report(3))
     gate.engine_unavailable(STALE)
-    gate.drain()
+    gate.drain(OrderedBy.OPERATOR)
     assert gate.core.draining
     gate.resume()
     assert not gate.core.draining
