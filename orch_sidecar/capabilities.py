@@ -28,7 +28,8 @@ class BatchingStats:
 
     Means are over all decode steps since the engine started, None before the first.
     `total_requests`: given to the engine by this sidecar. `max_batch_size`, `max_wait_ms`: what
-    holds now, the latter the longest time for which a batch is gathered before it begins.
+    holds now, the latter the longest time for which a batch is gathered before it begins (0: none
+    is).
     """
 
     total_batches: int
@@ -124,10 +125,11 @@ def entry(seen: Seen, key: ApiKey | None) -> dict[str, Any]:
             "queue": {each.value: admission.queued(each) for each in seen.classes},
             "hold": None if admission.hold is None else admission.hold.value,
             "limits": {
-                each.value: {"batch": limits.batch(each), "window_ms": limits.window_ms(each)}
-                for each in seen.classes
-            }
-            | {"mixed_batch": limits.mixed, "measured": limits.measured},
+                **{each.value: {"batch": limits.batch(each)} for each in seen.classes},
+                "mixed_batch": limits.mixed,
+                "window_ms": limits.window_ms,
+                "measured": limits.measured,
+            },
             "step_time": engine.get("step_time"),
             "batching_stats": asdict(batching_stats(seen)),
             "engine_busy_ratio": seen.busy_ratio,
@@ -181,5 +183,5 @@ def batching_stats(seen: Seen) -> BatchingStats:
         avg_batch_duration_ms=round(1000 * seconds / steps, 3) if steps else None,
         queue_depth=admission.queue_depth,
         max_batch_size=max(limits.batch(each) for each in seen.classes),
-        max_wait_ms=max(limits.window_ms(each) for each in seen.classes),
+        max_wait_ms=limits.window_ms,
     )

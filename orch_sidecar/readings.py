@@ -116,11 +116,8 @@ _FAMILIES: Final = (
     ),
     Family(
         "orch_window_ms",
-        "Time to gather a batch in before it begins, milliseconds.",
-        lambda pool: [
-            ([each.value], pool.gate.core.limits.window_ms(each)) for each in pool.classes
-        ],
-        ("class",),
+        "Time to gather bulk requests in before a batch begins, milliseconds; 0: none is gathered.",
+        one(lambda pool: pool.gate.core.limits.window_ms),
     ),
     Family(
         "orch_windows",

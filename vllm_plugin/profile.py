@@ -108,7 +108,6 @@ class ClassRules(_Strict):
     queue_capacity: int = Field(ge=0, le=1_000_000)
     max_wait_s: float = Field(gt=0, le=86_400)
     batch: Bounds  # sequences at once
-    window_ms: Bounds  # to gather requests in before the first step
 
 
 class AdmissionRules(_Strict):
@@ -117,6 +116,7 @@ class AdmissionRules(_Strict):
     full_queue: FullQueue = Field(strict=False)
     aging_s: float = Field(gt=0, le=86_400)
     reserved_share: float = Field(ge=0, lt=1)  # of the slots, for interactive requests
+    window_ms: Bounds | None  # for gathering bulk requests while the engine is idle; null: none
     coalescing: bool
     interactive: ClassRules | None
     bulk: ClassRules
@@ -190,6 +190,11 @@ class Profile(_Strict):
             raise ValueError(
                 f"measurement_type {self.measurement_type} requires admission.reserved_share: 0 "
                 f"({why})"
+            )
+        if self.measurement_type is MeasurementType.SINGLE_STREAM and self.admission.window_ms:
+            raise ValueError(
+                "measurement_type single_stream requires admission.window_ms: null (with one slot "
+                "there is nothing to gather)"
             )
         return self
 

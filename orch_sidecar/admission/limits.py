@@ -24,21 +24,17 @@ class Limits:
 
     `interactive`: interactive sequences at once. `bulk`: sequences of both classes at once, as
     far as bulk requests may fill them. `mixed`: the same while interactive requests wait or run.
+    `window_ms`: for gathering bulk requests; 0 where no window can open.
     """
 
     interactive: int
     bulk: int
     mixed: int
-    interactive_window_ms: float
-    bulk_window_ms: float
+    window_ms: float
     measured: bool
 
     def batch(self, service_class: ServiceClass) -> int:
         return self.interactive if service_class is ServiceClass.INTERACTIVE else self.bulk
-
-    def window_ms(self, service_class: ServiceClass) -> float:
-        interactive = service_class is ServiceClass.INTERACTIVE
-        return self.interactive_window_ms if interactive else self.bulk_window_ms
 
 
 def limits_for(rules: AdmissionRules, slots_total: int, step_time: StepTime | None) -> Limits:
@@ -54,13 +50,11 @@ def limits_for(rules: AdmissionRules, slots_total: int, step_time: StepTime | No
         _batch(bulk, interactive_step_ms, slots_total, step_time),
         _batch(bulk, two_steps_ms, slots_total, step_time),
     )
-    of_interactive = _batch(interactive, interactive_step_ms, slots_total, step_time)
     return Limits(
-        interactive=of_interactive,
+        interactive=_batch(interactive, interactive_step_ms, slots_total, step_time),
         bulk=of_bulk,
         mixed=min(mixed, of_bulk),
-        interactive_window_ms=_window_ms(interactive, of_interactive, step_time),
-        bulk_window_ms=_window_ms(bulk, of_bulk, step_time),
+        window_ms=_window_ms(rules, of_bulk, step_time),
         measured=step_time is not None,
     )
 
@@ -91,11 +85,14 @@ def _batch(
     return most if low == believed and step_time.ms(believed) <= step_ms else low
 
 
-def _window_ms(rules: ClassRules, batch: int, step_time: StepTime | None) -> float:
+def _window_ms(rules: AdmissionRules, batch: int, step_time: StepTime | None) -> float:
+    if rules.window_ms is None or batch < 2:  # what is alone in its batch is not gathered
+        return 0.0
     least, most = float(rules.window_ms.least), float(rules.window_ms.most)
     if step_time is None:
         return least
-    if rules.ttft_p95_ms is None:
+    ttft_ms = rules.bulk.ttft_p95_ms
+    if ttft_ms is None:
         return most
-    slack_ms = rules.ttft_p95_ms * (1 - MARGIN) - step_time.ms(batch)
+    slack_ms = ttft_ms * (1 - MARGIN) - step_time.ms(batch)
     return min(max(slack_ms, least), most)

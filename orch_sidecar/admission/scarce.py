@@ -181,7 +181,7 @@ class Scarce:
         """
         if ask.service_class is not _BULK or self._ledger.leased or self._ledger.foreign:
             return False
-        window_s = self.limits.bulk_window_ms / 1000
+        window_s = self.limits.window_ms / 1000
         if self._queues.size(_BULK) >= self.rules.bulk.queue_capacity:
             return False  # nowhere to wait
         # The request itself is in the average already.

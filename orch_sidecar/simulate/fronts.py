@@ -175,12 +175,12 @@ def plain_rules(rules: AdmissionRules) -> AdmissionRules:
         queue_capacity=sum(each.queue_capacity for each in both),
         max_wait_s=max(each.max_wait_s for each in both),
         batch=Bounds(least=1, most=1_000_000),
-        window_ms=Bounds(least=1, most=1),
     )
     return AdmissionRules(
         full_queue=FullQueue.REJECT,
         aging_s=rules.aging_s,
         reserved_share=0.0,
+        window_ms=None,
         coalescing=False,
         interactive=None,
         bulk=queue,

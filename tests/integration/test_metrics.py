@@ -34,6 +34,8 @@ NAMES = {
     "orch_queue_hold": "gauge",
     "orch_batch_limit": "gauge",
     "orch_window_ms": "gauge",
+    "orch_drain": "gauge",
+    "orch_drain_started_timestamp_seconds": "gauge",
     "orch_windows": "counter",
     "orch_window_seconds": "counter",
     "orch_step_time": "gauge",
@@ -163,7 +165,7 @@ async def test_labels_come_from_closed_sets_whatever_clients_send(
     names = {label for name in metrics for label in re.findall(r'(\w+)="', name)}
     assert names <= {
         "route", "outcome", "status", "state", "measurement_type", "le", "pool", "class",
-        "reason", "parameter", "profile", "tokens", "gen_ai_operation_name",
+        "reason", "parameter", "profile", "tokens", "ordered_by", "gen_ai_operation_name",
         "gen_ai_provider_name",
     }  # fmt: skip
 

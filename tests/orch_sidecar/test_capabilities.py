@@ -138,9 +138,10 @@ def test_ledger_stands_in_for_what_the_engine_says_of_leases() -> None:
 def test_limits_are_those_of_now() -> None:
     [entry] = told(ENGINE, admission_of())["engines"]
     assert entry["limits"] == {
-        "interactive": {"batch": 8, "window_ms": 1.0},
-        "bulk": {"batch": 8, "window_ms": 10.0},
+        "interactive": {"batch": 8},
+        "bulk": {"batch": 8},
         "mixed_batch": 8,
+        "window_ms": 10.0,
         "measured": False,
     }
     assert entry["step_time"] is None
@@ -157,7 +158,7 @@ def test_only_classes_of_the_profile_are_told_of() -> None:
     )
     [entry] = found["engines"]
     assert entry["queue"] == {"bulk": 0}
-    assert set(entry["limits"]) == {"bulk", "mixed_batch", "measured"}
+    assert set(entry["limits"]) == {"bulk", "mixed_batch", "window_ms", "measured"}
     assert set(entry["rate_limits"]["queue_capacity"]) == {"bulk"}
 
 

@@ -10,13 +10,13 @@ CLASS: dict[str, Any] = {
     "queue_capacity": 16,
     "max_wait_s": 30,
     "batch": {"least": 1, "most": 8},
-    "window_ms": {"least": 1, "most": 8},
 }
 
 ADMISSION: dict[str, Any] = {
     "full_queue": "reject",
     "aging_s": 10,
     "reserved_share": 0.25,
+    "window_ms": {"least": 1, "most": 8},
     "coalescing": False,
     "interactive": CLASS,
     "bulk": CLASS,
@@ -34,7 +34,7 @@ SINGLE = {
     "measurement_type": "single_stream",
     "batching": False,
     "engine": {"max_num_seqs": {"fixed": 1}},
-    "admission": ADMISSION | {"reserved_share": 0.0},
+    "admission": ADMISSION | {"reserved_share": 0.0, "window_ms": None},
 }
 
 OFFLINE = {

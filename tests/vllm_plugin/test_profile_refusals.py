@@ -72,7 +72,8 @@ def refusal(file: Path, document: Any) -> str:
         (bulk(tpot_p95_ms="fast"), "admission.bulk.tpot_p95_ms", "valid number"),
         (bulk(batch={"least": 9, "most": 8}), "admission.bulk.batch", "`least` (9) must not be"),
         (bulk(batch={"least": 0, "most": 8}), "admission.bulk.batch.least", "or equal to 1"),
-        (bulk(window_ms={"least": 1}), "admission.bulk.window_ms.most", "Field required"),
+        (admission(window_ms={"least": 1}), "admission.window_ms.most", "Field required"),
+        (bulk(window_ms={"least": 1, "most": 8}), "admission.bulk.window_ms", "Extra inputs"),
     ],
 )
 def test_wrong_value_is_refused_with_file_key_and_rule(
@@ -132,6 +133,10 @@ def test_missing_keys_are_all_listed(file: Path) -> None:
         (
             GOOD | SINGLE | {"admission": ADMISSION},
             "single_stream requires admission.reserved_share: 0 (there is one slot)",
+        ),
+        (
+            GOOD | SINGLE | admission(reserved_share=0.0),
+            "single_stream requires admission.window_ms: null",
         ),
         (
             GOOD | OFFLINE | admission(interactive=None),

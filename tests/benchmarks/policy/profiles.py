@@ -51,10 +51,10 @@ def fifo(slots: int, max_wait_s: float) -> Values:
         "queue_capacity": 1024,
         "max_wait_s": max_wait_s,
         "batch": {"least": 1, "most": slots},
-        "window_ms": {"least": 1, "most": 1},
     }
     document["admission"] |= {
         "reserved_share": 0.0,
+        "window_ms": {"least": 1, "most": 1},
         "coalescing": False,
         "interactive": one_class,
         "bulk": dict(one_class),
@@ -65,7 +65,7 @@ def fifo(slots: int, max_wait_s: float) -> Values:
 def batch_of(most: int, window_ms: int = 1) -> Values:
     """So many at once of either class, and so long to gather bulk requests."""
     document = fifo(most, 600.0)
-    document["admission"]["bulk"] |= {"window_ms": {"least": window_ms, "most": window_ms}}
+    document["admission"]["window_ms"] = {"least": window_ms, "most": window_ms}
     return document
 
 

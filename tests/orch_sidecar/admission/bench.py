@@ -26,7 +26,7 @@ class Bench:
         self.runs: list[Run] = []
 
     def limit(self, *, interactive: int, bulk: int, mixed: int) -> None:
-        self.scarce.limits = Limits(interactive, bulk, mixed, 1.0, 50.0, True)
+        self.scarce.limits = Limits(interactive, bulk, mixed, 50.0, True)
 
     def grant(self, ask: Ask, now: float = 0.0) -> Run:
         run = Run(ask, now, self.scarce.need(ask))

@@ -30,7 +30,6 @@ def class_rules(**changes: Any) -> ClassRules:
         "queue_capacity": 16,
         "max_wait_s": 60.0,
         "batch": Bounds(least=1, most=1024),
-        "window_ms": Bounds(least=1, most=50),
     }
     return ClassRules(**values | changes)
 
@@ -43,6 +42,7 @@ def rules(
         "full_queue": FullQueue.REJECT,
         "aging_s": 10.0,
         "reserved_share": 0.0,
+        "window_ms": Bounds(least=1, most=50),
         "coalescing": False,
         "interactive": interactive or class_rules(),
         "bulk": bulk or class_rules(),

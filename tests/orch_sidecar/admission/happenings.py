@@ -18,21 +18,26 @@ RULES = (
     rules_of(aging_s=2.0),
     rules_of(
         of(queue_capacity=4, tpot_p95_ms=13.0, ttft_p95_ms=3000.0, batch=UP_TO[3]),
-        of(queue_capacity=4, tpot_p95_ms=15.0, max_wait_s=20.0, batch=UP_TO[5], window_ms=WINDOW),
+        of(queue_capacity=4, tpot_p95_ms=15.0, max_wait_s=20.0, batch=UP_TO[5]),
+        window_ms=WINDOW,
         reserved_share=0.5,
         aging_s=1.0,
     ),
     rules_of(
         of(queue_capacity=2, max_wait_s=5.0, batch=UP_TO[1]),
-        of(queue_capacity=2, window_ms=WINDOW),
+        of(queue_capacity=2),
+        window_ms=WINDOW,
         reserved_share=0.3,
         aging_s=0.5,
         full_queue=FullQueue.DROP_LRU,
     ),
     rules_of(
-        of(queue_capacity=0), of(queue_capacity=1, ttft_p95_ms=200.0, window_ms=WINDOW), aging_s=1.0
+        of(queue_capacity=0),
+        of(queue_capacity=1, ttft_p95_ms=200.0),
+        window_ms=WINDOW,
+        aging_s=1.0,
     ),
-    bulk_only(of(queue_capacity=4, batch=UP_TO[4], window_ms=WINDOW)),
+    bulk_only(of(queue_capacity=4, batch=UP_TO[4]), window_ms=WINDOW),
 )
 
 ASKS = st.builds(

@@ -31,7 +31,7 @@ from tests.orch_sidecar.admission.examples import (
 from vllm_plugin.profile import AdmissionRules, Bounds
 
 ALWAYS_50_MS = Bounds(least=50, most=50)
-GATHERING = rules(bulk=class_rules(window_ms=ALWAYS_50_MS))
+GATHERING = rules(window_ms=ALWAYS_50_MS)
 
 
 def idle_after_traffic(of_rules: AdmissionRules = GATHERING, slots: int = 4) -> Admission:
@@ -79,7 +79,7 @@ def test_a_running_engine_gathers_nothing() -> None:
 
 
 def test_a_lone_interactive_request_goes_at_once() -> None:
-    core = core_of(4, rules(class_rules(window_ms=ALWAYS_50_MS)))
+    core = core_of(4, rules(window_ms=ALWAYS_50_MS))
     for number in range(200):
         assert isinstance(core.arrive(f"i{number}", interactive(), number / 100), Lease)
         core.release(f"i{number}", number / 100)
@@ -126,7 +126,7 @@ def test_a_request_that_may_wait_long_enough_bears_the_window() -> None:
 
 def test_whoever_opens_a_window_is_not_refused_for_its_time_limits() -> None:
     """It could have begun at once; with no time for the window it does."""
-    slo = class_rules(window_ms=ALWAYS_50_MS, ttft_p95_ms=200.0)
+    gathering = rules(bulk=class_rules(ttft_p95_ms=200.0), window_ms=ALWAYS_50_MS)
     for ask, waits in (
         (bulk(max_wait_ms=60.0, max_tokens=100), True),
         (bulk(deadline_ms=100.0, max_tokens=100), True),
@@ -134,7 +134,7 @@ def test_whoever_opens_a_window_is_not_refused_for_its_time_limits() -> None:
         (bulk(prompt_tokens=160, max_tokens=100), False),
         (bulk(prompt_tokens=900, max_tokens=100), False),
     ):
-        core = idle_after_traffic(rules(bulk=slo), 4)
+        core = idle_after_traffic(gathering, 4)
         core.engine_reports(report(4, step_time=STEP_TIME, prefill_tokens_per_s=1000.0), 2.0)
         outcome = core.arrive("a", ask, 2.0)
         if waits:
@@ -145,8 +145,8 @@ def test_whoever_opens_a_window_is_not_refused_for_its_time_limits() -> None:
 
 
 def test_who_has_no_time_for_an_open_window_ends_it() -> None:
-    slo = class_rules(window_ms=ALWAYS_50_MS, ttft_p95_ms=200.0)
-    core = idle_after_traffic(rules(bulk=slo), 4)
+    gathering = rules(bulk=class_rules(ttft_p95_ms=200.0), window_ms=ALWAYS_50_MS)
+    core = idle_after_traffic(gathering, 4)
     core.engine_reports(report(4, step_time=STEP_TIME, prefill_tokens_per_s=1000.0), 2.0)
     queue(core, bulk(), "a", at=2.0)
     assert isinstance(core.arrive("late", bulk(prompt_tokens=900), 2.01), Lease)
@@ -154,9 +154,9 @@ def test_who_has_no_time_for_an_open_window_ends_it() -> None:
 
 
 def test_no_window_where_nobody_may_wait() -> None:
-    nowhere = rules(bulk=class_rules(window_ms=ALWAYS_50_MS, queue_capacity=0))
+    nowhere = rules(bulk=class_rules(queue_capacity=0), window_ms=ALWAYS_50_MS)
     fill(idle_after_traffic(nowhere), bulk(), "a", at=2.0)
-    briefly = rules(bulk=class_rules(window_ms=ALWAYS_50_MS, max_wait_s=0.05))
+    briefly = rules(bulk=class_rules(max_wait_s=0.05), window_ms=ALWAYS_50_MS)
     fill(idle_after_traffic(briefly), bulk(), "a", at=2.0)
 
 

@@ -145,7 +145,7 @@ async def test_timer_serves_an_earlier_limit_that_came_later() -> None:
 
 
 async def test_timer_closes_a_window() -> None:
-    gate = gate_of(4, rules(bulk=class_rules(window_ms=Bounds(least=50, most=50))))
+    gate = gate_of(4, rules(window_ms=Bounds(least=50, most=50)))
     for _ in range(100):
         gate.release(lease_at_once(gate, bulk(may_queue=False)).id)
     waiting = [await queued(gate, bulk()), await queued(gate, bulk())]

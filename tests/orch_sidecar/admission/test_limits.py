@@ -16,6 +16,7 @@ from tests.orch_sidecar.admission.examples import (
     class_rules,
     rules,
 )
+from vllm_plugin import profile
 from vllm_plugin.profile import AdmissionRules, Bounds
 
 
@@ -30,7 +31,7 @@ def of_slos(interactive_ms: float | None, bulk_ms: float | None) -> AdmissionRul
 def test_without_a_step_time_batches_are_bounded_by_the_profile_and_windows_are_shortest() -> None:
     limits = limits_for(of_slos(20.0, 40.0), 64, None)
     assert (limits.interactive, limits.bulk, limits.mixed) == (16, 64, 64)
-    assert (limits.interactive_window_ms, limits.bulk_window_ms) == (1, 1)
+    assert limits.window_ms == 1
     assert not limits.measured
 
 
@@ -99,9 +100,24 @@ def test_window_is_what_the_slo_leaves_after_a_step_and_a_margin(
     ttft_ms: float | None, window_ms: float
 ) -> None:
     """Of 60 ms 54 count, and a step of 21 sequences takes 31."""
-    slow = class_rules(ttft_p95_ms=ttft_ms, tpot_p95_ms=31.0, window_ms=Bounds(least=10, most=50))
-    limits = limits_for(rules(slow, slow), 64, STEP_TIME)
-    assert limits.window_ms(BULK) == limits.window_ms(INTERACTIVE) == pytest.approx(window_ms)
+    slow = class_rules(ttft_p95_ms=ttft_ms, tpot_p95_ms=31.0)
+    of_rules = rules(bulk=slow, window_ms=Bounds(least=10, most=50))
+    assert limits_for(of_rules, 64, STEP_TIME).window_ms == pytest.approx(window_ms)
+
+
+@pytest.mark.parametrize(
+    ("of_rules", "slots"),
+    [
+        (rules(window_ms=None), 64),
+        (rules(), 0),
+        (rules(), 1),
+        (rules(bulk=class_rules(batch=Bounds(least=1, most=1))), 64),
+        (profile.load("home").admission, 1),
+    ],
+)
+def test_where_no_window_can_open_its_time_is_0(of_rules: AdmissionRules, slots: int) -> None:
+    assert limits_for(of_rules, slots, None).window_ms == 0
+    assert limits_for(of_rules, slots, STEP_TIME).window_ms == 0
 
 
 STEP_TIMES = st.builds(

@@ -22,7 +22,7 @@ class Line:
         reserving = rules(reserved_share=reserved_share)
         outlook = Outlook(self.ledger)
         self.scarce = Scarce(reserving, self.ledger, self.queues, outlook)
-        self.scarce.limits = Limits(interactive_batch, 4, 4, 1.0, 50.0, True)
+        self.scarce.limits = Limits(interactive_batch, 4, 4, 50.0, True)
         self.order = Order(rules(), self.queues, self.scarce)
 
     def run(self, ask: Ask) -> None:

@@ -23,8 +23,8 @@ from vllm_plugin.profile import Bounds
 
 def bench_at(per_second: float, until: float = 2.0, window_ms: int = 50) -> Bench:
     """An idle engine to which bulk requests have come at that rate."""
-    window = class_rules(window_ms=Bounds(least=window_ms, most=window_ms), queue_capacity=64)
-    bench = Bench(8, rules(bulk=window))
+    window = Bounds(least=window_ms, most=window_ms)
+    bench = Bench(8, rules(bulk=class_rules(queue_capacity=64), window_ms=window))
     for number in range(int(until * per_second)):
         bench.scarce.arrived(bulk(), (number + 1) / per_second)
     return bench
