@@ -2,6 +2,7 @@
 
 Dependencies point down this list; nothing imports what stands above it:
 
+    serve        starts what `vllm serve` starts
     register     entry points and composition root
     enforce      profile -> engine arguments
     endpoint     HTTP: /v1/capabilities, its stream, lease revocation, the lease middleware

@@ -102,6 +102,8 @@ def contradictions(
         )
     if args.scheduler_cls is not None:
         found.append("--scheduler-cls is given, must not be: the slots are those of vLLM's own")
+    if any(word.partition("=")[0] == "--grpc" for word in argv):
+        found.append("--grpc is given, must not be: the plugin's endpoints are served over HTTP")
     if _as_int(environ.get("VLLM_USE_RUST_FRONTEND")):
         found.append(
             f"VLLM_USE_RUST_FRONTEND is {environ['VLLM_USE_RUST_FRONTEND']!r}, must not be set: "
@@ -178,8 +180,12 @@ def apply(
         environ[_TRACES_PROTOCOL] = traces_protocol(environ, args.otlp_traces_endpoint)
 
 
-def verify(config: Any, profile: Profile) -> None:
-    """Checks vLLM's finished configuration, whatever it was made from (VLLM_DP_SIZE, say)."""
+def verify(config: Any, profile: Profile, *, headless: bool = False) -> None:
+    """Checks vLLM's finished configuration, whatever it was made from (VLLM_DP_SIZE, say).
+
+    `headless`: of a process without an API server. Workers on further nodes of one engine are
+    such; the engine's first node is not, because its scheduler reports to its API server.
+    """
     parallel = config.parallel_config
     found = []
     slots = slots_of(config.scheduler_config)
@@ -196,6 +202,11 @@ def verify(config: Any, profile: Profile) -> None:
     transfer = config.kv_transfer_config
     if transfer is not None and (objection := connectors.objection(transfer)):
         found.append(f"kv_transfer_config {objection}")
+    if headless and not parallel.node_rank_within_dp:
+        found.append(
+            "--headless is given, must not be on the first node of an engine: without an API "
+            "server nobody sees the slots"
+        )
     if found:
         raise ProfileContradiction(
             f"vLLM's configuration contradicts profile {profile.name!r} "

@@ -12,6 +12,7 @@ inside the plugin's function.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import secrets
@@ -79,12 +80,14 @@ def _wrap_create_engine_config(profile: Profile) -> None:
     from vllm_plugin import enforce
 
     original = EngineArgs.create_engine_config
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         enforce.apply(self, profile, os.environ, sys.argv)
         config = original(self, *args, **kwargs)
-        enforce.verify(config, profile)
+        given = signature.bind(self, *args, **kwargs).arguments
+        enforce.verify(config, profile, headless=bool(given.get("headless")))
         logger.info(
             "orch: profile %s (%s): %d slots",
             profile.name,

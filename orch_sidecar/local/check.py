@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +32,12 @@ SHOWN: Final = (
 )
 _AT_ONCE: Final = 4
 _TRACES_WITHIN_S: Final = 20.0
+# The engine's counts come with its heartbeats, one a second: two readings that agree, and are
+# further apart than that, are of an engine that has nothing more to report.
+_READ_EVERY_S: Final = 1.1
+_COUNTED_WITHIN_S: Final = 20.0
+_COUNTS: Final = ("requests_total", "steps_total", "steps_by_batch", "prefill")
+_NOW: Final = ("running", "waiting", "leased", "foreign")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +98,39 @@ def problems_of_trace(spans: list[ReceivedSpan], capabilities: dict[str, Any]) -
     return found
 
 
+def settled(url: str, requests: int) -> dict[str, Any]:
+    """The capabilities once the engine has reported so many requests and is idle.
+
+    As they are where that does not come within the time.
+    """
+    until = time.monotonic() + _COUNTED_WITHIN_S
+    before: list[Any] = []
+    while True:
+        _, document = get_json(f"{url}/v1/capabilities")
+        engine = document["engines"][0]
+        counts = [engine[name] for name in _COUNTS]
+        idle = not any(engine[name] for name in _NOW)
+        if idle and engine["requests_total"] >= requests and counts == before:
+            return document
+        if time.monotonic() > until:
+            return document
+        before = counts
+        time.sleep(_READ_EVERY_S)
+
+
 def run(stack: Stack, receiver: OtlpReceiver) -> list[str]:
     """Prints answer, capabilities and trace. Returns what is wrong, empty if nothing is."""
     _, document = get_json(f"{stack.url}/v1/capabilities")
     engine = document["engines"][0]
     at_once = min(_AT_ONCE, engine["slots_total"])
-    model = engine["models"][0]
+    model, served_before = engine["models"][0], engine["requests_total"]
     # Streams that overlap show the batch sizes; in a single-stream engine they wait.
     with ThreadPoolExecutor(_AT_ONCE) as clients:
         answers = list(clients.map(lambda _: ask(stack.url, model, 24), range(_AT_ONCE)))
     print(f"\n{_AT_ONCE} requests at once, {at_once} in the engine at a time; one answer:")
     print(f"  {answers[0].text!r}")
 
-    _, document = get_json(f"{stack.url}/v1/capabilities")
+    document = settled(stack.url, served_before + _AT_ONCE)
     engine = document["engines"][0]
     print("\n/v1/capabilities:")
     print("  " + json.dumps(document, indent=2).replace("\n", "\n  "))
@@ -113,6 +140,12 @@ def run(stack: Stack, receiver: OtlpReceiver) -> list[str]:
     print("  " + tree(traces[0], SHOWN).replace("\n", "\n  "))
 
     found = [problem for spans in traces for problem in problems_of_trace(spans, engine)]
+    counted = engine["requests_total"] - served_before
+    if counted != _AT_ONCE or not engine["steps_total"]:
+        steps = engine["steps_total"]
+        found.append(
+            f"the engine reports {counted} requests and {steps} steps, {_AT_ONCE} were sent"
+        )
     if engine["peak"] > engine["slots_total"]:
         found.append(f"the engine held {engine['peak']} sequences in {engine['slots_total']} slots")
     if engine["oversubscription_violations_total"]:

@@ -1,8 +1,8 @@
 """`orch engine`: vLLM's OpenAI server under a profile.
 
 Replaces this process by vLLM's, with ORCH_PROFILE set and the rest of the arguments as given;
-the plugin in that process enforces the profile. `python -m` and not the `vllm` script, because
-the script of the CPU build asks for a distribution of another name.
+the plugin in that process enforces the profile. That it is not the `vllm` script is for the build
+for CPUs: see `vllm_plugin.serve`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from vllm_plugin import profile as profiles
 
-SERVER: Final = ("-m", "vllm.entrypoints.openai.api_server")
+SERVER: Final = ("-m", "vllm_plugin.serve")  # arguments follow as after `vllm serve`
 
 
 def environment(environ: MutableMapping[str, str], profile: str) -> None:
@@ -30,10 +30,10 @@ def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="orch engine",
         description=(
-            "Runs vLLM's OpenAI server under a profile. All other arguments go to vLLM; those "
-            "that contradict the profile stop it with one message that lists them."
+            "Runs `vllm serve` under a profile. All other arguments go to vLLM; those that "
+            "contradict the profile stop it with one message that lists them."
         ),
-        epilog="example: orch engine --profile cloud --model ./model --max-num-seqs 32 --port 8000",
+        epilog="example: orch engine --profile cloud ./model --max-num-seqs 32 --port 8000",
         allow_abbrev=False,
     )
     parser.add_argument(

@@ -67,7 +67,7 @@ def get_json(url: str, timeout_s: float = 2.0) -> tuple[int, dict[str, Any]]:
 
 def engine_arguments(plan: Plan, port: int) -> list[str]:
     """vLLM's arguments. The CPU build gets what keeps it from crashing: eager, float32."""
-    arguments = ["--model", plan.model, "--host", "127.0.0.1", "--port", str(port)]
+    arguments = [plan.model, "--host", "127.0.0.1", "--port", str(port)]
     if plan.served_name is not None:
         arguments += ["--served-model-name", plan.served_name]
     if plan.slots is not None:
@@ -106,12 +106,28 @@ class Stack:
         return f"http://127.0.0.1:{self.engine_port}"
 
     def __enter__(self) -> Stack:
+        self.require_port()
         self.start_engine()
         self.start_sidecar()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+    def require_port(self) -> None:
+        """Raises StackError if the sidecar's port is taken.
+
+        The one who has it might answer in the sidecar's place, until that one gives up.
+        """
+        host, port = self.plan.host, self.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            socket.create_server((host, port), family=family).close()
+        except OSError as error:
+            raise StackError(
+                f"the sidecar cannot listen on {host}, port {port}: {error.strerror or error}; "
+                "give another with --port"
+            ) from error
 
     def start_engine(self) -> None:
         environ = dict(os.environ) | dict(self.plan.environ)

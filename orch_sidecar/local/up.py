@@ -63,11 +63,12 @@ def main(words: list[str]) -> None:
     try:
         problems = _run(options)
     except _Leaving:
-        problems = []
+        return
     except StackError as error:
         sys.exit(f"orch up: {error}")
     if problems:
         sys.exit("\norch up --check: " + "\n                 ".join(problems))
+    print("\norch up --check: all is well", flush=True)
 
 
 class _Leaving(BaseException):
@@ -128,6 +129,7 @@ def _run(options: argparse.Namespace) -> list[str]:
             log_directory=cache_directory() / "logs",
         )
         stack = Stack(plan)
+        stack.require_port()
         parts.callback(_say_stopped, stack)
         print(f"profile {options.profile}, model {name or model}; logs in {plan.log_directory}")
         stack.start_engine()

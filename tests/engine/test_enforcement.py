@@ -21,7 +21,7 @@ Servers = dict[str, Future[str]]
 
 
 def run_server(profile: str, *arguments: str) -> str:
-    """Runs vLLM's server as it comes, without our launcher; returns what it printed."""
+    """Runs what `vllm serve` runs, without our launcher; returns what it printed."""
     environ = os.environ | {
         "ORCH_PROFILE": profile,
         "HF_HUB_OFFLINE": "1",
@@ -29,7 +29,7 @@ def run_server(profile: str, *arguments: str) -> str:
     }
     done = subprocess.run(
         [
-            *(sys.executable, *SERVER, "--model", str(tiny_model()), "--dtype", "float32"),
+            *(sys.executable, *SERVER, str(tiny_model()), "--dtype", "float32"),
             *("--port", str(free_port()), *arguments),
         ],
         env=environ,
@@ -54,6 +54,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
             ),
             "cloud": pool.submit(run_server, "cloud", "--max-num-seqs", "1"),
             "missing": pool.submit(run_server, missing),
+            "headless": pool.submit(run_server, "home", "--headless"),
         }
 
 
@@ -65,6 +66,17 @@ def test_home_refuses_more_slots_and_lists_every_contradiction(servers: Servers)
     assert "--max-num-seqs is 8, must be 1" in message
     assert "--data-parallel-size is 2, must be 1" in message
     assert "--api-server-count is 2, must be 1" in message
+
+
+def test_engine_without_an_api_server_is_refused(servers: Servers) -> None:
+    printed = servers["headless"].result()
+    assert LOADING not in printed
+    assert "--headless is given, must not be on the first node of an engine" in printed
+
+
+def test_server_is_started_in_a_way_that_vllm_supports(servers: Servers) -> None:
+    for server in servers.values():
+        assert "command is deprecated" not in server.result()
 
 
 def test_cloud_refuses_a_single_slot(servers: Servers) -> None:

@@ -82,6 +82,20 @@ def test_what_offloads_and_stages_of_one_sequence_are_let_through() -> None:
     enforce.verify(Config(SchedulerConfig(1), stages, offloading), load("home"))
 
 
+def test_engine_without_an_api_server_is_refused_and_its_workers_elsewhere_are_not() -> None:
+    for node, refused in ((0, True), (1, False)):
+        parallel = SimpleNamespace(
+            data_parallel_size=1, _api_process_count=1, node_rank_within_dp=node
+        )
+        config = Config(SchedulerConfig(1), parallel)
+        enforce.verify(config, load("home"))
+        if refused:
+            with pytest.raises(ProfileContradiction, match="--headless is given, must not be"):
+                enforce.verify(config, load("home"), headless=True)
+        else:
+            enforce.verify(config, load("home"), headless=True)
+
+
 def test_slots_are_the_active_sequences_where_they_are_bounded() -> None:
     assert enforce.slots_of(SchedulerConfig(64)) == 64
     assert enforce.slots_of(SchedulerConfig(64, 8)) == 8

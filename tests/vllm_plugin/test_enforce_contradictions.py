@@ -100,6 +100,7 @@ from vllm_plugin.profile import load
             "",
             "VLLM_USE_RUST_FRONTEND is '1', must not be set",
         ),
+        ("cloud", Args(), {}, "serve model --grpc", "--grpc is given, must not be"),
     ],
 )
 def test_contradiction_is_refused_with_setting_value_and_rule(
