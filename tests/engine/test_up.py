@@ -86,6 +86,9 @@ def test_check_shows_answer_capabilities_and_trace(marked: dict[str, str]) -> No
     names = [line.split()[0] for line in trace]
     assert names == ["/v1/chat/completions", "admission.wait", "engine.request", "llm_request"]
     assert all("measurement_type=offline" in line for line in trace)
+    assert '"requests_total": 4' in done.stdout
+    assert '"steps_by_batch": {}' not in done.stdout
+    assert done.stdout.endswith("orch up --check: all is well\n")
     assert processes_of(int(marked["ORCH_TEST_MARKER"])) == []
 
 
