@@ -52,6 +52,7 @@ Dependencies point down this list; nothing imports what stands above it:
     distribution  how values of requests are distributed
     reading       the reading of a request's body
     key_file      a file of API keys on disk, which may be another one at any time
+    file_reader   reads files in threads that nobody waits for
     settings      where the sidecar is told what to do
     capabilities  pure: the `/v1/capabilities` document
     reload        pure: what changes when settings are read again, and what cannot

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, cast
 
+from orch_sidecar.file_reader import FileReader
 from orch_sidecar.guard import Guard
 from orch_sidecar.key_file import KeyFile
 from orch_sidecar.keys import Keys, KeysWrong, differences
@@ -48,6 +49,7 @@ class Reloading:
         self._watch = watch
         self._guard = guard
         self._key_file = key_file
+        self._reader = FileReader("settings and profiles")
         self.due = asyncio.Event()  # set when there may be something new
 
     async def run(self) -> None:
@@ -65,9 +67,9 @@ class Reloading:
 
     async def once(self) -> None:
         """What is wrong with what is read changes nothing."""
-        loop = asyncio.get_running_loop()
         try:
-            new, keys = await loop.run_in_executor(None, self._configuration)
+            new = await self._reader.read(self._configuration)
+            keys = None if self._key_file is None else await self._key_file.read()
         except (OSError, ValueError) as wrong:
             self._reloads.failed(str(wrong))
             logger.error("nothing is reloaded: %s", wrong)
@@ -85,9 +87,8 @@ class Reloading:
         """Reads the keys if their file is another one. One that is wrong changes nothing."""
         if self._key_file is None:
             return
-        loop = asyncio.get_running_loop()
         try:
-            keys = await loop.run_in_executor(None, self._key_file.read_if_changed)
+            keys = await self._key_file.read_if_changed()
         except KeysWrong as wrong:
             if self._reloads.keys_failed(str(wrong)):
                 logger.error("the API keys stay as they are: %s", wrong)
@@ -96,10 +97,9 @@ class Reloading:
             self._reloads.keys_read()
             self._hold(keys)
 
-    def _configuration(self) -> tuple[Configuration, Keys | None]:
+    def _configuration(self) -> Configuration:
         settings = self._read()
-        new = configuration(configured(settings), settings)
-        return new, None if self._key_file is None else self._key_file.read()
+        return configuration(configured(settings), settings)
 
     def _hold(self, keys: Keys | None) -> None:
         """None: there are none, and have been none."""

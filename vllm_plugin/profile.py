@@ -237,6 +237,8 @@ def load(name_or_path: str) -> Profile:
             f"profile {name_or_path!r}: no such profile; shipped are {', '.join(shipped())}, "
             "anything else must be the path of a YAML file"
         )
+    if path.exists() and not path.is_file():
+        raise ProfileError(f"{path}: cannot be read: it must be a regular file")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

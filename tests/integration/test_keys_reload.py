@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,7 @@ from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.test_process import ready, run
+from vllm_plugin import profile as profiles
 
 STRANGER = ("Authorization", f"Bearer {new_key(b's' * 32)}")
 
@@ -170,6 +174,73 @@ async def test_file_that_comes_later_closes_a_sidecar_that_was_open(
     client = await running.client()
     assert (await client.post(headers=[ring.bearer("alice")])).status == 200
     assert engine.generating[-1].header("authorization") is None
+
+
+@pytest.mark.usefixtures("soon")
+async def test_fifo_in_place_of_the_file_is_told_and_holds_nothing_up(
+    keyed: Running, ring: KeyRing
+) -> None:
+    fifo = ring.path.with_suffix(".fifo")
+    os.mkfifo(fifo)
+    fifo.rename(ring.path)
+    await eventually(lambda: "is a FIFO" in (keyed.sidecar.reloads.keys_error or ""))
+    keyed.sidecar.reloading.due.set()
+    await eventually(lambda: "is a FIFO" in (keyed.sidecar.reloads.last_error or ""))
+    assert await status(keyed, ring.bearer("bob")) == 200
+    ring.remove("bob")
+    await becomes(keyed, ring.bearer("bob"), 401)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_file_system_that_hangs_holds_up_neither_requests_nor_revocation_nor_the_end(
+    keyed: Running, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orch_sidecar.file_reader.READ_WITHIN_S", 0.1)
+    over = threading.Event()
+    opens = os.open
+
+    def hang(*arguments: Any) -> int:
+        over.wait(60)
+        return opens(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("orch_sidecar.key_file.os.open", hang)
+        ring.remove("bob")
+        await eventually(lambda: "does not answer" in (keyed.sidecar.reloads.keys_error or ""))
+        assert await status(keyed, ring.bearer("alice")) == 200
+    over.set()
+    await becomes(keyed, ring.bearer("bob"), 401)
+    await eventually(lambda: keyed.sidecar.reloads.keys_error is None)
+    over.clear()
+    monkeypatch.setattr("orch_sidecar.key_file.os.open", hang)
+    ring.add("carol")
+    await eventually(lambda: "does not answer" in (keyed.sidecar.reloads.keys_error or ""))
+    await asyncio.wait_for(keyed.stop(), 10)
+    over.set()
+
+
+async def test_process_leaves_while_a_profile_cannot_be_read(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    """Reading a FIFO would wait for somebody who writes."""
+    profile, fifo = tmp_path / "mine.yaml", tmp_path / "fifo"
+    shutil.copy(profiles.directory() / "cloud.yaml", profile)
+    async with run(f"--profile={profile}", f"--engine-url={engine.url}") as process:
+        client = await process.client()
+        await ready(client)
+        os.mkfifo(fifo)
+        fifo.rename(profile)
+        os.kill(process.process.pid, signal.SIGHUP)
+        for _ in range(600):
+            if "regular file" in (await client.get("/readyz")).body.decode():
+                break
+            await asyncio.sleep(0.02)
+        else:
+            raise AssertionError("the reload ends in no error")
+        assert (await client.post()).status == 200
+        await client.close()
+        process.process.terminate()
+        assert (await process.ended())[0] == 0
 
 
 async def test_signal_and_the_file_itself_change_the_keys_of_a_process(

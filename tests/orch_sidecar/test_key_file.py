@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +21,12 @@ ALICE, BOB = entry_of(new_key(b"a" * 32), "alice"), entry_of(new_key(b"b" * 32),
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "keys.yaml"
+
+
+def again(file: KeyFile) -> Keys | None:
+    """What has changed since it was looked at last."""
+    look = file.look_if_changed()
+    return None if look is None else file.take(look)
 
 
 def names(keys: Keys | None) -> list[str] | None:
@@ -36,10 +46,10 @@ def test_file_is_read_again_when_it_is_another_one_and_only_then(path: Path) -> 
     path.write_text(ALICE)
     file = KeyFile(path)
     assert names(file.begin()) == ["alice"]
-    assert file.read_if_changed() is None
+    assert again(file) is None
     path.write_text(ALICE + BOB)
-    assert names(file.read_if_changed()) == ["alice", "bob"]
-    assert file.read_if_changed() is None
+    assert names(again(file)) == ["alice", "bob"]
+    assert again(file) is None
 
 
 def test_link_that_leads_elsewhere_is_another_file(tmp_path: Path, path: Path) -> None:
@@ -59,15 +69,15 @@ def test_link_that_leads_elsewhere_is_another_file(tmp_path: Path, path: Path) -
     file = KeyFile(path)
     assert names(file.begin()) == ["alice"]
     lay_out("..2", same_size)
-    assert names(file.read_if_changed()) == ["bobby"]
+    assert names(again(file)) == ["bobby"]
 
 
 def test_file_that_comes_later_is_found(path: Path) -> None:
     file = KeyFile(path)
     assert file.begin() is None
-    assert file.read_if_changed() is None
+    assert again(file) is None
     path.write_text(ALICE)
-    assert names(file.read_if_changed()) == ["alice"]
+    assert names(again(file)) == ["alice"]
 
 
 def test_file_that_is_gone_is_wrong_and_not_no_keys(path: Path) -> None:
@@ -76,12 +86,12 @@ def test_file_that_is_gone_is_wrong_and_not_no_keys(path: Path) -> None:
     file.begin()
     path.unlink()
     with pytest.raises(KeysWrong, match="is gone"):
-        file.read_if_changed()
-    assert file.read_if_changed() is None, "it is said once"
+        again(file)
+    assert again(file) is None, "it is said once"
     with pytest.raises(KeysWrong, match="is gone"):
-        file.read()
+        file.take(file.look())
     path.write_text(ALICE)
-    assert names(file.read_if_changed()) == ["alice"]
+    assert names(again(file)) == ["alice"]
 
 
 def test_file_that_is_wrong_is_told_once_and_read_when_it_changes(path: Path) -> None:
@@ -90,10 +100,10 @@ def test_file_that_is_wrong_is_told_once_and_read_when_it_changes(path: Path) ->
     file.begin()
     path.write_text("[]")
     with pytest.raises(KeysWrong, match="holds no key"):
-        file.read_if_changed()
-    assert file.read_if_changed() is None
+        again(file)
+    assert again(file) is None
     path.write_text(BOB)
-    assert names(file.read_if_changed()) == ["bob"]
+    assert names(again(file)) == ["bob"]
 
 
 @pytest.mark.parametrize(
@@ -114,11 +124,14 @@ def test_wrong_file_is_refused_by_its_path(path: Path, content: bytes, told: str
 
 
 def test_what_is_there_but_no_file_is_refused_and_not_no_keys(tmp_path: Path, path: Path) -> None:
-    with pytest.raises(KeysWrong, match="cannot be read: Is a directory"):
+    with pytest.raises(KeysWrong, match="is a directory: it must be a regular file"):
         KeyFile(tmp_path).begin()
     path.symlink_to("nowhere")
     with pytest.raises(KeysWrong, match="is a link to nothing"):
         KeyFile(path).begin()
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(KeysWrong, match="is a FIFO: it must be a regular file"):
+        KeyFile(tmp_path / "fifo").begin()
     (tmp_path / "file").write_text(ALICE)
     with pytest.raises(KeysWrong, match="cannot be read: Not a directory"):
         KeyFile(tmp_path / "file" / "keys.yaml").begin()
@@ -135,7 +148,63 @@ def test_path_that_cannot_be_looked_at_is_told_and_read_once_it_can(
     there.rename(away)
     there.write_text("no directory")
     with pytest.raises(KeysWrong, match="cannot be read: Not a directory"):
-        file.read_if_changed()
+        again(file)
     there.unlink()
     away.rename(there)
-    assert names(file.read_if_changed()) == ["alice"], "the same file, after it was unreadable"
+    assert names(again(file)) == ["alice"], "the same file, after it was unreadable"
+
+
+# A file system that does not answer.
+
+
+class Hanging:
+    """Has every file that is opened wait for `over`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.over = threading.Event()
+        self.waiting = 0
+        opens = os.open
+
+        def wait(*arguments: Any) -> int:
+            self.waiting += 1
+            self.over.wait(30)
+            return opens(*arguments)
+
+        monkeypatch.setattr("orch_sidecar.key_file.os.open", wait)
+        monkeypatch.setattr("orch_sidecar.file_reader.READ_WITHIN_S", 0.05)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    hanging = Hanging(monkeypatch)
+    yield hanging
+    hanging.over.set()
+
+
+def test_file_system_that_hangs_lets_no_sidecar_start(path: Path, hanging: Hanging) -> None:
+    path.write_text(ALICE)
+    with pytest.raises(KeysWrong, match=r"keys.yaml cannot be read within 0.05 s: the file system"):
+        KeyFile(path).begin()
+
+
+async def test_read_that_hangs_is_given_up_and_not_begun_again_until_it_has_ended(
+    path: Path, hanging: Hanging
+) -> None:
+    file = KeyFile(path)
+    path.write_text(ALICE)  # noqa: ASYNC240 (nothing else runs)
+    for _ in range(3):
+        with pytest.raises(KeysWrong, match="the file system does not answer"):
+            await file.read_if_changed()
+    assert hanging.waiting == 1
+    hanging.over.set()
+
+    async def read() -> Keys | None:
+        while True:
+            try:
+                return await file.read_if_changed()
+            except KeysWrong:  # it has yet to end
+                await asyncio.sleep(0.01)
+
+    keys = await asyncio.wait_for(read(), 10)
+    assert names(keys) == ["alice"], "what the late one found is not lost"
+    assert await file.read_if_changed() is None
