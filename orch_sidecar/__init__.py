@@ -62,6 +62,7 @@ Dependencies point down this list; nothing imports what stands above it:
     event_stream  pure: server-sent events out of the bytes of a stream
     readers       pure: which readers of the state stream are served
     upper         pure: sidecars above: their leases here, and what they are told
+    admin_hosts   pure: which names operators may call their listener by
     guard         pure: who is served, as what, and how much of it at once
     admission     never more in the engine than it has slots; pure but for its gate
     routes        pure: the paths of this sidecar

@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from orch_sidecar.admin import AdminListener
+from orch_sidecar.admin_hosts import AdminHosts
 from orch_sidecar.admission.refusing import shutting_down
 from orch_sidecar.connections import Connections, most_connections
 from orch_sidecar.control import Control
@@ -91,7 +92,8 @@ class Sidecar:
         )
         in_flight = InFlight()
         pages = Pages(self.pools, self.metrics, self.reloads)
-        control = Control(self.pools, pages, in_flight, self.publisher, self._headers)
+        hosts = AdminHosts((settings.admin_host, *settings.admin_allowed_hosts))
+        control = Control(self.pools, pages, in_flight, self.publisher, hosts, self._headers)
         self.admin = AdminListener(control.administer, settings, self._headers)
         self.admin_port = 0  # once it listens
         self.serving = Serving(

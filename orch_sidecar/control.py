@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from orch_sidecar import errors, routes
+from orch_sidecar.admin_hosts import AdminHosts
 from orch_sidecar.admission import refusing
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.inflight import InFlight
@@ -37,12 +38,14 @@ class Control:
         pages: Pages,
         in_flight: InFlight,
         publisher: Publisher,
+        hosts: AdminHosts,
         common_headers: Mapping[str, str],
     ) -> None:
         self._pools = pools
         self._pages = pages
         self._in_flight = in_flight
         self._publisher = publisher
+        self._hosts = hosts
         self._headers = common_headers
 
     async def answer(
@@ -70,6 +73,8 @@ class Control:
         operator happens to look at is to drain a pool, so none of these is answered.
         """
         path = http.rel_url.raw_path
+        if (refused := self._hosts.check(http.headers.getall("Host", []))) is not None:
+            return self._ours(refused)
         if "Origin" in http.headers:
             return self._ours(Refusal(Reason.FORBIDDEN, "this is not for browsers"))
         page = self._pages.at.get(path)

@@ -22,6 +22,7 @@ from pydantic_settings import (
 
 POOL_NAME: Final = r"^[a-z][a-z0-9-]{0,62}$"
 _LONGEST_HEADLESS_NAME: Final = 57
+_HOST: Final = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"
 
 
 def _origin(value: str) -> str:
@@ -106,6 +107,11 @@ class SidecarSettings(BaseSettings):
         le=65535,
         description="port for that; 0 takes a free one; unset: 1000 above port if that is free",
     )
+    admin_allowed_hosts: list[str] = Field(
+        default=[],
+        description="names by which operators may call that address, besides admin_host and those "
+        "of the loopback: a JSON list",
+    )
     engine_url: str = Field("http://127.0.0.1:8000", description="where the engine listens")
     engine_api_key: SecretStr | None = Field(
         None,
@@ -184,6 +190,17 @@ class SidecarSettings(BaseSettings):
                 f"({self.max_body_bytes}): a body of that size would never be read"
             )
         return self
+
+    @field_validator("admin_allowed_hosts")
+    @classmethod
+    def _hosts_are_names(cls, value: list[str]) -> list[str]:
+        for host in value:
+            if not re.fullmatch(_HOST, host):
+                raise ValueError(
+                    f"{host[:80]!r} must be a name or an address as in a URL, without port and "
+                    "scheme"
+                )
+        return value
 
     @field_validator("pools")
     @classmethod

@@ -66,6 +66,7 @@ PURE = (
     "orch_sidecar.readers",
     "orch_sidecar.inflight",
     "orch_sidecar.guard",
+    "orch_sidecar.admin_hosts",
     "orch_sidecar.keys",
     "orch_sidecar.reload",
     "orch_sidecar.simulate.engine",

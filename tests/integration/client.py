@@ -114,7 +114,7 @@ class Client:
         length: bool = True,
     ) -> None:
         content = json.dumps(body).encode() if isinstance(body, dict) else body or b""
-        lines = [f"{method} {target} HTTP/{version}", "Host: sidecar"]
+        lines = [f"{method} {target} HTTP/{version}", "Host: localhost"]
         lines += [f"{name}: {value}" for name, value in headers]
         if length and body is not None:
             lines.append(f"Content-Length: {len(content)}")
@@ -152,7 +152,7 @@ class Client:
     async def response(self, method: str = "POST", *, within_s: float = 10.0) -> Response:
         """Reads one whole answer. Raises Aborted if the connection ends within it."""
         parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=2**20)
-        parser.send(h11.Request(method=method, target="/", headers=[("host", "sidecar")]))
+        parser.send(h11.Request(method=method, target="/", headers=[("host", "localhost")]))
         parser.send(h11.EndOfMessage())
         response: Response | None = None
         informational: list[int] = []

@@ -155,6 +155,20 @@ async def test_request_of_a_browser_is_refused(sidecar: Running, admin: Admin, o
     assert (await admin(sidecar, "GET", "/readyz", [("Origin", origin)])).status == 403
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_request_under_a_name_of_somebody_else_is_refused(start: Start, method: str) -> None:
+    """A page whose name was made to resolve to the loopback; the browser sends no `Origin`."""
+    running = await start(admin_allowed_hosts=["orch-admin.example"])
+    path = "/readyz" if method == "GET" else "/v1/pools/cloud/drain"
+    for host, expected in (("evil.example:9080", 403), ("orch-admin.example", 200)):
+        assert not running.pool.gate.core.draining
+        client = await Client.connect(running.sidecar.admin_port)
+        client.send(f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        response = await client.response()
+        assert response.status == expected, response.body
+        await client.close()
+
+
 async def test_operators_read_the_pages_and_reach_no_engine(
     sidecar: Running, engine: ScriptedEngine, admin: Admin
 ) -> None:
