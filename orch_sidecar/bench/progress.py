@@ -27,7 +27,7 @@ class Progress:
         try:
             from tqdm import tqdm
         except ImportError:
-            print(f"{title} (a progress bar needs orch-sidecar[measure])", file=out)
+            print(f"{title} (a progress bar needs tqdm: pip install tqdm)", file=out)
             return
         form = "{desc} {percentage:3.0f}% |{bar}| {elapsed} (ETA {remaining}){postfix}"
         self._bar = tqdm(total=1.0, desc=title, bar_format=form, miniters=0, leave=False, file=out)

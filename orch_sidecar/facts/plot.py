@@ -103,9 +103,7 @@ def require(path: Path) -> None:
     try:
         import matplotlib.figure  # noqa: F401 (whether it is there)
     except ImportError as error:
-        raise PlotUnavailable(
-            f"plots need matplotlib: install orch-sidecar[measure] ({error})"
-        ) from error
+        raise PlotUnavailable(f"plots need matplotlib: pip install matplotlib ({error})") from error
 
 
 def draw(path: Path, title: str, panels: Sequence[Panel]) -> None:

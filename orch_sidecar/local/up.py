@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Final
 
 from orch_sidecar.local import check
+from orch_sidecar.local.engine import NO_VLLM
 from orch_sidecar.local.otlp import OtlpReceiver
 from orch_sidecar.local.stack import Plan, Stack, StackError, get_json
 from vllm_plugin import profile as profiles
@@ -49,7 +50,7 @@ def main(words: list[str]) -> None:
     options = _parser().parse_args(words)
     profiles.load(options.profile)
     if find_spec("vllm") is None:
-        sys.exit("orch up: vLLM is not installed here: pip install 'orch-sidecar[cpu]' (or [gpu])")
+        sys.exit(f"orch up: {NO_VLLM}")
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -36,7 +36,7 @@ def test_without_tqdm_a_terminal_is_told_what_runs(monkeypatch: pytest.MonkeyPat
     screen = Terminal()
     with Progress("offline at once", 4, 0.0, screen) as progress:
         progress.ended(1.0)
-    assert screen.getvalue() == "offline at once (a progress bar needs orch-sidecar[measure])\n"
+    assert screen.getvalue() == "offline at once (a progress bar needs tqdm: pip install tqdm)\n"
 
 
 def test_run_is_over_when_requests_and_time_are() -> None:
