@@ -82,6 +82,7 @@ Dependencies point down this list; nothing imports what stands above it:
     json_body     pure: a body in, the JSON object that it holds out
     keys          pure: API keys of clients: what a file of them says, and whose one is
     directives    pure: request headers in, how a request wants to be served out
+    redacted      pure: leases and errors as they may be shown
     reasons       pure: the closed set of reasons for a refusal
 
 Of `vllm_plugin` only `vllm_plugin.profile` may be imported, and vLLM never. The pure modules

@@ -16,6 +16,7 @@ from typing import Final
 import aiohttp
 
 from orch_sidecar.admission.gate import Gate
+from orch_sidecar.redacted import error_text, short_lease
 
 logger = logging.getLogger("orch.engine")
 
@@ -67,11 +68,11 @@ class Confirmation:
                 if not await self._has_ended(lease):
                     continue
             except (aiohttp.ClientConnectionError, TimeoutError) as error:
-                self._warn(lease, "its end could not be confirmed: %r", error)
+                self._warn(lease, "its end could not be confirmed: %s", error_text(error))
                 return  # the engine does not answer; the stream will say so, and this runs again
             except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
                 # It says something else than it should of this one; the others may still end.
-                self._warn(lease, "the engine's answer is none: %r", error)
+                self._warn(lease, "the engine's answer is none: %s", error_text(error))
                 continue
             self._gate.engine_ended([lease])
 
@@ -90,4 +91,4 @@ class Confirmation:
         """Once for each lease."""
         if lease not in self._reported:
             self._reported.add(lease)
-            logger.warning("lease %s: " + text, lease[:24], detail)
+            logger.warning("lease %s: " + text, short_lease(lease), detail)

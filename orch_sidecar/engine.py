@@ -25,6 +25,7 @@ from orch_sidecar.confirm import Confirmation
 from orch_sidecar.engine_state import ANSWERING, EngineState, Outage
 from orch_sidecar.event_stream import EventStream
 from orch_sidecar.reasons import Refusal
+from orch_sidecar.redacted import error_text
 from orch_sidecar.silence import Silence
 from orch_sidecar.state_document import Document, InvalidReport
 from vllm_plugin.profile import Profile
@@ -123,7 +124,7 @@ class EngineFollower:
             if silence.expired:
                 text = f"{self._engine} has sent no valid event for {SILENCE_S:g} s"
                 return engine_state.stale(text)
-            return engine_state.stale(f"the state stream of {self._engine} broke", repr(error))
+            return engine_state.stale(f"the state stream of {self._engine} broke", error_text(error))
 
     async def _stream(self, silence: Silence) -> Outage:
         response = await self._session.get(

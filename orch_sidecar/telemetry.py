@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orch_sidecar.exchange import Ending, Exchange
 from orch_sidecar.gen_ai import PROVIDER, operation_of
 from orch_sidecar.reasons import Reason
+from orch_sidecar.redacted import short_lease
 from orch_sidecar.tracing import TRACEPARENT, TRACESTATE, Headers, NoTracing, Trace, Tracing
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ class _Decoding:
             attributes=tracing.labels_of(exchange),
         )
         if exchange.lease is not None:
-            # The part that names it, not the part that makes it unguessable.
-            self._engine.set_attribute("orch.lease", exchange.lease[:24])
+            self._engine.set_attribute("orch.lease", short_lease(exchange.lease))
         carrier: dict[str, str] = {}
         tracing.propagator.inject(carrier, tracing.api.set_span_in_context(self._engine))
         return [(name.encode(), value.encode("latin-1")) for name, value in carrier.items()]

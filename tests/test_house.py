@@ -50,6 +50,7 @@ PURE = (
     "orch_sidecar.response_id",
     "orch_sidecar.tenant",
     "orch_sidecar.reasons",
+    "orch_sidecar.redacted",
     "orch_sidecar.errors",
     "orch_sidecar.http1",
     "orch_sidecar.usage",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.integration.client import CHAT, Client
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
+from tests.integration.wire import Answer
 
 EVERY_LOOP = True
 
@@ -61,6 +64,40 @@ async def test_lease_that_was_given_back_is_turned_away_by_the_engine_if_it_come
     late.send_request("POST", CHAT, {"model": "tiny"}, [("X-Orch-Lease", spent)])
     assert (await late.response()).status == 409
     await late.close()
+
+
+@pytest.mark.parametrize("answer", [b"<html>", None], ids=["no JSON", "no HTTP"])
+async def test_no_log_line_has_a_whole_lease(
+    quick: None,
+    engine: ScriptedEngine,
+    sidecar: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    answer: bytes | None,
+) -> None:
+    engine.faults.tells_ended = False
+    engine.scripts.append(endless)
+
+    def revoke(to: Answer) -> None:
+        engine.revoked.append("asked")
+        if answer is None:
+            to.write(b"nonsense\r\n\r\n")
+            return
+        to.head(200, [("content-length", str(len(answer)))], chunked=False)
+        to.write(answer)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "_revoke", revoke)
+        client = await sidecar.client()
+        client.start()
+        await client.seen(b"data: more\n\n")
+        await client.close()
+        await eventually(lambda: "the engine's answer is none" in caplog.text, within_s=5)
+    lease = engine.generating[0].lease
+    assert lease is not None
+    assert f"lease {lease[:24]}: the engine's answer is none" in caplog.text
+    assert lease not in caplog.text
+    await eventually(lambda: not sidecar.ledger.leased, within_s=5)
 
 
 async def test_engine_restart_frees_all_leases_of_the_old_one(

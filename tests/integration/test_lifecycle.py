@@ -81,6 +81,29 @@ async def test_engine_with_another_key_is_told_from_one_without_a_plugin(
     assert "wrong" not in message
 
 
+async def test_stream_that_is_no_http_is_told_without_the_key_that_it_was_asked_with(
+    engine: ScriptedEngine,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def babble(answer: Answer) -> None:
+        answer.write(b"nonsense\r\n\r\n")
+
+    engine.api_key = "secret-of-the-engine"
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "_stream", babble)
+        running = await start(wait=False, engine_api_key=engine.api_key)
+        await state_is(running, "stale")
+        page = (await readiness(running)).body.decode()
+        refused = (await (await running.client()).post()).body.decode()
+        for text in (page, refused, caplog.text):
+            assert "the state stream of the engine" in text
+            assert engine.api_key not in text
+            assert running.pool.gate.instance not in text
+    await running.ready()
+
+
 async def test_engine_of_another_profile_makes_unready_with_both_named(
     engine: ScriptedEngine, start: Start
 ) -> None:
