@@ -124,7 +124,8 @@ class EngineFollower:
             if silence.expired:
                 text = f"{self._engine} has sent no valid event for {SILENCE_S:g} s"
                 return engine_state.stale(text)
-            return engine_state.stale(f"the state stream of {self._engine} broke", error_text(error))
+            text = f"the state stream of {self._engine} broke"
+            return engine_state.stale(text, error_text(error))
 
     async def _stream(self, silence: Silence) -> Outage:
         response = await self._session.get(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
@@ -53,6 +54,20 @@ LEASE_HEADER: Final = b"x-orch-lease"
 # The type of the error that tells a sidecar that the engine took nothing of a request.
 ENGINE_GONE: Final = "engine_gone"
 RETRY_AFTER_S: Final = 1  # the least that `Retry-After` can say
+
+_LEASES: Final = "/v1/capabilities/leases/"
+# Of a lease in a log line: what names it, not what makes it unguessable.
+_SHOWN_CHARACTERS: Final = 24
+
+
+class ShortLeases(logging.Filter):
+    """Cuts the leases in the server's access log short: client, method, path, version, status."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        match record.args:
+            case (client, method, str(path), *rest) if path.startswith(_LEASES):
+                record.args = (client, method, path[: len(_LEASES) + _SHOWN_CHARACTERS], *rest)
+        return True
 
 
 def now_text() -> str:
@@ -171,7 +186,8 @@ class CapabilitiesEndpoint:
         app.add_middleware(HoldMiddleware, board=board, paths=paths, ask=self._ask.set)
         app.add_api_route("/v1/capabilities", self._capabilities, methods=["GET"])
         app.add_api_route("/v1/capabilities/stream", self._stream, methods=["GET"])
-        app.add_api_route("/v1/capabilities/leases/{lease}", self._revoke, methods=["DELETE"])
+        app.add_api_route(f"{_LEASES}{{lease}}", self._revoke, methods=["DELETE"])
+        logging.getLogger("uvicorn.access").addFilter(ShortLeases())
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         self._engine = engine_client

@@ -111,7 +111,7 @@ def test_last_line_says_whether_all_is_well(
 ) -> None:
     monkeypatch.setattr(up, "_run", lambda options: found)
     monkeypatch.setattr(up, "find_spec", lambda name: object())
-    monkeypatch.setattr(up.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("orch_sidecar.local.up.signal.signal", lambda *_: None)
     if found:
         with pytest.raises(SystemExit, match="orch up --check: an answer was empty"):
             up.main(["--check"])

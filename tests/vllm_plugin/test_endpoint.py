@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -62,6 +63,23 @@ async def test_revocation_says_whether_the_lease_has_ended(engine: Engine) -> No
         if not ended:
             engine.board.left(key)
     assert engine.board.entered(LEASE) is None, "it never comes in again"
+
+
+@pytest.mark.parametrize(
+    ("path", "logged"),
+    [
+        (f"/v1/capabilities/leases/{LEASE}", f"/v1/capabilities/leases/{LEASE[:24]}"),
+        ("/v1/capabilities?instance=1", "/v1/capabilities?instance=1"),
+    ],
+)
+async def test_access_log_of_the_server_has_no_whole_lease(
+    engine: Engine, caplog: pytest.LogCaptureFixture, path: str, logged: str
+) -> None:
+    """The line as uvicorn logs it."""
+    with caplog.at_level(logging.INFO):
+        access = logging.getLogger("uvicorn.access")
+        access.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "DELETE", path, "1.1", 200)
+    assert caplog.messages == [f'127.0.0.1:1 - "DELETE {logged} HTTP/1.1" 200']
 
 
 @pytest.mark.parametrize("lease", ["nonsense", f"{LEASE}\n", LEASE.upper()])
