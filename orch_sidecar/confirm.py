@@ -54,7 +54,7 @@ class Confirmation:
     async def _look(self, answers: Callable[[], bool]) -> None:
         orphans = self._gate.reconcile()
         for lease in orphans:
-            logger.error("lease %s: no live request owns it; revoking it", lease[:24])
+            logger.error("lease %s: no live request owns it; revoking it", short_lease(lease))
         closing = set(self._gate.core.ledger.closing())
         overdue = sorted(closing & self._unconfirmed | set(orphans))
         self._unconfirmed = closing
