@@ -64,7 +64,7 @@ HOOKS: Final = (
     Hook(
         "engine/arg_utils.py",
         "EngineArgs.create_engine_config",
-        ("self", "usage_context"),
+        ("self", "usage_context", "headless"),
         "enforcement",
     ),
     Hook(
@@ -108,10 +108,12 @@ HOOKS: Final = (
             "pipeline_parallel_size",
             "world_size",
             "enable_elastic_ep",
+            "node_rank_within_dp",
             "_api_process_count",
         ),
         "enforcement, gpu_count",
     ),
+    Hook("entrypoints/cli/main.py", "", ("main",), "the start of a server"),
     Hook(
         "config/model.py",
         "ModelConfig",

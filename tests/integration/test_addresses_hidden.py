@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from orch_sidecar.admission.draining import OrderedBy
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Aborted
 from tests.integration.running import Running, Start, eventually, pools
@@ -142,7 +143,7 @@ async def breaks_off(answer: Answer) -> None:
 
 async def draining(running: Running, engines: list[ScriptedEngine]) -> None:
     for pool in running.sidecar.pools:
-        pool.gate.drain()
+        pool.gate.drain(OrderedBy.OPERATOR)
 
 
 CASES: dict[str, tuple[Break, str]] = {

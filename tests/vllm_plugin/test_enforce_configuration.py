@@ -21,6 +21,7 @@ class ParallelConfig:
     pipeline_parallel_size: int = 1
     enable_elastic_ep: bool = False
     _api_process_count: int = 1
+    node_rank_within_dp: int = 0
 
 
 @dataclass
@@ -84,10 +85,7 @@ def test_what_offloads_and_stages_of_one_sequence_are_let_through() -> None:
 
 def test_engine_without_an_api_server_is_refused_and_its_workers_elsewhere_are_not() -> None:
     for node, refused in ((0, True), (1, False)):
-        parallel = SimpleNamespace(
-            data_parallel_size=1, _api_process_count=1, node_rank_within_dp=node
-        )
-        config = Config(SchedulerConfig(1), parallel)
+        config = Config(SchedulerConfig(1), ParallelConfig(node_rank_within_dp=node))
         enforce.verify(config, load("home"))
         if refused:
             with pytest.raises(ProfileContradiction, match="--headless is given, must not be"):
