@@ -144,8 +144,8 @@ async def ask(
     async with asyncio.timeout(within_s):
         connection = await Connection.to(port)
         try:
-            lines = f"{method} {path} HTTP/1.1\r\nHost: soak\r\nConnection: close\r\n{headers}\r\n"
-            connection.send(lines.encode())
+            lines = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Connection: close"]
+            connection.send("\r\n".join([*lines, headers]).encode() + b"\r\n")
             return await connection.response()
         finally:
             connection.close()
