@@ -16,7 +16,7 @@ from aiohttp import web
 from orch_sidecar.admin import AdminListener
 from orch_sidecar.admin_hosts import AdminHosts
 from orch_sidecar.admission.refusing import shutting_down
-from orch_sidecar.connections import Connections, most_connections
+from orch_sidecar.connections import Connections, most_connections, raise_descriptor_limit
 from orch_sidecar.control import Control
 from orch_sidecar.engine_state import EngineState
 from orch_sidecar.following import Following
@@ -249,6 +249,7 @@ async def serve(
 
     SIGHUP reloads it; `read` as for Sidecar.
     """
+    raise_descriptor_limit()
     sidecar = Sidecar(settings, read)
 
     def on_signal() -> None:

@@ -59,6 +59,16 @@ class Connection(Protocol):
         """Serves nothing after this request: what the client sends is read and dropped."""
 
 
+def raise_descriptor_limit() -> None:
+    """Lets this process have as many descriptors as its hard limit allows.
+
+    The soft limit, often 1024, is there for programs that use `select`; event loops do not.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def most_connections(wanted: int | None) -> int:
     """The limit: `wanted` at most, and half of the descriptors, for each may need an engine's."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import sys
@@ -103,6 +104,23 @@ async def test_signal_drains_and_exits_with_0(
         assert "Unclosed" not in logged
         for one in (client, other):
             await one.close()
+
+
+async def test_process_takes_the_descriptors_that_its_hard_limit_allows(
+    engine: ScriptedEngine,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        async with run(f"--engine-url={engine.url}", "--profile=cloud") as process:
+            client = await process.client()
+            allowed = resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE)
+            metrics = (await client.get("/metrics")).body.decode()
+            await client.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert allowed == (hard, hard)
+    assert f"orch_connections_limit {(hard - 128) // 2:.1f}" in metrics
 
 
 async def test_drain_limit_holds(engine: ScriptedEngine, held: Held) -> None:
