@@ -179,10 +179,11 @@ class Stack:
             self.check_alive()
             waited = time.monotonic() - started
             try:
-                status, body = get_json(f"{self.url}/readyz")
+                _, body = get_json(f"{self.url}/readyz")
             except OSError:
-                status, body = 0, {"last_error": "waiting for the sidecar to listen"}
-            if status == 200:
+                body = {"state": None, "last_error": "waiting for the sidecar to listen"}
+            # In front of several pools it is ready to answer before it can admit.
+            if body["state"] == "ready":
                 return
             if waited > within_s:
                 raise StackError(f"not ready after {within_s:g} s: {body['last_error']}")
