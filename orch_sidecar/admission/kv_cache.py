@@ -7,6 +7,7 @@ computed from the engine's own groups of layers, and corrected where the engine 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,6 +41,11 @@ class KvNeed:
     reading: int = 0
     output: int | None = None
     swing: int = 0
+
+    @property
+    def counted(self) -> int:
+        """Blocks at its end, as far as they are known."""
+        return self.prompt + (self.output or 0)
 
 
 NO_NEED: Final = KvNeed()
@@ -108,18 +114,20 @@ class KvBudget:
         preemptions: int,
         now: float,
         unread: int = 0,
-        begun: float = 1.0,
+        unbegun: int | None = 0,
+        needs: Iterable[tuple[KvNeed, int]] = (),
     ) -> None:
         """The engine reports how full its cache is, and how often it has preempted.
 
-        `unread`: how many prompts it may not have read to their ends. `begun`: the share of the
-        leases that have blocks; 0 if others than leases may have some, too.
+        `unread`: how many prompts it may not have read to their ends. `unbegun`: sequences of
+        leases that have no block yet; None: others than leases may have some, too. `needs`: of all
+        leases, with their sequences; looked at only where some are not begun.
         """
         self.cache, self._usage = cache, usage
         self._bounded = cache is not None and any(each.blocks_most for each in cache.groups)
         self._forget_seen(unread, now)
         before = self._factor(now)
-        self._compare(begun, now)
+        self._compare(unbegun, needs, now)
         known = self._known_preemptions
         if known is not None and preemptions > known:
             self.preemptions += preemptions - known
@@ -133,7 +141,7 @@ class KvBudget:
         if need.output is None:
             self._open += 1
         self._growth += (need.output or 0) + need.swing
-        self.committed += need.prompt + (need.output or 0)
+        self.committed += need.counted
         if len(self._unseen) >= MOST_UNSEEN:
             self._forget_oldest()
         self._unseen.append((now, need))
@@ -144,7 +152,7 @@ class KvBudget:
         if need.output is None:
             self._open -= 1
         self._growth -= (need.output or 0) + need.swing
-        self.committed -= need.prompt + (need.output or 0)
+        self.committed -= need.counted
 
     def fits(self, need: KvNeed, now: float) -> bool:
         """Whether a request fits."""
@@ -154,7 +162,7 @@ class KvBudget:
         limit: float = cache.blocks_total
         if self._share != 1.0:
             limit *= self._factor(now)
-        own = need.prompt + (need.output or 0) + self._reading(cache, need.reading)
+        own = need.counted + self._reading(cache, need.reading)
         if need.output is not None and self.committed + own <= limit:
             return True
         if self._usage >= KV_FULL or now - self._preempted_at < QUIET_S:
@@ -162,9 +170,11 @@ class KvBudget:
         in_cache = self._usage * cache.blocks_total + self._unseen_blocks
         return in_cache + self._growth + own <= limit
 
-    def _compare(self, begun: float, now: float) -> None:
+    def _compare(
+        self, unbegun: int | None, needs: Iterable[tuple[KvNeed, int]], now: float
+    ) -> None:
         """Lowers what may be counted to its share of what is taken, if that exceeds it for long."""
-        share = self._share_of_taken(begun)
+        share = self._share_of_taken(unbegun, needs)
         if share is None or share >= self._factor(now):
             self._exceeded_from = None
         elif self._exceeded_from is None:
@@ -175,10 +185,14 @@ class KvBudget:
                 self._exceeded_from = None
                 self._lower(self._exceeded, now)
 
-    def _share_of_taken(self, begun: float) -> float | None:
+    def _share_of_taken(
+        self, unbegun: int | None, needs: Iterable[tuple[KvNeed, int]]
+    ) -> float | None:
         """The counted share of what is taken; None while the usage does not show it."""
-        counted = self.committed * begun
-        if self.cache is None or self._usage < SHOWS_FROM or self._open or counted <= 0:
+        if self.cache is None or self._usage < SHOWS_FROM or self._open or unbegun is None:
+            return None
+        counted = self.committed - (_counted_least(needs, unbegun) if unbegun else 0)
+        if counted <= 0:
             return None
         taken = self._usage * self.cache.blocks_total - self._reading(self.cache)
         return counted / taken if taken > 0 else None
@@ -208,3 +222,18 @@ class KvBudget:
             return 1.0
         recovered = (now - self._lowered_at) / RECOVERY_S
         return min(1.0, self._share + (1 - self._share) * min(1.0, recovered))
+
+
+def _counted_least(needs: Iterable[tuple[KvNeed, int]], sequences: int) -> int:
+    """Blocks that were counted for so many of these sequences, those with the fewest.
+
+    Which of them the engine has not begun is not known: a long prompt that is being read must not
+    look like many short ones that take more than was counted.
+    """
+    counted = 0
+    for blocks, cost in sorted((need.counted // cost, cost) for need, cost in needs):
+        counted += blocks * min(cost, sequences)
+        sequences -= cost
+        if sequences <= 0:
+            break
+    return counted

@@ -93,8 +93,8 @@ class Scarce:
         self.interactive = self.bulk = 0
 
     def reported(self, report: EngineReport, now: float) -> None:
-        leased, scheduled = self._ledger.leased, report.scheduled
-        coming = 0 if scheduled is None else max(0, leased - scheduled)
+        scheduled = report.scheduled
+        coming = 0 if scheduled is None else max(0, self._ledger.leased - scheduled)
         self._prefill.tokens_per_s = self._reading_rate(report)
         known = not report.foreign and self._ledger.leases() == len(self._outlook.runs)
         self.kv.reported(
@@ -103,7 +103,8 @@ class Scarce:
             report.preemptions_total,
             now,
             unread=report.prefilling + coming,
-            begun=1 - (report.waiting + coming) / leased if known and leased else 0.0,
+            unbegun=report.waiting + coming if known else None,
+            needs=((run.need, run.ask.cost) for run in self._outlook.runs.values()),
         )
 
     def arrived(self, ask: Ask, now: float) -> None:

@@ -22,6 +22,7 @@ from tests.orch_sidecar.admission.examples import (
     fill,
     granted,
     interactive,
+    kv_of,
     queue,
     reason_of,
     refused,
@@ -207,3 +208,13 @@ def test_jitter_is_by_chance_unless_it_is_given() -> None:
 
     assert told(random.Random(7)) == told(random.Random(7))
     assert len({told(None) for _ in range(20)}) > 1
+
+
+def test_short_prompts_behind_a_long_one_in_the_engine_hold_nothing_up() -> None:
+    core = core_of(64, kv=kv_of(1000))
+    fill(core, bulk(prompt_tokens=650, max_tokens=10), "long")
+    fill(core, bulk(prompt_tokens=10, max_tokens=10), *(f"short {n}" for n in range(9)))
+    reading = report(64, kv=kv_of(1000), kv_usage=0.6, scheduled=10, waiting=9, prefilling=10)
+    for at in (1.0, 2.0, 3.0):
+        core.engine_reports(reading, at)
+    fill(core, bulk(prompt_tokens=10, max_tokens=10), "next", at=3.0)

@@ -274,14 +274,19 @@ SEEN = 9.0 + SETTLED_S  # when it has been so for long enough
 
 
 def taking(
-    usage: float, *, counted: int = 100, begun: float = 1.0, until: float = 10.0
+    usage: float,
+    *counted: int,
+    unbegun: int | None = 0,
+    until: float = 10.0,
 ) -> KvBudget:
-    """A cache of 1000 blocks that is so full from 9 s on; so many were counted."""
+    """A cache of 1000 blocks that is so full from 9 s on. `counted`: for each lease; none: 100."""
     kv = budget_of(1000)
-    kv.granted(need(counted, 0), 0.0)
+    needs = [(need(each, 0), 1) for each in counted or (100,)]
+    for each, _ in needs:
+        kv.granted(each, 0.0)
     at = 9.0
     while at <= until:
-        kv.reported(kv_of(1000), usage, 0, at, begun=begun)
+        kv.reported(kv_of(1000), usage, 0, at, unbegun=unbegun, needs=needs)
         at += SETTLED_S / 2
     return kv
 
@@ -299,10 +304,25 @@ def test_what_may_be_counted_comes_back_when_no_more_is_taken() -> None:
 
 
 def test_leases_without_a_block_are_not_what_is_taken() -> None:
-    kv = taking(0.7, counted=200, begun=0.5)
+    kv = taking(0.7, 100, 100, unbegun=1)
     assert not kv.fits(need(0, 0), SEEN), "200 of 1000, of which no more than 143 fit"
-    kv.released(need(200, 0))
+    kv.released(need(100, 0))
+    kv.released(need(100, 0))
     assert limit(kv, SEEN) == 140
+
+
+def test_long_prompt_that_is_read_before_short_ones_is_not_more_than_was_counted() -> None:
+    short = [10] * 9
+    assert limit(taking(0.6, 700, *short, unbegun=9), SEEN) == 400, "beside the 600 that are taken"
+
+
+def test_sequences_of_one_lease_that_are_not_begun_are_counted_one_by_one() -> None:
+    kv = budget_of(1000)
+    several = need(200, 0)
+    kv.granted(several, 0.0)
+    for at in (9.0, 9.5, 10.0):
+        kv.reported(kv_of(1000), 0.7, 0, at, unbegun=2, needs=[(several, 4)])
+    assert not kv.fits(need(0, 0), SEEN), "two of four have begun: 100 of 700 that are taken"
 
 
 def test_a_cache_that_is_far_from_full_shows_nothing() -> None:
@@ -310,7 +330,7 @@ def test_a_cache_that_is_far_from_full_shows_nothing() -> None:
 
 
 def test_what_is_taken_by_others_shows_nothing() -> None:
-    assert limit(taking(0.7, begun=0.0), SEEN) == 900
+    assert limit(taking(0.7, unbegun=None), SEEN) == 900
 
 
 def test_what_is_taken_for_a_moment_shows_nothing() -> None:
