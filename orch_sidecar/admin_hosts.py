@@ -22,8 +22,9 @@ class AdminHosts:
     """The names and addresses that are answered."""
 
     def __init__(self, own: Iterable[str]) -> None:
-        """`own`: besides those of the loopback, as they stand in a URL, without a port."""
-        self._own = frozenset(_name(each) for each in own)
+        """`own`: besides those of the loopback, without a port. An IPv6 address may stand in
+        brackets, as in a URL, or without, as one that is listened on."""
+        self._own = frozenset(_name(f"[{each}]" if _is_ipv6(each) else each) for each in own)
 
     def check(self, hosts: list[str]) -> Refusal | None:
         """The refusal of a request with these `Host` fields; None: it is answered."""
@@ -44,6 +45,13 @@ def _name(host: str) -> str:
         return (urlsplit(f"//{host.strip()}").hostname or "").removesuffix(".")
     except ValueError:
         return ""
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ip_address(host).version == 6
+    except ValueError:
+        return False
 
 
 def _is_loopback(name: str) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from orch_sidecar.admin_hosts import AdminHosts
 
-HOSTS = AdminHosts(["10.0.0.5", "orch-admin.example", "[fd00::1]"])
+HOSTS = AdminHosts(["10.0.0.5", "orch-admin.example", "[fd00::1]", "2001:db8::5"])
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,7 @@ HOSTS = AdminHosts(["10.0.0.5", "orch-admin.example", "[fd00::1]"])
         "127.0.0.1:9080", "127.0.0.1", "127.1.2.3:1", "[::1]:9080", "[::1]", "localhost:9080",
         "LOCALHOST", "localhost.", "orch.localhost:9080", "10.0.0.5:9080", "orch-admin.example",
         "Orch-Admin.Example:9080", "[fd00::1]:9080", "[FD00::1]",
+        "[2001:db8::5]:9080",
     ],
 )  # fmt: skip
 def test_names_of_the_loopback_and_the_operators_own_are_answered(host: str) -> None:
@@ -27,7 +28,7 @@ def test_names_of_the_loopback_and_the_operators_own_are_answered(host: str) -> 
         ["evil.example:9080"], ["evil.example"], ["127.0.0.1.evil.example"], ["localhost.evil"],
         ["notlocalhost"], ["10.0.0.6"], ["0.0.0.0"], ["[::]"], ["[::1"], [""], [" "], [":9080"],
         [], ["127.0.0.1", "evil.example"], ["evil.example, 127.0.0.1"], ["127.0.0.1@evil.example"],
-        ["x.orch-admin.example"],
+        ["x.orch-admin.example"], ["2001"], ["2001:9080"],
     ],
 )  # fmt: skip
 def test_any_other_name_is_refused_and_the_remedy_named(hosts: list[str]) -> None:
