@@ -149,7 +149,7 @@ class Pool:
         now = self.connections.loop.time()
         if now >= self._unreachable_log_at:
             self._unreachable_log_at = now + _LOG_EVERY_S
-            cause = error or type(error).__name__
+            cause = str(error) or type(error).__name__  # a timeout has no text
             logger.warning("pool %s: no connection to %s: %s", self.name, self.url, cause)
         text = "no connection to the engine could be opened"
         return self.gate.core.unavailable or Refusal(Reason.ENGINE_DOWN, text)

@@ -176,6 +176,14 @@ async def test_no_answer_tells_where_engines_are(
         engine.faults.stream_status = 200
 
 
+async def test_log_names_the_cause_where_a_connection_takes_too_long(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = running.sidecar.pools.all[0]
+    pool.unreachable(TimeoutError())
+    assert f"pool {pool.name}: no connection to {pool.url}: TimeoutError" in caplog.messages
+
+
 async def test_log_tells_where_an_engine_is_that_cannot_be_reached(
     running: Running, engines: list[ScriptedEngine], caplog: pytest.LogCaptureFixture
 ) -> None:
