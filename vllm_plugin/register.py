@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from vllm_plugin.board import Board
     from vllm_plugin.kv_cache import KvCache, Scheduling
     from vllm_plugin.profile import Profile
@@ -117,6 +119,14 @@ def _self_test() -> str:
     return str(vllm.__version__)
 
 
+def pool_of(environ: Mapping[str, str], profile: str) -> str:
+    """The name of the engine's pool: that in ORCH_POOL, else that of the profile.
+
+    An empty variable is none, as with ORCH_PROFILE: a sidecar refuses a report without a name.
+    """
+    return environ.get("ORCH_POOL") or profile
+
+
 def features_of(vllm_config: Any) -> dict[str, Any]:
     """What else a sidecar may want to know of how this engine was configured."""
     scheduler = vllm_config.scheduler_config
@@ -162,7 +172,7 @@ async def kv_cache_of(engine_client: Any) -> KvCache:
     """The KV cache of the engine. Its groups of layers are known in the engine core only.
 
     An engine core that does not answer for its groups counts as one with full attention in all
-    layers; whoever admits requests has to correct that by the measured usage.
+    layers; the sidecar corrects that by the measured usage.
     """
     from vllm_plugin.kv_cache import KvCache, KvGroup, groups_of
 
@@ -191,7 +201,7 @@ def make_board(vllm_config: Any, profile: Profile) -> Board:
     board = Board(
         EngineFacts(
             engine_version=_self_test(),
-            pool=os.environ.get("ORCH_POOL", profile.name),
+            pool=pool_of(os.environ, profile.name),
             models=tuple(served) if isinstance(served, list) else (served,),
             ctx_max=model.max_model_len,
             profile=profile.name,

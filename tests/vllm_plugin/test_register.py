@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_plugin.register import features_of, rate_limits_of
+from vllm_plugin.register import features_of, pool_of, rate_limits_of
 
 
 @pytest.mark.parametrize("speculative_config", [None, object()])
@@ -36,3 +36,10 @@ def test_rate_limits_are_those_that_vllm_enforces(
 ) -> None:
     scheduler = SimpleNamespace(max_num_queued_reqs=requests, max_num_queued_tokens=tokens)
     assert rate_limits_of(SimpleNamespace(scheduler_config=scheduler)) == limits
+
+
+@pytest.mark.parametrize(
+    ("environ", "pool"), [({}, "cloud"), ({"ORCH_POOL": ""}, "cloud"), ({"ORCH_POOL": "a"}, "a")]
+)
+def test_pool_is_never_without_a_name(environ: dict[str, str], pool: str) -> None:
+    assert pool_of(environ, "cloud") == pool
