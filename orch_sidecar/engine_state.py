@@ -108,7 +108,7 @@ def unreachable(engine: str, error: str, *, known: bool) -> Outage:
 
 
 def stale(text: str, detail: str = "") -> Outage:
-    """Its state is not known any more, for what the text says."""
+    """Its state is no longer known; the text says why."""
     return Outage(EngineState.STALE, Reason.ENGINE_STALE, text, detail)
 
 

@@ -6,8 +6,8 @@
 
 The shell around `upper`. Between events a reader costs one sleeping wait, and nobody listening
 costs nothing: the pools are asked to tell of changes only while there is a reader. A reader that
-falls behind is dropped, and gets the whole state when it comes again. How many there may be, and
-of whom, `readers` knows.
+falls behind is dropped, and gets the whole state when it comes again. `readers` decides how many
+there may be in all, and of each client.
 """
 
 from __future__ import annotations

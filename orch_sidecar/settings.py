@@ -151,8 +151,8 @@ class SidecarSettings(BaseSettings):
     max_connections: int | None = Field(
         None,
         ge=1,
-        description="connections of clients at most; unset, and where it is more: half of the "
-        "descriptors that the process may have",
+        description="connections of clients at most; unset, and where it is more: half of what the "
+        "hard limit of descriptors leaves beyond 128",
     )
     max_header_bytes: int = Field(
         16_384, ge=1024, le=2**20, description="largest request line or header field, bytes"

@@ -132,7 +132,7 @@ class EngineReport:
     are not begun. `scheduled`: of leases, in the scheduler; those beyond are still on their way
     there. `prefill_tokens_per_s`: measured. `chunk_tokens`: the most of one prompt that a step
     reads beside others. `leases`: with their costs, those of this sidecar that the engine has;
-    told with a new epoch, for a request may reach an engine under its predecessor's.
+    reported with a new epoch, for a request may reach an engine under its predecessor's.
     """
 
     epoch: str
