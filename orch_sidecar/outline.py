@@ -38,11 +38,15 @@ MAX_DIGITS: Final = 400
 # of it is escaped; no name of a model is nearly as long.
 _KEPT_BYTES: Final = 1024
 _UTF_8: Final = ("utf-8", "utf-8-sig")
-_DIGITS_ALIKE: Final = bytes.maketrans(b"123456789", b"000000000")
+_DIGITS_ALIKE: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _TOO_MANY_DIGITS: Final = b"0" * (MAX_DIGITS + 1)
 # What usually stands between two strings, and opens and closes nothing.
 _SEPARATORS: Final = frozenset((b",", b", ", b":", b": "))
 _SPACES: Final = re.compile(rb"[ \t\n\r]{4,}")
+# Where all digits are zeros: what makes a number take several times as long as an integer. The
+# `e` of `true` follows no digit.
+_EXPONENT: Final = b"0e"
+_FRACTION: Final = re.compile(rb"\.0*e?|0e")
 
 
 def slices(body: bytes) -> Iterator[bytes]:
@@ -136,21 +140,31 @@ class Outline:
 
     def _count(self, outside: bytes) -> None:
         """Counts what there is outside of strings. Raises Unreadable if it is too much."""
+        alike = outside.translate(_DIGITS_ALIKE)
+        self._fractions += _fractions(alike)
         self._members += outside.count(b":")
-        self._fractions += outside.count(b".")
         self._items += outside.count(b",")
         for count, most, what in (
             (self._fields, 2 * MAX_FIELDS, f"{MAX_FIELDS} fields"),
             (self._containers, MAX_CONTAINERS, f"{MAX_CONTAINERS} objects and lists"),
             (self._members, MAX_MEMBERS, f"{MAX_MEMBERS} members of objects"),
-            (self._fractions, MAX_FRACTIONS, f"{MAX_FRACTIONS} numbers with a fraction"),
+            (self._fractions, MAX_FRACTIONS, f"{MAX_FRACTIONS} fractions or exponents"),
             (self._strings, MAX_STRINGS, f"{MAX_STRINGS} strings"),
             (self._items, MAX_ITEMS, f"{MAX_ITEMS} items"),
             (self._structure_bytes, MAX_STRUCTURE_BYTES, f"{MAX_STRUCTURE_BYTES} bytes of numbers"),
         ):
             if count > most:
                 raise Unreadable(f"the body has more than {what}: send fewer")
-        digits = self._digits + outside.translate(_DIGITS_ALIKE)
+        digits = self._digits + alike
         if _TOO_MANY_DIGITS in digits:
-            raise Unreadable(f"a number in the body has more than {MAX_DIGITS} digits")
+            raise Unreadable(
+                f"a number in the body has more than {MAX_DIGITS} digits: send fewer of them"
+            )
         self._digits = b"" if self._in_string else digits[-MAX_DIGITS:]
+
+
+def _fractions(digits: bytes) -> int:
+    """How many numbers have a fraction or an exponent, where all digits are zeros."""
+    if _EXPONENT in digits:
+        return sum(1 for _ in _FRACTION.finditer(digits))
+    return digits.count(b".")

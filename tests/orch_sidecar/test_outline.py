@@ -144,6 +144,21 @@ def test_error_says_no_place_that_is_one_of_the_outline() -> None:
     assert "char" not in refusal.message
 
 
+@pytest.mark.parametrize("number", [b"0.5", b"5e-10", b"5E+10", b"0.55e-10", b"-1.5E7"])
+def test_numbers_that_are_no_integers_are_limited_however_they_are_written(number: bytes) -> None:
+    others = b"true,false,null,12," * 20_000
+
+    def read_with(count: int) -> Demand | Refusal:
+        return read_outlined(b'{"prompt": "x", "x": [%b1]}' % (others + (number + b",") * count))
+
+    # One that two slices share may be counted as two, or not at all.
+    few = outline.MAX_FRACTIONS // 100
+    assert isinstance(read_with(outline.MAX_FRACTIONS - few), Demand)
+    refusal = read_with(outline.MAX_FRACTIONS + few)
+    assert isinstance(refusal, Refusal)
+    assert "more than 20000 fractions or exponents" in refusal.message
+
+
 def test_other_encoding_is_refused() -> None:
     refusal = read_outlined(json.dumps({"prompt": "x"}).encode("utf-16"))
     assert isinstance(refusal, Refusal)
@@ -174,6 +189,8 @@ WORST = {
     "large integers": repeated(b"9" * outline.MAX_DIGITS + b","),
     "huge integers": repeated(b"9" * 4300 + b","),
     "fractions": repeated(b"0.123456789,"),
+    "exponents": repeated(b"1234567890123456789e-300,"),
+    "most fractions": json.dumps({"x": [1 / 3e9] * (outline.MAX_FRACTIONS - 1)}).encode(),
     "small strings": repeated(b'"a",'),
     "most strings": json.dumps({"prompt": ["ab"] * (outline.MAX_STRINGS - 2)}).encode(),
     "quotes": repeated(b'"'),
