@@ -229,6 +229,7 @@ class Sidecar:
             await asyncio.sleep(CHECK_EVERY_S)
             self.watch.check(CHECK_EVERY_S)
             self.connections.end_abandoned()
+            self.connections.end_stalled(CHECK_EVERY_S, self.settings.client_stall_s)
             for pool in self.pools:
                 pool.connections.prune()
 

@@ -1,9 +1,10 @@
-"""The connections of clients: how many there may be, and which are looked at though unread.
+"""The connections of clients: how many there may be, and which of them are of no use.
 
 A process has a limit of descriptors, and a client that only connects costs it one. So there is a
 limit of connections below that, and idle ones make room first. Where reading is paused, because
 requests were sent ahead, the end of a connection does not show by itself: now and then all of these
-are asked for it in one call. Knows nothing of HTTP.
+are asked for it in one call. A client that does not read its answers would keep its connection for
+ever. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -52,8 +53,15 @@ class Connection(Protocol):
     def reads_ahead(self) -> bool:
         """Whether what comes now is behind the request that is being served."""
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Of answers that the client has yet to take, and that no relay writes."""
+
     def force_close(self) -> None:
-        """Ends it."""
+        """Ends it, once the client has what was written."""
+
+    def abort(self) -> None:
+        """Ends it at once."""
 
     def drop_what_follows(self) -> None:
         """Serves nothing after this request: what the client sends is read and dropped."""
@@ -92,8 +100,10 @@ class Connections:
         """`whose`: for the log."""
         self.limit = limit
         self._whose = whose
-        self.closed_idle = self.refused = 0
+        self.closed_idle = self.closed_stalled = self.refused = 0
         self._open: OrderedDict[Connection, None] = OrderedDict()
+        # What they had not taken at the last look, and for how many looks it has been so much.
+        self._behind: dict[Connection, tuple[int, int]] = {}
         self._loop = asyncio.get_running_loop()
         self._all_busy_until = self._log_at = float("-inf")
         self._logged = (0, 0)
@@ -102,7 +112,7 @@ class Connections:
         return len(self._open)
 
     def enter(self, connection: Connection) -> bool:
-        """A client has connected. False: there is no room for it."""
+        """A client has connected. False: too many have."""
         if len(self._open) >= self.limit:
             made = self._make_room()
             self.refused += not made
@@ -138,6 +148,23 @@ class Connections:
             elif connection.reads_ahead and _unread_bytes(descriptor) >= _HIDES_THE_END_BYTES:
                 connection.drop_what_follows()
 
+    def end_stalled(self, every_s: float, stall_s: float) -> None:
+        """Ends those whose clients have read nothing of an answer for `stall_s` seconds.
+
+        To be called every `every_s` seconds. What relays write is watched with the relays.
+        """
+        behind: dict[Connection, tuple[int, int]] = {}
+        for connection in self._open:
+            unsent_bytes = connection.unsent_bytes
+            if unsent_bytes:
+                before, looks = self._behind.get(connection, (0, 0))
+                behind[connection] = unsent_bytes, looks + 1 if unsent_bytes == before else 0
+        self._behind = behind
+        for connection, (_, looks) in behind.items():
+            if looks * every_s > stall_s:
+                self.closed_stalled += 1
+                connection.abort()
+
     def collect(self) -> Iterable[Metric]:
         """For Prometheus."""
         is_open = GaugeMetricFamily("orch_connections", "Connections of clients that are open.")
@@ -146,12 +173,13 @@ class Connections:
         limit.add_metric((), self.limit)
         closed = CounterMetricFamily(
             "orch_connections_closed",
-            "Connections that were closed because of the limit: idle ones, and new ones when "
-            "none was idle.",
+            "Connections that were closed because of the limit (idle ones, and new ones when none "
+            "was idle), and those of clients that read nothing of an answer.",
             labels=("reason",),
         )
         closed.add_metric(("idle",), self.closed_idle)
         closed.add_metric(("refused",), self.refused)
+        closed.add_metric(("stalled",), self.closed_stalled)
         return is_open, limit, closed
 
     def _make_room(self) -> bool:

@@ -102,7 +102,7 @@ def request_factory(loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRe
 class ClientConnection(web.RequestHandler):
     """Passes its transport's back-pressure on to the relay that writes to it."""
 
-    __slots__ = ("_connections", "_headers", "relay")
+    __slots__ = ("_client", "_connections", "_headers", "relay")
 
     def __init__(
         self,
@@ -116,6 +116,8 @@ class ClientConnection(web.RequestHandler):
         super().__init__(*args, **kwargs)
         self._headers = headers
         self._connections = connections
+        # As `transport`, which aiohttp forgets when it closes it, whatever is yet to be sent.
+        self._client: asyncio.Transport | None = None
         self.relay: Answering | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -135,6 +137,18 @@ class ClientConnection(web.RequestHandler):
         return transport.get_write_buffer_size() == 0
 
     @property
+    def unsent_bytes(self) -> int:
+        """Of answers that the client has yet to take, and that no relay writes."""
+        if self._client is None or self.relay is not None:
+            return 0
+        return self._client.get_write_buffer_size()
+
+    def abort(self) -> None:
+        """Ends it at once."""
+        if self._client is not None:
+            self._client.abort()
+
+    @property
     def reads_ahead(self) -> bool:
         """Whether what comes now is behind the request that is being served."""
         request = self._current_request
@@ -152,11 +166,13 @@ class ClientConnection(web.RequestHandler):
         if self._connections is not None and not self._connections.enter(self):
             cast(asyncio.Transport, transport).abort()
             return
+        self._client = cast(asyncio.Transport, transport)
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._connections is not None:
             self._connections.leave(self)
+        self._client = None
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:

@@ -136,6 +136,38 @@ async def test_large_request_behind_another_ends_the_connection_after_that(
     assert await ended(client)
 
 
+async def unread(running: Running) -> Client:
+    """A client that has sent requests and reads nothing of what it gets."""
+    client = await running.client(receive_buffer=4096)
+    for _ in range(2000):
+        client.send_request("GET", "/metrics")
+    return client
+
+
+async def test_client_that_does_not_read_its_answers_is_dropped(start: Start, quick: None) -> None:
+    running = await start(max_connections=2, client_stall_s=0.3)
+    for _ in range(2):
+        await unread(running)
+    connections = running.sidecar.connections
+    await eventually(lambda: connections.closed_stalled == 2)
+    await eventually(lambda: len(connections) == 0 and running.connections == [])
+    assert (await (await running.client()).get("/livez")).status == 200
+
+
+async def test_client_that_reads_its_answers_slowly_is_not_dropped(
+    start: Start, quick: None
+) -> None:
+    running = await start(client_stall_s=0.3)
+    client = await unread(running)
+    [connection] = running.connections
+    await eventually(lambda: connection.unsent_bytes)  # type: ignore[attr-defined]
+    for _ in range(8):
+        for _ in range(20):
+            assert (await client.response("GET")).status == 200
+        await asyncio.sleep(0.1)
+    assert running.sidecar.connections.closed_stalled == 0
+
+
 UPGRADE: Any = [("Connection", "Upgrade, HTTP2-Settings"), ("HTTP2-Settings", "AAMAAABk")]
 
 
