@@ -22,8 +22,9 @@ from orch_sidecar.connections import Connections
 from orch_sidecar.openai import Api
 from orch_sidecar.reasons import Reason, Refusal
 
-# Of the bodies of requests that were sent ahead: they are read in before they are counted.
-_AHEAD_BYTES: Final = 2**20
+# Of the bodies of requests that were sent ahead on one connection: they are outside the budget of
+# all bodies until they are served. One read, of 256 KiB at most, may go beyond it.
+_AHEAD_BYTES: Final = 65_536
 
 
 class Written(web.StreamResponse):
@@ -123,8 +124,11 @@ class ClientConnection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         # aiohttp bounds the requests that are sent ahead, and each body, but not all together.
-        if len(self._messages) > 1 and not self._buffer_paused:
-            ahead_bytes = sum(payload.total_bytes for _, payload in self._messages)
+        messages = self._messages
+        if not messages or self._buffer_paused:
+            return
+        if len(messages) > 1 or self._current_request is not None:
+            ahead_bytes = sum(payload.total_bytes for _, payload in messages)
             if ahead_bytes > _AHEAD_BYTES:
                 self._pause_reading_for_buffer()  # until the next of them is served
 
