@@ -97,10 +97,8 @@ class AnswerReader:
         if cut <= 0:
             return
         boundary = text.rfind(b"\n\n", 0, cut) if self._events else -1
-        if boundary < 0:
+        if not self._between or boundary < 0:
             self._read(text)
-        elif not self._between:
-            self._read(text[:TAIL_BYTES])
         self._between = boundary >= 0
         self._kept = text[boundary + 1 if self._between else cut :]
 

@@ -74,6 +74,16 @@ def test_what_is_far_from_the_end_takes_no_memory(
     assert len(reader._kept) <= TAIL_BYTES + longest + 4
 
 
+@pytest.mark.parametrize("size", [40, MOST_PIECE_BYTES])
+def test_counts_of_a_long_first_event_are_read(size: int) -> None:
+    started = {"type": "message_start", "message": {"id": "x" * 7000, "usage": {"input_tokens": 9}}}
+    deltas = [{"type": "content_block_delta", "delta": {"text": "x" * 40}}] * 100
+    ended = {"type": "message_delta", "usage": {"output_tokens": 5}}
+    body = b"".join(sse(event) for event in (started, *deltas, ended))
+    pieces = [body[: 7000 + 2 * size], body[7000 + 2 * size :]]
+    assert reader_of(pieces, events=True).counts == (9, 5)
+
+
 def test_continuous_counts_of_a_stream_without_an_end_are_the_last_ones() -> None:
     stream = openai_stream(SPOKEN[0].api, told=False, continuous=True)
     assert reader_of([stream], events=True).counts == (5, 3)
