@@ -58,7 +58,7 @@ class Router:
         chosen = pools.choose(wanted, exchange.spent_ms(), tried or None)
         if isinstance(chosen, Refusal):
             return Failed(chosen)
-        told: Refusal | None = None
+        refusal: Refusal | None = None
         while True:
             pool, ask, why = chosen
             _note(exchange, pool, ask, why)
@@ -74,15 +74,15 @@ class Router:
                     return Failed(outcome.refusal)
             if outcome.refusal is MOVED:
                 request.moved = True
-            elif told is None or errors.FORMS[told.reason].status != 429:
-                told = outcome.refusal  # that a better pool was busy stays the answer
-            if told is not None and (not outcome.elsewhere or pools.one is not None):
-                return Failed(request.lost or told)
+            elif refusal is None or errors.FORMS[refusal.reason].status != 429:
+                refusal = outcome.refusal  # that a better pool was busy stays the answer
+            if refusal is not None and (not outcome.elsewhere or pools.one is not None):
+                return Failed(request.lost or refusal)
             if outcome.tried:
                 tried.add(pool.name)
             again = pools.choose(wanted, exchange.spent_ms(), tried)
             if isinstance(again, Refusal):
-                return Failed(request.lost or told or again, elsewhere=True)
+                return Failed(request.lost or refusal or again, elsewhere=True)
             chosen = again
             request.trace.retried(outcome.refusal.reason)
             exchange.begin_again()
