@@ -161,8 +161,12 @@ class ClientConnection(web.RequestHandler):
     def drop_what_follows(self) -> None:
         """Serves nothing after this request: what the client sends is read and dropped."""
         self.close()
+        # The head of its answer says so, if that has yet to go out.
         if self.relay is not None:
-            self.relay.keep_alive = False  # its head says so, if it has yet to go out
+            self.relay.keep_alive = False
+        request = self._current_request
+        if request is not None:
+            request._message = request._message._replace(should_close=True)
         if self.transport is not None:
             self.transport.resume_reading()
 

@@ -136,6 +136,30 @@ async def test_large_request_behind_another_ends_the_connection_after_that(
     assert await ended(client)
 
 
+@pytest.mark.parametrize("refused", [False, True])
+async def test_request_that_waits_before_a_large_one_is_the_last_of_its_connection(
+    start: Start, quick: None, held: Held, refused: bool
+) -> None:
+    running = await start(**({"queue_timeout_s": 1.0} if refused else {}))
+    busy = await started(running, n=4)
+    await eventually(lambda: held.waiting)
+    client = await running.client()
+    ahead(client, large=True)
+    await eventually(lambda: any(each._close for each in running.connections))
+    if refused:
+        response = await client.response()
+        held.release()
+    else:
+        held.release()
+        await eventually(lambda: held.waiting)
+        held.release()
+        response = await client.response()
+    assert response.status == (429 if refused else 200)
+    assert response.header("connection") == "close"
+    assert await ended(client)
+    assert (await busy.response()).status == 200
+
+
 async def unread(running: Running) -> Client:
     """A client that has sent requests and reads nothing of what it gets."""
     client = await running.client(receive_buffer=4096)

@@ -7,7 +7,6 @@ from itertools import count
 
 import pytest
 
-from orch_sidecar import reading
 from orch_sidecar.outline import SLICE_BYTES
 from orch_sidecar.reading import BodyReader
 from orch_sidecar.settings import SidecarSettings
@@ -21,7 +20,9 @@ async def test_event_loop_turns_by_the_time_that_slices_take(
     monkeypatch: pytest.MonkeyPatch, slice_ms: float, least: int, most: int
 ) -> None:
     clock = count()
-    monkeypatch.setattr(reading.time, "perf_counter", lambda: next(clock) * slice_ms / 1000)
+    monkeypatch.setattr(
+        "orch_sidecar.reading.time.perf_counter", lambda: next(clock) * slice_ms / 1000
+    )
     reader = BodyReader(SidecarSettings())
     outlining = asyncio.create_task(reader.outlined(BODY, len))
     turns = 0
