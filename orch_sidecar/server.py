@@ -21,6 +21,7 @@ from orch_sidecar.answering import Answering
 from orch_sidecar.connections import Connections
 from orch_sidecar.openai import Api
 from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.routes import ROUTES
 
 # Of the bodies of requests that were sent ahead on one connection: they are outside the budget of
 # all bodies until they are served. One read, of 256 KiB at most, may go beyond it.
@@ -200,16 +201,19 @@ class ClientConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What aiohttp answers to what it cannot parse, in the error form of the API."""
+        """Answers what cannot be parsed, and what our own fault broke, in the API's error form."""
         if status >= 500:
             self.log_exception("Error handling request", exc_info=exc)
             refusal = Refusal(Reason.INTERNAL_ERROR, "an error of the sidecar; its log has it")
+            route = ROUTES.get(request.rel_url.raw_path)
+            api = Api.OTHER if route is None else route.api
         else:
+            api = Api.OTHER
             text = (message or HTTPStatus(status).phrase).split("\n")[0]
             refusal = Refusal(Reason.INVALID_REQUEST, f"not an HTTP request: {text}")
         response = web.Response(
             status=status,
-            body=errors.body(Api.OTHER, refusal),
+            body=errors.body(api, refusal),
             content_type="application/json",
             headers=self._headers,
         )

@@ -142,17 +142,17 @@ class Serving:
             exchange.outcome, exchange.status = Reason.INTERNAL_ERROR, 500
             raise  # ClientConnection.handle_error logs it and answers
         finally:
+            self.active -= 1
+            self.one_less.set()
             if request is not None:
+                self.bodies.release(request)
+                if request.presence is not None:
+                    self._leases.leave(request.presence)
                 assert not isinstance(name, Refusal)  # then it had not begun
                 self._in_flight.end(name)
                 if request.held:
                     assert request.key is not None  # it is what holds them
                     self._guard.leave(request.key, request.held, time.monotonic())
-                if request.presence is not None:
-                    self._leases.leave(request.presence)
-                self.bodies.release(request)
-            self.active -= 1
-            self.one_less.set()
             self._metrics.finished(exchange)
             trace.ended()
 

@@ -132,16 +132,18 @@ async def test_every_answer_says_the_measurement_type(
     assert response.header("x-measurement-type") == "batched_online"
 
 
-async def test_own_error_says_the_measurement_type(
-    engine: ScriptedEngine, sidecar: Running, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_own_error_has_the_form_of_its_api_and_says_the_measurement_type(
+    engine: ScriptedEngine, sidecar: Running, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
     monkeypatch.setattr("orch_sidecar.request.request_head", broken)
-    response = await (await sidecar.client()).post()
+    response = await (await sidecar.client()).post(path)
     assert response.status == 500
     assert response.error["code"] == "internal_error"
+    assert response.json().get("type") == ("error" if path == MESSAGES else None)
     assert b"secret" not in response.body
     assert response.header("x-measurement-type") == "batched_online"
     assert sidecar.ledger.leases() == 0
