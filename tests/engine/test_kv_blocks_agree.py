@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import warnings
+from collections.abc import Iterator
 from math import ceil
 from typing import Any
 
@@ -22,13 +24,17 @@ LENGTHS = (1, 500, 8000, 32_000)
 
 
 @pytest.fixture(scope="module")
-def cores() -> Any:
+def cores() -> Iterator[Any]:
+    environment = dict(os.environ)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM's own, at import
         from tests.engine import core_cache
 
     assert set(core_cache.MODELS) == set(MODELS)
-    return core_cache
+    yield core_cache
+    # vLLM sets LD_PRELOAD and more, which the processes of later tests must not inherit.
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 @pytest.mark.parametrize("batches", [1, 2])
