@@ -1,6 +1,7 @@
 # make run      engine and sidecar on this machine, ready for an OpenAI client
 # make test     everything: lint, types, unit, integration and real-engine tests
-# make soak     clients and faults by chance, for MINUTES (20): what must never happen
+# make soak       clients and faults by chance, for MINUTES (20): what must never happen
+# make test-long  what takes long, the soak included; short forms are in `make test`
 # make install  the environment alone
 # make k8s      the manifests that are generated: the wheel, the profiles, k8s/cpu
 
@@ -16,7 +17,7 @@ MINUTES ?= 20
 SEED ?=
 MODEL ?=
 
-.PHONY: install run check test lint types bench-proxy bench-engine bench-plugin bench-policy bench-three bench-import soak k8s clean
+.PHONY: install run check test test-long lint types bench-proxy bench-engine bench-plugin bench-policy bench-three bench-import soak k8s clean
 
 install: $(STAMP)
 
@@ -49,6 +50,11 @@ types: $(STAMP)
 
 test: lint types
 	$(BIN)/python -m pytest
+
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m tests.benchmarks.short_waits
+	$(BIN)/python -m tests.benchmarks.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 bench-proxy: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.proxy

@@ -1,4 +1,4 @@
-"""A minute of clients that come and go at random: slots are never exceeded, nothing leaks."""
+"""Clients that come and go at random: slots are never exceeded, nothing leaks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from orch_sidecar.local.stack import Stack
 from tests.engine.clients import PATHS, body, engine_state, session, until
 
 CLIENTS = 48
-SECONDS = 60.0
 LEAVING = 0.3
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -70,7 +70,8 @@ def resident_mb(pid: int) -> float:
     return int(match[1]) / 1024
 
 
-async def test_a_minute_of_coming_and_going(cloud: Stack) -> None:
+@pytest.mark.parametrize("seconds", [15.0, pytest.param(60.0, marks=pytest.mark.long)])
+async def test_coming_and_going_leaves_nothing_behind(cloud: Stack, seconds: float) -> None:
     seen: Counter[str] = Counter()
     assert cloud.sidecar is not None
     async with session() as http:
@@ -81,7 +82,7 @@ async def test_a_minute_of_coming_and_going(cloud: Stack) -> None:
             *(client(http, cloud.url, random.Random(i), warm, seen) for i in range(CLIENTS))
         )
         memory_before = resident_mb(cloud.sidecar.pid)
-        end = time.monotonic() + SECONDS
+        end = time.monotonic() + seconds
         await asyncio.gather(
             *(client(http, cloud.url, random.Random(100 + i), end, seen) for i in range(CLIENTS))
         )
@@ -105,8 +106,8 @@ async def test_a_minute_of_coming_and_going(cloud: Stack) -> None:
 
         await until(calm, 5.0)
     print(dict(seen), "peak", engine["peak"])
-    assert seen["200"] > 100
-    assert seen["left"] > 20
+    assert seen["200"] > seconds
+    assert seen["left"] > seconds / 3
     assert set(seen) <= {"200", "left", "429"}  # some would start later than their SLO allows
     assert state["peak"] <= 8
     assert engine["peak"] <= 8

@@ -66,6 +66,7 @@ def sweep_of(folder: Path) -> Sweep:
     return Sweep.model_validate_json((folder / "o.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.long
 async def test_search_finds_the_rate_that_the_engine_can_do(
     run: Run, tmp_path: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,6 +220,7 @@ async def test_interruption_of_a_sweep_keeps_what_was_measured(
     assert found.points[0].clients == 2
 
 
+@pytest.mark.long
 async def test_sweep_of_which_every_point_is_invalid_fails(
     run: Run, tmp_path: Path, cloud: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
