@@ -82,7 +82,9 @@ class Router:
                 tried.add(pool.name)
             again = pools.choose(wanted, exchange.spent_ms(), tried)
             if isinstance(again, Refusal):
-                return Failed(request.lost or refusal or again, elsewhere=True)
+                if refusal is None or errors.FORMS[again.reason].status == 429:
+                    refusal = again  # a pool that works is busy: so it is worth coming back
+                return Failed(request.lost or refusal, elsewhere=True)
             chosen = again
             request.trace.retried(outcome.refusal.reason)
             exchange.begin_again()
