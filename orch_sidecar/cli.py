@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp, SettingsError
 
-from orch_sidecar.settings import SidecarSettings
+from orch_sidecar.config.settings import SidecarSettings
 from vllm_plugin.profile import ProfileError
 
 _COMMANDS: Final = {
@@ -69,43 +69,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _up(words: list[str]) -> None:
-    from orch_sidecar.local.up import main as up
+    from orch_sidecar.tools.local.up import main as up
 
     up(words)
 
 
 def _engine(words: list[str]) -> None:
-    from orch_sidecar.local.engine import main as engine
+    from orch_sidecar.tools.local.engine import main as engine
 
     engine(words)
 
 
 def _key(words: list[str]) -> None:
-    from orch_sidecar.new_key import main as key
+    from orch_sidecar.tools.new_key import main as key
 
     key(words)
 
 
 def _simulate(words: list[str]) -> None:
-    from orch_sidecar.simulate.cli import main as simulate
+    from orch_sidecar.tools.simulate.cli import main as simulate
 
     simulate(words)
 
 
 def _bench(words: list[str]) -> None:
-    from orch_sidecar.bench.cli import main as bench
+    from orch_sidecar.tools.bench.cli import main as bench
 
     bench(words)
 
 
 def _facts(words: list[str]) -> None:
-    from orch_sidecar.facts.cli import main as facts
+    from orch_sidecar.tools.facts.cli import main as facts
 
     facts(words)
 
 
 def _drain(words: list[str]) -> None:
-    from orch_sidecar.drain import main as drain
+    from orch_sidecar.tools.drain import main as drain
 
     drain(words)
 
@@ -117,7 +117,7 @@ def _sidecar(words: list[str]) -> None:
     )
     import uvloop
 
-    from orch_sidecar.app import serve
+    from orch_sidecar.app.sidecar import serve
 
     try:
         code = uvloop.run(serve(settings, lambda: load_settings(words)))

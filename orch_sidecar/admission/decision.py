@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orch_sidecar.admission.ask import Ask
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.reasons import Refusal
+from orch_sidecar.admission.types import Ask
+from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.profile import ServiceClass
 
 

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from orch_sidecar.admission.ask import Ask, EngineReport, Queued
-from orch_sidecar.admission.core import Admission
+from orch_sidecar.admission.controller import Admission
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.admission.types import Ask, EngineReport, Queued
+from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules
 
 _BLOCK_BYTES: Final = 4096

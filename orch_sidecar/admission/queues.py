@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
-from orch_sidecar.admission.ask import Ask
-from orch_sidecar.reasons import Reason
+from orch_sidecar.admission.types import Ask
+from orch_sidecar.api.refusal import Reason
 from vllm_plugin.profile import ServiceClass
 
 

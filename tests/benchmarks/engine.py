@@ -11,9 +11,9 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from orch_sidecar.local import tiny_model
-from orch_sidecar.local.stack import Plan, Stack
-from orch_sidecar.local.up import cache_directory
+from orch_sidecar.tools.local import tiny_model
+from orch_sidecar.tools.local.stack import Plan, Stack
+from orch_sidecar.tools.local.up import cache_directory
 from tests.benchmarks.load import Window, closed_loop, spread
 
 SLOTS: Final = 8

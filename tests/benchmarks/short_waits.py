@@ -19,8 +19,8 @@ from contextlib import nullcontext
 
 import uvloop
 
-from orch_sidecar.app import Sidecar
-from orch_sidecar.settings import SidecarSettings
+from orch_sidecar.app.sidecar import Sidecar
+from orch_sidecar.config.settings import SidecarSettings
 from tests.integration.impatient import faults, short_waits, short_work
 from tests.integration.running import Running
 from tests.integration.scripted_engine import ScriptedEngine

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from orch_sidecar.local import tiny_model
-from orch_sidecar.local.stack import Plan, Stack
-from orch_sidecar.local.up import cache_directory
+from orch_sidecar.tools.local import tiny_model
+from orch_sidecar.tools.local.stack import Plan, Stack
+from orch_sidecar.tools.local.up import cache_directory
 from tests.benchmarks.engine import model_directory
 
 SLOTS: Final = {"home": None, "cloud": 16, "offline": 32}

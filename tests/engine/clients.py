@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from orch_sidecar.local.stack import Stack
+from orch_sidecar.tools.local.stack import Stack
 
 PATHS = {
     "chat": "/v1/chat/completions",

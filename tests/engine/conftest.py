@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from orch_sidecar.local.otlp import OtlpReceiver
-from orch_sidecar.local.stack import Plan, Stack
-from orch_sidecar.local.up import tiny_model
+from orch_sidecar.tools.local.otlp import OtlpReceiver
+from orch_sidecar.tools.local.stack import Plan, Stack
+from orch_sidecar.tools.local.up import tiny_model
 from tests.engine.grpc_receiver import GrpcReceiver
 
 READY_WITHIN_S = 240.0

@@ -9,8 +9,8 @@ from typing import Any
 
 import aiohttp
 
-from orch_sidecar.local.otlp import OtlpReceiver, ReceivedSpan
-from orch_sidecar.local.stack import Stack
+from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan
+from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import PATHS, body, post, session, traceparent
 
 _TOKENS = 12

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from orch_sidecar.local.stack import Stack
+from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import body, engine_state, post, session
 
 TOKENS = 120

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from orch_sidecar.local.otlp import OtlpReceiver
-from orch_sidecar.local.stack import Stack
+from orch_sidecar.tools.local.otlp import OtlpReceiver
+from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import (
     ATTEMPTS,
     Seen,

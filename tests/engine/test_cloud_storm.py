@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from orch_sidecar.local.stack import Stack
+from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import PATHS, body, engine_state, session, until
 
 CLIENTS = 48

@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from orch_sidecar.local.processes import Child
-from orch_sidecar.local.stack import Stack, free_port
+from orch_sidecar.tools.local.processes import Child
+from orch_sidecar.tools.local.stack import Stack, free_port
 from tests.engine.clients import ATTEMPTS, body, engine_state, post, session, until
 
 STREAMS = 32

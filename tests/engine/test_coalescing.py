@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from multidict import CIMultiDict
 
-from orch_sidecar.local.otlp import OtlpReceiver
-from orch_sidecar.local.stack import Stack
+from orch_sidecar.tools.local.otlp import OtlpReceiver
+from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import (
     ATTEMPTS,
     Seen,

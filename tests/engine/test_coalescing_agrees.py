@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar import coalescing
-from orch_sidecar.coalescing import digest
+from orch_sidecar.api import coalescing_key as coalescing
+from orch_sidecar.api.coalescing_key import digest
 
 pytestmark = pytest.mark.engine
 

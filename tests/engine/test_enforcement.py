@@ -11,9 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from orch_sidecar.local.engine import SERVER
-from orch_sidecar.local.stack import free_port
-from orch_sidecar.local.up import tiny_model
+from orch_sidecar.tools.local.engine import SERVER
+from orch_sidecar.tools.local.stack import free_port
+from orch_sidecar.tools.local.up import tiny_model
 
 LOADING = "Starting to load model"
 

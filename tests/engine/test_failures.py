@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from orch_sidecar.local.otlp import OtlpReceiver, ReceivedSpan
-from orch_sidecar.local.stack import Stack
+from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan
+from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import (
     Seen,
     body,

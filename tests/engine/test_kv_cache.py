@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from orch_sidecar.local.stack import Stack
-from orch_sidecar.local.up import tiny_model
+from orch_sidecar.tools.local.stack import Stack
+from orch_sidecar.tools.local.up import tiny_model
 from tests.engine.clients import engine_state, post, session
 from tests.engine.conftest import Stacks, make_plan
 from tests.engine.sliding_model import LAYERS, WINDOW_TOKENS

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.local.stack import Stack
+from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import ATTEMPTS, body
 from tests.engine.conftest import Stacks, make_plan
 from tests.engine.trace_file import TraceFile

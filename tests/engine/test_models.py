@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.bench.endpoint import Endpoint
-from orch_sidecar.bench.idle import look
-from orch_sidecar.local.stack import Stack, free_port, get_json
-from orch_sidecar.local.up import tiny_model
+from orch_sidecar.tools.bench.load.endpoint import Endpoint
+from orch_sidecar.tools.bench.runs.idle import look
+from orch_sidecar.tools.local.stack import Stack, free_port, get_json
+from orch_sidecar.tools.local.up import tiny_model
 from tests.engine.clients import body, post, session, until
 from tests.engine.conftest import Stacks, make_plan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from orch_sidecar.local.stack import Stack
+from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import body, engine_state, post, session, until
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from orch_sidecar.local.processes import Child
-from orch_sidecar.local.stack import Stack, free_port
+from orch_sidecar.tools.local.processes import Child
+from orch_sidecar.tools.local.stack import Stack, free_port
 from tests.engine.clients import Seen, body, post, session, until
 from tests.engine.conftest import READY_WITHIN_S, Stacks, make_plan
 from tests.engine.halted import halted

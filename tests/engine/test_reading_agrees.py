@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from orch_sidecar.openai import Api, Demand, read
-from orch_sidecar.outline import Outline
+from orch_sidecar.api.body_outline import Outline
+from orch_sidecar.api.generation import Api, Demand, read
 
 pytestmark = pytest.mark.engine
 

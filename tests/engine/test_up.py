@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orch_sidecar.local.stack import free_port
+from orch_sidecar.tools.local.stack import free_port
 from tests.engine.conftest import READY_WITHIN_S, Stacks
 
 

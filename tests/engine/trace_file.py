@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from orch_sidecar.local.otlp import OtlpReceiver
+from orch_sidecar.tools.local.otlp import OtlpReceiver
 
 _IDS = ("traceId", "spanId", "parentSpanId")
 

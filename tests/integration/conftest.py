@@ -16,8 +16,8 @@ from unittest.mock import MagicMock
 import pytest
 import uvloop
 
-from orch_sidecar.app import Sidecar
-from orch_sidecar.settings import SidecarSettings
+from orch_sidecar.app.sidecar import Sidecar
+from orch_sidecar.config.settings import SidecarSettings
 from tests.integration.held import Held
 from tests.integration.otlp import Collect, Collector, grpc_collector, http_collector
 from tests.integration.running import Running, Start, all_ready, eventually, pools
@@ -52,14 +52,14 @@ def no_freezing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     The real thing is in test_process.
     """
-    monkeypatch.setattr("orch_sidecar.app.gc", MagicMock())
+    monkeypatch.setattr("orch_sidecar.app.sidecar.gc", MagicMock())
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sidecar's periodic looks, without the wait. To be named before the sidecar."""
-    monkeypatch.setattr("orch_sidecar.app.CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr("orch_sidecar.confirm.LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr("orch_sidecar.app.sidecar.CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr("orch_sidecar.pools.lease_reconciler.LOOK_EVERY_S", 0.1)
 
 
 @pytest.fixture

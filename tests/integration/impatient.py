@@ -80,7 +80,7 @@ def faults(running: Running, share: float, seed: int) -> Iterator[Counter[str]]:
     Before the call does anything, or after it has done everything. Yields how often, by name.
     """
     dice, raised = random.Random(seed), Counter[str]()
-    with patch.multiple("orch_sidecar.confirm", LOOK_EVERY_S=0.2):
+    with patch.multiple("orch_sidecar.pools.lease_reconciler", LOOK_EVERY_S=0.2):
         wrapped: list[tuple[Any, str]] = []
         for pool in running.sidecar.pools:
             for target, names in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from orch_sidecar.keys import RANDOM_BYTES, entry_of, new_key
+from orch_sidecar.auth.keys import RANDOM_BYTES, entry_of, new_key
 
 Header = tuple[str, str]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from aiohttp.web import RequestHandler
 
-from orch_sidecar.app import Sidecar
-from orch_sidecar.engine_state import EngineState
-from orch_sidecar.pool import Pool
+from orch_sidecar.app.sidecar import Sidecar
+from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.pools.pool import Pool
 from tests.integration.client import Client
 from tests.integration.scripted_engine import ScriptedEngine
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from orch_sidecar import report
-from orch_sidecar.upstream import EngineConnection
+from orch_sidecar.engine_state import report
+from orch_sidecar.wire.engine_connection import EngineConnection
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.cancelling import assert_cancelled, cancel, named, new_id
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client

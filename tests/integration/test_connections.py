@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from orch_sidecar import upstream
+from orch_sidecar.wire import engine_connection as upstream
 from tests.integration.client import CHAT, body_of
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -151,7 +151,7 @@ async def test_idle_connection_older_than_two_seconds_is_not_used(
 async def test_idle_connections_are_closed_after_a_while(
     quick: None, engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.upstream.REUSE_WITHIN_S", 0.1)
+    monkeypatch.setattr("orch_sidecar.wire.engine_connection.REUSE_WITHIN_S", 0.1)
     running = await start()
     await (await running.client()).post()
     await eventually(lambda: len(engine.wires) == 1)  # the state stream's

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.connections import RESERVED_DESCRIPTORS, most_connections
+from orch_sidecar.wire.client_connections import RESERVED_DESCRIPTORS, most_connections
 from tests.integration.client import CHAT, COMPLETIONS, Client, body_of
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually

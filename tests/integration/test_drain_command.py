@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from orch_sidecar.drain import NotDrained
-from orch_sidecar.drain import drain as drain_pools
+from orch_sidecar.tools.drain import NotDrained
+from orch_sidecar.tools.drain import drain as drain_pools
 from tests.integration.client import Client
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
@@ -136,7 +136,7 @@ async def test_command_ends_with_the_engine_that_it_drains_for(
 async def test_frozen_engine_that_is_stopped_is_not_waited_for_until_the_limit(
     sidecar: Running, engine: ScriptedEngine, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.drain._SILENT_S", 0.2)
+    monkeypatch.setattr("orch_sidecar.tools.drain._SILENT_S", 0.2)
     await started(sidecar)
     await eventually(lambda: held.waiting)
     engine.faults.mute = True

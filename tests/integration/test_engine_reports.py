@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from orch_sidecar.engine import EVENT_BYTES
+from orch_sidecar.pools.engine_watcher import EVENT_BYTES
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import Engine, Script, ScriptedEngine
 from tests.integration.wire import Answer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar import following
+from orch_sidecar.pools import discovery as following
 from tests.integration.client import CHAT
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
@@ -153,7 +153,7 @@ async def test_group_can_be_pinned_by_its_name(names: Names, start: Start) -> No
 async def test_answer_that_is_under_way_outlives_the_address_of_its_engine(
     names: Names, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.members.MISSING_FOR_S", 0.1)
+    monkeypatch.setattr("orch_sidecar.pools.membership.MISSING_FOR_S", 0.1)
     one = await names.come("127.0.0.2")
     one.answer = held = Held()
     running = await start(pools=[names.setting])

@@ -10,10 +10,10 @@ import anthropic
 import openai
 import pytest
 
-from orch_sidecar.guard import OPEN
-from orch_sidecar.keys import new_key
-from orch_sidecar.readers import MOST_OF_A_CLIENT
-from orch_sidecar.routes import ROUTES, STREAM
+from orch_sidecar.api.endpoints import ROUTES, STREAM
+from orch_sidecar.auth.authorizer import OPEN
+from orch_sidecar.auth.keys import new_key
+from orch_sidecar.control.stream_readers import MOST_OF_A_CLIENT
 from tests.integration.cancelling import assert_cancelled, cancel, named, new_id
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client, body_of
 from tests.integration.held import Held, started

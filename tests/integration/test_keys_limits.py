@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orch_sidecar.keys import Keys
+from orch_sidecar.auth.keys import Keys
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.cancelling import cancel, named, new_id
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, Response

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.app import Sidecar
-from orch_sidecar.keys import KeysWrong, new_key
-from orch_sidecar.settings import SidecarSettings
+from orch_sidecar.app.sidecar import Sidecar
+from orch_sidecar.auth.keys import KeysWrong, new_key
+from orch_sidecar.config.settings import SidecarSettings
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
@@ -41,7 +41,7 @@ async def keyed(start: Start, ring: KeyRing) -> Running:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is looked at without the wait. To be named before the sidecar."""
-    monkeypatch.setattr("orch_sidecar.reloading.LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("orch_sidecar.app.reloader.LOOK_EVERY_S", 0.02)
 
 
 async def status(running: Running, header: tuple[str, str]) -> int:
@@ -195,7 +195,7 @@ async def test_fifo_in_place_of_the_file_is_told_and_holds_nothing_up(
 async def test_file_system_that_hangs_holds_up_neither_requests_nor_revocation_nor_the_end(
     keyed: Running, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.file_reader.READ_WITHIN_S", 0.1)
+    monkeypatch.setattr("orch_sidecar.config.file_reader.READ_WITHIN_S", 0.1)
     over = threading.Event()
     opens = os.open
 
@@ -204,7 +204,7 @@ async def test_file_system_that_hangs_holds_up_neither_requests_nor_revocation_n
         return opens(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr("orch_sidecar.key_file.os.open", hang)
+        patched.setattr("orch_sidecar.auth.key_file.os.open", hang)
         ring.remove("bob")
         await eventually(lambda: "does not answer" in (keyed.sidecar.reloads.keys_error or ""))
         assert await status(keyed, ring.bearer("alice")) == 200
@@ -212,7 +212,7 @@ async def test_file_system_that_hangs_holds_up_neither_requests_nor_revocation_n
     await becomes(keyed, ring.bearer("bob"), 401)
     await eventually(lambda: keyed.sidecar.reloads.keys_error is None)
     over.clear()
-    monkeypatch.setattr("orch_sidecar.key_file.os.open", hang)
+    monkeypatch.setattr("orch_sidecar.auth.key_file.os.open", hang)
     ring.add("carol")
     await eventually(lambda: "does not answer" in (keyed.sidecar.reloads.keys_error or ""))
     await asyncio.wait_for(keyed.stop(), 10)

@@ -6,10 +6,10 @@ import secrets
 
 import pytest
 
-from orch_sidecar.reasons import Reason, Refusal
-from orch_sidecar.request import Request
-from orch_sidecar.routes import ROUTES, STREAM, Named
-from orch_sidecar.serving import Serving
+from orch_sidecar.api.endpoints import ROUTES, STREAM, Named
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.proxy.frontend import Serving
+from orch_sidecar.proxy.request import Request
 from tests.integration.client import CHAT, Client, Response, body_of
 from tests.integration.otlp import Collect
 from tests.integration.running import Running, Start, all_ready, eventually, pools
@@ -158,6 +158,6 @@ async def test_own_error_has_a_type(mixed: Running, monkeypatch: pytest.MonkeyPa
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("orch_sidecar.request.request_head", broken)
+    monkeypatch.setattr("orch_sidecar.proxy.request.request_head", broken)
     answer = await (await mixed.client()).post()
     assert (answer.status, type_of(answer)) == (500, NONE)

@@ -7,9 +7,9 @@ import re
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from orch_sidecar.exchange import Ending
-from orch_sidecar.reasons import Reason
-from orch_sidecar.routes import ROUTES
+from orch_sidecar.api.endpoints import ROUTES
+from orch_sidecar.api.refusal import Reason
+from orch_sidecar.observability.record import Ending
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT, MESSAGES
 from tests.integration.held import Held, started

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from orch_sidecar import cli
-from orch_sidecar.app import Sidecar
+from orch_sidecar.app.sidecar import Sidecar
 from tests.integration.held import Held, started
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from orch_sidecar.engine import SILENCE_S
+from orch_sidecar.pools.engine_watcher import SILENCE_S
 from tests.integration.client import CHAT
 from tests.integration.readiness import assert_unavailable, state_is
 from tests.integration.running import Running, Start, all_ready, eventually, pools

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.openai import Api
+from orch_sidecar.api.generation import Api
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.otlp import ERROR, Collect

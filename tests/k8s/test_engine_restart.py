@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from orch_sidecar.local.stack import get_json
+from orch_sidecar.tools.local.stack import get_json
 from tests.k8s.asking import started
 from tests.k8s.objects import ROOT, container, named
 from tests.k8s.runner.cluster import Cluster

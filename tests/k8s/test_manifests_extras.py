@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from orch_sidecar.routes import ROUTES
+from orch_sidecar.api.endpoints import ROUTES
 from tests.k8s.objects import (
     ROOT,
     named,

@@ -20,7 +20,7 @@ from tests.k8s import lock
 from tests.k8s.objects import ROOT
 
 # Not run in a cluster: what they need besides (plots, progress bars) is an extra of its own.
-MEASURING: Final = ("orch_sidecar/bench/", "orch_sidecar/facts/")
+MEASURING: Final = ("orch_sidecar/tools/bench/", "orch_sidecar/tools/facts/")
 PACKAGES: Final = ("orch_sidecar", "vllm_plugin")
 # The image's Python, and the machine that the lock is of.
 TARGET: Final = {

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from orch_sidecar.routes import ROUTES
+from orch_sidecar.api.endpoints import ROUTES
 from tests.k8s import lock
 from tests.k8s.objects import (
     K8S,

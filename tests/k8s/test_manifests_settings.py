@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from orch_sidecar import cli
-from orch_sidecar.settings import SidecarSettings
+from orch_sidecar.config.settings import SidecarSettings
 from tests.k8s.objects import (
     SETS,
     Manifest,

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orch_sidecar import upper
 from orch_sidecar.admission.ledger import Lease, Ledger
-from orch_sidecar.upper import Feed, Listener, PoolView, Presence, UpperLeases
+from orch_sidecar.pools import parent_leases as upper
+from orch_sidecar.pools.parent_leases import Feed, Listener, PoolView, Presence, UpperLeases
 from vllm_plugin import profile as profiles
 
 US, THEM, RUN = "a" * 16, "b" * 16, "c" * 16

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from orch_sidecar.http1 import MAX_HELD_BYTES
+from orch_sidecar.wire.http1 import MAX_HELD_BYTES
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:

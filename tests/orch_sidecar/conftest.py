@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from orch_sidecar.settings import SidecarSettings
+from orch_sidecar.config.settings import SidecarSettings
 from tests.orch_sidecar.published import Tier
 
 

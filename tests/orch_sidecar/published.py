@@ -8,8 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from orch_sidecar.publish import Publisher
-from orch_sidecar.reasons import Refusal
+from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.control.state_stream import Publisher
 from tests.orch_sidecar.above import US, ledger, view
 
 STREAM = f"/v1/capabilities/stream?instance={US}"

@@ -7,14 +7,14 @@ import json
 from dataclasses import dataclass
 from typing import Any, cast
 
-from orch_sidecar.decode import Decode
-from orch_sidecar.exchange import Exchange
-from orch_sidecar.fanout import Fanout
-from orch_sidecar.follower import Follower
-from orch_sidecar.http1 import Head, body_of, parse_head
-from orch_sidecar.openai import Api
-from orch_sidecar.tier import TurningAway
-from orch_sidecar.upstream import EngineConnection, EnginePool
+from orch_sidecar.api.generation import Api
+from orch_sidecar.coalescing.broadcast import Fanout
+from orch_sidecar.coalescing.subscriber import Follower
+from orch_sidecar.observability.record import Exchange
+from orch_sidecar.proxy.engine_response import Decode
+from orch_sidecar.wire.backpressure import TurningAway
+from orch_sidecar.wire.engine_connection import EngineConnection, EnginePool
+from orch_sidecar.wire.http1 import Head, body_of, parse_head
 
 SHARED_ID = "shared-0123456789abcdef"
 EXTRA = b"x-orch-request-id: ours\r\n"

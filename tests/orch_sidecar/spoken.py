@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from orch_sidecar.openai import Api
+from orch_sidecar.api.generation import Api
 
 DONE = b"data: [DONE]\n\n"
 # As a model may write it, or a client have it echoed: none of it is what it looks like.

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from orch_sidecar import cli
-from orch_sidecar.settings import SidecarSettings
+from orch_sidecar.config.settings import SidecarSettings
 
 pytestmark = pytest.mark.usefixtures("no_settings_in_the_environment")
 

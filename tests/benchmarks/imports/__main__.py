@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from orch_sidecar.facts.measured import Refused
-from orch_sidecar.local.up import cache_directory
+from orch_sidecar.tools.facts.evidence.measured import Refused
+from orch_sidecar.tools.local.up import cache_directory
 from tests.benchmarks.imports import accuracy, rounds
 
 

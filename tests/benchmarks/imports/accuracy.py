@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orch_sidecar.facts.row import Label
-from orch_sidecar.facts.served import percentile
+from orch_sidecar.tools.facts.evidence.figures import percentile
+from orch_sidecar.tools.facts.tables.row import Label
 from tests.benchmarks.imports import arrivals, tools
 from tests.benchmarks.imports.arrivals import Claimed
 from tests.benchmarks.imports.tools import ONE_WORKER, Load, Ran, Target

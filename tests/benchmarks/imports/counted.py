@@ -11,10 +11,10 @@ from typing import Final
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from orch_sidecar.facts.imported import Proof
-from orch_sidecar.facts.verdict import batches_of
-from orch_sidecar.local.check import REQUEST_SPAN
-from orch_sidecar.local.otlp import OtlpReceiver, ReceivedSpan, decode
+from orch_sidecar.tools.facts.evidence.imported import Proof
+from orch_sidecar.tools.facts.evidence.verdict import batches_of
+from orch_sidecar.tools.local.check import REQUEST_SPAN
+from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan, decode
 
 _SPANS_WITHIN_S: Final = 20.0
 _GENERATED: Final = re.compile(r"^vllm:generation_tokens_total\{[^}]*\} (\S+)$", re.MULTILINE)

@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from orch_sidecar.facts import files, guidellm, vllm_bench
-from orch_sidecar.facts.check import sound_rows
-from orch_sidecar.facts.imported import Proof, Source, fact
-from orch_sidecar.facts.measured import Measured, Refused
-from orch_sidecar.facts.row import Label, Row, notes_of
-from orch_sidecar.facts.snapshot import snapshot_of
-from orch_sidecar.local.stack import Plan, Stack, get_json
+from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
+from orch_sidecar.tools.facts.evidence.imported import Proof, Source, fact
+from orch_sidecar.tools.facts.evidence.measured import Measured, Refused
+from orch_sidecar.tools.facts.evidence.snapshot import snapshot_of
+from orch_sidecar.tools.facts.tables import files
+from orch_sidecar.tools.facts.tables.check import sound_rows
+from orch_sidecar.tools.facts.tables.row import Label, Row, notes_of
+from orch_sidecar.tools.local.stack import Plan, Stack, get_json
 from tests.benchmarks.imports import tools, trim
 from tests.benchmarks.imports.counted import Counted, Spans, counted, generated_tokens
 from tests.benchmarks.imports.tools import ONE_WORKER, Load, Ran, Target
@@ -70,7 +71,7 @@ def _run_vllm_bench(target: Target, load: Load, result: Path, claim: Label) -> R
 
 
 def _run_guidellm(target: Target, load: Load, result: Path, claim: Label) -> Ran:
-    # Its Poisson arrivals are none (orch_sidecar/facts/guidellm.py).
+    # Its Poisson arrivals are none (orch_sidecar/tools/facts/evidence/guidellm.py).
     extra = ("--label", f"measurement_type={claim}")
     return tools.guidellm(target, replace(load, poisson=False), result, *extra)
 

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from orch_sidecar.facts.row import Label
-from orch_sidecar.local.up import cache_directory, tiny_model
+from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.local.up import cache_directory, tiny_model
 
 GUIDELLM: Final = "0.8.1"
 _RUN_WITHIN_S: Final = 400.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from orch_sidecar.local.up import cache_directory
+from orch_sidecar.tools.local.up import cache_directory
 
 _VLLM_BENCH: Final = ("itls", "generated_texts", "errors")
 _BENCHMARK: Final = ("metrics", "scheduler_state")

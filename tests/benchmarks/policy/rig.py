@@ -14,10 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from orch_sidecar.local import tiny_model
-from orch_sidecar.local.processes import Child
-from orch_sidecar.local.stack import Plan, Stack, free_port, get_json
-from orch_sidecar.local.up import cache_directory
+from orch_sidecar.tools.local import tiny_model
+from orch_sidecar.tools.local.processes import Child
+from orch_sidecar.tools.local.stack import Plan, Stack, free_port, get_json
+from orch_sidecar.tools.local.up import cache_directory
 from tests.benchmarks.policy.work import MODEL
 from tests.engine import sliding_model
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from orch_sidecar.keys import RANDOM_BYTES, new_key
+from orch_sidecar.auth.keys import RANDOM_BYTES, new_key
 from tests.benchmarks.soak.trouble import KEY_GRACE_S
 from tests.integration.keyed import KeyRing
 

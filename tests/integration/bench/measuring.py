@@ -7,14 +7,14 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from orch_sidecar.bench.endpoint import Endpoint
-from orch_sidecar.bench.identity import Given
-from orch_sidecar.bench.measure import Plan, measure
-from orch_sidecar.bench.prompts import Prompt, cycle, synthetic
-from orch_sidecar.bench.result import Result
-from orch_sidecar.bench.scenario import Scenario
-from orch_sidecar.facts.measured import Arrivals
-from orch_sidecar.facts.row import Label
+from orch_sidecar.tools.bench.load.endpoint import Endpoint
+from orch_sidecar.tools.bench.load.prompts import Prompt, cycle, synthetic
+from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.bench.results.identity import Given
+from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.runs.run import Plan, measure
+from orch_sidecar.tools.facts.evidence.measured import Arrivals
+from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.running import Running
 
 SINGLE = Scenario(Label.SINGLE_STREAM, Arrivals.ONE_BY_ONE, 12, 0.0, 0, clients=1)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.bench.endpoint import EndpointError
-from orch_sidecar.bench.fact import NoFact, row_of
-from orch_sidecar.bench.identity import Given
-from orch_sidecar.bench.measure import NotMeasurable
-from orch_sidecar.bench.result import Status
-from orch_sidecar.facts.row import Label
+from orch_sidecar.tools.bench.load.endpoint import EndpointError
+from orch_sidecar.tools.bench.results.fact import NoFact, row_of
+from orch_sidecar.tools.bench.results.identity import Given
+from orch_sidecar.tools.bench.results.result import Status
+from orch_sidecar.tools.bench.runs.run import NotMeasurable
+from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import (
     CLOSED,

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.bench.result import Result
-from orch_sidecar.facts import files
-from orch_sidecar.facts.check import sound_rows
-from orch_sidecar.facts.row import Label, Row
+from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.facts.tables import files
+from orch_sidecar.tools.facts.tables.check import sound_rows
+from orch_sidecar.tools.facts.tables.row import Label, Row
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import url_of
 from tests.integration.client import COMPLETIONS

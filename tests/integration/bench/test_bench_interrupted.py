@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.bench import idle
-from orch_sidecar.bench.fact import NoFact, row_of
-from orch_sidecar.bench.interrupt import Interrupted
-from orch_sidecar.bench.measure import measure
-from orch_sidecar.bench.result import Result, Status
-from orch_sidecar.bench.scenario import Scenario
+from orch_sidecar.tools.bench.load.interrupt import Interrupted
+from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.bench.results.fact import NoFact, row_of
+from orch_sidecar.tools.bench.results.result import Result, Status
+from orch_sidecar.tools.bench.runs import idle
+from orch_sidecar.tools.bench.runs.run import measure
 from tests.integration.bench.measuring import CLOSED, plan, url_of
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -42,7 +42,7 @@ async def test_interruption_of_the_warm_up_ends_it_without_a_result(
 async def test_interruption_while_it_waits_for_the_engine_ends_it_without_a_result(
     cloud: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.bench.idle.TOLD_EVERY_S", 60.0)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.idle.TOLD_EVERY_S", 60.0)
     interrupted, running = begun(url_of(cloud), CLOSED)
     await asyncio.sleep(0.1)
     interrupted.set()
@@ -79,7 +79,7 @@ async def test_interruption_of_the_last_wait_makes_it_incomplete(
         waiting.set()
         return await asyncio.Event().wait()
 
-    monkeypatch.setattr("orch_sidecar.bench.measure.look_when_idle", slowly)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.run.look_when_idle", slowly)
     interrupted, running = begun(url_of(cloud), CLOSED)
     await waiting.wait()
     interrupted.set()

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.bench.endpoint import Endpoint, EndpointError
-from orch_sidecar.bench.fact import NoFact, row_of
-from orch_sidecar.bench.measure import NotMeasurable
-from orch_sidecar.bench.prompts import Prompt, synthetic
-from orch_sidecar.bench.result import Result, Status
-from orch_sidecar.facts import files
-from orch_sidecar.facts.check import check
-from orch_sidecar.facts.row import Label
+from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
+from orch_sidecar.tools.bench.load.prompts import Prompt, synthetic
+from orch_sidecar.tools.bench.results.fact import NoFact, row_of
+from orch_sidecar.tools.bench.results.result import Result, Status
+from orch_sidecar.tools.bench.runs.run import NotMeasurable
+from orch_sidecar.tools.facts.tables import files
+from orch_sidecar.tools.facts.tables.check import check
+from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import (
     CLOSED,
@@ -142,7 +142,7 @@ async def test_engine_that_restarts_in_the_window_makes_it_invalid(
 async def test_engine_that_is_gone_at_the_end_makes_it_invalid_and_loses_nothing(
     home: Running, at_home: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.bench.load.PAUSE_S", 0.01)
+    monkeypatch.setattr("orch_sidecar.tools.bench.load.driver.PAUSE_S", 0.01)
     running = asyncio.create_task(measured(url_of(home), replace(SINGLE, least_seconds=0.2)))
     await eventually(lambda: len(at_home.generating) > 2)
     await at_home.stop()
@@ -200,7 +200,7 @@ async def test_request_that_is_under_way_before_it_and_after_makes_it_invalid(
     another: Engine, start: Start, scenario: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is taken before the window and ends after it: no count of requests shows it."""
-    monkeypatch.setattr("orch_sidecar.bench.idle.IDLE_WITHIN_S", 0.5)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.idle.IDLE_WITHIN_S", 0.5)
     profile = "offline" if scenario is OFFLINE else "cloud"
     engine = await another(profile=profile, slots=8)
     Decoding(engine)
@@ -226,7 +226,7 @@ async def test_our_refusals_do_not_hide_the_requests_of_others(
     home: Running, at_home: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the others are served this client is turned away, more often than they are let in."""
-    monkeypatch.setattr("orch_sidecar.bench.load.PAUSE_S", 0.01)
+    monkeypatch.setattr("orch_sidecar.tools.bench.load.driver.PAUSE_S", 0.01)
     unqueued = Endpoint.of(url_of(home), None, {"X-Orch-Do-Not-Queue": "true"})
     scenario = replace(SINGLE, least_seconds=1.0)
     running = asyncio.create_task(measured(url_of(home), scenario, endpoint=unqueued))

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.bench import client, load
-from orch_sidecar.bench.call import Ask, Call, Fate, Pulse
-from orch_sidecar.bench.endpoint import Endpoint
-from orch_sidecar.bench.load import Load
+from orch_sidecar.tools.bench.load import client
+from orch_sidecar.tools.bench.load import driver as load
+from orch_sidecar.tools.bench.load.call import Ask, Call, Fate, Pulse
+from orch_sidecar.tools.bench.load.driver import Load
+from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from tests.integration.bench.decoding import Decoding
 from tests.integration.running import eventually
 from tests.integration.scripted_engine import ScriptedEngine

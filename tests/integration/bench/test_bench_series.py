@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.bench import cli
-from orch_sidecar.bench.endpoint import EndpointError
-from orch_sidecar.bench.interrupt import Interrupted
-from orch_sidecar.bench.measure import measure
-from orch_sidecar.bench.result import Result
-from orch_sidecar.bench.sweep import Sweep
-from orch_sidecar.facts import files
-from orch_sidecar.facts.check import check, sound_rows
+from orch_sidecar.tools.bench import cli
+from orch_sidecar.tools.bench.load.endpoint import EndpointError
+from orch_sidecar.tools.bench.load.interrupt import Interrupted
+from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.runs.run import measure
+from orch_sidecar.tools.bench.runs.sweep import Sweep
+from orch_sidecar.tools.facts.tables import files
+from orch_sidecar.tools.facts.tables.check import check, sound_rows
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import url_of
 from tests.integration.client import COMPLETIONS
@@ -39,7 +39,7 @@ def run(
     cloud: Running, tmp_path: Path, interrupted: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> Run:
     """The command's work, here: in a process of its own it waits a second for each look."""
-    monkeypatch.setattr("orch_sidecar.bench.find_rate.LEAST_REQUESTS", 20)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.find_rate.LEAST_REQUESTS", 20)
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": [number, 1, 2, 3], "output_tokens": 6} for number in range(3)]
     prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
@@ -91,7 +91,7 @@ async def test_rate_at_which_nothing_is_batched_keeps_its_slo_and_earns_no_label
     run: Run, tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Decoding(engine).most = 1
-    monkeypatch.setattr("orch_sidecar.bench.rate_search.MOST_TRIALS", 2)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.rate_search.MOST_TRIALS", 2)
     assert await run(*SEARCH, "--burstiness", "inf", "--slo-latency-ms", "10000") == 1
     result = result_of(tmp_path)
     assert [(trial.rate_per_s, trial.kept) for trial in result.trials] == [(25, True), (50, True)]
@@ -142,7 +142,7 @@ async def test_whatever_ends_the_search_between_trials_keeps_what_was_measured(
             return await measured.pop()(*arguments, **more)
         raise error
 
-    monkeypatch.setattr("orch_sidecar.bench.find_rate.measure", once)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.find_rate.measure", once)
     assert await run(*SEARCH, "--slo-latency-ms", "6000") == 1
     result = result_of(tmp_path)
     assert (result.status, result.reasons[0]) == ("incomplete", f"the search was ended: {error}")

@@ -10,12 +10,12 @@ from statistics import median
 
 import pytest
 
-from orch_sidecar.bench import arrivals
-from orch_sidecar.bench.call import Ask
-from orch_sidecar.bench.endpoint import Endpoint
-from orch_sidecar.bench.load import Load
-from orch_sidecar.bench.prompts import body
-from orch_sidecar.bench.result import Status
+from orch_sidecar.tools.bench.load import arrivals
+from orch_sidecar.tools.bench.load.call import Ask
+from orch_sidecar.tools.bench.load.driver import Load
+from orch_sidecar.tools.bench.load.endpoint import Endpoint
+from orch_sidecar.tools.bench.load.prompts import body
+from orch_sidecar.tools.bench.results.result import Status
 from tests.benchmarks.upstream import MODEL, Script, Upstream
 from tests.integration.bench.measuring import CLOSED, measured, plan
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from orch_sidecar.admission.ask import Ask
+from orch_sidecar.admission.constraints.batch import Limits, limits_for
+from orch_sidecar.admission.constraints.rules import Hold, Scarce
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.limits import Limits, limits_for
-from orch_sidecar.admission.outlook import Outlook, Run
+from orch_sidecar.admission.prediction.service_time import Outlook, Run
 from orch_sidecar.admission.queues import Queues, Waiting
-from orch_sidecar.admission.scarce import Hold, Scarce
-from orch_sidecar.reasons import Reason
+from orch_sidecar.admission.types import Ask
+from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import rules
 from vllm_plugin.profile import AdmissionRules
 

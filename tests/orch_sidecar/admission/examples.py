@@ -6,12 +6,12 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from orch_sidecar.admission.ask import Ask, EngineReport, KvCache, KvGroup, Queued, StepTime
-from orch_sidecar.admission.core import Admission
+from orch_sidecar.admission.controller import Admission
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.admission.types import Ask, EngineReport, KvCache, KvGroup, Queued, StepTime
+from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules, Bounds, ClassRules, FullQueue, ServiceClass
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK

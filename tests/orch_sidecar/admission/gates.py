@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 
-from orch_sidecar.admission.ask import Ask, Queued
-from orch_sidecar.admission.core import Admission
+from orch_sidecar.admission.controller import Admission
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.admission.types import Ask, Queued
+from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     class_rules,
     interactive,

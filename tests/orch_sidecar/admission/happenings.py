@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.ask import Ask, KvCache, KvGroup, StepTime
+from orch_sidecar.admission.types import Ask, KvCache, KvGroup, StepTime
 from tests.orch_sidecar.admission.examples import bulk_only, kv_of
 from tests.orch_sidecar.admission.examples import class_rules as of
 from tests.orch_sidecar.admission.examples import rules as rules_of

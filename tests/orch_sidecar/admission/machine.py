@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from orch_sidecar.admission.ask import Ask, Queued
-from orch_sidecar.admission.core import Admission
+from orch_sidecar.admission.constraints.rules import Hold
+from orch_sidecar.admission.controller import Admission
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.scarce import Hold
-from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.admission.types import Ask, Queued
+from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, report, rules
 from tests.orch_sidecar.admission.model import Model
 from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass

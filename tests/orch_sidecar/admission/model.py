@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orch_sidecar.admission.ask import Ask, EngineReport
+from orch_sidecar.admission.constraints.batch import Limits, limits_for
+from orch_sidecar.admission.constraints.rules import CLAIM_S, SPARE_SHARE, Hold
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.limits import Limits, limits_for
-from orch_sidecar.admission.scarce import CLAIM_S, SPARE_SHARE, Hold
-from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.admission.types import Ask, EngineReport
+from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE
 from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from orch_sidecar.admission.ask import Queued
+from orch_sidecar.admission.constraints.rules import Hold
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.scarce import Hold
-from orch_sidecar.reasons import Reason
+from orch_sidecar.admission.types import Queued
+from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import (
     STALE,
     bulk,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.admission.ask import Queued
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.reasons import Reason
+from orch_sidecar.admission.types import Queued
+from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import class_rules, interactive, reason_of, rules
 from tests.orch_sidecar.admission.gates import Outcome, admit, assert_nothing_left, gate_of
 

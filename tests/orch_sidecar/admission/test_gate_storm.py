@@ -7,7 +7,7 @@ import asyncio
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.reasons import Reason, Refusal
+from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import STALE, bulk, interactive, report
 from tests.orch_sidecar.admission.gates import (
     admit,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.admission.queues import Queues, Waiting
-from orch_sidecar.reasons import Reason
+from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, bulk, interactive
 from vllm_plugin.profile import ServiceClass
 

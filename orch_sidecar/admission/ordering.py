@@ -1,0 +1,99 @@
+"""Who goes next.
+
+Pure: times are seconds of a monotonic clock. A bulk request that interactive traffic has delayed
+by `aging_s`; else interactive requests; else bulk ones; within a class first come, first served.
+A request that does not fit holds up those behind it, so that one that needs many slots is not
+passed by for ever; only one that waits for others of its own class to end (an interactive one
+for `Hold.BATCH`, a bulk one for `Hold.RESERVE`) lets the other class go. Nobody waits who could
+go: the first one waits only for what `Hold` names.
+"""
+
+from __future__ import annotations
+
+from orch_sidecar.admission.constraints.kv_cache import KvNeed
+from orch_sidecar.admission.constraints.rules import Hold, Scarce
+from orch_sidecar.admission.queues import Queues, Waiting
+from orch_sidecar.admission.types import Ask
+from vllm_plugin.profile import AdmissionRules, ServiceClass
+
+_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+
+
+class Order:
+    """The order of those who wait for one engine."""
+
+    def __init__(self, rules: AdmissionRules, queues: Queues, scarce: Scarce) -> None:
+        self.rules = rules
+        self.hold: Hold | None = None  # what the first of those who wait waits for
+        self.paused_until = float("-inf")
+        self._queues = queues
+        self._scarce = scarce
+
+    def next(self, now: float) -> Waiting | None:
+        """Who goes now; if nobody does, `hold` says why."""
+        self.hold = None
+        if not self._queues.depth:
+            return None
+        if now < self.paused_until:
+            self.hold = Hold.PAUSE
+            return None
+        bulk, interactive = self._queues.head(_BULK), self._queues.head(_INTERACTIVE)
+        aged = bulk is not None and self._is_aged(bulk, now)
+        for waiting in (bulk, interactive) if aged else (interactive, bulk):
+            if waiting is None:
+                continue
+            need = self._scarce.need(waiting.ask)
+            hold = self._scarce.hold(waiting.ask, need, now, aged=aged and waiting is bulk)
+            if hold is None:
+                return waiting
+            self.hold = self.hold or hold
+            if hold is not (Hold.RESERVE if waiting is bulk else Hold.BATCH):
+                return None
+        return None
+
+    def holds(self, ask: Ask, need: KvNeed, now: float) -> Hold | None:
+        """What a request that comes now has to wait for; None: nothing.
+
+        `need`: what it will take of the KV cache.
+        """
+        if self._queues.depth and self._somebody_ahead(ask.service_class, now):
+            return self.hold or Hold.SLOT
+        if now < self.paused_until:
+            return Hold.PAUSE
+        return self._scarce.hold(ask, need, now)
+
+    def ends_at(self, hold: Hold, now: float) -> float | None:
+        """When this hold ends of itself; None: that cannot be foreseen."""
+        if hold is Hold.PAUSE:
+            return self.paused_until
+        return self._scarce.eases_at(hold, now)
+
+    def changes_at(self, now: float) -> float | None:
+        """When somebody may go although nothing happens; None: not foreseeable."""
+        bulk = self._queues.head(_BULK)
+        times = [] if self.hold is None else [self.ends_at(self.hold, now)]
+        if bulk is not None and not self._is_aged(bulk, now):
+            times.append(self._scarce.clock.reaches_at(bulk.delay_s + self.rules.aging_s))
+        return min((at for at in times if at is not None), default=None)
+
+    def _somebody_ahead(self, service_class: ServiceClass, now: float) -> bool:
+        """Whether somebody waits whom a request of this class must not pass by."""
+        bulk, interactive = self._queues.head(_BULK), self._queues.head(_INTERACTIVE)
+        if service_class is _BULK:
+            # Interactive ones that only wait for each other let bulk ones go.
+            return bulk is not None or not self._only_waits(interactive, Hold.BATCH, now)
+        if interactive is not None:
+            return True
+        # An aged one that waits for the reserve waits for other bulk ones only.
+        return (
+            bulk is not None
+            and not self._only_waits(bulk, Hold.RESERVE, now)
+            and self._is_aged(bulk, now)
+        )
+
+    def _only_waits(self, first: Waiting | None, hold: Hold, now: float) -> bool:
+        """Whether it waits for that. Whose time is over goes: the next may wait for another."""
+        return self.hold is hold and first is not None and now < first.expires
+
+    def _is_aged(self, bulk: Waiting, now: float) -> bool:
+        return self._scarce.clock.value(now) >= bulk.delay_s + self.rules.aging_s

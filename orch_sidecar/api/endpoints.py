@@ -1,0 +1,97 @@
+"""The paths of this sidecar. What is not here does not exist: allowed by list, never by default.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from orch_sidecar.api.generation import Api
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path of this sidecar. The engine is asked for `upstream`, never for client bytes.
+
+    `workload`: what `/v1/capabilities` calls it. `line`: the request line for the engine.
+    """
+
+    path: str
+    method: str
+    api: Api
+    upstream: str | None = None
+    admitted: bool = False
+    workload: str | None = None
+    line: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        line = f"{self.method} {self.upstream} HTTP/1.1"
+        object.__setattr__(self, "line", line.encode())  # made once, in a frozen object
+
+
+def _routes(*routes: Route) -> dict[str, Route]:
+    return {route.path: route for route in routes}
+
+
+STREAM: Final = "/v1/capabilities/stream"
+
+ROUTES: Final = _routes(
+    Route("/v1/chat/completions", "POST", Api.CHAT, "/v1/chat/completions", True, "chat"),
+    Route("/v1/completions", "POST", Api.COMPLETIONS, "/v1/completions", True, "completion"),
+    Route("/v1/responses", "POST", Api.RESPONSES, "/v1/responses", True, "responses"),
+    Route("/v1/messages", "POST", Api.MESSAGES, "/v1/messages", True, "messages"),
+    Route("/v1/messages/count_tokens", "POST", Api.MESSAGES, "/v1/messages/count_tokens"),
+    Route("/tokenize", "POST", Api.OTHER, "/tokenize"),
+    Route("/detokenize", "POST", Api.OTHER, "/detokenize"),
+    Route("/v1/models", "GET", Api.OTHER, "/v1/models"),
+    Route("/version", "GET", Api.OTHER, "/version"),
+    Route("/metrics/engine", "GET", Api.OTHER, "/metrics"),
+    Route("/v1/capabilities", "GET", Api.OTHER),
+    Route(STREAM, "GET", Api.OTHER),
+    Route("/metrics", "GET", Api.OTHER),
+    Route("/livez", "GET", Api.OTHER),
+    Route("/readyz", "GET", Api.OTHER),
+    Route("/healthz", "GET", Api.OTHER),
+    Route("/health", "GET", Api.OTHER),
+)
+
+
+# Those that this sidecar serves, of an engine's.
+WORKLOADS: Final = frozenset(route.workload for route in ROUTES.values() if route.admitted)
+
+
+class Named(StrEnum):
+    """What is asked of something that has a name, by paths that hold the name."""
+
+    LEASE = "/v1/capabilities/leases/{name}"
+    CANCEL = "/v1/requests/{name}/cancel"
+    HEALTH = "/v1/pools/{name}/health"
+    DRAIN = "/v1/pools/{name}/drain"
+    RESUME = "/v1/pools/{name}/resume"
+
+    @property
+    def method(self) -> str:
+        return _METHODS.get(self, "POST")
+
+
+_METHODS: Final = {Named.LEASE: "DELETE", Named.HEALTH: "GET"}
+
+# For everybody, and for operators only.
+PUBLIC: Final = frozenset({Named.LEASE, Named.CANCEL, Named.HEALTH})
+ADMIN: Final = frozenset({Named.HEALTH, Named.DRAIN, Named.RESUME})
+
+_PATTERNS: Final = {
+    each: re.compile(re.escape(each).replace(r"\{name\}", r"([^/]{1,200})")) for each in Named
+}
+
+
+def named(path: str) -> tuple[Named, str] | None:
+    """What is asked by a path that is not in ROUTES, and of what."""
+    for each, pattern in _PATTERNS.items():
+        if (match := pattern.fullmatch(path)) is not None:
+            return each, match[1]
+    return None

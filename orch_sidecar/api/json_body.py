@@ -1,0 +1,106 @@
+"""A request's body in, the JSON object that it holds out: as vLLM would read it, or not at all.
+
+Pure. What could be read in two ways (a key that is given twice) is an error. How long it takes is
+bounded by the size of the body; a large one comes as its outline.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from orch_sidecar.api.refusal import Reason, Refusal
+
+
+class Unreadable(Exception):
+    """Carries the refusal out of the reading functions."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.refusal = Refusal(Reason.INVALID_REQUEST, message, param)
+
+
+class _Repeating(dict[str, Any]):
+    """An object in which a key is given more than once."""
+
+    pairs: list[tuple[str, Any]]
+
+    def repeated(self) -> str:
+        """The first key that comes again."""
+        seen: set[str] = set()
+        for key, _ in self.pairs:
+            if key in seen:
+                return key
+            seen.add(key)
+        raise AssertionError("made for objects with a repeated key only")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) == len(pairs):
+        return mapping
+    repeating = _Repeating(mapping)
+    repeating.pairs = pairs
+    return repeating
+
+
+def _object_outlined(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    # Below the top level an outline has one name for all members.
+    return mapping if len(mapping) == 1 and "" in mapping else _object(pairs)
+
+
+# What holds nothing else.
+_LEAVES: Final = frozenset((str, int, float, bool, type(None)))
+
+# One decoder for all: `json.loads` with a hook would build one for each body.
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object)
+_OUTLINE_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object_outlined)
+
+
+def parse(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, Any]:
+    """The object that a body holds. `outlined`: it is an outline. Raises Unreadable."""
+    opened = body.count(b"{") + body.count(b"[")
+    try:
+        # As json.loads does it for bytes, and vLLM with it.
+        plain = body[:1] == b"{" and body[1:2] > b"\0"  # by its rules that is UTF-8
+        encoding = "utf-8" if plain else json.detect_encoding(body)
+        text = body.decode(encoding, "surrogatepass").strip(" \t\n\r")
+        document, end = (_OUTLINE_DECODER if outlined else _DECODER).raw_decode(text)
+        if end != len(text):
+            raise json.JSONDecodeError("Extra data", text, end)
+    except RecursionError:
+        raise Unreadable(f"the JSON is nested deeper than {max_depth} levels") from None
+    except json.JSONDecodeError as error:
+        # Where something is in an outline says nothing of where it is in the body.
+        raise Unreadable(f"the body is not JSON: {error.msg if outlined else error}") from None
+    except ValueError as error:  # also UnicodeDecodeError, and integers of thousands of digits
+        raise Unreadable(f"the body is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise Unreadable(f"the body must be a JSON object, not {kind_of(document)}")
+    if isinstance(document, _Repeating):
+        name = document.repeated()
+        raise Unreadable(f"{name[:100]!r} is given more than once", name[:100])
+    if opened > max_depth and _deeper_than(document, max_depth):
+        raise Unreadable(f"the JSON is nested deeper than {max_depth} levels")
+    return document
+
+
+def _deeper_than(document: Any, levels: int) -> bool:
+    layer = [document]
+    for _ in range(levels):
+        below: list[Any] = []
+        for value in layer:
+            values = value if type(value) is list else value.values()
+            if not _LEAVES.issuperset(map(type, values)):
+                below += [each for each in values if type(each) not in _LEAVES]
+        layer = below
+        if not layer:
+            return False
+    return True
+
+
+def kind_of(value: Any) -> str:
+    """What a value is called in JSON."""
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    return "null" if value is None else names.get(type(value), "a number")

@@ -1,0 +1,221 @@
+"""What a client says about how it wants to be served: headers in, one value out.
+
+Pure. Each directive is one header; a wrong one is refused with header, value and rule, because
+a directive that was mistyped and ignored is a deadline missed in silence. Two names of other
+gateways are understood, so that clients of those need not change:
+
+    x-smg-priority               a class of the Shepherd Model Gateway: `system` and
+                                 `interactive` are interactive, `bulk` is bulk; `default` says
+                                 nothing
+    x-llm-d-inference-objective  the name of an objective in llm-d, which its operator chose:
+                                 `interactive` and `critical` are interactive; `bulk`, `batch`,
+                                 `best-effort` and `sheddable` are bulk
+
+Other values of these two are ignored: they are another system's vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from multidict import MultiMapping, istr
+
+from orch_sidecar.api.refusal import Reason, Refusal
+from vllm_plugin.profile import MeasurementType, ServiceClass
+
+# Looked up for every request: these need not be folded to one case each time.
+CLASS: Final = istr("X-Orch-Class")
+DEADLINE: Final = istr("X-Orch-Deadline-Ms")
+MAX_WAIT: Final = istr("X-Orch-Max-Wait-Ms")
+DO_NOT_QUEUE: Final = istr("X-Orch-Do-Not-Queue")
+POOL: Final = istr("X-Orch-Pool")
+MEASUREMENT_TYPE: Final = istr("X-Orch-Measurement-Type")
+NO_COALESCE: Final = istr("X-Orch-No-Coalesce")
+SCENARIO: Final = istr("X-Orch-Scenario")
+_SMG: Final = istr("x-smg-priority")
+_LLM_D: Final = istr("x-llm-d-inference-objective")
+ALIASES: Final = (_SMG, _LLM_D)  # all else begins with X-Orch-
+
+# Named once: a member is looked up slowly in its enum.
+_INTERACTIVE: Final = ServiceClass.INTERACTIVE
+
+_T = TypeVar("_T")
+
+_ALL: Final = (
+    CLASS, DEADLINE, MAX_WAIT, DO_NOT_QUEUE, POOL, MEASUREMENT_TYPE, NO_COALESCE, SCENARIO,
+    _SMG, _LLM_D,
+)  # fmt: skip
+
+_CLASSES: Final = {member.value: member for member in ServiceClass}
+_TYPES: Final = {member.value: member for member in MeasurementType}
+_ALIASES: Final = (
+    (
+        _SMG,
+        {
+            "system": ServiceClass.INTERACTIVE,
+            "interactive": ServiceClass.INTERACTIVE,
+            "bulk": ServiceClass.BULK,
+        },
+    ),
+    (
+        _LLM_D,
+        {
+            "interactive": ServiceClass.INTERACTIVE,
+            "critical": ServiceClass.INTERACTIVE,
+            "bulk": ServiceClass.BULK,
+            "batch": ServiceClass.BULK,
+            "best-effort": ServiceClass.BULK,
+            "sheddable": ServiceClass.BULK,
+        },
+    ),
+)
+_FLAGS: Final = {"": True, "true": True, "1": True, "false": False, "0": False}
+_NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
+_SCENARIO: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_POOL: Final = re.compile(r"([a-z][a-z0-9-]{0,62})\s*(;\s*prefer\s*)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Directives:
+    """How a request wants to be served. `pool` is a demand, with `prefers` only a wish.
+
+    `scenario`: the run that it belongs to, to find its trace by.
+    """
+
+    service_class: ServiceClass | None = None
+    deadline_ms: float | None = None
+    max_wait_ms: float | None = None
+    do_not_queue: bool = False
+    pool: str | None = None
+    prefers: bool = False
+    measurement_type: MeasurementType | None = None
+    no_coalesce: bool = False
+    scenario: str | None = None
+
+
+NONE: Final = Directives()
+
+
+def read(headers: MultiMapping[str]) -> Directives | Refusal:
+    """The directives of a request: `NONE` itself where there is none."""
+    for name in _ALL:
+        if name in headers:
+            break
+    else:
+        return NONE
+    try:
+        return _read(headers)
+    except _Wrong as wrong:
+        return wrong.refusal
+
+
+def service_class(
+    directives: Directives, service_tier: str | None, priority: int | None
+) -> ServiceClass:
+    """The class of a request: by its header, else by what its body says of tier or priority."""
+    if directives.service_class is not None:
+        return directives.service_class
+    if service_tier is not None:
+        return ServiceClass.BULK if service_tier == "flex" else ServiceClass.INTERACTIVE
+    # As vLLM understands it: a lower value is served earlier, 0 is the default.
+    if priority is not None and priority > 0:
+        return ServiceClass.BULK
+    return _INTERACTIVE
+
+
+class _Wrong(Exception):
+    """Carries the refusal out of the reading functions."""
+
+    def __init__(self, name: str, value: str, rule: str) -> None:
+        shown = value if len(value) <= 40 else f"{value[:40]}..."
+        message = f"{name}: {shown!r}: {rule}"
+        super().__init__(message)
+        self.refusal = Refusal(Reason.INVALID_REQUEST, message, str(name))
+
+
+def _read(headers: MultiMapping[str]) -> Directives:
+    named = _one(headers, CLASS)
+    chosen = None if named is None else _of(_CLASSES, CLASS, named)
+    if chosen is None:
+        chosen = _alias(headers)
+    pool, prefers = _pool(headers)
+    measurement_type = _one(headers, MEASUREMENT_TYPE)
+    deadline_ms = _number(headers, DEADLINE)
+    if deadline_ms == 0:
+        raise _Wrong(DEADLINE, headers[DEADLINE], "must be above 0 (milliseconds)")
+    return Directives(
+        service_class=chosen,
+        deadline_ms=deadline_ms,
+        max_wait_ms=_number(headers, MAX_WAIT),
+        do_not_queue=_flag(headers, DO_NOT_QUEUE),
+        pool=pool,
+        prefers=prefers,
+        measurement_type=(
+            None if measurement_type is None else _of(_TYPES, MEASUREMENT_TYPE, measurement_type)
+        ),
+        no_coalesce=_flag(headers, NO_COALESCE),
+        scenario=_scenario(headers),
+    )
+
+
+def _one(headers: MultiMapping[str], name: istr) -> str | None:
+    """The value of a directive. Raises _Wrong if it is given more than once."""
+    values = headers.getall(name, [])
+    if not values:
+        return None
+    if len(values) > 1:
+        raise _Wrong(name, ", ".join(values), "must be given once")
+    return values[0].strip()
+
+
+def _of(members: dict[str, _T], name: istr, value: str) -> _T:
+    member = members.get(value.lower())
+    if member is None:
+        raise _Wrong(name, value, f"must be one of {', '.join(members)}")
+    return member
+
+
+def _alias(headers: MultiMapping[str]) -> ServiceClass | None:
+    for name, meanings in _ALIASES:
+        meaning = meanings.get(headers.get(name, "").strip().lower())
+        if meaning is not None:
+            return meaning
+    return None
+
+
+def _number(headers: MultiMapping[str], name: istr) -> float | None:
+    value = _one(headers, name)
+    if value is None:
+        return None
+    if not _NUMBER.fullmatch(value):
+        raise _Wrong(name, value, "must be a number of milliseconds, from 0, in digits")
+    return float(value)
+
+
+def _flag(headers: MultiMapping[str], name: istr) -> bool:
+    value = _one(headers, name)
+    if value is None:
+        return False
+    flag = _FLAGS.get(value.lower())
+    if flag is None:
+        raise _Wrong(name, value, "must be true or 1, false or 0, or empty (which is true)")
+    return flag
+
+
+def _scenario(headers: MultiMapping[str]) -> str | None:
+    value = _one(headers, SCENARIO)
+    if value is not None and not _SCENARIO.fullmatch(value):
+        raise _Wrong(SCENARIO, value, "must be 1 to 64 of letters, digits, '.', '_' and '-'")
+    return value
+
+
+def _pool(headers: MultiMapping[str]) -> tuple[str | None, bool]:
+    value = _one(headers, POOL)
+    if value is None:
+        return None, False
+    match = _POOL.fullmatch(value)
+    if match is None:
+        raise _Wrong(POOL, value, "must be the name of a pool, or `name; prefer`")
+    return match[1].lower(), match[2] is not None

@@ -1,0 +1,115 @@
+"""Reads an engine's state document into what admission and metrics must know.
+
+Pure. The documents are those that `state_document` has checked: what is there has its type and
+its range. What is not there is not known, and nothing is guessed in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from orch_sidecar.admission.types import EngineReport, KvCache, KvGroup, StepTime
+from orch_sidecar.engine_state.document import InvalidReport
+
+# The fields that a report is made of: a change of any other need not be looked at.
+FIELDS: Final = frozenset(
+    {
+        "epoch", "slots_total", "running", "waiting", "prefilling", "foreign", "ctx_max",
+        "kv_blocks_total", "kv_groups", "kv_cache_usage", "preemptions_total", "step_time",
+        "prefill_tokens_per_s", "features",
+    }
+)  # fmt: skip
+
+
+def report_of(document: Mapping[str, Any]) -> EngineReport:
+    """The report of an engine that is ready. Raises InvalidReport for one without slots."""
+    slots_total, foreign = document["slots_total"], document["foreign"]
+    if not slots_total:
+        raise InvalidReport("slots_total is 0, and the engine reports that it is ready")
+    return EngineReport(
+        epoch=document["epoch"],
+        slots_total=slots_total,
+        foreign=foreign,
+        ctx_max=document.get("ctx_max"),
+        kv=_kv_cache(document),
+        kv_usage=document.get("kv_cache_usage", 0.0),
+        preemptions_total=document.get("preemptions_total", 0),
+        prefilling=document.get("prefilling", 0),
+        waiting=document.get("waiting", 0),
+        scheduled=_scheduled(document, foreign),
+        step_time=step_time_of(document),
+        prefill_tokens_per_s=document.get("prefill_tokens_per_s") or None,
+        chunk_tokens=_chunk(document.get("features", {})),
+    )
+
+
+def _kv_cache(document: Mapping[str, Any]) -> KvCache | None:
+    """The KV cache; None for an engine that has none, or reports no groups of it."""
+    blocks, entries = document.get("kv_blocks_total"), document.get("kv_groups")
+    if not blocks or not entries:
+        return None
+    return KvCache(
+        blocks,
+        tuple(
+            KvGroup(
+                entry["block_tokens"],
+                entry.get("blocks_most"),
+                entry.get("blocks_reading"),
+                entry.get("blocks_extra", 0),
+                entry.get("count", 1),
+            )
+            for entry in entries
+        ),
+    )
+
+
+def _scheduled(document: Mapping[str, Any], foreign: int) -> int | None:
+    """Sequences of leases in the scheduler."""
+    running, waiting = document.get("running"), document.get("waiting")
+    return None if running is None or waiting is None else max(0, running + waiting - foreign)
+
+
+def _chunk(features: Mapping[str, Any]) -> int | None:
+    """The most of one prompt that a step reads; 0 as the threshold means that there is none."""
+    whole = _positive(features.get("max_num_batched_tokens"))
+    chunk = _positive(features.get("long_prefill_token_threshold"))
+    return chunk if whole is None else min(whole, chunk or whole)
+
+
+def _positive(value: Any) -> int | None:
+    """A count of an object whose members are not checked."""
+    return value if type(value) is int and value > 0 else None
+
+
+def decode_steps_of(document: Mapping[str, Any]) -> list[tuple[int, int, float]] | None:
+    """Batch size, decode steps of that size since the engine started, and their seconds.
+
+    None: not reported.
+    """
+    counted = document.get("steps_by_batch")
+    if counted is None:
+        return None
+    return [(int(batch), steps, seconds) for batch, (steps, seconds) in counted.items()]
+
+
+def step_time_of(document: Mapping[str, Any]) -> StepTime | None:
+    """The measured step time; None while there is none that the engine calls good."""
+    fit = document.get("step_time")
+    if fit is None or fit["quality"] != "good" or not fit["largest"]:
+        return None
+    # A step of no time would promise everything.
+    if not fit["t0_ms"] + fit["c_ms"]:
+        return None
+    return StepTime(
+        t0_ms=float(fit["t0_ms"]),
+        c_ms=float(fit["c_ms"]),
+        alpha=float(fit["alpha"]),
+        largest=fit["largest"],
+        tokens=max(1.0, float(fit.get("tokens", 1))),
+    )
+
+
+def models_of(document: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The names under which the engine serves, the base model's first; None: not reported."""
+    return tuple(document.get("models", ())) or None

@@ -1,0 +1,298 @@
+"""Traces: one per request, from the client's `traceparent` through admission to the engine.
+
+The only file here that knows OpenTelemetry, and it imports the SDK only when the standard
+OTEL_* variables configure an exporter. Spans: `{route}` (server), and under it, one after the
+other, `admission.wait` and `engine.request` (client; what vLLM's `llm_request` hangs under).
+No prompt text and no keys in any attribute.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from orch_sidecar.api.redaction import short_lease
+from orch_sidecar.api.refusal import Reason
+from orch_sidecar.observability.gen_ai import PROVIDER, operation_of
+from orch_sidecar.observability.record import Ending, Exchange
+from orch_sidecar.observability.tracing import (
+    TRACEPARENT,
+    TRACESTATE,
+    Headers,
+    NoTracing,
+    Trace,
+    Tracing,
+)
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+WAIT_SPAN: Final = "admission.wait"
+ENGINE_SPAN: Final = "engine.request"
+
+# What the client did itself is no error of the span.
+_NOT_OURS: Final = frozenset({Ending.CANCELLED, Ending.CLIENT_ERROR})
+
+# A client may write a novel where its model's name belongs.
+MAX_MODEL_CHARS: Final = 200
+
+
+def _encodable(text: str) -> str:
+    """JSON can hold half a surrogate pair; OTLP cannot."""
+    return text.encode("utf-8", "replace").decode()
+
+
+class _Decoding:
+    """The spans of a request's way to the engine: under its server's span, one after the other."""
+
+    def __init__(
+        self, tracing: SpanTracing, exchange: Exchange, server: Span, waiting_since: int
+    ) -> None:
+        self._tracing = tracing
+        self._exchange = exchange
+        self._context = tracing.api.set_span_in_context(server)
+        self._engine: Span | None = None
+        self._waiting_since: int | None = waiting_since  # None: it does not wait (any more)
+        self.server = server
+
+    def dispatched(self) -> Headers:
+        exchange, tracing = self._exchange, self._tracing
+        self._wait_span(exchange.admitted)
+        start = exchange.admitted
+        self._engine = tracing.tracer.start_span(
+            ENGINE_SPAN,
+            context=self._context,
+            kind=tracing.api.SpanKind.CLIENT,
+            start_time=None if start is None else exchange.at_ns(start),
+            attributes=tracing.labels_of(exchange),
+        )
+        if exchange.lease is not None:
+            self._engine.set_attribute("orch.lease", short_lease(exchange.lease))
+        carrier: dict[str, str] = {}
+        tracing.propagator.inject(carrier, tracing.api.set_span_in_context(self._engine))
+        return [(name.encode(), value.encode("latin-1")) for name, value in carrier.items()]
+
+    def retried(self, reason: Reason) -> None:
+        span, self._engine = self._engine, None
+        if span is None:
+            return  # it was waiting, and goes on waiting
+        self._waiting_since = time.monotonic_ns()
+        span.set_attributes({"orch.outcome": reason.value, "error.type": reason.value})
+        span.set_status(self._tracing.api.StatusCode.ERROR, reason.value)
+        span.end()
+
+    def shared(self, exchange: Exchange) -> Trace:
+        raise AssertionError("a decode is shared already")
+
+    def joined(self, decode: Trace) -> None:
+        raise AssertionError("a decode joins no other")
+
+    def ended(self) -> None:
+        self.close(self._tracing.attributes_of(self._exchange))
+
+    def close(self, attributes: dict[str, Any]) -> None:
+        """Ends what has not ended. `attributes`: those of the exchange."""
+        self._wait_span(None)
+        if self._engine is not None:
+            self._tracing.end(self._engine, self._exchange, attributes)
+
+    def _wait_span(self, end: int | None) -> None:
+        exchange, tracing, since = self._exchange, self._tracing, self._waiting_since
+        if not exchange.cost or since is None:
+            return
+        self._waiting_since = None
+        span = tracing.tracer.start_span(
+            WAIT_SPAN,
+            context=self._context,
+            start_time=exchange.at_ns(since),
+            attributes={**tracing.labels_of(exchange), "orch.cost": exchange.cost},
+        )
+        if end is None:
+            span.set_attribute("orch.outcome", exchange.outcome.value)
+        span.end(None if end is None else exchange.at_ns(end))
+
+
+class _Spans:
+    """The spans of one request in an SDK."""
+
+    def __init__(self, tracing: SpanTracing, exchange: Exchange, headers: Mapping[str, str]):
+        self._tracing = tracing
+        self._exchange = exchange
+        parent = tracing.propagator.extract(
+            {name: headers[name] for name in (TRACEPARENT, TRACESTATE) if name in headers}
+        )
+        self._server: Span = tracing.tracer.start_span(
+            exchange.route,
+            context=parent,
+            kind=tracing.api.SpanKind.SERVER,
+            start_time=exchange.arrived_ns,
+            attributes=tracing.unplaced,
+        )
+        context = self._server.get_span_context()
+        if context.trace_flags.sampled:
+            exchange.trace_id = context.trace_id
+        # None: its decode is shared, and whose it is has the spans.
+        self._decoding: _Decoding | None = _Decoding(
+            tracing, exchange, self._server, exchange.arrived
+        )
+
+    def dispatched(self) -> Headers:
+        decoding = self._decoding
+        if decoding is None:  # the shared decode came to nothing
+            decoding = _Decoding(self._tracing, self._exchange, self._server, time.monotonic_ns())
+            self._decoding = decoding
+        return decoding.dispatched()
+
+    def retried(self, reason: Reason) -> None:
+        if self._decoding is not None:
+            self._decoding.retried(reason)
+
+    def shared(self, exchange: Exchange) -> Trace:
+        self._decoding = None
+        return _Decoding(self._tracing, exchange, self._server, exchange.arrived)
+
+    def joined(self, decode: Trace) -> None:
+        assert isinstance(decode, _Decoding)
+        self._decoding = None
+        self._server.add_link(decode.server.get_span_context())
+
+    def ended(self) -> None:
+        exchange, tracing = self._exchange, self._tracing
+        attributes = tracing.attributes_of(exchange)
+        if self._decoding is not None:
+            self._decoding.close(attributes)
+        if exchange.placement is not None:
+            self._server.set_attribute("orch.placement", exchange.placement)
+        if exchange.coalesced:
+            self._server.set_attribute("orch.coalesced", True)
+        tracing.end(self._server, exchange, attributes)
+
+
+class SpanTracing:
+    """Traces exported by OTLP, from a background thread: a slow collector slows no request."""
+
+    def __init__(self, provider: TracerProvider, unplaced: Mapping[str, Any]) -> None:
+        """`unplaced`: attributes of the spans of what belongs to no pool."""
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self.api = trace
+        self.unplaced: dict[str, Any] = dict(unplaced)
+        self.propagator = TraceContextTextMapPropagator()
+        self.tracer = provider.get_tracer("orch_sidecar")
+        self._provider = provider
+
+    def begin(self, exchange: Exchange, headers: Mapping[str, str]) -> Trace:
+        return _Spans(self, exchange, headers)
+
+    def shutdown(self) -> None:
+        self._provider.shutdown()
+
+    def labels_of(self, exchange: Exchange) -> Mapping[str, Any]:
+        """What is known of how it is served."""
+        return self.unplaced if exchange.labels is None else exchange.labels
+
+    def attributes_of(self, exchange: Exchange) -> dict[str, Any]:
+        """What an exchange that has ended says of itself."""
+        attributes: dict[str, Any] = {
+            **self.labels_of(exchange),
+            "http.request.method": exchange.method,
+            "http.route": exchange.route,
+            "orch.outcome": exchange.outcome.value,
+            "orch.request_id": exchange.request_id,
+            "orch.correlation_id": exchange.correlation_id,
+        }
+        if exchange.status:
+            attributes["http.response.status_code"] = exchange.status
+        if exchange.cost:
+            attributes |= {
+                "gen_ai.operation.name": operation_of(exchange.api),
+                "gen_ai.provider.name": PROVIDER,
+                "gen_ai.request.model": _encodable(exchange.model[:MAX_MODEL_CHARS]),
+                "orch.cost": exchange.cost,
+                "orch.stream": exchange.stream,
+            }
+        for name, value in (
+            ("orch.scenario", exchange.scenario),
+            ("gen_ai.request.max_tokens", exchange.max_tokens),
+            ("gen_ai.usage.input_tokens", exchange.input_tokens),
+            ("gen_ai.usage.output_tokens", exchange.output_tokens),
+        ):
+            if value is not None:
+                attributes[name] = value
+        if exchange.first_byte is not None:
+            attributes["orch.first_byte_s"] = (exchange.first_byte - exchange.arrived) / 1e9
+        return attributes
+
+    def end(self, span: Span, exchange: Exchange, attributes: dict[str, Any]) -> None:
+        """Ends a span of an exchange that has ended."""
+        span.set_attributes(attributes)
+        outcome = exchange.outcome
+        if outcome is not Ending.OK:
+            span.set_attribute("error.type", outcome.value)
+            if outcome not in _NOT_OURS:
+                span.set_status(self.api.StatusCode.ERROR, outcome.value)
+        span.end()
+
+
+def otlp_protocol(environ: Mapping[str, str]) -> str | None:
+    """`grpc` or `http/protobuf` if the OTEL_* variables configure an exporter, else None.
+
+    Without a configured protocol the port decides: 4317 is registered for gRPC.
+    """
+    endpoint = environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environ.get(
+        "OTEL_EXPORTER_OTLP_ENDPOINT"
+    )
+    disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if not endpoint or disabled or environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return None
+    configured = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get(
+        "OTEL_EXPORTER_OTLP_PROTOCOL"
+    )
+    if configured:
+        return configured
+    # A gRPC target may come without a scheme; an HTTP endpoint may not.
+    grpc = endpoint.rstrip("/").endswith(":4317") or "://" not in endpoint
+    return "grpc" if grpc else "http/protobuf"
+
+
+def tracing_from_environment(common: Mapping[str, Any], unplaced: Mapping[str, Any]) -> Tracing:
+    """What the OTEL_* variables configure.
+
+    `common`: attributes of the resource, the same for all pools. `unplaced`: attributes of the
+    spans of what belongs to no pool.
+
+    Raises ValueError for a protocol that is not supported.
+    """
+    protocol = otlp_protocol(os.environ)
+    if protocol is None:
+        return NoTracing()
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+
+    exporter: SpanExporter
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (
+            OTLPSpanExporter as GrpcExporter,
+        )
+
+        exporter = GrpcExporter()
+    elif protocol == "http/protobuf":
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+            OTLPSpanExporter as HttpExporter,
+        )
+
+        exporter = HttpExporter()
+    else:
+        raise ValueError(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}, must be 'grpc' or 'http/protobuf'"
+        )
+    name = os.environ.get("OTEL_SERVICE_NAME", "orch-sidecar")
+    resource = Resource.create({"service.name": name, **common})
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return SpanTracing(provider, unplaced)

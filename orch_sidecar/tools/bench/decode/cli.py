@@ -1,0 +1,146 @@
+"""`orch bench decode`: the decode-step microbenchmark.
+
+The only module here that prints, and that writes a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from orch_sidecar.tools.bench.decode.device import Device, DeviceWrong, open_device
+from orch_sidecar.tools.bench.decode.figures import Run
+from orch_sidecar.tools.bench.decode.measure import Bench, run_by_formula
+from orch_sidecar.tools.bench.decode.report import (
+    Config,
+    Ran,
+    device_line,
+    document,
+    run_lines,
+    sweep_text,
+    window_line,
+)
+from orch_sidecar.tools.bench.decode.schedule import poisson_ms
+from orch_sidecar.tools.bench.decode.shape import GROUP, ON_CPU, ON_GPU, Shape
+from orch_sidecar.tools.bench.decode.words import DESCRIPTION, EPILOG, WordsWrong, add_arguments
+
+_HELP: Final = "decode steps on this machine's device: throughput and latency by batch"
+
+
+def add_command(commands: Any) -> None:
+    """Adds `decode` to what `add_subparsers` returned; its default of the name `run` is `run`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "decode",
+        help=_HELP,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    add_arguments(parser)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The exit code: 0, 1 where nothing could be measured, 2 for bad usage."""
+    parser = argparse.ArgumentParser(prog="orch bench")
+    add_command(parser.add_subparsers(dest="command", metavar="COMMAND", required=True))
+    return run(parser.parse_args(words))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs what the words of `add_command` ask for; the exit code, as of `main`."""
+    try:
+        said = _by_formula(options) if options.step_time is not None else _on_device(options)
+        if options.json not in (None, "-"):
+            Path(options.json).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    except WordsWrong as error:
+        print(f"orch bench decode: {error}", file=sys.stderr)
+        return 2
+    except (DeviceWrong, OSError) as error:
+        print(f"orch bench decode: {error}", file=sys.stderr)
+        return 1
+    if options.json == "-":
+        print(json.dumps(said, indent=2))
+    return 0
+
+
+def _by_formula(options: argparse.Namespace) -> dict[str, Any]:
+    if options.sweep is not None:
+        raise WordsWrong("--sweep measures a device, and --step-time takes the place of one")
+    config, curve = _config(options), options.step_time
+    arrivals_ms = poisson_ms(config.rate_per_s, config.nreq, config.seed)
+    runs = []
+    for window_ms in options.window_ms:
+        found = run_by_formula(arrivals_ms, config.tokens, config.bmax, window_ms, curve.at)
+        runs.append(found)
+        _tell(options, run_lines(config, found, work=0))
+    _tell_windows(options, runs)
+    return document(config, curve, runs)
+
+
+def _on_device(options: argparse.Namespace) -> dict[str, Any]:
+    config = _config(options)
+    device = open_device(options.device, options.dtype, options.threads)
+    shape = _shape(options, ON_CPU if device.kind == "cpu" else ON_GPU)
+    ran = _ran(device, shape)
+    if options.sweep is not None:
+        bench = Bench(device, shape, max(options.sweep), config.seed)
+        _tell(options, device_line(ran))
+        sweep = bench.sweep(options.sweep, options.steps)
+        _tell(options, sweep_text(sweep))
+        return document(config, ran, sweep=sweep)
+    bench = Bench(device, shape, config.bmax, config.seed)
+    _tell(options, device_line(ran))
+    arrivals_ms = poisson_ms(config.rate_per_s, config.nreq, config.seed)
+    runs = []
+    for window_ms in options.window_ms:
+        runs.append(bench.run(arrivals_ms, config.tokens, window_ms))
+        _tell(options, run_lines(config, runs[-1], shape.multiply_adds))
+    _tell_windows(options, runs)
+    return document(config, ran, runs)
+
+
+def _tell(options: argparse.Namespace, text: str) -> None:
+    if options.json != "-":
+        print(text, flush=True)
+
+
+def _tell_windows(options: argparse.Namespace, runs: Sequence[Run]) -> None:
+    for later in runs[1:]:
+        _tell(options, window_line(runs[0], later))
+
+
+def _config(options: argparse.Namespace) -> Config:
+    return Config(options.nreq, options.rate, options.tokens, options.bmax, options.seed)
+
+
+def _shape(options: argparse.Namespace, plain: Shape) -> Shape:
+    heads = options.heads or plain.heads
+    try:
+        return Shape(
+            layers=options.layers or plain.layers,
+            hidden=options.hidden or plain.hidden,
+            heads=heads,
+            kv_heads=options.kv_heads or max(1, heads // GROUP),
+            context=options.context or plain.context,
+        )
+    except ValueError as error:
+        raise WordsWrong(str(error)) from error
+
+
+def _ran(device: Device, shape: Shape) -> Ran:
+    return Ran(
+        kind=device.kind,
+        name=device.name,
+        torch=str(device.torch.__version__),
+        dtype=device.dtype_name,
+        threads=device.threads,
+        cache_bytes=device.cache_bytes,
+        weight_bytes=shape.weights * device.dtype.itemsize,
+        kv_bytes_per_sequence=shape.kv_values * device.dtype.itemsize,
+        shape=shape,
+    )

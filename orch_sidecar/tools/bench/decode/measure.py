@@ -1,0 +1,72 @@
+"""Runs steps on a device: in the order of a schedule, or a sweep over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from orch_sidecar.tools.bench.decode.device import Device, DeviceWrong
+from orch_sidecar.tools.bench.decode.figures import Run, Sweep, run_figures, sweep_figures
+from orch_sidecar.tools.bench.decode.kernel import Kernel
+from orch_sidecar.tools.bench.decode.schedule import StepTime, run_schedule
+from orch_sidecar.tools.bench.decode.shape import Shape
+from orch_sidecar.tools.bench.decode.timing import EventTimer, HostTimer, Stopwatch, Timer
+
+# Before anything counts, so many steps of the largest batch warm up caches, clocks and the
+# allocator; then one of each size, as the first of a size chooses its kernels.
+_WARM_UP_STEPS: Final = 5
+
+# A sweep goes through its batches again and again, with so many steps of each at a time, so that
+# whatever slows the machine for a second slows all of them.
+_STEPS_IN_A_ROW: Final = 5
+
+
+class Bench:
+    """A warm kernel on a device, for batches up to `bmax`.
+
+    Raises DeviceWrong where weights and KV cache do not fit in the memory that is free.
+    """
+
+    def __init__(self, device: Device, shape: Shape, bmax: int, seed: int) -> None:
+        needed = (shape.weights + bmax * shape.kv_values) * device.dtype.itemsize
+        if device.free_bytes is not None and needed > device.free_bytes:
+            raise DeviceWrong(
+                f"{shape.weights} weights and a KV cache of {bmax} sequences need "
+                f"{needed / 1e9:.1f} GB, and {device.free_bytes / 1e9:.1f} GB are free"
+            )
+        self._device, self._bmax = device, bmax
+        self._kernel = Kernel(device, shape, bmax, seed)
+
+    def run(self, arrivals_ms: Sequence[float], tokens: int, window_ms: float) -> Run:
+        """Each step of the schedule is run, and takes the virtual time that it took."""
+        self._warm_up(range(1, self._bmax + 1))
+        stopwatch = self._stopwatch()
+        outcome = run_schedule(arrivals_ms, tokens, self._bmax, window_ms, stopwatch)
+        return run_figures(window_ms, outcome, stopwatch.timed)
+
+    def sweep(self, batches: Sequence[int], steps: int) -> Sweep:
+        """`steps` steps of each batch."""
+        self._warm_up(batches)
+        stopwatch = self._stopwatch()
+        for done in range(0, steps, _STEPS_IN_A_ROW):
+            for batch in batches:
+                for _ in range(min(_STEPS_IN_A_ROW, steps - done)):
+                    stopwatch(batch)
+        return sweep_figures(stopwatch.timed)
+
+    def _warm_up(self, batches: Sequence[int]) -> None:
+        stopwatch = self._stopwatch()
+        for batch in [*[max(batches)] * _WARM_UP_STEPS, *batches]:
+            stopwatch(batch)
+
+    def _stopwatch(self) -> Stopwatch:
+        on_host = self._device.kind == "cpu"
+        timer: Timer = HostTimer() if on_host else EventTimer(self._device.torch.cuda)
+        return Stopwatch(self._kernel.step, timer)
+
+
+def run_by_formula(
+    arrivals_ms: Sequence[float], tokens: int, bmax: int, window_ms: float, step_ms: StepTime
+) -> Run:
+    """The same schedule without a device: a step takes what the formula says."""
+    return run_figures(window_ms, run_schedule(arrivals_ms, tokens, bmax, window_ms, step_ms), ())

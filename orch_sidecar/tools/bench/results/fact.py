@@ -1,0 +1,118 @@
+"""A result as a fact, if it is one.
+
+Pure. What is invalid or was not brought to its end is none; what nobody vouches for is to be
+confirmed. Notes have the names that rows of traces and of other tools have.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orch_sidecar.tools.bench.results.identity import lacking
+from orch_sidecar.tools.bench.results.result import FiguresTold, Result, Status
+from orch_sidecar.tools.facts.evidence.measured import LATENCIES
+from orch_sidecar.tools.facts.tables.row import Label, Row, engine_text, notes_text
+from orch_sidecar.tools.facts.tables.rules import BATCHING
+
+NO_FACT: Final = frozenset({Status.INVALID, Status.INCOMPLETE})
+
+_Notes = dict[str, str | int | float]
+
+
+class NoFact(ValueError):
+    """A result of which no row can be made; the message says why."""
+
+
+def row_of(result: Result) -> Row:
+    """The row. Raises NoFact, and ValueError for a text in it that no note may be."""
+    engine, figures = result.engine, result.figures
+    if result.status in NO_FACT or figures is None:
+        raise NoFact(f"the result is {result.status}: {'; '.join(result.reasons)}")
+    missing = lacking(engine)
+    if figures.input_tokens is None:
+        missing.append("nobody says how many tokens the prompts had")
+    if missing:
+        raise NoFact("; ".join(missing))
+    assert figures.input_tokens is not None
+    assert engine.engine is not None
+    assert engine.precision is not None
+    assert engine.gpu is not None
+    assert engine.gpu_count is not None
+    label, batch = result.measurement_type, figures.overlap
+    if result.status is Status.UNVERIFIED:
+        label = Label.TO_BE_CONFIRMED
+    elif result.batches is not None:
+        batch = result.batches.largest
+    input_tokens = round(figures.input_tokens / figures.requests)
+    output_tokens = round(figures.output_tokens / figures.requests)
+    notes: _Notes = {
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "batching": "unknown" if label is Label.TO_BE_CONFIRMED else BATCHING[label][0],
+        **_notes(result, figures),
+    }
+    return Row(
+        model_id=engine.model_id,
+        model_name=engine.model_name,
+        engine=engine_text(engine.engine, engine.engine_version),
+        precision=engine.precision,
+        gpu=engine.gpu,
+        gpu_count=engine.gpu_count,
+        batch=batch,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        throughput_tokens_per_sec=figures.tokens_per_s,
+        measurement_type=label,
+        scenario_notes=notes_text(notes),
+        source_tag=f"orch-bench:{result.id}",
+    )
+
+
+def _notes(result: Result, figures: FiguresTold) -> _Notes:
+    """What there is to say besides what every row says."""
+    scenario, engine, counts = result.scenario, result.engine, result.counts
+    notes: _Notes = {"tool": "orch bench", "arrivals": scenario.arrivals.value}
+    for name, value in (
+        ("rate_per_s", scenario.rate_per_s),
+        ("burstiness", scenario.burstiness),
+        ("at_once", scenario.clients),
+    ):
+        if value is not None:
+            notes[name] = value
+    notes |= {"requests": figures.requests, "window_s": round(figures.window_s, 3)}
+    notes["seed"] = scenario.seed
+    notes |= _latency_notes(result.measurement_type, figures)
+    ended = {"refused": counts.refused, "failed": counts.failed}
+    notes |= {name: count for name, count in ended.items() if count}
+    if result.goodput is not None:
+        notes["goodput_share"] = result.goodput.share
+    if result.batches is None:
+        notes |= {"claim": result.measurement_type.value, "batch_is": "overlap"}
+    else:
+        notes["batch_mean"] = result.batches.mean
+    if engine.profile is not None:
+        notes["profile"] = engine.profile
+    if result.shortfalls:
+        notes["preliminary"] = "yes"
+    if result.client.bottleneck:
+        notes["client_bottleneck"] = "yes"
+    if counts.counted_by_events:
+        notes["counted_by_events"] = counts.counted_by_events
+    if engine.model_id != engine.model:
+        notes["served_as"] = engine.model
+    if engine.given:
+        notes["given"] = ",".join(engine.given)
+    return notes
+
+
+def _latency_notes(label: Label, figures: FiguresTold) -> dict[str, float]:
+    """None of an offline run: where all comes at once, a time says how long the queue was."""
+    if label is Label.OFFLINE:
+        return {}
+    found = {"ttft": figures.ttft_ms, "tpot": figures.tpot_ms, "latency": figures.latency_ms}
+    return {
+        f"{name}_{at}_ms": round(getattr(each, at), 3)
+        for name, each in found.items()
+        if each is not None
+        for at in LATENCIES[name]
+    }

@@ -1,0 +1,107 @@
+"""A result in words, for whoever sits at the terminal.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from orch_sidecar.tools.bench.results.result import Counts, FiguresTold, Result, SpreadMs, Status
+from orch_sidecar.tools.facts.evidence.measured import Arrivals
+from orch_sidecar.tools.facts.tables.row import Label
+
+
+def words(result: Result) -> str:
+    """A few lines: what was measured, what it is worth and why."""
+    lines = [
+        f"{result.measurement_type}: {result.status.upper()}",
+        *(f"  {reason}" for reason in result.reasons),
+        *(f"  to be published: {missing}" for missing in result.shortfalls),
+        *_who(result),
+        f"{_arrivals(result)}, prompts: {result.scenario.prompts}, seed {result.scenario.seed}",
+        *_counts(result.counts),
+    ]
+    if result.figures is not None:
+        lines += _figures(result.figures, result)
+    if result.batches is not None:
+        found = result.batches
+        lines.append(
+            f"engine: {found.steps} decode steps, batch {found.mean:.2f} on average, "
+            f"{found.largest} at most"
+        )
+    client = result.client
+    late = "" if client.late_ms is None else f"{client.late_ms.p99:.1f} ms late (p99), "
+    lines.append(f"client: {late}{client.cpu_share:.0%} of one core")
+    lines += [f"  the client may be the bottleneck: {cause}" for cause in client.bottleneck]
+    return "\n".join(lines)
+
+
+def _who(result: Result) -> list[str]:
+    engine = result.engine
+    name = " ".join(part for part in (engine.engine, engine.engine_version) if part)
+    gpus = f"{engine.gpu_count} x " if engine.gpu_count else ""
+    parts = [f"{engine.model} on {name or 'an engine that does not say what it is'}"]
+    if engine.precision:
+        parts.append(engine.precision)
+    if engine.gpu:
+        parts.append(f"{gpus}{engine.gpu}")
+    if engine.slots_total:
+        parts.append(f"profile {engine.profile}, slots: {engine.slots_total}")
+    lines = [", ".join(parts)]
+    if engine.given:
+        lines.append(f"  typed by hand, not told by the engine: {', '.join(engine.given)}")
+    return lines
+
+
+def _arrivals(result: Result) -> str:
+    scenario = result.scenario
+    if scenario.rate_per_s is not None:
+        shape = "" if scenario.burstiness is None else f" of burstiness {scenario.burstiness:g}"
+        return f"{scenario.arrivals} arrivals{shape} at {scenario.rate_per_s:.4g}/s"
+    name = scenario.arrivals.replace("_", " ")
+    closed = scenario.arrivals is Arrivals.CLOSED_LOOP
+    return f"{name} of {scenario.clients}" if closed else name
+
+
+def _counts(counts: Counts) -> list[str]:
+    lines = [
+        f"requests: {counts.sent} sent, {counts.answered} answered, {counts.refused} refused, "
+        f"{counts.failed} failed, {counts.cut} cut",
+        *(f"  {count} x {reason}" for reason, count in counts.reasons.items()),
+    ]
+    if counts.of_other_length:
+        lines.append(f"  {counts.of_other_length} had another number of tokens than was asked for")
+    if counts.counted_by_events:
+        lines.append(f"  tokens of {counts.counted_by_events} answers were counted by their events")
+    return lines
+
+
+def _figures(figures: FiguresTold, result: Result) -> list[str]:
+    lines = [
+        f"throughput: {figures.tokens_per_s:.2f} tokens/s, {figures.requests_per_s:.2f} requests/s "
+        f"over {figures.window_s:.2f} s"
+    ]
+    # Offline is about throughput: when everything comes at once, a time says how long the
+    # queue was.
+    if result.measurement_type is not Label.OFFLINE:
+        lines.append(f"tokens/s per stream: p50 {figures.tokens_per_s_per_stream:.2f}")
+        named = {
+            "latency": figures.latency_ms,
+            "TTFT": figures.ttft_ms,
+            "TPOT": figures.tpot_ms,
+            "gap between events": figures.itl_ms,
+        }
+        lines += [_line(name, found) for name, found in named.items() if found is not None]
+    if result.goodput is not None and result.status is not Status.INVALID:
+        found = result.goodput
+        lines.append(
+            f"goodput: {found.requests_per_s:.2f} requests/s, {found.tokens_per_s:.2f} tokens/s; "
+            f"{found.share:.1%} of what was sent kept the SLO"
+        )
+    return lines
+
+
+def _line(name: str, found: SpreadMs) -> str:
+    return (
+        f"{name}: p50 {found.p50:.2f}, p90 {found.p90:.2f}, p95 {found.p95:.2f}, "
+        f"p99 {found.p99:.2f} ms"
+    )

@@ -1,0 +1,198 @@
+"""Spans from a Jaeger query service, over HTTP.
+
+Two APIs give the same traces: `/api/traces`, which Jaeger's UI uses (and which other stores
+imitate), and `/api/v3/traces`, which gives OTLP. The first is asked first, for every version has
+it; where it is not there, the other one.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+from pydantic.alias_generators import to_camel
+
+from orch_sidecar.tools.facts.traces import jaeger_json, otlp
+from orch_sidecar.tools.facts.traces.otlp import Malformed
+from orch_sidecar.tools.facts.traces.paging import TooDense, all_spans
+from orch_sidecar.tools.facts.traces.span import Span
+
+# Of an answer that is no JSON, or an error.
+_MOST_SHOWN: Final = 300
+
+
+class JaegerFailed(Exception):
+    """The traces cannot be read; the message says from where, and why."""
+
+
+class _NotThere(Exception):
+    """This server has no such API; the message says what it answered instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Api:
+    """One of the two: where it is, how a search is put, what an answer means."""
+
+    path: str
+    query: Callable[[str, int, int, int], dict[str, str]]  # service, start_us, end_us, limit
+    spans_of: Callable[[str], list[Span]]
+
+
+class Jaeger:
+    """The query service at a URL."""
+
+    def __init__(self, url: str, *, limit: int, timeout_s: float = 60.0) -> None:
+        """`url`: with the base path if it has one. `limit`: of the traces of one search.
+
+        Raises ValueError for what is no URL of HTTP, and a limit with which one trace is full.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ValueError(f"the URL {url!r} must be http://… or https://…")
+        if limit < 2:
+            raise ValueError(f"the limit {limit} must be at least 2")
+        self.url = url.rstrip("/")
+        self._limit = limit
+        self._timeout_s = timeout_s
+        self._api: _Api | None = None
+
+    def spans(self, service: str, first_us: int, last_us: int) -> list[Span]:
+        """All spans of the traces that have one of `service` that starts in the interval.
+
+        Microseconds since 1970. Raises JaegerFailed.
+        """
+
+        def search(start_us: int, end_us: int) -> list[Span]:
+            return self._search(service, start_us, end_us)
+
+        try:
+            return all_spans(search, first_us, last_us, self._limit, service)
+        except TooDense as error:
+            raise JaegerFailed(f"{self.url}: {error}") from None
+
+    def _search(self, service: str, start_us: int, end_us: int) -> list[Span]:
+        answers = []
+        for api in _APIS if self._api is None else (self._api,):
+            url = f"{self.url}{api.path}"
+            query = api.query(service, start_us, end_us, self._limit)
+            try:
+                spans = api.spans_of(self._get(url, query))
+            except _NotThere as answer:
+                answers.append(f"{url} answered {answer}")
+                continue
+            except Malformed as error:
+                raise JaegerFailed(f"{url}: {error}") from None
+            self._api = api
+            return spans
+        raise JaegerFailed(f"no query API of Jaeger: {'; '.join(answers)}")
+
+    def _get(self, url: str, query: dict[str, str]) -> str:
+        """The body of a 200, or of a 404 that is an answer in JSON."""
+        request = urllib.request.Request(  # noqa: S310 (its scheme was looked at)
+            f"{url}?{urlencode(query)}", headers={"Accept": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as response:  # noqa: S310
+                return str(response.read().decode("utf-8", "replace"))
+        except urllib.error.HTTPError as error:
+            with error:
+                body = error.read().decode("utf-8", "replace")
+            if error.code == 404 and body.lstrip().startswith("{"):
+                return body
+            said = f"{error.code} {error.reason}: {_shown(body)}"
+            if error.code in (404, 405):
+                raise _NotThere(said) from None
+            raise JaegerFailed(f"{url}: {said}") from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else repr(error)
+            raise JaegerFailed(f"cannot read {url}: {reason}") from None
+
+
+def _ui_query(service: str, start_us: int, end_us: int, limit: int) -> dict[str, str]:
+    # raw: as the spans came, without times that Jaeger corrected (2.x; 1.x passes it over).
+    return {
+        "service": service,
+        "start": str(start_us),
+        "end": str(end_us),
+        "limit": str(limit),
+        "raw": "true",
+    }
+
+
+def _ui_spans(body: str) -> list[Span]:
+    documents = list(_documents(body))
+    if len(documents) != 1 or not isinstance(documents[0], dict) or "data" not in documents[0]:
+        raise _NotThere(f"what is no list of traces: {_shown(body)}")
+    return jaeger_json.spans_of(documents[0])
+
+
+def _v3_query(service: str, start_us: int, end_us: int, limit: int) -> dict[str, str]:
+    values = {
+        "service_name": service,
+        "start_time_min": _time(start_us),
+        "start_time_max": _time(end_us),
+        "search_depth": str(limit),
+        "raw_traces": "true",
+    }
+    query = {f"query.{name}": value for name, value in values.items()}
+    # The names of 1.x, and of 2.x before 2.20; newer ones pass these over for those of proto3's
+    # JSON (jaeger, docs/apis/api_v3_http.md).
+    query["query.num_traces"] = str(limit)
+    query |= {f"query.{to_camel(name)}": value for name, value in values.items()}
+    return query
+
+
+def _v3_spans(body: str) -> list[Span]:
+    """One object with all traces, or (1.x, by way of gRPC) one for each."""
+    found = []
+    for document in _documents(body):
+        if not isinstance(document, dict):
+            raise _NotThere(f"what is no object: {_shown(body)}")
+        error: Any = document.get("error")
+        if isinstance(error, dict) and "No traces found" in str(error.get("message")):
+            continue  # with the status 404
+        if error is not None:
+            raise Malformed(f"the answer is an error: {_shown(json.dumps(error))}")
+        if "result" not in document:
+            raise _NotThere(f"what is no traces: {_shown(body)}")
+        found += otlp.spans_of(document["result"])
+    return found
+
+
+def _documents(body: str) -> Iterator[object]:
+    """The JSON documents that a body is made of, one after the other."""
+    decoder, at, body = json.JSONDecoder(), 0, body.strip()
+    if not body:
+        raise _NotThere("nothing")
+    while at < len(body):
+        try:
+            document, at = decoder.raw_decode(body, at)
+        except json.JSONDecodeError:
+            raise _NotThere(f"what is no JSON: {_shown(body)}") from None
+        yield document
+        while at < len(body) and body[at].isspace():
+            at += 1
+
+
+def _time(microseconds: int) -> str:
+    """RFC 3339, exact to the microsecond."""
+    seconds, rest = divmod(microseconds, 1_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:06}Z"
+
+
+def _shown(body: str) -> str:
+    line = " ".join(body.split())
+    return repr(line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}…")
+
+
+_APIS: Final = (
+    _Api("/api/traces", _ui_query, _ui_spans),
+    _Api("/api/v3/traces", _v3_query, _v3_spans),
+)

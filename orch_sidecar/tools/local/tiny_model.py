@@ -1,0 +1,102 @@
+"""Makes a small Llama model with random weights, so that a machine without a hub has one.
+
+`python -m orch_sidecar.tools.local.tiny_model DIRECTORY [--size tiny|small]`
+
+It speaks nonsense at a realistic shape: a byte-level BPE tokenizer trained on the texts below,
+a chat template, and weights from a fixed seed, so that two machines make the same model. Needs
+transformers, tokenizers and torch, which come with vLLM; imports them only when called.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+CONTEXT_TOKENS: Final = 2048
+
+# (hidden size, layers, heads): 3.7 M and 103 M parameters.
+SIZES: Final = {"tiny": (256, 4, 4), "small": (1024, 8, 16)}
+
+_TEXTS: Final = (
+    "A slot is the right of one sequence to be in the engine's batch. The sidecar admits "
+    "exactly as many sequences as the engine has slots, and the others wait in a queue.",
+    "Tokens per second means nothing until you know how the engine was batching: one stream, "
+    "many streams merged into one decode step, or an artificially large batch.",
+    "Prefill reads the whole prompt at once; decode writes one token per step for each "
+    "sequence in the batch. The time to the first token is the wait plus the prefill.",
+    '{"name": "get_weather", "arguments": {"city": "Oslo", "unit": "celsius"}}',
+    "0 1 2 3 4 5 6 7 8 9 10 20 30 40 50 60 70 80 90 100 1000 - + * / = ( ) [ ] < > ? ! : ; #",
+    "Ein Satz auf Deutsch, une phrase en français, una frase en español, en mening på norsk.",
+)
+
+_CHAT_TEMPLATE: Final = (
+    "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% elif message['content'] %}{% for part in message['content'] %}"
+    "{{ part['text'] if part['type'] == 'text' else '' }}{% endfor %}{% endif %}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+_SPECIAL: Final = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+
+
+def make(directory: Path, size: str = "tiny") -> None:
+    """Writes the model to `directory`. Does nothing if a complete one is there."""
+    if (directory / "complete").exists():
+        return
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    directory.mkdir(parents=True, exist_ok=True)
+    bpe: Any = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        _TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=1024,
+            special_tokens=_SPECIAL,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=_SPECIAL[0],
+        eos_token=_SPECIAL[1],
+        pad_token=_SPECIAL[1],
+        model_max_length=CONTEXT_TOKENS,
+    )
+    tokenizer.chat_template = _CHAT_TEMPLATE
+    tokenizer.save_pretrained(directory)
+
+    hidden, layers, heads = SIZES[size]
+    torch.manual_seed(20250928)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=hidden * 5 // 2,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        max_position_embeddings=CONTEXT_TOKENS,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).to(torch.float32).save_pretrained(directory)
+    (directory / "complete").touch()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Makes a small Llama model with random weights.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--size", choices=sorted(SIZES), default="tiny")
+    options = parser.parse_args()
+    make(options.directory, options.size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""`orch simulate`: what a profile's admission would do with an engine and a traffic.
+
+The only module here that prints, and that reads a profile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Final
+
+from orch_sidecar.tools.simulate.compare import (
+    Policy,
+    Scenario,
+    capacity,
+    compare,
+    unloaded_ttft_p95_ms,
+    with_slo,
+)
+from orch_sidecar.tools.simulate.engine import EngineShape
+from orch_sidecar.tools.simulate.table import refusals, table
+from orch_sidecar.tools.simulate.workload import Workload
+from vllm_plugin import profile as profiles
+from vllm_plugin.profile import AdmissionRules, Profile, ServiceClass
+
+_DESCRIPTION: Final = """What a profile's admission would do with an engine and a traffic.
+
+The admission is the one that `orch sidecar` runs, in virtual time; the engine is a model of
+vLLM's scheduler whose step takes t0 + c * b^alpha milliseconds for b sequences, and the time in
+which its prompt tokens are read. `/v1/capabilities` of a running engine says its own figures:
+step_time and prefill_tokens_per_s. Policies get the very same requests:
+
+  policy    admission by the profile
+  fifo      admission of all in their order, up to the slots
+  direct    no admission: the engine's own queue, in order
+  priority  no admission: the engine's own queue, interactive requests first"""
+
+_EPILOG: Final = """examples:
+  orch simulate --load 2                          twice what the engine can do
+  orch simulate --slots 64 --rate 8 --seconds 600
+  orch simulate --load 2 --slo-factor 3 --policies policy direct
+  orch simulate --t0-ms 3.1 --c-ms 0.4 --alpha 0.8 --prefill-rate 20000 --load 1.2 --json"""
+
+
+def main(words: list[str]) -> None:
+    """Prints the figures of each policy; exits with 2 for bad usage, with 1 if it cannot be run."""
+    options = _parser().parse_args(words)
+    profile = profiles.load(options.profile)
+    shape, workload = _shape(options, profile), _workload(options)
+    try:
+        can = capacity(shape, workload, options.seed)
+        rules = _rules(options, profile, shape, workload)
+        rate = options.rate if options.rate is not None else options.load * can
+        scenario = Scenario(shape, workload, rate, options.seconds, options.seed, options.retry)
+        found = compare(scenario, rules, [Policy(name) for name in options.policies])
+    except ValueError as error:
+        sys.exit(f"orch simulate: {error}")
+    slo_ms = rules.of(ServiceClass.INTERACTIVE).ttft_p95_ms
+    if options.json:
+        document: dict[str, Any] = {
+            "profile": profile.name,
+            "engine": asdict(shape),
+            "workload": asdict(workload),
+            "seed": options.seed,
+            "seconds": options.seconds,
+            "rate_per_s": rate,
+            "capacity_per_s": can,
+            "interactive_ttft_slo_ms": slo_ms,
+            "policies": {policy: asdict(figures) for policy, figures in found.items()},
+        }
+        print(json.dumps(document, indent=2))
+        return
+    slo = "no SLO" if slo_ms is None else f"SLO of the first interactive token {slo_ms:.0f} ms"
+    print(
+        f"{profile.name}, {shape.slots} slots, {rate:.2f} requests/s for {options.seconds:g} s "
+        f"({rate / can:.2f} times the {can:.2f}/s that the engine can do), {slo}\n"
+    )
+    print(table(found))
+    said = refusals(found)
+    if said:
+        print(f"\n{said}")
+
+
+def _shape(options: argparse.Namespace, profile: Profile) -> EngineShape:
+    def of_engine(name: str, given: int | None, otherwise: int) -> int:
+        rule = profile.engine.get(name)
+        return given if given is not None else int(rule.value) if rule else otherwise
+
+    plain = EngineShape()
+    step_tokens = of_engine("max_num_batched_tokens", options.step_tokens, plain.step_tokens)
+    long_prefill = of_engine(
+        "long_prefill_token_threshold", options.long_prefill_tokens, step_tokens
+    )
+    return EngineShape(
+        slots=of_engine(profiles.SLOTS_ARGUMENT, options.slots, plain.slots),
+        t0_ms=options.t0_ms,
+        c_ms=options.c_ms,
+        alpha=options.alpha,
+        prefill_tokens_per_s=options.prefill_rate,
+        kv_tokens=options.kv_tokens,
+        step_tokens=step_tokens,
+        long_prefill_tokens=min(long_prefill, step_tokens),
+        noise=options.noise,
+    )
+
+
+def _workload(options: argparse.Namespace) -> Workload:
+    return Workload(
+        bulk_share=options.bulk_share,
+        prompt=options.prompt,
+        output=options.output,
+        bulk_factor=options.bulk_factor,
+        spread=options.spread,
+        burstiness=options.burstiness,
+        max_tokens_known=options.max_tokens_known,
+    )
+
+
+def _rules(
+    options: argparse.Namespace, profile: Profile, shape: EngineShape, workload: Workload
+) -> AdmissionRules:
+    if options.slo_ms is not None:
+        return with_slo(profile.admission, options.slo_ms)
+    if options.slo_factor is not None:
+        unloaded_ms = unloaded_ttft_p95_ms(shape, workload, options.seed)
+        return with_slo(profile.admission, options.slo_factor * unloaded_ms)
+    return profile.admission
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="orch simulate",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--profile", default="cloud", help="name of a shipped profile, or a path (default cloud)")
+    names = [policy.value for policy in Policy]
+    add("--policies", nargs="+", choices=names, default=names, metavar="POLICY", help="(all)")
+    add("--seconds", type=_above(0), default=300.0, help="for which requests come (300)")
+    add("--seed", type=int, default=1, help="of arrivals and lengths (1)")
+    add("--json", action="store_true", help="everything, as JSON")
+    add("--retry", action="store_true", help="who is refused comes back when it was told to")
+    how_much = parser.add_mutually_exclusive_group()
+    how_much.add_argument("--rate", type=_above(0), help="requests per second")
+    how_much.add_argument(
+        "--load", type=_above(0), default=1.0, help="the rate, in multiples of the capacity (1)"
+    )
+    slo = parser.add_mutually_exclusive_group()
+    slo.add_argument(
+        "--slo-ms", type=_above(0), help="of the first interactive token (the profile's)"
+    )
+    slo.add_argument(
+        "--slo-factor", type=_above(0), help="the same, in multiples of the p95 without load"
+    )
+    _add_engine(parser)
+    _add_traffic(parser)
+    return parser
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    plain = EngineShape()
+    add = parser.add_argument_group("engine").add_argument
+    add("--slots", type=_count, help="sequences at once (the profile's)")
+    add("--t0-ms", type=_above(0), default=plain.t0_ms, help=f"of a step ({plain.t0_ms:g})")
+    add("--c-ms", type=_least(0), default=plain.c_ms, help=f"of a step ({plain.c_ms:g})")
+    add("--alpha", type=_least(0), default=plain.alpha, help=f"of a step ({plain.alpha:g})")
+    add(
+        "--prefill-rate",
+        type=_above(0),
+        default=plain.prefill_tokens_per_s,
+        help=f"prompt tokens per second ({plain.prefill_tokens_per_s:g})",
+    )
+    add("--kv-tokens", type=_count, help="size of the KV cache (never full)")
+    add("--step-tokens", type=_count, help="max_num_batched_tokens (the profile's, or 2048)")
+    add(
+        "--long-prefill-tokens",
+        type=_count,
+        help="long_prefill_token_threshold (the profile's, or none)",
+    )
+    add("--noise", type=_least(0), default=0.0, help="sigma of a step's lognormal factor (0)")
+
+
+def _add_traffic(parser: argparse.ArgumentParser) -> None:
+    plain = Workload()
+    add = parser.add_argument_group("traffic").add_argument
+    add(
+        "--bulk-share",
+        type=_share,
+        default=plain.bulk_share,
+        help=f"of the requests, from 0 to 1 ({plain.bulk_share:g})",
+    )
+    add(
+        "--bulk-factor",
+        type=_above(0),
+        default=plain.bulk_factor,
+        help=f"how many times as long bulk requests are ({plain.bulk_factor:g})",
+    )
+    add(
+        "--prompt",
+        type=_above(0),
+        default=plain.prompt,
+        help=f"mean tokens of an interactive prompt ({plain.prompt:g})",
+    )
+    add(
+        "--output",
+        type=_above(0),
+        default=plain.output,
+        help=f"mean tokens of an interactive answer ({plain.output:g})",
+    )
+    add(
+        "--spread",
+        type=_least(0),
+        default=plain.spread,
+        help=f"sigma of the logarithm of lengths ({plain.spread:g})",
+    )
+    add(
+        "--burstiness",
+        type=_above(0),
+        default=plain.burstiness,
+        help=f"1: Poisson arrivals, below: in bursts ({plain.burstiness:g})",
+    )
+    add(
+        "--max-tokens-known",
+        action=argparse.BooleanOptionalAction,
+        default=plain.max_tokens_known,
+        help="whether requests say how much they will generate (they do)",
+    )
+
+
+def _number(text: str, objection: Callable[[float], str | None]) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    problem = objection(value)
+    if problem is not None:
+        raise argparse.ArgumentTypeError(f"{text}: {problem}")
+    return value
+
+
+def _above(least: float) -> Callable[[str], float]:
+    return lambda text: _number(
+        text, lambda value: None if least < value < 1e12 else f"must be above {least:g}"
+    )
+
+
+def _least(least: float) -> Callable[[str], float]:
+    return lambda text: _number(
+        text, lambda value: None if least <= value < 1e12 else f"must be at least {least:g}"
+    )
+
+
+def _share(text: str) -> float:
+    return _number(text, lambda value: None if 0 <= value <= 1 else "must be from 0 to 1")
+
+
+def _count(text: str) -> int:
+    whole = _number(text, lambda value: None if value >= 1 else "must be at least 1")
+    if whole != int(whole):
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number")
+    return int(whole)

@@ -1,0 +1,120 @@
+"""The policies on the very same arrivals, and what to measure them by.
+
+Pure. Capacity and SLO are not assumed but measured in the same model: capacity is what the
+engine does with the same mix of requests while its queue is never empty; the SLO of interactive
+requests is a multiple of the p95 TTFT that they have alone, at a low rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import ceil
+from typing import Final
+
+from orch_sidecar.tools.simulate.engine import Engine, EngineShape
+from orch_sidecar.tools.simulate.engine import Sequence as EngineSequence
+from orch_sidecar.tools.simulate.fronts import Admitted, Direct, Front, Outcomes, Sight, plain_rules
+from orch_sidecar.tools.simulate.report import Figures, figures, spread
+from orch_sidecar.tools.simulate.run import Course, Run
+from orch_sidecar.tools.simulate.workload import Arrival, Workload
+from vllm_plugin.profile import AdmissionRules, ServiceClass
+
+# Requests of the measuring runs: some for each slot, for the queue; some hundreds, for a p95.
+_PER_SLOT: Final = 30
+_ALONE: Final = 400
+# Of what one stream could do: nearly none then waits for another.
+_LOW_LOAD: Final = 0.05
+
+
+class Policy(StrEnum):
+    """How requests come to the engine."""
+
+    POLICY = "policy"  # admission by the rules
+    FIFO = "fifo"  # admission of all in their order, up to the slots
+    DIRECT = "direct"  # no admission, the engine serves in order
+    PRIORITY = "priority"  # no admission, the engine serves interactive requests first
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One traffic for one engine. `rate` in requests per second."""
+
+    shape: EngineShape
+    workload: Workload
+    rate: float
+    seconds: float
+    seed: int
+    retry: bool = False
+
+    def arrivals(self) -> list[Arrival]:
+        return self.workload.arrivals(self.rate, self.seconds, self.seed)
+
+
+def with_slo(rules: AdmissionRules, ttft_p95_ms: float) -> AdmissionRules:
+    """The rules with another SLO of interactive requests, if they know such."""
+    if rules.interactive is None:
+        return rules
+    interactive = rules.interactive.model_copy(update={"ttft_p95_ms": ttft_p95_ms})
+    return rules.model_copy(update={"interactive": interactive})
+
+
+def course_of(
+    policy: Policy, scenario: Scenario, rules: AdmissionRules, *, sight: Sight | None = None
+) -> Course:
+    """The run of one policy. `sight`: what its admission is told, all of it by default."""
+
+    def front(outcomes: Outcomes) -> Front:
+        if policy is Policy.POLICY:
+            return Admitted(rules, sight or Sight(), outcomes, scenario.seed)
+        if policy is Policy.FIFO:
+            plain = Sight(classes=False, measured=False, cache=False)
+            return Admitted(plain_rules(rules), plain, outcomes, scenario.seed)
+        return Direct(outcomes)
+
+    by_priority = policy in (Policy.POLICY, Policy.PRIORITY)
+    shape = replace(scenario.shape, by_priority=by_priority)
+    run = Run(shape, scenario.arrivals(), scenario.seconds, front, scenario.seed, scenario.retry)
+    return run.to_the_end()
+
+
+def compare(
+    scenario: Scenario, rules: AdmissionRules, policies: Sequence[Policy]
+) -> dict[Policy, Figures]:
+    """The figures of each policy, by the SLOs of the rules."""
+    slo_ms = {each: rules.of(each).ttft_p95_ms for each in ServiceClass}
+    return {policy: figures(course_of(policy, scenario, rules), slo_ms) for policy in policies}
+
+
+def capacity(shape: EngineShape, workload: Workload, seed: int) -> float:
+    """Requests of this mix per second that the engine does while its queue is never empty."""
+    engine = Engine(replace(shape, by_priority=False), seed)
+    arrivals = workload.at_once(_PER_SLOT * shape.slots, seed)
+    for order, each in enumerate(arrivals):
+        engine.add(EngineSequence(order, each.prompt, each.output))
+    now = 0.0
+    while engine.waiting:
+        took = engine.begin_step(now)
+        assert took is not None  # somebody waits
+        now += took
+        engine.end_step(now)
+    tokens_each = sum(each.output for each in arrivals) / len(arrivals)
+    return engine.tokens / now / tokens_each
+
+
+def unloaded_ttft_p95_ms(shape: EngineShape, workload: Workload, seed: int) -> float:
+    """The p95 of the time to the first token of interactive requests that are nearly alone."""
+    alone = workload.alone(ServiceClass.INTERACTIVE)
+    one_s = alone.prompt / shape.prefill_tokens_per_s + alone.output * shape.step_ms(1) / 1000
+    rate = _LOW_LOAD / one_s
+    arrivals = alone.arrivals(rate, ceil(_ALONE / rate), seed)
+    course = Run(shape, arrivals, ceil(_ALONE / rate), Direct, seed).to_the_end()
+    first = [
+        record.sequence.first_token_at - record.arrival.at
+        for record in course.records
+        if record.sequence.first_token_at is not None
+    ]
+    p95 = spread(first).p95
+    assert p95 is not None  # they all ended
+    return p95

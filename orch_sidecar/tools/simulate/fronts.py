@@ -1,0 +1,190 @@
+"""What stands before the engine: admission, or nothing.
+
+Pure. Admission sees of the engine what a sidecar sees: reports some milliseconds apart, a step
+time once some steps were measured, and the ends of its own requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Protocol
+
+from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.decision import Decision
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.types import Ask, EngineReport, KvCache, KvGroup, Queued, StepTime
+from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.tools.simulate.engine import Engine, EngineShape
+from orch_sidecar.tools.simulate.workload import Arrival
+from vllm_plugin.profile import AdmissionRules, Bounds, ClassRules, FullQueue, ServiceClass
+
+# An engine tells of changes at most that often.
+REPORT_S: Final = 0.02
+# Steps before the step time and the speed of prompts are known, and by how much they are wrong.
+MEASURED_STEPS: Final = 100
+MEASURED_ERROR: Final = 0.05
+
+
+class Outcomes(Protocol):
+    """Where a front says what becomes of requests, by their numbers."""
+
+    def started(self, number: int) -> None:
+        """It goes to the engine, now."""
+
+    def refused(self, number: int, refusal: Refusal) -> None:
+        """It does not."""
+
+    def queued(self, number: int, predicted_start_ms: int | None) -> None:
+        """It waits, and should start so many milliseconds from now."""
+
+
+class Front(Protocol):
+    """Takes requests to the engine, in the order and at the time it sees fit."""
+
+    def arrive(self, number: int, arrival: Arrival, now: float) -> None: ...
+
+    def ended(self, number: int, arrival: Arrival, now: float) -> None: ...
+
+    def report(self, engine: Engine, now: float) -> None: ...
+
+    def tick(self, now: float) -> None: ...
+
+    def next_event(self, now: float) -> float | None: ...
+
+    @property
+    def queued(self) -> int: ...
+
+
+class Direct:
+    """No admission: each request goes to the engine at once, and waits there."""
+
+    queued = 0
+
+    def __init__(self, outcomes: Outcomes) -> None:
+        self._outcomes = outcomes
+
+    def arrive(self, number: int, arrival: Arrival, now: float) -> None:
+        self._outcomes.started(number)
+
+    def ended(self, number: int, arrival: Arrival, now: float) -> None:
+        pass
+
+    def report(self, engine: Engine, now: float) -> None:
+        pass
+
+    def tick(self, now: float) -> None:
+        pass
+
+    def next_event(self, now: float) -> float | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What admission is told.
+
+    Without `classes` every request is bulk to it, as it is by rules that know no interactive
+    ones; without `measured` it never learns a step time; without `cache` it knows nothing of
+    the KV cache.
+    """
+
+    classes: bool = True
+    measured: bool = True
+    cache: bool = True
+
+
+class Admitted:
+    """The admission of a sidecar in front of the engine."""
+
+    def __init__(self, rules: AdmissionRules, sight: Sight, outcomes: Outcomes, seed: int) -> None:
+        self.core = Admission(rules, Random(seed))  # noqa: S311 (spreads retries)
+        self._sight = sight
+        self._classes = sight.classes and rules.interactive is not None
+        self._outcomes = outcomes
+
+    @property
+    def queued(self) -> int:
+        return self.core.queue_depth
+
+    def arrive(self, number: int, arrival: Arrival, now: float) -> None:
+        service_class = arrival.service_class if self._classes else ServiceClass.BULK
+        ask = Ask(service_class, 1, arrival.prompt, arrival.max_tokens)
+        outcome = self.core.arrive(str(number), ask, now)
+        displaced = self.core.take_displaced()
+        if isinstance(outcome, Queued):
+            self._outcomes.queued(number, outcome.predicted_start_ms)
+        else:
+            self._tell(number, outcome)
+        self._perform(displaced)
+
+    def ended(self, number: int, arrival: Arrival, now: float) -> None:
+        self._perform(self.core.release(str(number), now, arrival.output))
+
+    def report(self, engine: Engine, now: float) -> None:
+        shape, sight = engine.shape, self._sight
+        known = sight.measured and engine.steps >= MEASURED_STEPS
+        off = 1 + MEASURED_ERROR
+        report = EngineReport(
+            epoch="simulated",
+            slots_total=shape.slots,
+            kv=_kv_cache(shape) if sight.cache else None,
+            kv_usage=engine.kv_usage,
+            prefilling=engine.prefilling,
+            waiting=engine.waiting,
+            scheduled=engine.held,
+            preemptions_total=engine.preemptions if sight.cache else 0,
+            step_time=StepTime(shape.t0_ms, shape.c_ms * off, shape.alpha, max(1, engine.largest))
+            if known
+            else None,
+            prefill_tokens_per_s=shape.prefill_tokens_per_s / off if known else None,
+            chunk_tokens=min(shape.long_prefill_tokens, shape.step_tokens),
+        )
+        self._perform(self.core.engine_reports(report, now))
+
+    def tick(self, now: float) -> None:
+        self._perform(self.core.tick(now))
+
+    def next_event(self, now: float) -> float | None:
+        return self.core.next_event(now)
+
+    def _perform(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            self._tell(int(decision.request), decision.outcome)
+
+    def _tell(self, number: int, outcome: Lease | Refusal) -> None:
+        if isinstance(outcome, Lease):
+            self._outcomes.started(number)
+        else:
+            self._outcomes.refused(number, outcome)
+
+
+def _kv_cache(shape: EngineShape) -> KvCache | None:
+    if shape.kv_tokens is None:
+        return None
+    return KvCache(shape.kv_tokens // shape.block_tokens, (KvGroup(shape.block_tokens),))
+
+
+def plain_rules(rules: AdmissionRules) -> AdmissionRules:
+    """One bounded queue for all in their order, with the room and the longest wait of `rules`."""
+    both = [rules.bulk] if rules.interactive is None else [rules.bulk, rules.interactive]
+    queue = ClassRules(
+        ttft_p95_ms=None,
+        tpot_p95_ms=None,
+        queue_capacity=sum(each.queue_capacity for each in both),
+        max_wait_s=max(each.max_wait_s for each in both),
+        batch=Bounds(least=1, most=1_000_000),
+    )
+    return AdmissionRules(
+        full_queue=FullQueue.REJECT,
+        aging_s=rules.aging_s,
+        reserved_share=0.0,
+        window_ms=None,
+        coalescing=False,
+        interactive=None,
+        bulk=queue,
+    )
+
+
+MakeFront = Callable[[Outcomes], Front]

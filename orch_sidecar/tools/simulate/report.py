@@ -1,0 +1,158 @@
+"""What a run says: figures by class and of the whole. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+from typing import Final
+
+from orch_sidecar.tools.simulate.run import Course, Record
+from vllm_plugin.profile import ServiceClass
+
+# A shorter wait is a step or two: nobody plans by it, and its relative error says nothing.
+LEAST_WAIT_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of a set of times, in milliseconds. None: there were none."""
+
+    p50: float | None
+    p95: float | None
+    p99: float | None
+    longest: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFigures:
+    """One class. `goodput_per_s`: requests that ended while others still came, with their first
+    token within the SLO if there is one. `slo_met`: the share of those served that kept it."""
+
+    arrived: int
+    served: int
+    refused: dict[str, int]
+    ttft_ms: Spread
+    tpot_ms: Spread
+    wait_ms: Spread
+    goodput_per_s: float
+    tokens_per_s: float
+    slo_met: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A whole run.
+
+    `tokens_per_s` (generated) and `occupancy` (share of the slots that ran): while requests came.
+    `prediction_error`: median of |predicted - waited| / waited over `predictions` requests that
+    waited more than 100 ms and were told how long. `in_system` = `rate_times_time` is Little's
+    law: the mean number of requests in queues and engine, counted; and arrivals per second
+    times the mean time of each.
+    """
+
+    classes: dict[ServiceClass, ClassFigures]
+    seconds: float
+    tokens_per_s: float
+    occupancy: float
+    peak: int
+    preemptions: int
+    prediction_error: float | None
+    predictions: int
+    in_system: float
+    rate_times_time: float
+
+
+def figures(course: Course, slo_ms: dict[ServiceClass, float | None]) -> Figures:
+    """The figures of a run, by the SLO of the time to the first token of each class."""
+    of_class: dict[ServiceClass, list[Record]] = {each: [] for each in ServiceClass}
+    for record in course.records:
+        of_class[record.arrival.service_class].append(record)
+    errors = prediction_errors(course.records)
+    span = course.ended_at or 1.0
+    return Figures(
+        classes={
+            service_class: _of_class(records, course.seconds, slo_ms.get(service_class))
+            for service_class, records in of_class.items()
+        },
+        seconds=course.seconds,
+        tokens_per_s=course.tokens / course.seconds,
+        occupancy=course.busy_s / (course.seconds * course.shape.slots),
+        peak=course.peak,
+        preemptions=course.preemptions,
+        prediction_error=median(errors) if errors else None,
+        predictions=len(errors),
+        in_system=course.in_system_s / span,
+        rate_times_time=sum(record.present_s for record in course.records) / span,
+    )
+
+
+def prediction_errors(records: Sequence[Record]) -> list[float]:
+    """Relative errors of the predicted starts of those who waited long enough."""
+    errors = []
+    for record in records:
+        if record.predicted_s is None or record.started_at is None or record.tries > 1:
+            continue
+        waited = record.started_at - record.arrival.at
+        if waited > LEAST_WAIT_S:
+            errors.append(abs(record.predicted_s - waited) / waited)
+    return errors
+
+
+def spread(values_s: Sequence[float]) -> Spread:
+    """Percentiles (nearest rank) of times in seconds."""
+    if not values_s:
+        return Spread(None, None, None, None)
+    ordered = sorted(values_s)
+
+    def at(share: float) -> float:
+        return 1000 * ordered[max(0, ceil(share * len(ordered)) - 1)]
+
+    return Spread(at(0.5), at(0.95), at(0.99), 1000 * ordered[-1])
+
+
+def _of_class(records: list[Record], seconds: float, slo_ms: float | None) -> ClassFigures:
+    served = [record for record in records if _served(record)]
+    kept = [record for record in served if slo_ms is None or 1000 * _ttft_s(record) <= slo_ms]
+    in_time = [record for record in kept if _ended(record) <= seconds]
+    refused = Counter(str(record.refused) for record in records if record.refused is not None)
+    tokens = sum(record.sequence.output for record in served if _ended(record) <= seconds)
+    return ClassFigures(
+        arrived=len(records),
+        served=len(served),
+        refused=dict(sorted(refused.items())),
+        ttft_ms=spread([_ttft_s(record) for record in served]),
+        tpot_ms=spread([_tpot_s(record) for record in served if record.sequence.output > 1]),
+        wait_ms=spread([_wait_s(record) for record in served]),
+        goodput_per_s=len(in_time) / seconds,
+        tokens_per_s=tokens / seconds,
+        slo_met=None if slo_ms is None or not served else len(kept) / len(served),
+    )
+
+
+def _served(record: Record) -> bool:
+    return record.sequence.ended_at is not None
+
+
+def _ended(record: Record) -> float:
+    assert record.sequence.ended_at is not None
+    return record.sequence.ended_at
+
+
+def _ttft_s(record: Record) -> float:
+    assert record.sequence.first_token_at is not None
+    return record.sequence.first_token_at - record.arrival.at
+
+
+def _wait_s(record: Record) -> float:
+    assert record.sequence.began_at is not None
+    return record.sequence.began_at - record.arrival.at
+
+
+def _tpot_s(record: Record) -> float:
+    sequence = record.sequence
+    assert sequence.ended_at is not None
+    assert sequence.first_token_at is not None
+    return (sequence.ended_at - sequence.first_token_at) / (sequence.output - 1)

@@ -1,0 +1,181 @@
+"""One run: arrivals, a front and an engine, from event to event in virtual time.
+
+Pure. Nothing happens between events, so a run takes no longer than its steps are many. Of
+events at one time, a step ends first, then the engine reports, then admission's own time comes,
+then who arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+from typing import Final
+
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.tools.simulate.engine import Engine, EngineShape, Sequence
+from orch_sidecar.tools.simulate.fronts import REPORT_S, Front, MakeFront
+from orch_sidecar.tools.simulate.workload import Arrival
+from vllm_plugin.profile import ServiceClass
+
+_PRIORITY: Final = {ServiceClass.INTERACTIVE: 0, ServiceClass.BULK: 1}
+
+
+@dataclass(slots=True)
+class Record:
+    """What became of a request. Times are seconds of virtual time.
+
+    `came_at`: its last try. `present_s`: time in queues and engine, in all its tries.
+    `predicted_s`: the wait that it was told when it first came. `refused`: why, by its last try.
+    """
+
+    arrival: Arrival
+    sequence: Sequence
+    came_at: float
+    tries: int = 1
+    present_s: float = 0.0
+    started_at: float | None = None
+    predicted_s: float | None = None
+    refused: Reason | None = None
+
+
+@dataclass(slots=True)
+class Course:
+    """A whole run, to its last request."""
+
+    shape: EngineShape
+    seconds: float  # in which requests came
+    records: list[Record]
+    ended_at: float = 0.0
+    tokens: int = 0  # made while requests came
+    busy_s: float = 0.0  # sequences in the engine, times seconds, while requests came
+    in_system_s: float = 0.0  # requests in queues and engine, times seconds, to the end
+    peak: int = 0  # sequences in the engine at once
+    preemptions: int = 0
+
+
+class Run:
+    """The events of one run."""
+
+    def __init__(
+        self,
+        shape: EngineShape,
+        arrivals: Many[Arrival],
+        seconds: float,
+        make_front: MakeFront,
+        seed: int = 0,
+        retry: bool = False,
+    ) -> None:
+        self._engine = Engine(shape, seed)
+        records = [
+            Record(
+                arrival,
+                Sequence(number, arrival.prompt, arrival.output, _PRIORITY[arrival.service_class]),
+                came_at=arrival.at,
+            )
+            for number, arrival in enumerate(arrivals)
+        ]
+        self._course = Course(shape, seconds, records)
+        self._front: Front = make_front(self)
+        self._retry = retry
+        self._retries: list[tuple[float, int]] = []
+        self._now = 0.0
+        self._step_ends: float | None = None
+        self._report_at: float | None = None
+        self._reported = -inf
+
+    # What the front says.
+
+    def started(self, number: int) -> None:
+        record = self._course.records[number]
+        record.started_at = self._now
+        self._engine.add(record.sequence)
+        self._course.peak = max(self._course.peak, self._engine.held)
+
+    def refused(self, number: int, refusal: Refusal) -> None:
+        record = self._course.records[number]
+        record.refused = refusal.reason
+        record.present_s += self._now - record.came_at
+        again = None if refusal.retry_after_ms is None else refusal.retry_after_ms / 1000
+        if self._retry and again is not None and self._now + again < self._course.seconds:
+            heappush(self._retries, (self._now + again, number))
+
+    def queued(self, number: int, predicted_start_ms: int | None) -> None:
+        record = self._course.records[number]
+        if predicted_start_ms is not None and record.tries == 1:
+            record.predicted_s = predicted_start_ms / 1000
+
+    # What happens.
+
+    def to_the_end(self) -> Course:
+        """Runs until the last request has ended."""
+        course, engine, front = self._course, self._engine, self._front
+        front.report(engine, 0.0)
+        coming = iter(enumerate(course.records))
+        number, record = next(coming, (-1, None))
+        while True:
+            event = front.next_event(self._now)
+            times = (
+                inf if self._step_ends is None else self._step_ends,
+                inf if self._report_at is None else self._report_at,
+                inf if event is None else event,
+                self._retries[0][0] if self._retries else inf,
+                inf if record is None else record.arrival.at,
+            )
+            at = min(times)
+            if at == inf:
+                break
+            self._pass_until(at)
+            which = times.index(at)
+            if which == 0:
+                self._end_step()
+            elif which == 1:
+                self._report()
+            elif which == 2:
+                front.tick(at)
+            elif which == 3:
+                self._come_again(heappop(self._retries)[1])
+            elif record is not None:
+                front.arrive(number, record.arrival, at)
+                number, record = next(coming, (-1, None))
+            if self._step_ends is None:
+                self._begin_step()
+        course.ended_at, course.preemptions = self._now, engine.preemptions
+        return course
+
+    def _pass_until(self, at: float) -> None:
+        course, engine = self._course, self._engine
+        held = engine.held
+        course.in_system_s += (at - self._now) * (held + self._front.queued)
+        if self._now < course.seconds:
+            running = held - engine.waiting
+            course.busy_s += (min(at, course.seconds) - self._now) * running
+        self._now = at
+
+    def _begin_step(self) -> None:
+        took = self._engine.begin_step(self._now)
+        self._step_ends = None if took is None else self._now + took
+
+    def _end_step(self) -> None:
+        course, engine, now = self._course, self._engine, self._now
+        for sequence in engine.end_step(now):
+            record = course.records[sequence.order]
+            record.present_s += now - record.came_at
+            self._front.ended(sequence.order, record.arrival, now)
+        if now <= course.seconds:
+            course.tokens = engine.tokens
+        if self._report_at is None:
+            self._report_at = max(now, self._reported + REPORT_S)
+        self._begin_step()
+
+    def _report(self) -> None:
+        self._reported, self._report_at = self._now, None
+        self._front.report(self._engine, self._now)
+
+    def _come_again(self, number: int) -> None:
+        record = self._course.records[number]
+        record.refused = None
+        record.tries += 1
+        record.came_at = self._now
+        self._front.arrive(number, record.arrival, self._now)

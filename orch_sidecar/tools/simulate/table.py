@@ -1,0 +1,84 @@
+"""Figures as text, for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from orch_sidecar.tools.simulate.compare import Policy
+from orch_sidecar.tools.simulate.report import ClassFigures, Figures
+
+_CLASS_HEAD: Final = (
+    *("policy", "class", "arrived", "served", "refused", "TTFT p50", "p95", "p99"),
+    *("wait p95", "longest", "TPOT p95", "in SLO", "goodput/s", "tokens/s"),
+)
+_WHOLE_HEAD: Final = (
+    *("policy", "tokens/s", "occupancy", "peak", "preemptions", "prediction error", "in system"),
+)
+
+
+def table(found: Mapping[Policy, Figures]) -> str:
+    """Two tables: by policy and class, and by policy. Times in milliseconds."""
+    classes = [[*_CLASS_HEAD]]
+    for policy, of_policy in found.items():
+        for service_class, of_class in of_policy.classes.items():
+            if of_class.arrived:
+                classes.append([policy.value, service_class.value, *_class_cells(of_class)])
+    wholes = [[*_WHOLE_HEAD]]
+    wholes += [[policy.value, *_whole_cells(of_policy)] for policy, of_policy in found.items()]
+    return f"{_aligned(classes, 2)}\n\n{_aligned(wholes, 1)}"
+
+
+def refusals(found: Mapping[Policy, Figures]) -> str:
+    """One line for each policy and class that refused some, with the reasons."""
+    lines = []
+    for policy, of_policy in found.items():
+        for service_class, of_class in of_policy.classes.items():
+            if of_class.refused:
+                reasons = ", ".join(f"{count} {why}" for why, count in of_class.refused.items())
+                lines.append(f"{policy} refused of {service_class}: {reasons}")
+    return "\n".join(lines)
+
+
+def _class_cells(of_class: ClassFigures) -> list[str]:
+    ttft, wait = of_class.ttft_ms, of_class.wait_ms
+    met = of_class.slo_met
+    return [
+        str(of_class.arrived),
+        str(of_class.served),
+        str(sum(of_class.refused.values())),
+        *(_number(each) for each in (ttft.p50, ttft.p95, ttft.p99, wait.p95, wait.longest)),
+        _number(of_class.tpot_ms.p95, 1),
+        "-" if met is None else f"{100 * met:.1f} %",
+        f"{of_class.goodput_per_s:.2f}",
+        f"{of_class.tokens_per_s:.0f}",
+    ]
+
+
+def _whole_cells(whole: Figures) -> list[str]:
+    error = whole.prediction_error
+    return [
+        f"{whole.tokens_per_s:.0f}",
+        f"{100 * whole.occupancy:.1f} %",
+        str(whole.peak),
+        str(whole.preemptions),
+        "-" if error is None else f"{100 * error:.0f} % of {whole.predictions}",
+        f"{whole.in_system:.1f}",
+    ]
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]], left: int) -> str:
+    """Columns of equal width: the first `left` of them flush left, the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

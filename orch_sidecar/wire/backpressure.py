@@ -1,0 +1,82 @@
+"""What passes between this sidecar and who is below it: another sidecar, or an engine.
+
+Pure. The sidecar above decides who waits, so the one below is told not to queue: what it cannot
+take at once it turns away, and the request goes back to the head of the queue up here. So it
+does when an engine is about to end, whose plugin says that it has taken nothing; whatever else
+an engine answers is for the client.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from orch_sidecar.api.options import Directives
+from orch_sidecar.wire.http1 import Head
+from vllm_plugin.profile import ServiceClass
+
+# Reads whether an answer turns a request away, once it has one of these statuses.
+TurningAway = Callable[[Head, bytes], int | None]
+TURNING_AWAY: Final = frozenset({429, 503})
+# An error envelope is far shorter; what is longer is an answer.
+MOST_BYTES: Final = 65_536
+
+# As `vllm_plugin.endpoint` says it.
+ENGINE_GONE: Final = "engine_gone"
+
+DEFAULT_RETRY_MS: Final = 1000
+# The queue up here rests no longer than that, whatever was said: the state of the sidecar below
+# is pushed, so what is free there is known up here long before.
+LONGEST_PAUSE_MS: Final = 100
+_LONGEST_RETRY_MS: Final = 3_600_000
+# Refusals that time makes no better.
+_TOO_LATE: Final = frozenset({"ADMISSION_DEADLINE", "ADMISSION_SLO"})
+
+
+def fields(service_class: ServiceClass, directives: Directives, spent_ms: float) -> bytes:
+    """The directives that a request has for the sidecar below, after `spent_ms` up here.
+
+    Whole header lines.
+    """
+    lines = [f"x-orch-class: {service_class}", "x-orch-do-not-queue: true"]
+    # What may be shared is shared up here, where tenants are known by their own keys.
+    lines.append("x-orch-no-coalesce: true")
+    if directives.deadline_ms is not None:
+        left_ms = max(1.0, directives.deadline_ms - spent_ms)  # a deadline is above 0
+        lines.append(f"x-orch-deadline-ms: {int(left_ms)}")
+    if directives.max_wait_ms is not None:
+        lines.append(f"x-orch-max-wait-ms: {int(max(0.0, directives.max_wait_ms - spent_ms))}")
+    return "".join(f"{line}\r\n" for line in lines).encode()
+
+
+def by_engine(head: Head, body: bytes) -> int | None:
+    """When to come back, if this answer of an engine says that it took nothing; else None."""
+    error = _error(body)
+    return DEFAULT_RETRY_MS if error.get("type") == ENGINE_GONE else None
+
+
+def by_sidecar(head: Head, body: bytes) -> int | None:
+    """When to come back, if this answer of a sidecar turns a request away for now; else None."""
+    error = _error(body)
+    if error.get("code") in _TOO_LATE:
+        return None
+    values = dict(head.fields)
+    for name, factor in ((b"retry-after-ms", 1), (b"retry-after", 1000)):
+        value = values.get(name, b"")
+        if value.isdigit() and len(value) <= 12:
+            return min(int(value) * factor, _LONGEST_RETRY_MS)
+    if b"retry-after" in values:
+        return DEFAULT_RETRY_MS  # a date: it says that there is a later
+    if error.get("retriable") is not True:
+        return None
+    said = error.get("retry_after_ms")
+    return said if type(said) is int and 0 <= said <= _LONGEST_RETRY_MS else DEFAULT_RETRY_MS
+
+
+def _error(body: bytes) -> dict[str, Any]:
+    try:
+        error = json.loads(body)["error"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return {}
+    return error if isinstance(error, dict) else {}

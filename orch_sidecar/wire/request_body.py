@@ -1,0 +1,168 @@
+"""The reading of requests' bodies: how much of them, for how long, in which encoding.
+
+All bodies that are being read, wait or are in flight share one budget: bytes are reserved before
+they are read, by the length of the body or as it comes, until the handling of its request has
+ended. Large ones are outlined one after the other, in slices between which the event loop turns.
+Knows HTTP requests and limits; what a body means is read elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, TypeVar
+
+import aiohttp
+from aiohttp import hdrs, web
+
+from orch_sidecar.api.body_outline import Outline, slices
+from orch_sidecar.api.json_body import Unreadable
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.config.settings import SidecarSettings
+
+T = TypeVar("T")
+
+# The event loop turns after so long. Between all slices would be too often: where each turn takes
+# a millisecond, because there is much else to do, a large body would wait for a thousand of them.
+_TURN_AFTER_S: Final = 0.002
+
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Holder(Protocol):
+    """A request, and how much of the budget is reserved for its body."""
+
+    http: web.BaseRequest
+    reserved_bytes: int
+
+
+class BodyReader:
+    """Reads bodies within the budget. Lives on one event loop."""
+
+    def __init__(self, settings: SidecarSettings) -> None:
+        self.settings = settings
+        self.reserved_bytes = 0  # of all requests together
+        self._one_at_a_time = asyncio.Lock()
+
+    def at_once(self, holder: Holder) -> bytes | Refusal | None:
+        """The whole body of a request that came together with its head, or why it is not read.
+
+        None: more of it is to come, and `rest_of` waits for that.
+        """
+        content = holder.http.content
+        if not content.is_eof():
+            return None
+        try:
+            body = content.read_nowait()
+        except web.RequestPayloadError as error:
+            return _unreadable(error)
+        if len(body) > self.settings.max_body_bytes:
+            return self._too_large(f"{len(body)} bytes")
+        return self._reserve(holder, len(body)) or body
+
+    async def rest_of(self, holder: Holder) -> bytes | Refusal:
+        """The whole body of a request that is still arriving, or why it is not read."""
+        http, timeout_s = holder.http, self.settings.body_timeout_s
+        length = http.content_length
+        if length is not None:
+            if length > self.settings.max_body_bytes:
+                return self._too_large(f"{length} bytes")
+            if (refusal := self._reserve(holder, length)) is not None:
+                return refusal
+        if http.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
+            transport = http.transport
+            if transport is not None and http.version >= aiohttp.HttpVersion11:
+                transport.write(_CONTINUE)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._whole(holder)
+        except TimeoutError:
+            text = f"the body did not arrive within {timeout_s:g} s"
+            return Refusal(Reason.BODY_TIMEOUT, text)
+        except web.RequestPayloadError as error:
+            return _unreadable(error)
+
+    def release(self, holder: Holder) -> None:
+        """Gives back what is reserved for a request; called once, when its handling has ended."""
+        self.reserved_bytes -= holder.reserved_bytes
+        holder.reserved_bytes = 0
+
+    async def outlined(self, body: bytes, read: Callable[[bytes], T]) -> T | Refusal:
+        """What `read` makes of the outline of a body.
+
+        One body at a time: many at once would hold up the event loop together.
+        """
+        async with self._one_at_a_time:
+            outline = Outline()
+            due = time.perf_counter() + _TURN_AFTER_S
+            try:
+                for piece in slices(body):
+                    outline.feed(piece)
+                    if time.perf_counter() >= due:
+                        await asyncio.sleep(0)
+                        due = time.perf_counter() + _TURN_AFTER_S
+            except Unreadable as unreadable:
+                return unreadable.refusal
+            await asyncio.sleep(0)
+            return read(outline.result())
+
+    async def _whole(self, holder: Holder) -> bytes | Refusal:
+        """As `http.read` does it, which would keep the body for as long as the request."""
+        content, most = holder.http.content, self.settings.max_body_bytes
+        body = bytearray()
+        while part := await content.readany():
+            body += part
+            if len(body) > most:
+                return self._too_large("larger")
+            beyond = len(body) - holder.reserved_bytes
+            if beyond > 0 and (refusal := self._reserve(holder, beyond)) is not None:
+                return refusal
+        return bytes(body)
+
+    def _reserve(self, holder: Holder, size: int) -> Refusal | None:
+        """Reserves so many bytes more for a request, if the budget has them."""
+        limit = self.settings.body_budget_bytes
+        if self.reserved_bytes + size > limit:
+            text = (
+                f"the bodies of other requests take {self.reserved_bytes} of {limit} bytes, and "
+                f"this one needs {size}: send it again later"
+            )
+            return Refusal(Reason.BODY_BUDGET_FULL, text)
+        self.reserved_bytes += size
+        holder.reserved_bytes += size
+        return None
+
+    def _too_large(self, size: str) -> Refusal:
+        limit = self.settings.max_body_bytes
+        return Refusal(Reason.BODY_TOO_LARGE, f"the body is {size}, the limit is {limit} bytes")
+
+
+def objection(headers: Mapping[str, str]) -> Refusal | None:
+    """Why a body with these headers is not read, if so."""
+    encoding = headers.get(hdrs.CONTENT_ENCODING, "identity")
+    framing = headers.get(hdrs.TRANSFER_ENCODING, "chunked")
+    if framing.lower() != "chunked":
+        encoding = framing  # `gzip, chunked`: what the chunks hold is compressed
+    if encoding.lower() == "identity":
+        return None
+    text = f"encoding {encoding[:40]!r} is not accepted; send the body as it is"
+    return Refusal(Reason.UNSUPPORTED_ENCODING, text)
+
+
+def model_of(body: bytes) -> str:
+    """The model that a body, or its outline, names; empty where it names none or is no JSON.
+
+    For requests without admission: what is wrong with their bodies the engine says.
+    """
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    model = document.get("model") if isinstance(document, dict) else None
+    return model if isinstance(model, str) else ""
+
+
+def _unreadable(error: Exception) -> Refusal:
+    return Refusal(Reason.INVALID_REQUEST, f"the body: {error}")

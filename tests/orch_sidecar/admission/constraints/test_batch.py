@@ -1,0 +1,148 @@
+"""Batches and windows from SLO and step time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.admission.constraints.batch import EXTRAPOLATION, limits_for
+from orch_sidecar.admission.types import StepTime
+from tests.orch_sidecar.admission.examples import (
+    BULK,
+    INTERACTIVE,
+    STEP_TIME,
+    bulk_only,
+    class_rules,
+    rules,
+)
+from vllm_plugin import profile
+from vllm_plugin.profile import AdmissionRules, Bounds
+
+
+def of_slos(interactive_ms: float | None, bulk_ms: float | None) -> AdmissionRules:
+    """SLOs of the time per token, with the bounds of the cloud profile."""
+    return rules(
+        class_rules(tpot_p95_ms=interactive_ms, batch=Bounds(least=4, most=16)),
+        class_rules(tpot_p95_ms=bulk_ms, batch=Bounds(least=16, most=128)),
+    )
+
+
+def test_without_a_step_time_batches_are_bounded_by_the_profile_and_windows_are_shortest() -> None:
+    limits = limits_for(of_slos(20.0, 40.0), 64, None)
+    assert (limits.interactive, limits.bulk, limits.mixed) == (16, 64, 64)
+    assert limits.window_ms == 1
+    assert not limits.measured
+
+
+def test_batch_is_the_largest_whose_step_keeps_the_slo() -> None:
+    limits = limits_for(of_slos(20.0, 40.0), 64, STEP_TIME)
+    assert (limits.interactive, limits.bulk) == (10, 30)
+    assert limits.measured
+
+
+def test_slo_per_token_lets_a_step_of_several_tokens_take_as_much_longer() -> None:
+    """Speculative decoding; a first token waits for whole steps all the same."""
+    drafting = StepTime(10.0, 1.0, 1.0, 64, tokens=2.0)
+    assert limits_for(of_slos(10.0, 20.0), 64, drafting).bulk == 30
+    rules_of_first_token = rules(class_rules(ttft_p95_ms=100.0), class_rules())
+    one, two = (limits_for(rules_of_first_token, 64, fit) for fit in (STEP_TIME, drafting))
+    assert one.mixed == two.mixed < 64
+
+
+def test_bulk_beside_interactive_requests_keeps_their_slo() -> None:
+    assert limits_for(of_slos(30.0, 40.0), 64, STEP_TIME).mixed == 20
+    assert limits_for(of_slos(50.0, 40.0), 64, STEP_TIME).mixed == 30
+
+
+def test_bulk_beside_interactive_requests_has_its_least_batch_whatever_their_slo() -> None:
+    assert limits_for(of_slos(12.0, 40.0), 64, STEP_TIME).mixed == 16
+
+
+def test_batch_stays_within_the_bounds_of_the_profile() -> None:
+    assert limits_for(of_slos(11.0, 11.0), 64, STEP_TIME).batch(INTERACTIVE) == 4
+    assert limits_for(of_slos(11.0, 11.0), 64, STEP_TIME).batch(BULK) == 16
+    assert limits_for(of_slos(500.0, 500.0), 1024, STEP_TIME).batch(INTERACTIVE) == 16
+    assert limits_for(of_slos(500.0, 500.0), 1024, STEP_TIME).batch(BULK) == 128
+
+
+def test_batch_never_exceeds_the_slots() -> None:
+    limits = limits_for(of_slos(11.0, None), 2, STEP_TIME)
+    assert (limits.interactive, limits.bulk, limits.mixed) == (2, 2, 2)
+
+
+def test_without_an_slo_the_bound_is_the_profiles() -> None:
+    assert limits_for(of_slos(None, None), 1024, STEP_TIME).batch(BULK) == 128
+
+
+def test_a_fit_is_not_believed_far_beyond_what_it_was_made_from() -> None:
+    measured_to_8 = StepTime(10.0, 1.0, 1.0, 8)
+    assert limits_for(of_slos(None, 20.0), 64, measured_to_8).bulk == 16, "least of the profile"
+    assert limits_for(of_slos(None, 40.0), 64, measured_to_8).bulk == 64, "not known to miss it"
+    assert limits_for(of_slos(None, 40.0), 64, StepTime(10.0, 1.0, 1.0, 20)).bulk == 30
+
+
+def test_without_interactive_rules_all_is_as_for_bulk() -> None:
+    limits = limits_for(bulk_only(class_rules(tpot_p95_ms=40.0)), 64, STEP_TIME)
+    assert (limits.interactive, limits.bulk, limits.mixed) == (30, 30, 30)
+
+
+def test_before_the_engine_has_reported_there_is_nothing_to_give() -> None:
+    limits = limits_for(of_slos(20.0, 40.0), 0, None)
+    assert (limits.interactive, limits.bulk, limits.mixed) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("ttft_ms", "window_ms"),
+    [(100.0, 50), (60.0, 23), (30.0, 10), (1.0, 10), (None, 50)],
+)
+def test_window_is_what_the_slo_leaves_after_a_step_and_a_margin(
+    ttft_ms: float | None, window_ms: float
+) -> None:
+    """Of 60 ms 54 count, and a step of 21 sequences takes 31."""
+    slow = class_rules(ttft_p95_ms=ttft_ms, tpot_p95_ms=31.0)
+    of_rules = rules(bulk=slow, window_ms=Bounds(least=10, most=50))
+    assert limits_for(of_rules, 64, STEP_TIME).window_ms == pytest.approx(window_ms)
+
+
+@pytest.mark.parametrize(
+    ("of_rules", "slots"),
+    [
+        (rules(window_ms=None), 64),
+        (rules(), 0),
+        (rules(), 1),
+        (rules(bulk=class_rules(batch=Bounds(least=1, most=1))), 64),
+        (profile.load("home").admission, 1),
+    ],
+)
+def test_where_no_window_can_open_its_time_is_0(of_rules: AdmissionRules, slots: int) -> None:
+    assert limits_for(of_rules, slots, None).window_ms == 0
+    assert limits_for(of_rules, slots, STEP_TIME).window_ms == 0
+
+
+STEP_TIMES = st.builds(
+    StepTime, st.floats(0.1, 50), st.floats(0.01, 5), st.floats(0.1, 1), st.integers(1, 64)
+)
+
+
+@given(STEP_TIMES, st.floats(0.1, 500), st.integers(1, 300), st.integers(1, 32), st.integers(0, 96))
+def test_batch_keeps_the_slo_within_its_bounds_and_no_larger_one_would(
+    step_time: StepTime, slo_ms: float, slots: int, least: int, more: int
+) -> None:
+    most = min(least + more, slots)
+    by_slo = class_rules(tpot_p95_ms=slo_ms, batch=Bounds(least=least, most=least + more))
+    batch = limits_for(rules(by_slo, by_slo), slots, step_time).bulk
+    assert min(least, most) <= batch <= most
+    known = EXTRAPOLATION * step_time.largest
+    if batch > least and batch <= known:
+        assert step_time.ms(batch) <= slo_ms
+    if batch < most:
+        assert step_time.ms(batch + 1) > slo_ms or batch + 1 > known
+
+
+@given(STEP_TIMES, st.lists(st.floats(0.1, 500), min_size=2, max_size=9), st.integers(1, 300))
+def test_batch_grows_with_the_slo(step_time: StepTime, slos_ms: list[float], slots: int) -> None:
+    batches = [
+        limits_for(of_slos(slo_ms, slo_ms), slots, step_time).bulk for slo_ms in sorted(slos_ms)
+    ]
+    assert batches == sorted(batches)

@@ -1,0 +1,88 @@
+"""The engine's time for prompts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.admission.constraints.prefill import LONGEST_STALL_S, PrefillBudget, stall_s
+
+
+def test_one_prompt_at_a_time_while_the_rate_is_not_known() -> None:
+    prefill = PrefillBudget()
+    assert prefill.fits(10**6, 0.5, 0.0)
+    prefill.granted(1, 0.0)
+    assert not prefill.fits(1, 0.5, 1000.0)
+    assert prefill.fits_at(1, 0.5, 1000.0) is None
+    prefill.settled()
+    assert prefill.fits(1, 0.5, 1000.0)
+
+
+def test_prompts_fit_as_far_as_they_are_read_within_the_stall() -> None:
+    prefill = PrefillBudget()
+    prefill.tokens_per_s = 1000.0
+    prefill.granted(200, 0.0)
+    assert prefill.fits(300, 0.5, 0.0)
+    assert not prefill.fits(301, 0.5, 0.0)
+    assert prefill.fits(301, 0.5, 0.001)
+
+
+def test_one_long_prompt_always_fits_alone() -> None:
+    prefill = PrefillBudget()
+    prefill.tokens_per_s = 1000.0
+    assert prefill.fits(10**6, 0.5, 0.0)
+    prefill.granted(100, 0.0)
+    assert not prefill.fits(10**6, 0.5, 0.099)
+    assert prefill.fits(10**6, 0.5, 0.1)
+
+
+def test_it_tells_when_a_prompt_will_fit() -> None:
+    prefill = PrefillBudget()
+    prefill.tokens_per_s = 1000.0
+    prefill.granted(700, 10.0)
+    assert prefill.fits_at(300, 0.5, 10.0) == 10.5
+    assert prefill.fits_at(300, 0.5, 10.2) == 10.5
+    assert prefill.fits_at(10**6, 0.5, 10.0) == 10.7, "alone"
+    assert prefill.fits_at(300, 0.5, 11.0) == 11.0
+
+
+def test_what_ends_with_a_known_rate_says_nothing_of_other_prompts() -> None:
+    prefill = PrefillBudget()
+    prefill.tokens_per_s = 1000.0
+    prefill.granted(700, 0.0)
+    prefill.settled()
+    assert not prefill.fits(300, 0.5, 0.0)
+
+
+def test_another_engine_has_no_prompts_to_read() -> None:
+    prefill = PrefillBudget()
+    prefill.granted(700, 0.0)
+    prefill.begin_epoch()
+    assert prefill.fits(300, 0.5, 0.0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 3)), max_size=20),
+    st.integers(0, 5000),
+    st.floats(1, 10_000),
+)
+def test_a_prompt_fits_when_it_was_told_to(
+    granted: list[tuple[int, float]], tokens: int, per_second: float
+) -> None:
+    prefill, now = PrefillBudget(), 0.0
+    prefill.tokens_per_s = per_second
+    for prompt, passed_s in granted:
+        prefill.granted(prompt, now)
+        now += passed_s
+    at = prefill.fits_at(tokens, 0.5, now)
+    assert at is not None
+    assert at >= now
+    assert prefill.fits(tokens, 0.5, at + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ttft_ms", "expected_s"), [(None, LONGEST_STALL_S), (400.0, 0.1), (60_000.0, LONGEST_STALL_S)]
+)
+def test_stall_is_a_share_of_the_interactive_slo(ttft_ms: float | None, expected_s: float) -> None:
+    assert stall_s(ttft_ms) == expected_s

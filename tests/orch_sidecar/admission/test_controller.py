@@ -1,0 +1,190 @@
+"""The admission core by example: who goes, in which order. Times are literal seconds."""
+
+from __future__ import annotations
+
+from orch_sidecar.admission.constraints.rules import Hold
+from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.decision import Decision
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.types import Queued
+from orch_sidecar.api.refusal import Reason, Refusal
+from tests.orch_sidecar.admission.examples import (
+    BULK,
+    INTERACTIVE,
+    STEP_TIME,
+    bulk,
+    bulk_only,
+    class_rules,
+    core_of,
+    fill,
+    granted,
+    interactive,
+    queue,
+    reason_of,
+    report,
+    rules,
+)
+from vllm_plugin.profile import Bounds
+
+
+def test_nothing_is_admitted_before_the_engine_has_reported() -> None:
+    core = Admission(rules())
+    assert reason_of(core.arrive("a", interactive(), 0.0)) is Reason.ENGINE_STARTING
+    assert core.next_event(0.0) is None
+
+
+def test_request_that_fits_gets_its_lease_at_once() -> None:
+    core = core_of(4)
+    assert core.arrive("a", interactive(4), 0.0) == Lease("a", 4, "e1")
+    assert core.ledger.room == 0
+    assert (core.leased_by(INTERACTIVE), core.leased_by(BULK)) == (4, 0)
+
+
+def test_request_that_does_not_fit_waits_and_is_admitted_on_release() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    assert core.arrive("b", bulk(), 1.0) == Queued(0, None)
+    assert (core.queue_depth, core.queued(BULK), core.hold) == (1, 1, Hold.SLOT)
+    assert core.release("a", 2.0) == [Decision("b", Lease("b", 1, "e1"))]
+    assert (core.queue_depth, core.queued(BULK), core.hold) == (0, 0, None)
+    assert (core.leased_by(INTERACTIVE), core.leased_by(BULK)) == (0, 1)
+
+
+def test_cost_above_the_slots_is_refused_with_both_numbers() -> None:
+    outcome = core_of(4).arrive("a", interactive(5), 0.0)
+    assert isinstance(outcome, Refusal)
+    assert outcome.reason is Reason.COST_EXCEEDS_SLOTS
+    assert "5 sequences" in outcome.message
+    assert "4 slots" in outcome.message
+
+
+def test_one_release_admits_as_many_as_fit_in_order_of_arrival() -> None:
+    core = core_of(4)
+    fill(core, bulk(4), "a")
+    queue(core, bulk(2), "b", "c", "d")
+    assert granted(core.release("a", 2.0)) == ["b", "c"]
+
+
+def test_interactive_requests_go_before_bulk_ones() -> None:
+    core = core_of(1)
+    fill(core, bulk(), "a")
+    queue(core, bulk(), "b1", "b2")
+    queue(core, interactive(), "i1", "i2")
+    went = []
+    last = "a"
+    for at in (1.0, 2.0, 3.0, 4.0):
+        [decision] = core.release(last, at)
+        went.append(last := decision.request)
+    assert went == ["i1", "i2", "b1", "b2"]
+
+
+def test_large_request_at_the_head_is_not_passed_by_smaller_ones() -> None:
+    core = core_of(4)
+    fill(core, bulk(3), "a")
+    queue(core, bulk(4), "large")
+    queue(core, bulk(1), "small")
+    assert granted(core.release("a", 3.0)) == ["large"]
+    assert granted(core.release("large", 4.0)) == ["small"]
+
+
+def test_bulk_goes_when_interactive_traffic_has_delayed_it_by_the_bound() -> None:
+    """All the slot is taken from it, so the delay is the wait."""
+    core = core_of(1)
+    fill(core, interactive(), "i0")
+    queue(core, bulk(), "b")
+    for number in range(9):
+        queue(core, interactive(), f"i{number + 1}", at=number + 0.5)
+        assert granted(core.release(f"i{number}", number + 1.0)) == [f"i{number + 1}"]
+    queue(core, interactive(), "late", at=9.5)
+    assert core.next_event(9.5) == 10.0
+    assert core.tick(10.0) == []
+    assert granted(core.release("i9", 10.1)) == ["b"]
+
+
+def test_a_large_bulk_request_is_not_passed_by_for_ever() -> None:
+    """One or two interactive requests at a time take three eighths of what it could have."""
+    core = core_of(4)
+    fill(core, interactive(), "i0")
+    queue(core, bulk(4), "large")
+    number = 0
+    while (at := number + 1.0) < 60:
+        outcome = core.arrive(f"i{number + 1}", interactive(), at)
+        decisions = core.release(f"i{number}", at + 0.5)
+        if isinstance(outcome, Queued):
+            assert granted(decisions) == ["large"]
+            break
+        number += 1
+    assert at == 27.0, "10 s of delay after 26.7 s"
+
+
+def kept_waiting(cost: int) -> Admission:
+    """At 0.95 s, by interactive requests that come one after the other, each before the last ends.
+
+    So one slot at least is always taken, and two are claimed.
+    """
+    core = core_of(8, rules(reserved_share=0.25, aging_s=1.0))
+    fill(core, interactive(2), "i0")
+    queue(core, bulk(cost), "large")
+    queue(core, bulk(), "small")
+    for number in range(9):  # from 0.1 s to 0.9 s
+        fill(core, interactive(), f"i{number + 1}", at=(number + 1) / 10)
+        assert core.release(f"i{number}", number / 10 + 0.15) == []
+    assert core.next_event(0.95) == 1.0
+    return core
+
+
+def test_a_bulk_request_that_needs_all_slots_is_not_starved_nor_is_the_one_behind_it() -> None:
+    core = kept_waiting(8)
+    assert core.tick(1.0) == []
+    assert core.hold is Hold.SLOT
+    queue(core, interactive(), "i10", at=1.01)
+    assert granted(core.release("i9", 1.05)) == ["large"]
+    assert granted(core.release("large", 2.0)) == ["small", "i10"]
+
+
+def test_a_bulk_request_that_needs_a_claimed_slot_gets_it_in_the_end() -> None:
+    core = kept_waiting(7)
+    assert core.hold is Hold.RESERVE
+    assert granted(core.tick(1.0)) == ["large"]
+
+
+def test_waiting_for_other_bulk_requests_is_not_held_against_interactive_ones() -> None:
+    core = core_of(4)
+    fill(core, bulk(4), "a")
+    queue(core, bulk(), "b")
+    queue(core, interactive(), "i", at=50.0)
+    assert granted(core.release("a", 55.0)) == ["i", "b"]
+
+
+def test_delay_before_it_came_is_not_counted() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, bulk(), "b0")
+    queue(core, bulk(), "b1", at=9.0)
+    core.leave("b0", 9.0)
+    queue(core, interactive(), "i", at=10.5)
+    assert granted(core.release("a", 10.5)) == ["i"]
+
+
+def test_interactive_requests_that_fill_their_batch_let_bulk_ones_go() -> None:
+    core = core_of(4, rules(class_rules(batch=Bounds(least=1, most=2))))
+    fill(core, interactive(2), "i1")
+    queue(core, interactive(), "i2")
+    assert core.hold is Hold.BATCH
+    fill(core, bulk(), "b1", "b2")
+    queue(core, bulk(), "b3")
+    assert granted(core.release("i1", 1.0)) == ["i2", "b3"]
+
+
+def test_limits_follow_the_measured_step_time() -> None:
+    core = core_of(64, rules(class_rules(tpot_p95_ms=20.0)))
+    assert (core.limits.batch(INTERACTIVE), core.limits.measured) == (64, False)
+    core.engine_reports(report(64, step_time=STEP_TIME), 1.0)
+    assert (core.limits.batch(INTERACTIVE), core.limits.measured) == (10, True)
+
+
+def test_without_interactive_rules_all_is_bulk() -> None:
+    core = core_of(1, bulk_only())
+    fill(core, bulk(), "a")
+    queue(core, bulk(), "b", "c")
+    assert granted(core.release("a", 1.0)) == ["b"]

@@ -1,0 +1,220 @@
+"""The admission core by example: what the engine says, and what the operator does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.decision import Decision
+from orch_sidecar.admission.draining import Drain, OrderedBy
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.api.refusal import Reason, Refusal
+from tests.orch_sidecar.admission.examples import (
+    BULK,
+    DRAIN,
+    INTERACTIVE,
+    STALE,
+    bulk,
+    class_rules,
+    core_of,
+    fill,
+    granted,
+    interactive,
+    kv_of,
+    queue,
+    reason_of,
+    refused,
+    report,
+    rules,
+)
+
+CLOSING = Refusal(Reason.DRAINING, "this sidecar is shutting down")
+
+
+# What the engine says.
+
+
+def test_abandoned_lease_frees_its_slot_only_when_the_engine_says_so() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    core.abandon("a")
+    assert core.tick(1.0) == []
+    assert core.engine_reports(report(1), 2.0) == []
+    assert granted(core.engine_ended(["a"], 3.0)) == ["b"]
+    assert core.engine_ended(["a"], 4.0) == []
+
+
+def test_second_release_frees_nothing() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    core.release("a", 1.0)
+    fill(core, interactive(), "b", at=1.0)
+    assert core.release("a", 2.0) == []
+    assert (core.ledger.leased, core.leased_by(INTERACTIVE)) == (1, 1)
+
+
+def test_foreign_traffic_holds_up_and_its_end_admits() -> None:
+    core = core_of(2, foreign=2)
+    queue(core, interactive(), "a", at=1.0)
+    assert granted(core.engine_reports(report(2, foreign=1), 2.0)) == ["a"]
+
+
+def test_unavailable_engine_refuses_arrivals_and_keeps_those_queued() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    core.engine_unavailable(STALE)
+    assert core.unavailable is STALE
+    assert core.arrive("c", interactive(), 1.0) is STALE
+    assert core.release("a", 2.0) == [], "stale fails closed"
+    assert core.queue_depth == 1
+    assert granted(core.engine_reports(report(1), 3.0)) == ["b"]
+    assert core.unavailable is None
+
+
+def test_expiry_while_the_engine_is_unavailable_says_why() -> None:
+    core = core_of(1, rules(class_rules(max_wait_s=10.0)))
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    core.engine_unavailable(STALE)
+    assert core.next_event(1.0) == 10.0
+    assert core.tick(10.0) == [Decision("b", STALE)]
+
+
+def test_nobody_waits_for_anything_once_all_have_left() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    core.engine_unavailable(STALE)
+    core.leave("b", 1.0)
+    core.engine_reports(report(1), 2.0)
+    assert core.hold is None
+
+
+def test_new_epoch_frees_what_the_old_engine_held() -> None:
+    core = core_of(2)
+    fill(core, interactive(2), "a")
+    queue(core, bulk(), "b")
+    assert core.engine_reports(report(2, "e2"), 1.0) == [Decision("b", Lease("b", 1, "e2"))]
+    assert core.release("a", 2.0) == [], "a lease of the old epoch is gone"
+    assert (core.ledger.leased, core.leased_by(INTERACTIVE), core.leased_by(BULK)) == (1, 0, 1)
+
+
+def test_new_epoch_may_begin_with_leases_that_reached_it_under_the_old_one() -> None:
+    core = core_of(2)
+    fill(core, interactive(), "a")
+    queue(core, bulk(2), "b")
+    assert core.engine_reports(report(2, "e2", leases=(("a", 1),)), 1.0) == []
+    assert (core.ledger.leased, core.ledger.closing()) == (1, ["a"])
+    assert granted(core.release("a", 2.0)) == ["b"]
+
+
+def test_queued_request_that_can_no_longer_fit_is_refused_when_slots_shrink() -> None:
+    core = core_of(4)
+    fill(core, interactive(4), "a")
+    queue(core, interactive(4), "large")
+    queue(core, interactive(1), "small")
+    decisions = core.engine_reports(report(2, "e2"), 1.0)
+    assert refused(decisions) == {"large": Reason.COST_EXCEEDS_SLOTS}
+    assert granted(decisions) == ["small"]
+
+
+# What the operator does.
+
+
+def test_drain_for_the_stop_of_an_engine_ends_with_the_report_of_the_next_one() -> None:
+    core = core_of(1)
+    core.drain(Drain(OrderedBy.ENGINE_STOP, 0.0))
+    core.engine_reports(report(1), 1.0)  # of the one that is being stopped
+    assert reason_of(core.arrive("a", interactive(), 1.0)) is Reason.DRAINING
+    core.engine_reports(report(1, "e2"), 2.0)
+    assert core.draining is None
+    fill(core, interactive(), "b")
+
+
+def test_drain_for_the_stop_of_an_engine_that_never_reported_ends_with_the_first_report() -> None:
+    core = Admission(rules())
+    core.drain(Drain(OrderedBy.ENGINE_STOP, 0.0))
+    core.engine_reports(report(1), 1.0)
+    assert core.draining is None
+
+
+@pytest.mark.parametrize("by", [OrderedBy.OPERATOR, OrderedBy.SHUTDOWN])
+def test_drain_that_was_ordered_for_the_pool_outlives_its_engine(by: OrderedBy) -> None:
+    core = core_of(1)
+    core.drain(Drain(by, 0.0))
+    core.engine_reports(report(1, "e2"), 1.0)
+    assert reason_of(core.arrive("a", interactive(), 1.0)) is Reason.DRAINING
+
+
+def test_draining_refuses_arrivals_and_serves_those_queued() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    core.drain(DRAIN)
+    assert core.draining
+    assert reason_of(core.arrive("c", interactive(), 1.0)) is Reason.DRAINING
+    assert granted(core.release("a", 2.0)) == ["b"]
+    core.resume()
+    assert not core.draining
+    queue(core, interactive(), "d", at=3.0)
+
+
+def test_dismissal_refuses_all_who_are_queued() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "i1", "i2")
+    queue(core, bulk(), "b")
+    decisions = core.dismiss(CLOSING)
+    assert {each.request: each.outcome for each in decisions} == dict.fromkeys(
+        ("i1", "i2", "b"), CLOSING
+    )
+    assert (core.queue_depth, core.hold) == (0, None)
+    assert core.dismiss(CLOSING) == []
+
+
+def test_delay_stops_with_a_dismissal() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, bulk(), "b")
+    core.dismiss(CLOSING)
+    queue(core, bulk(), "b2", at=100.0)
+    queue(core, interactive(), "i", at=100.0)
+    assert granted(core.release("a", 100.1)) == ["i"]
+
+
+def test_statistics_count_by_class() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, bulk(), "b")
+    core.arrive("c", bulk(9), 0.0)
+    core.release("a", 1.0)
+    core.arrive("d", interactive(may_queue=False), 2.0)
+    assert core.statistics.granted == {INTERACTIVE: 1, BULK: 1}
+    assert core.statistics.refused == {INTERACTIVE: 1, BULK: 1}
+
+
+def test_jitter_is_by_chance_unless_it_is_given() -> None:
+    def told(jitter: random.Random | None) -> int | None:
+        core = Admission(rules(), jitter)
+        core.engine_reports(report(1), 0.0)
+        fill(core, interactive(), "a")
+        outcome = core.arrive("b", interactive(may_queue=False), 0.0)
+        assert isinstance(outcome, Refusal)
+        return outcome.retry_after_ms
+
+    assert told(random.Random(7)) == told(random.Random(7))
+    assert len({told(None) for _ in range(20)}) > 1
+
+
+def test_short_prompts_behind_a_long_one_in_the_engine_hold_nothing_up() -> None:
+    core = core_of(64, kv=kv_of(1000))
+    fill(core, bulk(prompt_tokens=650, max_tokens=10), "long")
+    fill(core, bulk(prompt_tokens=10, max_tokens=10), *(f"short {n}" for n in range(9)))
+    reading = report(64, kv=kv_of(1000), kv_usage=0.6, scheduled=10, waiting=9, prefilling=10)
+    for at in (1.0, 2.0, 3.0):
+        core.engine_reports(reading, at)
+    fill(core, bulk(prompt_tokens=10, max_tokens=10), "next", at=3.0)

@@ -1,0 +1,217 @@
+"""The admission core by example: full queues and time limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_sidecar.admission.types import Ask, Queued
+from orch_sidecar.api.refusal import Reason, Refusal
+from tests.orch_sidecar.admission.examples import (
+    bulk,
+    class_rules,
+    core_of,
+    fill,
+    granted,
+    interactive,
+    queue,
+    reason_of,
+    refused,
+    rules,
+)
+from vllm_plugin.profile import AdmissionRules, Bounds, FullQueue
+
+
+def of_capacity(capacity: int, full_queue: FullQueue = FullQueue.REJECT) -> AdmissionRules:
+    """The same for both classes."""
+    of_class = class_rules(queue_capacity=capacity)
+    return rules(of_class, of_class, full_queue=full_queue)
+
+
+# Full queues.
+
+
+def test_full_queue_refuses_with_a_time_to_come_back() -> None:
+    core = core_of(1, of_capacity(1))
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    outcome = core.arrive("c", interactive(), 0.0)
+    assert isinstance(outcome, Refusal)
+    assert outcome.reason is Reason.QUEUE_FULL
+    assert outcome.queue_position == 1
+    assert outcome.retry_after_ms is not None
+
+
+def test_each_class_has_its_queue() -> None:
+    core = core_of(1, of_capacity(1))
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "i")
+    queue(core, bulk(), "b")
+    assert reason_of(core.arrive("i2", interactive(), 0.0)) is Reason.QUEUE_FULL
+    assert reason_of(core.arrive("b2", bulk(), 0.0)) is Reason.QUEUE_FULL
+
+
+@pytest.mark.parametrize("full_queue", list(FullQueue))
+def test_queue_of_capacity_zero_admits_what_fits_and_refuses_the_rest(
+    full_queue: FullQueue,
+) -> None:
+    core = core_of(1, of_capacity(0, full_queue))
+    fill(core, interactive(), "a")
+    assert reason_of(core.arrive("b", bulk(), 0.0)) is Reason.QUEUE_FULL
+    assert reason_of(core.arrive("c", interactive(), 0.0)) is Reason.QUEUE_FULL
+
+
+def test_drop_lru_makes_room_by_the_bulk_request_that_waited_longest() -> None:
+    core = core_of(1, of_capacity(2, FullQueue.DROP_LRU))
+    fill(core, bulk(), "a")
+    queue(core, bulk(), "b1", "b2", "b3")
+    assert refused(core.take_displaced()) == {"b1": Reason.QUEUE_FULL_DROP_LRU}
+    assert core.take_displaced() == []
+    assert granted(core.release("a", 1.0)) == ["b2"]
+
+
+def test_drop_lru_lets_interactive_requests_displace_bulk_ones_and_never_each_other() -> None:
+    core = core_of(1, of_capacity(1, FullQueue.DROP_LRU))
+    fill(core, bulk(), "a")
+    queue(core, interactive(), "i1")
+    queue(core, bulk(), "b")
+    queue(core, interactive(), "i2")
+    assert refused(core.take_displaced()) == {"b": Reason.QUEUE_FULL_DROP_LRU}
+    assert reason_of(core.arrive("i3", interactive(), 0.0)) is Reason.QUEUE_FULL
+    assert reason_of(core.arrive("b2", bulk(), 0.0)) is Reason.QUEUE_FULL, "its place is taken"
+    assert core.take_displaced() == []
+
+
+def test_drop_lru_keeps_the_queues_bounded() -> None:
+    core = core_of(1, of_capacity(2, FullQueue.DROP_LRU))
+    fill(core, bulk(), "a")
+    for number in range(20):
+        core.arrive(f"b{number}", bulk(), 0.0)
+        core.arrive(f"i{number}", interactive(), 0.0)
+    assert core.queue_depth == 4
+
+
+def test_who_behind_the_dropped_one_fits_goes() -> None:
+    core = core_of(4, of_capacity(2, FullQueue.DROP_LRU))
+    fill(core, bulk(3), "a")
+    queue(core, bulk(4), "large")
+    queue(core, bulk(1), "small")
+    assert core.arrive("last", bulk(1), 1.0) == Queued(2, None)
+    decisions = core.take_displaced()
+    assert refused(decisions) == {"large": Reason.QUEUE_FULL_DROP_LRU}
+    assert granted(decisions) == ["small"]
+
+
+# When to come back.
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_retry_after_counts_the_cost_of_all_who_are_queued_and_is_spread(seed: int) -> None:
+    core = core_of(4, of_capacity(2))
+    core.prospects._jitter.seed(seed)
+    fill(core, interactive(4), "a")
+    core.release("a", 0.0)
+    fill(core, interactive(4), "b")
+    core.release("b", 4.0)  # 4 slots in 4 s: one per second
+    fill(core, interactive(4), "c", at=4.0)
+    queue(core, interactive(2), "d", at=4.0)
+    queue(core, interactive(3), "e", at=4.0)
+    outcome = core.arrive("f", interactive(1), 4.0)
+    assert isinstance(outcome, Refusal)
+    assert outcome.retry_after_ms is not None
+    assert 6000 <= outcome.retry_after_ms <= 7500
+
+
+# Time limits.
+
+
+def test_expired_request_is_refused_and_frees_no_slot() -> None:
+    core = core_of(1, rules(class_rules(max_wait_s=10.0)))
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b", at=1.0)
+    assert core.next_event(1.0) == 11.0
+    assert core.tick(10.9) == []
+    assert refused(core.tick(11.0)) == {"b": Reason.QUEUE_TIMEOUT}
+    assert core.ledger.leased == 1
+    assert core.next_event(11.0) is None
+
+
+def test_expiry_of_the_head_admits_those_behind_it_who_fit() -> None:
+    core = core_of(4, rules(class_rules(max_wait_s=10.0)))
+    fill(core, interactive(3), "a")
+    queue(core, interactive(2), "large", at=1.0)
+    queue(core, interactive(1), "small", at=5.0)
+    decisions = core.tick(11.0)
+    assert refused(decisions) == {"large": Reason.QUEUE_TIMEOUT}
+    assert granted(decisions) == ["small"]
+
+
+def test_leaving_the_queue_admits_those_behind_who_fit() -> None:
+    core = core_of(4)
+    fill(core, interactive(3), "a")
+    queue(core, interactive(2), "large", at=1.0)
+    queue(core, interactive(1), "small", at=2.0)
+    assert granted(core.leave("large", 3.0)) == ["small"]
+    assert core.leave("large", 4.0) == []
+
+
+@pytest.mark.parametrize(
+    ("ask", "at", "reason"),
+    [
+        (bulk(max_wait_ms=500.0), 0.5, Reason.QUEUE_TIMEOUT),
+        (bulk(deadline_ms=500.0), 0.5, Reason.DEADLINE_MISS),
+        (bulk(max_wait_ms=900.0, deadline_ms=500.0), 0.5, Reason.DEADLINE_MISS),
+        (bulk(max_wait_ms=500.0, deadline_ms=900.0), 0.5, Reason.QUEUE_TIMEOUT),
+        (bulk(max_wait_ms=1e9, deadline_ms=1e9), 60.0, Reason.QUEUE_TIMEOUT),
+    ],
+)
+def test_the_shortest_of_its_time_limits_ends_the_wait(ask: Ask, at: float, reason: Reason) -> None:
+    core = core_of(1)
+    fill(core, bulk(), "a")
+    queue(core, ask, "b")
+    assert core.next_event(0.0) == at
+    assert core.tick(at - 0.001) == []
+    assert refused(core.tick(at)) == {"b": reason}
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"),
+    [
+        (interactive(may_queue=False), Reason.DO_NOT_QUEUE),
+        (interactive(max_wait_ms=0.0), Reason.QUEUE_TIMEOUT),
+    ],
+)
+def test_a_request_that_may_not_wait_goes_at_once_or_not_at_all(ask: Ask, reason: Reason) -> None:
+    core = core_of(1)
+    fill(core, ask, "a")
+    assert reason_of(core.arrive("b", ask, 0.0)) is reason
+    assert core.queue_depth == 0
+
+
+def test_a_deadline_that_is_over_ends_the_wait_before_it_begins() -> None:
+    core = core_of(1)
+    fill(core, bulk(), "a")
+    assert reason_of(core.arrive("b", bulk(deadline_ms=0.0), 0.0)) is Reason.DEADLINE_MISS
+    assert (core.queue_depth, core.take_displaced()) == (0, [])
+
+
+def test_nobody_is_passed_by_while_the_timer_is_late() -> None:
+    """What the one at the head waits for is not what the next does."""
+    core = core_of(3, rules(class_rules(batch=Bounds(least=1, most=2))))
+    fill(core, interactive(), "a")
+    queue(core, interactive(2, max_wait_ms=1000.0), "late")
+    queue(core, interactive(), "next")
+    fill(core, bulk(), "b", at=0.5)
+    queue(core, bulk(), "b2", at=1.1)
+    decisions = core.take_displaced()
+    assert refused(decisions) == {"late": Reason.QUEUE_TIMEOUT}
+    assert granted(decisions) == ["next"]
+
+
+def test_who_has_waited_too_long_is_refused_even_if_the_timer_is_late() -> None:
+    core = core_of(1, rules(class_rules(max_wait_s=10.0)))
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b", at=1.0)
+    queue(core, interactive(), "c", at=5.0)
+    decisions = core.release("a", 12.0)
+    assert refused(decisions) == {"b": Reason.QUEUE_TIMEOUT}
+    assert granted(decisions) == ["c"]

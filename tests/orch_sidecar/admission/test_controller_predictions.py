@@ -1,0 +1,212 @@
+"""The admission core by example: predictions, and what is refused for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.admission.constraints.rules import Hold
+from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.prediction.service_time import Forecast
+from orch_sidecar.admission.types import Queued
+from orch_sidecar.api.refusal import Reason, Refusal
+from tests.orch_sidecar.admission.examples import (
+    BULK,
+    INTERACTIVE,
+    STEP_TIME,
+    bulk,
+    class_rules,
+    core_of,
+    fill,
+    interactive,
+    kv_of,
+    queue,
+    reason_of,
+    refused,
+    report,
+    rules,
+)
+from vllm_plugin.profile import AdmissionRules, Bounds
+
+
+def measured(slots: int, of_rules: AdmissionRules | None = None) -> Admission:
+    """Steps of 10 ms + 1 ms for each sequence, 1000 tokens of prompts per second."""
+    return core_of(slots, of_rules, step_time=STEP_TIME, prefill_tokens_per_s=1000.0)
+
+
+# Predictions: 2.1 s for a request of 100 tokens while one or none runs, 1.1 s behind it.
+
+
+def test_start_of_those_who_wait_is_predicted() -> None:
+    core = measured(1)
+    fill(core, interactive(max_tokens=100), "a")
+    assert queue(core, interactive(max_tokens=100), "b", "c") == [Queued(0, 1100), Queued(1, 2200)]
+    assert queue(core, bulk(max_tokens=100), "d") == [Queued(2, 3300)]
+
+
+def test_a_request_that_would_start_too_late_is_refused_at_once() -> None:
+    core = measured(1, rules(class_rules(max_wait_s=2.0)))
+    fill(core, interactive(max_tokens=100), "a")
+    ask = interactive(max_tokens=100, max_wait_ms=1000.0)
+    outcome = core.arrive("b", ask, 0.0)
+    assert isinstance(outcome, Refusal)
+    assert (outcome.reason, outcome.queue_position) == (Reason.QUEUE_TIMEOUT, 0)
+    assert outcome.predicted_start_ms == 1100
+    queue(core, interactive(max_tokens=100), "c")
+    assert reason_of(core.arrive("d", interactive(max_tokens=100), 0.0)) is Reason.QUEUE_TIMEOUT
+
+
+def test_a_first_token_after_the_deadline_is_refused_at_once() -> None:
+    core = measured(1)
+    ask = interactive(prompt_tokens=500, max_tokens=100, deadline_ms=500.0)
+    assert reason_of(core.arrive("a", ask, 0.0)) is Reason.DEADLINE_MISS
+    fill(core, replace(ask, deadline_ms=600.0), "b")
+    late = replace(ask, prompt_tokens=0, deadline_ms=1000.0)
+    assert reason_of(core.arrive("c", late, 0.0)) is Reason.DEADLINE_MISS
+    queue(core, replace(late, deadline_ms=2000.0), "d")
+
+
+def test_a_wait_that_misses_the_slo_is_refused_at_once() -> None:
+    core = measured(1, rules(class_rules(ttft_p95_ms=2000.0)))
+    fill(core, interactive(max_tokens=100), "a")
+    queue(core, interactive(max_tokens=100), "b")
+    assert reason_of(core.arrive("c", interactive(max_tokens=100), 0.0)) is Reason.SLO_MISS
+    queue(core, bulk(max_tokens=100), "d")  # it has no SLO
+
+
+def test_a_wait_ends_when_the_slo_cannot_be_met_any_more() -> None:
+    """2 s, less a prompt of 500 ms and a step of 12 ms."""
+    core = measured(1, rules(class_rules(ttft_p95_ms=2000.0)))
+    fill(core, interactive(max_tokens=100), "a")
+    queue(core, interactive(prompt_tokens=500, max_tokens=100), "b")
+    assert core.next_event(0.0) == pytest.approx(1.488)
+    assert core.tick(1.48) == []
+    assert refused(core.tick(1.49)) == {"b": Reason.SLO_MISS}
+
+
+def test_a_wait_ends_with_the_slo_itself_while_the_step_time_is_not_known() -> None:
+    core = core_of(1, rules(class_rules(ttft_p95_ms=2000.0)))
+    fill(core, interactive(), "a")
+    queue(core, interactive(prompt_tokens=500), "b")
+    assert core.next_event(0.0) == 2.0
+    assert refused(core.tick(2.0)) == {"b": Reason.SLO_MISS}
+
+
+def test_a_request_that_can_start_now_is_not_refused_for_the_slo() -> None:
+    core = measured(4, rules(class_rules(ttft_p95_ms=100.0)))
+    fill(core, interactive(prompt_tokens=500), "a")
+    fill(core, interactive(prompt_tokens=500, deadline_ms=60_000.0), "b")
+
+
+def test_nothing_is_refused_on_a_guess() -> None:
+    """Without a step time no start is predicted."""
+    core = core_of(1, rules(class_rules(ttft_p95_ms=1.0)))
+    fill(core, interactive(max_tokens=10**6), "a")
+    ask = interactive(max_tokens=10**6, deadline_ms=1.0, max_wait_ms=1.0)
+    assert queue(core, ask, "b") == [Queued(0, None)]
+
+
+# What is free is not always to be had.
+
+
+def test_interactive_requests_that_wait_for_each_other_count_only_their_ends() -> None:
+    """With six in the engine a step takes 16 ms."""
+    core = measured(8, rules(class_rules(batch=Bounds(least=1, most=2))))
+    fill(core, bulk(4, max_tokens=10), "b")
+    fill(core, interactive(2, max_tokens=100), "i")
+    assert core.forecast(bulk(max_tokens=100), 0.0) is not None
+    ask = interactive(max_tokens=100)
+    foreseen = core.forecast(ask, 0.0)
+    assert foreseen is not None
+    assert foreseen.start_ms == pytest.approx(1600)
+    assert queue(core, ask, "i2", "i3", "i4") == [
+        Queued(0, 1600), Queued(1, 1600), Queued(2, 3200),
+    ]  # fmt: skip
+    assert core.hold is Hold.BATCH
+
+
+def test_bulk_requests_beyond_their_batch_wait_for_an_end_of_either_class() -> None:
+    core = measured(8, rules(bulk=class_rules(batch=Bounds(least=1, most=4))))
+    fill(core, bulk(3, max_tokens=100), "b")
+    fill(core, interactive(max_tokens=50), "i")
+    assert queue(core, bulk(max_tokens=100), "b2", "b3") == [Queued(0, 700), Queued(1, 1400)]
+    assert core.hold is Hold.BATCH
+    assert core.forecast(interactive(max_tokens=100), 0.0) == Forecast(0, 15, 1500)
+
+
+def test_free_slots_are_of_no_use_while_the_cache_is_full() -> None:
+    core = core_of(8, step_time=STEP_TIME, kv=kv_of(1000), kv_usage=0.95)
+    fill(core, bulk(prompt_tokens=800, max_tokens=100), "a")
+    ask = bulk(prompt_tokens=300, max_tokens=100)
+    assert queue(core, ask, "b", "c") == [Queued(0, 1100), Queued(1, 2200)]
+    assert core.hold is Hold.KV
+
+
+def test_the_reserve_is_free_and_not_for_bulk_requests() -> None:
+    core = measured(4, rules(reserved_share=0.5))
+    fill(core, interactive(max_tokens=10), "i")
+    core.release("i", 0.1)
+    fill(core, bulk(3, max_tokens=100), "b", at=0.1)
+    assert queue(core, bulk(max_tokens=100), "b2", at=0.1) == [Queued(0, 1300)]
+    assert core.hold is Hold.RESERVE
+
+
+def test_forecast_of_a_free_engine_and_of_a_full_one() -> None:
+    core = measured(1)
+    ask = interactive(prompt_tokens=100, max_tokens=100)
+    forecast = core.forecast(ask, 0.0)
+    assert forecast is not None
+    assert (forecast.start_ms, forecast.first_token_ms) == pytest.approx((0, 111))
+    assert forecast.end_ms == pytest.approx(1200)
+    fill(core, ask, "a")
+    forecast = core.forecast(ask, 0.0)
+    assert forecast is not None
+    assert forecast.start_ms == pytest.approx(1200)
+    assert core_of(1).forecast(ask, 0.0) is None
+    assert core.forecast(replace(ask, cost=2), 0.0) is None
+
+
+def test_forecasts_follow_what_happens_without_anybody_waiting() -> None:
+    core = measured(2)
+    ask = interactive(max_tokens=100)
+    fill(core, ask, "a")
+    assert core.forecast(replace(ask, cost=2), 0.0) is not None
+    fill(core, ask, "b", at=0.001)
+    assert queue(core, ask, "c", at=0.002) == [Queued(0, 1198)]
+    core.dismiss(Refusal(Reason.CANCELLED, ""))
+    core.forecast(ask, 0.1)
+    core.engine_reports(report(3, step_time=STEP_TIME), 0.101)
+    assert core.forecast(replace(ask, cost=3), 0.102) is not None
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 3), st.integers(1, 500)), max_size=12),
+    st.lists(st.tuples(st.integers(2, 500), st.floats(0, 2)), min_size=3, max_size=12),
+)
+def test_predictions_are_never_negative_and_grow_with_the_position(
+    running: list[tuple[bool, int, int]], waiting: list[tuple[int, float]]
+) -> None:
+    core = measured(3)
+    for number, (is_bulk, cost, max_tokens) in enumerate(running):
+        kind = bulk if is_bulk else interactive
+        core.arrive(f"r{number}", kind(cost, max_tokens=max_tokens), 0.0)
+    core.dismiss(Refusal(Reason.CANCELLED, ""))
+    now, last = 0.0, {INTERACTIVE: 0, BULK: 0}
+    for number, (max_tokens, passed_s) in enumerate(waiting):
+        ask = (interactive, bulk)[number % 2](max_tokens=max_tokens)
+        foreseen = core.forecast(ask, now)
+        outcome = core.arrive(f"w{number}", ask, now)
+        if isinstance(outcome, Lease):
+            continue
+        assert isinstance(outcome, Queued)
+        assert foreseen is not None
+        assert outcome.predicted_start_ms == round(foreseen.start_ms)
+        assert outcome.predicted_start_ms >= last[ask.service_class]
+        assert 0 <= foreseen.start_ms <= foreseen.first_token_ms <= foreseen.end_ms
+        last[ask.service_class] = max(0, outcome.predicted_start_ms)
+        last = dict.fromkeys(last, 0) if passed_s else last
+        now += passed_s

@@ -1,0 +1,307 @@
+"""The admission core under every interleaving that Hypothesis finds.
+
+A model beside the core keeps what must be true: which leases are out, who waits in which order
+and for what, what became of each request. The invariants are checked after every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from orch_sidecar.admission.decision import Decision
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.types import Ask, EngineReport, Queued
+from orch_sidecar.api.refusal import Reason, Refusal
+from tests.orch_sidecar.admission.examples import (
+    BULK,
+    DRAIN,
+    INTERACTIVE,
+    STALE,
+    is_refused,
+    reason_of,
+)
+from tests.orch_sidecar.admission.happenings import ASKS, KNOWN, PASSED_S, PICK, RULES, SLOTS
+from tests.orch_sidecar.admission.machine import Checked
+from vllm_plugin.profile import FullQueue
+
+CANCELLED = Refusal(Reason.CANCELLED, "cancelled")
+
+
+class AdmissionMachine(Checked):
+    """Arrivals, endings, aborts, restarts and the passing of time, in any order."""
+
+    @initialize(rules=st.sampled_from(RULES), slots=SLOTS, known=KNOWN)
+    def begin(self, rules: Any, slots: int | None, known: dict[str, Any]) -> None:
+        self.take_up(rules)
+        self.preemptions = self.disturbed = 0
+        if slots is not None:
+            self.report(EngineReport("e0", slots, **known))
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether requests came since the last thing after which little goes on."""
+        return self.serial > self.disturbed + 20
+
+    # What requests do.
+
+    @rule(asks=st.lists(st.tuples(ASKS, PASSED_S), min_size=1, max_size=6))
+    def arrive(self, asks: list[tuple[Ask, float]]) -> None:
+        for ask, passed_s in asks:
+            self.model.pass_time(passed_s)
+            all_bulk = self.model.rules.interactive is None
+            self.arrive_one(*self.named(replace(ask, service_class=BULK) if all_bulk else ask))
+
+    @precondition(lambda self: not self.model.depth and self.model.engine.slots_total)
+    @rule(leaves=st.booleans(), asks=st.lists(st.tuples(ASKS, PASSED_S), max_size=4))
+    def bulk_comes_often(self, leaves: bool, asks: list[tuple[Ask, float]]) -> None:
+        """So often that it pays to begin together, and then others come."""
+        for _ in range(12):
+            self.model.pass_time(0.005)
+            request, ask = self.named(Ask(BULK, may_queue=False))
+            self.arrive_one(request, ask)
+            if leaves and request in self.model.out:
+                self.release_one(request)
+        self.arrive([(replace(ask, service_class=BULK), passed_s) for ask, passed_s in asks])
+
+    @precondition(lambda self: self.model.queues[BULK] and self.model.rules.interactive)
+    @rule(ask=ASKS, times=st.integers(2, 8), passed_s=st.sampled_from((0.1, 0.3, 0.5)))
+    def interactive_requests_come_and_go(self, ask: Ask, times: int, passed_s: float) -> None:
+        """So many that bulk ones are delayed."""
+        ask = replace(ask, service_class=INTERACTIVE, cost=1)
+        for _ in range(times):
+            self.arrive_one(*self.named(ask))
+            self.model.pass_time(passed_s)
+            leases = [lease for lease, ask in self.model.out.items() if ask is not None]
+            if leases:
+                self.release_one(leases[0])
+
+    def arrive_one(self, request: str, ask: Ask) -> None:
+        model, core = self.model, self.core
+        before, places = model.depth, model.places(ask.service_class)
+        usual = not model.draining and model.unavailable is None
+        usual = usual and ask.cost <= model.engine.slots_total
+        if usual and ask.service_class is INTERACTIVE:
+            model.claimed_at = model.now
+        outcome, displaced = core.arrive(request, ask, model.now), core.take_displaced()
+        others = self.make_room(displaced)
+        dropped = len(others) < len(displaced)
+        if isinstance(outcome, Queued):
+            assert usual
+            assert ask.may_queue
+            assert dropped or places > 0 or others, "the queue is bounded"
+            assert 0 <= outcome.position <= before
+            if outcome.predicted_start_ms and not model.engine.step_time:
+                paused = model.now < model.paused_until
+                assert paused or (ask.service_class is BULK and not model.taken), "pause or window"
+            assert (outcome.predicted_start_ms or 0) >= 0
+            if not model.taken and not model.queues[BULK]:
+                model.window_until = model.now + 0.05
+            model.enqueue(request)
+            self.settle(others)
+            self.see_slo(request)
+        elif isinstance(outcome, Lease):
+            assert usual
+            self.settle_among(Decision(request, outcome), others)
+        else:
+            self.settle(others)
+            self.check_refusal(ask, outcome, usual)
+            model.settle(request, outcome)
+        self.after(surely=model.depth > 0 and not isinstance(outcome, Refusal))
+
+    def make_room(self, displaced: list[Decision]) -> list[Decision]:
+        """Takes over who was dropped, and who went or was too late before. Returns the others."""
+        model = self.model
+        for place, each in enumerate(displaced):
+            if is_refused(each) and reason_of(each.outcome) is Reason.QUEUE_FULL_DROP_LRU:
+                self.settle(displaced[:place])
+                assert model.rules.full_queue is FullQueue.DROP_LRU
+                assert each.request == model.head(BULK), "the one that waited longest"
+                assert model.places(BULK) <= 0 or model.places(INTERACTIVE) <= 0
+                self.settle([each])
+                return displaced[place + 1 :]
+        return displaced
+
+    @precondition(lambda self: self.model.out)
+    @rule(pick=PICK, passed_s=PASSED_S, output_tokens=st.sampled_from((None, 1, 20, 300)))
+    def release(self, pick: int, passed_s: float, output_tokens: int | None) -> None:
+        self.model.pass_time(passed_s)
+        self.release_one(self.pick(self.model.out, pick), output_tokens)
+
+    def release_one(self, lease: str, output_tokens: int | None = None) -> None:
+        self.model.end(lease)
+        self.take(self.core.release(lease, self.model.now, output_tokens))
+        assert self.core.release(lease, self.model.now) == [], "a second release does nothing"
+
+    @precondition(lambda self: self.model.out)
+    @rule(pick=PICK)
+    def abandon(self, pick: int) -> None:
+        lease = self.pick(self.model.out, pick)
+        self.core.abandon(lease)
+        self.model.closing.add(lease)
+
+    @precondition(lambda self: self.model.depth)
+    @rule(pick=PICK)
+    def leave(self, pick: int) -> None:
+        model = self.model
+        request = self.pick(model.waiting, pick)
+        del model.queues[model.asks[request][0].service_class][request]
+        model.left.add(request)
+        self.take(self.core.leave(request, model.now))
+        assert self.core.leave(request, model.now) == []
+
+    @precondition(lambda self: any(self.model.out.values()))
+    @rule(pick=PICK, pause_s=st.sampled_from((0.0, 0.3, 99.0)), at_once=st.booleans())
+    def turned_away(self, pick: int, pause_s: float, at_once: bool) -> None:
+        """By a tier below. `at_once`: it comes back; else that may take a while."""
+        model = self.model
+        lease = self.pick([name for name, ask in model.out.items() if ask is not None], pick)
+        self.core.turned_away(pause_s, model.now)
+        model.paused_until = max(model.paused_until, model.now + min(max(pause_s, 0.02), 1.0))
+        self.release_one(lease)
+        model.below[lease] = model.asks[lease]
+        if at_once:
+            self.put_back_one(lease)
+
+    @precondition(lambda self: self.model.below)
+    @rule(picks=st.lists(PICK, min_size=1, max_size=4), passed_s=PASSED_S)
+    def put_back(self, picks: list[int], passed_s: float) -> None:
+        self.model.pass_time(passed_s)
+        for pick in picks:
+            if self.model.below:
+                self.put_back_one(self.pick(self.model.below, pick))
+
+    def put_back_one(self, lease: str) -> None:
+        model = self.model
+        request, ask = self.named(*model.below.pop(lease))
+        since = model.asks[request][1]
+        outcome = self.core.put_back(request, ask, since, model.now)
+        self.check_put_back(ask, since, outcome)
+        if isinstance(outcome, Queued):
+            model.put_back(request)
+            self.see_slo(request)
+        else:
+            model.settle(request, outcome)
+        paused = model.now < model.paused_until  # else it is the timer that lets it go
+        self.after(surely=isinstance(outcome, Queued) and paused)
+
+    # What the engine says.
+
+    @rule(known=KNOWN, slots=SLOTS, preempted=st.sampled_from((0, 0, 0, 1)))
+    def engine_reports(self, known: dict[str, Any], slots: int | None, preempted: int) -> None:
+        engine = self.model.engine
+        self.preemptions += preempted
+        slots = slots or engine.slots_total or 4
+        self.report(
+            EngineReport(engine.epoch or "e0", slots, preemptions_total=self.preemptions, **known)
+        )
+
+    # Rarely, because little goes on after it.
+    @precondition(lambda self: self.is_calm)
+    @rule(known=KNOWN, slots=SLOTS)
+    def engine_restarts(self, known: dict[str, Any], slots: int | None) -> None:
+        self.disturbed = self.serial
+        self.model.out.clear()
+        self.model.closing.clear()
+        self.model.unread = False
+        self.report(EngineReport(self.model.engine.epoch + "'", slots or 4, **known))
+
+    def report(self, report: EngineReport) -> None:
+        model = self.model
+        model.engine, model.unavailable = report, None
+        too_large = {
+            request
+            for request, waits in model.waiting.items()
+            if waits.ask.cost > report.slots_total
+        }
+        self.take(self.core.engine_reports(report, model.now), too_large)
+
+    @precondition(lambda self: self.is_calm)
+    @rule()
+    def engine_unavailable(self) -> None:
+        self.disturbed = self.serial
+        self.core.engine_unavailable(STALE)
+        self.model.unavailable = STALE
+
+    @precondition(lambda self: self.is_calm and self.model.engine.epoch)
+    @rule()
+    def engine_has_a_lease_that_nobody_knows(self) -> None:
+        self.serial += 1
+        self.core.ledger.adopt(f"adopted{self.serial}", 1)
+        self.model.out[f"adopted{self.serial}"] = None
+        self.model.closing.add(f"adopted{self.serial}")
+
+    @precondition(lambda self: self.model.out)
+    @rule(picks=st.lists(PICK, min_size=1, max_size=4, unique=True))
+    def engine_ended(self, picks: list[int]) -> None:
+        leases = list(dict.fromkeys(self.pick(self.model.out, pick) for pick in picks))
+        for lease in leases:
+            self.model.end(lease)
+            self.take(self.core.engine_ended([lease, lease, "unknown"], self.model.now))
+
+    # What time and the operator do.
+
+    @rule(passed_s=st.sampled_from((0.01, 0.1, 0.5, 0.8, 4.5, 61.0)))
+    def tick(self, passed_s: float) -> None:
+        model = self.model
+        model.pass_time(passed_s)
+        self.take(self.core.tick(model.now))
+
+    @precondition(lambda self: self.model.depth)
+    @rule(times=st.integers(1, 12))
+    def tick_at_the_next_events(self, times: int) -> None:
+        """As the gate's timer does. It does not spin: nothing happens only now and then."""
+        began, settled = self.model.now, len(self.model.outcome)
+        for _ in range(times):
+            at = self.core.next_event(self.model.now)
+            if at is None:
+                return
+            self.tick(at - self.model.now)
+        if len(self.model.outcome) == settled:
+            assert self.model.now - began >= 0.2 * (times - 6)
+
+    @precondition(lambda self: self.is_calm)
+    @rule()
+    def drain(self) -> None:
+        self.disturbed = self.serial
+        self.core.drain(DRAIN)
+        self.model.draining = True
+
+    @precondition(lambda self: self.model.draining)
+    @rule()
+    def resume(self) -> None:
+        self.core.resume()
+        self.model.draining = False
+
+    @precondition(lambda self: self.is_calm and self.model.depth)
+    @rule()
+    def dismiss(self) -> None:
+        self.disturbed = self.serial
+        waiting = set(self.model.waiting)
+        self.take(self.core.dismiss(CANCELLED), waiting)
+        assert not self.model.depth
+
+    @precondition(lambda self: self.is_calm)
+    @rule(rules=st.sampled_from(RULES))
+    def reload(self, rules: Any) -> None:
+        self.disturbed = self.serial
+        self.model.rules = rules
+        self.take(self.core.replace_rules(rules, self.model.now))
+
+    @rule(ask=ASKS)
+    def forecast(self, ask: Ask) -> None:
+        """It changes nothing, as the invariants show."""
+        at = self.core.next_event(self.model.now)
+        forecast = self.core.forecast(ask, self.model.now)
+        if forecast is not None:
+            assert 0 <= forecast.start_ms <= forecast.first_token_ms
+            assert forecast.start_ms < forecast.end_ms
+        assert self.core.next_event(self.model.now) == at
+
+
+TestAdmission = AdmissionMachine.TestCase
+TestAdmission.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)

@@ -1,0 +1,224 @@
+"""What refusals look like on the wire."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from orch_sidecar.api import errors
+from orch_sidecar.api.generation import Api
+from orch_sidecar.api.refusal import Reason, Refusal
+
+CAPACITY_TAKEN = {
+    Reason.QUEUE_FULL,
+    Reason.QUEUE_FULL_DROP_LRU,
+    Reason.QUEUE_TIMEOUT,
+    Reason.SLO_MISS,
+    Reason.DEADLINE_MISS,
+    Reason.DO_NOT_QUEUE,
+    Reason.KEY_CONCURRENCY,
+    Reason.READER_LIMIT,
+}
+CANNOT_SERVE = {
+    Reason.BODY_BUDGET_FULL,
+    Reason.ENGINE_STARTING,
+    Reason.ENGINE_DOWN,
+    Reason.ENGINE_STALE,
+    Reason.ENGINE_STALLED,
+    Reason.ENGINE_PAUSED,
+    Reason.ENGINE_WITHOUT_PLUGIN,
+    Reason.ENGINE_REFUSES_KEY,
+    Reason.PROFILE_MISMATCH,
+    Reason.NO_POOL,
+    Reason.DRAINING,
+}
+OTHERS = {
+    Reason.INVALID_REQUEST: 400,
+    Reason.INFEASIBLE: 400,
+    Reason.COST_EXCEEDS_SLOTS: 400,
+    Reason.COST_EXCEEDS_KEY: 400,
+    Reason.BODY_TIMEOUT: 400,
+    Reason.UNAUTHORIZED: 401,
+    Reason.FORBIDDEN: 403,
+    Reason.CLASS_FORBIDDEN: 403,
+    Reason.NOT_FOUND: 404,
+    Reason.METHOD_NOT_ALLOWED: 405,
+    Reason.LEASE_SPENT: 409,
+    Reason.BODY_TOO_LARGE: 413,
+    Reason.UNSUPPORTED_ENCODING: 415,
+    Reason.CLIENT_STALLED: 499,
+    Reason.CANCELLED: 499,
+    Reason.INTERNAL_ERROR: 500,
+    Reason.ENGINE_FAILED: 502,
+    Reason.ENGINE_TIMEOUT: 504,
+}
+
+
+def json_of(api: Api, refusal: Refusal) -> dict[str, Any]:
+    document = json.loads(errors.body(api, refusal))
+    assert isinstance(document, dict)
+    return document
+
+
+@pytest.mark.parametrize("reason", Reason)
+@pytest.mark.parametrize("api", Api)
+def test_every_reason_has_a_form_in_every_api(reason: Reason, api: Api) -> None:
+    error = json_of(api, Refusal(reason, "why"))["error"]
+    form = errors.FORMS[reason]
+    assert 400 <= form.status < 600
+    assert error["message"] == "why"
+    assert error["code"] == form.code
+    assert error["retriable"] == form.retriable
+    assert error["policy_label"]
+    assert (error["retry_after_ms"] is not None) == form.retriable
+    assert set(error) == {
+        "message", "type", "param", "code", "policy_label", "retriable", "retry_after_ms",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_status_says_whether_capacity_is_taken_or_missing(reason: Reason) -> None:
+    status = errors.FORMS[reason].status
+    assert (status == 429) == (reason in CAPACITY_TAKEN)
+    assert (status == 503) == (reason in CANNOT_SERVE)
+    assert status != 408, "clients and proxies retry it at once"
+
+
+@pytest.mark.parametrize(("reason", "status"), OTHERS.items())
+def test_statuses_are_the_usual_ones(reason: Reason, status: int) -> None:
+    assert errors.FORMS[reason].status == status
+
+
+def test_every_reason_has_a_status_that_is_tested() -> None:
+    assert OTHERS.keys() | CAPACITY_TAKEN | CANNOT_SERVE == set(Reason)
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_what_is_taken_or_failed_may_be_tried_again_and_nothing_else(reason: Reason) -> None:
+    failed = {Reason.ENGINE_FAILED, Reason.ENGINE_TIMEOUT}
+    assert errors.FORMS[reason].retriable == (reason in CAPACITY_TAKEN | CANNOT_SERVE | failed)
+
+
+def test_what_the_client_did_wrong_is_not_to_be_retried() -> None:
+    wrong = [reason for reason, form in errors.FORMS.items() if form.status in range(400, 429)]
+    assert Reason.INVALID_REQUEST in wrong
+    for reason in wrong:
+        refusal = Refusal(reason, "why", retry_after_ms=500)
+        assert "Retry-After" not in errors.headers(refusal)
+        assert json_of(Api.CHAT, refusal)["error"]["retry_after_ms"] is None
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_only_who_needs_a_key_is_told_how_to_send_one(reason: Reason) -> None:
+    told = errors.headers(Refusal(reason, "why")).get("WWW-Authenticate")
+    assert told == ("Bearer" if reason is Reason.UNAUTHORIZED else None)
+
+
+def test_refused_key_is_said_as_each_api_says_it() -> None:
+    refusal = Refusal(Reason.UNAUTHORIZED, "why")
+    for api in Api:
+        error = json_of(api, refusal)["error"]
+        told = "authentication_error" if api is Api.MESSAGES else "invalid_request_error"
+        assert (error["type"], error["code"]) == (told, "invalid_api_key")
+
+
+def test_headers_say_when_to_come_back_in_each_unit() -> None:
+    assert errors.headers(Refusal(Reason.QUEUE_FULL, "", retry_after_ms=1234)) == {
+        "Retry-After": "2",
+        "retry-after-ms": "1234",
+        "X-Backoff-Ms": "1234",
+    }
+
+
+def test_retry_after_in_seconds_is_never_zero() -> None:
+    headers = errors.headers(Refusal(Reason.QUEUE_FULL, "", retry_after_ms=50))
+    assert headers["Retry-After"] == "1"
+    assert headers["retry-after-ms"] == "50"
+
+
+def test_retriable_refusal_that_cannot_tell_how_long_says_a_second() -> None:
+    refusal = Refusal(Reason.ENGINE_DOWN, "gone")
+    assert errors.headers(refusal)["retry-after-ms"] == "1000"
+    assert json_of(Api.CHAT, refusal)["error"]["retry_after_ms"] == 1000
+
+
+def test_openai_envelope_names_the_field() -> None:
+    refusal = Refusal(Reason.INVALID_REQUEST, 'n must be an integer, not "8"', "n")
+    assert json_of(Api.CHAT, refusal) == {
+        "error": {
+            "message": 'n must be an integer, not "8"',
+            "type": "invalid_request_error",
+            "param": "n",
+            "code": "invalid_request",
+            "policy_label": "invalid_request",
+            "retriable": False,
+            "retry_after_ms": None,
+        }
+    }
+
+
+def test_admission_refusals_carry_their_policy() -> None:
+    told = {
+        Reason.QUEUE_FULL: ("ADMISSION_REJECT", "reject"),
+        Reason.QUEUE_FULL_DROP_LRU: ("QUEUE_FULL_DROP_LRU", "drop-lru"),
+        Reason.QUEUE_TIMEOUT: ("ADMISSION_TIMEOUT", "timeout"),
+        Reason.SLO_MISS: ("ADMISSION_SLO", "slo"),
+        Reason.DEADLINE_MISS: ("ADMISSION_DEADLINE", "deadline"),
+        Reason.DO_NOT_QUEUE: ("ADMISSION_NO_QUEUE", "no-queue"),
+        Reason.KEY_CONCURRENCY: ("ADMISSION_KEY_CONCURRENCY", "key-concurrency"),
+        Reason.READER_LIMIT: ("READER_LIMIT", "reader-limit"),
+    }
+    assert told.keys() == CAPACITY_TAKEN
+    for reason, expected in told.items():
+        error = json_of(Api.CHAT, Refusal(reason, "why"))["error"]
+        assert (error["code"], error["policy_label"]) == expected
+
+
+def test_messages_have_anthropics_envelope_and_types() -> None:
+    document = json_of(Api.MESSAGES, Refusal(Reason.ENGINE_STALE, "stale"))
+    assert document["type"] == "error"
+    assert document["error"]["type"] == "overloaded_error"
+    assert document["error"]["message"] == "stale"
+    not_found = json_of(Api.MESSAGES, Refusal(Reason.NOT_FOUND, "no"))
+    assert not_found["error"]["type"] == "not_found_error"
+
+
+FAILED = Refusal(Reason.ENGINE_FAILED, "the engine is\ngone")
+
+
+def events_of(stream: bytes) -> list[tuple[str | None, str]]:
+    """Server-sent events as (name, data)."""
+    events = []
+    assert stream.endswith(b"\n\n")
+    for block in stream.decode().removesuffix("\n\n").split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.split("\n"))
+        events.append((lines.get("event"), lines["data"]))
+    return events
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETIONS])
+def test_chat_and_completion_streams_get_an_error_chunk_and_their_end(api: Api) -> None:
+    [(name, data), end] = events_of(errors.in_stream(api, FAILED))
+    assert name is None
+    assert json.loads(data) == json_of(api, FAILED)
+    assert end == (None, "[DONE]")
+
+
+def test_message_stream_gets_anthropics_error_event() -> None:
+    [(name, data)] = events_of(errors.in_stream(Api.MESSAGES, FAILED))
+    assert name == "error"
+    document = json.loads(data)
+    assert document["type"] == "error"
+    assert document["error"]["type"] == "api_error"
+
+
+def test_response_stream_gets_openais_flat_error_event() -> None:
+    [(name, data)] = events_of(errors.in_stream(Api.RESPONSES, FAILED))
+    assert name == "error"
+    document = json.loads(data)
+    assert document["type"] == "error"
+    assert document["code"] == "engine_failed"
+    assert document["message"] == "the engine is\ngone"
+    assert {"param", "sequence_number"} <= set(document)

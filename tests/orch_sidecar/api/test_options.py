@@ -1,0 +1,186 @@
+"""What clients say about how they want to be served."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+
+from orch_sidecar.api.options import NONE, Directives, read, service_class
+from orch_sidecar.api.refusal import Reason, Refusal
+from vllm_plugin.profile import MeasurementType, ServiceClass
+
+INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+
+
+def directives(*fields: tuple[str, str]) -> Directives:
+    found = read(CIMultiDict(fields))
+    assert isinstance(found, Directives), found
+    return found
+
+
+def refusal(*fields: tuple[str, str]) -> Refusal:
+    found = read(CIMultiDict(fields))
+    assert isinstance(found, Refusal), found
+    assert found.reason is Reason.INVALID_REQUEST
+    return found
+
+
+def test_request_without_directives_has_the_one_value_that_says_so() -> None:
+    assert read(CIMultiDict({"Host": "h", "X-Request-Id": "1", "X-Orch-Lease": "x"})) is NONE
+    assert Directives() == NONE
+
+
+def test_each_directive_is_read_whatever_its_case() -> None:
+    assert directives(
+        ("x-orch-class", "Bulk"),
+        ("X-ORCH-DEADLINE-MS", "1500"),
+        ("X-Orch-Max-Wait-Ms", " 0.5 "),
+        ("X-Orch-Do-Not-Queue", "true"),
+        ("X-Orch-Pool", "Home"),
+        ("X-Orch-Measurement-Type", "single_stream"),
+        ("X-Orch-No-Coalesce", ""),
+        ("X-Orch-Scenario", "run-1.warm_up"),
+    ) == Directives(
+        service_class=BULK,
+        deadline_ms=1500.0,
+        max_wait_ms=0.5,
+        do_not_queue=True,
+        pool="home",
+        prefers=False,
+        measurement_type=MeasurementType.SINGLE_STREAM,
+        no_coalesce=True,
+        scenario="run-1.warm_up",
+    )
+
+
+@pytest.mark.parametrize("value", ["home; prefer", "home;prefer", "home ; PREFER "])
+def test_pool_may_be_a_wish(value: str) -> None:
+    found = directives(("X-Orch-Pool", value))
+    assert (found.pool, found.prefers) == ("home", True)
+
+
+@pytest.mark.parametrize(
+    ("value", "flag"),
+    [("", True), ("true", True), ("1", True), ("TRUE", True), ("false", False), ("0", False)],
+)
+def test_flags_are_given_by_presence_or_by_value(value: str, flag: bool) -> None:
+    assert directives(("X-Orch-Do-Not-Queue", value)).do_not_queue is flag
+    assert directives(("X-Orch-No-Coalesce", value)).no_coalesce is flag
+
+
+def test_wait_of_zero_is_one_and_deadline_of_zero_is_none() -> None:
+    assert directives(("X-Orch-Max-Wait-Ms", "0")).max_wait_ms == 0
+    assert "above 0" in refusal(("X-Orch-Deadline-Ms", "0")).message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("X-Orch-Class", "urgent", "must be one of interactive, bulk"),
+        ("X-Orch-Class", "", "must be one of interactive, bulk"),
+        ("X-Orch-Deadline-Ms", "soon", "milliseconds"),
+        ("X-Orch-Deadline-Ms", "-1", "milliseconds"),
+        ("X-Orch-Deadline-Ms", "0.0", "above 0"),
+        ("X-Orch-Deadline-Ms", "1e3", "milliseconds"),
+        ("X-Orch-Deadline-Ms", "nan", "milliseconds"),
+        ("X-Orch-Deadline-Ms", "1_000", "milliseconds"),
+        ("X-Orch-Deadline-Ms", "\u0661", "milliseconds"),
+        ("X-Orch-Deadline-Ms", "9" * 30, "milliseconds"),
+        ("X-Orch-Max-Wait-Ms", "", "milliseconds"),
+        ("X-Orch-Do-Not-Queue", "yes", "true or 1"),
+        ("X-Orch-No-Coalesce", "2", "true or 1"),
+        ("X-Orch-Scenario", "two words", "letters, digits"),
+        ("X-Orch-Scenario", "", "1 to 64"),
+        ("X-Orch-Scenario", "x" * 65, "1 to 64"),
+        ("X-Orch-Pool", "home; please", "`name; prefer`"),
+        ("X-Orch-Pool", "no such/pool", "name of a pool"),
+        ("X-Orch-Measurement-Type", "fast", "must be one of single_stream, batched_online"),
+    ],
+)
+def test_wrong_directive_is_refused_with_name_value_and_rule(
+    name: str, value: str, rule: str
+) -> None:
+    found = refusal((name, value))
+    assert name in found.message
+    assert repr(value[:40])[:-1] in found.message
+    assert rule in found.message
+    assert found.param == name
+
+
+@pytest.mark.parametrize("name", ["X-Orch-Class", "X-Orch-Pool", "X-Orch-Deadline-Ms"])
+def test_directive_that_is_given_twice_is_refused(name: str) -> None:
+    assert "must be given once" in refusal((name, "1"), (name.lower(), "1")).message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("x-smg-priority", "system", INTERACTIVE),
+        ("x-smg-priority", "Interactive", INTERACTIVE),
+        ("x-smg-priority", "bulk", BULK),
+        ("x-smg-priority", "default", None),
+        ("x-smg-priority", "urgent", None),
+        ("x-llm-d-inference-objective", "critical", INTERACTIVE),
+        ("x-llm-d-inference-objective", "best-effort", BULK),
+        ("x-llm-d-inference-objective", "sheddable", BULK),
+        ("x-llm-d-inference-objective", "food-review", None),
+    ],
+)
+def test_names_of_other_gateways_are_understood_or_ignored(
+    name: str, value: str, expected: ServiceClass | None
+) -> None:
+    assert directives((name, value)).service_class is expected
+
+
+def test_own_header_counts_before_those_of_others() -> None:
+    found = directives(("x-smg-priority", "bulk"), ("X-Orch-Class", "interactive"))
+    assert found.service_class is INTERACTIVE
+    assert (
+        directives(
+            ("x-smg-priority", "default"), ("x-llm-d-inference-objective", "bulk")
+        ).service_class
+        is BULK
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "tier", "priority", "expected"),
+    [
+        (None, None, None, INTERACTIVE),
+        (None, "flex", None, BULK),
+        (None, "auto", 9, INTERACTIVE),
+        (None, "default", None, INTERACTIVE),
+        (None, "flex", -1, BULK),
+        (None, None, 1, BULK),
+        (None, None, 0, INTERACTIVE),
+        (None, None, -5, INTERACTIVE),
+        (BULK, "default", 0, BULK),
+        (INTERACTIVE, "flex", 9, INTERACTIVE),
+    ],
+)
+def test_class_is_by_header_then_tier_then_priority(
+    header: ServiceClass | None, tier: str | None, priority: int | None, expected: ServiceClass
+) -> None:
+    assert service_class(Directives(service_class=header), tier, priority) is expected
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                ["X-Orch-Class", "X-Orch-Deadline-Ms", "X-Orch-Max-Wait-Ms", "X-Orch-Pool"]
+            ),
+            st.text(max_size=50),
+        ),
+        max_size=4,
+    )
+)
+def test_whatever_is_sent_is_read_or_refused(fields: list[tuple[str, str]]) -> None:
+    found = read(CIMultiDict(fields))
+    if isinstance(found, Directives):
+        assert found.deadline_ms is None or 0 < found.deadline_ms < 1e12
+        assert found.max_wait_ms is None or 0 <= found.max_wait_ms < 1e12
+    else:
+        assert len(found.message) < 400

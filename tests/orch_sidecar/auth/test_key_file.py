@@ -1,0 +1,210 @@
+"""A file of keys that comes, changes, and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_sidecar.auth.key_file import KeyFile
+from orch_sidecar.auth.keys import MAX_FILE_BYTES, Keys, KeysWrong, entry_of, new_key
+
+ALICE, BOB = entry_of(new_key(b"a" * 32), "alice"), entry_of(new_key(b"b" * 32), "bob")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.yaml"
+
+
+def again(file: KeyFile) -> Keys | None:
+    """What has changed since it was looked at last."""
+    look = file.look_if_changed()
+    return None if look is None else file.take(look)
+
+
+def names(keys: Keys | None) -> list[str] | None:
+    return None if keys is None else [each.name for each in keys]
+
+
+def test_no_file_is_no_keys_and_that_is_said(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert KeyFile(path).begin() is None
+    [record] = caplog.records
+    assert record.levelname == "INFO"
+    assert f"{path} (api_keys_file) does not exist" in record.message
+    assert "without API keys" in record.message
+
+
+def test_file_is_read_again_when_it_is_another_one_and_only_then(path: Path) -> None:
+    path.write_text(ALICE)
+    file = KeyFile(path)
+    assert names(file.begin()) == ["alice"]
+    assert again(file) is None
+    path.write_text(ALICE + BOB)
+    assert names(again(file)) == ["alice", "bob"]
+    assert again(file) is None
+
+
+def test_link_that_leads_elsewhere_is_another_file(tmp_path: Path, path: Path) -> None:
+    """As a kubelet lays out a Secret, and changes it: file -> ..data/file -> ..version/file."""
+
+    def lay_out(version: str, text: str) -> None:
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "keys.yaml").write_text(text)
+        os.utime(tmp_path / version / "keys.yaml", ns=(10**18, 10**18))
+        (tmp_path / "..data_tmp").symlink_to(version)
+        (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+
+    same_size = BOB.replace("bob", "bobby")
+    assert len(same_size) == len(ALICE)
+    lay_out("..1", ALICE)
+    path.symlink_to("..data/keys.yaml")
+    file = KeyFile(path)
+    assert names(file.begin()) == ["alice"]
+    lay_out("..2", same_size)
+    assert names(again(file)) == ["bobby"]
+
+
+def test_file_that_comes_later_is_found(path: Path) -> None:
+    file = KeyFile(path)
+    assert file.begin() is None
+    assert again(file) is None
+    path.write_text(ALICE)
+    assert names(again(file)) == ["alice"]
+
+
+def test_file_that_is_gone_is_wrong_and_not_no_keys(path: Path) -> None:
+    path.write_text(ALICE)
+    file = KeyFile(path)
+    file.begin()
+    path.unlink()
+    with pytest.raises(KeysWrong, match="is gone"):
+        again(file)
+    assert again(file) is None, "it is said once"
+    with pytest.raises(KeysWrong, match="is gone"):
+        file.take(file.look())
+    path.write_text(ALICE)
+    assert names(again(file)) == ["alice"]
+
+
+def test_file_that_is_wrong_is_told_once_and_read_when_it_changes(path: Path) -> None:
+    path.write_text(ALICE)
+    file = KeyFile(path)
+    file.begin()
+    path.write_text("[]")
+    with pytest.raises(KeysWrong, match="holds no key"):
+        again(file)
+    assert again(file) is None
+    path.write_text(BOB)
+    assert names(again(file)) == ["bob"]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "holds no key"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (b"#" * (MAX_FILE_BYTES + 1), f"is larger than {MAX_FILE_BYTES} bytes"),
+        (b"- {}", "entry 1"),
+    ],
+)
+def test_wrong_file_is_refused_by_its_path(path: Path, content: bytes, told: str) -> None:
+    path.write_bytes(content)
+    with pytest.raises(KeysWrong) as wrong:
+        KeyFile(path).begin()
+    assert str(wrong.value).startswith(f"api_keys_file {path} ")
+    assert told in str(wrong.value)
+
+
+def test_what_is_there_but_no_file_is_refused_and_not_no_keys(tmp_path: Path, path: Path) -> None:
+    with pytest.raises(KeysWrong, match="is a directory: it must be a regular file"):
+        KeyFile(tmp_path).begin()
+    path.symlink_to("nowhere")
+    with pytest.raises(KeysWrong, match="is a link to nothing"):
+        KeyFile(path).begin()
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(KeysWrong, match="is a FIFO: it must be a regular file"):
+        KeyFile(tmp_path / "fifo").begin()
+    (tmp_path / "file").write_text(ALICE)
+    with pytest.raises(KeysWrong, match="cannot be read: Not a directory"):
+        KeyFile(tmp_path / "file" / "keys.yaml").begin()
+
+
+def test_path_that_cannot_be_looked_at_is_told_and_read_once_it_can(
+    tmp_path: Path, path: Path
+) -> None:
+    there, away = tmp_path / "there", tmp_path / "away"
+    there.mkdir()
+    (there / "keys.yaml").write_text(ALICE)
+    file = KeyFile(there / "keys.yaml")
+    file.begin()
+    there.rename(away)
+    there.write_text("no directory")
+    with pytest.raises(KeysWrong, match="cannot be read: Not a directory"):
+        again(file)
+    there.unlink()
+    away.rename(there)
+    assert names(again(file)) == ["alice"], "the same file, after it was unreadable"
+
+
+# A file system that does not answer.
+
+
+class Hanging:
+    """Has every file that is opened wait for `over`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.over = threading.Event()
+        self.waiting = 0
+        opens = os.open
+
+        def wait(*arguments: Any) -> int:
+            self.waiting += 1
+            self.over.wait(30)
+            return opens(*arguments)
+
+        monkeypatch.setattr("orch_sidecar.auth.key_file.os.open", wait)
+        monkeypatch.setattr("orch_sidecar.config.file_reader.READ_WITHIN_S", 0.05)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    hanging = Hanging(monkeypatch)
+    yield hanging
+    hanging.over.set()
+
+
+def test_file_system_that_hangs_lets_no_sidecar_start(path: Path, hanging: Hanging) -> None:
+    path.write_text(ALICE)
+    with pytest.raises(KeysWrong, match=r"keys.yaml cannot be read within 0.05 s: the file system"):
+        KeyFile(path).begin()
+
+
+async def test_read_that_hangs_is_given_up_and_not_begun_again_until_it_has_ended(
+    path: Path, hanging: Hanging
+) -> None:
+    file = KeyFile(path)
+    path.write_text(ALICE)  # noqa: ASYNC240 (nothing else runs)
+    for _ in range(3):
+        with pytest.raises(KeysWrong, match="the file system does not answer"):
+            await file.read_if_changed()
+    assert hanging.waiting == 1
+    hanging.over.set()
+
+    async def read() -> Keys | None:
+        while True:
+            try:
+                return await file.read_if_changed()
+            except KeysWrong:  # it has yet to end
+                await asyncio.sleep(0.01)
+
+    keys = await asyncio.wait_for(read(), 10)
+    assert names(keys) == ["alice"], "what the late one found is not lost"
+    assert await file.read_if_changed() is None

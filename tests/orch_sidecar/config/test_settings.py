@@ -1,0 +1,290 @@
+"""Settings: where they come from, and what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar import cli
+from orch_sidecar.pools.registry import configured, rules_of
+
+pytestmark = pytest.mark.usefixtures("no_settings_in_the_environment")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "orch.yaml"
+
+
+def refusal(*words: str) -> str:
+    """What the command says about settings that it does not take."""
+    with pytest.raises(SystemExit) as exited:
+        cli.read_settings(list(words))
+    assert isinstance(exited.value.code, str)
+    return exited.value.code
+
+
+def test_defaults_listen_on_the_loopback_only() -> None:
+    settings = cli.read_settings([])
+    assert (settings.host, settings.port) == ("127.0.0.1", 8080)
+    assert (settings.admin_host, settings.admin_port) == ("127.0.0.1", None)
+    assert settings.queue_capacity is None, "the profile's"
+
+
+def test_flag_counts_before_environment_before_file_before_default(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text("port: 1\nqueue_capacity: 1\nlog_level: DEBUG\n")
+    words = ["--config", str(config)]
+    assert cli.read_settings(words).port == 1
+    monkeypatch.setenv("ORCH_PORT", "2")
+    monkeypatch.setenv("ORCH_QUEUE_CAPACITY", "2")
+    assert cli.read_settings(words).port == 2
+    settings = cli.read_settings([*words, "--port", "3"])
+    assert (settings.port, settings.queue_capacity, settings.log_level) == (3, 2, "DEBUG")
+    assert settings.host == "127.0.0.1"
+
+
+def test_file_is_named_by_flag_or_environment(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text("port: 1\n")
+    monkeypatch.setenv("ORCH_CONFIG", str(config))
+    assert cli.read_settings([]).port == 1
+    monkeypatch.setenv("ORCH_CONFIG", "/nowhere.yaml")
+    assert cli.read_settings([f"--config={config}"]).port == 1
+
+
+def test_file_of_one_call_is_not_read_by_the_next(config: Path) -> None:
+    config.write_text("port: 1\n")
+    cli.read_settings(["--config", str(config)])
+    assert cli.read_settings([]).port == 8080
+
+
+def test_empty_file_is_a_file_without_settings(config: Path) -> None:
+    config.write_text("")
+    assert cli.read_settings(["--config", str(config)]).port == 8080
+
+
+def test_missing_file_is_named() -> None:
+    assert "--config /nowhere.yaml: no such file" in refusal("--config", "/nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "port: [", "- a", "5", "just text", "\x00", "[]", "- [port, 9999]", "[[1, 2]]", "8080: 1",
+        "null: 1", "port: " + "[" * 3000,
+    ],
+)  # fmt: skip
+def test_file_that_is_no_mapping_is_named(config: Path, text: str) -> None:
+    config.write_text(text)
+    assert f"--config {config}: " in refusal("--config", str(config))
+
+
+def test_unknown_key_in_the_file_is_an_error(config: Path) -> None:
+    config.write_text("port: 1\nqueue_capcity: 5\n")
+    message = refusal("--config", str(config))
+    assert "queue_capcity" in message
+    assert "5: Extra inputs are not permitted" in message
+
+
+def test_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        cli.read_settings(["--queue-capcity", "5"])
+    assert exited.value.code == 2
+    assert "--queue-capcity" in capsys.readouterr().err
+
+
+def test_abbreviated_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.read_settings(["--queue-cap", "5"])
+    assert "--queue-cap" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("port", "65536", "less than or equal to 65535"),
+        ("port", "http", "valid integer"),
+        ("queue_capacity", "-1", "greater than or equal to 0"),
+        ("queue_timeout_s", "0", "greater than 0"),
+        ("queue_timeout_s", "nan", "finite"),
+        ("client_stall_s", "inf", "finite"),
+        ("max_body_bytes", "16MB", "valid integer"),
+        ("max_json_depth", "1", "greater than or equal to 4"),
+        ("log_level", "LOUD", "DEBUG|INFO|WARNING|ERROR"),
+        ("engine_url", "localhost:8000", "must be http://host:port"),
+        ("engine_url", "http://h:8000/v1", "must have no path"),
+        ("engine_url", "http://h:99999", "Port out of range"),
+        ("engine_url", "http://h:0", "must have a port"),
+        ("engine_url", "ftp://h", "must be http://host:port"),
+    ],
+)
+def test_wrong_value_is_told_with_setting_value_and_rule(
+    name: str, value: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag, variable = f"--{name.replace('_', '-')}", f"ORCH_{name.upper()}"
+    by_flag = refusal(flag, value)
+    monkeypatch.setenv(variable, value)
+    for message in (by_flag, refusal()):
+        assert name in message
+        assert flag in message
+        assert variable in message
+        assert repr(value) in message
+        assert rule in message
+
+
+def test_all_wrong_values_are_told_at_once() -> None:
+    message = refusal("--port", "-1", "--log-level", "LOUD")
+    assert "--port" in message
+    assert "--log-level" in message
+
+
+def test_engine_url_is_taken_without_its_slash() -> None:
+    assert cli.read_settings(["--engine-url", "http://h:1/"]).engine_url == "http://h:1"
+
+
+@pytest.mark.parametrize("key", ["secret\n", "sec ret", "sécret", "secret\x01"])
+def test_key_that_no_header_can_carry_is_refused_and_not_shown(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCH_ENGINE_API_KEY", key)
+    message = refusal()
+    assert "ORCH_ENGINE_API_KEY" in message
+    assert "printable ASCII" in message
+    assert key not in message
+    assert repr(key) not in message
+
+
+def test_key_of_the_wrong_type_is_not_shown_either(config: Path) -> None:
+    config.write_text("engine_api_key: 1234567\n")
+    assert "1234567" not in refusal("--config", str(config))
+
+
+def test_key_is_not_in_the_settings_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCH_ENGINE_API_KEY", "secret")
+    settings = cli.read_settings([])
+    assert settings.engine_api_key is not None
+    assert settings.engine_api_key.get_secret_value() == "secret"
+    assert "secret" not in repr(settings)
+
+
+POOLS = (
+    '[{"name": "home", "url": "http://a:1/", "profile": "home"}, {"name": "big", '
+    '"url": "http://b:2", "profile": "cloud", "api_key": "secret", "tier": true}]'
+)
+
+
+def test_pools_come_from_json_or_from_the_file(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text(f"pools: {POOLS}\n")  # YAML holds JSON
+    from_file = cli.read_settings(["--config", str(config)])
+    monkeypatch.setenv("ORCH_POOLS", POOLS)
+    settings = cli.read_settings([])
+    assert settings.pools == from_file.pools
+    assert settings.pools is not None
+    home, big = settings.pools
+    assert (home.name, home.url, home.profile, home.api_key, home.tier) == (
+        "home", "http://a:1", "home", None, False,
+    )  # fmt: skip
+    assert (big.name, big.tier) == ("big", True)
+    assert "secret" not in repr(settings)
+
+
+def test_without_pools_there_is_one_named_after_its_profile(config: Path) -> None:
+    [(told, profile)] = configured(cli.read_settings(["--profile", "cloud"]))
+    assert (told.name, told.url, profile.name) == ("cloud", "http://127.0.0.1:8000", "cloud")
+
+
+def test_queue_settings_override_every_class_of_every_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ORCH_POOLS", POOLS)
+    settings = cli.read_settings(["--queue-capacity", "7", "--queue-timeout-s", "2.5"])
+    for _, profile in configured(settings):
+        rules = rules_of(profile, settings)
+        assert rules.interactive is not None
+        for each in (rules.interactive, rules.bulk):
+            assert (each.queue_capacity, each.max_wait_s) == (7, 2.5)
+        assert rules_of(profile, cli.read_settings([])) == profile.admission
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "rule"),
+    [
+        ('[{"name": "Home", "url": "http://a:1", "profile": "home"}]', "0.name: 'Home'", "pattern"),
+        ('[{"name": "1a", "url": "http://a:1", "profile": "home"}]', "0.name: '1a'", "pattern"),
+        ('[{"name": "a", "url": "a:1", "profile": "home"}]', "0.url: 'a:1'", "http://host:port"),
+        ('[{"name": "a", "profile": "home"}]', "0.url", "Field required"),
+        ('[{"name": "a", "url": "http://a:1", "profile": ""}]', "0.profile", "at least 1"),
+        ('[{"name": "a", "url": "http://a:1", "profile": "p", "x": 1}]', "0.x", "not permitted"),
+        (
+            '[{"name": "a", "url": "http://a:1", "profile": "p", "below": "b"}]',
+            "0: ",
+            "needs tier: true",
+        ),
+        (
+            '[{"name": "a", "url": "http://a:1", "profile": "p", "tier": true, "below": "B"}]',
+            "0.below",
+            "pattern",
+        ),
+        (
+            '[{"name": "a", "url": "https://a:1", "profile": "p", "headless": true}]',
+            "0: ",
+            "headless needs http",
+        ),
+        (
+            f'[{{"name": "a{57 * "b"}", "url": "http://a", "profile": "p", "headless": true}}]',
+            "0: ",
+            "57 characters at most",
+        ),
+        (
+            '[{"name": "a", "url": "http://a:1", "profile": "p", "headless": true},'
+            ' {"name": "a-12", "url": "http://b:1", "profile": "p"}]',
+            "pools",
+            "'a-12' is named like an address of the headless 'a'",
+        ),
+        (
+            '[{"name": "a", "url": "http://a:1", "profile": "p", "on_request": true}]',
+            "pools",
+            "must take what asks for none",
+        ),
+        ("[]", "pools", "at least 1"),
+        ("{}", "pools", "valid list"),
+        ("not JSON", "pools", "valid list"),
+        (
+            '[{"name": "a", "url": "http://a:1", "profile": "home"},'
+            ' {"name": "a", "url": "http://b:1", "profile": "home"}]',
+            "pools",
+            "must differ: a is given twice",
+        ),
+    ],
+)
+def test_wrong_pool_is_told_with_its_place_and_the_rule(
+    text: str, place: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCH_POOLS", text)
+    message = refusal()
+    assert "ORCH_POOLS" in message
+    assert place in message
+    assert rule in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"name": "a", "url": "http://a:1", "profile": "home", "api_key": "SECRET KEY"}]',
+        '[{"name": "a", "url": "http://a:1", "profile": "home", "api_ky": "SECRET"}]',
+        '[{"url": "http://a:1", "profile": "home", "api_key": "SECRET"}]',
+        '[{"name": "a", "url": "http://u:SECRET@a:1", "profile": "home"}]',
+        '[{"name": "a", "url": "http://a:1", "profile": "home", "api_key": ["SECRET"]}]',
+        '[{"name": "a", "api_key": "SECRET"',
+        '{"api_key": "SECRET"}',
+    ],
+)
+def test_keys_of_pools_are_not_shown(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCH_POOLS", text)
+    assert "SECRET" not in refusal()

@@ -1,0 +1,214 @@
+"""The sidecar's `/v1/capabilities` document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.types import Ask, EngineReport
+from orch_sidecar.auth.keys import ApiKey
+from orch_sidecar.control.capabilities import API_VERSION, Seen, document
+from vllm_plugin import profile
+from vllm_plugin.profile import ServiceClass
+
+CLOUD = profile.load("cloud")
+ENGINE: dict[str, Any] = {
+    "engine": "vllm",
+    "engine_version": "0.32.0",
+    "pool": "cloud",
+    "models": ["tiny"],
+    "ctx_max": 2048,
+    "profile": "cloud",
+    "measurement_type": "batched_online",
+    "batching": True,
+    "slots_total": 8,
+    "slots_free": 6,
+    "running": 2,
+    "waiting": 0,
+    "peak": 7,
+    "foreign": 99,
+    "leased": 99,
+    "kv_tokens_total": 4096,
+    "kv_cache_usage": 0.1,
+    "preemptions_total": 0,
+    "steps_by_batch": {"1": [5, 0.1]},
+    "state": "ready",
+    "epoch": "e1",
+    "leases": ["secret.lease.1"],
+    "observed_at": "2025-11-21T03:00:00.000Z",
+    "supported_workloads": ["completion"],
+    "rate_limits": {},
+    "features": {},
+}
+
+
+def admission_of(*, slots: int = 8, foreign: int = 1, leased: int = 3) -> Admission:
+    core = Admission(profile.load("cloud").admission)
+    core.engine_reports(EngineReport("e1", slots, foreign), 0.0)
+    if leased:
+        core.arrive("a", Ask(ServiceClass.INTERACTIVE, leased), 0.0)
+    return core
+
+
+def told(
+    engine: dict[str, Any] | None,
+    admission: Admission,
+    state: str = "ready",
+    age: int | None = 4,
+    key: ApiKey | None = None,
+) -> dict[str, Any]:
+    seen = Seen("mine", CLOUD, engine, admission, tuple(ServiceClass), state, age, 0.5)
+    states = {"mine": state}
+    return document(
+        [seen], {}, key, state=state, states=states, sidecar_version="0.1.0", generation=1
+    )
+
+
+def test_pool_whose_engine_has_never_reported_is_there_with_what_is_configured() -> None:
+    found = told(None, Admission(CLOUD.admission), "starting", None)
+    [entry] = found.pop("engines")
+    assert found == {
+        "api_version": API_VERSION,
+        "sidecar_version": "0.1.0",
+        "state": "starting",
+        "generation": 1,
+        "pools": {"mine": "starting"},
+    }
+    expected = {
+        "pool": "mine", "profile": "cloud", "measurement_type": "batched_online",
+        "batching": True, "state": "starting", "slots_total": 0, "slots_free": 0, "leased": 0,
+        "foreign": 0, "engine": None, "models": [], "ctx_max": None, "supported_workloads": [],
+        "features": {}, "age_ms": None, "queue": {"interactive": 0, "bulk": 0},
+    }  # fmt: skip
+    assert {name: entry[name] for name in expected} == expected
+    assert set(entry) <= set(told(ENGINE, admission_of())["engines"][0])
+
+
+def test_headless_pool_without_an_address_is_there_too() -> None:
+    home = profile.load("home")
+    states = {"entry": "absent"}
+    found = document(
+        [], {"entry": home}, None,
+        state="starting", states=states, sidecar_version="1", generation=1,
+    )  # fmt: skip
+    [entry] = found["engines"]
+    assert (entry["pool"], entry["profile"], entry["state"]) == ("entry", "home", "absent")
+    assert (entry["batching"], entry["slots_total"]) == (False, 0)
+
+
+def test_workloads_are_those_that_engine_and_sidecar_both_serve() -> None:
+    engine = ENGINE | {"supported_workloads": ["completion", "chat", "embedding"]}
+    [entry] = told(engine, admission_of())["engines"]
+    assert entry["supported_workloads"] == ["completion", "chat"]
+
+
+def test_rate_limits_are_what_is_enforced() -> None:
+    key = ApiKey("alice", b"", concurrency=3)
+    for asks, concurrency in ((None, None), (ApiKey("bob", b""), None), (key, 3)):
+        [entry] = told(ENGINE, admission_of(), key=asks)["engines"]
+        rules = CLOUD.admission
+        assert rules.interactive is not None
+        assert entry["rate_limits"] == {
+            "queue_capacity": {
+                "interactive": rules.interactive.queue_capacity,
+                "bulk": rules.bulk.queue_capacity,
+            },
+            "max_wait_s": {
+                "interactive": rules.interactive.max_wait_s,
+                "bulk": rules.bulk.max_wait_s,
+            },
+            "key_concurrency": concurrency,
+        }
+
+
+def test_ledger_stands_in_for_what_the_engine_says_of_leases() -> None:
+    core = admission_of()
+    core.arrive("waits", Ask(ServiceClass.INTERACTIVE, 8), 1.0)
+    [entry] = told(ENGINE, core)["engines"]
+    assert entry["pool"] == "mine"
+    assert entry["leased"] == 3
+    assert entry["foreign"] == 1
+    assert entry["slots_free"] == 4
+    assert entry["queue"] == {"interactive": 1, "bulk": 0}
+    assert entry["hold"] == "slot"
+    assert entry["oversubscription_violations_total"] == 0
+    assert (entry["state"], entry["age_ms"], entry["engine_busy_ratio"]) == ("ready", 4, 0.5)
+
+
+def test_limits_are_those_of_now() -> None:
+    [entry] = told(ENGINE, admission_of())["engines"]
+    assert entry["limits"] == {
+        "interactive": {"batch": 8},
+        "bulk": {"batch": 8},
+        "mixed_batch": 8,
+        "window_ms": 10.0,
+        "measured": False,
+    }
+    assert entry["step_time"] is None
+
+
+def test_only_classes_of_the_profile_are_told_of() -> None:
+    core = Admission(profile.load("offline").admission)
+    core.engine_reports(EngineReport("e1", 8, 0), 0.0)
+    offline = profile.load("offline")
+    seen = Seen("mine", offline, ENGINE, core, (ServiceClass.BULK,), "ready", 4, None)
+    states = {"mine": "ready"}
+    found = document(
+        [seen], {}, None, state="ready", states=states, sidecar_version="1", generation=1
+    )
+    [entry] = found["engines"]
+    assert entry["queue"] == {"bulk": 0}
+    assert set(entry["limits"]) == {"bulk", "mixed_batch", "window_ms", "measured"}
+    assert set(entry["rate_limits"]["queue_capacity"]) == {"bulk"}
+
+
+def test_batching_is_counted_by_the_engines_decode_steps() -> None:
+    engine = ENGINE | {"steps_by_batch": {"1": [2, 0.01], "4": [6, 0.05]}}
+    [entry] = told(engine, admission_of())["engines"]
+    assert entry["batching_stats"] == {
+        "total_batches": 8,
+        "total_requests": 1,
+        "avg_batch_size": 3.25,
+        "avg_batch_duration_ms": 7.5,
+        "queue_depth": 0,
+        "max_batch_size": 8,
+        "max_wait_ms": 10.0,
+    }
+
+
+def test_without_steps_there_are_no_means() -> None:
+    engine = {name: value for name, value in ENGINE.items() if name != "steps_by_batch"}
+    for each in (engine, ENGINE | {"steps_by_batch": {}}):
+        [entry] = told(each, admission_of())["engines"]
+        stats = entry["batching_stats"]
+        assert (stats["total_batches"], stats["avg_batch_size"]) == (0, None)
+
+
+def test_everything_else_is_passed_on_as_the_engine_says_it() -> None:
+    [entry] = told(ENGINE, admission_of())["engines"]
+    replaced = {"slots_free", "leased", "foreign", "state", "pool", "rate_limits"}
+    for key in set(ENGINE) - replaced - {"leases"}:
+        assert entry[key] == ENGINE[key]
+
+
+def test_leases_are_not_told_to_the_world() -> None:
+    assert "secret" not in str(told(ENGINE, admission_of()))
+
+
+def test_no_slot_is_free_while_the_engine_is_not_ready() -> None:
+    for state in ("stale", "down", "draining", "starting"):
+        answer = told(ENGINE, admission_of(), state)
+        [entry] = answer["engines"]
+        assert entry["slots_free"] == 0
+        assert entry["state"] == answer["state"] == state
+
+
+def test_slots_free_is_never_negative() -> None:
+    [entry] = told(ENGINE, admission_of(slots=4, foreign=9, leased=0))["engines"]
+    assert entry["slots_free"] == 0
+
+
+def test_engines_own_document_is_left_as_it_was() -> None:
+    before = dict(ENGINE)
+    told(ENGINE, admission_of())
+    assert before == ENGINE

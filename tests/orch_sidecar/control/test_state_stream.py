@@ -1,0 +1,256 @@
+"""The stream of a pool's state over HTTP: a real server, and readers of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from orch_sidecar.control import state_stream as publish
+from orch_sidecar.control.stream_readers import MOST_OF_A_CLIENT
+from tests.integration.running import eventually
+from tests.orch_sidecar.above import entered, lease, served
+from tests.orch_sidecar.published import STREAM, Tier
+
+
+class Events:
+    """The events of an answer."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+
+    async def next(self, within_s: float = 3.0) -> tuple[str, dict[str, Any]] | None:
+        """None: it has ended."""
+        async with asyncio.timeout(within_s):
+            lines = [(await self.response.content.readline()).decode() for _ in range(1)]
+            if lines == [""]:
+                return None
+            lines += [(await self.response.content.readline()).decode() for _ in range(2)]
+        assert lines[0].startswith("event: ")
+        assert lines[1].startswith("data: ")
+        assert lines[2] == "\n"
+        return lines[0][7:].strip(), json.loads(lines[1][6:])
+
+    async def expect(self, name: str) -> dict[str, Any]:
+        """The next event, heartbeats aside."""
+        while (event := await self.next()) is not None:
+            if event[0] == name:
+                return event[1]
+            assert event[0] == "heartbeat"
+        raise AssertionError("the stream ended")
+
+
+class Client:
+    """Requests, and streams that are read until the end of the test."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+        self._streams: list[aiohttp.ClientResponse] = []
+
+    async def read(self, tier: Tier, target: str = STREAM) -> Events:
+        response = await self._session.get(tier.url + target)
+        self._streams.append(response)
+        assert response.status == 200
+        return Events(response)
+
+    async def json(self, method: str, url: str) -> Any:
+        async with self._session.request(method, url) as response:
+            return await response.json()
+
+    def close(self) -> None:
+        for response in self._streams:
+            response.close()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with aiohttp.ClientSession() as session:
+        made = Client(session)
+        yield made
+        made.close()
+
+
+async def test_stream_tells_the_state_and_then_what_changes(tier: Tier, client: Client) -> None:
+    presence, own = served(tier.leases, lease(), tier.slots)
+    events = await client.read(tier)
+    assert events.response.headers["Content-Type"] == "text/event-stream"
+    assert events.response.headers["Cache-Control"] == "no-store"
+    assert events.response.headers["Server"] == "orch-sidecar"
+    state = await events.expect("state")
+    assert state["leases"] == [lease()]
+    assert (state["slots_total"], state["foreign"]) == (8, 0)
+    assert state["observed_at"].endswith("Z")
+    tier.slots.grant("another", 2)
+    assert tier.changed is not None
+    tier.changed()
+    assert (await events.expect("change"))["foreign"] == 2
+    tier.slots.abandon(own.id)
+    tier.leases.leave(presence)
+    tier.slots.release(own.id)
+    tier.changed()
+    assert await events.expect("ended") == {"leases": [lease()]}
+
+
+async def test_heartbeat_comes_each_second(tier: Tier, client: Client) -> None:
+    events = await client.read(tier)
+    await events.expect("state")
+    started = asyncio.get_running_loop().time()
+    assert set(await events.expect("heartbeat")) == {"observed_at"}
+    assert 0.5 < asyncio.get_running_loop().time() - started < 1.9
+
+
+async def test_nobody_is_told_of_changes_while_nobody_listens(tier: Tier, client: Client) -> None:
+    assert tier.attached == []
+    first, second = [await client.read(tier) for _ in range(2)]
+    for events in (first, second):
+        await events.expect("state")
+    assert tier.attached == [True]
+    first.response.close()
+    await asyncio.sleep(0.1)
+    assert tier.attached == [True]
+    second.response.close()
+    await eventually(lambda: tier.attached == [True, False])
+
+
+async def test_reader_costs_no_tasks(tier: Tier, client: Client) -> None:
+    events = await client.read(tier)
+    await events.expect("state")
+    before = len(asyncio.all_tasks())
+    for _ in range(50):
+        tier.leases.changed()
+    assert len(asyncio.all_tasks()) == before
+
+
+async def test_one_pool_needs_no_name_and_may_be_named(tier: Tier, client: Client) -> None:
+    for target in (STREAM, f"{STREAM}&pool=cloud"):
+        state = await (await client.read(tier, target)).expect("state")
+        assert state["pool"] == "cloud"
+
+
+async def test_several_pools_have_to_be_named(client: Client) -> None:
+    tier = Tier("cloud", "other")
+    server = await tier.start()
+    nameless = await client.json("GET", tier.url + STREAM)
+    assert nameless == {"reason": "invalid_request", "param": "pool"}
+    unknown = await client.json("GET", f"{tier.url}{STREAM}&pool=third")
+    assert unknown == {"reason": "not_found", "param": "pool"}
+    state = await (await client.read(tier, f"{STREAM}&pool=other")).expect("state")
+    assert state["pool"] == "other"
+    tier.publisher.close()
+    tier.listener.close()
+    await server.shutdown(1.0)
+
+
+async def test_lease_is_revoked_as_the_plugin_does(tier: Tier, client: Client) -> None:
+    async def revoke(what: str) -> Any:
+        return await client.json("DELETE", f"{tier.url}/v1/capabilities/leases/{what}")
+
+    presence = entered(tier.leases, lease())
+    assert await revoke(lease()) == {"ended": False}
+    tier.leases.leave(presence)
+    assert await revoke(lease()) == {"ended": True}
+    assert await revoke(lease(number=2)) == {"ended": True}
+    assert tier.leases.enter(lease(number=2)) is None
+    assert await revoke("nonsense") == {"reason": "invalid_request", "param": None}
+
+
+async def test_draining_pool_goes_on_telling_of_ends(tier: Tier, client: Client) -> None:
+    presence = entered(tier.leases, lease())
+    events = await client.read(tier)
+    await events.expect("state")
+    tier.views["cloud"] = replace(tier.views["cloud"], state="draining", message="leaving")
+    tier.leases.changed()
+    assert (await events.expect("change"))["state"] == "draining"
+    tier.leases.leave(presence)
+    assert await events.expect("ended") == {"leases": [lease()]}
+
+
+async def test_closing_ends_the_streams_and_refuses_later_ones(tier: Tier, client: Client) -> None:
+    events = await client.read(tier)
+    await events.expect("state")
+    tier.publisher.close()
+    assert await events.next(within_s=0.5) is None
+    assert (await client.json("GET", tier.url + STREAM))["reason"] == "draining"
+    assert tier.attached == [True, False]
+
+
+def stuck(tier: Tier) -> socket.socket:
+    """A reader that asks and then reads nothing."""
+    reader = socket.socket()
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    reader.connect(("127.0.0.1", tier.port))
+    reader.sendall(f"GET {STREAM} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    return reader
+
+
+async def fill(tier: Tier, until: Callable[[], object]) -> None:
+    """Makes changes, each too large for a buffer or two."""
+    large = "x" * 500_000
+    for number in range(200):
+        tier.views["cloud"] = replace(tier.views["cloud"], message=f"{number}{large}")
+        tier.leases.changed()
+        await asyncio.sleep(0.025)
+        if until():
+            return
+    raise AssertionError("nothing came of it")
+
+
+async def test_reader_that_falls_behind_is_dropped(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "TAKES_WITHIN_S", 0.1)
+    with stuck(tier):
+        await eventually(lambda: tier.attached == [True])
+        await fill(tier, lambda: tier.attached == [True, False])
+
+
+async def test_reader_that_is_behind_does_not_hold_up_the_end(tier: Tier) -> None:
+    with stuck(tier):
+        await eventually(lambda: tier.attached == [True])
+        [stream] = tier.publisher._streams.values()
+        await fill(tier, stream._transport.get_write_buffer_size)
+        tier.publisher.close()
+        await eventually(lambda: tier.attached == [True, False], within_s=0.5)
+
+
+async def test_reader_that_leaves_at_once_leaves_nothing_behind(tier: Tier) -> None:
+    for _ in range(20):
+        stuck(tier).close()
+    await asyncio.sleep(0.1)
+    await eventually(lambda: not tier.publisher._streams)
+    assert not tier.leases.listened
+
+
+async def test_crowd_of_readers_does_not_lock_out_a_sidecar_above(
+    tier: Tier, client: Client
+) -> None:
+    """Neither one that holds leases, nor one that comes with a key of its own."""
+    crowd = [await client.read(tier, "/?instance=x") for _ in range(MOST_OF_A_CLIENT)]
+    refused = await client.json("GET", tier.url + STREAM)
+    assert refused["reason"] == "reader_limit"
+    presence = entered(tier.leases, lease())
+    ours = await client.read(tier)
+    assert (await ours.expect("state"))["leases"] == [lease()]
+    tier.leases.leave(presence)
+    assert await ours.expect("ended") == {"leases": [lease()]}
+    again = await client.read(tier, f"{STREAM}&client=another")
+    await again.expect("state")
+    for events in crowd:
+        await events.expect("state")
+
+
+async def test_reader_that_loses_its_place_is_ended(tier: Tier, client: Client) -> None:
+    entered(tier.leases, lease())
+    lost = await client.read(tier)
+    await lost.expect("state")
+    events = await client.read(tier)
+    await events.expect("state")
+    while (event := await lost.next()) is not None:
+        assert event[0] == "heartbeat"
+    assert len(tier.publisher._streams) == 1

@@ -1,0 +1,132 @@
+"""A published pool as the sidecar above follows it: slots, leases, states and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import aiohttp
+import pytest
+
+from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.gate import Gate
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.types import Ask
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.pools.engine_watcher import EngineFollower
+from tests.integration.running import eventually
+from tests.orch_sidecar.above import CLOUD, ledger, served, view
+from tests.orch_sidecar.published import Tier
+from vllm_plugin.profile import ServiceClass
+
+
+class Above:
+    """The admission of a sidecar above, which follows the tier as it would an engine."""
+
+    def __init__(self, session: aiohttp.ClientSession, tier: Tier) -> None:
+        self.gate = Gate(Admission(CLOUD.admission))
+        self.ledger = self.gate.core.ledger
+        self.follower = EngineFollower(session, tier.url, {}, self.gate, CLOUD)
+        loop = asyncio.get_running_loop()
+        self.tasks = [
+            loop.create_task(self.follower.follow()),
+            loop.create_task(self.follower.confirm()),
+        ]
+
+    def take(self, cost: int = 1) -> Lease:
+        request = self.gate.new_id(cost)
+        got = self.gate.ask(request, Ask(ServiceClass.INTERACTIVE, cost))
+        assert isinstance(got, Lease)
+        return got
+
+    async def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def above(tier: Tier) -> AsyncIterator[Above]:
+    async with aiohttp.ClientSession() as session:
+        made = Above(session, tier)
+        await eventually(lambda: made.follower.ready)
+        yield made
+        await made.stop()
+
+
+async def test_sidecar_above_counts_its_own_requests_once(tier: Tier, above: Above) -> None:
+    assert above.ledger.slots_total == 8
+    ours = above.take(cost=2)
+    tier.slots.grant("a client below", 3)
+    served(tier.leases, ours.id, tier.slots, cost=2)
+    await eventually(lambda: above.ledger.foreign)
+    assert (above.ledger.leased, above.ledger.foreign, above.ledger.room) == (2, 3, 3)
+    assert above.follower.message == ""
+
+
+async def test_sidecar_above_gets_slots_of_an_abort_back_when_the_engine_confirmed_it(
+    tier: Tier, above: Above
+) -> None:
+    ours = above.take()
+    presence, own = served(tier.leases, ours.id, tier.slots)
+    above.gate.abandon(ours.id)
+    tier.slots.abandon(own.id)
+    tier.leases.leave(presence)
+    await asyncio.sleep(0.1)
+    assert above.ledger.leased == 1
+    tier.slots.release(own.id)
+    tier.leases.changed()
+    await eventually(lambda: not above.ledger.leased, within_s=0.5)
+
+
+async def test_sidecar_above_asks_for_leases_that_never_came_here(tier: Tier, above: Above) -> None:
+    ours = above.take()
+    above.gate.abandon(ours.id)
+    await eventually(lambda: not above.ledger.leased)
+    assert tier.leases.enter(ours.id) is None
+
+
+@pytest.mark.parametrize("state", [state.value for state in EngineState if state != "ready"])
+async def test_sidecar_above_admits_nothing_while_the_pool_is_not_ready(
+    tier: Tier, above: Above, state: str
+) -> None:
+    ready = tier.views["cloud"]
+    tier.views["cloud"] = replace(ready, state=state, message="because of this")
+    tier.leases.changed()
+    await eventually(lambda: not above.follower.ready)
+    assert above.follower.state is EngineState(state)
+    assert "because of this" in above.follower.message or state == "stalled"
+    refusal = above.gate.ask(above.gate.new_id(1), Ask(ServiceClass.BULK))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason in {Reason(reason) for reason in Reason if reason.startswith("engine_")}
+    tier.views["cloud"] = ready
+    tier.leases.changed()
+    await eventually(lambda: above.follower.ready)
+    above.take()
+
+
+async def test_restart_of_either_below_ends_the_leases_of_the_sidecar_above(
+    tier: Tier, above: Above
+) -> None:
+    above.take()
+    tier.slots.begin_epoch("e2")
+    tier.leases.changed()
+    await eventually(lambda: not above.ledger.leased)
+    above.take()
+    tier.leases.run = "another"
+    tier.leases.changed()
+    await eventually(lambda: not above.ledger.leased)
+
+
+async def test_sidecar_above_waits_for_a_pool_whose_engine_never_reported(tier: Tier) -> None:
+    ready, tier.views["cloud"] = tier.views["cloud"], view(ledger(0), engine=None, state="starting")
+    async with aiohttp.ClientSession() as session:
+        above = Above(session, tier)
+        await asyncio.sleep(0.2)
+        assert above.follower.state is EngineState.STARTING
+        tier.views["cloud"] = ready
+        tier.leases.changed()
+        await eventually(lambda: above.follower.ready, within_s=0.5)
+        await above.stop()

@@ -1,0 +1,91 @@
+"""Who reads the state stream, and who does not."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.control.stream_readers import MOST_OF_A_CLIENT, MOST_READERS, Reader, Readers
+
+US = "a" * 16
+
+
+def crowd(readers: Readers, client: str, count: int) -> list[Reader]:
+    made = [Reader(client, None, "cloud") for _ in range(count)]
+    for each in made:
+        assert readers.enter(each, ()) is None
+    return made
+
+
+def test_client_has_so_many_places_and_another_has_its_own() -> None:
+    readers = Readers()
+    first, *_ = crowd(readers, "alice", MOST_OF_A_CLIENT)
+    refusal = readers.enter(Reader("alice", None, "cloud"), ())
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.READER_LIMIT
+    assert readers.enter(Reader("bob", US, "cloud"), ()) is None
+    readers.leave(first)
+    assert readers.enter(Reader("alice", None, "cloud"), ()) is None
+
+
+def test_when_all_places_are_taken_they_are_shared_evenly() -> None:
+    readers = Readers()
+    crowd(readers, "alice", MOST_OF_A_CLIENT)
+    newest = crowd(readers, "bob", MOST_READERS - MOST_OF_A_CLIENT)[-1]
+    carols = [Reader("carol", None, "cloud") for _ in range(MOST_READERS)]
+    replaced = [readers.enter(each, ()) for each in carols]
+    assert isinstance(replaced[0], Reader)
+    given = [each for each in replaced if isinstance(each, Reader)]
+    assert len(given) == MOST_READERS // 3
+    assert {each.client for each in given} == {"alice", "bob"}
+    assert len(readers) == MOST_READERS
+    assert newest in given, "the newest goes first"
+    refused = replaced[-1]
+    assert isinstance(refused, Refusal)
+    assert "64 times already" in refused.message
+
+
+def test_sidecar_that_holds_leases_always_gets_in_once_for_each_pool() -> None:
+    readers, holders = Readers(), {US}
+    crowd(readers, "alice", MOST_OF_A_CLIENT)
+    first = Reader("alice", US, "cloud")
+    assert readers.enter(first, holders) is None
+    assert readers.enter(Reader("alice", US, "other"), holders) is None
+    again = Reader("alice", US, "cloud")
+    assert readers.enter(again, holders) is first, "its connection was lost"
+    assert len(readers) == MOST_OF_A_CLIENT + 2
+
+
+def test_name_of_another_instance_takes_nothing_from_it() -> None:
+    readers, holders = Readers(), {US}
+    mine = Reader("alice", US, "cloud")
+    readers.enter(mine, holders)
+    theirs = Reader("mallory", US, "cloud")
+    assert readers.enter(theirs, holders) is None
+    assert readers.enter(Reader("mallory", US, "cloud"), holders) is theirs
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcd"), st.sampled_from([None, US, "b" * 16]), st.booleans()),
+        max_size=300,
+    )
+)
+def test_readers_are_bounded_whatever_comes(arrivals: list[tuple[str, str | None, bool]]) -> None:
+    readers, here = Readers(), list[Reader]()
+    for client, instance, stays in arrivals:
+        reader = Reader(client, instance, "cloud")
+        got = readers.enter(reader, {US})
+        if isinstance(got, Refusal):
+            continue
+        if got is not None:
+            here.remove(got)
+        here.append(reader)
+        if not stays:
+            readers.leave(here.pop(0))
+        assert len(readers) == len(here)
+        others = [each for each in here if each.instance != US]
+        assert len(others) <= MOST_READERS
+        for name in "abcd":
+            assert sum(each.client == name for each in others) <= MOST_OF_A_CLIENT

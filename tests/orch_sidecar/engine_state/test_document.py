@@ -1,0 +1,120 @@
+"""State events in, documents that can be relied on out, or why not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.engine_state import report
+from orch_sidecar.engine_state.document import InvalidReport, checked, ended, parsed
+from orch_sidecar.pools import parent_leases as upper
+from tests.orch_sidecar.above import ledger, view
+from tests.vllm_plugin.test_board import FACTS
+from vllm_plugin.board import Board
+
+LEASE = f"{'a' * 16}.{'b' * 32}.3"
+WHOLE: dict[str, Any] = Board(FACTS).state(None) | {"leases": [LEASE]}
+GROUP = {
+    "count": 5, "block_tokens": 16, "blocks_most": 65, "blocks_reading": 193, "blocks_extra": 1,
+}  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+def test_document_of_the_plugin_is_valid_and_unchanged() -> None:
+    document = parsed(json.dumps(WHOLE).encode())
+    assert checked(document, whole=True) == WHOLE
+
+
+@pytest.mark.parametrize("state", ["ready", "starting"])
+@pytest.mark.parametrize("slots", [0, 8])
+def test_document_of_a_sidecar_below_is_valid(state: str, slots: int) -> None:
+    """One that has not heard of its engine, too."""
+    engine = WHOLE if slots else None
+    entry = upper.entry(view(ledger(slots), state=state, engine=engine), "run", 0)
+    assert checked(entry, whole=True) == entry
+
+
+@pytest.mark.parametrize(
+    "name", ["epoch", "slots_total", "foreign", "peak", "profile", "measurement_type"]
+)
+def test_whole_document_has_all_that_is_needed_and_a_change_what_has_changed(name: str) -> None:
+    document = {key: value for key, value in WHOLE.items() if key != name}
+    with pytest.raises(InvalidReport, match=f"{name} is missing"):
+        checked(document, whole=True)
+    assert checked(document, whole=False) == document
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("slots_total", [-1, 10**400, 4.0, True, "4", None, [], 100_001]),
+        ("foreign", [-1, 10**400, None, "1"]),
+        ("waiting", ["x", -1, 0.5, None]),
+        ("ctx_max", [0, -1, 2048.0, "2048", None]),
+        ("kv_cache_usage", [-0.1, 1.7, float("nan"), float("inf"), "0", None]),
+        ("busy_seconds_total", [-1, 1e13, float("inf"), 10**400, "x"]),
+        ("prefill_tokens_per_s", [-1, 1e13, {}]),
+        ("step_time", ["x", {}, {"t0_ms": 1}, []]),
+        ("steps_by_batch", [None, [], {"x": [1, 1.0]}, {"1": 5}, {"1": [None, 1]}, {"-1": [1, 1]},
+                            {"1": [1.5, 1]}, {"9" * 20: [1, 1]}]),
+        ("prefill", [None, {"tokens": 1}, {"tokens": -1, "seconds": 0}]),
+        ("kv_blocks_total", [-1, 0.5, 10**400, None]),
+        ("kv_groups", [None, {}, [None], [{}], [GROUP] * 1001, *([GROUP, GROUP | {name: wrong}]
+                       for name in GROUP for wrong in (-1, 0.5, "1", True, None, 10**400))]),
+        ("models", ["tiny", [""], [1], {}, None]),
+        ("leases", [["x"], [1], f"{LEASE}", [LEASE + "\n"], [LEASE.upper()], None]),
+        ("state", ["", 5, None]),
+        ("message", [5, []]),
+        ("epoch", ["", 5, None]),
+        ("batching", [1, "true", None]),
+        ("features", [[], None, "x"]),
+    ],
+)  # fmt: skip
+def test_field_that_cannot_be_true_is_named_with_its_value_and_the_rule(
+    name: str, values: list[Any]
+) -> None:
+    for value in values:
+        with pytest.raises(InvalidReport, match=f"^{name} is .*: it must be ") as raised:
+            checked(WHOLE | {name: value}, whole=True)
+        assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{", b"[1]", b"5", b"null", b"\xff{}", b'{"a": NaN}', b'{"a": -Infinity}',
+        b'{"a": 1e999}', b"[" * 100_000, b'{"a": 1' + b"0" * 5000 + b"}",
+    ],
+)  # fmt: skip
+def test_data_that_is_no_json_object_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidReport):
+        parsed(data)
+
+
+@given(st.sampled_from(sorted(WHOLE)), JSON)
+def test_what_is_accepted_can_be_read_and_passed_on(name: str, value: Any) -> None:
+    """By admission, the metrics and the sidecar above: none of them meets nonsense."""
+    try:
+        document = checked(WHOLE | {name: value}, whole=True)
+    except InvalidReport:
+        return
+    if document["slots_total"]:
+        report.report_of(document)
+    report.decode_steps_of(document)
+    entry = upper.entry(view(ledger(), engine=document), "run", 0)
+    checked(entry, whole=True)
+
+
+def test_ended_leases_are_leases() -> None:
+    assert ended({"leases": [LEASE]}) == [LEASE]
+    for wrong in ({}, {"leases": 5}, {"leases": ["x"]}):
+        with pytest.raises(InvalidReport, match="leases is"):
+            ended(wrong)

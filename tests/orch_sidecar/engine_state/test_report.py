@@ -1,0 +1,104 @@
+"""An engine's document in, a report for admission out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orch_sidecar.admission.types import EngineReport, KvCache, KvGroup, StepTime
+from orch_sidecar.engine_state.document import InvalidReport
+from orch_sidecar.engine_state.report import decode_steps_of, models_of, report_of, step_time_of
+
+NEEDED: dict[str, Any] = {"epoch": "e", "slots_total": 4, "foreign": 1}
+FIT: dict[str, Any] = {
+    "t0_ms": 3.1, "c_ms": 0.4, "alpha": 0.8, "largest": 32, "samples": 512, "batches": 9,
+    "error": 0.02, "quality": "good",
+}  # fmt: skip
+
+GROUPS: list[dict[str, Any]] = [
+    {"block_tokens": 16},
+    {"count": 5, "block_tokens": 16, "blocks_most": 65, "blocks_reading": 193, "blocks_extra": 1},
+]
+
+
+def test_document_of_an_older_engine_is_enough() -> None:
+    assert report_of(NEEDED) == EngineReport("e", 4, 1)
+
+
+def test_everything_that_is_known_is_reported() -> None:
+    document = NEEDED | {
+        "ctx_max": 2048, "kv_cache_usage": 0.25, "kv_blocks_total": 4096, "kv_groups": GROUPS,
+        "preemptions_total": 3, "prefilling": 2, "running": 4, "waiting": 2, "step_time": FIT,
+        "prefill_tokens_per_s": 9000.5,
+    }  # fmt: skip
+    assert report_of(document) == EngineReport(
+        "e",
+        4,
+        1,
+        2048,
+        KvCache(4096, (KvGroup(16), KvGroup(16, 65, 193, 1, 5))),
+        0.25,
+        3,
+        StepTime(3.1, 0.4, 0.8, 32),
+        9000.5,
+        prefilling=2,
+        waiting=2,
+        scheduled=5,
+    )
+
+
+def test_engine_that_is_ready_without_slots_is_refused() -> None:
+    with pytest.raises(InvalidReport, match="slots_total is 0"):
+        report_of(NEEDED | {"slots_total": 0})
+
+
+def test_cache_without_blocks_and_a_prefill_rate_of_zero_are_unknown() -> None:
+    document = NEEDED | {"prefill_tokens_per_s": 0, "kv_blocks_total": 0, "kv_groups": GROUPS}
+    assert report_of(document) == EngineReport("e", 4, 1)
+    assert report_of(document | {"kv_blocks_total": 10, "kv_groups": []}).kv is None
+
+
+@pytest.mark.parametrize(
+    ("features", "tokens"),
+    [
+        ({}, None),
+        ({"max_num_batched_tokens": 2048}, 2048),
+        ({"max_num_batched_tokens": 2048, "long_prefill_token_threshold": 0}, 2048),
+        ({"max_num_batched_tokens": 2048, "long_prefill_token_threshold": 256}, 256),
+        ({"long_prefill_token_threshold": 256}, 256),
+        ({"max_num_batched_tokens": "many", "long_prefill_token_threshold": -1}, None),
+    ],
+)
+def test_chunk_is_the_most_of_one_prompt_in_a_step(
+    features: dict[str, Any], tokens: int | None
+) -> None:
+    assert report_of(NEEDED | {"features": features}).chunk_tokens == tokens
+
+
+@pytest.mark.parametrize("poor", [{"quality": "poor"}, {"largest": 0}, {"t0_ms": 0, "c_ms": 0}])
+def test_only_a_good_fit_is_believed(poor: dict[str, Any]) -> None:
+    assert step_time_of({"step_time": FIT}) == StepTime(3.1, 0.4, 0.8, 32)
+    assert step_time_of({"step_time": FIT | poor}) is None
+    assert step_time_of({"step_time": None}) is step_time_of({}) is None
+
+
+@pytest.mark.parametrize(("reported", "tokens"), [(1.6, 1.6), (0.5, 1.0), (2, 2.0)])
+def test_step_makes_several_tokens_of_a_sequence_where_drafts_hold(
+    reported: float, tokens: float
+) -> None:
+    fit = {"step_time": FIT | {"tokens": reported}}
+    assert step_time_of(fit) == StepTime(3.1, 0.4, 0.8, 32, tokens)
+
+
+def test_steps_are_by_batch() -> None:
+    assert decode_steps_of({"steps_by_batch": {"1": [5, 0.1], "12": [1, 2]}}) == [
+        (1, 5, 0.1),
+        (12, 1, 2),
+    ]
+    assert decode_steps_of({}) is None
+
+
+def test_models_are_in_the_engines_order() -> None:
+    assert models_of({"models": ["b", "a"]}) == ("b", "a")
+    assert models_of({"models": []}) is models_of({}) is None

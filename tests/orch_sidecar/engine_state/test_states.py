@@ -1,0 +1,70 @@
+"""Why an engine takes no requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orch_sidecar.api.refusal import Reason
+from orch_sidecar.engine_state import states as engine_state
+from orch_sidecar.engine_state.states import EngineState, outage_of
+from vllm_plugin import profile
+
+CLOUD = profile.load("cloud")
+ENGINE = "the engine at http://e"
+READY: dict[str, Any] = {"profile": "cloud", "measurement_type": "batched_online"}
+
+
+@pytest.mark.parametrize("document", [READY, READY | {"state": "ready", "message": ""}])
+def test_engine_that_is_ready_has_no_outage(document: dict[str, Any]) -> None:
+    assert outage_of(document, CLOUD, ENGINE) is None
+
+
+@pytest.mark.parametrize("state", [state for state in EngineState if state != "ready"])
+def test_every_other_state_is_an_outage_that_says_why(state: EngineState) -> None:
+    outage = outage_of(READY | {"state": state.value, "message": "by hand"}, CLOUD, ENGINE)
+    assert outage is not None
+    assert outage.state is state
+    assert outage.reason.startswith("engine_")
+    assert outage.message.startswith(ENGINE)
+    assert outage.message.endswith(": by hand")
+
+
+def test_state_that_is_not_known_counts_as_paused_and_is_shown_in_part() -> None:
+    outage = outage_of(READY | {"state": "re" * 100, "message": "m" * 9999}, CLOUD, ENGINE)
+    assert outage is not None
+    assert (outage.state, outage.reason) == (EngineState.PAUSED, Reason.ENGINE_PAUSED)
+    assert len(outage.message) < 600
+
+
+def test_other_profile_comes_before_the_state() -> None:
+    document = READY | {"profile": "home", "state": "paused"}
+    outage = outage_of(document, CLOUD, ENGINE)
+    assert outage is not None
+    assert outage.reason is Reason.PROFILE_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("status", "tier", "state", "reason"),
+    [
+        (401, False, "unusable", "engine_refuses_key"),
+        (403, True, "unusable", "engine_refuses_key"),
+        (404, False, "unusable", "engine_without_plugin"),
+        (404, True, "unusable", "engine_down"),
+        (400, True, "unusable", "engine_down"),
+        (400, False, "stale", "engine_stale"),
+        (429, True, "stale", "engine_stale"),
+        (500, False, "stale", "engine_stale"),
+    ],
+)
+def test_status_other_than_200_is_an_outage(
+    status: int, tier: bool, state: str, reason: str
+) -> None:
+    outage = engine_state.refused(ENGINE, status, "an objection", CLOUD, tier=tier)
+    assert (outage.state, outage.reason) == (state, reason)
+
+
+def test_engine_that_was_never_there_is_waited_for() -> None:
+    assert engine_state.unreachable(ENGINE, "no", known=False).state == "starting"
+    assert engine_state.unreachable(ENGINE, "no", known=True).state == "down"

@@ -1,0 +1,192 @@
+"""The histograms of OpenTelemetry's conventions: what is counted, where, and how long it took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client.samples import Sample
+
+from orch_sidecar.api.generation import Api
+from orch_sidecar.api.refusal import Reason
+from orch_sidecar.observability.gen_ai import GenAi, operation_of
+from orch_sidecar.observability.record import Ending, Exchange
+from vllm_plugin.profile import ServiceClass
+
+MS = 1_000_000  # nanoseconds
+ARRIVED = 5_000 * MS
+
+DURATION = "gen_ai_server_request_duration_seconds"
+FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds"
+PER_TOKEN = "gen_ai_server_time_per_output_token_seconds"
+
+# https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai/gen-ai-metrics.md
+BOUNDS = {
+    DURATION: [
+        0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
+    ],
+    FIRST_TOKEN: [
+        0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    ],
+    PER_TOKEN: [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5],
+}  # fmt: skip
+LABELS = {
+    "gen_ai_operation_name": "chat",
+    "gen_ai_provider_name": "vllm",
+    "gen_ai_request_model": "tiny",
+    "measurement_type": "batched_online",
+    "pool": "a",
+    "class": "interactive",
+}
+
+
+def gen_ai() -> GenAi:
+    """Of two pools, of which `a` serves tiny and `b` large."""
+    serves = {("a", "tiny"), ("b", "large")}
+    types = {"a": "batched_online", "b": "offline"}
+    return GenAi(types.__getitem__, lambda pool, model: (pool, model) in serves)
+
+
+def exchange_of(**more: Any) -> Exchange:
+    """A whole stream of 11 tokens, of which the first came after 300 ms."""
+    exchange = Exchange(Api.CHAT, "/v1/chat/completions", "own", "theirs", "corr", arrived=ARRIVED)
+    given = {
+        "model": "tiny", "cost": 1, "stream": True, "pool": "a", "status": 200,
+        "service_class": ServiceClass.INTERACTIVE, "first_byte": ARRIVED + 300 * MS,
+        "output_tokens": 11, "outcome": Ending.OK,
+    }  # fmt: skip
+    for name, value in {**given, **more}.items():
+        setattr(exchange, name, value)
+    return exchange
+
+
+def served(gen_ai: GenAi, exchange: Exchange, ms: int = 800) -> None:
+    """It ended that long after it came."""
+    operation = gen_ai.of(exchange)
+    operation.ended(exchange, ARRIVED + ms * MS, None)
+    if exchange.outcome is Ending.OK:
+        operation.generated(exchange, ARRIVED + ms * MS, None)
+
+
+def samples(gen_ai: GenAi, name: str) -> list[Sample]:
+    [family] = [family for family in gen_ai.collect() if family.name == name]
+    return family.samples
+
+
+def told(gen_ai: GenAi, name: str) -> dict[frozenset[tuple[str, str]], tuple[float, float]]:
+    """Labels to count and sum."""
+    found: dict[frozenset[tuple[str, str]], dict[str, float]] = {}
+    for sample in samples(gen_ai, name):
+        if "le" not in sample.labels:
+            kind = sample.name.removeprefix(f"{name}_")
+            found.setdefault(frozenset(sample.labels.items()), {})[kind] = sample.value
+    return {labels: (each["count"], each["sum"]) for labels, each in found.items()}
+
+
+def only(gen_ai: GenAi, name: str, **labels: str) -> tuple[float, float]:
+    return told(gen_ai, name)[frozenset((LABELS | labels).items())]
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_buckets_are_those_of_the_conventions(name: str) -> None:
+    gen = gen_ai()
+    served(gen, exchange_of())
+    bounds = [float(s.labels["le"]) for s in samples(gen, name) if "le" in s.labels]
+    assert bounds == [*BOUNDS[name], float("inf")]
+    assert {family.unit for family in gen.collect()} == {"seconds"}
+
+
+def test_stream_has_a_duration_a_first_token_and_a_time_per_token() -> None:
+    gen = gen_ai()
+    served(gen, exchange_of(), ms=800)
+    assert told(gen, DURATION).keys() == {frozenset(LABELS.items())}
+    assert only(gen, DURATION) == (1, 0.8)
+    assert only(gen, FIRST_TOKEN) == (1, 0.3)
+    assert only(gen, PER_TOKEN) == pytest.approx((1, 0.05))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"stream": False},
+        {"first_byte": None},
+        {"api": Api.RESPONSES, "route": "/v1/responses"},  # vLLM begins it before it generates
+    ],
+)
+def test_answer_that_does_not_show_its_first_token_has_a_duration_only(
+    more: dict[str, Any],
+) -> None:
+    gen = gen_ai()
+    served(gen, exchange_of(**more))
+    assert only(gen, DURATION) == (1, 0.8)
+    assert only(gen, FIRST_TOKEN) == only(gen, PER_TOKEN) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"output_tokens": None}, {"output_tokens": 1}, {"output_tokens": 0}, {"cost": 2},
+     {"held_up": True}],
+)  # fmt: skip
+def test_time_per_token_is_that_of_one_sequence_of_known_length_at_the_engines_pace(
+    more: dict[str, Any],
+) -> None:
+    gen = gen_ai()
+    served(gen, exchange_of(**more))
+    assert only(gen, FIRST_TOKEN) == (1, 0.3)
+    assert only(gen, PER_TOKEN) == (0, 0)
+
+
+@pytest.mark.parametrize("outcome", [Reason.QUEUE_FULL, Ending.CANCELLED, Ending.ENGINE_ERROR])
+def test_duration_of_what_failed_is_told_apart_by_its_outcome(outcome: Ending | Reason) -> None:
+    gen = gen_ai()
+    served(gen, exchange_of(outcome=outcome), ms=10)
+    served(gen, exchange_of(outcome=outcome), ms=20)
+    served(gen, exchange_of())
+    assert only(gen, DURATION, error_type=outcome.value) == pytest.approx((2, 0.03))
+    assert only(gen, DURATION) == (1, 0.8)
+    assert only(gen, FIRST_TOKEN) == (1, 0.3)
+
+
+def test_routes_of_one_operation_are_counted_together() -> None:
+    gen = gen_ai()
+    served(gen, exchange_of())
+    served(gen, exchange_of(api=Api.MESSAGES, route="/v1/messages"))
+    served(gen, exchange_of(api=Api.COMPLETIONS, route="/v1/completions"))
+    assert only(gen, DURATION)[0] == 2
+    assert only(gen, DURATION, gen_ai_operation_name="text_completion")[0] == 1
+
+
+def test_pool_class_and_measurement_type_are_labels() -> None:
+    gen = gen_ai()
+    served(gen, exchange_of(service_class=ServiceClass.BULK))
+    served(gen, exchange_of(pool="b", model="large"))
+    assert only(gen, DURATION, **{"class": "bulk"})[0] == 1
+    there = {"pool": "b", "gen_ai_request_model": "large", "measurement_type": "offline"}
+    assert only(gen, DURATION, **there)[0] == 1
+
+
+def test_model_that_its_pool_does_not_serve_is_no_label() -> None:
+    gen = gen_ai()
+    unknown = frozenset(LABELS.items() - {("gen_ai_request_model", "tiny")})
+    for number in range(100):
+        served(gen, exchange_of(model=f"model-{number}"))
+    served(gen, exchange_of(model=""))
+    served(gen, exchange_of(model="large"))  # of another pool
+    assert {labels: count for labels, (count, _) in told(gen, DURATION).items()} == {unknown: 102}
+    assert len(gen._at_hand) <= 1  # nothing is kept of what clients make up
+
+
+def test_model_is_a_label_once_its_pool_serves_it() -> None:
+    models: set[str] = set()
+    gen = GenAi(lambda _: "batched_online", lambda _, model: model in models)
+    served(gen, exchange_of())
+    models.add("tiny")
+    served(gen, exchange_of())
+    assert only(gen, DURATION)[0] == 1
+    assert len(told(gen, DURATION)) == 2
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES, Api.RESPONSES])
+def test_whatever_is_no_completion_is_a_chat(api: Api) -> None:
+    assert operation_of(api) == "chat"
+    assert operation_of(Api.COMPLETIONS) == "text_completion"

@@ -1,0 +1,268 @@
+"""What becomes of what exchanges tell: counts, and how many series there can be."""
+
+from __future__ import annotations
+
+import random
+import string
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families as classic
+
+from orch_sidecar.api.endpoints import ROUTES
+from orch_sidecar.api.generation import Api
+from orch_sidecar.api.refusal import Reason
+from orch_sidecar.config.settings import SidecarSettings
+from orch_sidecar.observability.exposition import exposed
+from orch_sidecar.observability.metrics import Metrics
+from orch_sidecar.observability.record import Ending, Exchange
+from orch_sidecar.pools.registry import Pools, configured
+from tests.orch_sidecar.openmetrics import openmetrics
+from vllm_plugin.profile import ServiceClass
+
+MS = 1_000_000  # nanoseconds
+GENERATING = [route for route in ROUTES.values() if route.admitted]
+HISTOGRAMS = {
+    "orch_admission_wait_seconds",
+    "orch_time_to_first_byte_seconds",
+    "orch_prediction_error_ratio",
+    "gen_ai_server_request_duration_seconds",
+    "gen_ai_server_time_to_first_token_seconds",
+    "gen_ai_server_time_per_output_token_seconds",
+}
+
+Samples = dict[str, float]
+
+
+@pytest.fixture
+async def metrics() -> AsyncIterator[Metrics]:
+    """Of one pool of the cloud profile, that serves the model tiny."""
+    settings = SidecarSettings(profile="cloud")
+    async with aiohttp.ClientSession() as session:
+        pools = Pools(configured(settings), settings, session)
+        pools.all[0].follower.models = frozenset({"tiny"})
+        yield Metrics(pools, lambda pool: pool.state)
+
+
+def exchange_of(**more: Any) -> Exchange:
+    """A stream of 34 tokens that has just ended well, after 300 ms."""
+    now = time.monotonic_ns()
+    route = more.pop("route", ROUTES["/v1/chat/completions"])
+    exchange = Exchange(route.api, route.path, "own", "theirs", "corr", arrived=now - 300 * MS)
+    given = {
+        "model": "tiny", "cost": 1, "stream": True, "pool": "cloud", "status": 200,
+        "service_class": ServiceClass.INTERACTIVE, "admitted": now - 299 * MS,
+        "first_byte": now - 200 * MS, "input_tokens": 12, "output_tokens": 34,
+        "outcome": Ending.OK,
+    }  # fmt: skip
+    for name, value in {**given, **more}.items():
+        setattr(exchange, name, value)
+    return exchange
+
+
+async def told(metrics: Metrics) -> Samples:
+    """Sample (its name, and its labels less what all have) to value."""
+    text = exposed(metrics.registry, "")[0].decode()
+    found = {}
+    for family in classic(text):
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k != "pool"}
+            found[" ".join([sample.name, *(f"{k}={v}" for k, v in sorted(labels.items()))])] = (
+                sample.value
+            )
+    return found
+
+
+def samples(families: Iterable[Metric]) -> dict[tuple[str, str], float]:
+    """Of what does not change between two looks: name and labels to value."""
+    return {
+        (sample.name, str(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+        if not sample.name.startswith("process_")
+    }
+
+
+INTERACTIVE = "class=interactive measurement_type=batched_online"
+
+
+async def test_tokens_are_counted_and_so_are_answers_that_do_not_tell_theirs(
+    metrics: Metrics,
+) -> None:
+    metrics.finished(exchange_of())
+    metrics.finished(exchange_of(output_tokens=6, input_tokens=None))
+    metrics.finished(exchange_of(output_tokens=None, input_tokens=None))
+    metrics.finished(exchange_of(outcome=Ending.CANCELLED, output_tokens=None, input_tokens=None))
+    found = await told(metrics)
+    assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 40
+    assert found[f"orch_input_tokens_total {INTERACTIVE}"] == 12
+    assert found[f"orch_answers_total {INTERACTIVE} tokens=known"] == 2
+    assert found[f"orch_answers_total {INTERACTIVE} tokens=unknown"] == 1
+    assert found["orch_output_tokens_total class=bulk measurement_type=batched_online"] == 0
+
+
+async def test_every_request_is_counted_however_many_end_between_two_scrapes(
+    metrics: Metrics,
+) -> None:
+    """They are counted some in a row."""
+    total = 0
+    for more in (1, 31, 32, 33, 100):
+        for _ in range(more):
+            metrics.finished(exchange_of())
+        total += more
+        found = await told(metrics)
+        assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 34 * total
+        assert found[f"orch_input_tokens_total {INTERACTIVE}"] == 12 * total
+        assert found[f"orch_admission_wait_seconds_count {INTERACTIVE}"] == total
+
+
+async def test_shared_decode_is_counted_once_and_each_of_its_requests_has_a_duration(
+    metrics: Metrics,
+) -> None:
+    leader = exchange_of(shared=True)
+    joiner = exchange_of(shared=True, coalesced=True)
+    metrics.finished(leader)
+    metrics.decoded(exchange_of())
+    metrics.finished(joiner)
+    found = await told(metrics)
+    assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 34
+    assert found[f"orch_answers_total {INTERACTIVE} tokens=known"] == 1
+    assert found["orch_coalesced_total"] == 1
+    counts = {
+        name.partition("_seconds_count")[0]: value
+        for name, value in found.items()
+        if name.startswith("gen_ai_server_") and "_count " in name
+    }
+    assert counts == {
+        "gen_ai_server_request_duration": 2,
+        "gen_ai_server_time_to_first_token": 1,
+        "gen_ai_server_time_per_output_token": 1,
+    }
+
+
+async def test_decode_that_came_to_nothing_generated_nothing(metrics: Metrics) -> None:
+    metrics.decoded(exchange_of(outcome=Reason.ENGINE_FAILED))
+    metrics.decoded(exchange_of(admitted=None))
+    found = await told(metrics)
+    assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 0
+    assert found[f"orch_answers_total {INTERACTIVE} tokens=unknown"] == 0
+
+
+async def test_what_no_pool_was_asked_for_is_no_generation(metrics: Metrics) -> None:
+    refused: dict[str, Any] = {
+        "admitted": None,
+        "first_byte": None,
+        "status": 503,
+        "outcome": Reason.NO_POOL,
+    }
+    metrics.finished(exchange_of(pool=None, **refused))
+    metrics.finished(exchange_of(route=ROUTES["/tokenize"], cost=0, stream=False, admitted=None))
+    found = await told(metrics)
+    assert not [name for name in found if name.startswith("gen_ai_")]
+    assert found["orch_requests_total outcome=no_pool route=/v1/chat/completions status=503"] == 1
+    assert found["orch_requests_total outcome=ok route=/tokenize status=200"] == 1
+
+
+def anything(chance: random.Random) -> Exchange:
+    """What a request may be by what its client sends, and by what becomes of it."""
+    text = "".join(chance.choices(string.printable, k=chance.randint(0, 30)))
+    endings: list[tuple[Ending | Reason, int]]
+    endings = [(Ending.OK, 200), (Ending.CANCELLED, 0), (Reason.QUEUE_FULL, 429)]
+    outcome, status = chance.choice(endings)
+    exchange = exchange_of(
+        route=chance.choice(GENERATING),
+        model=chance.choice(["tiny", "", text]),
+        cost=chance.randint(1, 4),
+        stream=chance.random() < 0.5,
+        service_class=chance.choice(list(ServiceClass)),
+        outcome=outcome,
+        status=status,
+        admitted=None if outcome is Reason.QUEUE_FULL else time.monotonic_ns(),
+        output_tokens=chance.choice([None, 0, 1, 34]),
+        trace_id=chance.choice([0, chance.getrandbits(128)]),
+    )
+    exchange.id = exchange.request_id = exchange.correlation_id = text
+    return exchange
+
+
+async def test_no_request_makes_a_series_that_another_of_its_kind_has_not_made(
+    metrics: Metrics,
+) -> None:
+    chance = random.Random(39)
+    for _ in range(2000):  # every kind has been there
+        metrics.finished(anything(chance))
+    before = (await told(metrics)).keys()
+    for _ in range(1000):
+        metrics.finished(anything(chance))
+    assert (await told(metrics)).keys() == before
+    # Operations, whether the model is known, classes; outcomes of durations.
+    durations = [name for name in before if name.startswith("gen_ai_server_request_duration")]
+    assert len({name for name in durations if "_count" in name}) == 2 * 2 * 2 * 3
+
+
+async def test_both_formats_are_valid_and_say_the_same(metrics: Metrics) -> None:
+    chance = random.Random(40)
+    for _ in range(300):
+        metrics.finished(anything(chance))
+    body, _ = exposed(metrics.registry, "application/openmetrics-text")
+    families = openmetrics(body)
+    assert samples(families) == samples(classic(exposed(metrics.registry, "")[0].decode()))
+    assert {family.name for family in families if family.type == "histogram"} > HISTOGRAMS
+    for family in families:
+        if family.type == "counter":
+            assert {s.name for s in family.samples} <= {f"{family.name}_total"}
+
+
+async def test_sums_of_buckets_agree(metrics: Metrics) -> None:
+    chance = random.Random(41)
+    for _ in range(500):
+        metrics.finished(anything(chance))
+    last: dict[tuple[str, str], float] = {}
+    counts: dict[tuple[str, str], float] = {}
+    for family in classic(exposed(metrics.registry, "")[0].decode()):
+        for sample in family.samples:
+            labels = str(sorted((k, v) for k, v in sample.labels.items() if k != "le"))
+            if sample.name.endswith("_bucket"):
+                assert sample.value >= last.get((family.name, labels), 0)
+                last[family.name, labels] = sample.value
+            elif family.type == "histogram" and sample.name.endswith("_count"):
+                counts[family.name, labels] = sample.value
+    assert counts
+    assert last == counts
+    requests = sum(
+        n for (name, _), n in counts.items() if name.endswith("request_duration_seconds")
+    )
+    assert requests == 500
+
+
+async def test_only_sampled_traces_are_exemplars_and_only_in_openmetrics(
+    metrics: Metrics,
+) -> None:
+    metrics.finished(exchange_of())
+    assert "trace_id" not in exposed(metrics.registry, "application/openmetrics-text")[0].decode()
+    metrics.finished(exchange_of(trace_id=0xABC))
+    metrics.finished(exchange_of())
+    assert "trace_id" not in exposed(metrics.registry, "")[0].decode()
+    body, _ = exposed(metrics.registry, "application/openmetrics-text")
+    found = {
+        family.name: [s.exemplar for s in family.samples if s.exemplar is not None]
+        for family in openmetrics(body)
+        if family.name in HISTOGRAMS
+    }
+    assert {name for name, exemplars in found.items() if exemplars} == HISTOGRAMS - {
+        "orch_prediction_error_ratio"
+    }
+    for exemplars in found.values():
+        for exemplar in exemplars:
+            assert exemplar.labels == {"trace_id": f"{0xABC:032x}"}
+            assert float(str(exemplar.timestamp)) == pytest.approx(time.time(), abs=60)
+
+
+def test_every_generating_route_has_an_operation() -> None:
+    assert {route.api for route in GENERATING} == {
+        Api.CHAT, Api.COMPLETIONS, Api.RESPONSES, Api.MESSAGES,
+    }  # fmt: skip

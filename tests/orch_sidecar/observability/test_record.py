@@ -1,0 +1,89 @@
+"""What is known of one request: ids and times."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from orch_sidecar.api.generation import Api
+from orch_sidecar.api.refusal import Reason
+from orch_sidecar.observability.record import Ending, Exchange, accept_id, new_ids
+
+MS = 1_000_000  # nanoseconds
+
+
+def exchange_of(*, stream: bool = False) -> Exchange:
+    return Exchange(
+        api=Api.CHAT,
+        route="/v1/chat/completions",
+        id="own",
+        request_id="theirs",
+        correlation_id="corr",
+        arrived=5_000 * MS,
+        arrived_ns=1_700_000_000_000 * MS,
+        stream=stream,
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["a", "0", "3f2b1c9e-0d5a-4c0e-9b61-1d0f7f7b2a10", "req_1:2.3-4", "A" * 128],
+)
+def test_harmless_ids_are_accepted_as_they_are(given: str) -> None:
+    assert accept_id(given) == given
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None, "", "A" * 129, " a", "a ", "a b", "a\n", "a\r\nX: y", "-a", ".a", "é", "a/b", "a%20",
+        "<a>", "a\x00", '"', "a,b", "٣",
+    ],
+)  # fmt: skip
+def test_other_ids_are_not(given: str | None) -> None:
+    assert accept_id(given) is None
+
+
+def test_own_ids_are_unguessable_and_acceptable() -> None:
+    ids = set(islice(new_ids(), 1000))  # over several blocks
+    assert len(ids) == 1000
+    for own in ids:
+        assert len(bytes.fromhex(own)) == 16
+        assert accept_id(own) == own
+
+
+def test_wall_clock_of_a_moment_follows_the_monotonic_clock() -> None:
+    exchange = exchange_of()
+    assert exchange.at_ns(exchange.arrived) == exchange.arrived_ns
+    assert exchange.at_ns(5_250 * MS) == exchange.arrived_ns + 250 * MS
+
+
+def test_exchange_counts_as_cancelled_until_it_is_known_otherwise() -> None:
+    assert exchange_of().outcome is Ending.CANCELLED
+
+
+def test_outcomes_are_told_apart_by_their_value() -> None:
+    """Both sets share one metric label."""
+    assert not {ending.value for ending in Ending} & {reason.value for reason in Reason}
+
+
+def test_server_timing_of_a_stream_has_queue_and_ttft() -> None:
+    exchange = exchange_of(stream=True)
+    exchange.admitted = exchange.arrived + 250 * MS
+    exchange.first_byte = exchange.arrived + 400 * MS
+    assert exchange.server_timing() == "queue;dur=250.00, ttft;dur=400.00"
+
+
+def test_server_timing_of_a_whole_answer_has_queue_and_engine() -> None:
+    exchange = exchange_of()
+    exchange.admitted = exchange.arrived + 250 * MS
+    exchange.first_byte = exchange.arrived + 400 * MS
+    assert exchange.server_timing() == "queue;dur=250.00, engine;dur=150.00"
+
+
+def test_server_timing_without_admission_has_no_queueing() -> None:
+    exchange = exchange_of()
+    assert exchange.server_timing() == "queue;dur=0.00"
+    exchange.first_byte = exchange.arrived + 3 * MS
+    assert exchange.server_timing() == "queue;dur=0.00, engine;dur=3.00"

@@ -1,0 +1,37 @@
+"""What a client's trace context says without anybody who knows traces."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_sidecar.observability.tracing import sampled_trace
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+
+
+@pytest.mark.parametrize("flags", ["01", "03", "ff"])
+def test_sampled_trace_is_known_by_its_id(flags: str) -> None:
+    assert sampled_trace(f"00-{TRACE}-{PARENT}-{flags}") == int(TRACE, 16)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"00-{TRACE}-{PARENT}-00",
+        f"00-{TRACE}-{PARENT}-02",
+        f"ff-{TRACE}-{PARENT}-01",
+        f"00-{'0' * 32}-{PARENT}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE.upper()}-{PARENT}-01",
+        f"00-{TRACE[1:]}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-1",
+        f"00-{TRACE}-{PARENT}-01\n",
+        f"00-{TRACE}-{PARENT}-01, 00-{TRACE}-{PARENT}-01",
+        f"\u0660\u0660-{TRACE}-{PARENT}-01",  # digits, but not of ASCII
+        "",
+        "nonsense",
+    ],
+)
+def test_what_is_not_sampled_or_not_a_trace_context_has_no_trace(header: str) -> None:
+    assert sampled_trace(header) == 0

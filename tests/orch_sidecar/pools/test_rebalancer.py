@@ -1,0 +1,82 @@
+"""Who waits at one address of a pool, and who of them goes to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.pools.rebalancer import MOVED, spread
+from orch_sidecar.pools.registry import Pools
+from vllm_plugin.profile import ServiceClass
+
+INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+
+
+@dataclass(eq=False)
+class Address:
+    """As much of a pool as spreading looks at: `waits` are (ticket, class, sequences)."""
+
+    room: int = 0
+    waits: list[tuple[str, ServiceClass, int]] = field(default_factory=list)
+    group: str = "cloud"
+    unavailable: Refusal | None = None
+    moved: list[str] = field(default_factory=list)
+
+    @property
+    def movable(self) -> dict[str, tuple[ServiceClass, int]]:
+        return {ticket: (of_class, cost) for ticket, of_class, cost in self.waits}
+
+    @property
+    def gate(self) -> Any:
+        core = SimpleNamespace(queue_depth=len(self.waits), ledger=SimpleNamespace(room=self.room))
+        return SimpleNamespace(core=core, refuse=self.refuse)
+
+    def refuse(self, ticket: str, refusal: Refusal) -> bool:
+        assert refusal is MOVED
+        self.waits = [each for each in self.waits if each[0] != ticket]
+        self.moved.append(ticket)
+        return True
+
+
+def moved(*addresses: Address) -> list[list[str]]:
+    spread(cast(Pools, addresses))
+    return [each.moved for each in addresses]
+
+
+def waits(*names: str, of: ServiceClass = INTERACTIVE, cost: int = 1) -> Any:
+    return [(name, of, cost) for name in names]
+
+
+def test_as_many_go_as_there_is_room_for_the_first_first() -> None:
+    assert moved(Address(waits=waits("a", "b", "c")), Address(room=2)) == [["a", "b"], []]
+
+
+def test_interactive_requests_go_before_bulk_ones_that_came_earlier() -> None:
+    donor = Address(waits=[*waits("bulk", of=BULK), *waits("interactive")])
+    assert moved(donor, Address(room=1))[0] == ["interactive"]
+
+
+def test_one_that_needs_more_than_there_is_stays() -> None:
+    donor = Address(waits=[*waits("large", cost=3), *waits("small")])
+    assert moved(donor, Address(room=2))[0] == ["small"]
+
+
+def test_room_is_given_once_however_many_wait_elsewhere() -> None:
+    taker = Address(room=3)
+    first, second = Address(waits=waits("a", "b")), Address(waits=waits("c", "d", "e"))
+    spread(cast(Pools, (first, taker, second)))
+    assert second.moved == ["c", "d", "e"], "the longest queue first"
+    assert first.moved == []
+
+
+def test_nobody_goes_to_a_queue_an_engine_that_is_away_or_another_pool() -> None:
+    away = Refusal(Reason.ENGINE_DOWN, "down")
+    for taker in (
+        Address(room=1, waits=waits("x")),
+        Address(room=1, unavailable=away),
+        Address(room=1, group="home"),
+        Address(room=0),
+    ):
+        assert moved(Address(waits=waits("a", "b")), taker)[0] == []

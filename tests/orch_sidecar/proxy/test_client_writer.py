@@ -1,0 +1,149 @@
+"""An engine's answer on its way to one client: what goes out, and what is read of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.api.generation import Api
+from orch_sidecar.observability.record import Ending, Exchange
+from orch_sidecar.proxy.answering import how_ended
+from orch_sidecar.proxy.client_writer import Relay
+from orch_sidecar.wire.engine_connection import EngineConnection, EnginePool
+from orch_sidecar.wire.http1 import LAST_CHUNK, MAX_HELD_BYTES, Head, body_of, parse_head
+from tests.orch_sidecar.answers import PLACES, cut
+from tests.orch_sidecar.shared import STREAM_HEAD, Transport, chunk, json_answer
+from tests.orch_sidecar.spoken import DONE, SPOKEN, Spoken, sse
+
+CLOSING_HEAD = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+
+
+class Client(Transport):
+    """A client whose transport is never full."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class Relayed:
+    """A relay between an engine and a client without sockets."""
+
+    def __init__(self, api: Api = Api.CHAT, *, stream: bool = True, http10: bool = False) -> None:
+        self.client = Client()
+        self.exchange = Exchange(api, "/x", "own", "request", "correlation", stream=stream)
+        self.relay = Relay(
+            self.client, EnginePool("http://127.0.0.1:9", 1.0), self.exchange, b"", http10, True
+        )
+        self.connection = EngineConnection()
+        self.connection.connection_made(Transport())
+        self.relay.start(self.connection, b"POST / HTTP/1.1\r\n\r\n")
+
+    def says(self, *reads: bytes) -> Relayed:
+        for data in reads:
+            if self.connection.receiver is not None:
+                self.connection.data_received(data)
+        return self
+
+    def closes(self) -> Relayed:
+        self.connection.connection_lost(None)
+        return self
+
+    @property
+    def got(self) -> tuple[Head, bytes]:
+        """Head and body as the client has them, without framing."""
+        parsed = parse_head(self.client.data)
+        assert parsed is not None
+        head, start = parsed
+        return head, body_of(head, dechunk=True).feed(self.client.data[start:])
+
+
+def check(spoken: Spoken, relayed: Relayed) -> None:
+    assert relayed.relay.done.result().failure is None
+    assert relayed.got[1] == spoken.body
+    expected = Ending.ENGINE_ERROR if spoken.failed else Ending.OK
+    assert how_ended(relayed.exchange, relayed.relay.answer) is expected
+    assert relayed.relay.answer.counts == spoken.counts
+
+
+def framed(spoken: Spoken, chunks: list[bytes]) -> bytes:
+    if not spoken.stream:
+        return json_answer(spoken.body)
+    return STREAM_HEAD + b"".join(chunk(each) for each in chunks if each) + LAST_CHUNK
+
+
+@pytest.mark.parametrize("spoken", SPOKEN, ids=lambda spoken: spoken.name)
+async def test_answer_is_read_wherever_its_last_reads_are_cut(spoken: Spoken) -> None:
+    """As vLLM writes it: each event in a chunk, and so is the end of the body, in any reads."""
+    events = [each + b"\n\n" for each in spoken.body.split(b"\n\n")[:-1]]
+    data = framed(spoken, events)
+    head = len(data) - len(spoken.body) if not spoken.stream else len(STREAM_HEAD)
+    for at in range(max(head, len(data) - 500), len(data)):
+        check(spoken, Relayed(spoken.api, stream=spoken.stream).says(data[:at], data[at:]))
+    each_alone = [STREAM_HEAD, *map(chunk, events), LAST_CHUNK] if spoken.stream else [data]
+    check(spoken, Relayed(spoken.api, stream=spoken.stream).says(*each_alone))
+
+
+@given(st.sampled_from(SPOKEN), PLACES, PLACES, st.booleans())
+async def test_answer_is_read_however_it_is_chunked_and_cut(
+    spoken: Spoken, chunks: list[int], reads: list[int], http10: bool
+) -> None:
+    data = framed(spoken, cut(spoken.body, chunks))
+    relayed = Relayed(spoken.api, stream=spoken.stream, http10=http10).says(*cut(data, reads))
+    check(spoken, relayed)
+
+
+@given(st.sampled_from([spoken for spoken in SPOKEN if spoken.stream]), PLACES)
+async def test_answer_that_ends_with_its_connection_is_read(
+    spoken: Spoken, reads: list[int]
+) -> None:
+    relayed = Relayed(spoken.api, http10=True).says(CLOSING_HEAD, *cut(spoken.body, reads))
+    check(spoken, relayed.closes())
+
+
+async def test_events_and_answers_of_megabytes_are_read_and_not_kept() -> None:
+    long = "z" * (8 * MAX_HELD_BYTES)
+    event = sse(
+        {"choices": [{"text": long}], "usage": {"prompt_tokens": 5, "completion_tokens": 3}}
+    )
+    for body in (event, event + DONE):
+        relayed = Relayed()
+        data = STREAM_HEAD + chunk(event) + (chunk(DONE) if body != event else b"") + LAST_CHUNK
+        for at in range(0, len(data), 50_000):
+            relayed.says(data[at : at + 50_000])
+            kept = relayed.relay.answer
+            assert len(kept._kept) + sum(map(len, kept.content)) <= 2 * MAX_HELD_BYTES
+        assert relayed.relay.answer.counts == (5, 3)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 415, 422])
+async def test_mistake_of_a_client_is_no_error_of_the_engine(status: int) -> None:
+    relayed = Relayed().says(json_answer(b"{}", b"%d No" % status))
+    assert how_ended(relayed.exchange, relayed.relay.answer) is Ending.CLIENT_ERROR
+
+
+@pytest.mark.parametrize("status", [408, 429, 499, 500, 501, 503])
+async def test_what_is_not_the_clients_mistake_is_the_engines(status: int) -> None:
+    relayed = Relayed().says(json_answer(b"{}", b"%d No" % status))
+    assert how_ended(relayed.exchange, relayed.relay.answer) is Ending.ENGINE_ERROR
+
+
+async def test_event_that_came_with_garbage_does_not_end_the_one_before() -> None:
+    """None of that read is passed on, so the client has half an event."""
+    relayed = Relayed().says(STREAM_HEAD + chunk(b"data: x"), chunk(b"\n\n") + b"what?\r\n")
+    assert relayed.relay.done.result().failure is not None
+    assert relayed.client.aborted
+    assert b"error" not in relayed.client.data
+
+
+async def test_garbage_behind_a_large_chunk_leaves_that_chunk_open() -> None:
+    size = 2 * MAX_HELD_BYTES
+    large = b"data: x\n\n" * (size // 9)
+    data = STREAM_HEAD + chunk(large)
+    relayed = Relayed().says(
+        data[: len(STREAM_HEAD) + 7 + 9 * 8000],
+        data[len(STREAM_HEAD) + 7 + 9 * 8000 :] + b"what?\r\n",
+    )
+    assert relayed.relay.done.result().failure is not None
+    assert relayed.client.aborted
+    assert b"error" not in relayed.client.data

@@ -1,0 +1,197 @@
+"""Who may cancel what, and what becomes of ids. No event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from multidict import CIMultiDict
+
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.proxy import in_flight as inflight
+from orch_sidecar.proxy.in_flight import InFlight, Name
+
+ID, OTHER = "0123456789abcdef" * 2, "f" * 32
+KEY = {"Authorization": "Bearer sk-one"}
+
+
+class Request:
+    """A request that notes how it was ended."""
+
+    def __init__(self, **headers: str) -> None:
+        self._headers = client(**headers)
+        self.cancelled: list[Refusal] = []
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._headers
+
+    def cancel(self, refusal: Refusal) -> None:
+        self.cancelled.append(refusal)
+
+
+def client(**headers: str) -> CIMultiDict[str]:
+    """Headers; `x_api_key` stands for X-Api-Key."""
+    return CIMultiDict((name.replace("_", "-"), value) for name, value in headers.items())
+
+
+def running(request: Request, request_id: str = ID) -> InFlight:
+    requests = InFlight()
+    requests.begin(request_id, request)
+    return requests
+
+
+def test_request_is_cancelled_by_its_id_and_key() -> None:
+    request = Request(**KEY)
+    assert running(request).cancel(ID, client(**KEY))
+    [refusal] = request.cancelled
+    assert refusal.reason is Reason.CANCELLED
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer sk-two"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "bearer sk-one x"},
+        {"Authorization": "Basic sk-one"},
+        {"x_api_key": "sk-two"},
+        {"Authorization": "Bearer sk-two", "x_api_key": "sk-one"},
+    ],
+)
+def test_to_another_key_the_request_does_not_exist(headers: dict[str, str]) -> None:
+    request = Request(**KEY)
+    requests = running(request)
+    assert not requests.cancel(ID, client(**headers))
+    assert not requests.cancel(OTHER, client(**headers))
+    assert request.cancelled == []
+    requests.end(ID)
+    assert not requests.cancel(ID, client(**headers))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"Authorization": "Bearer sk"}, {"Authorization": "bearer  sk"}),
+        ({"Authorization": "Bearer sk"}, {"x_api_key": "sk"}),
+        ({"x_api_key": "sk"}, {"Authorization": "Bearer sk"}),
+        ({"Authorization": "Basic dTpw"}, {"Authorization": "Basic dTpw"}),
+        ({"x_api_key": "\udcff\udcfe"}, {"x_api_key": "\udcff\udcfe"}),
+        ({}, {}),
+    ],
+)
+def test_key_is_the_same_however_it_is_sent(ours: dict[str, str], theirs: dict[str, str]) -> None:
+    requests = running(Request(**ours))
+    assert requests.cancel(ID, client(**theirs))
+    requests.end(ID)
+    assert requests.cancel(ID, client(**theirs))
+
+
+def test_request_without_a_key_is_not_that_of_one_with_a_key() -> None:
+    assert not running(Request()).cancel(ID, client(**KEY))
+
+
+def test_cancelling_again_is_the_same() -> None:
+    request = Request(**KEY)
+    requests = running(request)
+    assert requests.cancel(ID, client(**KEY))
+    assert requests.cancel(ID, client(**KEY))
+    requests.end(ID)
+    assert requests.cancel(ID, client(**KEY))
+
+
+def test_request_that_ended_of_itself_is_over_as_asked() -> None:
+    request = Request(**KEY)
+    requests = running(request)
+    requests.end(ID)
+    assert requests.cancel(ID, client(**KEY))
+    assert request.cancelled == []
+
+
+def test_unknown_id_is_nobodys() -> None:
+    assert not InFlight().cancel(ID, client(**KEY))
+    assert not InFlight().cancel(ID, client())
+
+
+def test_long_key_is_remembered_by_a_digest() -> None:
+    long = {"Authorization": "Bearer " + "k" * 4000}
+    requests = running(Request(**long))
+    requests.end(ID)
+    assert isinstance(requests._ended[ID], bytes)
+    assert requests.cancel(ID, client(**long))
+    assert not requests.cancel(ID, client(Authorization="Bearer " + "k" * 3999))
+    assert requests.cancel(ID, client(x_api_key="k" * 4000))
+
+
+def test_memory_of_ended_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inflight, "ENDED_KEPT", 4)
+    requests = InFlight()
+    ids = [f"{number:032x}" for number in range(50)]
+    for request_id in ids:
+        requests.begin(request_id, Request(**KEY))
+        requests.end(request_id)
+        assert len(requests._ended) + len(requests._ended_before) <= 8
+    assert all(requests.cancel(request_id, client(**KEY)) for request_id in ids[-4:])
+    assert not any(requests.cancel(request_id, client(**KEY)) for request_id in ids[:-8])
+    assert len(requests) == 0
+
+
+def brought(requests: InFlight, request: Request, given: str = ID) -> Name:
+    """Begins a request whose client brings its id."""
+    name = requests.brought(given, request.headers)
+    assert not isinstance(name, Refusal)
+    requests.begin(name, request)
+    return name
+
+
+@pytest.mark.parametrize("given", ["", "x", ID[1:], ID + "0", ID.upper(), ID[1:] + "g", ID + "\n"])
+def test_id_that_is_not_32_digits_is_refused_with_the_rule(given: str) -> None:
+    refusal = InFlight().brought(given, client())
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.INVALID_REQUEST
+    assert refusal.param == "X-Orch-Request-Id"
+    assert "32 hexadecimal digits in lower case" in refusal.message
+
+
+def test_request_is_cancelled_by_the_id_that_its_client_brought() -> None:
+    requests, request = InFlight(), Request(**KEY)
+    name = brought(requests, request)
+    assert not requests.cancel(ID, client())
+    assert requests.cancel(ID, client(**KEY))
+    assert len(request.cancelled) == 1
+    requests.end(name)
+    assert requests.cancel(ID, client(**KEY))
+    assert not requests.cancel(ID, client(Authorization="Bearer sk-two"))
+
+
+def test_brought_id_in_flight_is_refused_to_its_own_key_until_it_has_ended() -> None:
+    requests = InFlight()
+    name = brought(requests, Request(**KEY))
+    refusal = requests.brought(ID, client(**KEY))
+    assert isinstance(refusal, Refusal)
+    assert "in flight" in refusal.message
+    requests.end(name)
+    assert requests.brought(ID, client(**KEY)) == name
+
+
+def test_brought_id_tells_a_stranger_nothing_and_takes_nothing_over() -> None:
+    requests, theirs, mine = InFlight(), Request(**KEY), Request(x_api_key="sk-two")
+    running_id = "a" * 32
+    requests.begin(running_id, theirs)
+    name = brought(requests, theirs)
+    brought(requests, mine)
+    brought(requests, mine, running_id)
+    requests.end(name)
+    assert requests.cancel(ID, client(x_api_key="sk-two"))
+    assert requests.cancel(running_id, client(x_api_key="sk-two"))
+    assert theirs.cancelled == []
+    assert requests.cancel(ID, client(**KEY)), "it has ended, and is still theirs"
+    assert requests.cancel(running_id, client(**KEY))
+    assert len(theirs.cancelled) == 1
+
+
+def test_no_key_is_in_what_is_shown_of_the_registry() -> None:
+    requests = running(Request(**KEY))
+    requests.cancel(ID, client(**KEY))
+    assert "sk-one" not in repr(requests) + str(inflight.CANCELLED)

@@ -1,0 +1,81 @@
+"""Answers in which nothing moves are ended, each by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.proxy.stall_watchdog import RelayWatch
+
+
+class Answer:
+    """An answer that notes how it was ended, or cannot be."""
+
+    def __init__(self, *, broken: bool = False, paused: bool = False) -> None:
+        self.paused = paused
+        self.keep_alive = True
+        self.progress = (0, 0)
+        self.aborted = False
+        self.failures: list[Reason] = []
+        self._broken = broken
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def abort_client(self) -> None:
+        self.aborted = True
+
+    def fail(self, refusal: Refusal) -> None:
+        if self._broken:
+            raise ValueError("it cannot be ended")
+        self.failures.append(refusal.reason)
+
+
+def watched(*answers: Answer) -> RelayWatch:
+    watch = RelayWatch(engine_silence_s=2.0, client_stall_s=3.0)
+    for answer in answers:
+        watch.add(answer)
+    return watch
+
+
+def test_silent_engine_ends_the_answer_after_its_time() -> None:
+    answer = Answer()
+    watch = watched(answer)
+    for _ in range(2):
+        watch.check(1.0)
+    assert answer.failures == []
+    watch.check(1.0)
+    assert answer.failures == [Reason.ENGINE_TIMEOUT]
+    assert not answer.aborted
+
+
+def test_client_that_does_not_read_is_dropped_after_its_time() -> None:
+    answer = Answer(paused=True)
+    watch = watched(answer)
+    for _ in range(4):
+        watch.check(1.0)
+    assert answer.failures == [Reason.CLIENT_STALLED]
+    assert answer.aborted
+
+
+def test_what_moves_is_left_alone() -> None:
+    answer = Answer()
+    watch = watched(answer)
+    for number in range(10):
+        answer.progress = (number, 0)
+        watch.check(1.0)
+    assert answer.failures == []
+
+
+def test_one_that_cannot_be_ended_keeps_none_of_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    others = [Answer() for _ in range(8)]
+    watch = watched(Answer(broken=True), *others)
+    for _ in range(3):
+        watch.check(1.0)
+    assert [other.failures for other in others] == [[Reason.ENGINE_TIMEOUT]] * 8
+    assert "could not be ended" in caplog.text

@@ -1,0 +1,145 @@
+"""`orch bench decode`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar.tools.bench.decode.cli import main
+
+TINY = (
+    *("decode", "--device", "cpu", "--layers", "1", "--hidden", "64", "--heads", "2"),
+    *("--context", "8", "--nreq", "12", "--tokens", "3", "--bmax", "4"),
+)
+FORMULA = ("decode", "--step-time", "0.567,0.0833")
+
+
+def test_runs_steps_on_a_cpu_and_prints_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(TINY) == 0
+    said = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    # The note is of weights that fit in the cache, which not every machine tells the size of.
+    heads = [head for head in said if head != "NOTE"]
+    assert heads == ["DEVICE", "CONFIG", "GPU", "TTFT", "E2E", "STEPS", "GAPS"]
+    assert "| tokens: 36 " in said["GPU"]
+
+
+def test_writes_what_it_measured_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "found.json"
+    assert main([*TINY, "--json", str(file)]) == 0
+    assert "CONFIG" in capsys.readouterr().out
+    said = json.loads(file.read_text())
+    assert said["device"]["kind"] == "cpu"
+    [run] = said["runs"]
+    assert sum(each["steps"] for each in run["step_ms"].values()) == run["steps"]
+    assert sum(int(b) * each["steps"] for b, each in run["step_ms"].items()) == 36
+    assert 0 < run["gap_ms"]["p50"] <= run["gap_ms"]["most"]
+    assert run["device_ms"] > 0
+    assert run["tokens_per_s"] <= run["tokens_per_s_device"]
+
+
+def test_sweep_measures_each_batch_once_by_size(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "--sweep", "4,1,2,2", "--steps", "7", "--json", "-"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["runs"] == []
+    assert [(each["batch"], each["steps"]) for each in said["sweep"]["points"]] == [
+        (1, 7),
+        (2, 7),
+        (4, 7),
+    ]
+    assert said["sweep"]["fit"] is not None
+
+
+def test_sweep_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "--sweep", "1,2", "--steps", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "tokens/s  step ms" in out
+    assert "b 1 -> 2: " in out
+
+
+def test_formula_takes_the_place_of_the_device(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main([*FORMULA, "--window-ms", "6,2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "CONFIG nreq=200 lambda=80.0/s tokens=32 Bmax=16 window_ms=6.00 work=0"
+    assert lines[1].endswith("tokens: 6400  | tokens/sec (GPU): 3342.21")
+    assert lines[-1].startswith("WINDOW 6 -> 2 ms: p95 TTFT ")
+
+
+def test_same_words_print_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for _ in range(2):
+        assert main([*FORMULA, "--json", "-"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert main([*FORMULA, "--json", "-", "--seed", "7"]) == 0
+    assert capsys.readouterr().out != said[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rate", "0"], "argument --rate: 0: must be above 0"),
+        (["--rate", "nan"], "argument --rate: nan: must be above 0"),
+        (["--bmax", "0"], "argument --bmax: 0: must be a whole number of at least 1"),
+        (["--tokens", "1.5"], "argument --tokens: 1.5: must be a whole number of at least 1"),
+        (["--seed", "x"], "argument --seed: 'x': must be a whole number of at most 18 digits"),
+        (["--nreq", "many"], "argument --nreq: 'many' is not a number"),
+        (["--window-ms", "6,-2"], "argument --window-ms: -2: must be at least 0"),
+        (["--step-time", "1"], "'1' is not T0,C or T0,C,ALPHA"),
+        (["--step-time", "0,0"], "0,0: a step must take more than 0 ms"),
+        (["--step-time", "1,1,1.5"], "1.5: must be above 0, at most 1"),
+        (["--sweep", "1,0"], "argument --sweep: 0: must be a whole number of at least 1"),
+        (["--device", "tpu"], "'tpu' is not auto, cpu, cuda or cuda:N"),
+        (["--dtype", "int4"], "argument --dtype: invalid choice: 'int4'"),
+    ],
+)
+def test_bad_usage_exits_with_2_and_names_value_and_rule(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["decode", *words])
+    assert exit_.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--step-time", "1,1", "--sweep"], "--sweep measures a device"),
+        (["--device", "cpu", "--hidden", "100"], "hidden 100: must be a multiple of 8 * heads"),
+        (["--device", "cpu", "--kv-heads", "3"], "heads 16: must be a multiple of kv-heads 3"),
+    ],
+)
+def test_words_that_do_not_go_together_give_2(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["decode", *words]) == 2
+    assert f"orch bench decode: {said}" in capsys.readouterr().err
+
+
+def test_what_cannot_be_measured_gives_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TINY, "--context", "100000000000", "--bmax", "1000"]) == 1
+    assert "GB are free" in capsys.readouterr().err
+    assert main([*FORMULA, "--json", str(tmp_path / "none" / "found.json")]) == 1
+    assert "No such file or directory" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["decode"]) == 1
+    assert "not installed: `pip install torch`" in capsys.readouterr().err
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["decode", "--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    for word in ("--sweep", "--step-time", "examples:", "HIP"):
+        assert word in out

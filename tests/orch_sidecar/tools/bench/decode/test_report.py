@@ -1,0 +1,158 @@
+"""Figures, and what is written of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from orch_sidecar.tools.bench.decode.figures import Timed, run_figures, sweep_figures
+from orch_sidecar.tools.bench.decode.report import (
+    SCHEMA,
+    Config,
+    Ran,
+    device_line,
+    document,
+    run_lines,
+    sweep_text,
+    window_line,
+)
+from orch_sidecar.tools.bench.decode.schedule import run_schedule
+from orch_sidecar.tools.bench.decode.shape import Shape
+from orch_sidecar.tools.bench.results.fit import Curve
+
+CONFIG = Config(nreq=2, rate_per_s=80.0, tokens=2, bmax=16, seed=1)
+SHAPE = Shape(layers=1, hidden=64, heads=4, kv_heads=2, context=8)
+RAN = Ran("cpu", "a processor", "2.13", "bfloat16", 2, 2**20, 2**21, 2048, SHAPE)
+
+# Two requests: the second joins in the second step. Steps of 10 ms from 6 to 36 ms.
+OUTCOME = run_schedule([0.0, 10.0], 2, 16, 6.0, lambda batch: 10.0)
+TIMED = [Timed(1, 10.0, None), Timed(2, 10.0, 0.5), Timed(1, 10.0, 1.5)]
+RUN = run_figures(6.0, OUTCOME, TIMED)
+
+
+def test_run_adds_up() -> None:
+    assert (RUN.device_ms, RUN.tokens, RUN.steps) == (30.0, 4, 3)
+    assert RUN.tokens_per_s_device == pytest.approx(4 / 0.030)
+    assert RUN.tokens_per_s == pytest.approx(4 / 0.036)
+    assert (RUN.ttft_ms.mean, RUN.ttft_ms.p50) == (16, 16)
+    assert (RUN.e2e_ms.mean, RUN.e2e_ms.most) == (26, 26)
+    assert {batch: count for batch, (count, _) in RUN.step_ms.items()} == {1: 2, 2: 1}
+    assert RUN.gap_ms is not None
+    assert (RUN.gap_ms.p50, RUN.gap_ms.most) == (1.0, 1.5)
+    assert RUN.gap_large_ms is None
+
+
+def test_gaps_before_steps_of_8_or_more_are_told_apart() -> None:
+    timed = [Timed(16, 1.0, None), Timed(7, 1.0, 9.0), Timed(8, 1.0, 0.25), Timed(16, 1.0, 0.75)]
+    run = run_figures(6.0, OUTCOME, timed)
+    assert run.gap_large_ms is not None
+    assert (run.gap_large_ms.p50, run.gap_large_ms.most) == (0.5, 0.75)
+    assert "GAPS at b>=8 median=0.500 ms  p95=0.725 ms  max=0.750 ms" in run_lines(CONFIG, run, 1)
+
+
+# The format strings of the reference program, as what reads its output reads them.
+REFERENCE = (
+    r"CONFIG nreq=\d+ lambda=\d+\.\d/s tokens=\d+ Bmax=\d+ window_ms=\d+\.\d\d work=\d+",
+    r"GPU time: \d+\.\d{3} ms  \| tokens: \d+  \| tokens/sec \(GPU\): \d+\.\d\d",
+    r"TTFT mean=\d+\.\d{3} ms  p95=\d+\.\d{3} ms",
+    r"E2E  mean=\d+\.\d{3} ms  p95=\d+\.\d{3} ms",
+)
+
+
+def test_first_four_lines_have_the_reference_programs_form() -> None:
+    lines = run_lines(CONFIG, RUN, work=123).splitlines()
+    for line, pattern in zip(lines, REFERENCE, strict=False):
+        assert re.fullmatch(pattern, line)
+    assert lines == [
+        "CONFIG nreq=2 lambda=80.0/s tokens=2 Bmax=16 window_ms=6.00 work=123",
+        "GPU time: 30.000 ms  | tokens: 4  | tokens/sec (GPU): 133.33",
+        "TTFT mean=16.000 ms  p95=16.000 ms",
+        "E2E  mean=26.000 ms  p95=26.000 ms",
+        "STEPS 3 of 1.33 sequences  | tokens/sec (with admission): 111.11",
+        "GAPS between steps median=1.000 ms  p95=1.450 ms  max=1.500 ms",
+    ]
+
+
+def test_run_without_a_device_has_no_gaps() -> None:
+    run = run_figures(6.0, OUTCOME, ())
+    assert run.gap_ms is None
+    assert "GAPS" not in run_lines(CONFIG, run, work=0)
+
+
+def test_window_line_says_the_change_of_p95_ttft() -> None:
+    shorter = run_figures(2.0, run_schedule([0.0, 9.0], 2, 16, 2.0, lambda batch: 10.0), ())
+    assert window_line(RUN, shorter) == ("WINDOW 6 -> 2 ms: p95 TTFT 16.000 -> 12.950 ms (-19.1 %)")
+
+
+def test_device_line_says_what_ran_and_notes_weights_that_fit_in_the_cache() -> None:
+    line = device_line(RAN)
+    assert line.startswith("DEVICE cpu (a processor) torch=2.13 threads=2 dtype=bfloat16 layers=1")
+    assert "weights=2.1 MB cache=1.0 MB" in line
+    assert "NOTE" not in line
+    assert "NOTE the weights fit in the cache" in device_line(replace(RAN, cache_bytes=2**21))
+    unknown = device_line(replace(RAN, threads=None, cache_bytes=None))
+    assert "threads" not in unknown
+    assert "cache=unknown" in unknown
+
+
+def test_sweep_compares_medians_with_the_first_batch() -> None:
+    sweep = sweep_figures(
+        [Timed(4, 2.0, 0.1), *(Timed(1, ms, 0.2) for ms in (1.0, 1.0, 50.0)), Timed(2, 1.6, 0.3)]
+    )
+    assert [point.batch for point in sweep.points] == [1, 2, 4]
+    assert [point.steps for point in sweep.points] == [3, 1, 1]
+    assert [point.tokens_per_s for point in sweep.points] == pytest.approx([1000, 1250, 2000])
+    assert [point.speed_up for point in sweep.points] == pytest.approx([1, 1.25, 2])
+    assert [point.efficiency for point in sweep.points] == pytest.approx([1, 0.625, 0.5])
+    assert sweep.monotonic
+    assert sweep.fit is not None
+    text = sweep_text(sweep)
+    assert "b 1 -> 4: 2.00 times the tokens/s, more with each b" in text
+    assert re.search(r"t\(b\) = \S+ \+ \S+ \* b\^\d\.\d\d ms, at most \d+\.\d % off", text)
+
+
+def test_sweep_without_a_point_at_1_compares_with_its_smallest() -> None:
+    sweep = sweep_figures([Timed(2, 1.0, None), Timed(8, 2.0, None)])
+    assert [point.speed_up for point in sweep.points] == pytest.approx([1, 2])
+    assert [point.efficiency for point in sweep.points] == pytest.approx([1, 0.5])
+    assert "not fitted" in sweep_text(sweep)
+
+
+def test_sweep_in_which_throughput_falls_says_so() -> None:
+    sweep = sweep_figures([Timed(1, 1.0, None), Timed(2, 3.0, 0.1), Timed(4, 3.5, 0.1)])
+    assert not sweep.monotonic
+    assert "not more with each b" in sweep_text(sweep)
+
+
+def test_document_says_everything_and_is_json() -> None:
+    sweep = sweep_figures([Timed(batch, 1.0 + batch, 0.5) for batch in (1, 2, 4)])
+    said = json.loads(json.dumps(document(CONFIG, RAN, [RUN], sweep)))
+    assert said["schema"] == SCHEMA
+    assert said["config"] == {
+        "nreq": 2, "rate_per_s": 80.0, "tokens": 2, "bmax": 16, "seed": 1
+    }  # fmt: skip
+    assert said["formula"] is None
+    assert said["device"]["name"] == "a processor"
+    assert said["device"]["torch"] == "2.13"
+    assert said["device"]["shape"]["heads"] == 4
+    [run] = said["runs"]
+    assert run["window_ms"] == 6.0
+    assert run["step_ms"]["1"]["steps"] == 2
+    assert run["step_ms"]["1"]["p50"] == 10.0
+    assert set(run["gap_ms"]) >= {"p50", "p95", "most"}
+    for name in ("ttft_ms", "e2e_ms"):
+        assert set(run[name]) >= {"mean", "p50", "p95"}
+    assert [point["batch"] for point in said["sweep"]["points"]] == [1, 2, 4]
+    assert said["sweep"]["fit"]["t0"] == pytest.approx(1)
+    assert said["sweep"]["monotonic"] is True
+
+
+def test_document_of_a_formula_has_no_device() -> None:
+    said = document(CONFIG, Curve(0.5, 0.25, 1.0), [run_figures(6.0, OUTCOME, ())])
+    assert said["device"] is None
+    assert said["formula"] == {"t0": 0.5, "c": 0.25, "alpha": 1.0}
+    assert said["runs"][0]["gap_ms"] is None
+    assert said["sweep"] is None

@@ -1,0 +1,44 @@
+"""Sizes of a model, and what they come to."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_sidecar.tools.bench.decode.shape import ON_CPU, ON_GPU, Shape
+
+
+def test_counts_what_a_step_reads_and_multiplies() -> None:
+    shape = Shape(layers=2, hidden=64, heads=4, kv_heads=2, context=10)
+    assert (shape.head, shape.kv_width, shape.mlp) == (16, 32, 224)
+    attention = 64 * 64 + 2 * 64 * 32 + 64 * 64  # queries, keys and values, output
+    assert shape.weights == 2 * (attention + 3 * 64 * 224)
+    assert shape.kv_values == 2 * 2 * 10 * 32
+    assert shape.multiply_adds == shape.weights + 2 * 2 * 10 * 64
+
+
+def test_a_layer_of_the_gpus_default_is_one_of_an_8b_model() -> None:
+    assert ON_GPU.weights / ON_GPU.layers == 218_103_808  # Llama 3 8B: 6.98e9 in 32 layers
+    assert ON_GPU.mlp == 14336
+
+
+def test_defaults_are_bound_by_memory() -> None:
+    """A step reads more for its weights than any sequence adds, and than a 32 MiB cache holds."""
+    assert 2 * ON_CPU.weights > 1.5 * 2**25
+    for shape in (ON_CPU, ON_GPU):
+        assert shape.weights > 16 * shape.kv_values
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ((0, 64, 4, 2, 8), "layers 0: must be at least 1"),
+        ((1, 64, 4, 2, -8), "context -8: must be at least 1"),
+        ((1, 60, 4, 2, 8), "hidden 60: must be a multiple of 8 \\* heads, 32"),
+        ((1, 64, 4, 3, 8), "heads 4: must be a multiple of kv-heads 3"),
+    ],
+)
+def test_sizes_that_make_no_model_are_refused(
+    sizes: tuple[int, int, int, int, int], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        Shape(*sizes)

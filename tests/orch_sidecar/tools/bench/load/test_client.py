@@ -1,0 +1,216 @@
+"""What a connection makes of the bytes that come, however they are cut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.tools.bench.load.call import Call, Fate
+from orch_sidecar.tools.bench.load.client import Connection
+from tests.orch_sidecar.answers import PLACES, cut
+from tests.orch_sidecar.tools.bench.load.test_stream import ANSWER
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+CHUNKED = HEAD + b"Server-Timing: queue;dur=2.5\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+class Wire(asyncio.Transport):
+    """The other end of a connection, which keeps what was written to it."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+        self.written = b""
+        self.closed = False
+        connection.connection_made(self)
+
+    def write(self, data: bytes | bytearray | memoryview[int]) -> None:
+        self.written += bytes(data)
+
+    def abort(self) -> None:
+        if not self.closed:
+            self.closed = True
+            asyncio.get_running_loop().call_soon(self._connection.connection_lost, None)
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+def chunks(*payloads: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in payloads) + b"0\r\n\r\n"
+
+
+async def made_of(parts: Iterable[bytes], *, lost: Exception | bool | None = False) -> Call:
+    """The call when these bytes have come, one part a second, and perhaps the end."""
+    ticks = count()
+    connection = Connection(lambda: float(next(ticks)))
+    wire = Wire(connection)
+    call = Call(due_s=0.0, sent_s=0.0)
+    running = asyncio.create_task(connection.run(call, b"POST"))
+    await asyncio.sleep(0)
+    assert wire.written == b"POST"
+    for part in parts:
+        connection.data_received(part)
+    if not isinstance(lost, bool):
+        connection.connection_lost(lost)
+    async with asyncio.timeout(5):
+        await running
+    return call
+
+
+@given(places=PLACES, sizes=st.lists(st.integers(1, 40), max_size=20))
+def test_answer_is_the_same_wherever_its_bytes_are_cut(places: list[int], sizes: list[int]) -> None:
+    payloads, start = [], 0
+    for size in sizes:
+        payloads.append(ANSWER[start : start + size])
+        start += size
+    payloads.append(ANSWER[start:])
+    answer = CHUNKED + chunks(*(each for each in payloads if each))
+    call = asyncio.run(made_of(part for part in cut(answer, places) if part))
+    assert (call.fate, call.why, call.status) == (Fate.ANSWERED, "", 200)
+    assert len(call.event_s) == 3
+    assert (call.input_tokens, call.output_tokens, call.queue_ms) == (7, 3, 2.5)
+    assert list(call.event_s) == sorted(call.event_s)
+    assert call.ended_s is not None
+    assert call.ended_s >= call.event_s[-1]
+
+
+async def test_time_of_an_event_is_that_of_its_last_bytes() -> None:
+    event = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
+    first, second = chunks(event)[:-5], chunks(event, b"data: [DONE]\n\n")
+    call = await made_of([CHUNKED, first, second[:20], second[20:-9], second[-9:]])
+    assert list(call.event_s) == [1.0, 3.0]
+    assert call.ended_s == 4.0
+
+
+async def test_informational_heads_are_passed_over() -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
+    call = await made_of([early + CHUNKED + chunks(ANSWER)])
+    assert (call.fate, call.status) == (Fate.ANSWERED, 200)
+
+
+async def test_tokens_that_nobody_counts_are_counted_by_their_events() -> None:
+    uncounted = ANSWER.replace(b'"usage":', b'"user":')
+    call = await made_of([CHUNKED + chunks(uncounted)])
+    assert (call.output_tokens, call.counted_by_events) == (3, True)
+    assert call.input_tokens is None
+
+
+async def test_answer_that_is_no_stream_has_its_counts_and_no_first_token() -> None:
+    body = b'{"choices":[],"usage":{"prompt_tokens":7,"total_tokens":9,"completion_tokens":2}}'
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    call = await made_of([head % len(body) + body[:10], body[10:]])
+    assert (call.fate, call.input_tokens, call.output_tokens) == (Fate.ANSWERED, 7, 2)
+    assert list(call.event_s) == []
+    assert not call.counted_by_events
+
+
+async def test_answer_that_ends_with_its_connection_is_whole() -> None:
+    call = await made_of([HEAD + b"\r\n" + ANSWER], lost=None)
+    assert (call.fate, call.output_tokens) == (Fate.ANSWERED, 3)
+
+
+@pytest.mark.parametrize(
+    ("sent", "lost", "why"),
+    [
+        (b"", None, "the connection was lost"),
+        (CHUNKED[:50], None, "the connection was lost"),
+        (CHUNKED + chunks(ANSWER)[:-1], None, "the connection was lost"),
+        (HEAD + b"\r\n" + ANSWER, ConnectionResetError(), "the connection was lost"),
+        (HEAD + b"\r\n" + ANSWER[:100], None, "the stream has no end"),
+        (CHUNKED + chunks(ANSWER[:100]), False, "the stream has no end"),
+        (CHUNKED + chunks(b"data: {\n\n", ANSWER), False, "in the stream: an event is no JSON"),
+        (CHUNKED + chunks(b'data: {"error":{"code":502}}\n\n'), False, "in the stream: 502"),
+        (b"SSH-2.0-x\r\n\r\n", False, "the answer is not HTTP: not a status line"),
+        (CHUNKED + b"zz\r\n", False, "the answer is not HTTP: not a chunk size"),
+        (CHUNKED + chunks(ANSWER) + b"x", False, "the answer is not HTTP: bytes after the end"),
+    ],
+)
+async def test_answer_that_is_not_whole_has_failed(
+    sent: bytes, lost: Exception | bool | None, why: str
+) -> None:
+    call = await made_of([sent], lost=lost)
+    assert call.fate is Fate.FAILED
+    assert call.why.startswith(why)
+    assert call.served is None
+
+
+@pytest.mark.parametrize(
+    ("status", "fate", "why"),
+    [
+        (b"429 Too Many Requests", Fate.REFUSED, "queue_full"),
+        (b"503 Service Unavailable", Fate.REFUSED, "queue_full"),
+        (b"500 Oops", Fate.FAILED, "status 500: queue_full"),
+        (b"400 Bad Request", Fate.FAILED, "status 400: queue_full"),
+        (b"307 Temporary Redirect", Fate.FAILED, "status 307: queue_full"),
+    ],
+)
+async def test_other_statuses_are_refusals_and_failures(
+    status: bytes, fate: Fate, why: str
+) -> None:
+    body = b'{"error":{"message":"full","type":"x","code":"queue_full"}}'
+    head = b"HTTP/1.1 " + status + b"\r\nContent-Length: %d\r\n\r\n" % len(body)
+    call = await made_of([head, body])
+    assert (call.fate, call.why) == (fate, why)
+
+
+async def test_error_that_is_no_json_is_told_by_a_few_words() -> None:
+    body = b"<html>\r\n" + b"Bad gateway " * 50
+    call = await made_of([b"HTTP/1.1 502 X\r\nContent-Length: %d\r\n\r\n" % len(body) + body])
+    assert call.why == "status 502: " + "<html> " + ("Bad gateway " * 50)[:73]
+
+
+@pytest.mark.parametrize("timing", [b"queue;dur=nan", b"queue", b"total;dur=1", b"queue;dur=1e9"])
+async def test_timing_that_says_nothing_of_the_queue_is_passed_over(timing: bytes) -> None:
+    call = await made_of([CHUNKED.replace(b"queue;dur=2.5", timing) + chunks(ANSWER)])
+    assert call.fate is Fate.ANSWERED
+    assert call.queue_ms is None
+
+
+async def test_call_that_is_cancelled_is_cut_and_its_connection_closed() -> None:
+    connection = Connection(lambda: 1.0)
+    wire = Wire(connection)
+    call = Call(due_s=0.0, sent_s=0.0)
+    running = asyncio.create_task(connection.run(call, b"POST"))
+    await asyncio.sleep(0)
+    connection.data_received(HEAD + b"\r\n" + ANSWER[:100])  # one that ends with its connection
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (call.fate, wire.closed, connection.open) == (Fate.CUT, True, False)
+    await asyncio.sleep(0)  # the loss of the connection is told, and is nobody's any more
+    assert call.fate is Fate.CUT
+
+
+async def test_bytes_that_nobody_asked_for_close_the_connection() -> None:
+    connection = Connection(lambda: 1.0)
+    wire = Wire(connection)
+    connection.data_received(CHUNKED)
+    assert wire.closed
+
+
+@pytest.mark.parametrize(("field", "kept"), [(b"keep-alive", True), (b"close", False)])
+async def test_connection_is_kept_unless_the_server_closes_it(field: bytes, kept: bool) -> None:
+    connection = Connection(lambda: 1.0)
+    Wire(connection)
+    running = asyncio.create_task(connection.run(Call(sent_s=0.0), b"POST"))
+    await asyncio.sleep(0)
+    connection.data_received(
+        CHUNKED.replace(b"Server-Timing", b"Connection: " + field + b"\r\nX") + chunks(ANSWER)
+    )
+    await running
+    assert connection.open is kept
+
+
+async def test_connection_that_was_lost_meanwhile_fails_the_call() -> None:
+    connection = Connection(lambda: 1.0)
+    Wire(connection)
+    connection.connection_lost(None)
+    call = Call(sent_s=0.0)
+    await connection.run(call, b"POST")
+    assert (call.fate, call.why) == (Fate.FAILED, "the connection was lost")

@@ -1,0 +1,84 @@
+"""URLs, keys and the bytes of a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
+
+KEY = "sk-very-secret"
+
+
+@pytest.mark.parametrize(
+    ("url", "seen", "base"),
+    [
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8080", ""),
+        ("http://127.0.0.1:8080/", "http://127.0.0.1:8080", ""),
+        ("http://127.0.0.1:8080/v1", "http://127.0.0.1:8080", ""),
+        ("http://127.0.0.1:8080/v1/", "http://127.0.0.1:8080", ""),
+        ("http://example.org", "http://example.org:80", ""),
+        ("https://example.org/llm/v1", "https://example.org:443/llm", "/llm"),
+        ("http://[::1]:8080", "http://[::1]:8080", ""),
+    ],
+)
+def test_url_is_taken_with_and_without_its_version(url: str, seen: str, base: str) -> None:
+    endpoint = Endpoint.of(url, None, {})
+    assert (endpoint.url, endpoint.base) == (seen, base)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8080", "ftp://x", "http://", "http://x:0", "http://x:99999", "http://[::1",
+        "http://x/v1?key=1", "http://x/#a", "http://x/a b", "http://x\u00e9/", "http://x\r\n", "",
+    ],
+)  # fmt: skip
+def test_what_is_no_url_of_an_endpoint_is_named(url: str) -> None:
+    with pytest.raises(EndpointError) as caught:
+        Endpoint.of(url, None, {})
+    assert str(caught.value) == (
+        f"{url!r} is no URL of an endpoint: it must be http(s)://host[:port][/path]"
+    )
+
+
+def test_password_in_a_url_is_refused_and_not_shown() -> None:
+    with pytest.raises(EndpointError) as caught:
+        Endpoint.of(f"http://me:{KEY}@example.org", None, {})
+    assert KEY not in str(caught.value)
+    assert "user name or password (not shown)" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\r\nX: y", f"{KEY} x", f"{KEY}\u00e9"])
+def test_key_that_cannot_be_sent_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(EndpointError) as caught:
+        Endpoint.of("http://x", key, {})
+    assert KEY not in str(caught.value)
+
+
+def test_key_and_given_fields_are_in_no_repr() -> None:
+    endpoint = Endpoint.of("http://x", KEY, {"X-Other": "hidden"})
+    assert KEY not in repr(endpoint)
+    assert "hidden" not in repr(endpoint)
+
+
+def test_message_is_a_whole_request() -> None:
+    endpoint = Endpoint.of("http://[::1]:81/llm/v1", KEY, {"X-Orch-Class": "bulk"})
+    message = endpoint.message("/v1/completions", b"{}", {"X-Orch-No-Coalesce": "true"})
+    head, _, body = message.partition(b"\r\n\r\n")
+    line, *fields = head.decode().split("\r\n")
+    assert line == "POST /llm/v1/completions HTTP/1.1"
+    assert body == b"{}"
+    assert sorted(fields) == [
+        f"Authorization: Bearer {KEY}",
+        "Content-Length: 2",
+        "Content-Type: application/json",
+        "Host: [::1]:81",
+        "X-Orch-Class: bulk",
+        "X-Orch-No-Coalesce: true",
+    ]
+
+
+def test_authorization_that_is_given_goes_before_the_key() -> None:
+    endpoint = Endpoint.of("http://x", KEY, {"authorization": "Basic abc"})
+    assert endpoint.message("/", b"", {}).lower().count(b"authorization:") == 1
+    assert KEY.encode() not in endpoint.message("/", b"", {})

@@ -1,0 +1,235 @@
+"""Prompts of random tokens, and the bodies of requests."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.api import generation as openai
+from orch_sidecar.api.generation import Api, Demand
+from orch_sidecar.tools.bench.load.prompts import (
+    BLOCK_TOKENS,
+    ENGLISH,
+    LEAST_IDS,
+    Content,
+    Prompt,
+    body,
+    cycle,
+    synthetic,
+    vocabulary,
+)
+
+MESSAGES = ({"role": "user", "content": "What is a slot?"},)
+CONTENTS: list[Content] = [(1, 2, 3), "What is a slot?", MESSAGES]
+
+
+def written(prompt: Prompt, **options: Any) -> dict[str, Any]:
+    document = json.loads(body(prompt, "llama", **options))
+    assert isinstance(document, dict)
+    return document
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("ignore_eos", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+def test_body_says_to_the_sidecar_what_the_prompt_says(
+    content: Content, ignore_eos: bool, stream: bool
+) -> None:
+    prompt = Prompt(content, None, 16)
+    api = Api.CHAT if prompt.path == "/v1/chat/completions" else Api.COMPLETIONS
+    sent = body(prompt, "llama", ignore_eos=ignore_eos, stream=stream)
+    demand = openai.read(api, sent, max_depth=10, ctx_max=None)
+    assert isinstance(demand, Demand)
+    assert (demand.cost, demand.stream, demand.model, demand.max_tokens) == (1, stream, "llama", 16)
+    assert demand.prompt_tokens == (3 if content == (1, 2, 3) else None)
+
+
+def test_ids_and_texts_are_completions_and_messages_a_chat() -> None:
+    ids, text, chat = (Prompt(content, None, 1) for content in CONTENTS)
+    assert (ids.path, text.path, chat.path) == (
+        "/v1/completions",
+        "/v1/completions",
+        "/v1/chat/completions",
+    )
+    assert written(ids, ignore_eos=False)["prompt"] == [1, 2, 3]
+    assert written(text, ignore_eos=False)["prompt"] == "What is a slot?"
+    assert written(chat, ignore_eos=False)["messages"] == list(MESSAGES)
+
+
+def test_body_is_compact_and_repeats_itself() -> None:
+    prompt = Prompt((7, 8), 2, 4)
+    assert body(prompt, "llama", ignore_eos=True) == (
+        b'{"model":"llama","prompt":[7,8],"max_tokens":4,"temperature":0.0,"seed":0,'
+        b'"stream":true,"stream_options":{"include_usage":true},'
+        b'"ignore_eos":true,"min_tokens":4}'
+    )
+
+
+def test_only_an_exact_length_uses_what_openai_does_not_know() -> None:
+    prompt = Prompt("hello", None, 4)
+    plain = written(prompt, ignore_eos=False)
+    assert not {"ignore_eos", "min_tokens"} & set(plain)
+    exact = written(prompt, ignore_eos=True)
+    assert exact["ignore_eos"] is True
+    assert exact["min_tokens"] == exact["max_tokens"] == 4
+
+
+def test_body_without_a_stream_has_no_options_of_one() -> None:
+    document = written(Prompt("hello", None, 4), ignore_eos=False, stream=False)
+    assert document["stream"] is False
+    assert "stream_options" not in document
+
+
+@given(st.text(min_size=1))
+def test_body_keeps_every_text(text: str) -> None:
+    assert written(Prompt(text, None, 1), ignore_eos=False)["prompt"] == text
+
+
+@given(
+    ids=st.lists(st.integers(0, 200_000), min_size=16, max_size=60, unique=True),
+    input_tokens=st.integers(5, 100),
+    output_tokens=st.integers(1, 500),
+    seed=st.integers(),
+)
+def test_synthetic_prompts_have_their_exact_length_and_different_first_blocks(
+    ids: list[int], input_tokens: int, output_tokens: int, seed: int
+) -> None:
+    prompts = list(islice(synthetic(ids, input_tokens, output_tokens, seed), 30))
+    for prompt in prompts:
+        assert isinstance(prompt.content, tuple)
+        assert len(prompt.content) == prompt.input_tokens == input_tokens
+        assert set(prompt.content) <= set(ids)
+        assert prompt.output_tokens == output_tokens
+    assert len({prompt.content[:BLOCK_TOKENS] for prompt in prompts}) == 30
+
+
+@given(seed=st.integers(), other=st.integers())
+def test_same_seed_gives_the_same_prompts_and_another_one_others(seed: int, other: int) -> None:
+    ids = range(100, 150)
+    first, again = (list(islice(synthetic(ids, 20, 4, seed), 10)) for _ in range(2))
+    assert first == again
+    if other != seed:
+        others = islice(synthetic(ids, 20, 4, other), 10)
+        blocks = {prompt.content[:BLOCK_TOKENS] for prompt in first}
+        assert not blocks & {prompt.content[:BLOCK_TOKENS] for prompt in others}
+
+
+def test_long_prompts_do_not_begin_as_short_ones_of_the_same_seed_do() -> None:
+    short, long = (
+        {prompt.content[:BLOCK_TOKENS] for prompt in islice(synthetic(range(300), length, 4, 1), 9)}
+        for length in (300, 1000)
+    )
+    assert not short & long
+
+
+def test_prompts_depend_on_which_ids_there_are_and_not_on_how_they_are_told() -> None:
+    first = list(islice(synthetic([3, 1, 2], 40, 4, 1), 5))
+    assert list(islice(synthetic([1, 2, 2, 3], 40, 4, 1), 5)) == first
+
+
+def test_every_id_is_drawn_about_as_often_as_the_others() -> None:
+    drawn = Counter(
+        token for prompt in islice(synthetic(range(50), 100, 1, 1), 200) for token in prompt.content
+    )
+    # 400 of each are expected, with a deviation of 20.
+    assert set(drawn) == set(range(50))
+    assert all(abs(count - 400) < 100 for count in drawn.values())
+
+
+def test_short_prompts_are_all_used_and_then_refused_but_never_repeated() -> None:
+    prompts = synthetic([5, 6], 3, 1, 1)
+    assert len({prompt.content for prompt in islice(prompts, 8)}) == 8
+    with pytest.raises(ValueError, match="8 prompts of 3 tokens out of 2 ids are all that differ"):
+        next(prompts)
+
+
+def test_blocks_of_few_ids_are_not_repeated_either() -> None:
+    prompts = synthetic([5], 40, 1, 1)
+    assert next(prompts).content == (5,) * 40
+    with pytest.raises(ValueError, match="differ in their first 16, and must not be repeated"):
+        next(prompts)
+
+
+@pytest.mark.parametrize(
+    ("ids", "input_tokens", "output_tokens", "said"),
+    [
+        ([], 4, 4, "no token ids"),
+        ([3, -1], 4, 4, "token id -1: must be at least 0"),
+        ([1, 2], 0, 4, "input tokens 0: must be at least 1"),
+        ([1, 2], 4, 0, "output tokens 0: must be at least 1"),
+    ],
+)
+def test_prompts_that_cannot_be_made_are_refused_at_once(
+    ids: Sequence[int], input_tokens: int, output_tokens: int, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        synthetic(ids, input_tokens, output_tokens, 1)
+
+
+async def test_vocabulary_is_each_id_of_the_text_once() -> None:
+    asked: list[str] = []
+
+    async def tokenize(text: str) -> list[int]:
+        asked.append(text)
+        return [900 - len(word) for word in text.split()] + list(range(100, 110))
+
+    ids = await vocabulary(tokenize)
+    assert asked == [ENGLISH]
+    assert ids == tuple(sorted({900 - len(word) for word in ENGLISH.split()} | {*range(100, 110)}))
+
+
+async def test_text_of_the_vocabulary_has_many_words_that_are_not_repeated() -> None:
+    words = ENGLISH.lower().split()
+    assert len(words) >= 250
+    assert len(set(words)) >= 200
+    assert ENGLISH.isascii()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ([*range(LEAST_IDS - 1)] * 3, "15 different token ids in a text of 301 words: must be at"),
+        ([], "0 different token ids"),
+        ([*range(30), "a"], "'a' among the tokens: must be an id"),
+        ([*range(30), -1], "-1 among the tokens: must be an id"),
+        ([*range(30), True], "True among the tokens: must be an id"),
+    ],
+)
+async def test_tokens_that_make_no_vocabulary_are_refused(tokens: list[int], said: str) -> None:
+    async def tokenize(text: str) -> list[int]:
+        return tokens
+
+    with pytest.raises(ValueError, match=said):
+        await vocabulary(tokenize)
+
+
+def test_cycle_asks_all_in_their_order_and_then_each_round_in_another() -> None:
+    prompts = [Prompt(f"question {number}", None, 1) for number in range(20)]
+    asked = list(islice(cycle(prompts, 1), 60))
+    rounds = [asked[start : start + 20] for start in (0, 20, 40)]
+    assert rounds[0] == prompts
+    assert all(sorted(map(str, each)) == sorted(map(str, prompts)) for each in rounds)
+    assert rounds[1] != prompts
+    assert rounds[2] not in (prompts, rounds[1])
+    assert list(islice(cycle(prompts, 1), 60)) == asked
+    assert list(islice(cycle(prompts, 2), 60)) != asked
+
+
+def test_cycle_leaves_the_prompts_as_they_were() -> None:
+    prompts = [Prompt(str(number), None, 1) for number in range(9)]
+    before = list(prompts)
+    for _ in islice(cycle(prompts, 1), 30):
+        pass
+    assert prompts == before
+
+
+def test_cycle_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no prompts"):
+        cycle([], 1)

@@ -1,0 +1,145 @@
+"""What the words of `orch bench` mean, and which cannot be meant."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
+from orch_sidecar.tools.bench.plan import options
+from orch_sidecar.tools.bench.plan.options import (
+    Usage,
+    add_arrivals,
+    add_common,
+    add_length,
+    scenario_of,
+)
+from orch_sidecar.tools.facts.evidence.measured import Arrivals
+from orch_sidecar.tools.facts.tables.row import Label
+
+
+def scenario(label: Label, *words: str) -> Scenario:
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(find_rate=False)
+    if label is Label.BATCHED_ONLINE:
+        add_arrivals(parser)
+    add_length(parser, label)
+    add_common(parser)
+    return scenario_of(parser.parse_args(words), label)
+
+
+def test_single_stream_is_one_by_one_for_what_mlperf_asks() -> None:
+    assert scenario(Label.SINGLE_STREAM) == Scenario(
+        Label.SINGLE_STREAM, Arrivals.ONE_BY_ONE, 64, 600.0, 0, clients=1, warm_up=4
+    )
+
+
+def test_online_is_poisson_at_a_rate_for_what_mlperf_asks() -> None:
+    assert scenario(Label.BATCHED_ONLINE, "--rate", "8", "--slo-ttft-ms", "500") == Scenario(
+        Label.BATCHED_ONLINE, Arrivals.POISSON, 662, 600.0, 0, rate_per_s=8.0, warm_up=4,
+        slo=Slo(ttft_ms=500.0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("burstiness", "arrivals", "kept"),
+    [("0.5", Arrivals.GAMMA, 0.5), ("1", Arrivals.GAMMA, 1.0), ("inf", Arrivals.CONSTANT, None)],
+)
+def test_burstiness_is_of_gamma_arrivals_and_endless_of_constant_ones(
+    burstiness: str, arrivals: Arrivals, kept: float | None
+) -> None:
+    found = scenario(Label.BATCHED_ONLINE, "--rate", "8", "--burstiness", burstiness)
+    assert (found.arrivals, found.burstiness) == (arrivals, kept)
+
+
+def test_concurrency_is_a_closed_loop() -> None:
+    found = scenario(Label.BATCHED_ONLINE, "--concurrency", "8", "--requests", "9", "--seed", "3")
+    assert (found.arrivals, found.clients, found.rate_per_s) == (Arrivals.CLOSED_LOOP, 8, None)
+    assert (found.least_requests, found.seed) == (9, 3)
+
+
+def test_offline_is_many_at_once() -> None:
+    found = scenario(Label.OFFLINE)
+    assert (found.arrivals, found.least_requests) == (Arrivals.AT_ONCE, 1024)
+    assert scenario(Label.OFFLINE, "--requests", "9", "--duration", "0").least_seconds == 0.0
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ((), r"--rate \(requests per second\) or --concurrency must be given"),
+        (("--concurrency", "4", "--rate", "1"), "--concurrency 4: it is a closed loop"),
+        (("--concurrency", "4", "--burstiness", "1"), "--concurrency 4: it is a closed loop"),
+        (("--concurrency", "1"), "--concurrency 1: one at a time is never batched"),
+        (("--rate", "1", "--find-rate"), "--find-rate needs a bound: --slo-ttft-ms"),
+        (
+            ("--concurrency", "4", "--find-rate", "--slo-ttft-ms", "1"),
+            "--concurrency 4: it is a closed loop",
+        ),
+    ],
+)
+def test_words_that_contradict_each_other_are_refused(words: tuple[str, ...], rule: str) -> None:
+    with pytest.raises(Usage, match=rule):
+        scenario(Label.BATCHED_ONLINE, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("--rate", "0"), "argument --rate: '0' must be a number above 0"),
+        (("--rate", "nan"), "argument --rate: 'nan' must be a number above 0"),
+        (("--rate", "inf"), "argument --rate: 'inf' must be a number above 0"),
+        (("--burstiness=-inf",), "'-inf' must be a number above 0"),
+        (("--requests", "0"), "argument --requests: '0' must be an integer from 1"),
+        (("--requests", "1e3"), "argument --requests: '1e3' must be an integer from 1"),
+        (("--requests", "\u0663"), "must be an integer from 1"),
+        (("--seed", "-1"), "argument --seed: '-1' must be an integer from 0"),
+        (("--duration", "-1"), "argument --duration: '-1' must be a number from 0"),
+        (("--header", "X-Orch-Pool: home"), "'X-Orch-Pool' must not be given: use --pool"),
+        (("--header", "x-orch-no-coalesce: false"), "decodes are never shared in a measurement"),
+        (("--header", "Content-Length: 0"), "it follows from the body"),
+    ],
+)
+def test_word_that_breaks_a_rule_is_named_with_the_rule(
+    words: tuple[str, ...], rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        scenario(Label.BATCHED_ONLINE, *words)
+    assert caught.value.code == 2
+    assert rule in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Authorization: Bearer s\u00e9cret", "s\u00e9cret", "A b: secret", "A: secret\r\nB: c"],
+)
+def test_header_that_cannot_be_sent_is_refused_without_its_value(
+    header: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        scenario(Label.SINGLE_STREAM, "--header", header)
+    told = capsys.readouterr().err
+    assert "must be 'Name: value' in ASCII" in told
+    assert "cret" not in told.split("error:")[1]
+
+
+def test_header_is_a_name_and_a_value() -> None:
+    assert options.header("X-Orch-Class:  bulk ") == ("X-Orch-Class", "bulk")
+    assert options.header("X-Empty:") == ("X-Empty", "")
+
+
+def test_concurrencies_of_a_sweep_are_ascending() -> None:
+    assert options.counts("1,2,16") == (1, 2, 16)
+    for wrong in ("2,1", "1,1", "1,,2", "", "1;2", "0,1"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            options.counts(wrong)
+
+
+def test_key_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", " sk-1\n")
+    assert options.api_key() == "sk-1"
+    monkeypatch.setenv("OPENAI_API_KEY", "")
+    assert options.api_key() is None
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert options.api_key() is None

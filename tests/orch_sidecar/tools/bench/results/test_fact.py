@@ -1,0 +1,140 @@
+"""A result as a row, if it is a fact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.bench.load.call import Call, Pulse
+from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
+from orch_sidecar.tools.bench.results.fact import NoFact, row_of
+from orch_sidecar.tools.bench.results.identity import Given
+from orch_sidecar.tools.bench.results.summary import result_of
+from orch_sidecar.tools.facts.evidence.measured import LATENCIES, Arrivals
+from orch_sidecar.tools.facts.tables.check import row_faults
+from orch_sidecar.tools.facts.tables.row import Label, notes_of
+from orch_sidecar.tools.facts.tables.table import Record, fields_of, record_text
+from tests.orch_sidecar.tools.bench.sample_results import (
+    OFFLINE,
+    ONLINE,
+    SINGLE,
+    answered,
+    in_a_row,
+    refused,
+    result,
+    run,
+    unverified,
+)
+from tests.orch_sidecar.tools.facts.snapshots import snapshot
+
+CALLS = in_a_row(10)
+TYPED = Given(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+
+
+def sound(row: Any) -> bool:
+    fields = fields_of(row)
+    return not row_faults("t.csv", Record(1, fields, record_text(fields, "")))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "batch", "batching"), [(SINGLE, 1, "off"), (ONLINE, 6, "on"), (OFFLINE, 6, "on")]
+)
+def test_row_says_what_the_engine_did(scenario: Scenario, batch: int, batching: str) -> None:
+    calls = in_a_row(10, due=scenario is not SINGLE)
+    row = row_of(result(calls, scenario))
+    assert sound(row)
+    assert (row.measurement_type, row.batch) == (scenario.label, batch)
+    assert (row.input_tokens, row.output_tokens) == (32, 11)
+    assert row.throughput_tokens_per_sec == pytest.approx(100.0)
+    assert row.engine == "vLLM 0.32.0"
+    assert (row.gpu, row.gpu_count, row.precision) == ("CPU (test)", 0, "FP32")
+    assert row.source_tag == "orch-bench:20261121T211711Z-x-4037a0"
+    notes = notes_of(row.scenario_notes)
+    assert notes["batching"] == batching
+    assert notes["arrivals"] == scenario.arrivals
+    assert (notes["requests"], notes["window_s"], notes["preliminary"]) == ("10", "1.1", "yes")
+
+
+def test_notes_have_the_names_that_other_rows_have() -> None:
+    row = row_of(result([*CALLS, refused(0.0)], replace(ONLINE, slo=Slo(ttft_ms=500.0))))
+    notes = notes_of(row.scenario_notes)
+    assert set(notes) == {
+        "input_tokens", "output_tokens", "batching", "tool", "arrivals", "rate_per_s", "requests",
+        "window_s", "seed", "refused", "goodput_share", "batch_mean", "profile", "preliminary",
+        *(f"{name}_{at}_ms" for name, places in LATENCIES.items() for at in places),
+    }  # fmt: skip
+    assert (notes["ttft_p50_ms"], notes["latency_p90_ms"]) == ("100", "200")
+    assert (notes["rate_per_s"], notes["refused"]) == ("10", "1")
+    assert notes["goodput_share"] == "0.9091"
+
+
+def test_offline_row_says_nothing_of_latency() -> None:
+    notes = notes_of(row_of(result(CALLS, OFFLINE)).scenario_notes)
+    assert not [name for name in notes if name.endswith("_ms")]
+
+
+def test_clients_of_a_closed_loop_are_noted() -> None:
+    closed = replace(ONLINE, arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, clients=8)
+    notes = notes_of(row_of(result(CALLS, closed)).scenario_notes)
+    assert (notes["arrivals"], notes["at_once"]) == ("closed_loop", "8")
+    assert "rate_per_s" not in notes
+
+
+def test_doubts_are_noted() -> None:
+    calls = [answered(0.0, counted_by_events=True), *CALLS]
+    row = row_of(result(calls, given=Given(gpu="H100", model_id="org/m"), pulse=Pulse((), 0.95)))
+    notes = notes_of(row.scenario_notes)
+    assert (notes["given"], notes["served_as"]) == ("gpu,model_id", "tiny")
+    assert (notes["client_bottleneck"], notes["counted_by_events"]) == ("yes", "1")
+    assert (row.model_id, row.model_name, row.gpu) == ("org/m", "m", "H100")
+
+
+def test_endpoint_that_tells_nothing_makes_a_row_to_be_confirmed() -> None:
+    calls = [answered(0.0), answered(0.01), answered(1.0)]
+    row = row_of(result_of(unverified(calls, given=TYPED)))
+    assert sound(row)
+    notes = notes_of(row.scenario_notes)
+    assert (row.measurement_type, row.batch) == (Label.TO_BE_CONFIRMED, 2)
+    assert (notes["batching"], notes["claim"]) == ("unknown", "batched_online")
+    assert (notes["batch_is"], notes["given"]) == ("overlap", "engine,precision,gpu,gpu_count")
+
+
+def test_without_what_it_runs_on_there_is_no_row() -> None:
+    with pytest.raises(NoFact, match="a row needs --engine, --precision, --gpu, --gpu-count"):
+        row_of(result_of(unverified(CALLS)))
+
+
+def test_prompts_whose_length_nobody_says_make_no_row() -> None:
+    with pytest.raises(NoFact, match="nobody says how many tokens the prompts had"):
+        row_of(result([answered(0.0, input_tokens=None), *CALLS]))
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"stopped": True}, "the result is incomplete: it was stopped before its end"),
+        ({"after": snapshot(epoch="e2")}, "the result is invalid: the engine was restarted"),
+    ],
+)
+def test_what_is_no_fact_makes_no_row(more: dict[str, Any], why: str) -> None:
+    with pytest.raises(NoFact, match=why):
+        row_of(result_of(run(CALLS, **more)))
+
+
+def test_nothing_answered_makes_no_row() -> None:
+    calls: list[Call] = [refused(0.0)]
+    with pytest.raises(NoFact, match="no request was answered"):
+        row_of(result(calls))
+
+
+def test_name_that_no_note_can_hold_makes_no_row() -> None:
+    with pytest.raises(ValueError, match="must be one line without ;"):
+        row_of(
+            result(
+                CALLS,
+                before=snapshot(profile="a;b"),
+                after=snapshot(profile="a;b", requests_total=110, steps_by_batch={"4": [25, 0.5]}),
+            )
+        )

@@ -1,0 +1,222 @@
+"""The verdict on a run, and its result as a file."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from orch_sidecar.tools.bench.load.call import Call, Fate
+from orch_sidecar.tools.bench.load.scenario import Slo
+from orch_sidecar.tools.bench.results.result import CALL_COLUMNS, Result, SpreadMs, Status
+from orch_sidecar.tools.bench.results.summary import result_of
+from tests.orch_sidecar.tools.bench.sample_results import (
+    OFFLINE,
+    ONLINE,
+    SINGLE,
+    answered,
+    in_a_row,
+    refused,
+    result,
+    run,
+    unverified,
+)
+from tests.orch_sidecar.tools.facts.snapshots import snapshot
+
+CALLS = in_a_row(10)
+LONG = in_a_row(700, every_s=1.0)
+NEVER_BATCHED = {"1": [90, 0.9]}
+
+
+def test_run_that_is_long_enough_is_valid() -> None:
+    found = result(LONG)
+    assert (found.status, found.reasons, found.shortfalls) == (Status.VALID, [], [])
+    assert found.batches is not None
+    assert (found.batches.steps, found.batches.largest) == (30, 6)
+
+
+@pytest.mark.parametrize(
+    ("calls", "missing"),
+    [
+        (in_a_row(10, every_s=100.0), "10 queries, and at least 662 are needed"),
+        (in_a_row(700), "70.1 s, and at least 600 s are needed"),
+    ],
+)
+def test_shorter_run_is_preliminary_and_says_what_it_lacks(calls: list[Call], missing: str) -> None:
+    found = result(calls)
+    assert (found.status, found.shortfalls) == (Status.PRELIMINARY, [missing])
+
+
+def test_single_stream_needs_64_queries() -> None:
+    calls = in_a_row(63, every_s=10.0, due=False)
+    assert result(calls, SINGLE).shortfalls == ["63 queries, and at least 64 are needed"]
+    assert result([*calls, answered(640.0, due=False)], SINGLE).status is Status.VALID
+
+
+@pytest.mark.parametrize(
+    ("after", "reason"),
+    [
+        ({"requests_total": 111}, "others used it at the same time"),
+        ({"requests_total": 109}, "answers were shared (coalesced)"),
+        ({"epoch": "e2"}, "the engine was restarted"),
+        ({"profile": "offline"}, "the profile changed"),
+        ({"steps_by_batch": NEVER_BATCHED}, "nothing was batched"),
+    ],
+)
+def test_label_that_was_not_earned_is_invalid_and_keeps_its_name(
+    after: dict[str, Any], reason: str
+) -> None:
+    told: dict[str, Any] = {"requests_total": 110, "steps_by_batch": {"4": [25, 0.5]}}
+    found = result(CALLS, after=snapshot(**told | after))
+    assert found.status is Status.INVALID
+    assert reason in "; ".join(found.reasons)
+    assert found.measurement_type is ONLINE.label
+
+
+def test_engine_that_was_not_idle_at_an_end_of_it_makes_it_invalid() -> None:
+    for when in ("before", "after"):
+        found = result(LONG, restless=[when])
+        assert found.status is Status.INVALID
+        said = f"the engine was not idle {when} this measurement: others used it"
+        assert found.reasons == [said]
+
+
+def test_more_decoded_than_was_generated_is_seen_unless_something_is_not_known() -> None:
+    told: dict[str, Any] = {"requests_total": 110, "steps_by_batch": {"4": [33, 0.5]}}
+    found = result(CALLS, after=snapshot(**told))
+    said = "the engine decoded 112 times a sequence in the window, and this measurement has 110"
+    assert [reason[: len(said)] for reason in found.reasons] == [said]
+    cut = Call(due_s=1.0, sent_s=1.0, ended_s=1.1, fate=Fate.CUT, connected=True)
+    for unknown in (cut, answered(1.0, counted_by_events=True)):
+        told["requests_total"] = 111
+        assert result([*CALLS, unknown], after=snapshot(**told)).reasons == []
+    assert len(result([*CALLS, refused(1.0)], after=snapshot(**told)).reasons) == 2
+
+
+@pytest.mark.parametrize(
+    "away", [refused(1.0), Call(due_s=1.0, sent_s=1.0, ended_s=1.0, fate=Fate.FAILED)]
+)
+def test_what_never_reached_the_engine_hides_no_request_of_others(away: Call) -> None:
+    steps = {"4": [20, 0.5]}
+    assert result([*CALLS, away]).status is Status.PRELIMINARY
+    found = result([*CALLS, away], after=snapshot(requests_total=111, steps_by_batch=steps))
+    assert found.reasons == [
+        "the engine took 11 requests in the window, and 10 were of this measurement: others used "
+        "it at the same time"
+    ]
+    assert found.counts.sent == 11
+
+
+def test_engine_that_could_not_be_asked_afterwards_makes_it_invalid_and_loses_nothing() -> None:
+    found = result(CALLS, after=None, unread="it is down")
+    assert found.status is Status.INVALID
+    assert found.reasons == ["what the engine did is not known: it is down"]
+    assert found.batches is None
+    assert found.figures is not None
+    assert found.engine.epoch == "e1"
+
+
+def test_run_that_was_stopped_is_incomplete_whatever_else_it_is() -> None:
+    cut = Call(due_s=1.0, sent_s=1.0, ended_s=1.1, fate=Fate.CUT)
+    found = result([*CALLS, cut], stopped=True, after=snapshot(epoch="e2"))
+    assert found.status is Status.INCOMPLETE
+    assert found.reasons == ["it was stopped before its end", "the engine was restarted"]
+    assert (found.counts.sent, found.counts.cut) == (11, 1)
+
+
+def test_nothing_answered_is_invalid() -> None:
+    found = result([refused(0.0)], SINGLE)
+    assert found.status is Status.INVALID
+    assert "no request was answered in full" in found.reasons
+    assert found.figures is None
+
+
+def test_endpoint_that_tells_nothing_is_unverified() -> None:
+    found = result_of(unverified(LONG))
+    assert found.status is Status.UNVERIFIED
+    assert found.reasons == [
+        "the endpoint has no /v1/capabilities: nobody says how its engine batched"
+    ]
+    assert found.engine.engine is None
+
+
+def test_trial_at_a_rate_at_which_nothing_is_batched_is_no_invalid_one() -> None:
+    after = snapshot(requests_total=110, steps_by_batch=NEVER_BATCHED)
+    assert result(CALLS, after=after).status is Status.INVALID
+    found = result(CALLS, after=after, trial=True)
+    assert found.status is Status.PRELIMINARY
+    assert found.batches is not None
+    assert found.batches.largest == 1
+
+
+def test_trial_beside_another_client_is_invalid() -> None:
+    after = snapshot(requests_total=111, steps_by_batch=NEVER_BATCHED)
+    found = result(CALLS, after=after, trial=True)
+    assert found.status is Status.INVALID
+    assert ["others used it at the same time" in reason for reason in found.reasons] == [True]
+
+
+def test_offline_run_that_lasted_less_than_was_asked_for_says_so() -> None:
+    found = result(CALLS, replace(OFFLINE, least_seconds=5.0))
+    assert found.shortfalls == [
+        "1.1 s, and at least 600 s are needed",
+        "1.1 s, and 5 s were asked for: it takes more requests",
+    ]
+    assert len(result(CALLS, replace(OFFLINE, least_seconds=600.0)).shortfalls) == 1
+
+
+def test_result_reads_back_as_it_was_written() -> None:
+    slo = replace(ONLINE, slo=Slo(ttft_ms=200.0))
+    for found in (
+        result([*CALLS, refused(0.0), Call(due_s=1.0, fate=Fate.CUT)], slo),
+        result_of(unverified(CALLS)),
+        result([refused(0.0)]),
+    ):
+        text = json.dumps(found.model_dump(mode="json"), allow_nan=False)
+        assert Result.model_validate_json(text) == found
+        assert json.loads(text)["schema_version"] == "orch.bench/1"
+
+
+def test_result_of_another_version_or_with_more_in_it_is_not_read() -> None:
+    told = result(CALLS).model_dump(mode="json")
+    for wrong in ({"schema_version": "orch.bench/2"}, {"more": 1}, {"status": "fine"}):
+        with pytest.raises(ValidationError):
+            Result.model_validate(told | wrong)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_no_number_of_a_result_is_infinite(value: float) -> None:
+    numbers = dict.fromkeys(("mean", "p50", "p90", "p95", "p99"), 1.0)
+    with pytest.raises(ValidationError):
+        SpreadMs(**numbers, max=value)
+
+
+def test_every_call_has_its_row() -> None:
+    found = result([answered(1.0, sent_s=1.01, queue_ms=2.5), refused(2.0)])
+    columns = dict(zip(CALL_COLUMNS, zip(*found.calls, strict=True), strict=True))
+    assert columns == {
+        "due_s": (1.0, 2.0),
+        "sent_s": (1.01, 2.0),
+        "first_s": (1.1, None),
+        "ended_s": (1.2, 2.0),
+        "status": (200, 429),
+        "fate": ("answered", "refused"),
+        "why": ("", "queue_full"),
+        "input_tokens": (32, None),
+        "output_tokens": (11, None),
+        "queue_ms": (2.5, None),
+    }
+
+
+def test_result_says_what_was_run_and_with_which_seed() -> None:
+    slo = Slo(ttft_ms=200.0, latency_ms=900.0)
+    scenario = replace(ONLINE, seed=7, burstiness=0.5, warm_up=4, least_seconds=3.0, slo=slo)
+    told = result_of(run(CALLS, scenario)).scenario
+    assert (told.seed, told.burstiness, told.rate_per_s) == (7, 0.5, 10.0)
+    assert (told.warm_up_requests, told.least_seconds) == (4, 3.0)
+    assert told.slo_ms == {"ttft": 200.0, "latency": 900.0}
+    assert told.cache_salt == "20261121T211711Z-x-4037a0"

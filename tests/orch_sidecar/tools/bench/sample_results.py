@@ -1,0 +1,95 @@
+"""Calls and runs that have ended, for tests."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from orch_sidecar.tools.bench.load.call import Call, Fate, Pulse
+from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.bench.results.identity import Given
+from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.results.summary import Run, result_of
+from orch_sidecar.tools.facts.evidence.measured import Arrivals
+from orch_sidecar.tools.facts.tables.row import Label
+from tests.orch_sidecar.tools.facts.snapshots import document, home, snapshot
+
+ONLINE = Scenario(Label.BATCHED_ONLINE, Arrivals.POISSON, 1, 0.0, 0, rate_per_s=10.0)
+SINGLE = Scenario(Label.SINGLE_STREAM, Arrivals.ONE_BY_ONE, 1, 0.0, 0, clients=1)
+OFFLINE = Scenario(Label.OFFLINE, Arrivals.AT_ONCE, 1, 0.0, 0)
+
+HOST = {"system": "Linux", "cpus": 2}
+IDLE = Pulse((0.0, 0.001), 0.1)
+
+
+def answered(
+    at_s: float,
+    *,
+    first_s: float = 0.1,
+    token_s: float = 0.01,
+    tokens: int = 11,
+    due: bool = True,
+    **more: Any,
+) -> Call:
+    """An answer that began to come `first_s` after its request, and came in single tokens."""
+    times = [at_s + first_s + token_s * index for index in range(tokens)]
+    values: dict[str, Any] = {
+        "due_s": at_s if due else None,
+        "free_s": None if due else at_s,
+        "sent_s": at_s,
+        "ended_s": times[-1],
+        "status": 200,
+        "fate": Fate.ANSWERED,
+        "input_tokens": 32,
+        "output_tokens": tokens,
+        "event_s": array("d", times),
+        "connected": True,
+    }
+    return Call(**values | more)
+
+
+def refused(at_s: float, why: str = "queue_full") -> Call:
+    call = Call(due_s=at_s, sent_s=at_s, ended_s=at_s, connected=True)
+    call.status, call.fate, call.why = 429, Fate.REFUSED, why
+    return call
+
+
+def in_a_row(count: int, every_s: float = 0.1, **more: Any) -> list[Call]:
+    return [answered(every_s * index, **more) for index in range(count)]
+
+
+def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Run:
+    """On an engine that took exactly these requests and batched where it may."""
+    single = scenario.label is Label.SINGLE_STREAM
+    count = sum(call.fate is Fate.ANSWERED for call in calls)
+    label = {"measurement_type": scenario.label.value}
+    engine = home if single else snapshot
+    name = "home" if single else "cloud"
+    steps = {"1": [90, 0.9]} if single else {"1": [20, 0.2], "4": [20, 0.4], "6": [5, 0.15]}
+    values: dict[str, Any] = {
+        "id": "20261121T211711Z-x-4037a0",
+        "began_at": "2026-11-21T21:17:15.090Z",
+        "endpoint": "http://127.0.0.1:8080",
+        "model": "tiny",
+        "prompts": "synthetic, 32 in, 11 out",
+        "cache_salt": "20261121T211711Z-x-4037a0",
+        "scenario": scenario,
+        "calls": calls,
+        "pulse": IDLE,
+        "host": HOST,
+        "given": Given(),
+        "documents": [document(pool=name), document(pool=name)],
+        "before": engine(**label),
+        "after": engine(requests_total=100 + count, steps_by_batch=steps, **label),
+    }
+    return Run(**values | more)
+
+
+def unverified(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Run:
+    """On an endpoint that tells nothing of its engine."""
+    return run(calls, scenario, **{"documents": [], "before": None, "after": None} | more)
+
+
+def result(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Result:
+    return result_of(run(calls, scenario, **more))

@@ -1,0 +1,116 @@
+"""`orch bench` before it measures anything: what is refused, and with which exit code."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar.tools.bench.cli import main
+from tests.orch_sidecar.tools.facts.rows import HEADER
+
+ONLINE = ("batched-online", "--rate", "1")
+
+
+def code_of(*words: str) -> int:
+    """The exit code of a command that is run here."""
+    try:
+        main(list(words))
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "the following arguments are required: COMMAND"),
+        (("batched-online",), "--rate (requests per second) or --concurrency must be given"),
+        (("sweep", "--concurrency", "2,1"), "'2,1' must be ascending, each once"),
+        (("sweep", "--plot", "x.gif"), "x.gif: a plot is a .png or a .svg file"),
+        ((*ONLINE, "--output", "/nowhere/x.json"), "must be a file in a folder that is there"),
+        ((*ONLINE, "--facts", "/"), "--facts /: must be a file in a folder that is there"),
+    ],
+)
+def test_bad_usage_is_told_and_exits_with_2(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(*words) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_table_that_is_none_is_told_before_minutes_of_measuring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n", encoding="utf-8")
+    assert code_of(*ONLINE, "--facts", str(other)) == 2
+    assert f"{other}:1" in capsys.readouterr().err
+
+
+def test_table_to_which_no_row_can_be_added_is_told_before_minutes_of_measuring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.csv"
+    broken.write_text(f'{HEADER}\nm/x,"x', encoding="utf-8")
+    assert code_of(*ONLINE, "--facts", str(broken)) == 2
+    assert f"--facts {broken}:2:2: the last record must end" in capsys.readouterr().err
+
+
+def test_one_file_for_two_things_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "f.csv"
+    same = str(tmp_path / "." / "f.csv")
+    assert code_of(*ONLINE, "--output", str(path), "--facts", same) == 2
+    assert f"--facts {same}: must not be the file of --output" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_result_is_not_written_over_a_table_of_facts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "f.csv"
+    for begin in (HEADER, f"\ufeff{HEADER}".replace("batch,", ""), HEADER.replace(",", '","')):
+        path.write_text(f"{begin}\n", encoding="utf-8")
+        assert code_of(*ONLINE, "--output", str(path)) == 2
+        assert "is a table of facts, and would be lost" in capsys.readouterr().err
+        assert path.read_text(encoding="utf-8") == f"{begin}\n"
+
+
+def test_folder_in_which_nothing_can_be_written_is_told_before_minutes_of_measuring(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody can make a file in /proc, not even root."""
+    monkeypatch.chdir("/proc")
+    assert code_of(*ONLINE) == 2
+    assert "without --output: the result: cannot be written: " in capsys.readouterr().err
+    assert code_of(*ONLINE, "--output", "/proc/x.json") == 2
+    assert "--output /proc/x.json: cannot be written: " in capsys.readouterr().err
+
+
+def test_url_that_is_none_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(*ONLINE, "--url", "localhost:8080") == 1
+    assert "'localhost:8080' is no URL of an endpoint" in capsys.readouterr().err
+
+
+def test_endpoint_that_is_not_there_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        assert code_of(*ONLINE, "--url", url) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"orch bench: GET {url}/v1/capabilities: ")
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("command", ["", "single-stream", "batched-online", "offline", "sweep"])
+def test_every_command_explains_itself(command: str) -> None:
+    words = [sys.executable, "-W", "error", "-m", "orch_sidecar", "bench", *command.split()]
+    done = subprocess.run([*words, "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "usage: orch bench" in done.stdout
+    assert "%(" not in done.stdout

@@ -1,0 +1,233 @@
+"""`orch facts from-vllm-bench` and `from-guidellm`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar.cli import main
+from orch_sidecar.tools.facts.tables.check import check, sound_rows
+from orch_sidecar.tools.facts.tables.files import read
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
+from tests.orch_sidecar.tools.facts.imports import document, path
+
+Run = Callable[..., tuple[int, str, str]]
+
+GIVEN = ("--engine", "vLLM 0.32.0", "--precision", "BF16", "--gpu", "H100", "--gpu-count", "1")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `orch facts` and returns exit code, output, errors."""
+
+    def facts(*words: str | Path) -> tuple[int, str, str]:
+        code: str | int | None = 0
+        try:
+            main(["facts", *map(str, words)])
+        except SystemExit as exit_:
+            code = exit_.code
+        out, err = capsys.readouterr()
+        assert isinstance(code, int), code
+        return code, out, err
+
+    return facts
+
+
+def ends(name: str) -> tuple[str, ...]:
+    before, after = path(f"{name}_before"), path(f"{name}_after")
+    return "--capabilities-before", str(before), "--capabilities-after", str(after)
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "label"),
+    [
+        ("from-vllm-bench", "vllm_bench_home", Label.SINGLE_STREAM),
+        ("from-vllm-bench", "vllm_bench_cloud", Label.BATCHED_ONLINE),
+        ("from-guidellm", "guidellm_home", Label.SINGLE_STREAM),
+        ("from-guidellm", "guidellm_cloud", Label.BATCHED_ONLINE),
+    ],
+)
+def test_appends_a_sound_row_once(
+    run: Run, tmp_path: Path, command: str, name: str, label: Label
+) -> None:
+    table = tmp_path / "facts.csv"
+    words = command, path(name), *ends(name), "--output", table
+    assert run(*words) == (0, "", f"{table}: 1 added, 0 were there\n")
+    assert run(*words) == (0, "", f"{table}: 0 added, 1 were there\n")
+    found = read(table)
+    assert check(found, confirmed=True) == []
+    [placed] = sound_rows(found)
+    assert placed.row.measurement_type is label
+    assert placed.row.source_tag.startswith(f"{name}.json sha256:")
+
+
+def test_prints_the_table_without_an_output(run: Run) -> None:
+    code, out, err = run("from-guidellm", path("guidellm_home"), *GIVEN)
+    assert (code, err) == (0, "")
+    header, row = out.splitlines()
+    assert header == ",".join(COLUMNS)
+    assert ",to_be_confirmed," in row
+
+
+def test_prints_json(run: Run) -> None:
+    code, out, _ = run("from-vllm-bench", "--json", path("vllm_bench_home"), *GIVEN)
+    [row] = json.loads(out)
+    assert (code, row["gpu"], row["measurement_type"]) == (0, "H100", "to_be_confirmed")
+    assert list(row) == list(COLUMNS)
+
+
+def test_several_files_and_several_runs_in_one_are_told_apart(run: Run, tmp_path: Path) -> None:
+    """As `--append-result` writes them."""
+    home, cloud = document("vllm_bench_home"), document("vllm_bench_cloud")
+    several = tmp_path / "several.json"
+    several.write_text(f"{json.dumps(home)}\n{json.dumps(cloud)}")
+    code, out, _ = run(
+        "from-vllm-bench", "--json", several, path("vllm_bench_home"), *GIVEN, "--model-name", "S"
+    )
+    rows = json.loads(out)
+    assert code == 0
+    tags = [row["source_tag"] for row in rows]
+    assert tags[0].endswith("#1")
+    assert tags[1].endswith("#2")
+    assert tags[2].startswith("vllm_bench_home.json")
+    assert "#" not in tags[2]
+    assert {row["model_name"] for row in rows} == {"S"}
+
+
+def test_what_is_refused_exits_with_1_and_the_rest_is_written(run: Run, tmp_path: Path) -> None:
+    table = tmp_path / "facts.csv"
+    failed, fine = path("vllm_bench_all_failed"), path("vllm_bench_home")
+    code, out, err = run("from-vllm-bench", failed, fine, *GIVEN, "--output", table)
+    assert (code, out) == (1, "")
+    assert f"{failed}: completed '0': no request was answered, 3 failed\n" in err
+    assert len(read(table).rows) == 1
+
+
+def test_refused_alone_writes_nothing(run: Run, tmp_path: Path) -> None:
+    table = tmp_path / "facts.csv"
+    code, out, err = run("from-vllm-bench", path("vllm_throughput"), *GIVEN, "--output", table)
+    assert (code, out) == (1, "")
+    assert "prompt and generated tokens together" in err
+    assert not table.exists()
+
+
+def test_report_of_the_other_tool_is_refused(run: Run) -> None:
+    code, out, err = run("from-guidellm", path("vllm_bench_home"), *GIVEN)
+    assert (code, out) == (1, "")
+    assert "metadata '': is missing" in err
+
+
+def test_label_that_was_not_earned_is_refused_with_the_reason(run: Run) -> None:
+    code, out, err = run("from-guidellm", path("guidellm_cloud"), *ends("guidellm_home"))
+    assert (code, out) == (1, "")
+    assert "measurement_type 'batched_online': the pool 'home'" in err
+
+
+def test_what_is_given_must_be_a_fact(run: Run) -> None:
+    words = [*GIVEN]
+    words[words.index("H100")] = " H100"
+    code, _, err = run("from-guidellm", path("guidellm_home"), *words)
+    assert code == 1
+    assert "gpu ' H100': must not begin or end with white space" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "either both --capabilities-..., or all of"),
+        (GIVEN[:-2], "either both --capabilities-..., or all of"),
+        (ends("guidellm_home")[:2], "go together"),
+        ([*ends("guidellm_home"), *GIVEN], "are in the capabilities"),
+        ([path("guidellm_cloud"), *ends("guidellm_home")], "the files have 2"),
+    ],
+)
+def test_words_that_do_not_go_together_exit_with_2(
+    run: Run, words: list[str | Path], said: str
+) -> None:
+    code, out, err = run("from-guidellm", path("guidellm_home"), *words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"{", ":1: no JSON"), (b"", ":1: no JSON"), (b"\xff", "no UTF-8"), (b"{} x", "no JSON")],
+)
+def test_file_that_cannot_be_read_exits_with_2(
+    run: Run, tmp_path: Path, content: bytes, said: str
+) -> None:
+    file = tmp_path / "f.json"
+    file.write_bytes(content)
+    code, out, err = run("from-vllm-bench", file, *GIVEN)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"orch facts: {file}")
+    assert said in err
+
+
+def test_capabilities_that_do_not_tell_enough_exit_with_2(run: Run, tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    told = document("guidellm_home_before")
+    del told["engines"][0]["requests_total"]
+    old.write_text(json.dumps(told))
+    words = "--capabilities-before", old, "--capabilities-after", path("guidellm_home_after")
+    code, _, err = run("from-guidellm", path("guidellm_home"), *words)
+    assert code == 2
+    assert f"orch facts: {old}: requests_total is None" in err
+
+
+def test_capabilities_are_one_document(run: Run, tmp_path: Path) -> None:
+    twice = tmp_path / "twice.json"
+    twice.write_bytes(path("guidellm_home_before").read_bytes() * 2)
+    words = "--capabilities-before", twice, "--capabilities-after", path("guidellm_home_after")
+    code, _, err = run("from-guidellm", path("guidellm_home"), *words)
+    assert code == 2
+    assert f"{twice}: has 2 documents" in err
+
+
+def test_pool_that_was_measured_is_named_where_there_are_several(run: Run, tmp_path: Path) -> None:
+    paths = []
+    for end in ("before", "after"):
+        both = document(f"guidellm_home_{end}")
+        both["engines"] += document(f"guidellm_cloud_{end}")["engines"]
+        paths.append(tmp_path / f"{end}.json")
+        paths[-1].write_text(json.dumps(both))
+    words = "--capabilities-before", paths[0], "--capabilities-after", paths[1]
+    code, _, err = run("from-guidellm", path("guidellm_home"), *words)
+    assert code == 2
+    assert "one pool must be named" in err
+    code, out, _ = run("from-guidellm", path("guidellm_home"), *words, "--pool", "home")
+    assert code == 0
+    assert ",single_stream," in out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("[" * 100_000, "nested too deeply"), ('{"completed":\n' + "1" * 5000, "Exceeds the limit")],
+)
+def test_json_that_cannot_be_read_is_told_with_its_place(
+    run: Run, tmp_path: Path, content: str, said: str
+) -> None:
+    odd = tmp_path / "odd.json"
+    odd.write_text(content)
+    code, _, err = run("from-vllm-bench", odd, *GIVEN)
+    assert code == 2
+    assert err.startswith(f"orch facts: {odd}:1: no JSON: ")
+    assert said in err
+
+
+def test_another_figure_for_a_measurement_that_is_there_is_refused(
+    run: Run, tmp_path: Path
+) -> None:
+    table = tmp_path / "facts.csv"
+    words = "from-vllm-bench", path("vllm_bench_home"), *GIVEN, "--output", table
+    assert run(*words)[0] == 0
+    before = table.read_text()
+    figure = sound_rows(read(table))[0].record.fields[9]
+    table.write_text(before.replace(f",{figure},", ",1.5,"))
+    code, _, err = run(*words)
+    assert code == 1
+    assert f"{table}:2:10 says '1.5' of the same measurement" in err
+    assert table.read_text() == before.replace(f",{figure},", ",1.5,")

@@ -1,0 +1,284 @@
+"""`orch facts from-jaeger` and `from-otlp`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.facts.commands import traces as traces_cli
+from orch_sidecar.tools.facts.tables.check import check, sound_rows
+from orch_sidecar.tools.facts.tables.files import read
+from orch_sidecar.tools.facts.tables.row import notes_of
+from orch_sidecar.tools.facts.tables.table import parse
+from orch_sidecar.tools.facts.traces.span import Span
+from tests.orch_sidecar.tools.facts.scripted_jaeger import ScriptedJaeger, export_of
+from tests.orch_sidecar.tools.facts.spans import TRACES, one, real, without
+
+HOME, CLOUD, MIXED = (str(TRACES / f"{name}.jsonl") for name in ("home", "cloud", "mixed"))
+# All of the real traces.
+ALL = ("--since", "2026-11-21T00:00:00Z", "--until", "2026-11-22T00:00:00Z")
+
+
+def run(*words: str) -> int:
+    parser = argparse.ArgumentParser(prog="orch facts")
+    commands = parser.add_subparsers(required=True)
+    traces_cli.add_commands(commands)
+    options = parser.parse_args(words)
+    code: int = options.run(options)
+    return code
+
+
+async def from_jaeger(spans: Iterable[Span], *words: str) -> int:
+    async with ScriptedJaeger(spans).running() as url:
+        return await asyncio.to_thread(run, "from-jaeger", "--url", url, *words)
+
+
+def labels(text: str) -> list[tuple[str, str]]:
+    """The label and the tag of each row of a table."""
+    table = parse("stdout", text)
+    assert check(table) == []
+    return [
+        (placed.row.measurement_type.value, placed.row.source_tag) for placed in sound_rows(table)
+    ]
+
+
+def test_prints_a_table_of_what_was_earned_and_tells_the_rest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("from-otlp", HOME, CLOUD, MIXED) == 0
+    told = capsys.readouterr()
+    source = "otlp:home.jsonl+cloud.jsonl+mixed.jsonl"
+    assert labels(told.out) == [
+        ("single_stream", f"{source}/home-1"),
+        ("batched_online", f"{source}/cloud-1"),
+        ("batched_online", f"{source}/two-1"),
+    ]
+    assert told.err.splitlines() == [
+        "invalid: shared-1 (batched_online, tiny, pool cloud, 3 requests)",
+        "  never_batched: no step had more than one of its sequences (1)",
+        "  coalesced: 3 requests: a decode was shared, its tokens would count several times",
+        "invalid: bulk-1 (batched_online, tiny, pool cloud, 2 requests)",
+        "  never_batched: no step had more than one of its sequences (2)",
+        "left out: home-1.warmup (before a measurement)",
+    ]
+
+
+def test_spans_of_one_request_may_stand_in_several_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for service in ("vllm", "orch-sidecar"):
+        spans = [span for span in real("cloud") if span.service == service]
+        files.append(tmp_path / f"{service}.jsonl")
+        files[-1].write_text("\n".join(json.dumps(export_of([span])) for span in spans))
+    assert run("from-otlp", *map(str, files)) == 0
+    assert labels(capsys.readouterr().out) == [
+        ("batched_online", "otlp:vllm.jsonl+orch-sidecar.jsonl/cloud-1")
+    ]
+    assert run("from-otlp", str(files[1])) == 1
+    assert "engine_not_traced: 6 of 6 requests: no span" in capsys.readouterr().err
+
+
+async def test_jaeger_gives_the_same_rows_as_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    spans = [*real("home"), *real("cloud"), *real("mixed"), *real("offline")]
+    files = [str(TRACES / f"{name}.jsonl") for name in ("home", "cloud", "mixed", "offline")]
+    assert await asyncio.to_thread(run, "from-otlp", "--json", *files) == 0
+    by_file = json.loads(capsys.readouterr().out)
+    assert await from_jaeger(spans, *ALL, "--json", "--limit", "3") == 0
+    by_jaeger = json.loads(capsys.readouterr().out)
+    assert by_file["requests"] == by_jaeger["requests"] == 26
+    for document in (by_file, by_jaeger):
+        for row in document["rows"]:
+            row["source_tag"] = row["source_tag"].rpartition("/")[2]
+            row["throughput_tokens_per_sec"] = pytest.approx(
+                row["throughput_tokens_per_sec"], rel=1e-4
+            )
+            notes = notes_of(row.pop("scenario_notes"))
+            row["notes"] = {k: v for k, v in notes.items() if not k.endswith(("_ms", "_s"))}
+    assert by_file == by_jaeger
+    assert [row["source_tag"] for row in by_jaeger["rows"]] == [
+        "home-1",
+        "cloud-1",
+        "two-1",
+        "offline-1",
+    ]
+
+
+def test_rows_are_added_to_a_file_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tps_model_gpu.csv"
+    assert run("from-otlp", HOME, "--output", str(path)) == 0
+    assert capsys.readouterr().out == f"{path}: 1 row added\n"
+    assert run("from-otlp", HOME, CLOUD, "--output", str(path)) == 0
+    assert run("from-otlp", HOME, "--output", str(path)) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{path}: no rows added"
+    assert check(read(path)) == []
+    assert [each.row.measurement_type.value for each in sound_rows(read(path))] == [
+        "single_stream",
+        "single_stream",  # from two files: another source
+        "batched_online",
+    ]
+
+
+def test_where_nothing_was_earned_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tps_model_gpu.csv"
+    assert run("from-otlp", MIXED, "--scenario", "bulk-1", "--output", str(path)) == 1
+    assert not path.exists()
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("invalid: bulk-1 ")
+
+
+def test_says_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("from-otlp", MIXED, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["requests"], document["warmups"], document["added"]) == (8, [], 0)
+    [row] = document["rows"]
+    assert (row["measurement_type"], row["batch"]) == ("batched_online", 2)
+    shared, bulk = document["invalid"]
+    assert shared["scenario"] == "shared-1"
+    assert [each["reason"] for each in shared["reasons"]] == ["never_batched", "coalesced"]
+    assert (bulk["pool"], bulk["requests"], bulk["gpu_count"]) == ("cloud", 2, 0)
+
+
+def test_one_scenario_is_asked_for_by_its_id(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("from-otlp", HOME, MIXED, "--scenario", "two-1") == 0
+    told = capsys.readouterr()
+    assert labels(told.out) == [("batched_online", "otlp:home.jsonl+mixed.jsonl/two-1")]
+    assert told.err == ""
+    assert run("from-otlp", HOME, "--scenario", "moon") == 1
+    assert f"no scenario of scenario 'moon' in {HOME} (6 requests)" in capsys.readouterr().err
+
+
+def test_what_the_spans_do_not_tell_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("orch.gpu", "orch.gpu_count", "orch.engine_version", "orch.precision")
+    path = tmp_path / "bare.jsonl"
+    path.write_text(json.dumps(export_of(without(real("cloud"), *names))))
+    assert run("from-otlp", str(path)) == 1
+    assert "not_said: gpu: the spans do not tell it" in capsys.readouterr().err
+    given = ("--gpu", "L40S", "--gpu-count", "1", "--engine", "vLLM 0.32.0", "--precision", "BF16")
+    assert run("from-otlp", str(path), *given, "--model-id", "org/tiny-1") == 0
+    [placed] = sound_rows(parse("stdout", capsys.readouterr().out))
+    assert (placed.row.gpu, placed.row.gpu_count, placed.row.precision) == ("L40S", 1, "BF16")
+    assert (placed.row.model_id, placed.row.model_name) == ("org/tiny-1", "tiny-1")
+    notes = notes_of(placed.row.scenario_notes)
+    assert notes["given"] == "engine,precision,gpu,gpu_count"
+
+
+async def test_the_last_hour_until_now_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    now_s = time.time()
+    recent, older = one(1, now_s - 600, now_s - 590), one(2, now_s - 7200, now_s - 7190)
+    assert await from_jaeger([*recent, *older]) == 0
+    assert len(labels(capsys.readouterr().out)) == 1
+    assert await from_jaeger([*recent, *older], "--since", "3h") == 0
+    assert len(labels(capsys.readouterr().out)) == 2
+    assert await from_jaeger([*recent, *older], "--since", "5m") == 1
+    assert "no scenario in orch-sidecar at http://127.0.0.1:" in capsys.readouterr().err
+
+
+async def test_a_scenario_that_goes_on_beyond_the_interval_is_told_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    second_s = 1_795_295_000
+    requests = [one(n, second_s + n, second_s + n + 0.5) for n in range(10)]
+    spans = [span for request in requests for span in request]
+    ends = ("--since", "2026-11-21T21:03:22.5Z", "--until", "2026-11-21T21:03:26.5Z")
+    assert await from_jaeger(spans, *ends) == 0
+    [placed] = sound_rows(parse("stdout", capsys.readouterr().out))
+    notes = notes_of(placed.row.scenario_notes)
+    assert (notes["requests"], notes["cut"]) == ("4", "before,after")
+
+
+async def test_traffic_that_only_the_engine_tells_of_is_seen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_ = one(1, 1_795_295_000, 1_795_295_010)
+    *_, around = one(2, 1_795_295_004, 1_795_295_005)
+    assert await from_jaeger([*run_, replace(around, parent_id=None)], *ALL) == 1
+    assert (
+        "other_traffic: sequences of others in the same engine meanwhile: 1"
+        in capsys.readouterr().err
+    )
+    assert (
+        await from_jaeger([*run_, replace(around, parent_id=None)], *ALL, "--engine-service", "x")
+        == 0
+    )
+
+
+async def test_names_of_services_may_be_others(capsys: pytest.CaptureFixture[str]) -> None:
+    spans = [
+        replace(span, resource={**span.resource, "service.name": f"{span.service}-2"})
+        for span in real("cloud")
+    ]
+    assert await from_jaeger(spans, *ALL) == 1
+    capsys.readouterr()
+    assert await from_jaeger(spans, *ALL, "--service", "orch-sidecar-2") == 0
+    assert labels(capsys.readouterr().out) == [("batched_online", "jaeger:orch-sidecar-2/cloud-1")]
+
+
+def test_a_server_that_is_not_there_is_told_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("from-jaeger", "--url", "http://127.0.0.1:1") == 2
+    assert capsys.readouterr().err.startswith(
+        "orch facts: from-jaeger: cannot read http://127.0.0.1:1/api/traces: "
+    )
+    assert run("from-jaeger", "--url", "jaeger:16686") == 2
+    assert "the URL 'jaeger:16686' must be http" in capsys.readouterr().err
+
+
+def test_a_file_that_is_none_is_told_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"resourceSpans":[]}\n{}')
+    assert run("from-otlp", HOME, str(path)) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.startswith(f"orch facts: {path}:2: no traces")) == ("", True)
+    path.write_text(json.dumps(export_of(one(1, 0, 1, decode={"orch.steps": "x"}))))
+    assert run("from-otlp", str(path)) == 2
+    assert "orch.steps is 'x', must be a number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["from-jaeger", "--since", "yesterday"], "'yesterday' must be so long ago"),
+        (["from-jaeger", "--since", "2026-11-21T00:00:00"], "with its zone"),
+        (["from-jaeger", "--limit", "1"], "'1' must be a whole number from 2"),
+        (["from-jaeger", "--limit", "2.5"], "'2.5' must be a whole number"),
+        (["from-jaeger", "--since", "1h", "--until", "2h"], "is before --since"),
+        (["from-otlp", HOME, "--gap", "0"], "'0' must be a number of seconds above 0"),
+        (["from-otlp", HOME, "--gap", "nan"], "'nan' must be"),
+        (["from-otlp", HOME, "--gpu-count", "-1"], "'-1' must be a whole number from 0"),
+        (["from-otlp", HOME, "--gpu", " "], "must not be empty"),
+        (["from-otlp"], "the following arguments are required: FILE"),
+    ],
+)
+def test_bad_usage_exits_with_2(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        run(*words)
+    assert exit_.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_one_name_is_not_given_to_several_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other: dict[str, Any] = {"gen_ai.request.model": "other"}
+    path = tmp_path / "two.jsonl"
+    path.write_text(json.dumps(export_of([*one(1, 0, 1), *one(2, 0, 1, server=other)])))
+    with pytest.raises(SystemExit):
+        run("from-otlp", str(path), "--model-id", "x")
+    assert "several models: model, other" in capsys.readouterr().err

@@ -1,0 +1,192 @@
+"""Pictures."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar.tools.facts.comparison.plot import (
+    Kind,
+    Panel,
+    PlotUnavailable,
+    Series,
+    Style,
+    apart,
+    draw,
+    require,
+)
+
+MEASURED = Series("measured", Kind.MEASURED, (1, 2, 4, 8), (90, 170, 320, 560), letter="A")
+FITTED = Series("fitted", Kind.CURVE, (1, 4, 8), (91, 318, 562), Style(line=":", colour=1))
+
+
+def panel(*series: Series, y_label: str = "generated tokens/s") -> Panel:
+    return Panel("throughput", "batch b (sequences per step)", y_label, series)
+
+
+def drawn(path: Path, *panels: Panel, title: str = "a title") -> str:
+    """The text of an SVG: matplotlib notes each word that it draws in a comment."""
+    draw(path, title, panels)
+    return path.read_text(encoding="utf-8")
+
+
+def test_png_is_a_png_of_a_size_to_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "p.PNG"
+    draw(path, "a title", [panel(MEASURED, FITTED), panel(MEASURED)])
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    wide, high = int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
+    assert (wide, high) > (1700, 600)
+    assert wide > 2 * high
+
+
+def test_picture_names_axes_with_units_series_and_title(tmp_path: Path) -> None:
+    said = drawn(tmp_path / "p.svg", panel(MEASURED, FITTED), title="Llama on H100")
+    for words in ("Llama on H100", "throughput", "generated tokens/s", "A   measured", "fitted"):
+        assert f"<!-- {words} -->" in said
+    assert "<!-- batch b (sequences per step) -->" in said
+    # The letter at the line's end.
+    assert "<!-- A -->" in said
+
+
+def test_batches_are_the_ticks_as_plain_numbers(tmp_path: Path) -> None:
+    said = drawn(tmp_path / "p.svg", panel(MEASURED))
+    for batch in (1, 2, 4, 8):
+        assert f"<!-- {batch} -->" in said
+    assert "10^" not in said
+
+
+def ticks(said: str, axis: str) -> list[tuple[str, float]]:
+    """What the ticks of an axis say, and where they are along it, in pixels."""
+    found = re.findall(
+        rf'<g id="{axis}tick_\d+">.*?<use [^>]*x="([\d.]+)" y="([\d.]+)".*?<!-- (.*?) -->',
+        said,
+        re.DOTALL,
+    )
+    return [(label, float(x if axis == "x" else y)) for x, y, label in found]
+
+
+def apart_by(said: str, axis: str, *labels: str) -> list[float]:
+    """How far each of the labelled ticks is from the one before."""
+    places = dict(ticks(said, axis))
+    pairs = itertools.pairwise(labels)
+    return [abs(places[after] - places[before]) for before, after in pairs]
+
+
+def test_batches_that_double_are_equally_far_apart(tmp_path: Path) -> None:
+    far = drawn(tmp_path / "p.svg", panel(MEASURED))
+    first, second, third = apart_by(far, "x", "1", "2", "4", "8")
+    assert first == pytest.approx(second) == pytest.approx(third)
+    near = Series("near", Kind.MEASURED, (1, 2, 3), (90, 170, 250))
+    first, second = apart_by(drawn(tmp_path / "q.svg", panel(near)), "x", "1", "2", "3")
+    assert first == pytest.approx(second)
+
+
+def test_values_far_apart_get_a_logarithmic_axis_and_others_one_from_0(tmp_path: Path) -> None:
+    far = Series("far", Kind.MEASURED, (1, 1024), (10, 20000))
+    said = drawn(tmp_path / "p.svg", panel(far))
+    first, second = apart_by(said, "y", "100", "1,000", "10,000")
+    assert first == pytest.approx(second)
+    near = Series("near", Kind.MEASURED, (1, 1024), (10000, 20000))
+    said = drawn(tmp_path / "q.svg", panel(near))
+    assert ticks(said, "y")[0][0] == "0"
+    first, second = apart_by(said, "y", "0", "10000", "20000")
+    assert first == pytest.approx(second)
+
+
+def test_same_figures_make_the_same_bytes(tmp_path: Path) -> None:
+    for suffix in ("svg", "png"):
+        first, second = tmp_path / f"a.{suffix}", tmp_path / f"b.{suffix}"
+        draw(first, "a title", [panel(MEASURED, FITTED)])
+        draw(second, "a title", [panel(MEASURED, FITTED)])
+        assert first.read_bytes() == second.read_bytes()
+
+
+def test_names_are_words_and_no_formulas(tmp_path: Path) -> None:
+    """As a formula, this one would be an error."""
+    odd = r"$\no_such$"
+    series = Series(odd, Kind.MEASURED, (1,), (1,), letter=odd)
+    said = drawn(tmp_path / "p.svg", Panel(odd, odd, odd, (series,)), title=odd)
+    assert said.count(f"<!-- {odd} -->") == 5
+    assert f"<!-- {odd}   {odd} -->" in said
+
+
+def test_letters_of_lines_that_end_together_stand_apart(tmp_path: Path) -> None:
+    def places(said: str) -> set[str]:
+        """Where each letter stands: the line below its comment begins with the translation."""
+        lines = said.splitlines()
+        return {
+            lines[index + 1].split("scale")[0]
+            for index, line in enumerate(lines)
+            if line.strip() in ("<!-- A -->", "<!-- B -->")
+        }
+
+    other = Series("other", Kind.MEASURED, MEASURED.xs, MEASURED.ys, letter="B")
+    assert len(places(drawn(tmp_path / "p.svg", panel(MEASURED, other)))) == 2
+
+
+@pytest.mark.parametrize(
+    ("heights", "moved"),
+    [
+        ([], []),
+        ([0, 20, 40], [0, 20, 40]),
+        ([0, 5, 8, 40], [0, 10, 20, 40]),
+        ([90, 92, 94], [80, 90, 100]),
+        ([40, 95, 95, 120], [40, 80, 90, 100]),
+    ],
+)
+def test_letters_are_moved_up_and_kept_below_the_top(
+    heights: list[float], moved: list[float]
+) -> None:
+    assert apart(heights, gap=10, top=100) == moved
+
+
+def test_ranges_are_drawn_around_points(tmp_path: Path) -> None:
+    ranges = ((80.0, 100.0), (160.0, 180.0), (300.0, 330.0), (550.0, 600.0))
+    with_ranges = Series("m", Kind.MEASURED, MEASURED.xs, MEASURED.ys, ranges=ranges)
+    without = Series("m", Kind.MEASURED, MEASURED.xs, MEASURED.ys)
+    bars = "LineCollection"
+    assert bars in drawn(tmp_path / "p.svg", panel(with_ranges))
+    assert bars not in drawn(tmp_path / "q.svg", panel(without))
+
+
+@pytest.mark.parametrize("name", ["p.gif", "p", "p.pdf"])
+def test_other_suffix_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"a plot is a \.png or a \.svg file"):
+        draw(tmp_path / name, "a title", [panel(MEASURED)])
+
+
+def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
+    for panels in ([], [panel()]):
+        with pytest.raises(ValueError, match="nothing to draw"):
+            draw(tmp_path / "p.svg", "a title", panels)
+
+
+@pytest.mark.parametrize(
+    ("xs", "ys", "ranges"),
+    [((), (), ()), ((1.0,), (), ()), ((1.0, 2.0), (1.0, 2.0), ((1.0, 1.0),))],
+)
+def test_points_that_do_not_fit_together_are_no_series(
+    xs: tuple[float, ...], ys: tuple[float, ...], ranges: tuple[tuple[float, float], ...]
+) -> None:
+    with pytest.raises(ValueError, match=r"^s: \d "):
+        Series("s", Kind.MEASURED, xs, ys, ranges=ranges)
+
+
+def test_without_matplotlib_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PlotUnavailable, match="pip install matplotlib"):
+        require(tmp_path / "p.png")
+
+
+def test_matplotlib_is_not_loaded_before_something_is_drawn() -> None:
+    code = "import orch_sidecar.tools.facts.cli, sys; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

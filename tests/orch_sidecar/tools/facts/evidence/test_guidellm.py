@@ -1,0 +1,244 @@
+"""Reports of GuideLLM: real ones, and what is changed in them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.facts.evidence.guidellm import read
+from orch_sidecar.tools.facts.evidence.measured import Arrivals, Measured, Refused
+from orch_sidecar.tools.facts.tables.row import Label
+from tests.orch_sidecar.tools.facts.imports import document
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def changed(change: Change, name: str = "guidellm_cloud") -> dict[str, Any]:
+    """A report with a change in its benchmark."""
+    report: dict[str, Any] = document(name)
+    change(report["benchmarks"][0])
+    return report
+
+
+def measured(report: object) -> Measured:
+    [found] = read(report)
+    assert isinstance(found, Measured), found
+    return found
+
+
+def refused(report: object) -> Refused:
+    [found] = read(report)
+    assert isinstance(found, Refused), found
+    return found
+
+
+def requests_of(report: dict[str, Any]) -> list[dict[str, Any]]:
+    requests: list[dict[str, Any]] = report["benchmarks"][0]["requests"]["successful"]
+    return requests
+
+
+def test_synchronous_report_is_one_request_after_the_other() -> None:
+    found = measured(document("guidellm_home"))
+    assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.ONE_BY_ONE, 1, None)
+    assert (found.claim, found.overlap) == (Label.SINGLE_STREAM, 1)
+    assert (found.requests, found.failed, found.output_tokens) == (20, 0, 640)
+    assert (found.tool, found.model) == ("guidellm 0.8.1", "small")
+
+
+def test_constant_report_has_a_rate_and_overlapping_answers() -> None:
+    found = measured(document("guidellm_cloud"))
+    assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.CONSTANT, None, 3.0)
+    assert found.claim is Label.BATCHED_ONLINE
+    assert found.overlap is not None
+    assert found.overlap > 1
+
+
+def test_times_per_token_are_the_tools_inter_token_latencies() -> None:
+    report = document("guidellm_cloud")
+    theirs = statistics.median(each["inter_token_latency_ms"] for each in requests_of(report))
+    assert measured(report).latency_ms["tpot_p50_ms"] == pytest.approx(theirs, rel=1e-4)
+
+
+def test_its_time_per_output_token_is_not_ours() -> None:
+    """It has the first token, and all of the prompt, in it."""
+    report = document("guidellm_cloud")
+    theirs = statistics.median(each["time_per_output_token_ms"] for each in requests_of(report))
+    assert theirs > 1.05 * measured(report).latency_ms["tpot_p50_ms"]
+
+
+def test_first_token_counts_from_the_due_time_where_there_is_a_schedule() -> None:
+    def late(benchmark: dict[str, Any]) -> None:
+        for each in benchmark["requests"]["successful"]:
+            each["info"]["timings"]["targeted_start"] -= 1
+
+    def began_early(benchmark: dict[str, Any]) -> None:
+        late(benchmark)
+        benchmark["scheduler_metrics"]["start_time"] -= 1
+
+    plain = measured(document("guidellm_cloud")).latency_ms["ttft_p50_ms"]
+    later = measured(changed(began_early)).latency_ms["ttft_p50_ms"]
+    assert later == pytest.approx(plain + 1000, abs=0.01)
+    closed = measured(changed(late, "guidellm_home")).latency_ms
+    assert closed == measured(document("guidellm_home")).latency_ms
+
+
+def test_throughput_is_of_generated_tokens_over_first_arrival_to_last_token() -> None:
+    report = document("guidellm_home")
+    timings = [each["info"]["timings"] for each in requests_of(report)]
+    began = min(each["request_start"] for each in timings)
+    window_s = max(each["last_token_iteration"] for each in timings) - began
+    found = measured(report)
+    assert found.window_s == pytest.approx(window_s)
+    assert found.tokens_per_s == pytest.approx(640 / window_s)
+
+
+def test_answers_that_were_not_streamed_have_no_first_token() -> None:
+    def whole(benchmark: dict[str, Any]) -> None:
+        for each in benchmark["requests"]["successful"]:
+            each["info"]["timings"] |= {"first_token_iteration": None, "last_token_iteration": None}
+
+    found = measured(changed(whole, "guidellm_home"))
+    assert set(found.latency_ms) == {"latency_p50_ms", "latency_p90_ms", "latency_p95_ms"}
+    assert found.overlap == 1
+
+
+def test_each_benchmark_of_a_report_is_one_run() -> None:
+    report = document("guidellm_home")
+    report["benchmarks"] += document("guidellm_cloud")["benchmarks"]
+    report["benchmarks"][0]["config"]["warmup"]["value"] = 2
+    first, second = read(report)
+    assert isinstance(first, Refused)
+    assert isinstance(second, Refused)  # single_stream is the claim of both
+    assert "no limit on requests" in second.rule
+
+
+def test_poisson_of_several_processes_is_told_as_repeated_gaps() -> None:
+    def poisson(workers: int) -> Change:
+        return lambda benchmark: benchmark["config"]["strategy"].update(
+            type_="poisson", worker_count=workers
+        )
+
+    assert measured(changed(poisson(10))).arrivals is Arrivals.REPEATED_GAPS
+    assert measured(changed(poisson(1))).arrivals is Arrivals.POISSON
+
+
+def test_requests_that_were_due_before_the_run_began_are_refused() -> None:
+    found = refused(document("guidellm_early"))
+    assert found.name == "info.timings.targeted_start"
+    assert found.value.startswith("-0.")
+    assert "20 of 45 requests were due before the run began" in found.rule
+
+
+@pytest.mark.parametrize(
+    ("strategy", "arrivals", "at_once"),
+    [
+        ({"type_": "concurrent", "streams": 4}, Arrivals.CLOSED_LOOP, 4),
+        ({"type_": "concurrent", "streams": 1}, Arrivals.ONE_BY_ONE, 1),
+        ({"type_": "throughput", "max_concurrency": 10240}, Arrivals.AT_ONCE, None),
+        ({"type_": "trace"}, Arrivals.TRACE, None),
+    ],
+)
+def test_strategies_are_told_as_arrivals(
+    strategy: dict[str, Any], arrivals: Arrivals, at_once: int | None
+) -> None:
+    def change(benchmark: dict[str, Any]) -> None:
+        benchmark["config"]["strategy"] = strategy
+
+    report = changed(change)
+    report["config"]["metadata"]["labels"] = {}
+    found = measured(report)
+    assert (found.arrivals, found.at_once, found.claim) == (arrivals, at_once, None)
+
+
+def test_limit_of_an_open_loop_is_that_which_was_asked_for() -> None:
+    def change(benchmark: dict[str, Any]) -> None:
+        benchmark["config"]["profile"]["max_concurrency"] = 4
+
+    assert measured(changed(change)).at_once == 4
+
+
+def test_failed_and_incomplete_requests_are_counted() -> None:
+    def change(benchmark: dict[str, Any]) -> None:
+        benchmark["scheduler_metrics"]["requests_made"] |= {"errored": 2, "incomplete": 3}
+
+    assert measured(changed(change)).failed == 5
+
+
+def _set(*path: str | int, value: Any) -> Change:
+    def change(benchmark: dict[str, Any]) -> None:
+        place: Any = benchmark
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+
+    return change
+
+
+_MADE = ("scheduler_metrics", "requests_made")
+_FIRST = ("requests", "successful", 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "rule"),
+    [
+        (_set("config", "warmup", "value", value=0.1), "config.warmup", "must be none"),
+        (_set("config", "cooldown", "percent", value=0.2), "config.cooldown", "must be none"),
+        (_set(*_MADE, "successful", value=0), "requests_made", "no request was answered"),
+        (_set(*_MADE, "successful", value=50), "requests.successful", "must be all 50"),
+        (_set("config", "strategy", "type_", value="burst"), "type_", "'synchronous'"),
+        (_set("config", "backend", "kind", value="vllm_python"), "kind", "'openai_http'"),
+        (_set(*_FIRST, "output_tokens", value=None), "output_tokens", "valid integer"),
+        (_set(*_FIRST, "output_tokens", value=0), "output_tokens", "greater than or equal to 1"),
+        (
+            _set(*_FIRST, "info", "timings", "request_end", value=None),
+            "request_end",
+            "valid number",
+        ),
+        (_set("requests", value={}), "requests.successful", "is missing"),
+    ],
+)
+def test_what_does_not_map_is_refused_by_field_value_and_rule(
+    change: Change, name: str, rule: str
+) -> None:
+    found = refused(changed(change))
+    assert name in found.name
+    assert rule in found.rule
+
+
+@pytest.mark.parametrize("version", [1, 3, "2", None])
+def test_report_of_another_schema_is_refused(version: object) -> None:
+    report = document("guidellm_home")
+    report["metadata"]["version"] = version
+    assert refused(report).name == "metadata.version"
+
+
+def test_report_before_0_5_which_says_no_version_is_refused() -> None:
+    report = document("guidellm_home")
+    del report["metadata"]
+    assert str(refused(report)).startswith("metadata '': is missing")
+
+
+@pytest.mark.parametrize("labels", [{"measurement_type": "fast"}, {"measurement_type": "offline"}])
+def test_claim_that_cannot_be_is_refused(labels: dict[str, str]) -> None:
+    report = document("guidellm_home")
+    report["config"]["metadata"]["labels"] = labels
+    assert refused(report).name == "measurement_type"
+
+
+@pytest.mark.parametrize("found", [[], "file", None, {}, {"benchmarks": []}])
+def test_what_is_no_report_is_refused(found: object) -> None:
+    assert refused(found).rule
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_time_that_is_not_finite_is_refused(value: float) -> None:
+    def change(benchmark: dict[str, Any]) -> None:
+        timings = benchmark["requests"]["successful"][0]["info"]["timings"]
+        timings["first_token_iteration"] = value
+
+    found = refused(changed(change))
+    assert found.name.endswith("timings.first_token_iteration")
+    assert found.rule == "Input should be a finite number"

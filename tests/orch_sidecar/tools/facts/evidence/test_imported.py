@@ -1,0 +1,211 @@
+"""Runs of other tools as rows: real ones with what the engine said of itself, and less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
+from orch_sidecar.tools.facts.evidence.imported import Given, Proof, Source, fact
+from orch_sidecar.tools.facts.evidence.measured import Arrivals, Measured, Refused
+from orch_sidecar.tools.facts.tables.row import Label, Row, notes_of
+from tests.orch_sidecar.tools.facts.imports import document, proof
+
+GIVEN = Given(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+SOURCE = Source("run-1")
+RUNS = ("vllm_bench_home", "guidellm_home", "vllm_bench_cloud", "guidellm_cloud")
+
+
+def run(name: str, **changes: Any) -> Measured:
+    read = vllm_bench.read if name.startswith("vllm") else guidellm.read
+    [found] = read(document(name))
+    assert isinstance(found, Measured), found
+    return replace(found, **changes)
+
+
+def row(measured: Measured, known: Proof | Given, source: Source = SOURCE) -> Row:
+    made = fact(measured, known, source)
+    assert isinstance(made, Row), made
+    return made
+
+
+def refused(measured: Measured, known: Proof | Given, source: Source = SOURCE) -> Refused:
+    made = fact(measured, known, source)
+    assert isinstance(made, Refused), made
+    return made
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_run_earns_its_label_by_what_the_engine_did(name: str) -> None:
+    made = row(run(name), proof(name))
+    single = name.endswith("home")
+    assert made.measurement_type is (Label.SINGLE_STREAM if single else Label.BATCHED_ONLINE)
+    assert (made.batch == 1) is single
+    assert notes_of(made.scenario_notes)["batching"] == ("off" if single else "on")
+    assert made.engine.startswith("vLLM 0.")
+    assert (made.gpu_count, made.precision) == (0, "FP32")
+    assert made.gpu.startswith("CPU (")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_engine_decoded_what_the_file_says_but_for_first_tokens(name: str) -> None:
+    """Alone, every token but the first is a decode step; beside others some are made by steps
+    that also read a prompt, and are not counted."""
+    found, ends = run(name), proof(name)
+    before, after = ends.before.steps_by_batch, ends.after.steps_by_batch
+    decoded = sum(
+        batch * (count - before.get(batch, (0, 0.0))[0]) for batch, (count, _) in after.items()
+    )
+    expected = found.output_tokens - found.requests
+    if name.endswith("home"):
+        assert decoded == expected
+    else:
+        assert 0.7 * expected < decoded <= expected
+
+
+def test_batch_is_what_the_engine_counted_and_not_the_clients_overlap() -> None:
+    made = row(run("vllm_bench_cloud", overlap=64), proof("vllm_bench_cloud"))
+    assert 1 < made.batch <= 8
+    notes = notes_of(made.scenario_notes)
+    assert 1 < float(notes["batch_mean"]) < made.batch
+    assert "batch_is" not in notes
+
+
+def test_notes_say_how_it_was_measured() -> None:
+    notes = notes_of(row(run("vllm_bench_cloud"), proof("vllm_bench_cloud")).scenario_notes)
+    assert list(notes)[:5] == ["input_tokens", "output_tokens", "batching", "tool", "arrivals"]
+    assert (notes["arrivals"], notes["rate_per_s"], notes["requests"]) == ("poisson", "3", "45")
+    assert notes["profile"] == "cloud"
+    assert notes["preliminary"] == "yes"  # fewer queries than may be published
+    assert "failed" not in notes
+    assert notes["tool"] == "vllm bench serve"
+
+
+def test_failed_requests_are_noted() -> None:
+    made = row(run("vllm_bench_cloud", failed=2), proof("vllm_bench_cloud"))
+    assert notes_of(made.scenario_notes)["failed"] == "2"
+
+
+def test_without_a_claim_the_label_is_the_engines() -> None:
+    for claim in (None, Label.TO_BE_CONFIRMED):
+        made = row(run("guidellm_cloud", claim=claim), proof("guidellm_cloud"))
+        assert made.measurement_type is Label.BATCHED_ONLINE
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_without_proof_nothing_is_confirmed_and_the_claim_is_a_note(name: str) -> None:
+    made = row(run(name), GIVEN)
+    notes = notes_of(made.scenario_notes)
+    assert made.measurement_type is Label.TO_BE_CONFIRMED
+    assert notes["claim"] == ("single_stream" if name.endswith("home") else "batched_online")
+    assert notes["batching"] == "unknown"
+    assert notes["given"] == "engine,precision,gpu,gpu_count"
+    assert (made.engine, made.gpu) == ("vLLM 0.32.0", "H100")
+
+
+def test_without_proof_the_batch_is_the_overlap_that_the_tool_saw() -> None:
+    made = row(run("guidellm_cloud", overlap=5), GIVEN)
+    assert made.batch == 5
+    assert notes_of(made.scenario_notes)["batch_is"] == "overlap"
+
+
+def test_limit_of_a_load_is_no_batch() -> None:
+    found = run("vllm_bench_cloud", overlap=None, at_once=8)
+    assert str(refused(found, GIVEN)).startswith("max_concurrency '8': is no batch")
+    assert row(replace(found, at_once=1), GIVEN).batch == 1
+    # The engine's word suffices.
+    assert row(found, proof("vllm_bench_cloud")).batch > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("vllm_bench_home", {"claim": Label.OFFLINE}, "nothing measured there is offline"),
+        ("vllm_bench_cloud", {"claim": Label.SINGLE_STREAM}, "needs an engine with one slot"),
+        ("vllm_bench_home", {"requests": 21}, "21 requests were answered, and the engine took 20"),
+        ("vllm_bench_home", {"requests": 19}, "others used it at the same time"),
+        ("vllm_bench_home", {"output_tokens": 600}, "or this is of another run"),
+    ],
+)
+def test_what_the_engine_did_not_do_is_refused(
+    name: str, changes: dict[str, Any], said: str
+) -> None:
+    found = refused(run(name, **changes), proof(name))
+    assert found.name == "measurement_type"
+    assert said in found.rule
+
+
+@pytest.mark.parametrize(
+    ("name", "arrivals", "at_once"),
+    [
+        ("vllm_bench_home", Arrivals.AT_ONCE, None),
+        ("vllm_bench_home", Arrivals.POISSON, None),
+        ("vllm_bench_home", Arrivals.CONSTANT, 1),
+        ("vllm_bench_cloud", Arrivals.POISSON, 1),
+    ],
+)
+def test_load_that_cannot_have_earned_the_engines_label_is_refused(
+    name: str, arrivals: Arrivals, at_once: int | None
+) -> None:
+    """What waits before an engine of one slot is decoded one at a time whatever the load was."""
+    found = run(name, claim=None, arrivals=arrivals, at_once=at_once)
+    assert f"the load was {arrivals}, with" in refused(found, proof(name)).rule
+
+
+def test_offline_by_a_schedule_is_refused() -> None:
+    ends = proof("vllm_bench_cloud")
+    offline: dict[str, Any] = {"measurement_type": "offline", "profile": "offline"}
+    known = Proof(replace(ends.before, **offline), replace(ends.after, **offline))
+    found = run("vllm_bench_cloud", claim=None)
+    assert "is everything at once" in refused(found, known).rule
+    assert row(replace(found, arrivals=Arrivals.AT_ONCE), known).measurement_type is Label.OFFLINE
+
+
+def test_model_that_the_engine_does_not_serve_is_refused_unless_it_is_named() -> None:
+    found, ends = run("vllm_bench_home", model="other"), proof("vllm_bench_home")
+    assert str(refused(found, ends)).startswith("model 'other': the engine serves small")
+    assert row(found, ends, Source("run-1", "org/Small")).model_id == "org/Small"
+
+
+def test_every_name_that_the_engine_serves_is_a_model() -> None:
+    ends = proof("vllm_bench_home")
+    models = ("small", "alias", "sql")
+    known = Proof(replace(ends.before, models=models), replace(ends.after, models=models))
+    for model in models:
+        assert row(run("vllm_bench_home", model=model), known).model_id == model
+
+
+def test_tokens_of_failed_requests_are_in_no_file() -> None:
+    """The engine may have decoded them."""
+    made = fact(
+        run("vllm_bench_home", requests=19, failed=1, output_tokens=608),
+        proof("vllm_bench_home"),
+        SOURCE,
+    )
+    assert isinstance(made, Row)
+
+
+def test_capabilities_of_another_run_are_refused() -> None:
+    assert "others used it" in refused(run("vllm_bench_home"), proof("vllm_bench_cloud")).rule
+
+
+def test_ends_that_are_swapped_are_refused() -> None:
+    ends = proof("vllm_bench_home")
+    swapped = Proof(ends.after, ends.before)
+    assert "older than the first" in refused(run("vllm_bench_home"), swapped).rule
+
+
+def test_path_is_no_name_of_a_model() -> None:
+    found = run("vllm_bench_home", model="/models/llama")
+    assert "--model-id" in refused(found, GIVEN).rule
+    made = row(found, GIVEN, Source("run-1", "meta-llama/Llama-3.1-8B-Instruct"))
+    assert made.model_name == "Llama-3.1-8B-Instruct"
+    assert row(found, GIVEN, Source("run-1", "llama", "Llama 3.1 8B")).model_name == "Llama 3.1 8B"
+
+
+def test_lengths_are_means_per_request() -> None:
+    made = row(run("vllm_bench_cloud", input_tokens=45 * 32 + 30), GIVEN)
+    assert (made.input_tokens, made.output_tokens) == (33, 32)
+    assert notes_of(made.scenario_notes)["input_tokens"] == "33"

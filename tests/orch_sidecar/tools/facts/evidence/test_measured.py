@@ -1,0 +1,92 @@
+"""What another tool measured, in our terms."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_sidecar.tools.facts.evidence.figures import Served, figures
+from orch_sidecar.tools.facts.evidence.measured import (
+    Arrivals,
+    Unfit,
+    claim_of,
+    latency_notes,
+    overlap,
+)
+from orch_sidecar.tools.facts.tables.row import Label
+
+
+def served(arrived_s: float, first_s: float | None, ended_s: float, tokens: int = 3) -> Served:
+    return Served(arrived_s, first_s, ended_s, 5, tokens)
+
+
+def test_answers_overlap_between_first_token_and_end() -> None:
+    # The third one waits for its first token while the others are generated.
+    assert overlap([served(0, 1, 4), served(0, 2, 3), served(0, 5, 6)]) == 2
+
+
+def test_answer_that_begins_when_another_ends_does_not_overlap_it() -> None:
+    assert overlap([served(0, 1, 2), served(0, 2, 3)]) == 1
+
+
+def test_answer_whose_first_token_nobody_saw_counts_from_its_arrival() -> None:
+    assert overlap([served(0, None, 4), served(1, 2, 3)]) == 2
+
+
+def test_answer_of_one_token_is_one_answer() -> None:
+    assert overlap([served(0, 1, 1, tokens=1)]) == 1
+    assert overlap([]) == 0
+
+
+def test_notes_are_in_milliseconds_and_leave_out_what_nobody_saw() -> None:
+    notes = latency_notes(figures([served(0, 1, 2), served(1, 2, 3)]))
+    assert notes["ttft_p50_ms"] == 1000
+    assert notes["tpot_p95_ms"] == 500
+    assert notes["latency_p90_ms"] == 2000
+    assert set(latency_notes(figures([served(0, None, 2)]))) == {
+        "latency_p50_ms",
+        "latency_p90_ms",
+        "latency_p95_ms",
+    }
+
+
+@pytest.mark.parametrize("at_once", [None, 1, 8])
+def test_no_claim_is_none(at_once: int | None) -> None:
+    assert claim_of(None, Arrivals.POISSON, at_once) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "arrivals", "at_once"),
+    [
+        ("single_stream", Arrivals.ONE_BY_ONE, 1),
+        ("batched_online", Arrivals.POISSON, None),
+        ("batched_online", Arrivals.CLOSED_LOOP, 8),
+        ("offline", Arrivals.AT_ONCE, None),
+        ("offline", Arrivals.CLOSED_LOOP, 64),
+        ("to_be_confirmed", Arrivals.POISSON, 1),
+    ],
+)
+def test_claim_that_the_load_allows_is_a_label(
+    said: str, arrivals: Arrivals, at_once: int | None
+) -> None:
+    assert claim_of(said, arrivals, at_once) is Label(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "arrivals", "at_once", "rule"),
+    [
+        ("single_stream", Arrivals.CLOSED_LOOP, 8, "was closed_loop, with a limit of 8"),
+        ("single_stream", Arrivals.AT_ONCE, None, "was at_once, with no limit"),
+        ("single_stream", Arrivals.POISSON, 1, "the next when the one before has ended"),
+        ("batched_online", Arrivals.ONE_BY_ONE, 1, "a limit of 1"),
+        ("offline", Arrivals.ONE_BY_ONE, 1, "a limit of 1"),
+        ("offline", Arrivals.POISSON, None, "is everything at once"),
+        ("offline", Arrivals.CONSTANT, 64, "the load was constant"),
+        ("aggregate", Arrivals.AT_ONCE, 8, "must be one of single_stream, batched_online"),
+    ],
+)
+def test_claim_that_the_load_contradicts_is_refused(
+    said: str, arrivals: Arrivals, at_once: int | None, rule: str
+) -> None:
+    with pytest.raises(Unfit, match=rule) as refused:
+        claim_of(said, arrivals, at_once)
+    assert (refused.value.refused.name, refused.value.refused.value) == ("measurement_type", said)

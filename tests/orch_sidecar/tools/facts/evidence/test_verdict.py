@@ -1,0 +1,163 @@
+"""A label is earned, or the measurement is invalid and says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.facts.evidence.verdict import Own, batches_of, judge, objections, shortfalls
+from orch_sidecar.tools.facts.tables.row import Label
+from tests.orch_sidecar.tools.facts.snapshots import home, snapshot
+
+SINGLE, ONLINE, OFFLINE = Label.SINGLE_STREAM, Label.BATCHED_ONLINE, Label.OFFLINE
+OWN = Own(sent=10, answered=10)
+ONE_BY_ONE = {"1": [90, 0.9]}
+BATCHED = {"1": [10, 0.1], "4": [25, 0.5], "6": [10, 0.3]}
+
+
+def reasons_of(label: Label, before: Any, after: Any, own: Own = OWN) -> str:
+    return "; ".join(judge(label, before, after, own))
+
+
+def test_single_stream_is_earned_on_one_slot_and_one_at_a_time() -> None:
+    assert judge(SINGLE, home(), home(requests_total=110, steps_by_batch=ONE_BY_ONE), OWN) == []
+
+
+def test_batched_online_is_earned_by_steps_of_more_than_one() -> None:
+    after = snapshot(requests_total=110, steps_by_batch=BATCHED)
+    assert judge(ONLINE, snapshot(), after, OWN) == []
+    found = batches_of(snapshot(), after)
+    assert (found.steps, found.largest) == (30, 6)
+    assert found.mean == pytest.approx((20 * 4 + 10 * 6) / 30)
+
+
+def test_offline_is_earned_alone_on_an_offline_engine() -> None:
+    before = snapshot(profile="offline", measurement_type="offline")
+    after = snapshot(
+        profile="offline", measurement_type="offline", requests_total=110, steps_by_batch=BATCHED
+    )
+    assert judge(OFFLINE, before, after, OWN) == []
+    crowded = Own(sent=9, answered=9)
+    assert "the engine took 10 requests in the window, and 9 were of this" in reasons_of(
+        OFFLINE, before, after, crowded
+    )
+
+
+@pytest.mark.parametrize("label", [SINGLE, OFFLINE])
+def test_label_that_the_pool_does_not_have_is_objected_to_before_anything_runs(
+    label: Label,
+) -> None:
+    assert f"nothing measured there is {label}" in "; ".join(objections(label, snapshot()))
+    assert objections(ONLINE, snapshot()) == []
+    assert objections(SINGLE, home()) == []
+
+
+def test_slots_must_fit_the_label() -> None:
+    assert "one slot, this one has 2" in "; ".join(objections(SINGLE, home(slots_total=2)))
+    assert "more than one slot" in "; ".join(objections(ONLINE, snapshot(slots_total=1)))
+
+
+def test_second_client_during_a_single_stream_window_is_seen() -> None:
+    after = home(requests_total=111, steps_by_batch=ONE_BY_ONE)
+    assert "the engine took 11 requests in the window, and 10 were of this" in reasons_of(
+        SINGLE, home(), after
+    )
+
+
+def test_step_of_more_than_one_is_no_single_stream() -> None:
+    after = home(requests_total=110, steps_by_batch={"1": [50, 0.5], "2": [1, 0.1]})
+    assert "decoded up to 2 sequences in one step" in reasons_of(SINGLE, home(), after)
+
+
+def test_steps_before_the_window_do_not_count() -> None:
+    steps = {"1": [50, 0.5], "2": [1, 0.1]}
+    before, after = (
+        home(steps_by_batch=steps),
+        home(requests_total=110, steps_by_batch=steps | {"1": [90, 0.9]}),
+    )
+    assert judge(SINGLE, before, after, OWN) == []
+
+
+def test_batch_that_never_exceeded_one_is_no_batched_online() -> None:
+    after = snapshot(requests_total=110, steps_by_batch={"1": [99, 1.0], "4": [5, 0.1]})
+    assert "nothing was batched" in reasons_of(ONLINE, snapshot(), after)
+
+
+def test_batch_that_never_exceeded_one_is_no_offline() -> None:
+    own = {"profile": "offline", "measurement_type": "offline"}
+    after = snapshot(requests_total=110, steps_by_batch={"1": [99, 1.0], "4": [5, 0.1]}, **own)
+    assert "nothing was batched" in reasons_of(OFFLINE, snapshot(**own), after)
+
+
+def test_coalesced_answers_are_seen() -> None:
+    after = snapshot(requests_total=108, steps_by_batch=BATCHED)
+    assert "10 requests were answered, and the engine took 8" in reasons_of(
+        ONLINE, snapshot(), after
+    )
+
+
+def test_requests_that_failed_may_or_may_not_have_reached_the_engine() -> None:
+    after = snapshot(requests_total=109, steps_by_batch=BATCHED)
+    assert judge(ONLINE, snapshot(), after, Own(sent=10, answered=8)) == []
+
+
+def test_more_sequence_steps_than_tokens_are_of_others() -> None:
+    """20 steps of four and 10 of six: 140 tokens at least."""
+    after = snapshot(requests_total=110, steps_by_batch=BATCHED)
+    assert judge(ONLINE, snapshot(), after, Own(10, 10, 140)) == []
+    assert judge(ONLINE, snapshot(), after, Own(10, 10, None)) == []
+    [said] = judge(ONLINE, snapshot(), after, Own(10, 10, 139))
+    assert said.startswith("the engine decoded 140 times a sequence in the window, and this")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_sequences_that_are_in_the_engine_at_either_end_are_seen(when: str) -> None:
+    before = snapshot(leased=2 * (when == "before"))
+    after = snapshot(requests_total=110, steps_by_batch=BATCHED, leased=2 * (when == "after"))
+    said = f"2 sequences were still in the engine {when} it"
+    assert reasons_of(ONLINE, before, after) == said
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_foreign_sequences_at_either_end_are_seen(when: str) -> None:
+    before = snapshot(foreign=int(when == "before"))
+    after = snapshot(requests_total=110, steps_by_batch=BATCHED, foreign=int(when == "after"))
+    assert f"1 foreign sequences were in the engine {when} it" in reasons_of(ONLINE, before, after)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"epoch": "e2"}, "the engine was restarted"),
+        ({"profile": "offline", "measurement_type": "offline"}, "the profile changed"),
+        ({"slots_total": 9}, "the number of slots changed"),
+        ({"requests_total": 99}, "older than the first"),
+    ],
+)
+def test_engine_that_changed_says_nothing_of_the_window(
+    changed: dict[str, Any], reason: str
+) -> None:
+    fields = {"requests_total": 110, "steps_by_batch": BATCHED} | changed
+    assert reason in reasons_of(ONLINE, snapshot(), snapshot(**fields))
+
+
+def test_window_without_a_decode_step_earns_nothing() -> None:
+    after = snapshot(requests_total=110)
+    assert "no decode step" in reasons_of(ONLINE, snapshot(), after)
+
+
+@pytest.mark.parametrize(
+    ("label", "queries", "seconds", "missing"),
+    [
+        (SINGLE, 64, 600.0, 0),
+        (SINGLE, 63, 600.0, 1),
+        (ONLINE, 661, 599.0, 2),
+        (ONLINE, 662, 600.0, 0),
+        (OFFLINE, 1, 600.0, 0),
+    ],
+)
+def test_what_a_publishable_run_lacks_is_told(
+    label: Label, queries: int, seconds: float, missing: int
+) -> None:
+    assert len(shortfalls(label, queries, seconds)) == missing

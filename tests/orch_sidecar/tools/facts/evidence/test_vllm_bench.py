@@ -1,0 +1,196 @@
+"""Files of `vllm bench serve`: real ones, and what is changed in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.facts.evidence.measured import Arrivals, Measured, Refused
+from orch_sidecar.tools.facts.evidence.vllm_bench import read
+from orch_sidecar.tools.facts.tables.row import Label
+from tests.orch_sidecar.tools.facts.imports import document
+
+# What `vllm bench serve` leaves out without --save-detailed.
+DETAILS = ("input_lens", "output_lens", "start_times", "ttfts")
+
+
+def changed(name: str = "vllm_bench_cloud", **fields: Any) -> dict[str, Any]:
+    found: dict[str, Any] = document(name)
+    return {key: value for key, value in (found | fields).items() if value != "(left out)"}
+
+
+def without_details(name: str = "vllm_bench_cloud", **fields: Any) -> dict[str, Any]:
+    return changed(name, **dict.fromkeys(DETAILS, "(left out)"), **fields)
+
+
+def measured(found: object) -> Measured:
+    [one] = read(found)
+    assert isinstance(one, Measured), one
+    return one
+
+
+def refused(found: object) -> Refused:
+    [one] = read(found)
+    assert isinstance(one, Refused), one
+    return one
+
+
+def test_single_stream_file_is_one_request_after_the_other() -> None:
+    found = measured(document("vllm_bench_home"))
+    assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.ONE_BY_ONE, 1, None)
+    assert (found.claim, found.overlap) == (Label.SINGLE_STREAM, 1)
+    assert (found.requests, found.failed, found.output_tokens) == (20, 0, 640)
+    assert found.model == "small"
+
+
+def test_poisson_file_has_a_rate_and_overlapping_answers() -> None:
+    found = measured(document("vllm_bench_cloud"))
+    assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.POISSON, None, 3.0)
+    assert found.claim is Label.BATCHED_ONLINE
+    assert found.overlap is not None
+    assert found.overlap > 1
+
+
+@pytest.mark.parametrize("name", ["vllm_bench_home", "vllm_bench_cloud"])
+def test_figures_of_the_details_agree_with_the_tools_own(name: str) -> None:
+    """Where its definitions are ours: percentiles and times per token are the same numbers, and
+    the throughput differs by what its duration has before the first request and after the last
+    token."""
+    file, found = document(name), measured(document(name))
+    assert found.latency_ms["ttft_p50_ms"] == pytest.approx(file["median_ttft_ms"], rel=0.01)
+    assert found.latency_ms["ttft_p95_ms"] == pytest.approx(file["p95_ttft_ms"], rel=0.01)
+    assert found.latency_ms["tpot_p50_ms"] == pytest.approx(file["median_tpot_ms"], rel=1e-6)
+    assert found.latency_ms["latency_p90_ms"] == pytest.approx(file["p90_e2el_ms"], rel=0.01)
+    assert found.window_s < file["duration"]
+    assert found.tokens_per_s == pytest.approx(file["output_throughput"], rel=0.05)
+    assert found.tokens_per_s > file["output_throughput"]
+
+
+def test_without_details_the_tools_own_figures_stand_and_the_row_says_whose_window() -> None:
+    file = without_details()
+    found = measured(file)
+    assert found.tokens_per_s == file["output_throughput"]
+    assert found.window_s == file["duration"]
+    assert found.notes["window_is"] == "the tool's duration"
+    assert found.latency_ms["ttft_p50_ms"] == file["median_ttft_ms"]
+    assert found.latency_ms["latency_p95_ms"] == file["p95_e2el_ms"]
+    assert found.overlap is None
+
+
+def test_prompts_are_not_in_the_throughput() -> None:
+    file = document("vllm_bench_cloud")
+    assert measured(file).tokens_per_s < file["total_token_throughput"] / 1.5
+
+
+def test_first_token_counts_from_arrival_where_requests_waited_to_be_sent() -> None:
+    """vLLM counts from when `--max-concurrency` let a request go."""
+    file = document("vllm_bench_cloud")
+    late = changed(max_concurrency=2, queue_times=[1.0] * file["completed"])
+    assert measured(late).latency_ms["ttft_p50_ms"] == pytest.approx(
+        1000 + file["median_ttft_ms"], rel=0.01
+    )
+
+
+def test_without_details_such_a_first_token_is_left_out() -> None:
+
+    def notes(queue_times: object) -> set[str]:
+        file = without_details(max_concurrency=2, queue_times=queue_times)
+        return set(measured(file).latency_ms)
+
+    assert notes([1.0]) == {"tpot_p50_ms", "tpot_p95_ms"}
+    assert "ttft_p50_ms" not in notes("(left out)")
+    assert "ttft_p50_ms" in notes([0.0001])
+
+
+def test_waiting_of_a_closed_loop_is_no_arrival() -> None:
+    """All its requests are made at the start, so the tool's queue times grow with the run."""
+    found = measured(document("vllm_bench_home"))
+    assert found.latency_ms["ttft_p95_ms"] < 1000
+    assert max(document("vllm_bench_home")["queue_times"]) > 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "arrivals"),
+    [
+        ({"burstiness": 0.5}, Arrivals.GAMMA),
+        ({"burstiness": float("inf")}, Arrivals.CONSTANT),
+        ({"request_rate": "inf"}, Arrivals.AT_ONCE),
+        ({"request_rate": "inf", "max_concurrency": 4}, Arrivals.CLOSED_LOOP),
+    ],
+)
+def test_arrivals_are_told_as_they_were(fields: dict[str, Any], arrivals: Arrivals) -> None:
+    found = measured(changed(**fields))
+    assert found.arrivals is arrivals
+    assert ("burstiness" in found.notes) == (arrivals is Arrivals.GAMMA)
+
+
+def test_requests_that_failed_are_counted_and_not_measured() -> None:
+    file = document("vllm_bench_cloud")
+    added = {name: [*file[name], 0] for name in (*DETAILS, "latencies", "queue_times")}
+    found = measured(file | added | {"failed": 1})
+    assert (found.requests, found.failed) == (45, 1)
+    assert found.tokens_per_s == measured(file).tokens_per_s
+
+
+def test_file_in_which_all_failed_is_refused() -> None:
+    assert str(refused(document("vllm_bench_all_failed"))) == (
+        "completed '0': no request was answered, 3 failed"
+    )
+
+
+def test_file_of_the_offline_benchmark_is_refused_because_it_counts_prompts() -> None:
+    found = refused(document("vllm_throughput"))
+    assert found.name == "tokens_per_second"
+    assert "prompt and generated tokens together" in found.rule
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "rule"),
+    [
+        ({"output_throughput": 200.0}, "output_throughput", "must be 1440 tokens over"),
+        ({"total_output_tokens": 2000}, "output_throughput", "must be 2000 tokens over"),
+        ({"total_token_throughput": 91.0}, "total_token_throughput", "tokens over"),
+        ({"max_concurrency": 0}, "max_concurrency", "greater than or equal to 1"),
+        ({"burstiness": 0}, "burstiness", "greater than 0"),
+        ({"request_rate": -1}, "request_rate", "greater than 0"),
+        ({"duration": "long"}, "duration", "valid number"),
+        ({"completed": True}, "completed", "valid integer"),
+        ({"failed": "(left out)"}, "failed", "is missing"),
+        ({"backend": "openai-audio"}, "backend", "'vllm', 'openai' or 'openai-chat'"),
+        ({"ramp_up_strategy": "linear"}, "ramp_up_strategy", "no one condition"),
+        ({"probe_completed": 3}, "probe_completed", "not counted"),
+        ({"total_input_sequences": 9}, "total_input_sequences", "pooling"),
+        ({"avg_latency": 9}, "avg_latency", "no tokens"),
+        ({"measurement_type": "single_stream"}, "measurement_type", "no limit on requests"),
+        ({"measurement_type": "fast"}, "measurement_type", "must be one of"),
+        ({"ttfts": [0.1]}, "ttfts", "must be of all 45 requests"),
+        ({"output_lens": [32] * 44 + [31]}, "output_lens", "must be of 45 answers, 1440 tokens"),
+        ({"output_lens": [32] * 44 + [0]}, "output_lens", "must be of 45 answers, 1440 tokens"),
+    ],
+)
+def test_what_does_not_map_is_refused_by_field_value_and_rule(
+    fields: dict[str, Any], name: str, rule: str
+) -> None:
+    found = refused(changed(**fields))
+    assert found.name.partition(".")[0] == name
+    assert rule in found.rule
+
+
+@pytest.mark.parametrize("found", [[], "file", None, {}, {"results": []}])
+def test_what_is_no_such_file_is_refused(found: object) -> None:
+    assert refused(found).rule
+
+
+@pytest.mark.parametrize("name", ["start_times", "ttfts", "latencies", "queue_times"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_time_that_is_not_finite_is_refused(name: str, value: float) -> None:
+    told = changed()
+    told[name][0] = value
+    found = refused(told)
+    assert (found.name, found.rule) == (f"{name}.0", "Input should be a finite number")
+
+
+def test_infinite_burstiness_is_a_constant_rate() -> None:
+    found = measured(changed(burstiness=float("inf"), measurement_type=None))
+    assert found.arrivals is Arrivals.CONSTANT

@@ -1,0 +1,32 @@
+"""Files of other tools as they wrote them, and what the engine said of itself before and after.
+
+Made by `python -m tests.benchmarks.imports --fixtures tests/orch_sidecar/tools/facts/imports`, which
+leaves out texts and what is of the machine. Three are of runs by hand: a load on a port where
+nothing listens (`vllm_bench_all_failed`), Poisson arrivals of GuideLLM that came too early
+(`guidellm_early`), and `vllm bench throughput --output-json` (`vllm_throughput`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from orch_sidecar.tools.facts.evidence.imported import Proof
+from orch_sidecar.tools.facts.evidence.snapshot import snapshot_of
+
+HERE = Path(__file__).parent
+
+
+def path(name: str) -> Path:
+    return HERE / f"{name}.json"
+
+
+def document(name: str) -> Any:
+    return json.loads(path(name).read_text(encoding="utf-8"))
+
+
+def proof(name: str) -> Proof:
+    """Both ends of the run of that file."""
+    before, after = (snapshot_of(document(f"{name}_{end}")) for end in ("before", "after"))
+    return Proof(before, after)

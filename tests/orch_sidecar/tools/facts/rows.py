@@ -1,0 +1,63 @@
+"""Facts and tables for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, notes_text
+from orch_sidecar.tools.facts.tables.table import Table, with_records
+
+LEGACY = Path(__file__).with_name("legacy.csv")
+HEADER = ",".join(COLUMNS)
+
+SOUND = {
+    "model_id": "meta-llama/Llama-3.1-8B-Instruct",
+    "model_name": "Llama 3.1 8B",
+    "engine": "vLLM 0.32.0",
+    "precision": "BF16",
+    "gpu": "H100",
+    "gpu_count": "1",
+    "batch": "32",
+    "input_tokens": "512",
+    "output_tokens": "512",
+    "throughput_tokens_per_sec": "2461.67",
+    "measurement_type": "batched_online",
+    "scenario_notes": "input_tokens=512; output_tokens=512; batching=on",
+    "source_tag": "run-1",
+}
+
+
+def fields(**changes: str) -> tuple[str, ...]:
+    """The fields of a sound row, but for what is changed."""
+    assert set(changes) <= set(COLUMNS)
+    return tuple({**SOUND, **changes}[name] for name in COLUMNS)
+
+
+def table(*rows: tuple[str, ...], name: str = "t.csv") -> Table:
+    """A table of records; their rows begin in line 2."""
+    return with_records(Table(name), [COLUMNS, *rows])
+
+
+def fact(label: Label = Label.BATCHED_ONLINE, **changes: Any) -> Row:
+    """A sound fact, but for what is changed; notes follow from the columns unless they are."""
+    single = label is Label.SINGLE_STREAM
+    values: dict[str, Any] = {
+        **SOUND,
+        "gpu_count": 1,
+        "batch": 1 if single else 32,
+        "input_tokens": 512,
+        "output_tokens": 512,
+        "throughput_tokens_per_sec": 92.72 if single else 2461.67,
+        "measurement_type": label,
+        **changes,
+    }
+    notes: dict[str, str | int | float] = {
+        "input_tokens": values["input_tokens"],
+        "output_tokens": values["output_tokens"],
+        "batching": "off" if single else "on",
+    }
+    extra = values.pop("notes", {})
+    if "scenario_notes" not in changes:
+        values["scenario_notes"] = notes_text(notes | extra)
+    return Row(**values)

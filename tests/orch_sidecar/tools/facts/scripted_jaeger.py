@@ -1,0 +1,214 @@
+"""A Jaeger query service for tests: the APIs, limits and answers of the real one.
+
+Written after jaegertracing/jaeger: `http_handler.go` and `query_parser.go` for what it takes and
+answers, `uimodel` for the form of a trace, `apiv3/http_gateway.go`, and `memory/tenant.go` for
+what a search finds. It gives no more traces than it is asked for: the newest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from orch_sidecar.tools.facts.traces.span import Kind, Span, Value
+
+# What the UI's files are answered with, on paths that are no API's.
+PAGE = "<!doctype html><html><title>Jaeger UI</title></html>"
+
+
+class ScriptedJaeger:
+    """Keeps spans, and is asked for them. `apis`: those that it has.
+
+    `streams`: API v3 answers an object for each trace, as 1.x does. `most`: the largest limit
+    that it takes. `failing`: the status and body of every answer.
+    """
+
+    def __init__(
+        self,
+        spans: Iterable[Span] = (),
+        *,
+        apis: tuple[str, ...] = ("ui", "v3"),
+        streams: bool = False,
+        most: int = 100_000,
+        failing: tuple[int, str] | None = None,
+    ) -> None:
+        self._traces: dict[str, list[Span]] = defaultdict(list)
+        for span in spans:
+            self._traces[span.trace_id].append(span)
+        self._streams = streams
+        self._most = most
+        self._failing = failing
+        self.asked: list[str] = []
+        self.app = web.Application()
+        if "ui" in apis:
+            self.app.router.add_get("/api/traces", self._ui)
+        if "v3" in apis:
+            self.app.router.add_get("/api/v3/traces", self._v3)
+        self.app.router.add_get("/{path:.*}", self._page)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """Its URL."""
+        async with TestServer(self.app) as server:
+            yield str(server.make_url("")).rstrip("/")
+
+    async def _page(self, request: web.Request) -> web.Response:
+        self.asked.append("page")
+        return web.Response(text=PAGE, content_type="text/html")
+
+    async def _ui(self, request: web.Request) -> web.Response:
+        self.asked.append("ui")
+        query = request.query
+        if self._failing is not None:
+            status, body = self._failing
+            return web.Response(status=status, text=body)
+        if "service" not in query:
+            return _ui_error(400, "parameter 'service' is required")
+        limit = int(query.get("limit", "100"))
+        if not 0 < limit <= self._most:
+            return _ui_error(500, "search depth must be greater than 0 and less than max traces")
+        found = self._search(
+            query["service"], int(query["start"]) * 1000, int(query["end"]) * 1000, limit
+        )
+        assert query["raw"] == "true"
+        document = {"data": [_ui_trace(trace) for trace in found], "total": 0, "limit": 0}
+        return web.json_response({**document, "offset": 0, "errors": None})
+
+    async def _v3(self, request: web.Request) -> web.Response:
+        self.asked.append("v3")
+        query = request.query
+        for name in ("serviceName", "startTimeMin", "startTimeMax", "searchDepth", "rawTraces"):
+            assert f"query.{name}" in query
+        # The names that 1.x knows.
+        found = self._search(
+            query["query.service_name"],
+            _ns(query["query.start_time_min"]),
+            _ns(query["query.start_time_max"]),
+            int(query["query.num_traces"]),
+        )
+        if not found:
+            error = {"httpCode": 404, "message": "No traces found"}
+            return web.Response(status=404, text=json.dumps({"error": error}))
+        parts = found if self._streams else [[span for trace in found for span in trace]]
+        texts = [json.dumps({"result": export_of(part)}) for part in parts]
+        return web.Response(text="\n".join(texts), content_type="application/json")
+
+    def _search(self, service: str, start_ns: int, end_ns: int, limit: int) -> list[list[Span]]:
+        def matches(span: Span) -> bool:
+            return span.service == service and start_ns <= span.start_ns <= end_ns
+
+        found = [trace for trace in self._traces.values() if any(map(matches, trace))]
+        return sorted(found, key=lambda trace: trace[0].start_ns, reverse=True)[:limit]
+
+
+def export_of(spans: Iterable[Span]) -> dict[str, Any]:
+    """An OTLP export of these spans, as JSON."""
+    return {
+        "resourceSpans": [
+            {
+                "resource": {"attributes": _otlp(span.resource)},
+                "scopeSpans": [{"scope": {}, "spans": [_otlp_span(span)]}],
+            }
+            for span in spans
+        ]
+    }
+
+
+def _otlp_span(span: Span) -> dict[str, Any]:
+    return {
+        "traceId": span.trace_id,
+        "spanId": span.span_id,
+        "parentSpanId": span.parent_id or "",
+        "name": span.name,
+        "kind": list(Kind).index(span.kind),
+        "startTimeUnixNano": str(span.start_ns),
+        "endTimeUnixNano": str(span.end_ns),
+        "attributes": _otlp(span.attributes),
+        "links": [{"traceId": link.trace_id, "spanId": link.span_id} for link in span.links],
+        "status": {"code": 2} if span.error else {},
+    }
+
+
+def _otlp(values: Any) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _otlp_value(value)} for key, value in values.items()]
+
+
+def _otlp_value(value: Value) -> dict[str, Any]:
+    match value:
+        case bool():
+            return {"boolValue": value}
+        case int():
+            return {"intValue": str(value)}
+        case float():
+            return {"doubleValue": value}
+        case _:
+            return {"stringValue": value}
+
+
+def _ui_trace(spans: list[Span]) -> dict[str, Any]:
+    """A trace in the UI's form: spans of one resource have one process."""
+    resources: list[dict[str, Value]] = []
+    for span in spans:
+        if dict(span.resource) not in resources:
+            resources.append(dict(span.resource))
+    return {
+        "traceID": spans[0].trace_id,
+        "spans": [_ui_span(span, f"p{resources.index(dict(span.resource)) + 1}") for span in spans],
+        "processes": {
+            f"p{number}": {
+                "serviceName": resource["service.name"],
+                "tags": [_tag(k, v) for k, v in resource.items() if k != "service.name"],
+            }
+            for number, resource in enumerate(resources, start=1)
+        },
+        "warnings": None,
+    }
+
+
+def _ui_span(span: Span, process: str) -> dict[str, Any]:
+    tags = [_tag(key, value) for key, value in span.attributes.items()]
+    tags.append(_tag("span.kind", span.kind.value))
+    if span.error:
+        tags += [_tag("otel.status_code", "ERROR"), _tag("error", True)]
+    references = [("FOLLOWS_FROM", link.trace_id, link.span_id) for link in span.links]
+    if span.parent_id is not None:
+        references.insert(0, ("CHILD_OF", span.trace_id, span.parent_id))
+    return {
+        "traceID": span.trace_id,
+        "spanID": span.span_id,
+        "flags": 1,
+        "operationName": span.name,
+        "references": [
+            {"refType": kind, "traceID": trace_id, "spanID": span_id}
+            for kind, trace_id, span_id in references
+        ],
+        "startTime": span.start_ns // 1000,
+        "duration": (span.end_ns - span.start_ns) // 1000,
+        "tags": tags,
+        "logs": [],
+        "processID": process,
+        "warnings": None,
+    }
+
+
+def _tag(key: str, value: Value) -> dict[str, Any]:
+    names: dict[type, str] = {bool: "bool", int: "int64", float: "float64", str: "string"}
+    return {"key": key, "type": names[type(value)], "value": value}
+
+
+def _ui_error(status: int, text: str) -> web.Response:
+    document = {"data": None, "total": 0, "limit": 0, "offset": 0}
+    errors = [{"code": status, "msg": text}]
+    return web.Response(status=status, text=json.dumps({**document, "errors": errors}))
+
+
+def _ns(text: str) -> int:
+    since = datetime.fromisoformat(text) - datetime.fromtimestamp(0, UTC)
+    return since // timedelta(microseconds=1) * 1000

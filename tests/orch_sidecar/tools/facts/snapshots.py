@@ -1,0 +1,44 @@
+"""Capabilities documents and snapshots, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orch_sidecar.tools.facts.evidence.snapshot import Snapshot, snapshot_of
+
+
+def document(**fields: Any) -> dict[str, Any]:
+    """A sidecar's document of one cloud engine; `fields` are of the engine."""
+    entry = {
+        "engine": "vllm",
+        "engine_version": "0.32.0",
+        "pool": "cloud",
+        "profile": "cloud",
+        "measurement_type": "batched_online",
+        "models": ["tiny"],
+        "gpu": "CPU (test)",
+        "gpu_count": 0,
+        "precision": "FP32",
+        "epoch": "e1",
+        "slots_total": 8,
+        "foreign": 0,
+        "requests_total": 100,
+        "preemptions_total": 0,
+        "steps_by_batch": {"1": [10, 0.1], "4": [5, 0.1]},
+    }
+    return {"api_version": "1.0.0", "generation": 1, "engines": [entry | fields]}
+
+
+def snapshot(**fields: Any) -> Snapshot:
+    return snapshot_of(document(**fields))
+
+
+def home(**fields: Any) -> Snapshot:
+    own = {
+        "pool": "home",
+        "profile": "home",
+        "measurement_type": "single_stream",
+        "slots_total": 1,
+        "steps_by_batch": {"1": [10, 0.1]},
+    }
+    return snapshot(**own | fields)

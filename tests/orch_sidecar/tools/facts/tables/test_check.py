@@ -1,0 +1,235 @@
+"""What is wrong with a table, and where."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.tools.facts.tables.check import Fault, check, header_fault, row_of, sound_rows
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
+from orch_sidecar.tools.facts.tables.table import Table, fields_of, parse, with_records
+from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, SOUND, fact, fields, table
+
+Place = tuple[int, str]
+
+
+def places(faults: list[Fault]) -> list[Place]:
+    """Line and column name of each; the column's number is checked on the way."""
+    for fault in faults:
+        named = COLUMNS[fault.column - 1] if fault.column <= len(COLUMNS) else "(no column)"
+        assert fault.name == named
+    return [(fault.line, fault.name) for fault in faults]
+
+
+def notes(input_tokens: int = 512, output_tokens: int = 512, batching: str = "on") -> str:
+    return f"input_tokens={input_tokens}; output_tokens={output_tokens}; batching={batching}"
+
+
+def test_sound_rows_have_no_fault() -> None:
+    rows = [fact(label) for label in (Label.SINGLE_STREAM, Label.BATCHED_ONLINE, Label.OFFLINE)]
+    found = with_records(Table("t.csv"), [COLUMNS, *(fields_of(row) for row in rows)])
+    assert check(found) == []
+    assert [placed.row for placed in sound_rows(found)] == rows
+    assert [placed.place for placed in sound_rows(found)] == ["t.csv:2", "t.csv:3", "t.csv:4"]
+
+
+def test_fault_names_file_line_column_value_and_rule() -> None:
+    [fault] = check(table(fields(), fields(batch="~45000"), name="dir/tps_model_gpu.csv"))
+    assert str(fault) == (
+        "dir/tps_model_gpu.csv:3:7: batch '~45000': "
+        "must be a whole number in plain digits, at least 1"
+    )
+
+
+def test_long_value_is_told_in_short() -> None:
+    [fault] = check(table(fields(batch="9" * 1000)))
+    assert len(str(fault)) < 200
+    assert "999…'" in str(fault)
+
+
+class TestHeader:
+    def test_empty_file_has_one_fault(self) -> None:
+        [fault] = check(parse("t.csv", ""))
+        assert (fault.line, fault.column) == (1, 1)
+        assert HEADER in fault.rule
+
+    @pytest.mark.parametrize(
+        ("header", "column", "value"),
+        [
+            (HEADER.replace("throughput_tokens_per_sec", "tps"), 10, "tps"),
+            (HEADER.removesuffix(",source_tag"), 13, ""),
+            (f"{HEADER},extra", 14, "extra"),
+            (HEADER.replace("gpu,gpu_count", "gpu_count,gpu"), 5, "gpu_count"),
+            (HEADER.replace("batch", "Batch"), 7, "Batch"),
+            (HEADER.replace("gpu,", " gpu,"), 5, " gpu"),
+            (",".join(SOUND.values()), 1, SOUND["model_id"]),
+        ],
+    )
+    def test_other_header_is_one_fault_and_no_row_is_checked(
+        self, header: str, column: int, value: str
+    ) -> None:
+        found = parse("t.csv", f"{header}\n1,2,3\n")
+        [fault] = check(found)
+        assert (fault.line, fault.column, fault.value) == (1, column, value)
+        assert sound_rows(found) == []
+
+    def test_header_after_a_byte_order_mark_in_quotes_and_crlf_is_the_header(self) -> None:
+        quoted = ",".join(f'"{name}"' for name in COLUMNS)
+        assert header_fault(parse("t.csv", f"\ufeff{quoted}\r\n")) is None
+
+
+class TestRaggedRow:
+    @pytest.mark.parametrize("missing", COLUMNS)
+    def test_missing_field_is_one_fault_where_it_shows(self, missing: str) -> None:
+        short = [SOUND[name] for name in COLUMNS if name != missing]
+        [fault] = check(table(fields(), tuple(short), fields(source_tag="other")))
+        assert fault.line == 3
+        assert fault.column > COLUMNS.index(missing)
+        assert "the row has 12 fields, not 13" in fault.rule
+
+    def test_values_that_moved_are_told_where_the_first_cannot_stand(self) -> None:
+        short = tuple(SOUND[name] for name in COLUMNS if name != "precision")
+        [fault] = check(table(short))
+        # gpu_count has the batch, batch the prompt's length, ..., and a throughput is no count.
+        assert (fault.name, fault.value) == ("output_tokens", "2461.67")
+
+    def test_field_missing_at_the_end_is_told_there(self) -> None:
+        [fault] = check(table(fields()[:12]))
+        assert (fault.name, fault.value) == ("source_tag", "")
+
+    def test_comma_without_quotes_is_one_fault(self) -> None:
+        line = ",".join(fields(gpu="CPU (a, b)"))
+        [fault] = check(parse("t.csv", f"{HEADER}\n{line}\n"))
+        assert (fault.name, fault.value) == ("gpu_count", " b)")
+        line = ",".join(fields(source_tag="run,2"))
+        [fault] = check(parse("t.csv", f"{HEADER}\n{line}\n"))
+        assert (fault.column, fault.name, fault.value) == (14, "(no column)", "2")
+
+    def test_legacy_label_is_not_where_a_row_goes_wrong(self) -> None:
+        line = ",".join(fields(measurement_type="aggregate", scenario_notes="warm,busy,big"))
+        [fault] = check(parse("t.csv", f"{HEADER}\n{line}\n"))
+        assert fault.column == 14
+
+    def test_empty_line_is_no_row(self) -> None:
+        assert places(check(parse("t.csv", f"{HEADER}\n\n"))) == [(2, "model_id")]
+
+    @given(st.lists(st.text(max_size=8), max_size=16).filter(lambda row: len(row) != len(COLUMNS)))
+    def test_any_other_number_of_fields_is_one_fault(self, row: list[str]) -> None:
+        found = table(fields())
+        added = with_records(found, [row] if row else [])
+        assert len(check(added)) == (1 if row else 0)
+
+
+def test_wrong_quote_is_one_fault_at_its_column() -> None:
+    line = ",".join(fields(gpu='7" rack', batch="0"))
+    assert places(check(parse("t.csv", f"{HEADER}\n{line}\n"))) == [(2, "gpu")]
+    twice = check(parse("t.csv", f"{HEADER}\n{line}\n{line}\n"))
+    assert places(twice) == [(2, "gpu"), (3, "gpu")]
+
+
+def test_quote_that_is_never_closed_is_one_fault_for_all_that_it_swallows() -> None:
+    good = ",".join(fields())
+    text = f"{HEADER}\n{good}\n{good.replace('H100', chr(34) + 'H100')}\n{good}\n"
+    assert places(check(parse("t.csv", text))) == [(3, "gpu")]
+
+
+def test_row_below_a_field_of_two_lines_has_its_physical_line() -> None:
+    found = table(fields(gpu="H\n100"), fields(batch="x"))
+    assert places(check(found)) == [(2, "gpu"), (4, "batch")]
+
+
+def test_identical_row_is_a_fault_that_names_the_first() -> None:
+    again = fields(throughput_tokens_per_sec="2461.670")
+    faults = check(table(fields(), fields(source_tag="run-2"), fields(), again))
+    assert [(fault.line, fault.rule) for fault in faults] == [
+        (4, "the same row as in line 2"),
+        (5, "the same row as in line 2"),
+    ]
+
+
+def test_row_to_be_confirmed_is_sound_and_not_confirmed() -> None:
+    unknown = fields(measurement_type="to_be_confirmed", scenario_notes=notes(batching="unknown"))
+    found = table(fields(), unknown)
+    assert check(found) == []
+    assert places(check(found, confirmed=True)) == [(3, "measurement_type")]
+
+
+def test_each_fault_of_a_row_is_told_once_in_the_order_of_columns() -> None:
+    bad = fields(gpu="", batch="1", output_tokens="~64", measurement_type="online")
+    assert places(check(table(bad))) == [
+        (2, "gpu"),
+        (2, "output_tokens"),
+        (2, "measurement_type"),
+    ]
+
+
+class TestLegacyFile:
+    """24 rows as a file had them that nobody had ever checked."""
+
+    RAGGED = (15, 20)
+    SINGLE_STREAM = (2, 4, 6, 12, 16, 21)
+    PER_USER_STREAM = 11
+    NO_COUNT = 10
+
+    def faults(self) -> list[Fault]:
+        return check(parse("legacy.csv", LEGACY.read_text(encoding="utf-8")))
+
+    def test_every_fault_is_told_once_at_its_place(self) -> None:
+        expected: list[Place] = []
+        for line in range(2, 26):
+            if line == 15:
+                expected.append((line, "output_tokens"))
+            elif line == 20:
+                expected.append((line, "source_tag"))
+            else:
+                if line == self.NO_COUNT:
+                    expected.append((line, "input_tokens"))
+                if line not in self.SINGLE_STREAM:
+                    expected.append((line, "measurement_type"))
+                expected.append((line, "scenario_notes"))
+        assert places(self.faults()) == expected
+        assert len(expected) == 41
+
+    def test_unknown_labels_are_told_by_their_name_and_never_mapped(self) -> None:
+        labels = [fault for fault in self.faults() if fault.name == "measurement_type"]
+        assert [fault.value for fault in labels].count("aggregate") == 15
+        assert [fault.line for fault in labels if fault.value == "per_user_stream"] == [11]
+        assert all("--migrate-legacy" in fault.rule for fault in labels)
+
+    def test_estimate_is_no_count(self) -> None:
+        [fault] = [fault for fault in self.faults() if fault.value == "~45000"]
+        assert str(fault).startswith("legacy.csv:10:8: input_tokens '~45000': ")
+
+
+@given(
+    st.sampled_from([Label.BATCHED_ONLINE, Label.OFFLINE]),
+    st.integers(2, 10**15 - 1),
+    st.integers(0, 10**15 - 1),
+    st.integers(1, 10**15 - 1),
+    st.floats(1e-9, 1e14),
+)
+def test_sound_fact_is_written_and_read_as_itself(
+    label: Label, batch: int, input_tokens: int, output_tokens: int, throughput: float
+) -> None:
+    row = fact(
+        label,
+        batch=batch,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        throughput_tokens_per_sec=float(f"{throughput:.6g}"),
+    )
+    found = with_records(Table("t.csv"), [COLUMNS, fields_of(row)])
+    assert check(found) == []
+    assert row_of(found.rows[0]) == row
+
+
+def test_two_figures_of_one_measurement_are_told_at_the_second() -> None:
+    other = fields(throughput_tokens_per_sec="99.5")
+    [fault] = check(table(fields(), fields(source_tag="run-2"), other))
+    assert str(fault) == (
+        "t.csv:4:10: throughput_tokens_per_sec '99.5': t.csv:2:10 says '2461.67' of the same "
+        "measurement (all of its key alike)"
+    )
+    [fault] = check(table(fields(), fields(model_name="Llama")))
+    assert (fault.line, fault.name) == (3, "model_name")

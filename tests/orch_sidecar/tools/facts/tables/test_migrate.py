@@ -1,0 +1,219 @@
+"""Older files in today's form."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.tools.facts.tables.check import check
+from orch_sidecar.tools.facts.tables.migrate import Did, Migration, migrate
+from orch_sidecar.tools.facts.tables.row import COLUMNS, notes_of
+from orch_sidecar.tools.facts.tables.table import Table, parse, with_records
+from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, fields, table
+
+LABEL, NOTES = COLUMNS.index("measurement_type"), COLUMNS.index("scenario_notes")
+DERIVED = "input_tokens=512; output_tokens=512; batching="
+
+
+def migrated(**changes: str) -> tuple[Migration, str, str]:
+    """A table of one row, and what its label and notes are afterwards."""
+    found = migrate(table(fields(**changes)))
+    row = found.table.rows[0].fields
+    return found, row[LABEL], row[NOTES]
+
+
+@pytest.mark.parametrize("label", ["aggregate", "per_user_stream"])
+@pytest.mark.parametrize("batch", ["1", "32"])
+def test_legacy_label_is_to_be_confirmed_whatever_the_batch(label: str, batch: str) -> None:
+    text = "64 clients; warm"
+    found, now, notes = migrated(measurement_type=label, batch=batch, scenario_notes=text)
+    assert now == "to_be_confirmed"
+    assert notes == f"{DERIVED}unknown; legacy_label={label}; legacy_notes=64 clients, warm"
+    assert [step.did for step in found.steps] == [Did.RELABELLED]
+    assert check(found.table) == []
+
+
+def test_legacy_row_without_notes_has_no_legacy_notes() -> None:
+    _, _, notes = migrated(measurement_type="aggregate", scenario_notes="")
+    assert notes == f"{DERIVED}unknown; legacy_label=aggregate"
+
+
+def test_notes_of_a_legacy_row_are_kept_as_text_and_its_batching_is_not_believed() -> None:
+    text = f"{DERIVED}on; clients=64"
+    _, _, notes = migrated(measurement_type="aggregate", scenario_notes=text)
+    assert notes_of(notes)["batching"] == "unknown"
+    assert notes_of(notes)["legacy_notes"] == text.replace(";", ",")
+
+
+@pytest.mark.parametrize(
+    ("label", "batch", "batching"),
+    [
+        ("single_stream", "1", "off"),
+        ("batched_online", "32", "on"),
+        ("offline", "256", "on"),
+        ("to_be_confirmed", "32", "unknown"),
+    ],
+)
+def test_known_label_gets_the_notes_that_follow_and_keeps_its_text(
+    label: str, batch: str, batching: str
+) -> None:
+    found, now, notes = migrated(measurement_type=label, batch=batch, scenario_notes="one\n user")
+    assert now == label
+    assert notes == f"{DERIVED}{batching}; legacy_notes=one user"
+    assert [step.did for step in found.steps] == [Did.NOTES_ADDED]
+    assert check(found.table) == []
+
+
+def test_notes_that_are_there_are_kept_behind_the_required_ones() -> None:
+    _, _, notes = migrated(scenario_notes="clients=64; batching=on; ttft_p50_ms=18")
+    assert notes == f"{DERIVED}on; clients=64; ttft_p50_ms=18"
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_the_way"),
+    [
+        ({"input_tokens": "~45000", "measurement_type": "aggregate"}, "input_tokens '~45000'"),
+        ({"batch": "32.0", "measurement_type": "aggregate"}, "batch '32.0'"),
+        ({"gpu": "", "measurement_type": "per_user_stream"}, "gpu ''"),
+        ({"measurement_type": "Aggregate"}, "measurement_type 'Aggregate'"),
+        ({"measurement_type": "multi_stream"}, "measurement_type 'multi_stream'"),
+        ({"measurement_type": "single_stream"}, "batch '32' must be 1"),
+        ({"batch": "1"}, "batch '1' must be above 1"),
+        ({"scenario_notes": "input_tokens=64"}, "'input_tokens=64' must be what the column"),
+        ({"scenario_notes": "warm; input_tokens=64"}, "'input_tokens=64' must be what the column"),
+        ({"scenario_notes": "warm; batching=off"}, "'batching=off' must be on"),
+        ({"scenario_notes": "batching=on\nhere"}, "'batching=on here' must be on"),
+        (
+            {"measurement_type": "aggregate", "scenario_notes": "warm; output_tokens=9"},
+            "'output_tokens=9' must be what the column",
+        ),
+    ],
+)
+def test_row_with_another_fault_is_left_and_told(changes: dict[str, str], in_the_way: str) -> None:
+    before = table(fields(**{"scenario_notes": "one user", **changes}))
+    found = migrate(before)
+    assert found.table.text == before.text
+    [step] = found.steps
+    assert step.did is Did.LEFT
+    assert in_the_way in str(step)
+    assert str(step).startswith("t.csv:2: left as it is: ")
+
+
+def test_ragged_and_misquoted_rows_are_left_and_told() -> None:
+    ragged = "a,b,c"
+    quoted = ",".join(fields(measurement_type="aggregate", scenario_notes='7" rack'))
+    before = parse("t.csv", f"{HEADER}\n{ragged}\n{quoted}\n")
+    found = migrate(before)
+    assert found.table.text == before.text
+    assert [step.did for step in found.steps] == [Did.LEFT, Did.LEFT]
+
+
+def test_sound_rows_keep_their_bytes_and_need_no_step() -> None:
+    before = parse("t.csv", f"{HEADER}\r\n{','.join(map(quoted, fields()))}\r\n")
+    found = migrate(before)
+    assert found.table.text == before.text
+    assert found.steps == ()
+
+
+def quoted(value: str) -> str:
+    return f'"{value}"'
+
+
+def test_table_under_another_header_is_left_alone() -> None:
+    before = parse("t.csv", "model,label\nm,aggregate\n")
+    found = migrate(before)
+    assert (found.table, found.steps) == (before, ())
+
+
+def test_migrated_row_keeps_its_figures_as_they_were_written_and_its_line_end() -> None:
+    line = ",".join(
+        fields(throughput_tokens_per_sec="92.720", measurement_type="offline", scenario_notes="x")
+    )
+    found = migrate(parse("t.csv", f"\ufeff{HEADER}\r\n{line}"))
+    new = line.replace(",x,", f",{DERIVED}on; legacy_notes=x,")
+    assert found.table.text == f"\ufeff{HEADER}\r\n{new}"
+
+
+def test_legacy_file_keeps_all_rows_and_only_what_cannot_be_known_stays_a_fault() -> None:
+    before = parse("legacy.csv", LEGACY.read_text(encoding="utf-8"))
+    found = migrate(before)
+    did = [step.did for step in found.steps]
+    assert (did.count(Did.RELABELLED), did.count(Did.NOTES_ADDED), did.count(Did.LEFT)) == (
+        15,
+        6,
+        3,
+    )
+    assert [step.line for step in found.steps if step.did is Did.LEFT] == [10, 15, 20]
+    for old, new in zip(before.rows, found.table.rows, strict=True):
+        if old.line in (10, 15, 20):
+            assert old.raw == new.raw
+        else:
+            kept = [index for index in range(len(COLUMNS)) if index not in (LABEL, NOTES)]
+            assert [old.fields[index] for index in kept] == [new.fields[index] for index in kept]
+            assert notes_of(new.fields[NOTES]).get("legacy_notes", "") == old.fields[NOTES].replace(
+                ";", ","
+            )
+    assert [(fault.line, fault.name) for fault in check(found.table)] == [
+        (10, "input_tokens"),
+        (10, "measurement_type"),
+        (10, "scenario_notes"),
+        (15, "output_tokens"),
+        (20, "source_tag"),
+    ]
+
+
+def test_migrating_once_more_changes_nothing() -> None:
+    once = migrate(parse("legacy.csv", LEGACY.read_text(encoding="utf-8"))).table
+    assert migrate(once).table == once
+
+
+ODD = st.sampled_from(
+    ["", "aggregate", "single_stream", "offline", "x", "1", "32", "512", "~45000"]
+)
+ODD_NOTES = st.text(st.sampled_from('ab=;, \n\r"1'), max_size=20) | st.sampled_from(
+    ["batching=off", "batching=on; x", "input_tokens=512", "a=1; input_tokens=2\n3;"]
+)
+
+
+def lines_at_fault(table: Table) -> set[int]:
+    """By themselves, and not by what another row says."""
+    of_two = ("the same row", "of the same measurement")
+    faults = [fault for fault in check(table) if not any(each in fault.rule for each in of_two)]
+    return {fault.line for fault in faults}
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "measurement_type": ODD,
+                "batch": ODD,
+                "gpu": ODD,
+                "input_tokens": ODD,
+                "scenario_notes": ODD_NOTES,
+            },
+        ),
+        max_size=4,
+    ),
+    st.lists(st.text(max_size=4), max_size=14),
+)
+def test_no_row_is_ever_lost_and_no_fault_is_made(
+    rows: list[dict[str, str]], ragged: list[str]
+) -> None:
+    before = with_records(table(*(fields(**row) for row in rows)), [ragged] if ragged else [])
+    found = migrate(before)
+    assert len(found.table.records) == len(before.records)
+    # One step for each row that was not sound; rows that are alike may have become so before.
+    faulty = lines_at_fault(before)
+    assert {step.line for step in found.steps} == faulty
+    left = {step.line for step in found.steps if step.did is Did.LEFT}
+    for old, new in zip(before.records, found.table.records, strict=True):
+        if old.line in left or old.line not in faulty:
+            assert new.raw == old.raw
+    still = lines_at_fault(found.table)
+    lines = {
+        old.line: new.line for old, new in zip(before.records, found.table.records, strict=True)
+    }
+    assert still == {lines[line] for line in left}

@@ -1,0 +1,159 @@
+"""Tables as text: places and bytes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.tools.facts.tables.check import identity
+from orch_sidecar.tools.facts.tables.row import COLUMNS
+from orch_sidecar.tools.facts.tables.table import (
+    Table,
+    Unreadable,
+    fields_of,
+    parse,
+    record_text,
+    throughput_text,
+    with_changes,
+    with_records,
+)
+from tests.orch_sidecar.tools.facts.rows import HEADER, fact, fields, table
+
+# What a file may have in it, with what matters to CSV often.
+ANY_TEXT = st.text(
+    st.one_of(st.sampled_from('",\r\n\ufeff \x00;'), st.characters(codec="utf-8")), max_size=60
+)
+ANY_FIELDS = st.lists(ANY_TEXT, min_size=1, max_size=15)
+LINE_ENDS = st.sampled_from(["\n", "\r\n", "\r"])
+
+
+@given(ANY_TEXT)
+def test_what_is_read_is_written_byte_by_byte(text: str) -> None:
+    assert parse("t.csv", text).text == text
+
+
+@given(ANY_TEXT)
+def test_records_stand_where_their_lines_are(text: str) -> None:
+    physical = list(io.StringIO(text.removeprefix("\ufeff"), newline=""))
+    for record in parse("t.csv", text).records:
+        assert "".join(physical[record.line - 1 :]).startswith(record.raw)
+
+
+@given(st.lists(ANY_FIELDS, min_size=1, max_size=5), LINE_ENDS, st.booleans(), st.booleans())
+def test_any_records_are_read_as_they_were_written(
+    rows: list[list[str]], line_end: str, marked: bool, ended: bool
+) -> None:
+    text = "".join(record_text(row, line_end) for row in rows)
+    if not ended:
+        text = text.removesuffix(line_end)
+    # A byte order mark belongs to the file, and none of its own to the first field.
+    mark = "\ufeff" if marked or text.startswith("\ufeff") else ""
+    found = parse("t.csv", mark + text)
+    assert [list(record.fields) for record in found.records] == rows
+    assert [record.misquoted for record in found.records] == [None] * len(rows)
+    assert found.text == mark + text
+
+
+@given(st.lists(ANY_FIELDS, min_size=1, max_size=5))
+def test_the_standard_reader_agrees(rows: list[list[str]]) -> None:
+    text = "".join(record_text(row, "\r\n") for row in rows)
+    assert list(csv.reader(io.StringIO(text, newline=""), strict=True)) == rows
+
+
+@given(st.lists(ANY_FIELDS, min_size=2, max_size=5), LINE_ENDS, st.data())
+def test_changed_record_leaves_all_others_their_bytes(
+    rows: list[list[str]], line_end: str, data: st.DataObject
+) -> None:
+    before = parse("t.csv", "\ufeff" + "".join(record_text(row, line_end) for row in rows))
+    index = data.draw(st.integers(0, len(rows) - 1))
+    after = with_changes(before, {index: ("new", "fie\nld")})
+    assert after.records[index].fields == ("new", "fie\nld")
+    others = [record.raw for place, record in enumerate(before.records) if place != index]
+    assert [record.raw for place, record in enumerate(after.records) if place != index] == others
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_added_record_ends_as_the_files_lines_do(line_end: str, mark: str) -> None:
+    text = mark + HEADER + line_end + ",".join(fields())
+    added = with_records(parse("t.csv", text), [fields(source_tag="a,b")])
+    last = ",".join(fields(source_tag='"a,b"'))
+    assert added.text == text + line_end + last + line_end
+    assert [record.line for record in added.records] == [1, 2, 3]
+
+
+def test_numbers_of_rows_that_are_kept_stay_as_they_were_written() -> None:
+    text = f"{HEADER}\n{','.join(fields(throughput_tokens_per_sec='92.720'))}\n"
+    assert with_records(parse("t.csv", text), [fields()]).text.startswith(text)
+
+
+def test_quoted_field_with_line_breaks_moves_the_lines_below_it() -> None:
+    found = parse("t.csv", 'a,"b\r\nc\nd"\ne,f\n\ng')
+    assert [(each.line, each.fields) for each in found.records] == [
+        (1, ("a", "b\r\nc\nd")),
+        (4, ("e", "f")),
+        (5, ()),
+        (6, ("g",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ('a,"b"c,d\n', 2),
+        ('a,b"c,d\n', 2),
+        ('a, "b",c\n', 2),
+        ('a,b,"c\n', 3),
+        ('"', 1),
+        ('"a""b","c, d","e\nf",\n', None),
+        ('"",""\r\n', None),
+    ],
+)
+def test_column_of_a_wrong_quote_is_known(text: str, column: int | None) -> None:
+    assert parse("t.csv", text).records[0].misquoted == column
+
+
+def test_field_that_no_reader_takes_is_refused_with_its_line() -> None:
+    with pytest.raises(Unreadable, match=r"t\.csv:2: no CSV: field larger than field limit"):
+        parse("t.csv", f"{HEADER}\n{'x' * (csv.field_size_limit() + 1)}\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (92.72, "92.72"),
+        (92.0, "92"),
+        (2461.666666, "2461.67"),
+        (0.000012345678, "0.0000123457"),
+        (1e-9, "0.000000001"),
+        (12345678.9, "12345700"),
+        (1e15, "1000000000000000"),
+        (5, "5"),
+    ],
+)
+def test_throughput_has_six_digits_and_no_exponent(value: float, text: str) -> None:
+    assert throughput_text(value) == text
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_throughput_that_is_no_number_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="must be a finite number"):
+        fields_of(fact(throughput_tokens_per_sec=value))
+
+
+def test_fact_becomes_the_columns_in_their_order() -> None:
+    assert fields_of(fact()) == fields()
+    assert with_records(Table("t.csv"), [COLUMNS, fields_of(fact())]).text.count("\n") == 2
+
+
+def test_identity_takes_one_figure_written_twice_as_one() -> None:
+    record = table(fields()).rows[0]
+    longer = replace(record, fields=fields(throughput_tokens_per_sec="2461.670"))
+    other = replace(record, fields=fields(throughput_tokens_per_sec="2461.68"))
+    assert identity(record) == identity(longer)
+    assert identity(record) != identity(other)

@@ -1,0 +1,258 @@
+"""`orch facts`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar.cli import main
+from orch_sidecar.tools.facts.tables.files import append
+from orch_sidecar.tools.facts.tables.row import Label
+from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, fact, fields
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `orch facts` and returns exit code, output, errors."""
+
+    def facts(*words: str | Path) -> tuple[int, str, str]:
+        code: str | int | None = 0
+        try:
+            main(["facts", *map(str, words)])
+        except SystemExit as exit_:
+            code = exit_.code
+        out, err = capsys.readouterr()
+        assert isinstance(code, int), code
+        return code, out, err
+
+    return facts
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    path = tmp_path / "sound.csv"
+    rows = [fact(Label.SINGLE_STREAM), fact(batch=8, throughput_tokens_per_sec=700.0), fact()]
+    append(path, rows)
+    return path
+
+
+@pytest.fixture
+def legacy(tmp_path: Path) -> Path:
+    path = tmp_path / "legacy.csv"
+    path.write_bytes(LEGACY.read_bytes())
+    return path
+
+
+class TestCheck:
+    def test_sound_file_is_fine(self, run: Run, sound: Path) -> None:
+        expected = f"{sound}: 3 rows (1 single_stream, 2 batched_online), no faults\n"
+        assert run("check", sound) == (0, expected, "")
+        assert run("check", "--confirmed", sound)[0] == 0
+
+    def test_faults_are_told_by_line_and_column_and_exit_with_1(
+        self, run: Run, sound: Path, legacy: Path
+    ) -> None:
+        code, out, _ = run("check", sound, legacy)
+        assert code == 1
+        lines = out.splitlines()
+        assert lines[0].startswith(f"{sound}: 3 rows")
+        assert lines[-1] == f"{legacy}: 24 rows (none sound), 41 faults"
+        assert sum(line.startswith(f"{legacy}:") for line in lines) == 42
+        assert any(line.startswith(f"{legacy}:10:8: input_tokens '~45000': ") for line in lines)
+
+    def test_row_to_be_confirmed_is_counted_and_fails_only_when_asked(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "t.csv"
+        append(path, [fact(), fact(Label.TO_BE_CONFIRMED)])
+        code, out, _ = run("check", path)
+        assert (code, out) == (
+            0,
+            f"{path}: 2 rows (1 batched_online, 1 to_be_confirmed), no faults\n",
+        )
+        code, out, _ = run("check", "--confirmed", path)
+        assert code == 1
+        assert out.startswith(f"{path}:3:11: measurement_type 'to_be_confirmed': nobody has")
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [(b"\xff\xfe", "no UTF-8"), (None, "No such file"), (b"x" * 200_000, "no CSV")],
+    )
+    def test_file_that_cannot_be_read_exits_with_2(
+        self, run: Run, tmp_path: Path, content: bytes | None, said: str
+    ) -> None:
+        path = tmp_path / "t.csv"
+        if content is not None:
+            path.write_bytes(content)
+        code, _, err = run("check", path)
+        assert code == 2
+        assert err.startswith(f"orch facts: {path}")
+        assert said in err
+
+
+class TestMigrate:
+    def test_output_has_all_rows_and_the_file_itself_is_not_touched(
+        self, run: Run, legacy: Path, tmp_path: Path
+    ) -> None:
+        to = tmp_path / "new.csv"
+        code, out, _ = run("check", "--migrate-legacy", "--output", to, legacy)
+        assert code == 1
+        assert legacy.read_bytes() == LEGACY.read_bytes()
+        lines = out.splitlines()
+        assert sum(": relabelled: " in line for line in lines) == 15
+        assert sum(": notes added: " in line for line in lines) == 6
+        assert sum(": left as it is: " in line for line in lines) == 3
+        assert lines[-1] == f"{to}: 24 rows (6 single_stream, 15 to_be_confirmed), 5 faults"
+        assert f"{to}:10:8: input_tokens '~45000'" in out
+
+    def test_in_place_rewrites_the_file_itself_and_then_nothing_more(
+        self, run: Run, legacy: Path
+    ) -> None:
+        run("check", "--migrate-legacy", "--in-place", legacy)
+        once = legacy.read_bytes()
+        assert once.count(b"to_be_confirmed") == 15
+        assert len(once.splitlines()) == 25
+        run("check", "--migrate-legacy", "--in-place", legacy)
+        assert legacy.read_bytes() == once
+
+    def test_migrated_file_without_other_faults_is_fine_but_not_confirmed(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "t.csv"
+        row = ",".join(fields(measurement_type="aggregate", scenario_notes="64 clients"))
+        path.write_text(f"{HEADER}\n{row}\n")
+        assert run("check", "--migrate-legacy", "--in-place", path)[0] == 0
+        assert run("check", "--confirmed", path)[0] == 1
+
+    def test_sound_file_in_place_is_not_written(self, run: Run, sound: Path) -> None:
+        before = sound.stat()
+        assert run("check", "--migrate-legacy", "--in-place", sound)[0] == 0
+        assert sound.stat().st_ino == before.st_ino
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["--migrate-legacy", "a.csv"],
+            ["--in-place", "a.csv"],
+            ["--output", "b.csv", "a.csv"],
+            ["--migrate-legacy", "--in-place", "--output", "b.csv", "a.csv"],
+            ["--migrate-legacy", "--output", "c.csv", "a.csv", "b.csv"],
+            [],
+        ],
+    )
+    def test_bad_usage_exits_with_2(self, run: Run, words: list[str]) -> None:
+        code, out, err = run("check", *words)
+        assert (code, out) == (2, "")
+        assert "orch facts check: error:" in err
+
+
+class TestMerge:
+    def test_merges_in_order_and_says_what_was_there_twice(
+        self, run: Run, sound: Path, tmp_path: Path
+    ) -> None:
+        other, to = tmp_path / "b.csv", tmp_path / "out.csv"
+        append(other, [fact(), fact(gpu="A100")])
+        code, out, _ = run("merge", "-o", to, sound, other)
+        assert (code, out) == (0, f"{to}: 4 rows, 1 that stood there twice left out\n")
+        assert to.read_text().startswith(sound.read_text())
+        assert run("check", to)[0] == 0
+
+    def test_output_may_be_one_of_the_files(self, run: Run, sound: Path, tmp_path: Path) -> None:
+        other = tmp_path / "b.csv"
+        append(other, [fact(gpu="A100")])
+        assert run("merge", "-o", sound, sound, other)[0] == 0
+        assert len(sound.read_text().splitlines()) == 5
+
+    def test_conflict_exits_with_1_names_both_places_and_writes_nothing(
+        self, run: Run, sound: Path, tmp_path: Path
+    ) -> None:
+        other, to = tmp_path / "b.csv", tmp_path / "out.csv"
+        append(other, [fact(throughput_tokens_per_sec=2500.0)])
+        code, out, _ = run("merge", "-o", to, sound, other)
+        assert code == 1
+        assert out.startswith(f"{other}:2:10: throughput_tokens_per_sec '2500': {sound}:4:10 says")
+        assert out.endswith(f"1 fault: {to} is not written\n")
+        assert not to.exists()
+
+    def test_faulty_file_is_not_merged(self, run: Run, legacy: Path, tmp_path: Path) -> None:
+        code, out, _ = run("merge", "-o", tmp_path / "out.csv", legacy)
+        assert code == 1
+        assert f"{legacy}:10:8: " in out
+
+    def test_missing_file_exits_with_2(self, run: Run, sound: Path, tmp_path: Path) -> None:
+        code, _, err = run("merge", "-o", tmp_path / "out.csv", sound, tmp_path / "none.csv")
+        assert code == 2
+        assert "none.csv: No such file" in err
+
+
+class TestCompare:
+    def test_prints_a_table_for_each_set(self, run: Run, sound: Path) -> None:
+        code, out, err = run("compare", sound)
+        assert (code, err) == (0, "")
+        assert "tokens out, single_stream\n" in out
+        assert "tokens out, batched_online\n" in out
+        assert "kept apart" in out
+
+    def test_says_everything_as_json(self, run: Run, sound: Path) -> None:
+        code, out, _ = run("compare", "--json", sound)
+        assert code == 0
+        document = json.loads(out)
+        assert set(document) == {"sets", "apart", "left_out"}
+        online = document["sets"][1]["points"]
+        assert [point["batch"] for point in online] == [8, 32]
+        assert online[1]["speedup"] == pytest.approx(2461.67 / 700)
+
+    @pytest.mark.parametrize("suffix", ["png", "svg"])
+    def test_draws(self, run: Run, sound: Path, tmp_path: Path, suffix: str) -> None:
+        path = tmp_path / f"p.{suffix}"
+        assert run("compare", sound, "--plot", path)[0] == 0
+        assert path.stat().st_size > 5000
+
+    def test_faulty_file_is_not_compared(self, run: Run, sound: Path, legacy: Path) -> None:
+        code, out, err = run("compare", sound, legacy)
+        assert (code, out) == (1, "")
+        assert f"{legacy}:10:8: " in err
+
+    def test_rows_to_be_confirmed_alone_cannot_be_compared(self, run: Run, tmp_path: Path) -> None:
+        path = tmp_path / "t.csv"
+        append(path, [fact(Label.TO_BE_CONFIRMED)])
+        code, out, err = run("compare", path)
+        assert code == 1
+        assert f"{path}:2: to_be_confirmed" in out
+        assert "no row that can be compared" in err
+
+    def test_plot_of_no_kind_is_bad_usage(self, run: Run, sound: Path, tmp_path: Path) -> None:
+        code, out, err = run("compare", sound, "--plot", tmp_path / "p.gif")
+        assert (code, out) == (2, "")
+        assert "a plot is a .png or a .svg file" in err
+
+    def test_plot_without_matplotlib_says_what_to_install(
+        self, run: Run, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        code, out, err = run("compare", sound, "--plot", tmp_path / "p.png")
+        assert (code, out) == (2, "")
+        assert "pip install matplotlib" in err
+        assert run("compare", sound)[0] == 0
+
+
+@pytest.mark.parametrize("words", [[], ["best"], ["check", "--fast", "a.csv"], ["merge", "a.csv"]])
+def test_bad_usage_exits_with_2(run: Run, words: list[str]) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert "usage: orch facts" in err
+
+
+def test_help_names_the_commands_and_exit_codes() -> None:
+    command = [sys.executable, "-m", "orch_sidecar", "facts", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    for word in ("check", "merge", "compare", "exit codes: 0 fine"):
+        assert word in result.stdout

@@ -1,0 +1,243 @@
+"""Spans from a query service: over HTTP, page after page, and clear words where there are none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from orch_sidecar.tools.facts.traces.jaeger import Jaeger, JaegerFailed
+from orch_sidecar.tools.facts.traces.jaeger_json import spans_of
+from orch_sidecar.tools.facts.traces.otlp import Malformed
+from orch_sidecar.tools.facts.traces.span import Kind, Link, Span
+from tests.orch_sidecar.tools.facts.scripted_jaeger import PAGE, ScriptedJaeger
+from tests.orch_sidecar.tools.facts.spans import one, real
+
+# All of `real`.
+FIRST_US, LAST_US = 1_795_000_000_000_000, 1_796_000_000_000_000
+
+BOTH_APIS = pytest.mark.parametrize("api", ["ui", "v3"])
+
+
+async def read(url: str, limit: int = 100, service: str = "orch-sidecar") -> list[Span]:
+    return await asyncio.to_thread(Jaeger(url, limit=limit).spans, service, FIRST_US, LAST_US)
+
+
+def in_order(spans: Iterable[Span]) -> list[Span]:
+    return sorted(spans, key=lambda span: (span.trace_id, span.span_id))
+
+
+def to_microseconds(span: Span) -> Span:
+    """What Jaeger's own form keeps of a span: microseconds, and a status as a tag."""
+    start_us = span.start_ns // 1000
+    duration_us = (span.end_ns - span.start_ns) // 1000
+    attributes = dict(span.attributes)
+    if span.error:
+        attributes["otel.status_code"] = "ERROR"
+    end_ns = (start_us + duration_us) * 1000
+    return replace(span, start_ns=start_us * 1000, end_ns=end_ns, attributes=attributes)
+
+
+@pytest.mark.parametrize("name", ["home", "cloud", "mixed", "offline"])
+async def test_reads_the_same_spans_by_either_api(name: str) -> None:
+    spans = in_order(real(name))
+    async with ScriptedJaeger(spans, apis=("v3",)).running() as url:
+        assert in_order(await read(url)) == spans
+    async with ScriptedJaeger(spans, apis=("ui",)).running() as url:
+        assert in_order(await read(url)) == [to_microseconds(span) for span in spans]
+
+
+async def test_reads_an_answer_that_is_an_object_for_each_trace() -> None:
+    spans = in_order(real("cloud"))
+    async with ScriptedJaeger(spans, apis=("v3",), streams=True).running() as url:
+        assert in_order(await read(url)) == spans
+
+
+@BOTH_APIS
+@pytest.mark.parametrize("limit", [2, 3, 5, 7])
+async def test_nothing_is_lost_at_the_limit_of_a_search(api: str, limit: int) -> None:
+    spans = [*real("home"), *real("mixed"), *real("offline")]
+    jaeger = ScriptedJaeger(spans, apis=(api,))
+    async with jaeger.running() as url:
+        found = await read(url, limit)
+    key = {(span.trace_id, span.span_id) for span in spans}
+    assert {(span.trace_id, span.span_id) for span in found} == key
+    assert len(found) == len(key)
+    # Once it is known which of them it has, the other API is not asked for.
+    first = ["page"] if api == "v3" else []
+    assert jaeger.asked == first + [api] * (len(jaeger.asked) - len(first))
+    assert len(jaeger.asked) > 20 / limit
+
+
+@BOTH_APIS
+async def test_an_interval_without_traces_has_none(api: str) -> None:
+    async with ScriptedJaeger(apis=(api,)).running() as url:
+        assert await read(url) == []
+
+
+async def test_only_traces_with_a_span_of_the_service_in_the_interval_are_found() -> None:
+    near, far = one(1, 1_795_500_000, 1_795_500_001), one(2, 1_700_000_000, 1_700_000_001)
+    elsewhere = [replace(span, trace_id="e" * 32) for span in near if span.service == "vllm"]
+    async with ScriptedJaeger([*near, *far, *elsewhere]).running() as url:
+        found = await read(url)
+        assert {span.trace_id for span in found} == {near[0].trace_id}
+        assert {span.service for span in found} == {"orch-sidecar", "vllm"}  # whole traces
+        found = await read(url, service="vllm")
+        assert {span.trace_id for span in found} == {near[0].trace_id, "e" * 32}
+
+
+async def test_more_traces_at_one_moment_than_the_limit_are_an_error() -> None:
+    spans = [span for number in range(4) for span in one(number, 1_795_500_000, 1_795_500_001)]
+    async with ScriptedJaeger(spans).running() as url:
+        with pytest.raises(JaegerFailed, match=r"came back full.*4 traces.*--limit"):
+            await read(url, limit=4)
+        assert len(await read(url, limit=5)) == len(spans)
+
+
+async def test_a_base_path_belongs_to_the_url() -> None:
+    jaeger, outer = ScriptedJaeger(real("cloud")), web.Application()
+    outer.add_subapp("/tracing", jaeger.app)
+    async with TestServer(outer) as server:
+        url = str(server.make_url("/tracing/"))
+        assert len({span.trace_id for span in await read(url)}) == 6
+
+
+async def test_an_answer_with_an_error_is_told_with_its_body() -> None:
+    async with ScriptedJaeger(most=10).running() as url:
+        with pytest.raises(JaegerFailed) as raised:
+            await read(url, limit=11)
+    text = str(raised.value)
+    assert text.startswith(f"{url}/api/traces: 500 Internal Server Error: ")
+    assert "search depth must be greater than 0 and less than max traces" in text
+
+
+@pytest.mark.parametrize("status", [401, 502])
+async def test_what_stands_before_it_is_told_with_its_words(status: int) -> None:
+    failing = ScriptedJaeger(failing=(status, "<h1>go\n   away</h1>" + "x" * 1000))
+    async with failing.running() as url:
+        with pytest.raises(JaegerFailed, match=rf"/api/traces: {status} .*<h1>go away</h1>x+…'$"):
+            await read(url)
+    assert failing.asked == ["ui"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [(200, PAGE), (404, "404 page not found"), (200, '{"data2":1}'), (200, "")]
+)
+async def test_what_is_no_jaeger_is_told_with_what_both_paths_answer(
+    status: int, body: str
+) -> None:
+    async with ScriptedJaeger(apis=("ui",), failing=(status, body)).running() as url:
+        with pytest.raises(JaegerFailed) as raised:
+            await read(url)
+    text = str(raised.value)
+    assert text.startswith(f"no query API of Jaeger: {url}/api/traces answered ")
+    assert f"{url}/api/v3/traces answered what is no JSON: '<!doctype html>" in text
+
+
+async def test_a_server_that_cannot_be_reached_is_told() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(JaegerFailed, match=rf"cannot read {url}/api/traces: .*refused"):
+            await read(url)
+
+
+async def test_a_server_that_speaks_no_http_is_told() -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-x\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(babble, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(JaegerFailed, match=r"cannot read .*BadStatusLine"):
+            await read(url)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:16686", "file:///etc/hosts", "http://", ""])
+def test_a_url_of_anything_but_http_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="must be http"):
+        Jaeger(url, limit=100)
+
+
+def test_a_limit_that_one_trace_fills_is_refused() -> None:
+    with pytest.raises(ValueError, match="the limit 1 must be at least 2"):
+        Jaeger("http://x", limit=1)
+
+
+def ui(**changes: Any) -> dict[str, Any]:
+    """An answer of one span in the UI's form."""
+    span = {
+        "traceID": "1b",
+        "spanID": "2",
+        "operationName": "n",
+        "references": [],
+        "startTime": 1_000,
+        "duration": 5,
+        "tags": [],
+        "processID": "p1",
+        **changes,
+    }
+    processes = {"p1": {"serviceName": "s", "tags": None}}
+    return {"data": [{"spans": [span], "processes": processes}], "errors": None}
+
+
+def test_short_ids_are_filled_up_and_references_told_apart() -> None:
+    [span] = spans_of(
+        ui(
+            references=[
+                {"refType": "CHILD_OF", "traceID": "99", "spanID": "7"},
+                {"refType": "FOLLOWS_FROM", "traceID": "1b", "spanID": "8"},
+                {"refType": "CHILD_OF", "traceID": "1B", "spanID": "9"},
+            ],
+            tags=[
+                {"key": "span.kind", "type": "string", "value": "server"},
+                {"key": "error", "type": "bool", "value": True},
+                {"key": "big", "type": "int64", "value": "9007199254740993"},
+                {"key": "raw", "type": "binary", "value": "AAE="},
+            ],
+        )
+    )
+    assert span == Span(
+        trace_id="1b".rjust(32, "0"),
+        span_id="2".rjust(16, "0"),
+        parent_id="9".rjust(16, "0"),
+        name="n",
+        kind=Kind.SERVER,
+        start_ns=1_000_000,
+        end_ns=1_005_000,
+        attributes={"big": 9007199254740993, "raw": b"\x00\x01"},
+        resource={"service.name": "s"},
+        links=(
+            Link("99".rjust(32, "0"), "7".rjust(16, "0")),
+            Link("1b".rjust(32, "0"), "8".rjust(16, "0")),
+        ),
+        error=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (ui(traceID="xyz"), "the id 'xyz' must be up to 32 hexadecimal digits"),
+        (ui(spanID=""), "the id '' must be up to 16"),
+        (ui(processID="p2"), "span 2: its process 'p2' is not told"),
+        (ui(startTime="soon"), r"data\[0\].spans\[0\].startTime is 'soon'"),
+        (ui(tags=[{"key": "a", "type": "int64", "value": "x"}]), "the tag a is 'x', must be of"),
+        (ui(tags=[{"key": "a", "type": "bool", "value": "x"}]), "its type, 'bool'"),
+        (ui(tags=[{"key": "a", "type": "new", "value": "x"}]), "its type, 'new'"),
+        ({"data": [], "errors": [{"code": 1, "msg": "half"}]}, "the answer has errors: half"),
+        ({"data": 3}, "data is '3'"),
+    ],
+)
+def test_what_is_wrong_with_an_answer_is_told(document: dict[str, Any], said: str) -> None:
+    with pytest.raises(Malformed, match=said):
+        spans_of(json.loads(json.dumps(document)))

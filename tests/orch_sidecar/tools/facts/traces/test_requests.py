@@ -1,0 +1,196 @@
+"""Requests, from spans: whose spans are whose, and what counts once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.facts.traces.requests import Outcome, Request, traffic_of
+from orch_sidecar.tools.facts.traces.span import Kind, Link, Span
+from tests.orch_sidecar.tools.facts import spans as made
+from tests.orch_sidecar.tools.facts.spans import SIDECAR, real, told
+
+
+def one(number: int, start_s: float, end_s: float, **more: Any) -> list[Span]:
+    """The spans of a request of one sequence."""
+    return made.one(number, start_s, end_s, **{"sequences": 1, **more})
+
+
+def moved(span: Span, by: int, under: int | None = None) -> Span:
+    """A span with its ids, and that of its parent, so much higher; the first one under another."""
+    parent = under if span.parent_id is None else int(span.parent_id, 16) + by
+    parent_id = None if parent is None else f"{parent:016x}"
+    return replace(span, span_id=f"{int(span.span_id, 16) + by:016x}", parent_id=parent_id)
+
+
+def only(*requests: list[Span]) -> Request:
+    [request] = told(*requests).requests
+    return request
+
+
+def test_a_real_stream_has_the_sidecars_times_and_the_engines_counts() -> None:
+    spans = real("cloud")
+    traffic = traffic_of(spans)
+    assert (len(traffic.requests), traffic.unfinished, traffic.strays) == (6, (), ())
+    for request in traffic.requests:
+        [server] = [s for s in spans if s.span_id == request.span_id]
+        assert (request.start_ns, request.end_ns) == (server.start_ns, server.end_ns)
+        assert request.first_byte_ns is not None
+        assert request.start_ns < request.first_byte_ns < request.end_ns
+        assert request.scenario == "cloud-1"
+        assert (request.measurement_type, request.model) == ("batched_online", "tiny")
+        assert (request.pool, request.profile) == ("cloud", "cloud")
+        assert (request.outcome, request.sequences) == (Outcome.SERVED, 1)
+        assert request.output_tokens is None  # its client did not ask for usage
+        [decode] = request.decodes
+        assert decode.batch_max == 6
+        assert decode.steps == decode.output_tokens - 1
+        assert request.dispatched[0][0] <= decode.start_ns < decode.end_ns <= request.end_ns
+    assert sorted(r.decoded_output_tokens for r in traffic.requests) == list(range(24, 30))
+    # All spans of an engine since its start name the same one.
+    assert len({decode.engine for r in traffic.requests for decode in r.decodes}) == 1
+
+
+def test_what_was_not_streamed_has_no_first_byte() -> None:
+    """Its client saw all of it at once."""
+    assert {request.first_byte_ns for request in traffic_of(real("offline")).requests} == {None}
+
+
+def test_real_requests_end_in_every_way() -> None:
+    traffic = traffic_of(real("mixed"))
+    by_scenario = Counter((r.scenario, r.outcome, r.coalesced, r.led) for r in traffic.requests)
+    assert by_scenario == {
+        ("shared-1", Outcome.SERVED, False, True): 1,
+        ("shared-1", Outcome.SERVED, True, False): 2,
+        ("two-1", Outcome.SERVED, False, False): 1,
+        ("two-1", Outcome.CANCELLED, False, False): 1,
+        ("two-1", Outcome.REFUSED, False, False): 1,
+        ("bulk-1", Outcome.SERVED, False, False): 2,
+    }
+    # vLLM tells nothing of what was given up.
+    for request in traffic.requests:
+        expected = 0 if request.coalesced or request.outcome is not Outcome.SERVED else 1
+        assert bool(request.decodes) == bool(expected)
+
+
+def test_sequences_of_one_prompt_count_its_tokens_once() -> None:
+    [request] = [r for r in traffic_of(real("mixed")).requests if r.sequences == 2]
+    assert [decode.input_tokens for decode in request.decodes] == [22, 22]
+    assert request.decoded_input_tokens == request.input_tokens == 22
+    assert request.decoded_output_tokens == request.output_tokens == 16
+
+
+def test_several_prompts_of_one_request_count_each() -> None:
+    spans = one(1, 0, 1, sequences=2, tokens=(10, 5))
+    second = replace(spans[-1], attributes={**spans[-1].attributes, "gen_ai.request.id": "other"})
+    assert only([*spans[:-1], second]).decoded_input_tokens == 20
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        ("ok", Outcome.SERVED),
+        ("engine_error", Outcome.FAILED),
+        ("client_error", Outcome.REFUSED),
+        ("engine_failed", Outcome.FAILED),
+        ("client_stalled", Outcome.FAILED),
+        ("cancelled", Outcome.CANCELLED),
+        ("cancelled_by_request", Outcome.CANCELLED),
+        ("queue_full", Outcome.REFUSED),
+        ("slo_miss", Outcome.REFUSED),
+    ],
+)
+def test_outcomes_are_of_four_kinds(outcome: str, expected: Outcome) -> None:
+    assert only(one(1, 0, 1, outcome=outcome)).outcome is expected
+
+
+def test_spans_that_come_twice_or_in_any_order_count_once() -> None:
+    spans = real("home")
+    assert traffic_of([*reversed(spans), *spans]) == traffic_of(spans)
+
+
+def test_several_requests_of_one_trace_are_several() -> None:
+    """A client that does several things within one trace of its own."""
+    first, second = one(1, 0, 1), one(2, 2, 3)
+    joined = [replace(moved(span, 100), trace_id=first[0].trace_id) for span in second]
+    found = told(first, joined).requests
+    assert [(r.start_ns, len(r.decodes)) for r in found] == [(0, 1), (2_000_000_000, 1)]
+
+
+def test_what_a_client_does_around_it_is_no_part_of_a_request() -> None:
+    server, *rest = one(1, 0, 1)
+    parent = Span(server.trace_id, "f" * 16, None, "checkout", Kind.SERVER, -5, 10**10, {}, SIDECAR)
+    request = only([parent, replace(server, parent_id="f" * 16), *rest])
+    assert (request.start_ns, request.end_ns) == (0, 1_000_000_000)
+
+
+def test_by_way_of_two_sidecars_it_is_one_request_of_the_upper_one() -> None:
+    """The one that its client spoke to; what the lower one turned away first was tried again."""
+    upper = one(1, 0, 4, decoded=0, server={"orch.pool": "above"})
+
+    def below(start_s: float, place: int, outcome: str) -> list[Span]:
+        spans = one(1, start_s, start_s + 1, outcome=outcome)
+        return [moved(span, place, under=3) for span in spans]
+
+    request = only(upper, below(1, 20, "queue_full"), below(2, 40, "ok"))
+    assert (request.pool, request.start_ns, request.end_ns) == ("above", 0, 4_000_000_000)
+    assert (request.outcome, len(request.decodes)) == (Outcome.SERVED, 1)
+
+
+def test_an_attempt_that_failed_has_no_part_in_the_answer() -> None:
+    server, wait, engine, decode = one(1, 0, 1)
+    failed = replace(
+        engine,
+        span_id="c" * 16,
+        attributes={**engine.attributes, "orch.outcome": "engine_failed"},
+    )
+    thrown_away = replace(decode, span_id="d" * 16, parent_id="c" * 16)
+    request = only([server, wait, engine, decode, failed, thrown_away])
+    assert len(request.dispatched) == 2
+    assert request.decoded_output_tokens == 5
+
+
+def test_a_request_without_its_server_span_has_not_ended() -> None:
+    _, wait, engine, decode = one(1, 0, 1)
+    waiting, running = told([wait]).unfinished[0], told([wait, engine, decode])
+    assert (waiting.start_ns, waiting.end_ns, waiting.pool) == (0, None, "pool")
+    assert running.unfinished[0].end_ns == 1_000_000_000
+    # It is known whose decode it is.
+    assert (running.requests, running.strays) == ((), ())
+
+
+def test_a_decode_that_no_sidecar_tells_of_is_a_stray() -> None:
+    *_, decode = one(1, 0, 1)
+    for parent_id in (None, "9" * 16, decode.parent_id):
+        traffic = told([replace(decode, parent_id=parent_id)])
+        assert [stray.output_tokens for stray in traffic.strays] == [5]
+        assert (traffic.requests, traffic.unfinished) == ((), ())
+
+
+def test_pages_are_no_requests_and_what_is_refused_unread_is_one() -> None:
+    page = one(1, 0, 1, sequences=0, decoded=0)[:1]
+    unread = one(2, 0, 1, sequences=0, outcome="invalid_request")[:1]
+    assert [r.outcome for r in told(page, unread).requests] == [Outcome.REFUSED]
+
+
+def test_only_followers_make_a_leader() -> None:
+    leader = one(1, 0, 1)
+    link = Link(leader[0].trace_id, leader[0].span_id)
+    linked = one(2, 0, 1, links=(link,))
+    assert [r.led for r in told(leader, linked).requests] == [False, False]
+    follower = one(2, 0, 1, decoded=0, server={"orch.coalesced": True}, links=(link,))[:1]
+    assert [r.led for r in told(leader, follower).requests] == [True, False]
+
+
+def test_spans_that_hang_under_each_other_in_a_circle_end_the_search() -> None:
+    _, _, engine, decode = one(1, 0, 1)
+    circle = [replace(engine, parent_id=decode.span_id), decode]
+    assert told(circle).requests == ()
+
+
+def test_an_attribute_of_another_type_is_told_with_its_span() -> None:
+    with pytest.raises(ValueError, match=r"span 0+4 \(llm_request\).*orch.steps is 'many'"):
+        told(one(1, 0, 1, decode={"orch.steps": "many"}))

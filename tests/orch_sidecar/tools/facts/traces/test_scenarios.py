@@ -1,0 +1,131 @@
+"""Which requests were measured together."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.tools.facts.traces.requests import Outcome, traffic_of
+from orch_sidecar.tools.facts.traces.scenarios import Scenario, scenarios_of
+from orch_sidecar.tools.facts.traces.span import Span, Value
+from tests.orch_sidecar.tools.facts.spans import one, real, told, without
+
+GAP_S = 60.0
+
+
+def split(*requests: list[Span], gap_s: float = GAP_S) -> list[list[int]]:
+    """The numbers of the requests of each scenario."""
+    return [numbers(each) for each in scenarios_of(told(*requests), gap_s).scenarios]
+
+
+def numbers(scenario: Scenario) -> list[int]:
+    return [int(request.trace_id, 16) for request in scenario.requests]
+
+
+def test_real_requests_belong_to_the_runs_that_their_clients_named() -> None:
+    found = scenarios_of(traffic_of([*real("home"), *real("mixed")]), GAP_S)
+    sizes = {each.key.scenario: len(each.requests) for each in found.scenarios}
+    assert sizes == {"home-1.warmup": 1, "home-1": 5, "shared-1": 3, "two-1": 3, "bulk-1": 2}
+    assert [each.key.scenario for each in found.scenarios if each.is_warmup] == ["home-1.warmup"]
+    home = found.scenarios[1]
+    assert (home.key.engine_version, home.key.precision) == ("0.32.0", "FP32")
+    assert (home.key.gpu_count, len(home.decodes)) == (0, 5)
+
+
+def test_without_an_id_a_scenario_ends_where_nothing_ran_for_the_gap() -> None:
+    requests = [one(1, 0, 10), one(2, 69.9, 70), one(3, 130.1, 131)]
+    assert split(*requests) == [[1, 2], [3]]
+    assert split(*requests, gap_s=59.9) == [[1], [2], [3]]
+
+
+def test_a_long_request_fills_the_gap() -> None:
+    assert split(one(1, 0, 200), one(2, 1, 2), one(3, 259, 260)) == [[1, 2, 3]]
+
+
+def test_with_an_id_it_is_one_however_long_it_paused() -> None:
+    named: dict[str, Value] = {"orch.scenario": "run-1"}
+    assert split(one(1, 0, 1, server=named), one(2, 5000, 5001, server=named)) == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"server": {"orch.scenario": "run-1"}},
+        {"server": {"gen_ai.request.model": "another"}},
+        {"server": {"orch.pool": "another"}},
+        {"server": {"orch.profile": "another"}},
+        {"label": "offline"},
+        {"decode": {"orch.engine_version": "0.33.0"}},
+        {"decode": {"orch.precision": "FP8"}},
+        {"decode": {"orch.gpu": "A100"}},
+        {"decode": {"orch.gpu_count": 2}},
+    ],
+)
+def test_what_is_labelled_otherwise_is_another_scenario(other: dict[str, object]) -> None:
+    assert split(one(1, 0, 1), one(2, 2, 3, **other), one(3, 4, 5)) == [[1, 3], [2]]  # type: ignore[arg-type]
+
+
+def test_requests_that_never_came_to_an_engine_go_with_those_that_did_then() -> None:
+    newer: dict[str, Value] = {"orch.engine_version": "0.33.0"}
+    requests = [
+        one(1, 0, 1),
+        one(2, 0.5, 0.6, outcome="queue_full"),
+        one(3, 10, 11, decode=newer),
+        one(4, 10.5, 10.6, outcome="cancelled"),
+    ]
+    assert split(*requests) == [[1, 2], [3, 4]]
+    [first, _] = scenarios_of(told(*requests), GAP_S).scenarios
+    assert [numbers(first), len(first.ended(Outcome.REFUSED))] == [[1, 2], 1]
+
+
+def test_requests_of_no_pool_go_where_they_belong_by_id_or_by_time() -> None:
+    unplaced = ("orch.pool", "orch.profile")
+    named: dict[str, Value] = {"orch.scenario": "run-1"}
+
+    def refused(number: int, at_s: float, server: dict[str, Value]) -> list[Span]:
+        spans = one(number, at_s, at_s + 0.1, outcome="no_pool", server=server, label="none")
+        return without(spans[:1], *unplaced)
+
+    traffic = told(
+        one(1, 0, 5),
+        one(2, 100, 101, server=named),
+        refused(3, 2, {}),  # while the first went on
+        refused(4, 50, {}),  # while nothing did
+        refused(5, 50, named),
+        refused(6, 3, {"gen_ai.request.model": "another"}),
+    )
+    found = scenarios_of(traffic, GAP_S)
+    assert [sorted(numbers(each)) for each in found.scenarios] == [[1, 3], [2, 5]]
+    assert sorted(int(each.trace_id, 16) for each in found.elsewhere) == [4, 6]
+
+
+def test_what_arrived_beyond_the_ends_only_tells_that_it_is_cut() -> None:
+    traffic = told(*(one(number, number, number + 0.5) for number in range(1, 6)))
+    [found] = scenarios_of(traffic, GAP_S, first_ns=2 * 10**9, last_ns=4 * 10**9).scenarios
+    assert numbers(found) == [2, 3, 4]
+    assert (len(found.before), len(found.after)) == (1, 1)
+    [whole] = scenarios_of(traffic, GAP_S, first_ns=10**9, last_ns=5 * 10**9).scenarios
+    assert (len(whole.requests), whole.before, whole.after) == (5, (), ())
+    assert scenarios_of(traffic, GAP_S, first_ns=6 * 10**9).scenarios == ()
+
+
+@given(st.lists(st.tuples(st.floats(0, 1000), st.floats(0, 100)), max_size=30))
+def test_every_request_is_in_one_scenario_and_pauses_are_between_them(
+    times: list[tuple[float, float]],
+) -> None:
+    requests = [
+        one(number, start, start + length) for number, (start, length) in enumerate(times, start=1)
+    ]
+    found = scenarios_of(told(*requests), 10.0).scenarios
+    every = sorted(number for each in found for number in numbers(each))
+    assert every == list(range(1, len(times) + 1))
+    for earlier, later in pairwise(found):
+        assert later.start_ns - earlier.end_ns >= 10 * 10**9
+    for each in found:
+        end_ns = each.start_ns
+        for request in each.requests:
+            assert request.start_ns - end_ns < 10 * 10**9
+            end_ns = max(end_ns, request.end_ns)

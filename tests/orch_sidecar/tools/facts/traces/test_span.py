@@ -1,0 +1,37 @@
+"""Attributes of spans, whatever a store made of their types."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_sidecar.tools.facts.traces.span import Kind, Span, Value
+
+
+def having(value: Value) -> Span:
+    return Span("0" * 32, "1" * 16, None, "n", Kind.SERVER, 0, 1, {"a": value}, {})
+
+
+def test_numbers_and_flags_may_come_as_text() -> None:
+    assert having(3).whole("a") == having("3").whole("a") == having(3.0).whole("a") == 3
+    assert having("0.5").number("a") == 0.5
+    assert having(True).flag("a") is having("true").flag("a") is True
+    assert having(False).flag("a") is having("false").flag("a") is False
+
+
+def test_what_is_not_there_is_none_and_no_flag() -> None:
+    span = having(None)
+    assert (span.whole("a"), span.number("b"), span.text("b")) == (None, None, None)
+    assert having("").text("a") is None
+    assert span.flag("b") is False
+
+
+@pytest.mark.parametrize("value", ["x", True, 1.5, "1.5", float("nan"), ("1",), b"1"])
+def test_what_is_no_whole_number_is_told_with_its_span(value: Value) -> None:
+    with pytest.raises(ValueError, match=rf"span {'1' * 16} \(n\) of trace 0+: a is .*number"):
+        having(value).whole("a")
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_what_is_no_flag_is_told(value: Value) -> None:
+    with pytest.raises(ValueError, match="must be true or false"):
+        having(value).flag("a")

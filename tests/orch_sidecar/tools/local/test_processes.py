@@ -1,0 +1,77 @@
+"""Child processes: their sessions, what is left of them, what they printed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar.tools.local.processes import Child
+
+AUTOGROUP = Path("/proc/self/autogroup")
+
+
+@contextmanager
+def running(folder: Path, code: str, niceness: int = 0) -> Iterator[Child]:
+    """A child that has printed its first line."""
+    program = [sys.executable, "-u", "-c", code]
+    child = Child("child", program, os.environ, folder / "log", niceness)
+    try:
+        until = time.monotonic() + 10
+        while not child.last_lines(1):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        yield child
+    finally:
+        child.kill()
+
+
+SLEEPS = "import time; print('here'); time.sleep(60)"
+STAYS = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLEEPS
+
+
+def test_child_is_in_a_session_of_its_own(tmp_path: Path) -> None:
+    with running(tmp_path, SLEEPS) as child:
+        assert os.getsid(child.pid) == child.pid
+        assert child.exit_code is None
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not share cores by sessions")
+@pytest.mark.parametrize("niceness", [0, 5])
+def test_session_stands_back_as_it_is_told(tmp_path: Path, niceness: int) -> None:
+    with running(tmp_path, SLEEPS, niceness) as child:
+        told = Path(f"/proc/{child.pid}/autogroup").read_text()
+        assert told.split()[1:] == ["nice", str(niceness)]
+        assert AUTOGROUP.read_text() != told
+
+
+def test_session_that_cannot_stand_back_is_told_and_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not AUTOGROUP.exists():
+        pytest.skip("this kernel does not share cores by sessions")
+    with running(tmp_path, SLEEPS, niceness=100) as child:
+        assert child.exit_code is None
+    assert "cannot be made nice" in caplog.text
+
+
+def test_child_is_asked_to_leave_and_then_killed(tmp_path: Path) -> None:
+    with running(tmp_path, SLEEPS) as child:
+        assert child.stop(10.0) == -15
+    with running(tmp_path, STAYS) as child:
+        assert child.stop(0.1) == -9
+
+
+def test_last_lines_are_the_end_of_what_was_printed(tmp_path: Path) -> None:
+    code = "print('\\n'.join(map(str, range(20_000))), flush=True);" + SLEEPS
+    with running(tmp_path, code) as child:
+        until = time.monotonic() + 10
+        while child.last_lines(1) != ["here"]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert child.last_lines(3) == ["19998", "19999", "here"]

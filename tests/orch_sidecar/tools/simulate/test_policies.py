@@ -1,0 +1,137 @@
+"""What admission is for: the policies on the same arrivals, at twice what the engine can do.
+
+70 % of the requests are bulk, eight times as long; arrivals are Poisson, lengths lognormal. The
+SLO of interactive requests is three times the p95 of their first token without load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from orch_sidecar.tools.simulate.compare import (
+    Policy,
+    Scenario,
+    capacity,
+    compare,
+    course_of,
+    unloaded_ttft_p95_ms,
+    with_slo,
+)
+from orch_sidecar.tools.simulate.engine import EngineShape
+from orch_sidecar.tools.simulate.fronts import Sight
+from orch_sidecar.tools.simulate.report import Figures, figures
+from orch_sidecar.tools.simulate.workload import Workload
+from vllm_plugin.profile import AdmissionRules, ServiceClass, load
+
+INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+SECONDS = 150.0
+# No bulk request is to wait longer than that, here.
+MAX_WAIT_S = 60.0
+
+# Shapes of the step time: a large model on a GPU, a small one on few cores, one whose steps
+# hardly grow with the batch. In each the SLO can be kept: two steps with a part of a bulk prompt
+# in each take less.
+SHAPES = {
+    "large": EngineShape(16, t0_ms=8, c_ms=0.2, alpha=0.9, prefill_tokens_per_s=25_000),
+    "small": EngineShape(16, t0_ms=3, c_ms=0.4, alpha=0.8, prefill_tokens_per_s=20_000),
+    "flat": EngineShape(16, t0_ms=20, c_ms=0.05, alpha=1.0, prefill_tokens_per_s=10_000),
+    "flat-64": EngineShape(64, t0_ms=20, c_ms=0.05, alpha=1.0, prefill_tokens_per_s=10_000),
+}
+CASES = [("large", 1), ("large", 2), ("small", 1), ("flat", 1), ("flat-64", 1)]
+
+
+@cache
+def measured(name: str, seed: int) -> tuple[float, dict[Policy, Figures]]:
+    """The SLO in milliseconds, and the figures of each policy."""
+    shape = replace(SHAPES[name], long_prefill_tokens=256)
+    workload = Workload()
+    slo_ms = 3 * unloaded_ttft_p95_ms(shape, workload, seed)
+    rate = 2 * capacity(shape, workload, seed)
+    rules = with_slo(load("cloud").admission, slo_ms)
+    bulk = rules.bulk.model_copy(update={"max_wait_s": MAX_WAIT_S})
+    rules = rules.model_copy(update={"bulk": bulk})
+    return slo_ms, compare(Scenario(shape, workload, rate, SECONDS, seed), rules, list(Policy))
+
+
+def p95_of(found: Figures) -> float:
+    p95 = found.classes[INTERACTIVE].ttft_ms.p95
+    assert p95 is not None
+    return p95
+
+
+@pytest.mark.parametrize(("name", "seed"), CASES)
+def test_interactive_requests_keep_their_slo(name: str, seed: int) -> None:
+    slo_ms, found = measured(name, seed)
+    assert p95_of(found[Policy.POLICY]) <= slo_ms
+
+
+@pytest.mark.parametrize(("name", "seed"), CASES)
+def test_most_interactive_requests_are_served(name: str, seed: int) -> None:
+    """They take a tenth of the capacity. Not all: a slot that is kept free costs tokens."""
+    _, found = measured(name, seed)
+    interactive = found[Policy.POLICY].classes[INTERACTIVE]
+    assert interactive.served >= 0.6 * interactive.arrived
+
+
+@pytest.mark.parametrize(("name", "seed"), CASES)
+def test_other_ways_are_far_from_the_slo(name: str, seed: int) -> None:
+    slo_ms, found = measured(name, seed)
+    assert p95_of(found[Policy.FIFO]) > 100 * slo_ms
+    assert p95_of(found[Policy.DIRECT]) > 100 * slo_ms
+    assert p95_of(found[Policy.PRIORITY]) > 3 * slo_ms
+
+
+@pytest.mark.parametrize(("name", "seed"), CASES)
+def test_interactive_goodput_is_a_multiple(name: str, seed: int) -> None:
+    _, found = measured(name, seed)
+    good = {policy: found[policy].classes[INTERACTIVE].goodput_per_s for policy in Policy}
+    assert good[Policy.POLICY] >= 2 * good[Policy.DIRECT]
+    assert good[Policy.POLICY] >= 2 * good[Policy.PRIORITY]
+
+
+@pytest.mark.parametrize(("name", "seed"), CASES)
+def test_it_costs_at_most_a_twentieth_of_the_tokens(name: str, seed: int) -> None:
+    _, found = measured(name, seed)
+    assert found[Policy.POLICY].tokens_per_s >= 0.95 * found[Policy.DIRECT].tokens_per_s
+
+
+@pytest.mark.parametrize(("name", "seed"), CASES)
+def test_no_bulk_request_waits_longer_than_it_may(name: str, seed: int) -> None:
+    _, found = measured(name, seed)
+    longest_ms = found[Policy.POLICY].classes[BULK].wait_ms.longest
+    assert longest_ms is not None
+    assert longest_ms <= 1000 * MAX_WAIT_S + 100  # a step until the engine begins with it
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["limits-known", "lengths-learned"])
+@pytest.mark.parametrize("factor", [1.2, 2.0])
+def test_predicted_waits_are_good_to_a_third(known: bool, factor: float) -> None:
+    shape = replace(SHAPES["large"], long_prefill_tokens=256)
+    workload = Workload(max_tokens_known=known)
+    rate = factor * capacity(shape, workload, 1)
+    course = course_of(
+        Policy.POLICY, Scenario(shape, workload, rate, SECONDS, 1), load("cloud").admission
+    )
+    found = figures(course, {})
+    assert found.predictions > 200
+    assert found.prediction_error is not None
+    assert found.prediction_error <= 0.3
+
+
+def with_full_cache(rules: AdmissionRules, *, cache_known: bool) -> Figures:
+    """64 slots and contexts that do not fit together: a mean of 1536 tokens, and 60 000 in all."""
+    shape = replace(SHAPES["large"], slots=64, kv_tokens=60_000, long_prefill_tokens=256)
+    scenario = Scenario(shape, Workload(bulk_share=0.9), 6.0, 100.0, seed=1)
+    sight = Sight(cache=cache_known)
+    return figures(course_of(Policy.POLICY, scenario, rules, sight=sight), {})
+
+
+def test_kv_budget_avoids_preemptions_and_makes_more_tokens() -> None:
+    rules = load("cloud").admission
+    without, with_it = (with_full_cache(rules, cache_known=known) for known in (False, True))
+    assert without.preemptions > 500
+    assert with_it.preemptions == 0
+    assert with_it.tokens_per_s > 1.05 * without.tokens_per_s

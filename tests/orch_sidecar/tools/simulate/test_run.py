@@ -1,0 +1,97 @@
+"""Runs: what is counted, and what always holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_sidecar.tools.simulate.compare import (
+    Policy,
+    Scenario,
+    capacity,
+    compare,
+    course_of,
+    with_slo,
+)
+from orch_sidecar.tools.simulate.engine import EngineShape
+from orch_sidecar.tools.simulate.report import figures, spread
+from orch_sidecar.tools.simulate.workload import Workload
+from vllm_plugin.profile import ServiceClass, load
+
+SHAPE = EngineShape(slots=8, long_prefill_tokens=256)
+WORKLOAD = Workload()
+CLOUD = load("cloud").admission
+RULES = with_slo(CLOUD, 200.0)
+CAN = capacity(SHAPE, WORKLOAD, 1)
+
+
+def scenario(load_factor: float, seconds: float = 60.0, *, retry: bool = False) -> Scenario:
+    return Scenario(SHAPE, WORKLOAD, load_factor * CAN, seconds, seed=1, retry=retry)
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("load_factor", [0.8, 2.0])
+def test_each_request_is_served_whole_or_refused(policy: Policy, load_factor: float) -> None:
+    course = course_of(policy, scenario(load_factor), RULES)
+    assert len(course.records) == len(scenario(load_factor).arrivals())
+    for record in course.records:
+        served = record.sequence.ended_at is not None
+        assert served == (record.refused is None)
+        assert not served or record.sequence.made == record.sequence.output
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("load_factor", [0.8, 2.0])
+def test_littles_law_holds(policy: Policy, load_factor: float) -> None:
+    found = figures(course_of(policy, scenario(load_factor), RULES), {})
+    assert found.in_system > 1
+    assert found.in_system == pytest.approx(found.rate_times_time, rel=0.02)
+
+
+@pytest.mark.parametrize("policy", [Policy.POLICY, Policy.FIFO])
+def test_admission_never_gives_the_engine_more_than_it_has_slots(policy: Policy) -> None:
+    found = figures(course_of(policy, scenario(2.0), RULES), {})
+    assert found.peak == SHAPE.slots
+    assert found.occupancy > 0.85
+
+
+def test_without_admission_the_engine_queues() -> None:
+    found = figures(course_of(Policy.DIRECT, scenario(2.0), RULES), {})
+    assert found.peak > 3 * SHAPE.slots
+    assert found.occupancy > 0.95
+
+
+def test_engine_with_room_makes_nobody_wait() -> None:
+    found = figures(course_of(Policy.POLICY, scenario(0.2), CLOUD), {})
+    for of_class in found.classes.values():
+        assert of_class.refused == {}
+        assert of_class.wait_ms.p50 is not None
+        assert of_class.wait_ms.p50 < 20  # a step, and a bulk prompt before
+    assert found.classes[ServiceClass.INTERACTIVE].served > 0
+
+
+def test_same_seed_gives_the_same_figures() -> None:
+    first, second = (compare(scenario(1.5), RULES, list(Policy)) for _ in range(2))
+    assert first == second
+
+
+def test_refused_come_back_when_told_to() -> None:
+    once = course_of(Policy.POLICY, scenario(2.0), RULES)
+    again = course_of(Policy.POLICY, scenario(2.0, retry=True), RULES)
+    assert all(record.tries == 1 for record in once.records)
+    assert max(record.tries for record in again.records) > 1
+    served = [sum(r.refused is None for r in course.records) for course in (once, again)]
+    assert served[0] < served[1]
+    found = figures(again, {})
+    assert found.in_system == pytest.approx(found.rate_times_time, rel=0.02)
+
+
+def test_profile_without_interactive_requests_serves_all_in_order() -> None:
+    course = course_of(Policy.POLICY, scenario(2.0), load("offline").admission)
+    started = [record.started_at for record in course.records if record.started_at is not None]
+    assert started == sorted(started)
+
+
+def test_percentiles_are_nearest_ranks() -> None:
+    found = spread([value / 1000 for value in range(1, 101)])
+    assert (found.p50, found.p95, found.p99, found.longest) == pytest.approx((50, 95, 99, 100))
+    assert spread([]).p95 is None

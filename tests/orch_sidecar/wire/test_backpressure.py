@@ -1,0 +1,101 @@
+"""What passes between a sidecar and one below it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from orch_sidecar.api import errors
+from orch_sidecar.api.generation import Api
+from orch_sidecar.api.options import NONE, Directives
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.wire.backpressure import (
+    DEFAULT_RETRY_MS,
+    ENGINE_GONE,
+    by_engine,
+    by_sidecar,
+    fields,
+)
+from orch_sidecar.wire.http1 import Head
+from vllm_plugin import endpoint
+from vllm_plugin.profile import ServiceClass
+
+
+def told(directives: Directives, spent_ms: float = 0.0) -> dict[str, str]:
+    lines = fields(ServiceClass.BULK, directives, spent_ms).decode().split("\r\n")
+    assert lines.pop() == ""
+    return dict(line.split(": ") for line in lines)
+
+
+def test_sidecar_below_is_told_the_class_and_never_to_queue() -> None:
+    assert told(NONE) == {
+        "x-orch-class": "bulk",
+        "x-orch-do-not-queue": "true",
+        "x-orch-no-coalesce": "true",
+    }
+
+
+def test_times_are_less_what_was_spent_up_here() -> None:
+    found = told(Directives(deadline_ms=1000.0, max_wait_ms=500.0), 250.4)
+    assert (found["x-orch-deadline-ms"], found["x-orch-max-wait-ms"]) == ("749", "249")
+    found = told(Directives(deadline_ms=1000.0, max_wait_ms=500.0), 9e9)
+    assert (found["x-orch-deadline-ms"], found["x-orch-max-wait-ms"]) == ("1", "0")
+
+
+@pytest.mark.parametrize("code", ["ADMISSION_DEADLINE", "ADMISSION_SLO"])
+def test_a_request_that_comes_too_late_below_is_not_put_back(code: str) -> None:
+    body = json.dumps({"error": {"code": code, "retriable": True}}).encode()
+    assert by_sidecar(head((b"retry-after", b"1")), body) is None
+
+
+def head(*given: tuple[bytes, bytes]) -> Head:
+    return Head(429, b"Too Many Requests", given, keep_alive=True, chunked=False, length=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([(b"retry-after-ms", b"250"), (b"retry-after", b"1")], 250),
+        ([(b"retry-after", b"3")], 3000),
+        ([(b"retry-after", b"Fri, 31 Dec 1999 23:59:59 GMT")], DEFAULT_RETRY_MS),
+        ([(b"retry-after-ms", b"-4"), (b"retry-after", b"2")], 2000),
+        ([(b"retry-after", b"9" * 12)], 3_600_000),
+    ],
+)
+def test_header_says_when_to_come_back(given: list[tuple[bytes, bytes]], expected: int) -> None:
+    assert by_sidecar(head(*given), b"") == expected
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES])
+def test_envelope_says_it_where_no_header_does(api: Api) -> None:
+    refusal = Refusal(Reason.DO_NOT_QUEUE, "no slot", retry_after_ms=77)
+    assert by_sidecar(head(), errors.body(api, refusal)) == 77
+
+
+@pytest.mark.parametrize(
+    "error",
+    [{}, {"retriable": False, "retry_after_ms": 5}, {"retriable": "true"}, [], None, "busy"],
+)
+def test_answer_that_is_final_is_passed_on(error: Any) -> None:
+    assert by_sidecar(head(), json.dumps({"error": error}).encode()) is None
+
+
+@pytest.mark.parametrize("body", [b"", b"busy", b"[]", b"[" * 5000, b"\xff"])
+def test_answer_that_is_no_envelope_is_passed_on(body: bytes) -> None:
+    assert by_sidecar(head(), body) is None
+
+
+@pytest.mark.parametrize("said", [None, "5", -1, 1e9, True])
+def test_retriable_without_a_time_has_the_usual_one(said: Any) -> None:
+    error = {"retriable": True, "retry_after_ms": said}
+    assert by_sidecar(head(), json.dumps({"error": error}).encode()) == DEFAULT_RETRY_MS
+
+
+def test_engine_turns_away_by_the_plugins_own_word_alone() -> None:
+    assert endpoint.ENGINE_GONE == ENGINE_GONE
+    gone = json.dumps({"error": {"type": ENGINE_GONE, "code": 503}}).encode()
+    assert by_engine(head(), gone) == DEFAULT_RETRY_MS
+    assert by_engine(head((b"retry-after", b"1")), b'{"error": {"retriable": true}}') is None
+    assert by_engine(head((b"retry-after", b"1")), b"") is None

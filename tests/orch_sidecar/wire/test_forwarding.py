@@ -1,0 +1,64 @@
+"""What the names of a client's fields decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from orch_sidecar.api import options as directives
+from orch_sidecar.wire.forwarding import names_of, request_head
+
+PLAIN = (
+    (b"Host", b"here"),
+    (b"Authorization", b"Bearer key"),
+    (b"X-Api-Key", b"key"),
+    (b"traceparent", b"00-1-2-01"),
+    (b"Connection", b"keep-alive"),
+    (b"Accept", b"*/*"),
+)
+
+HEEDED = (
+    *directives._ALL, "X-Orch-Lease", "X-Orch-Request-Id", "X-Request-Id", "X-Correlation-Id",
+    "Content-Encoding", "Transfer-Encoding",
+)  # fmt: skip
+
+
+def test_fields_that_say_nothing_to_a_sidecar_are_plain() -> None:
+    assert names_of(PLAIN).plain
+    assert names_of(()).plain
+
+
+@pytest.mark.parametrize("name", HEEDED)
+@pytest.mark.parametrize("spelled", [str.lower, str.upper])
+def test_a_field_that_is_looked_at_is_never_plain(name: str, spelled: Callable[[str], str]) -> None:
+    assert not names_of((*PLAIN, (spelled(name).encode(), b"1"))).plain
+
+
+def test_names_that_were_looked_up_before_give_the_same_head() -> None:
+    for authorization in (None, b"Bearer ours"):
+        first, again = (
+            request_head(b"GET / HTTP/1.1", PLAIN, b"", authorization=authorization, names=names)
+            for names in (None, names_of(PLAIN))
+        )
+        assert first == again
+
+
+def test_keys_of_clients_end_here_where_they_are_ours_or_the_engine_has_its_own() -> None:
+    for authorization, keyless, passes in (
+        (None, False, True),
+        (None, True, False),
+        (b"Bearer ours", False, False),
+        (b"Bearer ours", True, False),
+    ):
+        head = request_head(
+            b"GET / HTTP/1.1", PLAIN, b"", authorization=authorization, keyless=keyless
+        )
+        assert (b"X-Api-Key: key" in head) == (b"Bearer key" in head) == passes
+        assert (b"Bearer ours" in head) == (authorization is not None)
+        assert b"Accept: */*" in head
+
+
+def test_head_without_any_field_of_the_client_has_no_empty_line_in_it() -> None:
+    head = request_head(b"GET / HTTP/1.1", ((b"Host", b"x"),), b"host: e\r\n", authorization=None)
+    assert head == b"GET / HTTP/1.1\r\nhost: e\r\n\r\n"
