@@ -128,7 +128,7 @@ def _sidecar(words: list[str]) -> None:
     sys.exit(code)
 
 
-class SettingsWrong(ValueError):
+class InvalidSettings(ValueError):
     """Settings that cannot be used; the message names each, its value and the rule."""
 
 
@@ -136,12 +136,12 @@ def read_settings(words: list[str]) -> SidecarSettings:
     """Settings from flags, environment and file; exits with what is wrong with them."""
     try:
         return load_settings(words)
-    except SettingsWrong as wrong:
+    except InvalidSettings as wrong:
         sys.exit(f"orch sidecar: {wrong}")
 
 
 def load_settings(words: list[str]) -> SidecarSettings:
-    """Settings from flags, environment and file. Raises SettingsWrong."""
+    """Settings from flags, environment and file. Raises InvalidSettings."""
     first = argparse.ArgumentParser(prog="orch sidecar", add_help=False, allow_abbrev=False)
     first.add_argument("--config", default=os.environ.get("ORCH_CONFIG"))
     chosen, rest = first.parse_known_args(words)
@@ -155,24 +155,24 @@ def load_settings(words: list[str]) -> SidecarSettings:
         return CliApp.run(Settings, cli_args=rest)
     except ValidationError as error:
         problems = [_told(problem) for problem in error.errors()]
-        raise SettingsWrong("\n              ".join(problems)) from error
+        raise InvalidSettings("\n              ".join(problems)) from error
     except SettingsError as error:
-        raise SettingsWrong(str(error)) from error
+        raise InvalidSettings(str(error)) from error
 
 
 def _file_values(path: str) -> dict[str, Any]:
-    """The settings in a file, by name; none in an empty one. Raises SettingsWrong."""
+    """The settings in a file, by name; none in an empty one. Raises InvalidSettings."""
     if not Path(path).is_file():
-        raise SettingsWrong(f"--config {path}: no such file")
+        raise InvalidSettings(f"--config {path}: no such file")
     try:
         document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise SettingsWrong(f"--config {path}: not a YAML mapping: {error}") from error
+        raise InvalidSettings(f"--config {path}: not a YAML mapping: {error}") from error
     if document is None:
         return {}
     if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):
         text = "settings by their names are needed"
-        raise SettingsWrong(f"--config {path}: not a YAML mapping: {text}")
+        raise InvalidSettings(f"--config {path}: not a YAML mapping: {text}")
     return document
 
 

@@ -10,47 +10,47 @@ import random
 from collections.abc import Iterable
 from typing import Final
 
-from orch_sidecar.admission import refusals as refusing
+from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.batch import Limits, limits_for
 from orch_sidecar.admission.constraints.kv_cache import KvNeed
-from orch_sidecar.admission.constraints.rules import Hold, Scarce
+from orch_sidecar.admission.constraints.rules import AdmissionConstraints, BlockedBy
 from orch_sidecar.admission.decision import Decision, Statistics
 from orch_sidecar.admission.draining import Drain, of_next_engine, stronger
-from orch_sidecar.admission.forecast import Prospects
+from orch_sidecar.admission.forecast import Forecaster
 from orch_sidecar.admission.ledger import Lease, Ledger
-from orch_sidecar.admission.ordering import Order
-from orch_sidecar.admission.prediction.service_time import Forecast, Outlook, Run
-from orch_sidecar.admission.queue_entry import WaitingRoom
+from orch_sidecar.admission.ordering import QueueOrder
+from orch_sidecar.admission.prediction.service_time import Forecast, RunningRequest, ServiceTimes
+from orch_sidecar.admission.queue_entry import QueueEntry
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import Ask, EngineReport, Queued
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 # Who turned one away below has its reasons for so long at least; the queue rests no longer.
 _SHORTEST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 1.0
-# Named once: a member is looked up slowly in its enum.
+# ResourcePath once: a member is looked up slowly in its enum.
 _BULK: Final = ServiceClass.BULK
 
 # Between two looks at the same thing, whatever rounding does.
 _LEAST_SLEEP_S: Final = 0.001
 
 
-class Admission:
+class AdmissionController:
     """The admission of one engine. Request ids are chosen by the caller, unique and secret."""
 
     def __init__(self, rules: AdmissionRules, jitter: random.Random | None = None) -> None:
         self.rules = rules
         self.ledger = Ledger()
         self.queues = Queues()
-        self.outlook = Outlook(self.ledger)
-        self.scarce = Scarce(rules, self.ledger, self.queues, self.outlook)
+        self.outlook = ServiceTimes(self.ledger)
+        self.scarce = AdmissionConstraints(rules, self.ledger, self.queues, self.outlook)
         # It spreads retries, it keeps no secret.
         chance = jitter or random.Random()  # noqa: S311
-        self.prospects = Prospects(self.ledger, self.queues, self.scarce, self.outlook, chance)
-        self.order = Order(rules, self.queues, self.scarce)
+        self.prospects = Forecaster(self.ledger, self.queues, self.scarce, self.outlook, chance)
+        self.order = QueueOrder(rules, self.queues, self.scarce)
         self.statistics = Statistics()
-        self.waiting_room = WaitingRoom(
+        self.waiting_room = QueueEntry(
             rules, self.ledger, self.queues, self.scarce.clock, self.prospects, self.statistics
         )
         self.displaced: list[Decision] = []  # what the last arrival decided about others
@@ -84,7 +84,7 @@ class Admission:
         if not self.queues.depth:
             return []
         decisions = [
-            self.waiting_room.turn_away(each, refusing.too_large(each.ask.cost, report.slots_total))
+            self.waiting_room.turn_away(each, refusals.too_large(each.ask.cost, report.slots_total))
             for each in self.queues.all()
             if each.ask.cost > report.slots_total
         ]
@@ -100,19 +100,19 @@ class Admission:
 
     # What requests do.
 
-    def arrive(self, request: str, ask: Ask, now: float) -> Lease | Refusal | Queued:
+    def arrive(self, request: str, ask: AdmissionRequest, now: float) -> Lease | Refusal | Queued:
         """A request wants slots. Queued: it waits, and its outcome comes as a decision.
 
         What it decides about others (who makes room for it, who starts with it) is to be taken
         by `take_displaced`.
         """
         if self.draining is not None:
-            return self.statistics.refuse(ask, refusing.draining(self.draining.ordered_by))
+            return self.statistics.refuse(ask, refusals.draining(self.draining.ordered_by))
         if self.unavailable is not None:
             return self.statistics.refuse(ask, self.unavailable)
         if ask.cost > self.ledger.slots_total:
             return self.statistics.refuse(
-                ask, refusing.too_large(ask.cost, self.ledger.slots_total)
+                ask, refusals.too_large(ask.cost, self.ledger.slots_total)
             )
         self.scarce.arrived(ask, now)
         bulk = ask.service_class is _BULK  # windows are theirs
@@ -121,7 +121,7 @@ class Admission:
         need = self.scarce.need(ask)
         hold = self.order.holds(ask, need, now)
         if hold is None and bulk and self.scarce.opens_window(ask, now):
-            hold = Hold.WINDOW
+            hold = BlockedBy.WINDOW
         if hold is not None:
             return self._wait(request, ask, hold, now)
         if ask.deadline_ms is not None:
@@ -146,12 +146,14 @@ class Admission:
         pause_s = min(max(pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
         self.order.paused_until = max(self.order.paused_until, now + pause_s)
 
-    def put_back(self, request: str, ask: Ask, since: float, now: float) -> Queued | Refusal:
+    def put_back(
+        self, request: str, ask: AdmissionRequest, since: float, now: float
+    ) -> Queued | Refusal:
         """It was turned away below: it waits again, by its old time limits, before all that came
         later."""
         outcome = self.waiting_room.enter_again(request, ask, since, self.unavailable, now)
         if isinstance(outcome, Queued):
-            self.order.hold = Hold.PAUSE
+            self.order.hold = BlockedBy.PAUSE
             self.scarce.turn_clock(now)
         return outcome
 
@@ -232,7 +234,7 @@ class Admission:
     # What is so.
 
     @property
-    def hold(self) -> Hold | None:
+    def hold(self) -> BlockedBy | None:
         """What the first of those who wait waits for."""
         return self.order.hold if self.queues.depth else None
 
@@ -253,7 +255,7 @@ class Admission:
         scarce = self.scarce
         return scarce.bulk if service_class is ServiceClass.BULK else scarce.interactive
 
-    def forecast(self, ask: Ask, now: float) -> Forecast | None:
+    def forecast(self, ask: AdmissionRequest, now: float) -> Forecast | None:
         """What would become of a request that came now. None: unknown."""
         hold = self.order.holds(ask, self.scarce.need(ask), now)
         at = None if hold is None else self.order.ends_at(hold, now)
@@ -272,9 +274,9 @@ class Admission:
         self.scarce.turn_clock(now)
         return decisions
 
-    def _grant(self, request: str, ask: Ask, need: KvNeed, now: float) -> Lease:
+    def _grant(self, request: str, ask: AdmissionRequest, need: KvNeed, now: float) -> Lease:
         lease = self.ledger.grant(request, ask.cost)
-        run = Run(ask, now, need)
+        run = RunningRequest(ask, now, need)
         outlook = self.outlook
         outlook.runs[request] = run
         outlook.changed()
@@ -282,7 +284,9 @@ class Admission:
         self.statistics.granted[ask.service_class] += 1
         return lease
 
-    def _wait(self, request: str, ask: Ask, hold: Hold, now: float) -> Lease | Refusal | Queued:
+    def _wait(
+        self, request: str, ask: AdmissionRequest, hold: BlockedBy, now: float
+    ) -> Lease | Refusal | Queued:
         until = self.order.ends_at(hold, now)
         outcome: Lease | Refusal | Queued
         outcome, dropped = self.waiting_room.enter(request, ask, hold, until, now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import Ask
+from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.profile import ServiceClass
 
@@ -32,7 +32,7 @@ class Statistics:
     granted: dict[ServiceClass, int] = field(default_factory=_none)
     refused: dict[ServiceClass, int] = field(default_factory=_none)
 
-    def refuse(self, ask: Ask, refusal: Refusal) -> Refusal:
+    def refuse(self, ask: AdmissionRequest, refusal: Refusal) -> Refusal:
         """Counts a refusal, and returns it."""
         self.refused[ask.service_class] += 1
         return refusal

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import Ask, EngineReport, Queued
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules
 
@@ -37,7 +37,7 @@ class Owner(Protocol):
 class Gate:
     """Performs the core's decisions. Lives on one event loop."""
 
-    def __init__(self, core: Admission) -> None:
+    def __init__(self, core: AdmissionController) -> None:
         self.core = core
         # Tells this sidecar's leases from those of another, or of itself before a restart.
         self.instance = os.urandom(8).hex()
@@ -84,7 +84,7 @@ class Gate:
         if ticket in self.core.ledger.in_use():
             self.core.abandon(ticket)
 
-    def ask(self, request: str, ask: Ask) -> Lease | Refusal | Queued:
+    def ask(self, request: str, ask: AdmissionRequest) -> Lease | Refusal | Queued:
         """Asks for slots. Queued: `wait` for what becomes of it."""
         outcome = self.core.arrive(request, ask, self._loop.time())
         if type(outcome) is Queued:
@@ -99,7 +99,7 @@ class Gate:
         """A request was turned away below; to be said before its lease is released."""
         self.core.turned_away(retry_after_ms / 1000, self._loop.time())
 
-    def put_back(self, request: str, ask: Ask, since_s: float) -> Queued | Refusal:
+    def put_back(self, request: str, ask: AdmissionRequest, since_s: float) -> Queued | Refusal:
         """It was turned away below: it waits again, before all that came later.
 
         `since_s`: the loop's time when it first asked, from which its time limits count.

@@ -5,37 +5,37 @@ by `aging_s`; else interactive requests; else bulk ones; within a class first co
 A request that does not fit holds up those behind it, so that one that needs many slots is not
 passed by for ever; only one that waits for others of its own class to end (an interactive one
 for `Hold.BATCH`, a bulk one for `Hold.RESERVE`) lets the other class go. Nobody waits who could
-go: the first one waits only for what `Hold` names.
+go: the first one waits only for what `BlockedBy` names.
 """
 
 from __future__ import annotations
 
 from orch_sidecar.admission.constraints.kv_cache import KvNeed
-from orch_sidecar.admission.constraints.rules import Hold, Scarce
-from orch_sidecar.admission.queues import Queues, Waiting
-from orch_sidecar.admission.types import Ask
+from orch_sidecar.admission.constraints.rules import AdmissionConstraints, BlockedBy
+from orch_sidecar.admission.queues import QueuedRequest, Queues
+from orch_sidecar.admission.types import AdmissionRequest
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
 
-class Order:
+class QueueOrder:
     """The order of those who wait for one engine."""
 
-    def __init__(self, rules: AdmissionRules, queues: Queues, scarce: Scarce) -> None:
+    def __init__(self, rules: AdmissionRules, queues: Queues, scarce: AdmissionConstraints) -> None:
         self.rules = rules
-        self.hold: Hold | None = None  # what the first of those who wait waits for
+        self.hold: BlockedBy | None = None  # what the first of those who wait waits for
         self.paused_until = float("-inf")
         self._queues = queues
         self._scarce = scarce
 
-    def next(self, now: float) -> Waiting | None:
+    def next(self, now: float) -> QueuedRequest | None:
         """Who goes now; if nobody does, `hold` says why."""
         self.hold = None
         if not self._queues.depth:
             return None
         if now < self.paused_until:
-            self.hold = Hold.PAUSE
+            self.hold = BlockedBy.PAUSE
             return None
         bulk, interactive = self._queues.head(_BULK), self._queues.head(_INTERACTIVE)
         aged = bulk is not None and self._is_aged(bulk, now)
@@ -47,24 +47,24 @@ class Order:
             if hold is None:
                 return waiting
             self.hold = self.hold or hold
-            if hold is not (Hold.RESERVE if waiting is bulk else Hold.BATCH):
+            if hold is not (BlockedBy.RESERVE if waiting is bulk else BlockedBy.BATCH):
                 return None
         return None
 
-    def holds(self, ask: Ask, need: KvNeed, now: float) -> Hold | None:
+    def holds(self, ask: AdmissionRequest, need: KvNeed, now: float) -> BlockedBy | None:
         """What a request that comes now has to wait for; None: nothing.
 
         `need`: what it will take of the KV cache.
         """
         if self._queues.depth and self._somebody_ahead(ask.service_class, now):
-            return self.hold or Hold.SLOT
+            return self.hold or BlockedBy.SLOT
         if now < self.paused_until:
-            return Hold.PAUSE
+            return BlockedBy.PAUSE
         return self._scarce.hold(ask, need, now)
 
-    def ends_at(self, hold: Hold, now: float) -> float | None:
+    def ends_at(self, hold: BlockedBy, now: float) -> float | None:
         """When this hold ends of itself; None: that cannot be foreseen."""
-        if hold is Hold.PAUSE:
+        if hold is BlockedBy.PAUSE:
             return self.paused_until
         return self._scarce.eases_at(hold, now)
 
@@ -81,19 +81,19 @@ class Order:
         bulk, interactive = self._queues.head(_BULK), self._queues.head(_INTERACTIVE)
         if service_class is _BULK:
             # Interactive ones that only wait for each other let bulk ones go.
-            return bulk is not None or not self._only_waits(interactive, Hold.BATCH, now)
+            return bulk is not None or not self._only_waits(interactive, BlockedBy.BATCH, now)
         if interactive is not None:
             return True
         # An aged one that waits for the reserve waits for other bulk ones only.
         return (
             bulk is not None
-            and not self._only_waits(bulk, Hold.RESERVE, now)
+            and not self._only_waits(bulk, BlockedBy.RESERVE, now)
             and self._is_aged(bulk, now)
         )
 
-    def _only_waits(self, first: Waiting | None, hold: Hold, now: float) -> bool:
+    def _only_waits(self, first: QueuedRequest | None, hold: BlockedBy, now: float) -> bool:
         """Whether it waits for that. Whose time is over goes: the next may wait for another."""
         return self.hold is hold and first is not None and now < first.expires
 
-    def _is_aged(self, bulk: Waiting, now: float) -> bool:
+    def _is_aged(self, bulk: QueuedRequest, now: float) -> bool:
         return self._scarce.clock.value(now) >= bulk.delay_s + self.rules.aging_s

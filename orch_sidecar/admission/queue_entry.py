@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orch_sidecar.admission import refusals as refusing
+from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.aging import DelayClock
-from orch_sidecar.admission.constraints.rules import Hold
+from orch_sidecar.admission.constraints.rules import BlockedBy
 from orch_sidecar.admission.decision import Decision, Statistics
-from orch_sidecar.admission.forecast import Prospects
+from orch_sidecar.admission.forecast import Forecaster
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.queues import Queues, Waiting
-from orch_sidecar.admission.types import Ask, Queued
+from orch_sidecar.admission.queues import QueuedRequest, Queues
+from orch_sidecar.admission.types import AdmissionRequest, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
 
-class WaitingRoom:
+class QueueEntry:
     """Lets requests into the queues of one engine, and refuses those who may not wait (longer)."""
 
     def __init__(
@@ -31,7 +31,7 @@ class WaitingRoom:
         ledger: Ledger,
         queues: Queues,
         clock: DelayClock,
-        prospects: Prospects,
+        prospects: Forecaster,
         statistics: Statistics,
     ) -> None:
         self.rules = rules
@@ -42,7 +42,7 @@ class WaitingRoom:
         self._statistics = statistics
 
     def enter(
-        self, request: str, ask: Ask, hold: Hold, at: float | None, now: float
+        self, request: str, ask: AdmissionRequest, hold: BlockedBy, at: float | None, now: float
     ) -> tuple[Queued | Refusal, list[Decision]]:
         """A request has to wait for `hold`, which ends of itself `at` (where foreseeable).
 
@@ -54,7 +54,7 @@ class WaitingRoom:
         start_s = prospects.start_s(plan, ask, hold, at, now)
         start_ms = None if start_s is None else round(1000 * start_s)
         refusal: Refusal | None = None
-        if hold is not Hold.WINDOW:  # it could have begun at once: nothing speaks against it
+        if hold is not BlockedBy.WINDOW:  # it could have begun at once: nothing speaks against it
             rules = self.rules.of(ask.service_class)
             refusal = prospects.unqueueable(ask, rules, start_ms)
         dropped: list[Decision] = []
@@ -63,7 +63,7 @@ class WaitingRoom:
             if self.rules.full_queue is FullQueue.DROP_LRU and oldest is not None:
                 dropped = [self._drop(oldest, now)]
             else:
-                refusal = refusing.full(ask, self._ledger.slots_total, self._capacity(ask))
+                refusal = refusals.full(ask, self._ledger.slots_total, self._capacity(ask))
         if refusal is not None:
             refusal = replace(refusal, queue_position=position, predicted_start_ms=start_ms)
             refusal = prospects.come_back(refusal, ask.cost, now)
@@ -74,7 +74,12 @@ class WaitingRoom:
         return Queued(position, start_ms), dropped
 
     def enter_again(
-        self, request: str, ask: Ask, since: float, unavailable: Refusal | None, now: float
+        self,
+        request: str,
+        ask: AdmissionRequest,
+        since: float,
+        unavailable: Refusal | None,
+        now: float,
     ) -> Queued | Refusal:
         """One that was already served waits as since then, before all that came later."""
         head = self._queues.head(ask.service_class)
@@ -85,7 +90,7 @@ class WaitingRoom:
             refusal = unavailable or self._waited_too_long(waiting, now)
             return self._statistics.refuse(ask, refusal)
         if ask.cost > self._ledger.slots_total:
-            refusal = refusing.too_large(ask.cost, self._ledger.slots_total)
+            refusal = refusals.too_large(ask.cost, self._ledger.slots_total)
             return self._statistics.refuse(ask, refusal)
         self._queues.add(waiting, at_head=True)
         self._prospects.outlook.changed()
@@ -104,12 +109,14 @@ class WaitingRoom:
             self._prospects.outlook.changed()
         return decisions
 
-    def turn_away(self, waiting: Waiting, refusal: Refusal) -> Decision:
+    def turn_away(self, waiting: QueuedRequest, refusal: Refusal) -> Decision:
         """Refuses one that waits."""
         self._queues.remove(waiting.request)
         return Decision(waiting.request, self._statistics.refuse(waiting.ask, refusal))
 
-    def _waiting(self, request: str, ask: Ask, since: float, now: float) -> Waiting:
+    def _waiting(
+        self, request: str, ask: AdmissionRequest, since: float, now: float
+    ) -> QueuedRequest:
         rules = self.rules.of(ask.service_class)
         limits = [(since + rules.max_wait_s, Reason.QUEUE_TIMEOUT)]
         if ask.max_wait_ms is not None:
@@ -122,12 +129,12 @@ class WaitingRoom:
             latest = max(0.0, rules.ttft_p95_ms / 1000 - (first_token_s or 0.0))
             limits.append((since + latest, Reason.SLO_MISS))
         expires, expiry = min(limits)
-        return Waiting(request, ask, since, expires, expiry, self._clock.value(now))
+        return QueuedRequest(request, ask, since, expires, expiry, self._clock.value(now))
 
-    def _is_full(self, ask: Ask) -> bool:
+    def _is_full(self, ask: AdmissionRequest) -> bool:
         return self._queues.size(ask.service_class) >= self._capacity(ask)
 
-    def _capacity(self, ask: Ask) -> int:
+    def _capacity(self, ask: AdmissionRequest) -> int:
         capacity = self.rules.of(ask.service_class).queue_capacity
         return capacity - self._taken_places() if ask.service_class is _BULK else capacity
 
@@ -138,11 +145,11 @@ class WaitingRoom:
         waiting = self._queues.size(_INTERACTIVE)
         return max(0, waiting - self.rules.of(_INTERACTIVE).queue_capacity)
 
-    def _drop(self, oldest: Waiting, now: float) -> Decision:
-        refusal = self._prospects.come_back(refusing.dropped(), oldest.ask.cost, now)
+    def _drop(self, oldest: QueuedRequest, now: float) -> Decision:
+        refusal = self._prospects.come_back(refusals.dropped(), oldest.ask.cost, now)
         self._prospects.outlook.changed()
         return self.turn_away(oldest, refusal)
 
-    def _waited_too_long(self, waiting: Waiting, now: float) -> Refusal:
-        refusal = refusing.waited_too_long(waiting)
+    def _waited_too_long(self, waiting: QueuedRequest, now: float) -> Refusal:
+        refusal = refusals.waited_too_long(waiting)
         return self._prospects.come_back(refusal, waiting.ask.cost, now)

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
-from orch_sidecar.admission.types import Ask
+from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Reason
 from vllm_plugin.profile import ServiceClass
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedRequest:
     """A queued request. `delay_s`: what the delay clock showed when it came."""
 
     request: str
-    ask: Ask
+    ask: AdmissionRequest
     arrived: float
     expires: float
     expiry: Reason  # which of its time limits that is
@@ -32,7 +32,7 @@ class Queues:
     """First come, first served within a class."""
 
     def __init__(self) -> None:
-        self._by_class: dict[ServiceClass, OrderedDict[str, Waiting]] = {
+        self._by_class: dict[ServiceClass, OrderedDict[str, QueuedRequest]] = {
             service_class: OrderedDict() for service_class in ServiceClass
         }
         self._costs = dict.fromkeys(ServiceClass, 0)
@@ -47,13 +47,13 @@ class Queues:
         """Sequences of a class."""
         return self._costs[service_class]
 
-    def head(self, service_class: ServiceClass) -> Waiting | None:
+    def head(self, service_class: ServiceClass) -> QueuedRequest | None:
         return next(iter(self._by_class[service_class].values()), None)
 
-    def of(self, service_class: ServiceClass) -> Iterator[Waiting]:
+    def of(self, service_class: ServiceClass) -> Iterator[QueuedRequest]:
         return iter(self._by_class[service_class].values())
 
-    def all(self) -> list[Waiting]:
+    def all(self) -> list[QueuedRequest]:
         return [waiting for queue in self._by_class.values() for waiting in queue.values()]
 
     def __contains__(self, request: str) -> bool:
@@ -63,7 +63,7 @@ class Queues:
         """The ids of all requests."""
         return {request for queue in self._by_class.values() for request in queue}
 
-    def add(self, waiting: Waiting, *, at_head: bool = False) -> None:
+    def add(self, waiting: QueuedRequest, *, at_head: bool = False) -> None:
         service_class = waiting.ask.service_class
         queue = self._by_class[service_class]
         queue[waiting.request] = waiting
@@ -75,7 +75,7 @@ class Queues:
         self.depth += 1
         heapq.heappush(self._expiring, (waiting.expires, waiting.request, service_class))
 
-    def remove(self, request: str) -> Waiting | None:
+    def remove(self, request: str) -> QueuedRequest | None:
         """Takes a request out; None if it is not here."""
         for service_class, queue in self._by_class.items():
             waiting = queue.pop(request, None)
@@ -94,7 +94,7 @@ class Queues:
             heapq.heappop(self._expiring)
         return self._expiring[0][0] if self._expiring else None
 
-    def expired(self, now: float) -> list[Waiting]:
+    def expired(self, now: float) -> list[QueuedRequest]:
         """Takes out all who have waited too long, in the order of their limits."""
         found = []
         while (expiry := self.next_expiry()) is not None and expiry <= now:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from orch_sidecar.admission.draining import OrderedBy
-from orch_sidecar.admission.queues import Waiting
-from orch_sidecar.admission.types import Ask
+from orch_sidecar.admission.queues import QueuedRequest
+from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import ClassRules
 
@@ -34,7 +34,7 @@ def too_large(cost: int, slots_total: int) -> Refusal:
     )
 
 
-def full(ask: Ask, slots_total: int, capacity: int) -> Refusal:
+def full(ask: AdmissionRequest, slots_total: int, capacity: int) -> Refusal:
     return Refusal(
         Reason.QUEUE_FULL,
         f"all {slots_total} slots are taken and the {ask.service_class} queue holds its "
@@ -54,7 +54,9 @@ def may_not_queue() -> Refusal:
     return Refusal(Reason.DO_NOT_QUEUE, "no slot is free, and X-Orch-Do-Not-Queue is set")
 
 
-def waits_too_long(ask: Ask, rules: ClassRules, start_ms: float | None) -> Refusal | None:
+def waits_too_long(
+    ask: AdmissionRequest, rules: ClassRules, start_ms: float | None
+) -> Refusal | None:
     """The refusal of a request that would wait longer than it may; None: it may wait."""
     own, most_ms = ask.max_wait_ms, 1000 * rules.max_wait_s
     if own is not None and (own <= 0 or (start_ms is not None and start_ms > own)):
@@ -69,7 +71,7 @@ def waits_too_long(ask: Ask, rules: ClassRules, start_ms: float | None) -> Refus
     return None
 
 
-def late(ask: Ask, rules: ClassRules, first_token_ms: float) -> Refusal | None:
+def late(ask: AdmissionRequest, rules: ClassRules, first_token_ms: float) -> Refusal | None:
     """The refusal of a request whose first token would come too late; None: it would not."""
     expected = f"its first token would come in {round(first_token_ms)} ms"
     if ask.deadline_ms is not None and first_token_ms > ask.deadline_ms:
@@ -85,7 +87,7 @@ def late(ask: Ask, rules: ClassRules, first_token_ms: float) -> Refusal | None:
     return None
 
 
-def waited_too_long(waiting: Waiting) -> Refusal:
+def waited_too_long(waiting: QueuedRequest) -> Refusal:
     waited_s = waiting.expires - waiting.arrived
     promise = {
         Reason.DEADLINE_MISS: "its deadline cannot be met any more",

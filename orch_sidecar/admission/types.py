@@ -12,7 +12,7 @@ from vllm_plugin.profile import ServiceClass
 
 
 @dataclass(slots=True)
-class Ask:
+class AdmissionRequest:
     """What a request asks of an engine.
 
     `cost` in sequences. `prompt_tokens`: of all its prompts together, as well as is known.

@@ -14,7 +14,7 @@ from orch_sidecar.api.generation import Api
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Endpoint:
     """A path of this sidecar. The engine is asked for `upstream`, never for client bytes.
 
     `workload`: what `/v1/capabilities` calls it. `line`: the request line for the engine.
@@ -33,38 +33,38 @@ class Route:
         object.__setattr__(self, "line", line.encode())  # made once, in a frozen object
 
 
-def _routes(*routes: Route) -> dict[str, Route]:
+def _routes(*routes: Endpoint) -> dict[str, Endpoint]:
     return {route.path: route for route in routes}
 
 
 STREAM: Final = "/v1/capabilities/stream"
 
-ROUTES: Final = _routes(
-    Route("/v1/chat/completions", "POST", Api.CHAT, "/v1/chat/completions", True, "chat"),
-    Route("/v1/completions", "POST", Api.COMPLETIONS, "/v1/completions", True, "completion"),
-    Route("/v1/responses", "POST", Api.RESPONSES, "/v1/responses", True, "responses"),
-    Route("/v1/messages", "POST", Api.MESSAGES, "/v1/messages", True, "messages"),
-    Route("/v1/messages/count_tokens", "POST", Api.MESSAGES, "/v1/messages/count_tokens"),
-    Route("/tokenize", "POST", Api.OTHER, "/tokenize"),
-    Route("/detokenize", "POST", Api.OTHER, "/detokenize"),
-    Route("/v1/models", "GET", Api.OTHER, "/v1/models"),
-    Route("/version", "GET", Api.OTHER, "/version"),
-    Route("/metrics/engine", "GET", Api.OTHER, "/metrics"),
-    Route("/v1/capabilities", "GET", Api.OTHER),
-    Route(STREAM, "GET", Api.OTHER),
-    Route("/metrics", "GET", Api.OTHER),
-    Route("/livez", "GET", Api.OTHER),
-    Route("/readyz", "GET", Api.OTHER),
-    Route("/healthz", "GET", Api.OTHER),
-    Route("/health", "GET", Api.OTHER),
+ENDPOINTS: Final = _routes(
+    Endpoint("/v1/chat/completions", "POST", Api.CHAT, "/v1/chat/completions", True, "chat"),
+    Endpoint("/v1/completions", "POST", Api.COMPLETIONS, "/v1/completions", True, "completion"),
+    Endpoint("/v1/responses", "POST", Api.RESPONSES, "/v1/responses", True, "responses"),
+    Endpoint("/v1/messages", "POST", Api.MESSAGES, "/v1/messages", True, "messages"),
+    Endpoint("/v1/messages/count_tokens", "POST", Api.MESSAGES, "/v1/messages/count_tokens"),
+    Endpoint("/tokenize", "POST", Api.OTHER, "/tokenize"),
+    Endpoint("/detokenize", "POST", Api.OTHER, "/detokenize"),
+    Endpoint("/v1/models", "GET", Api.OTHER, "/v1/models"),
+    Endpoint("/version", "GET", Api.OTHER, "/version"),
+    Endpoint("/metrics/engine", "GET", Api.OTHER, "/metrics"),
+    Endpoint("/v1/capabilities", "GET", Api.OTHER),
+    Endpoint(STREAM, "GET", Api.OTHER),
+    Endpoint("/metrics", "GET", Api.OTHER),
+    Endpoint("/livez", "GET", Api.OTHER),
+    Endpoint("/readyz", "GET", Api.OTHER),
+    Endpoint("/healthz", "GET", Api.OTHER),
+    Endpoint("/health", "GET", Api.OTHER),
 )
 
 
 # Those that this sidecar serves, of an engine's.
-WORKLOADS: Final = frozenset(route.workload for route in ROUTES.values() if route.admitted)
+WORKLOADS: Final = frozenset(route.workload for route in ENDPOINTS.values() if route.admitted)
 
 
-class Named(StrEnum):
+class ResourcePath(StrEnum):
     """What is asked of something that has a name, by paths that hold the name."""
 
     LEASE = "/v1/capabilities/leases/{name}"
@@ -78,19 +78,20 @@ class Named(StrEnum):
         return _METHODS.get(self, "POST")
 
 
-_METHODS: Final = {Named.LEASE: "DELETE", Named.HEALTH: "GET"}
+_METHODS: Final = {ResourcePath.LEASE: "DELETE", ResourcePath.HEALTH: "GET"}
 
 # For everybody, and for operators only.
-PUBLIC: Final = frozenset({Named.LEASE, Named.CANCEL, Named.HEALTH})
-ADMIN: Final = frozenset({Named.HEALTH, Named.DRAIN, Named.RESUME})
+PUBLIC: Final = frozenset({ResourcePath.LEASE, ResourcePath.CANCEL, ResourcePath.HEALTH})
+ADMIN: Final = frozenset({ResourcePath.HEALTH, ResourcePath.DRAIN, ResourcePath.RESUME})
 
 _PATTERNS: Final = {
-    each: re.compile(re.escape(each).replace(r"\{name\}", r"([^/]{1,200})")) for each in Named
+    each: re.compile(re.escape(each).replace(r"\{name\}", r"([^/]{1,200})"))
+    for each in ResourcePath
 }
 
 
-def named(path: str) -> tuple[Named, str] | None:
-    """What is asked by a path that is not in ROUTES, and of what."""
+def named(path: str) -> tuple[ResourcePath, str] | None:
+    """What is asked by a path that is not in ENDPOINTS, and of what."""
     for each, pattern in _PATTERNS.items():
         if (match := pattern.fullmatch(path)) is not None:
             return each, match[1]

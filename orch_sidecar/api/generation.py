@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from orch_sidecar.api import coalescing_key as coalescing
-from orch_sidecar.api import json_body
-from orch_sidecar.api.json_body import Unreadable, kind_of
+from orch_sidecar.api import coalescing_key, json_body
+from orch_sidecar.api.json_body import InvalidJson, kind_of
 from orch_sidecar.api.refusal import Refusal
 
 
@@ -35,11 +34,11 @@ _CHAT, _COMPLETIONS = Api.CHAT, Api.COMPLETIONS  # a member is looked up slowly 
 
 
 @dataclass(slots=True)
-class Demand:
+class GenerationRequest:
     """What a request asks of the engine. `cost` is in sequences.
 
     `prompt_tokens`: of all prompts together, where all are token ids and none is cut short.
-    `service_tier`, `priority`: as given. `coalescing`: equal for requests that one decode can
+    `service_tier`, `priority`: as given. `coalescing_key`: equal for requests that one decode can
     answer; None for one that needs a decode of its own, or if it was not asked for.
     """
 
@@ -50,7 +49,7 @@ class Demand:
     prompt_tokens: int | None = None
     service_tier: str | None = None
     priority: int | None = None
-    coalescing: bytes | None = None
+    coalescing_key: bytes | None = None
 
 
 # The fields that limit the output, by API. vLLM takes 0 for completions with `echo`.
@@ -76,7 +75,7 @@ def read(
     coalesce: bool = False,
     *,
     outlined: bool = False,
-) -> Demand | Refusal:
+) -> GenerationRequest | Refusal:
     """Reads a body. A Refusal names the field, its value and the rule.
 
     `coalesce`: whether to look if one decode could answer this and other requests. `outlined`:
@@ -86,11 +85,13 @@ def read(
     try:
         document = json_body.parse(body, max_depth, outlined=outlined)
         return _demand(api, document, ctx_max, coalesce)
-    except Unreadable as unreadable:
+    except InvalidJson as unreadable:
         return unreadable.refusal
 
 
-def _demand(api: Api, document: dict[str, Any], ctx_max: int | None, coalesce: bool) -> Demand:
+def _demand(
+    api: Api, document: dict[str, Any], ctx_max: int | None, coalesce: bool
+) -> GenerationRequest:
     cost, prompt_tokens, service_tier, priority = 1, None, None, None
     if not _SELDOM.isdisjoint(document):
         _refuse_unsupported(api, document)
@@ -104,7 +105,7 @@ def _demand(api: Api, document: dict[str, Any], ctx_max: int | None, coalesce: b
         prompts, prompt_tokens = _prompts(document, ctx_max)
         cost *= prompts
     model = document.get("model")
-    return Demand(
+    return GenerationRequest(
         cost,
         _boolean(document, "stream"),
         model if isinstance(model, str) else "",
@@ -112,7 +113,7 @@ def _demand(api: Api, document: dict[str, Any], ctx_max: int | None, coalesce: b
         prompt_tokens,
         service_tier,
         priority,
-        coalescing.digest(api, document) if coalesce and cost == 1 else None,
+        coalescing_key.digest(api, document) if coalesce and cost == 1 else None,
     )
 
 
@@ -127,18 +128,18 @@ def _max_tokens(api: Api, document: dict[str, Any]) -> int | None:
 
 def _refuse_unsupported(api: Api, document: dict[str, Any]) -> None:
     if document.get("kv_transfer_params") is not None:
-        raise Unreadable(
+        raise InvalidJson(
             "kv_transfer_params is not accepted: it moves sequences between engines",
             "kv_transfer_params",
         )
     if _boolean(document, "use_beam_search"):
-        raise Unreadable(
+        raise InvalidJson(
             "use_beam_search is not accepted: a beam search runs as changing numbers of "
             "sequences, which no slot count covers",
             "use_beam_search",
         )
     if api is Api.RESPONSES and _boolean(document, "background"):
-        raise Unreadable(
+        raise InvalidJson(
             "background is not accepted: such a response goes on in the engine after its "
             "answer has ended, past any slot",
             "background",
@@ -150,7 +151,7 @@ def _prompts(document: dict[str, Any], ctx_max: int | None) -> tuple[int, int | 
     prompts, tokens = _listed(document, "prompt", ctx_max)
     embeds, _ = _listed(document, "prompt_embeds", None)
     if not prompts + embeds:
-        raise Unreadable("a prompt is needed: a string, token ids, or a list of them", "prompt")
+        raise InvalidJson("a prompt is needed: a string, token ids, or a list of them", "prompt")
     if embeds or (tokens is not None and document.get("truncate_prompt_tokens") is not None):
         tokens = None
     return prompts + embeds, tokens
@@ -163,13 +164,13 @@ def _listed(document: dict[str, Any], field: str, ctx_max: int | None) -> tuple[
     if isinstance(value, str):
         return 1, None
     if not isinstance(value, list):
-        raise Unreadable(f"{field} must be a string or a list, not {kind_of(value)}", field)
+        raise InvalidJson(f"{field} must be a string or a list, not {kind_of(value)}", field)
     if not value:
         return 0, None
     kinds = set(map(type, value))
     if len(kinds) > 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise Unreadable(f"the items of {field} must be of one type, not {names}", field)
+        raise InvalidJson(f"the items of {field} must be of one type, not {names}", field)
     kind = kinds.pop()
     if kind is str:
         return len(value), None
@@ -177,19 +178,19 @@ def _listed(document: dict[str, Any], field: str, ctx_max: int | None) -> tuple[
         return len(value), sum(_tokens(item, field, ctx_max) for item in value)
     if kind is int and field == "prompt":
         return 1, _fitting(len(value), field, ctx_max)
-    raise Unreadable(f"the items of {field} must not be {kind_of(value[0])}", field)
+    raise InvalidJson(f"the items of {field} must not be {kind_of(value[0])}", field)
 
 
 def _tokens(tokens: list[Any], field: str, ctx_max: int | None) -> int:
     """How many they are, if they are token ids and fit."""
     if not _INTEGERS.issuperset(map(type, tokens)):
-        raise Unreadable(f"a list in {field} must hold token ids (integers) only", field)
+        raise InvalidJson(f"a list in {field} must hold token ids (integers) only", field)
     return _fitting(len(tokens), field, ctx_max)
 
 
 def _fitting(tokens: int, field: str, ctx_max: int | None) -> int:
     if ctx_max is not None and tokens > ctx_max:
-        raise Unreadable(f"{field} has {tokens} tokens, the model's context is {ctx_max}", field)
+        raise InvalidJson(f"{field} has {tokens} tokens, the model's context is {ctx_max}", field)
     return tokens
 
 
@@ -200,9 +201,9 @@ def _integer(
     if value is None:
         return None
     if type(value) is not int:  # a bool is an int, too
-        raise Unreadable(f"{field} must be an integer, not {_shown(value)}", field)
+        raise InvalidJson(f"{field} must be an integer, not {_shown(value)}", field)
     if not least <= value <= most:
-        raise Unreadable(f"{field} must be from {least} to {most}, not {_shown(value)}", field)
+        raise InvalidJson(f"{field} must be from {least} to {most}, not {_shown(value)}", field)
     return value
 
 
@@ -210,7 +211,7 @@ def _text(document: dict[str, Any], field: str) -> str | None:
     value = document.get(field)
     if value is None or isinstance(value, str):
         return value
-    raise Unreadable(f"{field} must be a string, not {_shown(value)}", field)
+    raise InvalidJson(f"{field} must be a string, not {_shown(value)}", field)
 
 
 def _boolean(document: dict[str, Any], field: str) -> bool:
@@ -218,7 +219,7 @@ def _boolean(document: dict[str, Any], field: str) -> bool:
     if value is None:
         return False
     if type(value) is not bool:
-        raise Unreadable(f"{field} must be true or false, not {_shown(value)}", field)
+        raise InvalidJson(f"{field} must be true or false, not {_shown(value)}", field)
     return value
 
 

@@ -38,7 +38,7 @@ _SMG: Final = istr("x-smg-priority")
 _LLM_D: Final = istr("x-llm-d-inference-objective")
 ALIASES: Final = (_SMG, _LLM_D)  # all else begins with X-Orch-
 
-# Named once: a member is looked up slowly in its enum.
+# ResourcePath once: a member is looked up slowly in its enum.
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 
 _T = TypeVar("_T")
@@ -78,7 +78,7 @@ _POOL: Final = re.compile(r"([a-z][a-z0-9-]{0,62})\s*(;\s*prefer\s*)?", re.IGNOR
 
 
 @dataclass(frozen=True, slots=True)
-class Directives:
+class RequestOptions:
     """How a request wants to be served. `pool` is a demand, with `prefers` only a wish.
 
     `scenario`: the run that it belongs to, to find its trace by.
@@ -95,28 +95,28 @@ class Directives:
     scenario: str | None = None
 
 
-NONE: Final = Directives()
+NO_OPTIONS: Final = RequestOptions()
 
 
-def read(headers: MultiMapping[str]) -> Directives | Refusal:
-    """The directives of a request: `NONE` itself where there is none."""
+def read_options(headers: MultiMapping[str]) -> RequestOptions | Refusal:
+    """The options of a request: `NO_OPTIONS` itself where there is none."""
     for name in _ALL:
         if name in headers:
             break
     else:
-        return NONE
+        return NO_OPTIONS
     try:
         return _read(headers)
     except _Wrong as wrong:
         return wrong.refusal
 
 
-def service_class(
-    directives: Directives, service_tier: str | None, priority: int | None
+def service_class_of(
+    options: RequestOptions, service_tier: str | None, priority: int | None
 ) -> ServiceClass:
     """The class of a request: by its header, else by what its body says of tier or priority."""
-    if directives.service_class is not None:
-        return directives.service_class
+    if options.service_class is not None:
+        return options.service_class
     if service_tier is not None:
         return ServiceClass.BULK if service_tier == "flex" else ServiceClass.INTERACTIVE
     # As vLLM understands it: a lower value is served earlier, 0 is the default.
@@ -135,7 +135,7 @@ class _Wrong(Exception):
         self.refusal = Refusal(Reason.INVALID_REQUEST, message, str(name))
 
 
-def _read(headers: MultiMapping[str]) -> Directives:
+def _read(headers: MultiMapping[str]) -> RequestOptions:
     named = _one(headers, CLASS)
     chosen = None if named is None else _of(_CLASSES, CLASS, named)
     if chosen is None:
@@ -145,7 +145,7 @@ def _read(headers: MultiMapping[str]) -> Directives:
     deadline_ms = _number(headers, DEADLINE)
     if deadline_ms == 0:
         raise _Wrong(DEADLINE, headers[DEADLINE], "must be above 0 (milliseconds)")
-    return Directives(
+    return RequestOptions(
         service_class=chosen,
         deadline_ms=deadline_ms,
         max_wait_ms=_number(headers, MAX_WAIT),

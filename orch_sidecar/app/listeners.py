@@ -12,7 +12,7 @@ from aiohttp import web
 
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.wire.client_connection import ClientConnection, request_factory
-from orch_sidecar.wire.client_connections import Connections
+from orch_sidecar.wire.client_connections import ClientConnections
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -36,7 +36,7 @@ class AdminListener:
         self._headers = common_headers
         loop = asyncio.get_running_loop()
         self._server = web.Server(handle, request_factory=request_factory(loop))
-        self._connections = Connections(_MOST_CONNECTIONS, "operators")
+        self._connections = ClientConnections(_MOST_CONNECTIONS, "operators")
         self._listener: asyncio.Server | None = None
 
     async def start(self) -> int:

@@ -9,15 +9,15 @@ import logging
 from collections.abc import Callable
 from typing import Final, cast
 
-from orch_sidecar.auth.authorizer import Guard
+from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.key_file import KeyFile
-from orch_sidecar.auth.keys import Keys, KeysWrong, differences
+from orch_sidecar.auth.keys import InvalidKeyFile, Keys, differences
 from orch_sidecar.config.changes import Configuration, Plan, Reloads
 from orch_sidecar.config.file_reader import FileReader
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.pools.registry import Pools, configuration, configured
-from orch_sidecar.proxy.frontend import Serving
-from orch_sidecar.proxy.stall_watchdog import RelayWatch
+from orch_sidecar.pools.registry import PoolRegistry, configuration, configured
+from orch_sidecar.proxy.frontend import Frontend
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -25,17 +25,17 @@ logger = logging.getLogger("orch.sidecar")
 LOOK_EVERY_S: Final = 2.0
 
 
-class Reloading:
+class Reloader:
     """Performs reloads, one at a time."""
 
     def __init__(
         self,
         reloads: Reloads,
         read: Callable[[], SidecarSettings],
-        pools: Pools,
-        serving: Serving,
-        watch: RelayWatch,
-        guard: Guard,
+        pools: PoolRegistry,
+        serving: Frontend,
+        watch: StallWatchdog,
+        guard: Authorizer,
         key_file: KeyFile | None,
     ) -> None:
         """`read` reads the settings, in a thread; it raises ValueError for what is wrong.
@@ -89,7 +89,7 @@ class Reloading:
             return
         try:
             keys = await self._key_file.read_if_changed()
-        except KeysWrong as wrong:
+        except InvalidKeyFile as wrong:
             if self._reloads.keys_failed(str(wrong)):
                 logger.error("the API keys stay as they are: %s", wrong)
             return

@@ -15,9 +15,9 @@ from aiohttp import web
 
 from orch_sidecar.admission.refusals import shutting_down
 from orch_sidecar.app.listeners import AdminListener
-from orch_sidecar.app.reloader import Reloading
+from orch_sidecar.app.reloader import Reloader
 from orch_sidecar.auth.admin_hosts import AdminHosts
-from orch_sidecar.auth.authorizer import Guard
+from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.key_file import KeyFile
 from orch_sidecar.config.changes import Reloads
 from orch_sidecar.config.settings import SidecarSettings
@@ -27,22 +27,22 @@ from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.otel import tracing_from_environment
-from orch_sidecar.pools.discovery import Following
+from orch_sidecar.pools.discovery import Discovery
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.rebalancer import spread_again
 from orch_sidecar.pools.registry import (
-    Pools,
+    PoolRegistry,
     common_labels,
     configuration,
     configured,
     unplaced_labels,
 )
-from orch_sidecar.proxy.frontend import Serving
+from orch_sidecar.proxy.frontend import Frontend
 from orch_sidecar.proxy.in_flight import InFlight
-from orch_sidecar.proxy.stall_watchdog import RelayWatch
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.client_connection import ClientConnection, handler_loop, request_factory
 from orch_sidecar.wire.client_connections import (
-    Connections,
+    ClientConnections,
     most_connections,
     raise_descriptor_limit,
 )
@@ -67,12 +67,12 @@ class Sidecar:
         """`read` reads the settings again, in a thread; what is wrong with them it raises as
         ValueError. Without it a reload reads the profiles only.
 
-        Raises ProfileError, KeysWrong, and ValueError for OTEL_* variables that cannot be used.
+        Raises ProfileError, InvalidKeyFile, and ValueError for unusable OTEL_* variables.
         """
         told = configured(settings)
         self.reloads = Reloads(configuration(told, settings))
         key_file = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file)
-        guard = Guard(None if key_file is None else key_file.begin())
+        guard = Authorizer(None if key_file is None else key_file.begin())
         common = common_labels(told)
         unplaced = unplaced_labels(common)
         self.tracing = tracing_from_environment(common, unplaced)
@@ -80,12 +80,12 @@ class Sidecar:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
         )
-        self.pools = Pools(told, settings, self._session)
-        self.following = Following(self.pools, self._joined, self._task_ended)
+        self.pools = PoolRegistry(told, settings, self._session)
+        self.following = Discovery(self.pools, self._joined, self._task_ended)
         self._changed: Callable[[], None] | None = None
-        self.watch = RelayWatch(settings.engine_silence_s, settings.client_stall_s)
+        self.watch = StallWatchdog(settings.engine_silence_s, settings.client_stall_s)
         self.metrics = Metrics(self.pools, lambda pool: pool.state)
-        self.connections = Connections(most_connections(settings.max_connections), "clients")
+        self.connections = ClientConnections(most_connections(settings.max_connections), "clients")
         self.metrics.registry.register(self.connections)
         self._headers = {
             "Server": "orch-sidecar",
@@ -100,7 +100,7 @@ class Sidecar:
         control = Control(self.pools, pages, in_flight, self.publisher, hosts, self._headers)
         self.admin = AdminListener(control.administer, settings, self._headers)
         self.admin_port = 0  # once it listens
-        self.serving = Serving(
+        self.serving = Frontend(
             settings,
             self.pools,
             self.watch,
@@ -112,7 +112,7 @@ class Sidecar:
             self.publisher.leases,
             self._headers,
         )
-        self.reloading = Reloading(
+        self.reloading = Reloader(
             self.reloads,
             read or (lambda: settings),
             self.pools,

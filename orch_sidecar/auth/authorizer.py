@@ -19,8 +19,8 @@ from typing import Final
 
 from multidict import CIMultiDict, MultiMapping
 
-from orch_sidecar.admission.prediction.release_rate import DrainRate
-from orch_sidecar.api import options as directives
+from orch_sidecar.admission.prediction.release_rate import ReleaseRate
+from orch_sidecar.api import options
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.keys import AUTHORIZATION, MAX_KEY_BYTES, ApiKey, Keys, bare, octets, sent
 from vllm_plugin.profile import ServiceClass
@@ -30,7 +30,7 @@ OPEN: Final = frozenset({"/livez", "/readyz", "/healthz", "/health", "/metrics",
 # Clients of one key that are told to come back are not to come all at once.
 _JITTER: Final = 0.25
 
-# Named once: a member is looked up slowly in its enum.
+# ResourcePath once: a member is looked up slowly in its enum.
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 
 
@@ -51,10 +51,10 @@ class _InUse:
 
     def __init__(self) -> None:
         self.sequences = 0
-        self.drain_rate = DrainRate()
+        self.drain_rate = ReleaseRate()
 
 
-class Guard:
+class Authorizer:
     """Knows the keys, and what of each is being served."""
 
     def __init__(self, keys: Keys | None, jitter: random.Random | None = None) -> None:
@@ -138,12 +138,12 @@ class Guard:
 
 def only_bulk(headers: MultiMapping[str]) -> Refusal:
     """What a request is told that demands to be interactive with a key for bulk."""
-    for name in (directives.CLASS, *directives.ALIASES):
+    for name in (options.CLASS, *options.ALIASES):
         value = headers.get(name)
         if value is None:
             continue
-        told = directives.read(CIMultiDict({name: value}))
-        if isinstance(told, directives.Directives) and told.service_class is _INTERACTIVE:
+        told = options.read_options(CIMultiDict({name: value}))
+        if isinstance(told, options.RequestOptions) and told.service_class is _INTERACTIVE:
             break
     else:
         raise ValueError("this request does not demand to be interactive")

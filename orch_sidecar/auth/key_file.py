@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orch_sidecar.auth.keys import MAX_FILE_BYTES, Keys, KeysWrong, parse
+from orch_sidecar.auth.keys import MAX_FILE_BYTES, InvalidKeyFile, Keys, parse
 from orch_sidecar.config.file_reader import FileReader, ReadTimeout
 
 logger = logging.getLogger("orch.sidecar")
@@ -38,7 +38,7 @@ class Look:
 
     identity: Identity
     keys: Keys | None = None
-    wrong: KeysWrong | None = None
+    wrong: InvalidKeyFile | None = None
 
 
 class KeyFile:
@@ -51,11 +51,11 @@ class KeyFile:
         self._had = False
 
     def begin(self) -> Keys | None:
-        """Reads it at start. None: there is no such file, which is said. Raises KeysWrong."""
+        """Reads it at start. None: there is no such file, which is said. Raises InvalidKeyFile."""
         try:
             keys = self.take(self._reader.read_at_start(self.look))
         except ReadTimeout as late:
-            raise KeysWrong(str(late)) from None
+            raise InvalidKeyFile(str(late)) from None
         if keys is None:
             logger.info(
                 "%s (api_keys_file) does not exist: requests are served without API keys", self.path
@@ -67,7 +67,7 @@ class KeyFile:
     async def read(self) -> Keys | None:
         """The keys in it. None: there is no such file, and has been none.
 
-        Raises KeysWrong for a file that cannot be used, or is gone.
+        Raises InvalidKeyFile for a file that cannot be used, or is gone.
         """
         return await self._read(self.look)
 
@@ -103,7 +103,7 @@ class KeyFile:
             return Look(identity, parse(content.decode()))
         except UnicodeDecodeError:
             return Look(identity, wrong=self._wrong("is not UTF-8"))
-        except KeysWrong as wrong:
+        except InvalidKeyFile as wrong:
             return Look(identity, wrong=self._wrong(str(wrong)))
 
     def look_if_changed(self) -> Look | None:
@@ -117,7 +117,7 @@ class KeyFile:
         return None if identity == self._taken else self.look()
 
     def take(self, look: Look) -> Keys | None:
-        """The keys of a look, which is the last one from here on. Raises KeysWrong."""
+        """The keys of a look, which is the last one from here on. Raises InvalidKeyFile."""
         self._taken = look.identity
         if look.wrong is not None:
             raise look.wrong
@@ -129,15 +129,15 @@ class KeyFile:
             found = await self._reader.read(look)
         except ReadTimeout as late:
             self._taken = _UNREADABLE
-            raise KeysWrong(str(late)) from None
+            raise InvalidKeyFile(str(late)) from None
         return None if found is None else self.take(found)
 
     def _unreadable(self, error: OSError) -> Look:
         wrong = self._wrong(f"cannot be read: {error.strerror or error}")
         return Look(_UNREADABLE, wrong=wrong)
 
-    def _wrong(self, what: str) -> KeysWrong:
-        return KeysWrong(f"api_keys_file {self.path} {what}")
+    def _wrong(self, what: str) -> InvalidKeyFile:
+        return InvalidKeyFile(f"api_keys_file {self.path} {what}")
 
 
 def _content(opened: int) -> bytes:

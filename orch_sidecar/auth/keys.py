@@ -46,7 +46,7 @@ X_API_KEY: Final = istr("X-Api-Key")
 _NOBODYS: Final = b"\0"
 
 
-class KeysWrong(ValueError):
+class InvalidKeyFile(ValueError):
     """A file of keys that cannot be used. The message names entry, value and rule, and no key."""
 
 
@@ -119,22 +119,22 @@ def octets(key: str) -> bytes:
 
 
 def parse(text: str) -> Keys:
-    """Reads the text of a file of keys. Raises KeysWrong."""
+    """Reads the text of a file of keys. Raises InvalidKeyFile."""
     try:
         document = yaml.safe_load(text)
         repeated = _given_twice(yaml.compose(text, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark  # its message would quote the file
         place = "" if mark is None else f": line {mark.line + 1}, column {mark.column + 1}"
-        raise KeysWrong(f"is no YAML{place}") from None
+        raise InvalidKeyFile(f"is no YAML{place}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise KeysWrong("is no YAML") from None
+        raise InvalidKeyFile("is no YAML") from None
     if document is None or document == []:
-        raise KeysWrong("holds no key: to ask for none, take the file away")
+        raise InvalidKeyFile("holds no key: to ask for none, take the file away")
     if not isinstance(document, list):
-        raise KeysWrong("must be a list of entries with name and sha256")
+        raise InvalidKeyFile("must be a list of entries with name and sha256")
     if repeated is not None:
-        raise KeysWrong(f"line {repeated}: a field is given twice in one entry")
+        raise InvalidKeyFile(f"line {repeated}: a field is given twice in one entry")
     entries = [_entry(number, each) for number, each in enumerate(document, 1)]
     for field in ("name", "digest"):
         seen: dict[Any, str] = {}
@@ -142,7 +142,7 @@ def parse(text: str) -> Keys:
             value = getattr(each, field)
             if value in seen:
                 what = f"name {value!r}" if field == "name" else f"sha256 of {seen[value]!r}"
-                raise KeysWrong(f"the {what} is given twice; each entry needs one of its own")
+                raise InvalidKeyFile(f"the {what} is given twice; each entry needs one of its own")
             seen[value] = each.name
     return Keys(entries)
 
@@ -165,7 +165,7 @@ def new_key(chance: bytes) -> str:
 
 
 def entry_of(key: str, name: str, *, bulk: bool = False, concurrency: int | None = None) -> str:
-    """The entry for a key, as text that a file may go on with. Raises KeysWrong."""
+    """The entry for a key, as text that a file may go on with. Raises InvalidKeyFile."""
     entry: dict[str, Any] = {"name": name, "sha256": hashlib.sha256(octets(key)).hexdigest()}
     if bulk:
         entry["class"] = "bulk"
@@ -177,7 +177,7 @@ def entry_of(key: str, name: str, *, bulk: bool = False, concurrency: int | None
 
 def _entry(number: int, given: Any) -> ApiKey:
     if not isinstance(given, dict):
-        raise KeysWrong(f"entry {number}: must have fields: name and sha256")
+        raise InvalidKeyFile(f"entry {number}: must have fields: name and sha256")
     try:
         entry = _Entry.model_validate(given)
     except ValidationError as error:
@@ -192,7 +192,9 @@ def _entry(number: int, given: Any) -> ApiKey:
         if not _HARMLESS_FIELD.fullmatch(field):
             field = "a field (not shown)"
         rule = "must be 64 hexadecimal digits in lower case" if field == "sha256" else ""
-        raise KeysWrong(f"entry {number}: {field}: {value}: {rule or problem['msg']}") from None
+        raise InvalidKeyFile(
+            f"entry {number}: {field}: {value}: {rule or problem['msg']}"
+        ) from None
     return ApiKey(
         entry.name, bytes.fromhex(entry.sha256), entry.class_ == "bulk", entry.concurrency
     )

@@ -16,8 +16,8 @@ from typing import Final, Protocol
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import MOST_PIECE_BYTES, MOST_PIECES, AnswerReader
 from orch_sidecar.coalescing.response_id import ResponseId
-from orch_sidecar.coalescing.subscriber import Follower, Log
-from orch_sidecar.observability.record import Exchange
+from orch_sidecar.coalescing.subscriber import Log, Subscriber
+from orch_sidecar.observability.record import RequestRecord
 
 # Per piece, on top of its bytes: a tuple, a list, and a header for each of its texts.
 _PIECE_BYTES: Final = 300
@@ -36,7 +36,7 @@ class Source(Protocol):
         """Nobody wants more."""
 
 
-class Fanout:
+class Broadcast:
     """An answer that is shared, and the place where clients join it."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Fanout:
         `buffer_bytes`: the most that is retained for late and for slow clients.
         """
         self._on_abandoned = on_abandoned
-        self._followers: dict[Follower, None] = {}
+        self._followers: dict[Subscriber, None] = {}
         self._id = ResponseId(request_id)
         self._source_paused = False
         self.answer = AnswerReader(events=stream)
@@ -73,7 +73,7 @@ class Fanout:
         return self.log.end == 0
 
     @property
-    def followers(self) -> tuple[Follower, ...]:
+    def followers(self) -> tuple[Subscriber, ...]:
         """The clients that are on it now."""
         return tuple(self._followers)
 
@@ -82,21 +82,21 @@ class Fanout:
     def join(
         self,
         client: asyncio.Transport,
-        exchange: Exchange,
+        record: RequestRecord,
         extra: Callable[[], bytes],
         *,
         http10: bool,
         keep_alive: bool,
-    ) -> Follower:
+    ) -> Subscriber:
         """Another client, to be started once its connection knows its follower.
 
         `extra`: our fields for its head, asked for when that goes out: by then more is known.
         """
         assert self.joinable
-        follower = Follower(
+        follower = Subscriber(
             self.log,
             client,
-            exchange,
+            record,
             extra,
             http10=http10,
             keep_alive=keep_alive,
@@ -106,11 +106,11 @@ class Fanout:
         if self._id.known:
             self._name(follower)
         if self.admitted:
-            exchange.admitted = time.monotonic_ns()
+            record.admitted = time.monotonic_ns()
         self._followers[follower] = None
         return follower
 
-    def _on_left(self, follower: Follower) -> None:
+    def _on_left(self, follower: Subscriber) -> None:
         self._followers.pop(follower, None)
         if not self._followers and not self.log.ended:
             self.log.ended = True
@@ -130,13 +130,13 @@ class Fanout:
         """It got its slot, at this time of the monotonic clock (ns)."""
         self.admitted = True
         for follower in self._followers:
-            follower.exchange.admitted = at
+            follower.record.admitted = at
 
     def withdraw(self) -> None:
         """It has no slot any more, and nothing was produced: it waits again, or elsewhere."""
         self.admitted = False
         for follower in self._followers:
-            follower.exchange.admitted = None
+            follower.record.admitted = None
 
     def append(self, piece: bytes) -> None:
         """More of the answer, in which no id is cut in two, and of a stream no event."""
@@ -180,8 +180,8 @@ class Fanout:
             if not (follower.paused and follower.draining):
                 follower.fail(refusal)
 
-    def _name(self, follower: Follower) -> None:
-        follower.own_id = self._id.field_of(follower.exchange.request_id)
+    def _name(self, follower: Subscriber) -> None:
+        follower.own_id = self._id.field_of(follower.record.request_id)
 
     def _balance(self) -> None:
         """Keeps the log within its bound.

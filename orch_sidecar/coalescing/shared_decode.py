@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from orch_sidecar.api.options import Directives
-from orch_sidecar.coalescing.broadcast import Fanout
+from orch_sidecar.api.options import RequestOptions
+from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.coalescing.tenant import Tenant, tenant
-from orch_sidecar.observability.record import Exchange
+from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.pools.pool import Wanted
 from orch_sidecar.proxy.request import Request
 from vllm_plugin.profile import MeasurementType, ServiceClass
@@ -31,7 +31,7 @@ class Key(NamedTuple):
     measurement_type: MeasurementType | None
 
 
-class Shared:
+class SharedGeneration:
     """A decode that requests share.
 
     `request`: as it goes to the engine, with an exchange and a trace of its own. `elsewhere`: it
@@ -46,25 +46,25 @@ class Shared:
         request: Request,
         wanted: Wanted,
         barred: frozenset[str],
-        on_abandoned: Callable[[Shared], None],
+        on_abandoned: Callable[[SharedGeneration], None],
     ) -> None:
         """`request`: that of the client for which it is begun. `barred`: pools not to go to."""
-        exchange = request.exchange.of_decode()
-        self.fanout = Fanout(
-            exchange.request_id,
+        record = request.record.of_decode()
+        self.fanout = Broadcast(
+            record.request_id,
             lambda: on_abandoned(self),
-            stream=exchange.stream,
+            stream=record.stream,
             buffer_bytes=BUFFER_BYTES,
         )
         self.key = key
         self.request = Request(
             request.http,
             request.route,
-            exchange,
-            request.trace.shared(exchange),
+            record,
+            request.trace.shared(record),
             keyless=request.keyless,
             body=request.body,
-            directives=request.directives,
+            options=request.options,
             presence=request.presence,
             fanout=self.fanout,
             barred=barred,
@@ -79,36 +79,34 @@ class Shared:
             return True
         waits_in_bulk = self.wanted.service_class is ServiceClass.BULK
         better = wanted.service_class is ServiceClass.INTERACTIVE and waits_in_bulk
-        return not (better or limited(wanted.directives) or limited(self.wanted.directives))
+        return not (better or limited(wanted.options) or limited(self.wanted.options))
 
-    def tell(self, exchange: Exchange) -> None:
+    def tell(self, record: RequestRecord) -> None:
         """Tells the exchange of a client what is known of the decode."""
-        decode = self.request.exchange
-        exchange.pool, exchange.labels = decode.pool, decode.labels
-        exchange.placement, exchange.service_class = decode.placement, decode.service_class
-        exchange.lease = decode.lease
-        exchange.input_tokens, exchange.output_tokens = decode.input_tokens, decode.output_tokens
-        if decode.queued is not None and exchange.admitted in (None, decode.admitted):
-            exchange.queued = max(decode.queued, exchange.arrived)
-            exchange.queue_position = decode.queue_position  # at most, for who came later
+        decode = self.request.record
+        record.pool, record.labels = decode.pool, decode.labels
+        record.placement, record.service_class = decode.placement, decode.service_class
+        record.lease = decode.lease
+        record.input_tokens, record.output_tokens = decode.input_tokens, decode.output_tokens
+        if decode.queued is not None and record.admitted in (None, decode.admitted):
+            record.queued = max(decode.queued, record.arrived)
+            record.queue_position = decode.queue_position  # at most, for who came later
             predicted_ms = decode.predicted_start_ms
             if predicted_ms is not None:
-                predicted_ms = max(0, predicted_ms - (exchange.queued - decode.queued) // 10**6)
-            exchange.predicted_start_ms = predicted_ms
+                predicted_ms = max(0, predicted_ms - (record.queued - decode.queued) // 10**6)
+            record.predicted_start_ms = predicted_ms
 
 
 def key_of(request: Request, wanted: Wanted) -> Key:
     """Of a request that one decode can answer for others, too."""
-    given, digest = wanted.directives, wanted.demand.coalescing
+    given, digest = wanted.options, wanted.demand.coalescing_key
     assert digest is not None
     told = tenant(request.http.raw_headers)
     return Key(digest, told, given.pool, given.prefers, given.measurement_type)
 
 
-def limited(directives: Directives) -> bool:
+def limited(options: RequestOptions) -> bool:
     """Whether it sets limits to a wait that is not its own."""
     return (
-        directives.deadline_ms is not None
-        or directives.max_wait_ms is not None
-        or directives.do_not_queue
+        options.deadline_ms is not None or options.max_wait_ms is not None or options.do_not_queue
     )

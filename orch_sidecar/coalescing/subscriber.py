@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final
 
 from orch_sidecar.api.refusal import Refusal
-from orch_sidecar.observability.record import Exchange
+from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.proxy.answering import Relayed, failure_in_stream, head_bytes, reset
 from orch_sidecar.wire.forwarding import kept
 from orch_sidecar.wire.http1 import LAST_CHUNK, Head
@@ -56,7 +56,7 @@ class Log:
         self.events = self.whole = False
 
 
-class Follower:
+class Subscriber:
     """One client's answer: paused by its transport, looked at by the watch.
 
     `keep_alive`: whether the client's connection may serve another request after it.
@@ -74,22 +74,22 @@ class Follower:
         "_on_moved",
         "_place",
         "done",
-        "exchange",
         "keep_alive",
         "own_id",
         "paused",
+        "record",
     )
 
     def __init__(
         self,
         log: Log,
         client: asyncio.Transport,
-        exchange: Exchange,
+        record: RequestRecord,
         extra: Callable[[], bytes],
         *,
         http10: bool,
         keep_alive: bool,
-        on_left: Callable[[Follower], None],
+        on_left: Callable[[Subscriber], None],
         on_moved: Callable[[], None],
     ) -> None:
         """`extra`: our fields for its head. `on_left`: it wants no more. `on_moved`: it was behind,
@@ -106,7 +106,7 @@ class Follower:
         self._head_sent = False
         self._chunked = False
         self._left = False
-        self.exchange = exchange
+        self.record = record
         self.own_id = b""  # what stands between the texts of a piece
         self.paused = True  # until it is started
         self.done: asyncio.Future[Relayed] = asyncio.get_running_loop().create_future()
@@ -185,12 +185,12 @@ class Follower:
         if self.done.done():
             return
         # Set here: aborting the client cancels the handler that would set it.
-        self.exchange.outcome = refusal.reason
+        self.record.outcome = refusal.reason
         self.leave()
         self.done.set_result(Relayed(refusal, answered=self._head_sent))
         if self._head_sent and not self._client.is_closing():
             if self._log.events:
-                api = self.exchange.api
+                api = self.record.api
                 self._client.write(failure_in_stream(api, refusal, chunked=self._chunked))
             else:
                 self.keep_alive = False
@@ -235,7 +235,7 @@ class Follower:
         fields = kept(_reframed(head, not whole), self._http10)
         if whole and head.status not in (204, 304):
             fields += b"content-length: %d\r\n" % length
-        return head_bytes(fields, head.status, self.exchange, self._extra(), self.keep_alive)
+        return head_bytes(fields, head.status, self.record, self._extra(), self.keep_alive)
 
 
 # As `http1` makes one head of all that have the same bytes, this keeps them one.

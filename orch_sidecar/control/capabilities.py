@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.api.endpoints import WORKLOADS
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.engine_state import report
@@ -49,7 +49,7 @@ class Seen:
     pool: str
     profile: Profile
     engine: Mapping[str, Any] | None
-    admission: Admission
+    admission: AdmissionController
     classes: Sequence[ServiceClass]
     state: str
     age_ms: int | None
@@ -159,7 +159,7 @@ def _rate_limits(seen: Seen, key: ApiKey | None) -> dict[str, Any]:
     }
 
 
-def drain_of(admission: Admission) -> dict[str, str] | None:
+def drain_of(admission: AdmissionController) -> dict[str, str] | None:
     """Who has a pool drain, and since when (RFC 3339); None: it does not drain."""
     drain = admission.draining
     if drain is None:

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from orch_sidecar.admission import refusals as refusing
+from orch_sidecar.admission import refusals
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.api import endpoints as routes
 from orch_sidecar.api import errors
-from orch_sidecar.api.endpoints import ADMIN, PUBLIC, ROUTES, STREAM, Named
+from orch_sidecar.api.endpoints import ADMIN, ENDPOINTS, PUBLIC, STREAM, ResourcePath
 from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.admin_hosts import AdminHosts
@@ -24,7 +24,7 @@ from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.control.pages import Pages
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.registry import Pools
+from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight
 
 logger = logging.getLogger("orch.sidecar")
@@ -35,7 +35,7 @@ class Control:
 
     def __init__(
         self,
-        pools: Pools,
+        pools: PoolRegistry,
         pages: Pages,
         in_flight: InFlight,
         publisher: Publisher,
@@ -60,7 +60,7 @@ class Control:
             if path == STREAM:
                 client = None if key is None else key.name
                 return self._ours(await self._publisher.stream(http, client))
-        if path in ROUTES:
+        if path in ENDPOINTS:
             return None
         found = routes.named(path)
         if found is None or found[0] not in PUBLIC:
@@ -88,24 +88,24 @@ class Control:
             return self._ours(Refusal(Reason.NOT_FOUND, f"there is no {path[:200]} here"))
         return self._ours(self._ask(*found, http))
 
-    def _ask(self, what: Named, name: str, http: web.BaseRequest) -> web.Response | Refusal:
+    def _ask(self, what: ResourcePath, name: str, http: web.BaseRequest) -> web.Response | Refusal:
         if http.method != what.method:
             return _takes(what, what.method, http)
-        if what is Named.LEASE:
+        if what is ResourcePath.LEASE:
             return self._publisher.revoke(name)
-        if what is Named.CANCEL:
+        if what is ResourcePath.CANCEL:
             if self._in_flight.cancel(name, http.headers):
                 return web.Response(status=204)
             return Refusal(Reason.NOT_FOUND, f"there is no request {name} of this API key here")
         pool = next((pool for pool in self._pools if pool.name == name), None)
         if pool is None:
             return Refusal(Reason.NOT_FOUND, f"there is no pool {name} here")
-        if what is Named.HEALTH:
+        if what is ResourcePath.HEALTH:
             return self._health(pool, probe=True)
-        if what is Named.DRAIN:
+        if what is ResourcePath.DRAIN:
             self._drain(pool, http.query.get("engine_epoch"))
         elif self._pools.leaving:
-            return refusing.shutting_down()
+            return refusals.shutting_down()
         else:
             pool.gate.resume()
             logger.info("pool %s: takes requests again, as an operator asked", pool.name)

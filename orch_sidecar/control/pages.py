@@ -17,7 +17,7 @@ from orch_sidecar.engine_state.states import ANSWERING, EngineState
 from orch_sidecar.observability.exposition import exposed
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.registry import Pools
+from orch_sidecar.pools.registry import PoolRegistry
 
 Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
 
@@ -25,7 +25,7 @@ Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
 class Pages:
     """The pages. `at`: those that have a path of their own, for the key that asks for them."""
 
-    def __init__(self, pools: Pools, metrics: Metrics, reloads: Reloads) -> None:
+    def __init__(self, pools: PoolRegistry, metrics: Metrics, reloads: Reloads) -> None:
         self._pools = pools
         self._metrics = metrics
         self._reloads = reloads

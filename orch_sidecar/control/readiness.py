@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.engine_state.states import EngineState
-from orch_sidecar.pools.registry import Pools
+from orch_sidecar.pools.registry import PoolRegistry
 
 
 class Readiness:
     """Of one sidecar. What has started once does not start again."""
 
-    def __init__(self, pools: Pools) -> None:
+    def __init__(self, pools: PoolRegistry) -> None:
         self._pools = pools
         self._started = False
 

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.control.stream_readers import Reader, Readers
-from orch_sidecar.pools.parent_leases import Feed, Listener, PoolView, State, UpperLeases
+from orch_sidecar.pools.parent_leases import Feed, Listener, ParentLeases, PoolView, State
 
 # A reader gives up after 3 s of silence; one that takes nothing for so long is gone.
 TAKES_WITHIN_S: Final = 3.0
@@ -56,7 +56,7 @@ class Publisher:
     ) -> None:
         """`pools`: those there are, by name. `attach` has the pools call what it is given
         whenever one of them changes; None: nobody listens any more."""
-        self.leases = UpperLeases(os.urandom(8).hex())
+        self.leases = ParentLeases(os.urandom(8).hex())
         self._pools = pools
         self._attach = attach
         self._headers = {

@@ -11,7 +11,7 @@ from typing import Final
 from prometheus_client.core import HistogramMetricFamily, Metric
 
 from orch_sidecar.engine_state import report
-from orch_sidecar.observability.histogram import Distribution
+from orch_sidecar.observability.histogram import Histogram
 from orch_sidecar.observability.metric_family import Family, Sample, one
 from orch_sidecar.pools.pool import Pool
 
@@ -30,7 +30,7 @@ def engine_stats(pools: Sequence[Pool]) -> Iterable[Metric]:
     for pool in pools:
         steps = _decode_steps(pool)
         if steps is not None:
-            sizes = Distribution(_BATCH_BUCKETS)
+            sizes = Histogram(_BATCH_BUCKETS)
             for batch, count, _ in steps:
                 sizes.observe_times(batch, count)
             sizes.add_to(batches, {"pool": pool.name})

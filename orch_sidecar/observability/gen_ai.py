@@ -15,8 +15,8 @@ from prometheus_client.core import HistogramMetricFamily
 
 from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.observability.histogram import Distribution, Traced
-from orch_sidecar.observability.record import Ending, Exchange
+from orch_sidecar.observability.histogram import Histogram, Traced
+from orch_sidecar.observability.record import Outcome, RequestRecord
 from vllm_plugin.profile import ServiceClass
 
 PROVIDER: Final = "vllm"
@@ -49,9 +49,9 @@ _PER_TOKEN: Final = (
     "(orch_answers_total says how many are known), and were never held up by their client.",
 )
 
-# Named once: a member is looked up slowly in its enum.
+# ResourcePath once: a member is looked up slowly in its enum.
 _BULK: Final = ServiceClass.BULK
-_OK: Final = Ending.OK
+_OK: Final = Outcome.OK
 _RESPONSES: Final = Api.RESPONSES
 _OPERATIONS: Final = {Api.COMPLETIONS: "text_completion"}  # everything else is a chat
 
@@ -68,29 +68,29 @@ class Operation:
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._labels = labels
-        self._duration = Distribution(_DURATION_BUCKETS)
-        self._failed: dict[Ending | Reason, Distribution] = {}
-        self._first_token = Distribution(_FIRST_TOKEN_BUCKETS)
-        self._per_token = Distribution(_PER_TOKEN_BUCKETS)
+        self._duration = Histogram(_DURATION_BUCKETS)
+        self._failed: dict[Outcome | Reason, Histogram] = {}
+        self._first_token = Histogram(_FIRST_TOKEN_BUCKETS)
+        self._per_token = Histogram(_PER_TOKEN_BUCKETS)
 
-    def ended(self, exchange: Exchange, now: int, traced: Traced | None) -> None:
+    def ended(self, record: RequestRecord, now: int, traced: Traced | None) -> None:
         """A request has ended, `now`: nanoseconds of the monotonic clock."""
         duration = self._duration
-        if exchange.outcome is not _OK:
-            failed = self._failed.get(exchange.outcome)
+        if record.outcome is not _OK:
+            failed = self._failed.get(record.outcome)
             if failed is None:
-                failed = self._failed[exchange.outcome] = Distribution(_DURATION_BUCKETS)
+                failed = self._failed[record.outcome] = Histogram(_DURATION_BUCKETS)
             duration = failed
-        duration.observe((now - exchange.arrived) / 1e9, traced)
+        duration.observe((now - record.arrived) / 1e9, traced)
 
-    def generated(self, exchange: Exchange, now: int, traced: Traced | None) -> None:
+    def generated(self, record: RequestRecord, now: int, traced: Traced | None) -> None:
         """The engine has ended an answer well, `now`; once for all requests that share it."""
-        first_byte = exchange.first_byte
-        if not exchange.stream or first_byte is None or exchange.api is _RESPONSES:
+        first_byte = record.first_byte
+        if not record.stream or first_byte is None or record.api is _RESPONSES:
             return
-        self._first_token.observe((first_byte - exchange.arrived) / 1e9, traced)
-        tokens = exchange.output_tokens
-        if tokens is not None and tokens > 1 and exchange.cost == 1 and not exchange.held_up:
+        self._first_token.observe((first_byte - record.arrived) / 1e9, traced)
+        tokens = record.output_tokens
+        if tokens is not None and tokens > 1 and record.cost == 1 and not record.held_up:
             self._per_token.observe((now - first_byte) / 1e9 / (tokens - 1), traced)
 
     def add_to(
@@ -121,11 +121,11 @@ class GenAi:
         # is not served is in here: a client may name endlessly many.
         self._at_hand: dict[tuple[str, str | None, str, bool], Operation] = {}
 
-    def of(self, exchange: Exchange) -> Operation:
+    def of(self, record: RequestRecord) -> Operation:
         """The histograms of a request that has a pool."""
-        bulk = exchange.service_class is _BULK
-        operation = self._at_hand.get((exchange.route, exchange.pool, exchange.model, bulk))
-        return self._find(exchange, bulk) if operation is None else operation
+        bulk = record.service_class is _BULK
+        operation = self._at_hand.get((record.route, record.pool, record.model, bulk))
+        return self._find(record, bulk) if operation is None else operation
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
         """All families."""
@@ -137,15 +137,15 @@ class GenAi:
             operation.add_to(*families)
         return families
 
-    def _find(self, exchange: Exchange, bulk: bool) -> Operation:
-        pool = exchange.pool
+    def _find(self, record: RequestRecord, bulk: bool) -> Operation:
+        pool = record.pool
         assert pool is not None
-        model = exchange.model if self._serves(pool, exchange.model) else ""
-        key = pool, operation_of(exchange.api), model, bulk
+        model = record.model if self._serves(pool, record.model) else ""
+        key = pool, operation_of(record.api), model, bulk
         operation = self._operations.get(key)
         if operation is None:
             operation = self._operations[key] = Operation(self._labels(*key))
-        self._at_hand[exchange.route, pool, model, bulk] = operation
+        self._at_hand[record.route, pool, model, bulk] = operation
         return operation
 
     def _labels(self, pool: str, operation: str, model: str, bulk: bool) -> dict[str, str]:

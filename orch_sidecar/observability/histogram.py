@@ -16,7 +16,7 @@ from prometheus_client.samples import Exemplar
 Traced = tuple[int, float]
 
 
-class Distribution:
+class Histogram:
     """Counts by bucket, and of each bucket the last value that belongs to a sampled trace."""
 
     __slots__ = ("_buckets", "_counts", "_exemplars", "_sum")

@@ -23,20 +23,20 @@ from prometheus_client.process_collector import ProcessCollector
 
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.gen_ai import GenAi
-from orch_sidecar.observability.histogram import Distribution, Traced
+from orch_sidecar.observability.histogram import Histogram, Traced
 from orch_sidecar.observability.pool_metrics import readings
-from orch_sidecar.observability.record import Ending, Exchange
+from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.registry import Pools
+from orch_sidecar.pools.registry import PoolRegistry
 from vllm_plugin.profile import ServiceClass
 
 _WAIT_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 )  # fmt: skip
 _ERROR_BUCKETS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5)
-# Named once: a member is looked up slowly in its enum.
+# ResourcePath once: a member is looked up slowly in its enum.
 _BULK: Final = ServiceClass.BULK
-_OK: Final = Ending.OK
+_OK: Final = Outcome.OK
 
 # Exchanges that are counted in a row: a few dozen microseconds of the event loop.
 _IN_A_ROW: Final = 32
@@ -51,29 +51,29 @@ class _Served:
     __slots__ = ("error", "first_byte", "input_tokens", "output_tokens", "told", "untold", "wait")
 
     def __init__(self) -> None:
-        self.wait = Distribution(_WAIT_BUCKETS)
-        self.first_byte = Distribution(_WAIT_BUCKETS)
-        self.error = Distribution(_ERROR_BUCKETS)
+        self.wait = Histogram(_WAIT_BUCKETS)
+        self.first_byte = Histogram(_WAIT_BUCKETS)
+        self.error = Histogram(_ERROR_BUCKETS)
         self.input_tokens = self.output_tokens = 0
         self.told = self.untold = 0  # whole answers, by whether their output tokens are known
 
-    def admitted(self, exchange: Exchange, admitted: int, traced: Traced | None) -> None:
-        self.wait.observe((admitted - exchange.arrived) / 1e9, traced)
-        if exchange.queued is not None and exchange.predicted_start_ms is not None:
-            waited_s = (admitted - exchange.queued) / 1e9
+    def admitted(self, record: RequestRecord, admitted: int, traced: Traced | None) -> None:
+        self.wait.observe((admitted - record.arrived) / 1e9, traced)
+        if record.queued is not None and record.predicted_start_ms is not None:
+            waited_s = (admitted - record.queued) / 1e9
             if waited_s > _FORESEEABLE_S:
-                error = abs(exchange.predicted_start_ms / 1000 - waited_s) / waited_s
+                error = abs(record.predicted_start_ms / 1000 - waited_s) / waited_s
                 self.error.observe(error, traced)
 
-    def generated(self, exchange: Exchange) -> None:
+    def generated(self, record: RequestRecord) -> None:
         """The engine has ended an answer well; once for all requests that share it."""
-        if exchange.output_tokens is None:
+        if record.output_tokens is None:
             self.untold += 1
         else:
             self.told += 1
-            self.output_tokens += exchange.output_tokens
-        if exchange.input_tokens is not None:
-            self.input_tokens += exchange.input_tokens
+            self.output_tokens += record.output_tokens
+        if record.input_tokens is not None:
+            self.input_tokens += record.input_tokens
 
 
 _LABELS: Final = ("pool", "class", "measurement_type")
@@ -109,69 +109,69 @@ _TOKENS: Final = (
 )
 
 
-def _traced(exchange: Exchange, now: int) -> Traced | None:
+def _traced(record: RequestRecord, now: int) -> Traced | None:
     """Its trace if that is sampled, for an exemplar. `now`: of the monotonic clock, ns."""
-    return (exchange.trace_id, exchange.at_ns(now) / 1e9) if exchange.trace_id else None
+    return (record.trace_id, record.at_ns(now) / 1e9) if record.trace_id else None
 
 
 class _Collector:
     """A collector of what was served, and of how the pools are at the scrape."""
 
-    def __init__(self, pools: Pools, state_of: Callable[[Pool], str]) -> None:
+    def __init__(self, pools: PoolRegistry, state_of: Callable[[Pool], str]) -> None:
         self._pools = pools
         self._state_of = state_of
         # Interactive, bulk. Found by the pool's name, and not by a class: enums hash slowly.
         self.served: defaultdict[str, tuple[_Served, _Served]]
         self.served = defaultdict(lambda: (_Served(), _Served()))
         # Route, outcome, status. Not the outcome's value: enums take long to tell theirs.
-        self.requests: dict[tuple[str, Ending | Reason, int], int] = {}
+        self.requests: dict[tuple[str, Outcome | Reason, int], int] = {}
         self.coalesced: Counter[str] = Counter()
         self.gen_ai = GenAi(
             lambda pool: pools[pool].profile.measurement_type.value,
             lambda pool, model: model in (pools[pool].follower.models or ()),
         )
         # Exchanges and when they ended, nanoseconds of the monotonic clock: not counted yet.
-        self.ended: list[tuple[Exchange, int]] = []
+        self.ended: list[tuple[RequestRecord, int]] = []
 
     def catch_up(self) -> None:
         """Counts those that have ended."""
         ended = self.ended.copy()
         self.ended.clear()  # first: none is counted twice, nor stays for ever
-        for exchange, now in ended:
-            self._finished(exchange, now)
+        for record, now in ended:
+            self._finished(record, now)
 
-    def decoded(self, exchange: Exchange, now: int) -> None:
+    def decoded(self, record: RequestRecord, now: int) -> None:
         """Counts a decode that was admitted, and that several requests could share."""
-        assert exchange.admitted is not None
-        traced = _traced(exchange, now)
-        assert exchange.pool is not None
-        served = self.served[exchange.pool][exchange.service_class is _BULK]
-        served.admitted(exchange, exchange.admitted, traced)
-        if exchange.outcome is _OK:
-            served.generated(exchange)
-            self.gen_ai.of(exchange).generated(exchange, now, traced)
+        assert record.admitted is not None
+        traced = _traced(record, now)
+        assert record.pool is not None
+        served = self.served[record.pool][record.service_class is _BULK]
+        served.admitted(record, record.admitted, traced)
+        if record.outcome is _OK:
+            served.generated(record)
+            self.gen_ai.of(record).generated(record, now, traced)
 
-    def _finished(self, exchange: Exchange, now: int) -> None:
-        outcome, pool = exchange.outcome, exchange.pool
-        key = (exchange.route, outcome, exchange.status)
+    def _finished(self, record: RequestRecord, now: int) -> None:
+        outcome, pool = record.outcome, record.pool
+        key = (record.route, outcome, record.status)
         self.requests[key] = self.requests.get(key, 0) + 1
-        if not exchange.cost or pool is None:
+        if not record.cost or pool is None:
             return
-        traced = _traced(exchange, now)
-        operation = self.gen_ai.of(exchange)
-        operation.ended(exchange, now, traced)
-        if exchange.admitted is None:
+        traced = _traced(record, now)
+        operation = self.gen_ai.of(record)
+        operation.ended(record, now, traced)
+        if record.admitted is None:
             return
-        served = self.served[pool][exchange.service_class is _BULK]
-        if not exchange.shared:
-            served.admitted(exchange, exchange.admitted, traced)
+        served = self.served[pool][record.service_class is _BULK]
+        if not record.shared:
+            served.admitted(record, record.admitted, traced)
             if outcome is _OK:
-                served.generated(exchange)
-                operation.generated(exchange, now, traced)
-        elif exchange.coalesced:
+                served.generated(record)
+                operation.generated(record, now, traced)
+        elif record.coalesced:
             self.coalesced[pool] += 1
-        if exchange.first_byte is not None:
-            served.first_byte.observe((exchange.first_byte - exchange.arrived) / 1e9, traced)
+        if record.first_byte is not None:
+            served.first_byte.observe((record.first_byte - record.arrived) / 1e9, traced)
 
     def collect(self) -> Iterable[Metric]:
         self.catch_up()
@@ -179,7 +179,7 @@ class _Collector:
         for attribute, name, text in _DISTRIBUTIONS:
             histogram = HistogramMetricFamily(name, text)
             for served, values in self._all_served():
-                distribution: Distribution = getattr(served, attribute)
+                distribution: Histogram = getattr(served, attribute)
                 distribution.add_to(histogram, dict(zip(_LABELS, values, strict=True)))
             yield histogram
         yield from self.gen_ai.collect()
@@ -233,24 +233,24 @@ class _Collector:
 class Metrics:
     """All metrics of one sidecar, in a registry of their own."""
 
-    def __init__(self, pools: Pools, state_of: Callable[[Pool], str]) -> None:
+    def __init__(self, pools: PoolRegistry, state_of: Callable[[Pool], str]) -> None:
         self.registry = CollectorRegistry()
         self._collector = _Collector(pools, state_of)
         self._ended = self._collector.ended
         self.registry.register(self._collector)
         ProcessCollector(registry=self.registry)
 
-    def finished(self, exchange: Exchange) -> None:
+    def finished(self, record: RequestRecord) -> None:
         """Counts an exchange that has ended, and changes no more.
 
         It only notes it: to count many in a row takes a third of the time.
         """
         ended = self._ended
-        ended.append((exchange, time.monotonic_ns()))
+        ended.append((record, time.monotonic_ns()))
         if len(ended) >= _IN_A_ROW:
             self._collector.catch_up()
 
-    def decoded(self, exchange: Exchange) -> None:
+    def decoded(self, record: RequestRecord) -> None:
         """Counts a decode that several requests could share."""
-        if exchange.admitted is not None and exchange.pool is not None:
-            self._collector.decoded(exchange, time.monotonic_ns())
+        if record.admitted is not None and record.pool is not None:
+            self._collector.decoded(record, time.monotonic_ns())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orch_sidecar.api.redaction import short_lease
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.gen_ai import PROVIDER, operation_of
-from orch_sidecar.observability.record import Ending, Exchange
+from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.tracing import (
     TRACEPARENT,
     TRACESTATE,
@@ -34,7 +34,7 @@ WAIT_SPAN: Final = "admission.wait"
 ENGINE_SPAN: Final = "engine.request"
 
 # What the client did itself is no error of the span.
-_NOT_OURS: Final = frozenset({Ending.CANCELLED, Ending.CLIENT_ERROR})
+_NOT_OURS: Final = frozenset({Outcome.CANCELLED, Outcome.CLIENT_ERROR})
 
 # A client may write a novel where its model's name belongs.
 MAX_MODEL_CHARS: Final = 200
@@ -49,28 +49,28 @@ class _Decoding:
     """The spans of a request's way to the engine: under its server's span, one after the other."""
 
     def __init__(
-        self, tracing: SpanTracing, exchange: Exchange, server: Span, waiting_since: int
+        self, tracing: SpanTracing, record: RequestRecord, server: Span, waiting_since: int
     ) -> None:
         self._tracing = tracing
-        self._exchange = exchange
+        self._exchange = record
         self._context = tracing.api.set_span_in_context(server)
         self._engine: Span | None = None
         self._waiting_since: int | None = waiting_since  # None: it does not wait (any more)
         self.server = server
 
     def dispatched(self) -> Headers:
-        exchange, tracing = self._exchange, self._tracing
-        self._wait_span(exchange.admitted)
-        start = exchange.admitted
+        record, tracing = self._exchange, self._tracing
+        self._wait_span(record.admitted)
+        start = record.admitted
         self._engine = tracing.tracer.start_span(
             ENGINE_SPAN,
             context=self._context,
             kind=tracing.api.SpanKind.CLIENT,
-            start_time=None if start is None else exchange.at_ns(start),
-            attributes=tracing.labels_of(exchange),
+            start_time=None if start is None else record.at_ns(start),
+            attributes=tracing.labels_of(record),
         )
-        if exchange.lease is not None:
-            self._engine.set_attribute("orch.lease", short_lease(exchange.lease))
+        if record.lease is not None:
+            self._engine.set_attribute("orch.lease", short_lease(record.lease))
         carrier: dict[str, str] = {}
         tracing.propagator.inject(carrier, tracing.api.set_span_in_context(self._engine))
         return [(name.encode(), value.encode("latin-1")) for name, value in carrier.items()]
@@ -84,7 +84,7 @@ class _Decoding:
         span.set_status(self._tracing.api.StatusCode.ERROR, reason.value)
         span.end()
 
-    def shared(self, exchange: Exchange) -> Trace:
+    def shared(self, record: RequestRecord) -> Trace:
         raise AssertionError("a decode is shared already")
 
     def joined(self, decode: Trace) -> None:
@@ -100,44 +100,42 @@ class _Decoding:
             self._tracing.end(self._engine, self._exchange, attributes)
 
     def _wait_span(self, end: int | None) -> None:
-        exchange, tracing, since = self._exchange, self._tracing, self._waiting_since
-        if not exchange.cost or since is None:
+        record, tracing, since = self._exchange, self._tracing, self._waiting_since
+        if not record.cost or since is None:
             return
         self._waiting_since = None
         span = tracing.tracer.start_span(
             WAIT_SPAN,
             context=self._context,
-            start_time=exchange.at_ns(since),
-            attributes={**tracing.labels_of(exchange), "orch.cost": exchange.cost},
+            start_time=record.at_ns(since),
+            attributes={**tracing.labels_of(record), "orch.cost": record.cost},
         )
         if end is None:
-            span.set_attribute("orch.outcome", exchange.outcome.value)
-        span.end(None if end is None else exchange.at_ns(end))
+            span.set_attribute("orch.outcome", record.outcome.value)
+        span.end(None if end is None else record.at_ns(end))
 
 
 class _Spans:
     """The spans of one request in an SDK."""
 
-    def __init__(self, tracing: SpanTracing, exchange: Exchange, headers: Mapping[str, str]):
+    def __init__(self, tracing: SpanTracing, record: RequestRecord, headers: Mapping[str, str]):
         self._tracing = tracing
-        self._exchange = exchange
+        self._exchange = record
         parent = tracing.propagator.extract(
             {name: headers[name] for name in (TRACEPARENT, TRACESTATE) if name in headers}
         )
         self._server: Span = tracing.tracer.start_span(
-            exchange.route,
+            record.route,
             context=parent,
             kind=tracing.api.SpanKind.SERVER,
-            start_time=exchange.arrived_ns,
+            start_time=record.arrived_ns,
             attributes=tracing.unplaced,
         )
         context = self._server.get_span_context()
         if context.trace_flags.sampled:
-            exchange.trace_id = context.trace_id
+            record.trace_id = context.trace_id
         # None: its decode is shared, and whose it is has the spans.
-        self._decoding: _Decoding | None = _Decoding(
-            tracing, exchange, self._server, exchange.arrived
-        )
+        self._decoding: _Decoding | None = _Decoding(tracing, record, self._server, record.arrived)
 
     def dispatched(self) -> Headers:
         decoding = self._decoding
@@ -150,9 +148,9 @@ class _Spans:
         if self._decoding is not None:
             self._decoding.retried(reason)
 
-    def shared(self, exchange: Exchange) -> Trace:
+    def shared(self, record: RequestRecord) -> Trace:
         self._decoding = None
-        return _Decoding(self._tracing, exchange, self._server, exchange.arrived)
+        return _Decoding(self._tracing, record, self._server, record.arrived)
 
     def joined(self, decode: Trace) -> None:
         assert isinstance(decode, _Decoding)
@@ -160,15 +158,15 @@ class _Spans:
         self._server.add_link(decode.server.get_span_context())
 
     def ended(self) -> None:
-        exchange, tracing = self._exchange, self._tracing
-        attributes = tracing.attributes_of(exchange)
+        record, tracing = self._exchange, self._tracing
+        attributes = tracing.attributes_of(record)
         if self._decoding is not None:
             self._decoding.close(attributes)
-        if exchange.placement is not None:
-            self._server.set_attribute("orch.placement", exchange.placement)
-        if exchange.coalesced:
+        if record.placement is not None:
+            self._server.set_attribute("orch.placement", record.placement)
+        if record.coalesced:
             self._server.set_attribute("orch.coalesced", True)
-        tracing.end(self._server, exchange, attributes)
+        tracing.end(self._server, record, attributes)
 
 
 class SpanTracing:
@@ -185,53 +183,53 @@ class SpanTracing:
         self.tracer = provider.get_tracer("orch_sidecar")
         self._provider = provider
 
-    def begin(self, exchange: Exchange, headers: Mapping[str, str]) -> Trace:
-        return _Spans(self, exchange, headers)
+    def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace:
+        return _Spans(self, record, headers)
 
     def shutdown(self) -> None:
         self._provider.shutdown()
 
-    def labels_of(self, exchange: Exchange) -> Mapping[str, Any]:
+    def labels_of(self, record: RequestRecord) -> Mapping[str, Any]:
         """What is known of how it is served."""
-        return self.unplaced if exchange.labels is None else exchange.labels
+        return self.unplaced if record.labels is None else record.labels
 
-    def attributes_of(self, exchange: Exchange) -> dict[str, Any]:
+    def attributes_of(self, record: RequestRecord) -> dict[str, Any]:
         """What an exchange that has ended says of itself."""
         attributes: dict[str, Any] = {
-            **self.labels_of(exchange),
-            "http.request.method": exchange.method,
-            "http.route": exchange.route,
-            "orch.outcome": exchange.outcome.value,
-            "orch.request_id": exchange.request_id,
-            "orch.correlation_id": exchange.correlation_id,
+            **self.labels_of(record),
+            "http.request.method": record.method,
+            "http.route": record.route,
+            "orch.outcome": record.outcome.value,
+            "orch.request_id": record.request_id,
+            "orch.correlation_id": record.correlation_id,
         }
-        if exchange.status:
-            attributes["http.response.status_code"] = exchange.status
-        if exchange.cost:
+        if record.status:
+            attributes["http.response.status_code"] = record.status
+        if record.cost:
             attributes |= {
-                "gen_ai.operation.name": operation_of(exchange.api),
+                "gen_ai.operation.name": operation_of(record.api),
                 "gen_ai.provider.name": PROVIDER,
-                "gen_ai.request.model": _encodable(exchange.model[:MAX_MODEL_CHARS]),
-                "orch.cost": exchange.cost,
-                "orch.stream": exchange.stream,
+                "gen_ai.request.model": _encodable(record.model[:MAX_MODEL_CHARS]),
+                "orch.cost": record.cost,
+                "orch.stream": record.stream,
             }
         for name, value in (
-            ("orch.scenario", exchange.scenario),
-            ("gen_ai.request.max_tokens", exchange.max_tokens),
-            ("gen_ai.usage.input_tokens", exchange.input_tokens),
-            ("gen_ai.usage.output_tokens", exchange.output_tokens),
+            ("orch.scenario", record.scenario),
+            ("gen_ai.request.max_tokens", record.max_tokens),
+            ("gen_ai.usage.input_tokens", record.input_tokens),
+            ("gen_ai.usage.output_tokens", record.output_tokens),
         ):
             if value is not None:
                 attributes[name] = value
-        if exchange.first_byte is not None:
-            attributes["orch.first_byte_s"] = (exchange.first_byte - exchange.arrived) / 1e9
+        if record.first_byte is not None:
+            attributes["orch.first_byte_s"] = (record.first_byte - record.arrived) / 1e9
         return attributes
 
-    def end(self, span: Span, exchange: Exchange, attributes: dict[str, Any]) -> None:
+    def end(self, span: Span, record: RequestRecord, attributes: dict[str, Any]) -> None:
         """Ends a span of an exchange that has ended."""
         span.set_attributes(attributes)
-        outcome = exchange.outcome
-        if outcome is not Ending.OK:
+        outcome = record.outcome
+        if outcome is not Outcome.OK:
             span.set_attribute("error.type", outcome.value)
             if outcome not in _NOT_OURS:
                 span.set_status(self.api.StatusCode.ERROR, outcome.value)

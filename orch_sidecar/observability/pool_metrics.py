@@ -10,7 +10,7 @@ from typing import Final
 
 from prometheus_client.core import InfoMetricFamily, Metric
 
-from orch_sidecar.admission.constraints.rules import Hold
+from orch_sidecar.admission.constraints.rules import BlockedBy
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.control.capabilities import BatchingStats, batching_stats
 from orch_sidecar.engine_state.states import EngineState
@@ -105,7 +105,7 @@ _FAMILIES: Final = (
     Family(
         "orch_queue_hold",
         "1 for what the head of the queue waits for.",
-        lambda pool: [([each.value], float(pool.gate.core.hold is each)) for each in Hold],
+        lambda pool: [([each.value], float(pool.gate.core.hold is each)) for each in BlockedBy],
         ("reason",),
     ),
     Family(

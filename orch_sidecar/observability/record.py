@@ -24,7 +24,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _BLOCK_BYTES: Final = 4096
 
 
-class Ending(StrEnum):
+class Outcome(StrEnum):
     """How an exchange ended, where no Reason says it."""
 
     OK = "ok"
@@ -36,7 +36,7 @@ class Ending(StrEnum):
 
 
 @dataclass(slots=True)
-class Exchange:
+class RequestRecord:
     """One request and its answer.
 
     What is said of its pool is that of the last pool it was with: `labels` are its span
@@ -73,7 +73,7 @@ class Exchange:
     admitted: int | None = None
     first_byte: int | None = None
     status: int = 0
-    outcome: Ending | Reason = Ending.CANCELLED
+    outcome: Outcome | Reason = Outcome.CANCELLED
     shared: bool = False
     coalesced: bool = False
     input_tokens: int | None = None
@@ -86,9 +86,9 @@ class Exchange:
         """The wall-clock time of a moment of this exchange."""
         return self.arrived_ns + monotonic - self.arrived
 
-    def of_decode(self) -> Exchange:
+    def of_decode(self) -> RequestRecord:
         """An exchange for the decode that this one begins, and that others may share."""
-        return Exchange(
+        return RequestRecord(
             self.api,
             self.route,
             self.id,
@@ -106,7 +106,7 @@ class Exchange:
 
     def begin_again(self) -> None:
         """What was tried came to nothing, and its client knows nothing of that."""
-        self.outcome = Ending.CANCELLED  # until it is known otherwise
+        self.outcome = Outcome.CANCELLED  # until it is known otherwise
         self.queued = self.admitted = self.lease = None
         self.queue_position = self.predicted_start_ms = 0
         self.shared = self.coalesced = False

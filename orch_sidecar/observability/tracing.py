@@ -12,7 +12,7 @@ from typing import Final, Protocol, Self
 from multidict import istr
 
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.observability.record import Exchange
+from orch_sidecar.observability.record import RequestRecord
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -34,10 +34,10 @@ class Trace(Protocol):
     def retried(self, reason: Reason) -> None:
         """What was dispatched came to nothing, and the request goes on: it may wait again."""
 
-    def shared(self, exchange: Exchange) -> Trace:
+    def shared(self, record: RequestRecord) -> Trace:
         """Its decode is to be shared. The trace of that, within this one; may outlive it.
 
-        `exchange`: of the decode. This one has nothing more to do with admission and engine.
+        `record`: of the decode. This one has nothing more to do with admission and engine.
         """
 
     def joined(self, decode: Trace) -> None:
@@ -50,7 +50,7 @@ class Trace(Protocol):
 class Tracing(Protocol):
     """Makes traces."""
 
-    def begin(self, exchange: Exchange, headers: Mapping[str, str]) -> Trace: ...
+    def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace: ...
 
     def shutdown(self) -> None: ...
 
@@ -69,7 +69,7 @@ class _Passing:
     def retried(self, reason: Reason) -> None:
         return
 
-    def shared(self, exchange: Exchange) -> Self:
+    def shared(self, record: RequestRecord) -> Self:
         return self
 
     def joined(self, decode: Trace) -> None:
@@ -85,11 +85,11 @@ _PASSING_NOTHING: Final = _Passing([])
 class NoTracing:
     """Costs a look-up per request."""
 
-    def begin(self, exchange: Exchange, headers: Mapping[str, str]) -> Trace:
+    def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace:
         parent = headers.get(TRACEPARENT)
         if parent is None:
             return _PASSING_NOTHING
-        exchange.trace_id = sampled_trace(parent)
+        record.trace_id = sampled_trace(parent)
         return _Passing(
             [
                 (name.encode(), value.encode("utf-8", "surrogateescape"))

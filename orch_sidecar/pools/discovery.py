@@ -18,7 +18,7 @@ from orch_sidecar.config.settings import PoolSettings
 from orch_sidecar.engine_state.states import ANSWERING
 from orch_sidecar.pools.membership import Member, Members
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.registry import Pools
+from orch_sidecar.pools.registry import PoolRegistry
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -28,12 +28,12 @@ LOOK_EVERY_S: Final = 1.0
 _NO_ADDRESS: Final = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
 
 
-class Following:
+class Discovery:
     """The tasks that follow pools. Lives on one event loop."""
 
     def __init__(
         self,
-        pools: Pools,
+        pools: PoolRegistry,
         joined: Callable[[Pool], None],
         ended: Callable[[asyncio.Task[None]], None],
     ) -> None:

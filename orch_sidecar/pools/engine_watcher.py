@@ -27,9 +27,9 @@ from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state import states as engine_state
 from orch_sidecar.engine_state.document import Document, InvalidReport
 from orch_sidecar.engine_state.states import ANSWERING, EngineState, Outage
-from orch_sidecar.pools.lease_reconciler import Confirmation
+from orch_sidecar.pools.lease_reconciler import LeaseReconciler
 from orch_sidecar.wire.event_stream import EventStream
-from orch_sidecar.wire.stream_timeout import Silence
+from orch_sidecar.wire.stream_timeout import StreamTimeout
 from vllm_plugin.profile import Profile
 
 logger = logging.getLogger("orch.engine")
@@ -43,7 +43,7 @@ EVENT_BYTES: Final = 2**20
 _MATTERS: Final = report.FIELDS | {"state", "message"}
 
 
-class EngineFollower:
+class EngineWatcher:
     """Reports the engine's state to the gate."""
 
     def __init__(
@@ -72,7 +72,7 @@ class EngineFollower:
         self._params = {"instance": gate.instance}
         if below is not None:
             self._params["pool"] = below
-        self._confirmation = Confirmation(session, url, headers, gate)
+        self._confirmation = LeaseReconciler(session, url, headers, gate)
         self._loop = asyncio.get_running_loop()
         self._heard_at: float | None = None
         self._reported: EngineReport | None = None
@@ -112,7 +112,7 @@ class EngineFollower:
 
     async def _outage(self) -> Outage:
         """Follows the stream once; returns why it ended."""
-        silence = Silence(SILENCE_S)
+        silence = StreamTimeout(SILENCE_S)
         try:
             async with silence:
                 return await self._stream(silence)
@@ -129,7 +129,7 @@ class EngineFollower:
             text = f"the state stream of {self._engine} broke"
             return engine_state.stale(text, error_text(error))
 
-    async def _stream(self, silence: Silence) -> Outage:
+    async def _stream(self, silence: StreamTimeout) -> Outage:
         response = await self._session.get(
             f"{self._url}/v1/capabilities/stream",
             params=self._params,

@@ -24,7 +24,7 @@ LOOK_EVERY_S: Final = 0.5
 _ANSWERS_WITHIN_S: Final = 3.0
 
 
-class Confirmation:
+class LeaseReconciler:
     """Spends leases whose requests are gone, until the engine says that they are over."""
 
     def __init__(

@@ -36,7 +36,7 @@ State = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Presence:
+class ParentLease:
     """A request of a sidecar above, from its arrival until its lease is over.
 
     `lease` is None, and nothing is booked, where the header held something that is no lease.
@@ -77,15 +77,15 @@ class Listener:
             self.wake()
 
 
-class UpperLeases:
+class ParentLeases:
     """The leases of sidecars above whose requests are here. One book for all pools."""
 
     def __init__(self, run: str) -> None:
         """`run`: another one at each start of this sidecar. Not the instance of a gate: who
         knows that can make up leases that the gate's owner would count."""
         self.run = run
-        self._present: dict[str, Presence] = {}
-        self._leaving: list[Presence] = []
+        self._present: dict[str, ParentLease] = {}
+        self._leaving: list[ParentLease] = []
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._listeners: set[Listener] = set()
 
@@ -100,25 +100,25 @@ class UpperLeases:
         """Whether anybody listens."""
         return bool(self._listeners)
 
-    def enter(self, header: str) -> Presence | None:
+    def enter(self, header: str) -> ParentLease | None:
         """A request came with this `X-Orch-Lease`. None: its lease is spent, turn it away."""
         match = _LEASE.fullmatch(header)
         if match is None:
-            return Presence()
+            return ParentLease()
         self._settle()
         if header in self._present or header in self._ended:
             return None
-        presence = Presence(match.group(1), header, int(match.group(2)))
+        presence = ParentLease(match.group(1), header, int(match.group(2)))
         self._present[header] = presence
         return presence
 
-    def granted(self, presence: Presence, ledger: Ledger, lease: Lease) -> None:
+    def granted(self, presence: ParentLease, ledger: Ledger, lease: Lease) -> None:
         """It has got slots here: `lease`, of that ledger."""
         if presence.lease is not None:
             presence.held.append((ledger, lease))
             self.changed()
 
-    def leave(self, presence: Presence) -> None:
+    def leave(self, presence: ParentLease) -> None:
         """Its handling has ended; its lease is over when its slots are free. Call it once."""
         if presence.lease is not None:
             presence.handled = True
@@ -235,7 +235,7 @@ class Feed:
     """What a reader has been told of a pool, and what it is to be told next."""
 
     def __init__(
-        self, leases: UpperLeases, listener: Listener, look: Callable[[], PoolView]
+        self, leases: ParentLeases, listener: Listener, look: Callable[[], PoolView]
     ) -> None:
         self._leases = leases
         self._listener = listener

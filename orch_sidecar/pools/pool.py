@@ -10,23 +10,23 @@ from typing import Any, Final
 
 import aiohttp
 
-from orch_sidecar.admission import refusals as refusing
-from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission import refusals
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
-from orch_sidecar.admission.types import Ask
-from orch_sidecar.api.generation import Demand
-from orch_sidecar.api.options import NONE, Directives
+from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.api.generation import GenerationRequest
+from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import PromptSize
 from orch_sidecar.config.settings import PoolSettings
 from orch_sidecar.control.capabilities import Seen
 from orch_sidecar.engine_state.states import EngineState
-from orch_sidecar.pools.engine_watcher import EngineFollower
+from orch_sidecar.pools.engine_watcher import EngineWatcher
 from orch_sidecar.pools.parent_leases import PoolView
 from orch_sidecar.pools.routing import View
 from orch_sidecar.wire import backpressure as tier
 from orch_sidecar.wire.backpressure import TurningAway
-from orch_sidecar.wire.engine_connection import EnginePool
+from orch_sidecar.wire.engine_connection import ConnectionPool
 from vllm_plugin.profile import AdmissionRules, Profile, ServiceClass
 
 logger = logging.getLogger("orch.sidecar")
@@ -34,7 +34,7 @@ logger = logging.getLogger("orch.sidecar")
 # Each request that finds no connection would be a line.
 _LOG_EVERY_S: Final = 1.0
 
-# Named once: a member is looked up slowly in its enum.
+# ResourcePath once: a member is looked up slowly in its enum.
 _BULK: Final = ServiceClass.BULK
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 _INTERACTIVE_PRIORITY: Final = b"x-vllm-priority: 0\r\n"
@@ -46,8 +46,8 @@ _AT_ONCE: Final = b"x-orch-queue-position: 0\r\nx-orch-predicted-start-ms: 0\r\n
 class Wanted:
     """What a request asks of whichever pool takes it."""
 
-    demand: Demand
-    directives: Directives
+    demand: GenerationRequest
+    options: RequestOptions
     service_class: ServiceClass
     body_bytes: int
 
@@ -85,15 +85,15 @@ class Pool:
         self.tier = told.tier
         self.turned_away: TurningAway = tier.by_sidecar if told.tier else tier.by_engine
         self.profile = profile
-        self.gate = Gate(Admission(rules))
-        self.connections = EnginePool(told.url, connect_timeout_s)
+        self.gate = Gate(AdmissionController(rules))
+        self.connections = ConnectionPool(told.url, connect_timeout_s)
         # What the head of every request begins with: for whom it is.
         self.address = b"host: %b\r\n" % self.connections.authority
         if told.below is not None:
             self.address += b"x-orch-pool: %b\r\n" % told.below.encode()
         key = None if told.api_key is None else f"Bearer {told.api_key.get_secret_value()}"
         self.authorization = None if key is None else key.encode("ascii")
-        self.follower = EngineFollower(
+        self.follower = EngineWatcher(
             session,
             told.url,
             {} if key is None else {"Authorization": key},
@@ -142,7 +142,7 @@ class Pool:
 
     def _drained(self) -> Refusal | None:
         drain = self.gate.core.draining
-        return None if drain is None else refusing.draining(drain.ordered_by)
+        return None if drain is None else refusals.draining(drain.ordered_by)
 
     def unreachable(self, error: OSError) -> Refusal:
         """No connection to its engine could be opened. Where to is for the log alone."""
@@ -164,9 +164,9 @@ class Pool:
             return b""
         return _BULK_PRIORITY if service_class is _BULK else _INTERACTIVE_PRIORITY
 
-    def ask(self, wanted: Wanted, spent_ms: float) -> Ask:
+    def ask(self, wanted: Wanted, spent_ms: float) -> AdmissionRequest:
         """What a request asks of this pool, `spent_ms` after it arrived."""
-        demand, directives = wanted.demand, wanted.directives
+        demand, options = wanted.demand, wanted.options
         service_class = wanted.service_class
         if service_class is _INTERACTIVE and self.gate.core.rules.interactive is None:
             service_class = _BULK
@@ -175,19 +175,19 @@ class Pool:
             ctx_max = self.follower.ctx_max
             most = None if ctx_max is None else ctx_max * demand.cost
             prompt_tokens = self.prompt_size.estimate(wanted.body_bytes, most)
-        if directives is NONE:
-            return Ask(service_class, demand.cost, prompt_tokens, demand.max_tokens)
-        return Ask(
+        if options is NO_OPTIONS:
+            return AdmissionRequest(service_class, demand.cost, prompt_tokens, demand.max_tokens)
+        return AdmissionRequest(
             service_class,
             demand.cost,
             prompt_tokens,
             demand.max_tokens,
-            _left(directives.deadline_ms, spent_ms),
-            _left(directives.max_wait_ms, spent_ms),
-            not directives.do_not_queue,
+            _left(options.deadline_ms, spent_ms),
+            _left(options.max_wait_ms, spent_ms),
+            not options.do_not_queue,
         )
 
-    def view(self, ask: Ask | None, now: float) -> View:
+    def view(self, ask: AdmissionRequest | None, now: float) -> View:
         """How it is now, for a request that would ask for that."""
         core, follower = self.gate.core, self.follower
         unavailable = self.unavailable

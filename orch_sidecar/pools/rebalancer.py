@@ -13,7 +13,7 @@ from typing import Final
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.registry import Pools
+from orch_sidecar.pools.registry import PoolRegistry
 from vllm_plugin.profile import ServiceClass
 
 logger = logging.getLogger("orch.sidecar")
@@ -24,7 +24,7 @@ LOOK_EVERY_S: Final = 0.05
 MOVED: Final = Refusal(Reason.QUEUE_FULL, "another address of its pool has room")
 
 
-async def spread_again(pools: Pools) -> None:
+async def spread_again(pools: PoolRegistry) -> None:
     """Looks at times, until cancelled."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
@@ -35,7 +35,7 @@ async def spread_again(pools: Pools) -> None:
             logger.exception("moving waiting requests to another address failed")
 
 
-def spread(pools: Pools) -> None:
+def spread(pools: PoolRegistry) -> None:
     """Moves who waits, as far as there is room."""
     rooms = {pool: _room(pool) for pool in pools}
     for donor in sorted(rooms, key=lambda pool: -pool.gate.core.queue_depth):

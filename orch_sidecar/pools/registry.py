@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from orch_sidecar.admission import refusals as refusing
+from orch_sidecar.admission import refusals
 from orch_sidecar.admission.draining import OrderedBy
-from orch_sidecar.admission.types import Ask
-from orch_sidecar.api.options import NONE, Directives
+from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.changes import Configuration
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
@@ -37,11 +37,11 @@ class Chosen(NamedTuple):
     """The pool that takes a request, what it is asked for, and why that pool."""
 
     pool: Pool
-    ask: Ask
+    ask: AdmissionRequest
     why: Why
 
 
-class Pools:
+class PoolRegistry:
     """All pools of a sidecar, in the order in which they were given."""
 
     def __init__(
@@ -160,12 +160,12 @@ class Pools:
         """The pool for a request. `tried`: it was placed before, and these pools failed it."""
         if self.draining:
             drained = (pool.unavailable for pool in self.all)
-            return next(filter(None, drained), refusing.shutting_down())
-        now, demand, directives = self._loop.time(), wanted.demand, wanted.directives
+            return next(filter(None, drained), refusals.shutting_down())
+        now, demand, options = self._loop.time(), wanted.demand, wanted.options
         asks = {pool.name: pool.ask(wanted, spent_ms) for pool in self.all}
         views = [pool.view(asks[pool.name], now) for pool in self.all] + self._absent()
         tokens = demand.prompt_tokens if demand.cost == 1 else None
-        wish = _wish(demand.model, directives, demand.cost, tokens)
+        wish = _wish(demand.model, options, demand.cost, tokens)
         placed = placement.place(views, wish, tried or ())
         if isinstance(placed, Refusal):
             return placed
@@ -176,13 +176,13 @@ class Pools:
             return Refusal(Reason.QUEUE_TIMEOUT, text)
         return Chosen(pool, asks[placed.pool], placed.why)
 
-    def choose_unadmitted(self, model: str, directives: Directives) -> Pool | Refusal:
+    def choose_unadmitted(self, model: str, options: RequestOptions) -> Pool | Refusal:
         """The pool for a request that takes no slot: the first that can take it."""
-        if self.one is not None and directives is NONE:
+        if self.one is not None and options is NO_OPTIONS:
             return self.one
         now = self._loop.time()
         views = [pool.view(None, now) for pool in self.all] + self._absent()
-        name = placement.first(views, _wish(model, directives, 0, None))
+        name = placement.first(views, _wish(model, options, 0, None))
         return name if isinstance(name, Refusal) else self._by_name[name]
 
     def _absent(self) -> list[View]:
@@ -280,7 +280,5 @@ def _unknown(told: PoolSettings) -> Refusal:
     return Refusal(Reason.ENGINE_STARTING, f"no address of the pool {told.name} is known yet")
 
 
-def _wish(model: str, directives: Directives, cost: int, tokens: int | None) -> Wish:
-    return Wish(
-        model, cost, tokens, directives.pool, directives.prefers, directives.measurement_type
-    )
+def _wish(model: str, options: RequestOptions, cost: int, tokens: int | None) -> Wish:
+    return Wish(model, cost, tokens, options.pool, options.prefers, options.measurement_type)

@@ -16,20 +16,20 @@ import aiohttp
 from aiohttp import web
 
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import Ask, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Queued
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.coalescing.broadcast import Fanout
-from orch_sidecar.observability.record import Ending
-from orch_sidecar.pools.parent_leases import UpperLeases
+from orch_sidecar.coalescing.broadcast import Broadcast
+from orch_sidecar.observability.record import Outcome
+from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.rebalancer import MOVED
 from orch_sidecar.proxy.answering import how_ended
 from orch_sidecar.proxy.client_writer import Relay
 from orch_sidecar.proxy.engine_response import Decode
 from orch_sidecar.proxy.request import Request, fields
-from orch_sidecar.proxy.stall_watchdog import RelayWatch
-from orch_sidecar.wire import backpressure as tier
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.client_connection import ClientConnection, Written
 
 KEEP: Final = Written(keep_alive=True)
@@ -45,7 +45,7 @@ _BUSY: Final = frozenset(
         Reason.DO_NOT_QUEUE,
     }
 )
-_OK: Final = Ending.OK  # named once: a member is looked up slowly in its enum
+_OK: Final = Outcome.OK  # named once: a member is looked up slowly in its enum
 _NOWHERE: Final = frozenset[Reason]()
 
 
@@ -73,13 +73,15 @@ class TurnedAway:
 class Attempts:
     """Attempts of all requests."""
 
-    def __init__(self, watch: RelayWatch, leases: UpperLeases) -> None:
+    def __init__(self, watch: StallWatchdog, leases: ParentLeases) -> None:
         """`leases`: those of sidecars above."""
         self._watch = watch
         self._leases = leases
         self._loop = asyncio.get_running_loop()
 
-    async def run(self, request: Request, pool: Pool, ask: Ask) -> web.StreamResponse | Failed:
+    async def run(
+        self, request: Request, pool: Pool, ask: AdmissionRequest
+    ) -> web.StreamResponse | Failed:
         """Asks the pool for slots, waits for them if it must, and relays the answer."""
         gate, since_s = pool.gate, self._loop.time()
         ticket = gate.open(request, ask.cost)
@@ -87,10 +89,10 @@ class Attempts:
             got = gate.ask(ticket, ask)
             elsewhere: Collection[Reason] = _BUSY
             if type(got) is Queued:
-                exchange = request.exchange
-                exchange.queued = time.monotonic_ns()
-                exchange.queue_position = got.position
-                exchange.predicted_start_ms = got.predicted_start_ms
+                record = request.record
+                record.queued = time.monotonic_ns()
+                record.queue_position = got.position
+                record.predicted_start_ms = got.predicted_start_ms
                 elsewhere = _NOWHERE
                 got = await self._wait(request, pool, ticket, ask)
             while type(got) is Lease:
@@ -113,12 +115,12 @@ class Attempts:
             gate.close(ticket)
 
     async def _put_back(
-        self, request: Request, pool: Pool, ticket: str, ask: Ask, since_s: float
+        self, request: Request, pool: Pool, ticket: str, ask: AdmissionRequest, since_s: float
     ) -> Lease | Refusal:
         """Waits at the head of the queue, after it was turned away below."""
-        exchange = request.exchange
-        exchange.queued = exchange.queued or time.monotonic_ns()
-        exchange.admitted = exchange.predicted_start_ms = None
+        record = request.record
+        record.queued = record.queued or time.monotonic_ns()
+        record.admitted = record.predicted_start_ms = None
         away = pool.gate.core.unavailable
         if away is not None and not pool.keeps_queue:
             return away  # who waited there was told so before this one came back
@@ -127,15 +129,17 @@ class Attempts:
             return back
         return await self._wait(request, pool, ticket, ask)
 
-    async def _wait(self, request: Request, pool: Pool, ticket: str, ask: Ask) -> Lease | Refusal:
+    async def _wait(
+        self, request: Request, pool: Pool, ticket: str, ask: AdmissionRequest
+    ) -> Lease | Refusal:
         """Waits for the slots."""
         request.waiting = pool.gate, ticket
-        if pool.group != pool.name and not request.moved and request.directives.pool != pool.name:
+        if pool.group != pool.name and not request.moved and request.options.pool != pool.name:
             pool.movable[ticket] = ask.service_class, ask.cost
         try:
             return await pool.gate.wait(ticket)
         except asyncio.CancelledError:
-            pool.turned_down[ask.service_class, Ending.CANCELLED.value] += 1
+            pool.turned_down[ask.service_class, Outcome.CANCELLED.value] += 1
             raise
         finally:
             request.waiting = None
@@ -145,7 +149,7 @@ class Attempts:
         self, request: Request, pool: Pool, lease: Lease | None
     ) -> web.StreamResponse | Failed | TurnedAway:
         """Sends the request to the engine and its answer to the client; gives the lease back."""
-        http, exchange, core = request.http, request.exchange, pool.gate.core
+        http, record, core = request.http, request.record, pool.gate.core
         client: ClientConnection = http.protocol  # type: ignore[assignment]
         shared = request.fanout
         relay: Relay | None = None
@@ -153,10 +157,10 @@ class Attempts:
         written = complete = served = False
         output_tokens: int | None = None
         if lease is not None:
-            exchange.admitted = time.monotonic_ns()
-            exchange.lease = lease.id
+            record.admitted = time.monotonic_ns()
+            record.lease = lease.id
             if shared is not None:
-                self._admit(shared, pool, exchange.admitted)
+                self._admit(shared, pool, record.admitted)
         try:
             head = request.head(pool, lease)
             connection = pool.connections.take()
@@ -184,8 +188,8 @@ class Attempts:
                 receiver = relay = Relay(
                     transport,
                     pool.connections,
-                    exchange,
-                    fields(exchange, pool),
+                    record,
+                    fields(record, pool),
                     not http11,
                     http.keep_alive and http11 and not core.draining,
                     turned_away,
@@ -201,24 +205,24 @@ class Attempts:
                 relay.pause()  # it is full of an earlier answer, to a request sent ahead
             ending = await receiver.done
             if isinstance(receiver, Decode):
-                exchange.status = receiver.status
+                record.status = receiver.status
             complete = ending.failure is None
             if ending.failure is not None:
-                exchange.outcome = ending.failure.reason
+                record.outcome = ending.failure.reason
                 if not ending.answered:
                     return Failed(ending.failure, elsewhere=receiver.unanswered, sent=True)
             elif receiver.retry_after_ms is not None:
                 # Before the lease is given back: nobody else is to be sent down there now.
-                pool.gate.turned_away(min(receiver.retry_after_ms, tier.LONGEST_PAUSE_MS))
+                pool.gate.turned_away(min(receiver.retry_after_ms, backpressure.LONGEST_PAUSE_MS))
                 return TurnedAway(Reason.QUEUE_FULL if pool.tier else Reason.ENGINE_DOWN)
             else:
                 served = True
                 answer = receiver.answer
-                exchange.outcome = outcome = how_ended(exchange, answer)
-                if outcome is _OK and lease is not None and exchange.status == 200:
-                    exchange.input_tokens, exchange.output_tokens = answer.counts
-                    exchange.held_up = receiver.was_paused  # it took the time of its client
-                    if not exchange.held_up and core.outlook.learns(self._loop.time()):
+                record.outcome = outcome = how_ended(record, answer)
+                if outcome is _OK and lease is not None and record.status == 200:
+                    record.input_tokens, record.output_tokens = answer.counts
+                    record.held_up = receiver.was_paused  # it took the time of its client
+                    if not record.held_up and core.outlook.learns(self._loop.time()):
                         output_tokens = _learn(request, pool, receiver)
             return KEEP if relay is None or relay.keep_alive else CLOSE
         finally:
@@ -235,7 +239,7 @@ class Attempts:
                 else:
                     pool.gate.abandon(lease.id)
 
-    def _admit(self, shared: Fanout, pool: Pool, at: int) -> None:
+    def _admit(self, shared: Broadcast, pool: Pool, at: int) -> None:
         """Before that its clients wait for a slot: nothing could move for them."""
         shared.admit(at)
         for follower in shared.followers:
@@ -243,7 +247,7 @@ class Attempts:
             if pool.gate.core.draining:
                 follower.close_after()
 
-    def _withdraw(self, shared: Fanout) -> None:
+    def _withdraw(self, shared: Broadcast) -> None:
         """Its clients wait again, if they know of no answer and may still get one."""
         if shared.untouched and not shared.log.ended:
             shared.withdraw()
@@ -251,7 +255,9 @@ class Attempts:
                 self._watch.discard(follower)
 
 
-def _refused(pool: Pool, ask: Ask, refusal: Refusal, elsewhere: Collection[Reason]) -> Failed:
+def _refused(
+    pool: Pool, ask: AdmissionRequest, refusal: Refusal, elsewhere: Collection[Reason]
+) -> Failed:
     """The pool has no slots for it. When the pool itself is away, all who wait are told so."""
     if refusal is MOVED:
         return Failed(refusal, elsewhere=True, tried=False)
@@ -263,8 +269,8 @@ def _refused(pool: Pool, ask: Ask, refusal: Refusal, elsewhere: Collection[Reaso
 
 def _unsent(request: Request, pool: Pool, refusal: Refusal) -> Failed | TurnedAway:
     """Nothing of it was written. Who has waited for this pool alone waits for its return, too."""
-    if pool.keeps_queue and request.exchange.queued is not None:
-        pool.gate.turned_away(tier.LONGEST_PAUSE_MS)
+    if pool.keeps_queue and request.record.queued is not None:
+        pool.gate.turned_away(backpressure.LONGEST_PAUSE_MS)
         return TurnedAway(refusal.reason)
     return Failed(refusal, elsewhere=True)
 
@@ -274,12 +280,12 @@ def _learn(request: Request, pool: Pool, receiver: Relay | Decode) -> int | None
 
     A stream that does not tell them was read about once per token.
     """
-    exchange = request.exchange
-    if exchange.input_tokens is not None:
-        pool.prompt_size.learn(len(request.body), exchange.input_tokens)
-    if exchange.output_tokens is not None or not exchange.stream:
-        return exchange.output_tokens
+    record = request.record
+    if record.input_tokens is not None:
+        pool.prompt_size.learn(len(request.body), record.input_tokens)
+    if record.output_tokens is not None or not record.stream:
+        return record.output_tokens
     per_sequence = max(1, receiver.reads - 1)
-    if exchange.max_tokens is not None:
-        per_sequence = min(per_sequence, exchange.max_tokens)
-    return exchange.cost * per_sequence
+    if record.max_tokens is not None:
+        per_sequence = min(per_sequence, record.max_tokens)
+    return record.cost * per_sequence

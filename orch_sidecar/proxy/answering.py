@@ -17,7 +17,7 @@ from orch_sidecar.api import errors
 from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.api.usage import AnswerReader
-from orch_sidecar.observability.record import Ending, Exchange
+from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.wire.http1 import LAST_CHUNK, FramingError, Head, parse_head
 
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
@@ -35,15 +35,15 @@ class Relayed:
 ANSWERED: Final = Relayed(None, answered=True)
 # Below; the client knows nothing of it.
 TURNED_AWAY: Final = Relayed(None, answered=False)
-# Named once: a member is looked up slowly in its enum.
-_OK, _CLIENT_ERROR, _ENGINE_ERROR = Ending.OK, Ending.CLIENT_ERROR, Ending.ENGINE_ERROR
+# ResourcePath once: a member is looked up slowly in its enum.
+_OK, _CLIENT_ERROR, _ENGINE_ERROR = Outcome.OK, Outcome.CLIENT_ERROR, Outcome.ENGINE_ERROR
 # Answered with 4xx, and no mistake of the client: time-outs, too much at once, cancelled below.
 _NO_MISTAKE: Final = frozenset({408, 425, 429, 499})
 
 
-def how_ended(exchange: Exchange, answer: AnswerReader) -> Ending:
+def how_ended(record: RequestRecord, answer: AnswerReader) -> Outcome:
     """What came of a whole answer, by its status and by what it tells itself."""
-    status = exchange.status
+    status = record.status
     if status < 400:
         return _ENGINE_ERROR if answer.failed else _OK
     return _CLIENT_ERROR if status < 500 and status not in _NO_MISTAKE else _ENGINE_ERROR
@@ -90,13 +90,13 @@ def final_head(data: bytes) -> tuple[Head | None, bytes]:
 
 
 def head_bytes(
-    kept: bytes, status: int, exchange: Exchange, extra: bytes, keep_alive: bool
+    kept: bytes, status: int, record: RequestRecord, extra: bytes, keep_alive: bool
 ) -> bytes:
     """The head for the client: the engine's fields, ours, and times that are known just now."""
-    exchange.first_byte = time.monotonic_ns()
-    exchange.status = status
+    record.first_byte = time.monotonic_ns()
+    record.status = status
     closing = b"" if keep_alive else b"connection: close\r\n"
-    timing = b"server-timing: " + exchange.server_timing().encode()
+    timing = b"server-timing: " + record.server_timing().encode()
     return b"%b%b%b\r\n%b\r\n" % (kept, closing, timing, extra)
 
 

@@ -18,7 +18,7 @@ import asyncio
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import MOST_PIECE_BYTES, MOST_PIECES, AnswerReader
-from orch_sidecar.observability.record import Exchange
+from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.proxy.answering import (
     ANSWERED,
     TURNED_AWAY,
@@ -31,7 +31,7 @@ from orch_sidecar.proxy.answering import (
 )
 from orch_sidecar.wire import backpressure as tier
 from orch_sidecar.wire.backpressure import TurningAway
-from orch_sidecar.wire.engine_connection import EngineConnection, EnginePool
+from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.forwarding import framed_for, kept
 from orch_sidecar.wire.http1 import Body, ChunkedBody, FramingError, Head, LengthBody, body_of
 
@@ -60,10 +60,10 @@ class Relay:
         "_turned_away",
         "answer",
         "done",
-        "exchange",
         "keep_alive",
         "paused",
         "reads",
+        "record",
         "retry_after_ms",
         "unanswered",
         "was_paused",
@@ -72,8 +72,8 @@ class Relay:
     def __init__(
         self,
         client: asyncio.Transport,
-        pool: EnginePool,
-        exchange: Exchange,
+        pool: ConnectionPool,
+        record: RequestRecord,
         extra: bytes,
         http10: bool,
         keep_alive: bool,
@@ -93,8 +93,8 @@ class Relay:
         self._held: bytes | None = None
         self._body: Body | None = None
         self._buffer = b""
-        self.exchange = exchange
-        self.answer = AnswerReader(events=exchange.stream)
+        self.record = record
+        self.answer = AnswerReader(events=record.stream)
         self._content = self.answer.content
         self.paused = self.was_paused = False
         self.unanswered = False
@@ -184,13 +184,13 @@ class Relay:
         if self.done.done():
             return
         # Set here: aborting the client cancels the handler that would set it.
-        self.exchange.outcome = refusal.reason
+        self.record.outcome = refusal.reason
         self.stop()
         self.done.set_result(Relayed(refusal, answered=self._head_sent))
         if self._head_sent and not self._client.is_closing():
             if self._at_event_boundary():
                 chunked = isinstance(self._body, ChunkedBody)
-                api = self.exchange.api
+                api = self.record.api
                 self._client.write(failure_in_stream(api, refusal, chunked=chunked))
             else:
                 self.keep_alive = False
@@ -226,7 +226,7 @@ class Relay:
         if not framed_for(head, self._http10):
             self.keep_alive = False  # the end of the connection is the end of the body
         fields = kept(head, self._http10)
-        return head_bytes(fields, head.status, self.exchange, self._extra, self.keep_alive)
+        return head_bytes(fields, head.status, self.record, self._extra, self.keep_alive)
 
     def _finish(self, body: Body) -> None:
         head, connection = self._head, self._connection

@@ -11,11 +11,11 @@ import asyncio
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import AnswerReader
-from orch_sidecar.coalescing.broadcast import Fanout
+from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.proxy.answering import ANSWERED, TURNED_AWAY, Relayed, final_head, is_event_stream
 from orch_sidecar.wire import backpressure as tier
 from orch_sidecar.wire.backpressure import TurningAway
-from orch_sidecar.wire.engine_connection import EngineConnection, EnginePool
+from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import Body, FramingError, Head, body_of
 
 
@@ -44,7 +44,7 @@ class Decode:
     )
 
     def __init__(
-        self, fanout: Fanout, pool: EnginePool, *, turned_away: TurningAway | None = None
+        self, fanout: Broadcast, pool: ConnectionPool, *, turned_away: TurningAway | None = None
     ) -> None:
         """`turned_away`: says of an answer whether the request was turned away below, and can
         wait up here."""

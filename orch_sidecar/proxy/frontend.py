@@ -18,28 +18,28 @@ from aiohttp import web
 from multidict import istr
 
 from orch_sidecar.api import generation as openai
-from orch_sidecar.api import options as directives
 from orch_sidecar.api.body_outline import LARGE_BYTES
-from orch_sidecar.api.endpoints import ROUTES
-from orch_sidecar.api.generation import Api, Demand
+from orch_sidecar.api.endpoints import ENDPOINTS
+from orch_sidecar.api.generation import Api, GenerationRequest
+from orch_sidecar.api.options import NO_OPTIONS, read_options, service_class_of
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.auth.authorizer import Guard, only_bulk
+from orch_sidecar.auth.authorizer import Authorizer, only_bulk
 from orch_sidecar.auth.keys import ApiKey
-from orch_sidecar.coalescing.coalescer import Sharing
+from orch_sidecar.coalescing.coalescer import Coalescer
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.endpoints import Control
 from orch_sidecar.observability.metrics import Metrics
-from orch_sidecar.observability.record import Exchange, accept_id, new_ids
+from orch_sidecar.observability.record import RequestRecord, accept_id, new_ids
 from orch_sidecar.observability.tracing import Tracing
-from orch_sidecar.pools.parent_leases import UpperLeases
+from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.pool import Wanted
-from orch_sidecar.pools.registry import Pools
-from orch_sidecar.proxy import rejection as refused
+from orch_sidecar.pools.registry import PoolRegistry
+from orch_sidecar.proxy import rejection
 from orch_sidecar.proxy.admit import Attempts, Failed
 from orch_sidecar.proxy.in_flight import InFlight, Name
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.route import Router
-from orch_sidecar.proxy.stall_watchdog import RelayWatch
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire import request_body as reading
 from orch_sidecar.wire.forwarding import names_of
 from orch_sidecar.wire.request_body import BodyReader
@@ -51,25 +51,25 @@ _X_CORRELATION_ID: Final = istr("X-Correlation-Id")
 _X_ORCH_REQUEST_ID: Final = istr("X-Orch-Request-Id")
 _X_ORCH_LEASE: Final = istr("X-Orch-Lease")
 
-# Named once: a member is looked up slowly in its enum.
+# ResourcePath once: a member is looked up slowly in its enum.
 _BULK: Final = ServiceClass.BULK
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 
 
-class Serving:
+class Frontend:
     """Serves requests to the engines."""
 
     def __init__(
         self,
         settings: SidecarSettings,
-        pools: Pools,
-        watch: RelayWatch,
+        pools: PoolRegistry,
+        watch: StallWatchdog,
         metrics: Metrics,
         tracing: Tracing,
         control: Control,
-        guard: Guard,
+        guard: Authorizer,
         in_flight: InFlight,
-        leases: UpperLeases,
+        leases: ParentLeases,
         common_headers: Mapping[str, str],
     ) -> None:
         """`leases`: those of sidecars above. `common_headers`: on every one of our answers."""
@@ -84,7 +84,7 @@ class Serving:
         self._common_headers = common_headers
         self.bodies = BodyReader(settings)
         self._router = Router(pools, Attempts(watch, leases), self.bodies)
-        self.sharing = Sharing(pools, watch, metrics, self._router.generate)
+        self.sharing = Coalescer(pools, watch, metrics, self._router.generate)
         self._ids = new_ids()
         self.active = 0
         self.one_less = asyncio.Event()
@@ -96,7 +96,7 @@ class Serving:
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Serves one request; aiohttp calls this."""
         path = http.rel_url.raw_path
-        route = ROUTES.get(path)
+        route = ENDPOINTS.get(path)
         key = self._guard.check(path, http.headers)
         if not isinstance(key, Refusal) and (route is None or not route.admitted):
             own = await self._control.answer(http, path, key)
@@ -112,7 +112,7 @@ class Serving:
                     own_id = given
             request_id = accept_id(headers.get(_X_REQUEST_ID)) or own_id
             correlation_id = accept_id(headers.get(_X_CORRELATION_ID)) or request_id
-        exchange = Exchange(
+        record = RequestRecord(
             route.api if route is not None else Api.OTHER,
             route.path if route is not None else "(none)",
             own_id,
@@ -120,7 +120,7 @@ class Serving:
             correlation_id,
             http.method,
         )
-        trace = self._tracing.begin(exchange, headers)
+        trace = self._tracing.begin(record, headers)
         self.active += 1
         request: Request | None = None
         try:
@@ -135,14 +135,14 @@ class Serving:
             elif isinstance(name, Refusal):
                 answer = name
             else:
-                request = Request(http, route, exchange, trace, names, key, self._guard.closed)
+                request = Request(http, route, record, trace, names, key, self._guard.closed)
                 self._in_flight.begin(name, request)
                 answer = await self._serve(request, plain=names.plain)
             if isinstance(answer, Refusal):
-                return refused.answer(http, exchange, answer, route, self._common_headers)
+                return rejection.answer(http, record, answer, route, self._common_headers)
             return answer
         except Exception:
-            exchange.outcome, exchange.status = Reason.INTERNAL_ERROR, 500
+            record.outcome, record.status = Reason.INTERNAL_ERROR, 500
             raise  # ClientConnection.handle_error logs it and answers
         finally:
             self.active -= 1
@@ -156,7 +156,7 @@ class Serving:
                 if request.held:
                     assert request.key is not None  # it is what holds them
                     self._guard.leave(request.key, request.held, time.monotonic())
-            self._metrics.finished(exchange)
+            self._metrics.finished(record)
             trace.ended()
 
     async def _serve(self, request: Request, *, plain: bool) -> web.StreamResponse | Refusal:
@@ -173,43 +173,43 @@ class Serving:
             if request.cancelled is not None:
                 return request.cancelled
             request.body = body
-        given = directives.NONE if plain else directives.read(http.headers)
+        given = NO_OPTIONS if plain else read_options(http.headers)
         if isinstance(given, Refusal):
             return given
-        request.directives = given
-        request.exchange.scenario = given.scenario
+        request.options = given
+        request.record.scenario = given.scenario
         if not request.route.admitted:
             return await self._router.pass_on(request)
-        exchange = request.exchange
+        record = request.record
         if len(request.body) <= LARGE_BYTES:
             demand = openai.read(
-                exchange.api,
+                record.api,
                 request.body,
                 self.settings.max_json_depth,
                 self._pools.ctx_max,
                 self._pools.coalescing and not given.no_coalesce,
             )
         else:
-            demand = await self.bodies.outlined(request.body, partial(self._demand, exchange.api))
+            demand = await self.bodies.outlined(request.body, partial(self._demand, record.api))
             demand = request.cancelled or demand
         if isinstance(demand, Refusal):
             return demand
-        exchange.model = demand.model
-        exchange.cost = demand.cost
-        exchange.stream = demand.stream
-        exchange.max_tokens = demand.max_tokens
-        service_class = directives.service_class(given, demand.service_tier, demand.priority)
+        record.model = demand.model
+        record.cost = demand.cost
+        record.stream = demand.stream
+        record.max_tokens = demand.max_tokens
+        service_class = service_class_of(given, demand.service_tier, demand.priority)
         if request.key is not None:
             terms = self._within_limits(request, request.key, service_class)
             if isinstance(terms, Refusal):
                 return terms
             service_class = terms
         wanted = Wanted(demand, given, service_class, len(request.body))
-        serve = self._router.generate if demand.coalescing is None else self.sharing.serve
+        serve = self._router.generate if demand.coalescing_key is None else self.sharing.serve
         outcome = await serve(request, wanted)
         return outcome.refusal if isinstance(outcome, Failed) else outcome
 
-    def _demand(self, api: Api, outline: bytes) -> Demand | Refusal:
+    def _demand(self, api: Api, outline: bytes) -> GenerationRequest | Refusal:
         depth, ctx_max = self.settings.max_json_depth, self._pools.ctx_max
         return openai.read(api, outline, depth, ctx_max, outlined=True)
 
@@ -228,10 +228,10 @@ class Serving:
     ) -> ServiceClass | Refusal:
         """The class that it is served as, and its sequences counted for its key."""
         if key.bulk:
-            if request.directives.service_class is _INTERACTIVE:
+            if request.options.service_class is _INTERACTIVE:
                 return only_bulk(request.http.headers)
             service_class = _BULK
-        cost = request.exchange.cost
+        cost = request.record.cost
         if (refusal := self._guard.enter(key, cost, time.monotonic())) is not None:
             return refusal
         request.held = cost

@@ -8,9 +8,9 @@ from typing import Final
 from aiohttp import web
 
 from orch_sidecar.api import errors
-from orch_sidecar.api.endpoints import Route
+from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.observability.record import Exchange
+from orch_sidecar.observability.record import RequestRecord
 
 # After these the rest of the request may still be on its way, or the client should go elsewhere.
 _CLOSING: Final = frozenset(
@@ -20,34 +20,34 @@ _CLOSING: Final = frozenset(
 
 def answer(
     http: web.BaseRequest,
-    exchange: Exchange,
+    record: RequestRecord,
     refusal: Refusal,
-    route: Route | None,
+    route: Endpoint | None,
     common_headers: Mapping[str, str],
 ) -> web.Response:
     """The answer to a request that is not served; its exchange is told. `route`: None for none.
 
     `common_headers`: on every one of our answers.
     """
-    exchange.outcome = refusal.reason
-    exchange.status = errors.FORMS[refusal.reason].status
+    record.outcome = refusal.reason
+    record.status = errors.FORMS[refusal.reason].status
     headers = {
         **common_headers,
-        "X-Request-Id": exchange.request_id,
-        "X-Correlation-Id": exchange.correlation_id,
-        "X-Orch-Request-Id": exchange.id,
-        "Server-Timing": exchange.server_timing(),
+        "X-Request-Id": record.request_id,
+        "X-Correlation-Id": record.correlation_id,
+        "X-Orch-Request-Id": record.id,
+        "Server-Timing": record.server_timing(),
         **errors.headers(refusal),
     }
-    if exchange.labels is not None:
-        headers["X-Measurement-Type"] = str(exchange.labels["measurement_type"])
+    if record.labels is not None:
+        headers["X-Measurement-Type"] = str(record.labels["measurement_type"])
     if refusal.queue_position is not None:
         headers["X-Orch-Queue-Position"] = str(refusal.queue_position)
     if refusal.predicted_start_ms is not None:
         headers["X-Orch-Predicted-Start-Ms"] = str(refusal.predicted_start_ms)
     response = web.Response(
-        status=exchange.status,
-        body=errors.body(exchange.api, refusal),
+        status=record.status,
+        body=errors.body(record.api, refusal),
         content_type="application/json",
         headers=headers,
     )

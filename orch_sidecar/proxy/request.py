@@ -10,16 +10,16 @@ from aiohttp import web
 
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.api.endpoints import Route
-from orch_sidecar.api.options import NONE, Directives
+from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.auth.keys import ApiKey
-from orch_sidecar.coalescing.broadcast import Fanout
-from orch_sidecar.observability.record import Exchange
+from orch_sidecar.coalescing.broadcast import Broadcast
+from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.observability.tracing import Trace
-from orch_sidecar.pools.parent_leases import Presence
+from orch_sidecar.pools.parent_leases import ParentLease
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.wire import backpressure as tier
+from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.forwarding import Names, request_head
 
@@ -41,20 +41,20 @@ class Request:
     """
 
     http: web.BaseRequest
-    route: Route
-    exchange: Exchange
+    route: Endpoint
+    record: RequestRecord
     trace: Trace
     names: Names | None = None
     key: ApiKey | None = None
     keyless: bool = False
     body: bytes = b""
-    directives: Directives = NONE
-    presence: Presence | None = None
+    options: RequestOptions = NO_OPTIONS
+    presence: ParentLease | None = None
     ticket: str | None = None
     waiting: tuple[Gate, str] | None = None
     moved: bool = False
     cancelled: Refusal | None = None
-    fanout: Fanout | None = None
+    fanout: Broadcast | None = None
     barred: frozenset[str] = frozenset()
     held: int = 0
     reserved_bytes: int = 0
@@ -76,7 +76,7 @@ class Request:
         transport = self.http.transport
         answering = cast(ClientConnection, self.http.protocol).relay
         if answering is not None and transport is not None:
-            if self.exchange.first_byte is not None and transport.get_write_buffer_size():
+            if self.record.first_byte is not None and transport.get_write_buffer_size():
                 answering.abort_client()  # some of its answer has yet to go out
             answering.fail(refusal)
         elif self.waiting is not None:
@@ -85,8 +85,8 @@ class Request:
 
     def head(self, pool: Pool, lease: Lease | None) -> bytes:
         """The head for the engine."""
-        route, exchange = self.route, self.exchange
-        said = f"x-request-id: {exchange.request_id}\r\n"
+        route, record = self.route, self.record
+        said = f"x-request-id: {record.request_id}\r\n"
         if route.method == "POST":
             said += f"content-length: {len(self.body)}\r\n"
         if lease is not None:
@@ -95,10 +95,10 @@ class Request:
         for field in self.trace.dispatched():
             ours += b"%b: %b\r\n" % field
         if lease is not None:
-            assert exchange.service_class is not None
-            ours += pool.priority(exchange.service_class)
+            assert record.service_class is not None
+            ours += pool.priority(record.service_class)
             if pool.tier:
-                ours += tier.fields(exchange.service_class, self.directives, exchange.spent_ms())
+                ours += backpressure.fields(record.service_class, self.options, record.spent_ms())
         given, names = self.http.raw_headers, self.names
         if self.fanout is not None:
             # What is compressed cannot be told apart by its id.
@@ -114,18 +114,18 @@ class Request:
         )
 
 
-def fields(exchange: Exchange, pool: Pool) -> bytes:
+def fields(record: RequestRecord, pool: Pool) -> bytes:
     """Our fields of the answer's head."""
     ids = (
-        f"x-request-id: {exchange.request_id}\r\n"
-        f"x-correlation-id: {exchange.correlation_id}\r\n"
-        f"x-orch-request-id: {exchange.id}\r\n"
+        f"x-request-id: {record.request_id}\r\n"
+        f"x-correlation-id: {record.correlation_id}\r\n"
+        f"x-orch-request-id: {record.id}\r\n"
     ).encode()
-    if exchange.lease is None:
+    if record.lease is None:
         return ids + pool.fields
-    if exchange.queued is None:
+    if record.queued is None:
         return ids + pool.fields_at_once
-    queued = f"x-orch-queue-position: {exchange.queue_position}\r\n"
-    if exchange.predicted_start_ms is not None:
-        queued += f"x-orch-predicted-start-ms: {exchange.predicted_start_ms}\r\n"
+    queued = f"x-orch-queue-position: {record.queue_position}\r\n"
+    if record.predicted_start_ms is not None:
+        queued += f"x-orch-predicted-start-ms: {record.predicted_start_ms}\r\n"
     return ids + pool.fields + queued.encode()

@@ -11,15 +11,15 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from orch_sidecar.admission.types import Ask
+from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api import errors
-from orch_sidecar.api import options as directives
 from orch_sidecar.api.body_outline import LARGE_BYTES
+from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.api.refusal import Refusal
-from orch_sidecar.observability.record import Exchange
+from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.pools.pool import Pool, Wanted
 from orch_sidecar.pools.rebalancer import MOVED
-from orch_sidecar.pools.registry import Pools
+from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.pools.routing import Why
 from orch_sidecar.proxy.admit import Attempts, Failed, TurnedAway
 from orch_sidecar.proxy.request import Request
@@ -32,7 +32,7 @@ _ONLY: Final = Why.ONLY  # named once: a member is looked up slowly in its enum
 class Router:
     """Has requests served by the pools."""
 
-    def __init__(self, pools: Pools, attempts: Attempts, bodies: BodyReader) -> None:
+    def __init__(self, pools: PoolRegistry, attempts: Attempts, bodies: BodyReader) -> None:
         self._pools = pools
         self._attempts = attempts
         self._bodies = bodies
@@ -42,10 +42,10 @@ class Router:
     ) -> Coroutine[Any, Any, web.StreamResponse | Failed]:
         """Serves what takes slots."""
         pool = self._pools.one
-        if pool is None or wanted.directives is not directives.NONE:
+        if pool is None or wanted.options is not NO_OPTIONS:
             return self._place(request, wanted)
         ask = pool.ask(wanted, 0.0)
-        _note(request.exchange, pool, ask, _ONLY)
+        _note(request.record, pool, ask, _ONLY)
         return self._attempts.run(request, pool, ask)
 
     async def _place(self, request: Request, wanted: Wanted) -> web.StreamResponse | Failed:
@@ -55,15 +55,15 @@ class Router:
         what kills engines. The answer then says that, whatever else is in the way: a refusal
         after which one comes back would have it sent again by a sidecar above.
         """
-        exchange, pools = request.exchange, self._pools
+        record, pools = request.record, self._pools
         tried = set(request.barred)
-        chosen = pools.choose(wanted, exchange.spent_ms(), tried or None)
+        chosen = pools.choose(wanted, record.spent_ms(), tried or None)
         if isinstance(chosen, Refusal):
             return Failed(chosen)
         refusal: Refusal | None = None
         while True:
             pool, ask, why = chosen
-            _note(exchange, pool, ask, why)
+            _note(record, pool, ask, why)
             outcome = await self._attempts.run(request, pool, ask)
             if not isinstance(outcome, Failed):
                 return outcome
@@ -82,14 +82,14 @@ class Router:
                 return Failed(request.lost or refusal)
             if outcome.tried:
                 tried.add(pool.name)
-            again = pools.choose(wanted, exchange.spent_ms(), tried)
+            again = pools.choose(wanted, record.spent_ms(), tried)
             if isinstance(again, Refusal):
                 if refusal is None or errors.FORMS[again.reason].status == 429:
                     refusal = again  # a pool that works is busy: so it is worth coming back
                 return Failed(request.lost or refusal, elsewhere=True)
             chosen = again
             request.trace.retried(outcome.refusal.reason)
-            exchange.begin_again()
+            record.begin_again()
 
     async def pass_on(self, request: Request) -> web.StreamResponse | Refusal:
         """Serves what takes no slot."""
@@ -100,18 +100,18 @@ class Router:
             else:
                 found = await self._bodies.outlined(request.body, reading.model_of)
                 model = found if isinstance(found, str) else ""
-        pool = self._pools.choose_unadmitted(model, request.directives)
+        pool = self._pools.choose_unadmitted(model, request.options)
         if isinstance(pool, Refusal):
             return pool
-        request.exchange.pool, request.exchange.labels = pool.name, pool.labels
+        request.record.pool, request.record.labels = pool.name, pool.labels
         outcome = await self._attempts.relay(request, pool, None)
         assert not isinstance(outcome, TurnedAway)  # nothing is held back without a lease
         return outcome.refusal if isinstance(outcome, Failed) else outcome
 
 
-def _note(exchange: Exchange, pool: Pool, ask: Ask, why: Why) -> None:
+def _note(record: RequestRecord, pool: Pool, ask: AdmissionRequest, why: Why) -> None:
     """What is known of how it is served, from here on."""
-    exchange.pool = pool.name
-    exchange.service_class = ask.service_class
-    exchange.labels = pool.labels_of(ask.service_class)
-    exchange.placement = why
+    record.pool = pool.name
+    record.service_class = ask.service_class
+    record.labels = pool.labels_of(ask.service_class)
+    record.placement = why

@@ -13,7 +13,7 @@ logger = logging.getLogger("orch.watch")
 _NOTHING_SEEN: Final = (0, 0), 0
 
 
-class RelayWatch:
+class StallWatchdog:
     """Ends relays in which nothing moves: the engine is silent, or the client does not read."""
 
     def __init__(self, engine_silence_s: float, client_stall_s: float) -> None:

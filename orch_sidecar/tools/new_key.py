@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Final
 
-from orch_sidecar.auth.keys import RANDOM_BYTES, KeysWrong, entry_of, new_key
+from orch_sidecar.auth.keys import RANDOM_BYTES, InvalidKeyFile, entry_of, new_key
 
 _DESCRIPTION: Final = """A new API key for a client of a sidecar.
 
@@ -36,7 +36,7 @@ def main(words: list[str]) -> None:
     key = new_key(os.urandom(RANDOM_BYTES))
     try:
         entry = entry_of(key, given.name, bulk=bool(given.bulk), concurrency=given.concurrency)
-    except KeysWrong as wrong:
+    except InvalidKeyFile as wrong:
         parser.error(str(wrong).removeprefix("entry 1: "))
     sys.stdout.write(entry)
     sys.stdout.flush()  # before the key, where both go to one terminal

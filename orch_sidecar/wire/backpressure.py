@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from orch_sidecar.api.options import Directives
+from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.wire.http1 import Head
 from vllm_plugin.profile import ServiceClass
 
@@ -34,19 +34,19 @@ _LONGEST_RETRY_MS: Final = 3_600_000
 _TOO_LATE: Final = frozenset({"ADMISSION_DEADLINE", "ADMISSION_SLO"})
 
 
-def fields(service_class: ServiceClass, directives: Directives, spent_ms: float) -> bytes:
-    """The directives that a request has for the sidecar below, after `spent_ms` up here.
+def fields(service_class: ServiceClass, options: RequestOptions, spent_ms: float) -> bytes:
+    """The options that a request has for the sidecar below, after `spent_ms` up here.
 
     Whole header lines.
     """
     lines = [f"x-orch-class: {service_class}", "x-orch-do-not-queue: true"]
     # What may be shared is shared up here, where tenants are known by their own keys.
     lines.append("x-orch-no-coalesce: true")
-    if directives.deadline_ms is not None:
-        left_ms = max(1.0, directives.deadline_ms - spent_ms)  # a deadline is above 0
+    if options.deadline_ms is not None:
+        left_ms = max(1.0, options.deadline_ms - spent_ms)  # a deadline is above 0
         lines.append(f"x-orch-deadline-ms: {int(left_ms)}")
-    if directives.max_wait_ms is not None:
-        lines.append(f"x-orch-max-wait-ms: {int(max(0.0, directives.max_wait_ms - spent_ms))}")
+    if options.max_wait_ms is not None:
+        lines.append(f"x-orch-max-wait-ms: {int(max(0.0, options.max_wait_ms - spent_ms))}")
     return "".join(f"{line}\r\n" for line in lines).encode()
 
 

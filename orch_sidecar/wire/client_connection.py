@@ -17,11 +17,11 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from orch_sidecar.api import errors
-from orch_sidecar.api.endpoints import ROUTES
+from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.proxy.answering import Answering
-from orch_sidecar.wire.client_connections import Connections
+from orch_sidecar.wire.client_connections import ClientConnections
 
 # Of the bodies of requests that were sent ahead on one connection: they are outside the budget of
 # all bodies until they are served. One read, of 256 KiB at most, may go beyond it.
@@ -110,7 +110,7 @@ class ClientConnection(web.RequestHandler):
         self,
         *args: Any,
         headers: Mapping[str, str] | None = None,
-        connections: Connections | None = None,
+        connections: ClientConnections | None = None,
         **kwargs: Any,
     ) -> None:
         """`headers`: what the answers to unreadable requests carry, too. `connections`: the
@@ -205,7 +205,7 @@ class ClientConnection(web.RequestHandler):
         if status >= 500:
             self.log_exception("Error handling request", exc_info=exc)
             refusal = Refusal(Reason.INTERNAL_ERROR, "an error of the sidecar; its log has it")
-            route = ROUTES.get(request.rel_url.raw_path)
+            route = ENDPOINTS.get(request.rel_url.raw_path)
             api = Api.OTHER if route is None else route.api
         else:
             api = Api.OTHER

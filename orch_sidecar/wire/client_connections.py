@@ -93,7 +93,7 @@ def most_connections(wanted: int | None) -> int:
     return most if wanted is None else min(wanted, most)
 
 
-class Connections:
+class ClientConnections:
     """Those of one listener that are open. Lives on one event loop."""
 
     def __init__(self, limit: int, whose: str) -> None:

@@ -83,7 +83,7 @@ class EngineConnection(asyncio.Protocol):
             receiver.lost(exc)
 
 
-class EnginePool:
+class ConnectionPool:
     """The connections to one engine."""
 
     def __init__(self, url: str, connect_timeout_s: float) -> None:

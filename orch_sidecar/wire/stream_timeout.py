@@ -10,7 +10,7 @@ from typing import Final, Self
 _CATCHES_UP_S: Final = 0.1
 
 
-class Silence:
+class StreamTimeout:
     """A context that ends its body with a TimeoutError after `limit_s` of silence.
 
     One timer, which a sound does not touch: it looks how long the last one is ago.

@@ -13,14 +13,14 @@ import aiohttp
 from tests.engine.clients import ATTEMPTS, Seen, post
 
 # One request: the API, its body, its headers.
-Ask = tuple[str, dict[str, Any], dict[str, str]]
+AdmissionRequest = tuple[str, dict[str, Any], dict[str, str]]
 
 # What the engine has sent is read by then.
 _SETTLED_S = 0.3
 
 
 async def halted(
-    http: aiohttp.ClientSession, url: str, pid: int, asks: Sequence[Ask]
+    http: aiohttp.ClientSession, url: str, pid: int, asks: Sequence[AdmissionRequest]
 ) -> list[asyncio.Task[Seen]]:
     """Stops a process of the engine (SIGSTOP) once each of these streams has begun.
 

@@ -26,7 +26,7 @@ from tests.engine.clients import (
     until,
 )
 from tests.engine.conftest import READY_WITHIN_S, Stacks, make_plan
-from tests.engine.halted import Ask, halted
+from tests.engine.halted import AdmissionRequest, halted
 
 SLOTS = 5
 
@@ -122,7 +122,7 @@ async def test_a_killed_engine_is_told_in_each_api_and_its_successor_serves_with
 
 
 async def halted_beside_one_that_is_no_stream(
-    http: aiohttp.ClientSession, stack: Stack, asks: Sequence[Ask]
+    http: aiohttp.ClientSession, stack: Stack, asks: Sequence[AdmissionRequest]
 ) -> tuple[list[asyncio.Task[Seen]], asyncio.Task[Seen]]:
     """Those streams and one more answer are under way, and the engine stands still."""
     assert stack.engine is not None

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from orch_sidecar.api.body_outline import Outline
-from orch_sidecar.api.generation import Api, Demand, read
+from orch_sidecar.api.generation import Api, GenerationRequest, read
 
 pytestmark = pytest.mark.engine
 
@@ -132,9 +132,9 @@ def check(engine: Engine, api: Api, body: bytes) -> bool:
         request = engine.models[api].model_validate(json.loads(body))
     except engine.refusals:
         return False  # whatever was admitted: the engine refuses it, and it becomes nothing
-    assert isinstance(outlined, Demand) == isinstance(demand, Demand)
+    assert isinstance(outlined, GenerationRequest) == isinstance(demand, GenerationRequest)
     for each in (demand, outlined):
-        if not isinstance(each, Demand):
+        if not isinstance(each, GenerationRequest):
             return False
         assert each.cost == engine.sequences(api, request)
         assert each.stream == bool(request.stream)
@@ -194,7 +194,7 @@ def test_plain_completions_are_accepted_by_both(
     body = body_of(fields, None)
     assert check(engine, Api.COMPLETIONS, body)
     demand = read(Api.COMPLETIONS, body, max_depth=64, ctx_max=None)
-    assert isinstance(demand, Demand)
+    assert isinstance(demand, GenerationRequest)
     assert demand.cost == sequences
 
 
@@ -232,6 +232,6 @@ def test_streams_of_responses_and_messages_are_seen_alike(
         request = engine.models[api].model_validate(json.loads(body))
     except engine.refusals:
         return
-    if isinstance(demand, Demand):
+    if isinstance(demand, GenerationRequest):
         assert demand.stream == bool(request.stream)
         assert not getattr(request, "background", False)

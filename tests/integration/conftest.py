@@ -167,7 +167,7 @@ async def lower(start: Start) -> Running:
 
 
 @pytest.fixture
-async def upper(start: Start, lower: Running) -> Running:
+async def parent_leases(start: Start, lower: Running) -> Running:
     """One of those."""
     return await above(start, lower)
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from orch_sidecar.wire import engine_connection as upstream
+from orch_sidecar.wire import engine_connection
 from tests.integration.client import CHAT, body_of
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -136,8 +136,8 @@ async def test_connection_that_the_engine_closed_while_idle_is_not_used(
 async def test_idle_connection_older_than_two_seconds_is_not_used(
     engine: ScriptedEngine, sidecar: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert upstream.REUSE_WITHIN_S == 2.0
-    monkeypatch.setattr(upstream, "REUSE_WITHIN_S", 0.1)
+    assert engine_connection.REUSE_WITHIN_S == 2.0
+    monkeypatch.setattr(engine_connection, "REUSE_WITHIN_S", 0.1)
     client = await sidecar.client()
     await client.post()
     await asyncio.sleep(0.02)

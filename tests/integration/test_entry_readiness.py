@@ -13,14 +13,14 @@ from tests.integration.wire import Answer
 
 
 async def test_entry_whose_only_pool_is_away_is_ready_to_say_so(
-    upper: Running, lower: Running
+    parent_leases: Running, lower: Running
 ) -> None:
     await lower.stop()
-    await eventually(lambda: upper.sidecar.state == "down")
-    ready = await readiness(upper)
+    await eventually(lambda: parent_leases.sidecar.state == "down")
+    ready = await readiness(parent_leases)
     assert (ready.status, ready.json()["ready"]) == (200, True)
     assert ready.json()["state"] == "down"
-    refused = await (await upper.client()).post()
+    refused = await (await parent_leases.client()).post()
     assert_unavailable(refused, "engine_down")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.pools import discovery as following
+from orch_sidecar.pools import discovery
 from tests.integration.client import CHAT
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
@@ -59,8 +59,8 @@ class Names:
 @pytest.fixture
 async def names(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Names]:
     names = Names()
-    monkeypatch.setattr(following, "addresses_of", names.resolve)
-    monkeypatch.setattr(following, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(discovery, "addresses_of", names.resolve)
+    monkeypatch.setattr(discovery, "LOOK_EVERY_S", 0.02)
     yield names
     for engine in names.engines.values():
         await engine.stop()
@@ -234,7 +234,7 @@ async def test_metrics_are_of_the_addresses_there_are(names: Names, start: Start
 
 
 async def test_system_resolver_is_asked() -> None:
-    assert "127.0.0.1" in await following.addresses_of("127.0.0.1")
+    assert "127.0.0.1" in await discovery.addresses_of("127.0.0.1")
     with pytest.raises(socket.gaierror) as failure:
-        await following.addresses_of("no-such-name.invalid")
+        await discovery.addresses_of("no-such-name.invalid")
     assert failure.value.errno in (socket.EAI_NONAME, socket.EAI_NODATA, socket.EAI_AGAIN)

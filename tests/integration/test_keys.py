@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from orch_sidecar.api.endpoints import ROUTES, STREAM
+from orch_sidecar.api.endpoints import ENDPOINTS, STREAM
 from orch_sidecar.auth.authorizer import OPEN
 from orch_sidecar.auth.keys import new_key
 from orch_sidecar.control.stream_readers import MOST_OF_A_CLIENT
@@ -95,7 +95,7 @@ async def test_who_has_no_key_is_told_in_the_form_of_the_api(
 
 async def test_all_is_guarded_but_probes_and_metrics(keyed: Running, ring: KeyRing) -> None:
     client = await keyed.client()
-    for path, route in ROUTES.items():
+    for path, route in ENDPOINTS.items():
         body = b"{}" if route.method == "POST" else None
         status = (await client.request(route.method, path, body)).status
         assert (status == 401) == (path not in OPEN), path
@@ -221,16 +221,16 @@ async def test_sidecar_above_has_a_key_for_all_that_it_asks(
 ) -> None:
     """The stream of states, requests, and the leases of requests that were given up."""
     lower = await start(api_keys_file=ring.path)
-    upper = await start(pools=[tier(lower, api_key=ring.keys["alice"])])
-    client = await started(upper)
+    parent_leases = await start(pools=[tier(lower, api_key=ring.keys["alice"])])
+    client = await started(parent_leases)
     await eventually(lambda: held.waiting)
     held.release()
     assert (await client.response()).status == 200
-    gone = await started(upper, seed=1)
+    gone = await started(parent_leases, seed=1)
     await eventually(lambda: held.waiting)
     await gone.close()
     await eventually(lambda: not held.waiting)
-    await empty(upper, lower)
+    await empty(parent_leases, lower)
     refused = await start(pools=[tier(lower, api_key=NOBODYS)], wait=False)
     await eventually(lambda: refused.sidecar.state == "unusable")
     response = await (await refused.client()).post()
@@ -262,5 +262,5 @@ async def test_key_that_reads_the_state_too_often_locks_out_no_sidecar_above(
     refused = await client.get(STREAM, [ring.bearer("alice")])
     assert (refused.status, refused.error["code"]) == (429, "READER_LIMIT")
     assert refused.header("retry-after") == "1"
-    upper = await start(pools=[tier(keyed, api_key=ring.keys["bob"])])
-    assert (await (await upper.client()).post()).status == 200
+    parent_leases = await start(pools=[tier(keyed, api_key=ring.keys["bob"])])
+    assert (await (await parent_leases.client()).post()).status == 200

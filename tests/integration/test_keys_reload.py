@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.app.sidecar import Sidecar
-from orch_sidecar.auth.keys import KeysWrong, new_key
+from orch_sidecar.auth.keys import InvalidKeyFile, new_key
 from orch_sidecar.config.settings import SidecarSettings
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
@@ -82,7 +82,7 @@ async def test_without_a_file_everybody_is_served_and_that_is_said(
 @pytest.mark.parametrize("text", ["", "[]", "- name: alice\n", "not: a list"])
 async def test_file_that_is_wrong_lets_no_sidecar_start(ring: KeyRing, text: str) -> None:
     ring.path.write_text(text)
-    with pytest.raises(KeysWrong, match=f"api_keys_file {ring.path}"):
+    with pytest.raises(InvalidKeyFile, match=f"api_keys_file {ring.path}"):
         Sidecar(SidecarSettings(api_keys_file=ring.path))
 
 

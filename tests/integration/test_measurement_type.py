@@ -6,9 +6,9 @@ import secrets
 
 import pytest
 
-from orch_sidecar.api.endpoints import ROUTES, STREAM, Named
+from orch_sidecar.api.endpoints import ENDPOINTS, STREAM, ResourcePath
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.proxy.frontend import Serving
+from orch_sidecar.proxy.frontend import Frontend
 from orch_sidecar.proxy.request import Request
 from tests.integration.client import CHAT, Client, Response, body_of
 from tests.integration.otlp import Collect
@@ -16,8 +16,8 @@ from tests.integration.running import Running, Start, all_ready, eventually, poo
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 
 CLOUD, HOME, NONE = "batched_online", "single_stream", "none"
-ROUTE_PATHS = [path for path in ROUTES if path != STREAM]
-NAMED_PATHS = [each.format(name=name) for each in Named for name in ("home", "nobody")]
+ROUTE_PATHS = [path for path in ENDPOINTS if path != STREAM]
+NAMED_PATHS = [each.format(name=name) for each in ResourcePath for name in ("home", "nobody")]
 
 
 @pytest.fixture
@@ -57,14 +57,14 @@ async def test_every_answer_and_every_span_has_a_type_where_pools_differ(
         for method in ("GET", "POST", "DELETE"):
             await ask(method, path, body=b"{" if method == "POST" else None)
     for path in ROUTE_PATHS:
-        if ROUTES[path].method == "POST":
+        if ENDPOINTS[path].method == "POST":
             await ask("POST", path, body=big)  # 413
             await ask("POST", path, ("Content-Encoding", "br"), body=b"{}")
             await ask("POST", path, ("X-Orch-Class", "nonsense"), body=b"{}")
             await ask("POST", path, ("X-Orch-Pool", "nobody"), body=b"{}")
     for pool in ("cloud", "home"):
         for path in (CHAT, "/tokenize", "/v1/models", "/version", "/metrics/engine"):
-            method = ROUTES[path].method
+            method = ENDPOINTS[path].method
             document = str(body_of(CHAT)).replace("'", '"').replace("False", "false").encode()
             body = document if method == "POST" else None
             answer = await ask(method, path, ("X-Orch-Pool", pool), body=body)
@@ -140,12 +140,12 @@ async def test_refusal_for_any_reason_has_a_type(
 ) -> None:
     reasons = list(Reason)
 
-    async def refuse(self: Serving, request: Request, *, plain: bool) -> Refusal:
+    async def refuse(self: Frontend, request: Request, *, plain: bool) -> Refusal:
         if placed is not None:
-            request.exchange.labels = mixed.sidecar.pools[placed].labels
+            request.record.labels = mixed.sidecar.pools[placed].labels
         return Refusal(reasons[-1], "no")
 
-    monkeypatch.setattr(Serving, "_serve", refuse)
+    monkeypatch.setattr(Frontend, "_serve", refuse)
     while reasons:
         client = await mixed.client()
         answer = await client.post()

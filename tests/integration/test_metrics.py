@@ -7,9 +7,9 @@ import re
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from orch_sidecar.api.endpoints import ROUTES
+from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.observability.record import Ending
+from orch_sidecar.observability.record import Outcome
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT, MESSAGES
 from tests.integration.held import Held, started
@@ -155,8 +155,8 @@ async def test_labels_come_from_closed_sets_whatever_clients_send(
         await client.post(CHAT, fields, model=f"model-{number}")
         await client.get(f"/path-{number}")
     metrics = await sidecar.metrics()
-    routes = {*ROUTES, "(none)"}
-    outcomes = {member.value for member in (*Ending, *Reason)}
+    routes = {*ENDPOINTS, "(none)"}
+    outcomes = {member.value for member in (*Outcome, *Reason)}
     for route, outcome, status in requests(metrics):
         assert route in routes
         assert outcome in outcomes

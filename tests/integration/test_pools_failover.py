@@ -141,12 +141,12 @@ async def test_lost_engine_below_is_not_tried_again_from_above(
 ) -> None:
     engine.answer = b.answer = closes
     lowers = [await start(), await start(engine_url=b.url)]
-    upper = await start(pools=[tier(lower, f"l{at}") for at, lower in enumerate(lowers)])
-    await all_ready(upper)
-    response = await (await upper.client()).post()
+    parent_leases = await start(pools=[tier(lower, f"l{at}") for at, lower in enumerate(lowers)])
+    await all_ready(parent_leases)
+    response = await (await parent_leases.client()).post()
     assert (response.status, response.error["code"]) == (502, "engine_failed")
     assert sent_to([engine, b]) == 1
-    for running in (upper, *lowers):
+    for running in (parent_leases, *lowers):
         await running.idle()
 
 

@@ -108,15 +108,15 @@ async def test_other_pools_serve_meanwhile(
 async def test_stall_is_told_to_a_sidecar_above(start: Start, engine: ScriptedEngine) -> None:
     lower = await start()
     url = f"http://127.0.0.1:{lower.port}"
-    upper = await start(pools=[{"name": "l", "url": url, "profile": "cloud", "tier": True}])
+    parent_leases = await start(pools=[{"name": "l", "url": url, "profile": "cloud", "tier": True}])
     engine.tell(state="stalled")
-    await eventually(lambda: upper.sidecar.state == "stalled", 1.0)
-    assert "no progress" in upper.pool.follower.message
-    refused = await (await upper.client()).post()
+    await eventually(lambda: parent_leases.sidecar.state == "stalled", 1.0)
+    assert "no progress" in parent_leases.pool.follower.message
+    refused = await (await parent_leases.client()).post()
     assert (refused.status, refused.error["code"]) == (503, "engine_stalled")
     await recovers(engine, lower)
-    await upper.ready(1.0)
-    assert (await (await upper.client()).post()).status == 200
+    await parent_leases.ready(1.0)
+    assert (await (await parent_leases.client()).post()).status == 200
 
 
 async def test_engine_that_is_stalled_from_the_start_is_not_ready(

@@ -33,7 +33,7 @@ def turn_away(status: int = 429, body: Any = ENVELOPE, headers: Any = RETRY) -> 
 
 
 @pytest.fixture
-async def upper(start: Start, engine: ScriptedEngine) -> Running:
+async def parent_leases(start: Start, engine: ScriptedEngine) -> Running:
     """A sidecar above `engine`, which it takes for a sidecar."""
     return await start(
         pools=[{"name": "lower", "url": engine.url, "profile": "cloud", "tier": True}]
@@ -41,9 +41,9 @@ async def upper(start: Start, engine: ScriptedEngine) -> Running:
 
 
 async def test_directives_for_the_sidecar_below_are_ours(
-    upper: Running, engine: ScriptedEngine
+    parent_leases: Running, engine: ScriptedEngine
 ) -> None:
-    client = await upper.client()
+    client = await parent_leases.client()
     await client.post(
         CHAT,
         [
@@ -63,7 +63,7 @@ async def test_directives_for_the_sidecar_below_are_ours(
     assert 59_000 <= int(first.header("x-orch-deadline-ms") or "") <= 60_000
     assert 49_000 <= int(first.header("x-orch-max-wait-ms") or "") <= 50_000
     assert first.header("x-orch-no-coalesce") == "true"
-    assert (first.lease or "").startswith(upper.pool.gate.instance)
+    assert (first.lease or "").startswith(parent_leases.pool.gate.instance)
     told = {name: value for name, value in second.fields if name.startswith("x-orch-")}
     assert set(told) == {
         "x-orch-class",
@@ -92,29 +92,29 @@ async def test_directives_for_the_sidecar_below_are_ours(
     ],
 )
 async def test_request_that_is_turned_away_goes_back_and_is_served(
-    upper: Running, engine: ScriptedEngine, script: Any, path: str
+    parent_leases: Running, engine: ScriptedEngine, script: Any, path: str
 ) -> None:
     engine.scripts += [script, script]
-    response = await (await upper.client()).post(path, seed=1)
+    response = await (await parent_leases.client()).post(path, seed=1)
     assert response.status == 200
     assert b"retriable" not in response.body
     assert response.header("x-orch-queue-position") == "0"
     assert response.header("retry-after") is None
     leases = [request.lease for request in engine.generating]
     assert len(set(leases)) == 3  # a lease is used once
-    await upper.idle()
-    assert upper.ledger.leases() == 0
+    await parent_leases.idle()
+    assert parent_leases.ledger.leases() == 0
 
 
 async def test_request_that_is_turned_away_keeps_its_place(
-    upper: Running, engine: ScriptedEngine, held: Held
+    parent_leases: Running, engine: ScriptedEngine, held: Held
 ) -> None:
-    busy = await started(upper, seed=0, n=3)
+    busy = await started(parent_leases, seed=0, n=3)
     await eventually(lambda: held.waiting)
     engine.scripts.append(turn_away(headers=[("retry-after-ms", "100")]))
-    first = await started(upper, seed=1)
-    await eventually(lambda: upper.queued == 1)
-    second = await started(upper, seed=2)
+    first = await started(parent_leases, seed=1)
+    await eventually(lambda: parent_leases.queued == 1)
+    second = await started(parent_leases, seed=2)
     await eventually(lambda: len(held.waiting) == 2)
     held.release_all()
     assert (await busy.response()).status == (await first.response()).status == 200
@@ -125,15 +125,15 @@ async def test_request_that_is_turned_away_keeps_its_place(
 
 
 async def test_request_that_is_always_turned_away_is_refused_at_its_limit(
-    upper: Running, engine: ScriptedEngine
+    parent_leases: Running, engine: ScriptedEngine
 ) -> None:
     engine.answer = turn_away()
     begin = asyncio.get_running_loop().time()
-    response = await (await upper.client()).post(CHAT, [("X-Orch-Max-Wait-Ms", "300")])
+    response = await (await parent_leases.client()).post(CHAT, [("X-Orch-Max-Wait-Ms", "300")])
     assert 0.2 < asyncio.get_running_loop().time() - begin < 2
     assert (response.status, response.error["code"]) == (429, "ADMISSION_TIMEOUT")
     assert len(engine.generating) > 1
-    await upper.idle()
+    await parent_leases.idle()
 
 
 @pytest.mark.parametrize(
@@ -146,26 +146,26 @@ async def test_request_that_is_always_turned_away_is_refused_at_its_limit(
     ],
 )
 async def test_final_answer_is_passed_on_as_it_is(
-    upper: Running, engine: ScriptedEngine, status: int, body: Any
+    parent_leases: Running, engine: ScriptedEngine, status: int, body: Any
 ) -> None:
     engine.scripts.append(turn_away(status, body, ()))
-    client = await upper.client()
+    client = await parent_leases.client()
     response = await client.post()
     assert (response.status, response.json()) == (status, body)
     assert response.header("content-length") == str(len(json.dumps(body)))
     assert len(engine.generating) == 1
     assert (await client.post()).status == 200
-    await upper.idle()
+    await parent_leases.idle()
 
 
 async def test_long_answer_is_passed_on_and_not_kept(
-    upper: Running, engine: ScriptedEngine
+    parent_leases: Running, engine: ScriptedEngine
 ) -> None:
     body = {"x": "y" * 300_000}
     engine.scripts.append(turn_away(429, body))
-    response = await (await upper.client()).post()
+    response = await (await parent_leases.client()).post()
     assert (response.status, response.json()) == (429, body)
-    await upper.idle()
+    await parent_leases.idle()
 
 
 async def test_engines_429_is_not_for_us_to_repeat(
@@ -179,31 +179,31 @@ async def test_engines_429_is_not_for_us_to_repeat(
 
 
 async def test_client_that_leaves_while_its_request_is_put_back_leaks_nothing(
-    upper: Running, engine: ScriptedEngine
+    parent_leases: Running, engine: ScriptedEngine
 ) -> None:
     engine.answer = turn_away()
-    client = await started(upper)
+    client = await started(parent_leases)
     await eventually(lambda: len(engine.generating) > 1)
     await client.close()
-    await eventually(lambda: not upper.queued)
-    await upper.idle()
-    assert upper.ledger.leases() == 0
+    await eventually(lambda: not parent_leases.queued)
+    await parent_leases.idle()
+    assert parent_leases.ledger.leases() == 0
 
 
 async def test_nonsense_of_the_engine_makes_both_stale_and_breaks_neither(
-    upper: Running, lower: Running, engine: ScriptedEngine
+    parent_leases: Running, lower: Running, engine: ScriptedEngine
 ) -> None:
     engine.tell(waiting="x")
-    await eventually(lambda: upper.pool.follower.state == "stale")
-    assert "waiting is 'x'" in upper.pool.follower.message
-    for running in (upper, lower):
+    await eventually(lambda: parent_leases.pool.follower.state == "stale")
+    assert "waiting is 'x'" in parent_leases.pool.follower.message
+    for running in (parent_leases, lower):
         client = await running.client()
         assert (await client.get("/v1/capabilities")).status == 200
         assert (await client.get("/metrics")).status == 200
         assert (await client.post()).status == 503
     engine.says.clear()
-    await upper.ready()
-    assert (await (await upper.client()).post()).status == 200
+    await parent_leases.ready()
+    assert (await (await parent_leases.client()).post()).status == 200
 
 
 @pytest.mark.parametrize(
@@ -221,13 +221,13 @@ async def test_nonsense_of_the_engine_makes_both_stale_and_breaks_neither(
     ],
 )
 async def test_state_of_the_sidecar_below_is_believed(
-    upper: Running, engine: ScriptedEngine, said: str, state: str, code: str
+    parent_leases: Running, engine: ScriptedEngine, said: str, state: str, code: str
 ) -> None:
     engine.tell(state=said, message="because of this")
-    await eventually(lambda: upper.pool.follower.state == state)
-    response = await (await upper.client()).post()
+    await eventually(lambda: parent_leases.pool.follower.state == state)
+    response = await (await parent_leases.client()).post()
     assert (response.status, response.error["code"]) == (503, code)
     assert "because of this" in response.error["message"]
     engine.tell(state="ready", message="")
-    await upper.ready()
-    assert (await (await upper.client()).post()).status == 200
+    await parent_leases.ready()
+    assert (await (await parent_leases.client()).post()).status == 200

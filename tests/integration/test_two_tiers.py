@@ -16,10 +16,10 @@ from tests.integration.tiers import Streaming, above, empty, tier
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_answer_comes_through_both_as_it_is(
-    upper: Running, lower: Running, engine: ScriptedEngine, path: str, stream: bool
+    parent_leases: Running, lower: Running, engine: ScriptedEngine, path: str, stream: bool
 ) -> None:
     direct = await (await lower.client()).post(path, stream=stream)
-    response = await (await upper.client()).post(path, stream=stream)
+    response = await (await parent_leases.client()).post(path, stream=stream)
     assert response.status == 200
     # Where decodes are shared, each client has an id of its own in the answer.
     assert len(response.body) == len(direct.body)
@@ -29,31 +29,31 @@ async def test_answer_comes_through_both_as_it_is(
     request = engine.generating[-1]
     assert (request.lease or "").startswith(lower.pool.gate.instance)
     assert [name for name, _ in request.fields if name.startswith("x-orch-")] == ["x-orch-lease"]
-    await empty(upper, lower)
+    await empty(parent_leases, lower)
 
 
 async def test_upper_sees_the_slots_of_the_engine_and_what_others_hold_of_them(
-    upper: Running, lower: Running, engine: ScriptedEngine, held: Held
+    parent_leases: Running, lower: Running, engine: ScriptedEngine, held: Held
 ) -> None:
-    mine = await started(upper, n=1)
+    mine = await started(parent_leases, n=1)
     theirs = await started(lower, n=2, seed=1)
     await eventually(lambda: len(held.waiting) == 2)
-    await eventually(lambda: upper.ledger.foreign == 2)
-    entry = await upper.capabilities()
+    await eventually(lambda: parent_leases.ledger.foreign == 2)
+    entry = await parent_leases.capabilities()
     assert (entry["slots_total"], entry["leased"], entry["foreign"]) == (4, 1, 2)
     assert entry["slots_free"] == 1
     assert entry["models"] == ["tiny"]
     held.release_all()
     for client in (mine, theirs):
         assert (await client.response()).status == 200
-    await eventually(lambda: upper.ledger.foreign == 0)
-    await empty(upper, lower)
+    await eventually(lambda: parent_leases.ledger.foreign == 0)
+    await empty(parent_leases, lower)
 
 
 async def test_what_takes_no_slot_passes_through_both(
-    upper: Running, engine: ScriptedEngine
+    parent_leases: Running, engine: ScriptedEngine
 ) -> None:
-    client = await upper.client()
+    client = await parent_leases.client()
     counted = await client.request("POST", "/tokenize", {"model": "tiny", "prompt": "x"})
     assert counted.json()["count"] == 3
     assert (await client.get("/v1/models")).json()["data"][0]["id"] == "tiny"
@@ -107,55 +107,55 @@ async def test_request_that_the_lower_turns_away_waits_above_and_is_served(
 async def test_request_that_is_always_turned_away_keeps_to_its_time(
     start: Start, lower: Running, engine: ScriptedEngine, held: Held
 ) -> None:
-    upper = await above(start, lower)
+    parent_leases = await above(start, lower)
     busy = await started(lower, n=4)
     await eventually(lambda: held.waiting)
     waiting = [("X-Orch-Max-Wait-Ms", "300")]
-    response = await (await upper.client()).post(MESSAGES, waiting)
+    response = await (await parent_leases.client()).post(MESSAGES, waiting)
     assert (response.status, response.error["code"]) == (429, "ADMISSION_TIMEOUT")
     held.release()
     assert (await busy.response()).status == 200
-    await empty(upper, lower)
+    await empty(parent_leases, lower)
 
 
 async def test_tier_and_engine_side_by_side(
     start: Start, lower: Running, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:
     settings = pools(b=b)["pools"]
-    upper = await all_ready(await start(pools=[*settings, tier(lower)]))
-    client = await upper.client()
+    parent_leases = await all_ready(await start(pools=[*settings, tier(lower)]))
+    client = await parent_leases.client()
     assert (await client.post(CHAT, [("X-Orch-Pool", "lower")], seed=1)).status == 200
     assert (await client.post(CHAT, [("X-Orch-Pool", "b")], seed=2)).status == 200
     assert (len(engine.generating), len(b.generating)) == (1, 1)
     held = engine.answer = b.answer = Held()
-    clients = [await started(upper, seed=seed) for seed in range(10, 18)]
+    clients = [await started(parent_leases, seed=seed) for seed in range(10, 18)]
     await eventually(lambda: len(held.waiting) == 8)
     assert (engine.present, b.present) == (4, 4)
     held.release_all()
     for one in clients:
         assert (await one.response()).status == 200
     await engine.stop()
-    await eventually(lambda: upper.sidecar.pools["lower"].state != "ready")
+    await eventually(lambda: parent_leases.sidecar.pools["lower"].state != "ready")
     b.answer = Streaming()
-    client = await upper.client()
+    client = await parent_leases.client()
     assert (await client.post(CHAT, seed=3, stream=True)).status == 200
     assert len(b.generating) == 6
     await engine.start()
-    await all_ready(upper)
+    await all_ready(parent_leases)
 
 
 async def test_one_pool_of_several_below_is_named(
     start: Start, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:
     lower = await all_ready(await start(**pools(a=engine, b=b)))
-    upper = await start(pools=[tier(lower, below="b")])
-    client = await upper.client()
+    parent_leases = await start(pools=[tier(lower, below="b")])
+    client = await parent_leases.client()
     for seed in range(3):
         assert (await client.post(seed=seed)).status == 200
     await client.request("POST", "/tokenize", {"model": "tiny", "prompt": "x"})
     assert (len(engine.received), len(b.generating)) == (0, 3)
-    assert upper.pool.follower.document is not None
-    assert upper.pool.follower.document["pool"] == "b"
+    assert parent_leases.pool.follower.document is not None
+    assert parent_leases.pool.follower.document["pool"] == "b"
     unnamed = await start(pools=[tier(lower)], wait=False)
     await eventually(lambda: unnamed.sidecar.state == "unusable")
     assert "several pools (a, b)" in unnamed.pool.follower.message

@@ -19,7 +19,7 @@ from tests.integration.wire import Answer
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_client_that_leaves_frees_all_levels(
-    upper: Running, lower: Running, engine: ScriptedEngine, path: str, stream: bool
+    parent_leases: Running, lower: Running, engine: ScriptedEngine, path: str, stream: bool
 ) -> None:
     async def endless(answer: Answer) -> None:
         if stream:
@@ -30,63 +30,67 @@ async def test_client_that_leaves_frees_all_levels(
             await asyncio.sleep(0.005)
 
     engine.answer = endless
-    client = await upper.client()
+    client = await parent_leases.client()
     client.start(path, stream=stream)
     await eventually(lambda: engine.present)
     if stream:
         await client.seen(b"data: ")
-    assert (upper.ledger.leased, lower.ledger.leased) == (1, 1)
+    assert (parent_leases.ledger.leased, lower.ledger.leased) == (1, 1)
     await client.close()
     await eventually(lambda: not engine.present)
-    await empty(upper, lower)
+    await empty(parent_leases, lower)
 
 
 async def test_lease_stays_out_above_until_the_engine_confirms(
-    upper: Running, lower: Running, engine: ScriptedEngine, held: Held
+    parent_leases: Running, lower: Running, engine: ScriptedEngine, held: Held
 ) -> None:
     engine.faults.holds_aborted = asyncio.Event()
-    client = await started(upper, path=MESSAGES)
+    client = await started(parent_leases, path=MESSAGES)
     await eventually(lambda: held.waiting)
     await client.close()
     await eventually(lower.ledger.closing)
     await asyncio.sleep(0.1)
-    assert (upper.ledger.leased, lower.ledger.leased) == (1, 1)
+    assert (parent_leases.ledger.leased, lower.ledger.leased) == (1, 1)
     engine.faults.holds_aborted.set()
-    await empty(upper, lower)
+    await empty(parent_leases, lower)
 
 
 async def test_cancelling_above_frees_all_levels(
-    upper: Running, lower: Running, engine: ScriptedEngine, held: Held
+    parent_leases: Running, lower: Running, engine: ScriptedEngine, held: Held
 ) -> None:
     request_id = os.urandom(16).hex()
-    client = await started(upper, headers=[("X-Orch-Request-Id", request_id)], path=MESSAGES)
+    client = await started(
+        parent_leases, headers=[("X-Orch-Request-Id", request_id)], path=MESSAGES
+    )
     await eventually(lambda: held.waiting)
-    other = await upper.client()
+    other = await parent_leases.client()
     path = f"/v1/requests/{request_id}/cancel"
     assert (await other.request("POST", path, None)).status == 204
     assert (await client.response()).status == 499
     # Below it has another name: ids are for those who may use them.
     assert (await (await lower.client()).request("POST", path, None)).status == 404
     await eventually(lambda: not held.waiting)
-    await empty(upper, lower)
+    await empty(parent_leases, lower)
 
 
 async def test_request_is_cancelled_while_it_goes_to_and_fro(
-    upper: Running, lower: Running, engine: ScriptedEngine, held: Held
+    parent_leases: Running, lower: Running, engine: ScriptedEngine, held: Held
 ) -> None:
     lower.sidecar.publisher.leases._listeners.clear()  # the upper does not hear of changes
     busy = await started(lower, n=4)
     await eventually(lambda: held.waiting)
     request_id = os.urandom(16).hex()
-    client = await started(upper, headers=[("X-Orch-Request-Id", request_id)], path=MESSAGES)
+    client = await started(
+        parent_leases, headers=[("X-Orch-Request-Id", request_id)], path=MESSAGES
+    )
     await eventually(lambda: lower.pool.turned_down.total() > 1)
-    other = await upper.client()
+    other = await parent_leases.client()
     path = f"/v1/requests/{request_id}/cancel"
     assert (await other.request("POST", path, None)).status == 204
     assert (await client.response()).status == 499
     held.release()
     assert (await busy.response()).status == 200
-    await eventually(lambda: not upper.queued and not lower.ledger.leased)
+    await eventually(lambda: not parent_leases.queued and not lower.ledger.leased)
 
 
 async def test_lower_that_restarts_is_followed_again_and_nobody_is_lost(
@@ -94,80 +98,80 @@ async def test_lower_that_restarts_is_followed_again_and_nobody_is_lost(
 ) -> None:
     """It says of what it cannot finish that it may be asked again."""
     first = await start()
-    upper = await start(pools=[tier(first)])
-    client = await started(upper, path=MESSAGES, seed=1)
+    parent_leases = await start(pools=[tier(first)])
+    client = await started(parent_leases, path=MESSAGES, seed=1)
     await eventually(lambda: held.waiting)
-    waiting = await started(upper, n=4, seed=2)
-    await eventually(lambda: upper.queued)
+    waiting = await started(parent_leases, n=4, seed=2)
+    await eventually(lambda: parent_leases.queued)
     await first.stop()
-    await eventually(lambda: not held.waiting and upper.queued == 2)
-    await eventually(lambda: upper.sidecar.state == "down")
-    refused = await (await upper.client()).post(MESSAGES)
+    await eventually(lambda: not held.waiting and parent_leases.queued == 2)
+    await eventually(lambda: parent_leases.sidecar.state == "down")
+    refused = await (await parent_leases.client()).post(MESSAGES)
     assert (refused.status, refused.error["code"]) == (503, "engine_down")
     second = await start(port=first.port)
-    await upper.ready()
+    await parent_leases.ready()
     for one, seed in ((client, 1), (waiting, 2)):
         await eventually(lambda: held.waiting)
         held.release()
         assert (await one.response()).json() == {"seed": seed}
     assert len(engine.generating) == 3
-    await empty(upper, second)
+    await empty(parent_leases, second)
 
 
 async def test_lower_that_is_killed_fails_what_it_had_and_no_more(
     start: Start, lower: Running, engine: ScriptedEngine, held: Held
 ) -> None:
-    upper = await above(start, lower)
-    client = await started(upper, path=MESSAGES)
+    parent_leases = await above(start, lower)
+    client = await started(parent_leases, path=MESSAGES)
     await eventually(lambda: held.waiting)
     for connection in lower.connections:
         assert connection.transport is not None
         connection.transport.abort()
     response = await client.response()
     assert (response.status, response.error["code"]) == (502, "engine_failed")
-    await upper.ready()
+    await parent_leases.ready()
     await eventually(lambda: not held.waiting)
-    await empty(upper, lower)
-    again = await started(upper, path=MESSAGES)
+    await empty(parent_leases, lower)
+    again = await started(parent_leases, path=MESSAGES)
     await eventually(lambda: held.waiting)
     held.release()
     assert (await again.response()).status == 200
 
 
 async def test_engine_that_restarts_ends_the_leases_of_both(
-    upper: Running, lower: Running, engine: ScriptedEngine, held: Held
+    parent_leases: Running, lower: Running, engine: ScriptedEngine, held: Held
 ) -> None:
-    clients = [await started(upper, path=MESSAGES, seed=seed) for seed in range(3)]
+    clients = [await started(parent_leases, path=MESSAGES, seed=seed) for seed in range(3)]
     await eventually(lambda: len(held.waiting) == 3)
     await engine.restart()
     for client in clients:
         assert (await client.response()).status in (502, 503)
     await lower.ready()
-    await upper.ready()
-    await empty(upper, lower)
+    await parent_leases.ready()
+    await empty(parent_leases, lower)
     engine.answer = Streaming()
-    assert (await (await upper.client()).post(seed=1, stream=True)).status == 200
+    assert (await (await parent_leases.client()).post(seed=1, stream=True)).status == 200
 
 
 async def test_lower_that_drains_takes_nothing_new_and_finishes_what_it_has(
-    upper: Running, lower: Running, engine: ScriptedEngine, held: Held
+    parent_leases: Running, lower: Running, engine: ScriptedEngine, held: Held
 ) -> None:
-    client = await started(upper, path=MESSAGES)
+    client = await started(parent_leases, path=MESSAGES)
     await eventually(lambda: held.waiting)
     admin = await Client.connect(lower.sidecar.admin_port)
     assert (await admin.request("POST", "/v1/pools/cloud/drain")).status == 200
-    await eventually(lambda: upper.sidecar.state == "draining")
-    refused = await (await upper.client()).post(MESSAGES)
+    await eventually(lambda: parent_leases.sidecar.state == "draining")
+    refused = await (await parent_leases.client()).post(MESSAGES)
     assert refused.status == 503
     assert refused.header("retry-after")
-    ready = await (await upper.client()).get("/readyz")
+    ready = await (await parent_leases.client()).get("/readyz")
     assert (ready.status, ready.json()["state"]) == (200, "draining")
     held.release()
     assert (await client.response()).status == 200
-    await empty(upper, lower)
+    await empty(parent_leases, lower)
     assert (await admin.request("POST", "/v1/pools/cloud/resume")).status == 200
-    await upper.ready()
-    again = await started(upper, path=MESSAGES)
+    await parent_leases.ready()
+    again = await started(parent_leases, path=MESSAGES)
     await eventually(lambda: held.waiting)
     held.release()
     assert (await again.response()).status == 200
@@ -178,11 +182,11 @@ async def test_stopping_lower_tells_the_upper_while_it_drains(
     start: Start, engine: ScriptedEngine, held: Held
 ) -> None:
     lower = await start(drain_timeout_s=5)
-    upper = await above(start, lower)
-    client = await started(upper, path=MESSAGES)
+    parent_leases = await above(start, lower)
+    client = await started(parent_leases, path=MESSAGES)
     await eventually(lambda: held.waiting)
     stopping = asyncio.ensure_future(lower.stop())
-    await eventually(lambda: upper.sidecar.state == "draining")
+    await eventually(lambda: parent_leases.sidecar.state == "draining")
     assert not stopping.done()
     held.release()
     assert (await client.response()).status == 200

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from orch_sidecar.api.endpoints import ROUTES
+from orch_sidecar.api.endpoints import ENDPOINTS
 from tests.k8s.objects import (
     ROOT,
     named,
@@ -61,7 +61,7 @@ def test_monitor_finds_pods_and_asks_for_pages_that_there_are(
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
     assert {"selector", endpoints} <= set(monitor["spec"])
     assert [each["path"] for each in monitor["spec"][endpoints]] == paths
-    assert set(paths) <= set(ROUTES)
+    assert set(paths) <= set(ENDPOINTS)
     selector = monitor["spec"]["selector"]
     if group == "pods":
         chosen = [one for one in of_kind("", "Deployment") if selects(selector, pod_labels(one))]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from orch_sidecar.api.endpoints import ROUTES
+from orch_sidecar.api.endpoints import ENDPOINTS
 from tests.k8s import lock
 from tests.k8s.objects import (
     K8S,
@@ -137,7 +137,7 @@ def test_sidecar_lives_by_livez_and_is_ready_by_readyz(deployment: Manifest) -> 
             for kind in ("startup", "liveness", "readiness")
         }
         assert paths == {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}
-        assert set(paths.values()) <= set(ROUTES)
+        assert set(paths.values()) <= set(ENDPOINTS)
 
 
 @every_pool

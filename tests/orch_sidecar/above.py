@@ -8,7 +8,7 @@ from typing import Any
 
 from orch_sidecar.admission.ledger import Lease, Ledger
 from orch_sidecar.pools import parent_leases as upper
-from orch_sidecar.pools.parent_leases import Feed, Listener, PoolView, Presence, UpperLeases
+from orch_sidecar.pools.parent_leases import Feed, Listener, ParentLease, ParentLeases, PoolView
 from vllm_plugin import profile as profiles
 
 US, THEM, RUN = "a" * 16, "b" * 16, "c" * 16
@@ -28,14 +28,16 @@ def ledger(slots_total: int = 8) -> Ledger:
     return made
 
 
-def entered(book: UpperLeases, header: str) -> Presence:
+def entered(book: ParentLeases, header: str) -> ParentLease:
     """A request that has come in, and was not turned away."""
     presence = book.enter(header)
     assert presence is not None
     return presence
 
 
-def served(book: UpperLeases, header: str, slots: Ledger, cost: int = 1) -> tuple[Presence, Lease]:
+def served(
+    book: ParentLeases, header: str, slots: Ledger, cost: int = 1
+) -> tuple[ParentLease, Lease]:
     """A request that has entered and got slots."""
     presence = entered(book, header)
     own = slots.grant(f"own-{header}", cost)
@@ -47,7 +49,7 @@ def served(book: UpperLeases, header: str, slots: Ledger, cost: int = 1) -> tupl
 class Reader:
     """A listener that looks whenever a test says so."""
 
-    book: UpperLeases
+    book: ParentLeases
     look: Callable[[], PoolView]
     instance: str = US
     wakes: int = 0
@@ -84,7 +86,7 @@ def view(slots: Ledger, **changes: Any) -> PoolView:
     return replace(made, **changes)
 
 
-def foreign(book: UpperLeases, slots: Ledger, instance: str) -> int:
+def foreign(book: ParentLeases, slots: Ledger, instance: str) -> int:
     """The sequences that the instance is told are held by others."""
     value = upper.entry(view(slots), RUN, book.sequences(instance, slots))["foreign"]
     assert isinstance(value, int)

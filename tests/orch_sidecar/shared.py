@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from orch_sidecar.api.generation import Api
-from orch_sidecar.coalescing.broadcast import Fanout
-from orch_sidecar.coalescing.subscriber import Follower
-from orch_sidecar.observability.record import Exchange
+from orch_sidecar.coalescing.broadcast import Broadcast
+from orch_sidecar.coalescing.subscriber import Subscriber
+from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.proxy.engine_response import Decode
 from orch_sidecar.wire.backpressure import TurningAway
-from orch_sidecar.wire.engine_connection import EngineConnection, EnginePool
+from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import Head, body_of, parse_head
 
 SHARED_ID = "shared-0123456789abcdef"
@@ -107,15 +107,15 @@ class Client(Transport):
         self.name = name
         self.room = room
         self.buffered = 0
-        self.follower: Follower = cast(Follower, None)
-        self.exchange = Exchange(
+        self.follower: Subscriber = cast(Subscriber, None)
+        self.record = RequestRecord(
             api=Api.CHAT, route="/v1/chat/completions", id="own", request_id=name,
             correlation_id=name, stream=True,
         )  # fmt: skip
 
-    def join(self, fanout: Fanout, *, http10: bool = False) -> Client:
+    def join(self, fanout: Broadcast, *, http10: bool = False) -> Client:
         self.follower = fanout.join(
-            self, self.exchange, lambda: EXTRA, http10=http10, keep_alive=True
+            self, self.record, lambda: EXTRA, http10=http10, keep_alive=True
         )
         self.follower.start(paused=False)
         return self
@@ -168,8 +168,8 @@ class Client(Transport):
 class Engine:
     """An engine's connection, and the decode that it feeds."""
 
-    def __init__(self, fanout: Fanout, *, turned_away: TurningAway | None = None) -> None:
-        self.pool = EnginePool("http://127.0.0.1:9", 1.0)
+    def __init__(self, fanout: Broadcast, *, turned_away: TurningAway | None = None) -> None:
+        self.pool = ConnectionPool("http://127.0.0.1:9", 1.0)
         self.transport = Transport()
         self.connection = EngineConnection()
         self.connection.connection_made(self.transport)
@@ -222,5 +222,5 @@ def error_in(body: bytes) -> dict[str, Any]:
 
 def fanout_of(
     buffer_bytes: int = 1 << 20, abandoned: Abandoned | None = None, *, stream: bool = True
-) -> Fanout:
-    return Fanout(SHARED_ID, abandoned or Abandoned(), stream=stream, buffer_bytes=buffer_bytes)
+) -> Broadcast:
+    return Broadcast(SHARED_ID, abandoned or Abandoned(), stream=stream, buffer_bytes=buffer_bytes)

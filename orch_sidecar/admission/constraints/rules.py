@@ -33,9 +33,9 @@ from orch_sidecar.admission.constraints.batch import Limits, limits_for
 from orch_sidecar.admission.constraints.kv_cache import KvBudget, KvNeed
 from orch_sidecar.admission.constraints.prefill import PrefillBudget, stall_s
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.prediction.service_time import Outlook, Run
+from orch_sidecar.admission.prediction.service_time import RunningRequest, ServiceTimes
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import Ask, EngineReport
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
@@ -50,7 +50,7 @@ CLAIM_S: Final = 10.0
 _LOOK_S: Final = 0.25
 
 
-class Hold(StrEnum):
+class BlockedBy(StrEnum):
     """What the first of those who wait waits for."""
 
     SLOT = "slot"
@@ -62,11 +62,11 @@ class Hold(StrEnum):
     PAUSE = "pause"  # one was turned away below a moment ago
 
 
-class Scarce:
+class AdmissionConstraints:
     """What requests take from each other."""
 
     def __init__(
-        self, rules: AdmissionRules, ledger: Ledger, queues: Queues, outlook: Outlook
+        self, rules: AdmissionRules, ledger: Ledger, queues: Queues, outlook: ServiceTimes
     ) -> None:
         self.rules = rules
         self.limits: Limits = limits_for(rules, 0, None)
@@ -107,14 +107,14 @@ class Scarce:
             needs=((run.need, run.ask.cost) for run in self._outlook.runs.values()),
         )
 
-    def arrived(self, ask: Ask, now: float) -> None:
+    def arrived(self, ask: AdmissionRequest, now: float) -> None:
         """A request came, whatever becomes of it."""
         if ask.service_class is _BULK:
             self._arrivals.arrived(now)
         else:
             self._interactive_at = now
 
-    def granted(self, run: Run, now: float) -> None:
+    def granted(self, run: RunningRequest, now: float) -> None:
         ask = run.ask
         if ask.service_class is _BULK:
             self.bulk += ask.cost
@@ -125,7 +125,7 @@ class Scarce:
         if self._window_until is not None:
             self._end_window(now)
 
-    def released(self, run: Run, now: float) -> None:
+    def released(self, run: RunningRequest, now: float) -> None:
         ask = run.ask
         self.kv.released(run.need)
         if ask.service_class is _BULK:
@@ -137,45 +137,49 @@ class Scarce:
 
     # What may be.
 
-    def hold(self, ask: Ask, need: KvNeed, now: float, *, aged: bool = False) -> Hold | None:
+    def hold(
+        self, ask: AdmissionRequest, need: KvNeed, now: float, *, aged: bool = False
+    ) -> BlockedBy | None:
         """Why a request cannot go now; None: it can. `need`: as `need` returns it."""
         ledger, cost = self._ledger, ask.cost
         taken = ledger.leased + ledger.foreign
         if taken + cost > ledger.slots_total:
-            return Hold.SLOT
+            return BlockedBy.SLOT
         if not taken:
-            return Hold.WINDOW if self._gathers(ask, now) else None
+            return BlockedBy.WINDOW if self._gathers(ask, now) else None
         if ask.service_class is _INTERACTIVE:
             mine = self.interactive
             if mine and mine + cost > self.limits.interactive:
-                return Hold.BATCH
+                return BlockedBy.BATCH
         else:
             held = self._hold_bulk(ask, taken, now, aged)
             if held is not None:
                 return held
-        return None if self.kv.fits(need, now) else Hold.KV
+        return None if self.kv.fits(need, now) else BlockedBy.KV
 
-    def need(self, ask: Ask) -> KvNeed:
+    def need(self, ask: AdmissionRequest) -> KvNeed:
         """What a request will take of the KV cache."""
         each = self._outlook.lengths.expected(ask.service_class, ask.max_tokens)
         return self.kv.need(ask.prompt_tokens, each, ask.cost)
 
-    def _hold_bulk(self, ask: Ask, taken: int, now: float, aged: bool) -> Hold | None:
+    def _hold_bulk(
+        self, ask: AdmissionRequest, taken: int, now: float, aged: bool
+    ) -> BlockedBy | None:
         if taken + ask.cost > self.limits.bulk:
-            return Hold.BATCH
+            return BlockedBy.BATCH
         lendable = self._lendable(now)
         if taken - self.interactive + ask.cost > lendable and not (aged and ask.cost > lendable):
-            return Hold.RESERVE
+            return BlockedBy.RESERVE
         if aged:
             return None
         if self._interactive_traffic(now):
             if taken + ask.cost > self.limits.mixed:
-                return Hold.BATCH
+                return BlockedBy.BATCH
             if not self._prefill.fits(ask.prompt_tokens, self._stall_s(), now):
-                return Hold.PREFILL
+                return BlockedBy.PREFILL
         return None
 
-    def opens_window(self, ask: Ask, now: float) -> bool:
+    def opens_window(self, ask: AdmissionRequest, now: float) -> bool:
         """Whether a bulk request that could begin now had better wait for others to come.
 
         Only if the engine is idle, and at least one other is expected within the window.
@@ -198,7 +202,7 @@ class Scarce:
         self._window_from, self._window_until = now, now + window_s
         return True
 
-    def ends_window(self, ask: Ask, now: float) -> bool:
+    def ends_window(self, ask: AdmissionRequest, now: float) -> bool:
         """Ends a window that is over, or whose end this request may not wait for. True: it did."""
         until = self._window_until
         if until is None or ask.service_class is not _BULK:
@@ -231,14 +235,14 @@ class Scarce:
         taken = 1.0 if stopped else 1 - max(0, left) / max(1, alone)
         self.clock.turn(now, min(1.0, max(0.0, taken)))
 
-    def eases_at(self, hold: Hold, now: float) -> float | None:
+    def eases_at(self, hold: BlockedBy, now: float) -> float | None:
         """When the first of those who wait may go although nothing else happens."""
-        if hold is Hold.WINDOW:
+        if hold is BlockedBy.WINDOW:
             return self._window_until
-        if hold in (Hold.KV, Hold.RESERVE, Hold.BATCH):
+        if hold in (BlockedBy.KV, BlockedBy.RESERVE, BlockedBy.BATCH):
             return now + _LOOK_S
         bulk = self._queues.head(_BULK)
-        if hold is Hold.PREFILL and bulk is not None:
+        if hold is BlockedBy.PREFILL and bulk is not None:
             at = self._prefill.fits_at(bulk.ask.prompt_tokens, self._stall_s(), now)
             return now + _LOOK_S if at is None else min(max(at, now + 1e-3), now + _LOOK_S)
         return None
@@ -248,13 +252,13 @@ class Scarce:
         if until is not None:  # nobody may have been left whom its end could let go
             self.windows_s += max(0.0, min(now, until) - self._window_from)
 
-    def _gathers(self, ask: Ask, now: float) -> bool:
+    def _gathers(self, ask: AdmissionRequest, now: float) -> bool:
         if self._window_until is None or ask.service_class is not _BULK:
             return False
         full = self._queues.size(_BULK) >= self.rules.bulk.queue_capacity
         return now < self._window_until and self._queues.cost(_BULK) < self.limits.bulk and not full
 
-    def _patience_s(self, ask: Ask) -> float:
+    def _patience_s(self, ask: AdmissionRequest) -> float:
         """How long a bulk request may wait for its slot; negative if it comes too late already."""
         if not ask.may_queue:
             return 0.0

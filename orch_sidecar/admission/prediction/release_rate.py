@@ -17,7 +17,7 @@ SHORTEST_MS: Final = 50
 LONGEST_MS: Final = 60_000
 
 
-class DrainRate:
+class ReleaseRate:
     """Slots released per second over the recent past."""
 
     def __init__(self) -> None:

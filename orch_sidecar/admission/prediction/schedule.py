@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable
 
 
-class Plan:
+class Schedule:
     """The slots of an engine, as far as can be foreseen."""
 
     def __init__(self, free_in_s: Iterable[float]) -> None:
@@ -19,9 +19,9 @@ class Plan:
     def __len__(self) -> int:
         return len(self._free)
 
-    def copy(self, *, without: int = 0) -> Plan:
+    def copy(self, *, without: int = 0) -> Schedule:
         """The same plan, without the slots that come free first: those are kept for others."""
-        return Plan(sorted(self._free)[without:])
+        return Schedule(sorted(self._free)[without:])
 
     def place(self, cost: int, service_s: float) -> float | None:
         """Takes `cost` slots for so long. Returns when they are had; None: it has not so many."""

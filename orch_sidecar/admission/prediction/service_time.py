@@ -13,8 +13,8 @@ from typing import Final
 from orch_sidecar.admission.constraints.kv_cache import NO_NEED, KvNeed
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.output_lengths import OutputLengths
-from orch_sidecar.admission.prediction.schedule import Plan
-from orch_sidecar.admission.types import Ask, StepTime
+from orch_sidecar.admission.prediction.schedule import Schedule
+from orch_sidecar.admission.types import AdmissionRequest, StepTime
 from vllm_plugin.profile import ServiceClass
 
 # A plan is made anew after that, or after any change while few wait.
@@ -31,10 +31,10 @@ _LEARN_EVERY_S: Final = 0.005
 
 
 @dataclass(slots=True)
-class Run:
+class RunningRequest:
     """A request in the engine. `need`: what was counted for it of the KV cache."""
 
-    ask: Ask
+    ask: AdmissionRequest
     granted: float
     need: KvNeed = NO_NEED
 
@@ -48,20 +48,20 @@ class Forecast:
     end_ms: float
 
 
-class Outlook:
+class ServiceTimes:
     """Foresees the queue of one engine."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.lengths = OutputLengths()
-        self.runs: dict[str, Run] = {}  # who is in the engine, by lease
+        self.runs: dict[str, RunningRequest] = {}  # who is in the engine, by lease
         self.step_time: StepTime | None = None
         self.prefill_tokens_per_s: float | None = None
         self._ledger = ledger
         self._slowness = 1.0
         self._learned = 0
         self._learned_at = float("-inf")
-        self._interactive: Plan | None = None
-        self._bulk: Plan | None = None
+        self._interactive: Schedule | None = None
+        self._bulk: Schedule | None = None
         self._made_at = float("-inf")
         self._made_of: ServiceClass | None = None
         self._changed = True
@@ -74,7 +74,7 @@ class Outlook:
         """Whether an answer that ends now would say something new."""
         return self._learned <= _ENOUGH or now >= self._learned_at
 
-    def ended(self, run: Run, now: float, output_tokens: float | None) -> None:
+    def ended(self, run: RunningRequest, now: float, output_tokens: float | None) -> None:
         """A request ended of itself after so many tokens (per sequence): learns from it."""
         if output_tokens is None or not self.learns(now):
             return
@@ -90,12 +90,12 @@ class Outlook:
         self._slowness *= 1 + _LEARNING * (ratio - 1)
         self._slowness = min(max(self._slowness, _FASTEST), _SLOWEST)
 
-    def first_token_s(self, ask: Ask) -> float | None:
+    def first_token_s(self, ask: AdmissionRequest) -> float | None:
         """From its slot to its first token."""
         step_s = self._step_s(ask.cost)
         return None if step_s is None else self._slowness * (self._prefill_s(ask) + step_s)
 
-    def service_s(self, ask: Ask, *, joins: bool = False) -> float | None:
+    def service_s(self, ask: AdmissionRequest, *, joins: bool = False) -> float | None:
         """From its slot to its end. `joins`: it takes a free slot, and so makes the batch larger;
         else it follows on another."""
         token_s = self._token_s(ask.cost if joins else 0)
@@ -104,7 +104,7 @@ class Outlook:
             return None
         return self._slowness * (self._prefill_s(ask) + tokens * token_s)
 
-    def remaining_s(self, run: Run, now: float) -> float | None:
+    def remaining_s(self, run: RunningRequest, now: float) -> float | None:
         """How long a request that runs will go on."""
         token_s = self._token_s()
         if token_s is None:
@@ -124,9 +124,9 @@ class Outlook:
         free: int,
         kept: int,
         only: ServiceClass | None,
-        waiting: Callable[[ServiceClass], Iterable[Ask]],
+        waiting: Callable[[ServiceClass], Iterable[AdmissionRequest]],
         few: bool,
-    ) -> Plan | None:
+    ) -> Schedule | None:
         """The slots as a request of this class will find them, behind those who wait.
 
         `free`: slots nobody has. `kept`: those of them that bulk requests do not get. `only`: the
@@ -152,7 +152,7 @@ class Outlook:
                 self.placed(self._bulk, ask)
         return self._bulk
 
-    def placed(self, plan: Plan, ask: Ask) -> float | None:
+    def placed(self, plan: Schedule, ask: AdmissionRequest) -> float | None:
         """Puts a request behind the others. Returns when it will start, None: unknown."""
         service_s = self.service_s(ask)
         return None if service_s is None else plan.place(ask.cost, service_s)
@@ -168,7 +168,7 @@ class Outlook:
             if left is None:
                 return
             times += [left] * run.ask.cost
-        self._interactive = Plan(times)
+        self._interactive = Schedule(times)
 
     def _step_s(self, more: int) -> float | None:
         """A step of the sequences that have leases, and of so many more."""
@@ -183,6 +183,6 @@ class Outlook:
     def _batch(self, more: int) -> int:
         return max(1, self._ledger.leased + self._ledger.foreign + more)
 
-    def _prefill_s(self, ask: Ask) -> float:
+    def _prefill_s(self, ask: AdmissionRequest) -> float:
         rate = self.prefill_tokens_per_s
         return ask.prompt_tokens / rate if rate else 0.0

@@ -11,10 +11,17 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, Protocol
 
-from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import Ask, EngineReport, KvCache, KvGroup, Queued, StepTime
+from orch_sidecar.admission.types import (
+    AdmissionRequest,
+    EngineReport,
+    KvCache,
+    KvGroup,
+    Queued,
+    StepTime,
+)
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.workload import Arrival
@@ -99,7 +106,7 @@ class Admitted:
     """The admission of a sidecar in front of the engine."""
 
     def __init__(self, rules: AdmissionRules, sight: Sight, outcomes: Outcomes, seed: int) -> None:
-        self.core = Admission(rules, Random(seed))  # noqa: S311 (spreads retries)
+        self.core = AdmissionController(rules, Random(seed))  # noqa: S311 (spreads retries)
         self._sight = sight
         self._classes = sight.classes and rules.interactive is not None
         self._outcomes = outcomes
@@ -110,7 +117,7 @@ class Admitted:
 
     def arrive(self, number: int, arrival: Arrival, now: float) -> None:
         service_class = arrival.service_class if self._classes else ServiceClass.BULK
-        ask = Ask(service_class, 1, arrival.prompt, arrival.max_tokens)
+        ask = AdmissionRequest(service_class, 1, arrival.prompt, arrival.max_tokens)
         outcome = self.core.arrive(str(number), ask, now)
         displaced = self.core.take_displaced()
         if isinstance(outcome, Queued):

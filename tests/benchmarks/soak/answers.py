@@ -23,7 +23,7 @@ MESSAGES: Final = "/v1/messages"
 PROMPT_TOKENS: Final = 7
 _EXTRA: Final = b"\r\nno answer"
 
-Hold = Callable[[], Awaitable[None]]  # returns at once, unless the engine hangs
+BlockedBy = Callable[[], Awaitable[None]]  # returns at once, unless the engine hangs
 
 
 def write_json(answer: Answer, document: dict[str, Any], status: int = 200) -> None:
@@ -47,7 +47,7 @@ def tells_usage(path: str, body: dict[str, Any]) -> bool:
     return always or bool((body.get("stream_options") or {}).get("include_usage"))
 
 
-async def write(answer: Answer, order: Order, choices: int, hold: Hold) -> None:
+async def write(answer: Answer, order: Order, choices: int, hold: BlockedBy) -> None:
     """Writes the whole answer, or as much of it as its fault lets through."""
     path, body = answer.request.path, answer.request.json()
     own = answer.request.header("x-request-id") or ""
@@ -57,7 +57,7 @@ async def write(answer: Answer, order: Order, choices: int, hold: Hold) -> None:
         await _document(answer, order, _whole(path, order, choices, own), hold)
 
 
-async def _document(answer: Answer, order: Order, body: bytes, hold: Hold) -> None:
+async def _document(answer: Answer, order: Order, body: bytes, hold: BlockedBy) -> None:
     await _pause(order.pace_ms * order.tokens, hold)
     if order.fault is Fault.DRIBBLE:
         answer.head(200, _json_fields(body), chunked=False)
@@ -75,7 +75,7 @@ async def _document(answer: Answer, order: Order, body: bytes, hold: Hold) -> No
     await break_off(answer, order.fault)
 
 
-async def _stream(answer: Answer, order: Order, events: Events, hold: Hold) -> None:
+async def _stream(answer: Answer, order: Order, events: Events, hold: BlockedBy) -> None:
     fault = order.fault
     answer.head(200, EVENT_STREAM)
     for event in events.opening():
@@ -124,7 +124,7 @@ async def break_off(answer: Answer, fault: Fault) -> None:
         answer.close()
 
 
-async def _pause(pace_ms: float, hold: Hold) -> None:
+async def _pause(pace_ms: float, hold: BlockedBy) -> None:
     if pace_ms:
         await asyncio.sleep(pace_ms / 1000)
     await hold()

@@ -11,7 +11,7 @@ from typing import Any
 from tests.benchmarks.soak.answers import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 
 
-class Unreadable(Exception):
+class InvalidJson(Exception):
     """The body is not what the API sends."""
 
 
@@ -29,7 +29,7 @@ class Spoken:
 
 
 def read_document(path: str, body: bytes) -> Spoken:
-    """An answer that is no stream. Raises Unreadable."""
+    """An answer that is no stream. Raises InvalidJson."""
     spoken = Spoken()
     try:
         document = json.loads(body)
@@ -48,12 +48,12 @@ def read_document(path: str, body: bytes) -> Spoken:
                 spoken.ended.add(choice["index"])
         spoken.output_tokens = usage.get("completion_tokens", usage.get("output_tokens"))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise Unreadable(f"{error!r} in {body[:200]!r}") from error
+        raise InvalidJson(f"{error!r} in {body[:200]!r}") from error
     return spoken
 
 
 def read_stream(path: str, body: bytes) -> Spoken:
-    """A stream that ended as it was framed. Raises Unreadable, also if it only stops."""
+    """A stream that ended as it was framed. Raises InvalidJson, also if it only stops."""
     spoken = Spoken()
     try:
         events = list(_events(body))
@@ -62,7 +62,7 @@ def read_stream(path: str, body: bytes) -> Spoken:
         else:
             _read_named(path, events, spoken)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise Unreadable(f"{error!r} at the end of {body[-200:]!r}") from error
+        raise InvalidJson(f"{error!r} at the end of {body[-200:]!r}") from error
     return spoken
 
 

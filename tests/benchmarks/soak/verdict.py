@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tests.benchmarks.soak.answers import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from tests.benchmarks.soak.events import Spoken, Unreadable, read_document, read_stream
+from tests.benchmarks.soak.events import InvalidJson, Spoken, read_document, read_stream
 from tests.benchmarks.soak.orders import BEFORE_FIRST_BYTE, HARMLESS, Fault
 from tests.benchmarks.soak.report import Report
 from tests.benchmarks.soak.requests import Request
@@ -117,7 +117,7 @@ class Judge:
         read = read_stream if request.stream else read_document
         try:
             spoken = read(request.path, bytes(response.body))
-        except Unreadable as error:
+        except InvalidJson as error:
             if request.order.fault is Fault.EXTRA:
                 return "whole, then failed"  # what the engine sent behind its answer came later
             self._breach(

@@ -6,11 +6,18 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import Ask, EngineReport, KvCache, KvGroup, Queued, StepTime
+from orch_sidecar.admission.types import (
+    AdmissionRequest,
+    EngineReport,
+    KvCache,
+    KvGroup,
+    Queued,
+    StepTime,
+)
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules, Bounds, ClassRules, FullQueue, ServiceClass
 
@@ -64,19 +71,21 @@ def kv_of(tokens: int, block_tokens: int = 1) -> KvCache:
     return KvCache(tokens // block_tokens, (KvGroup(block_tokens),))
 
 
-def core_of(slots: int, of_rules: AdmissionRules | None = None, **known: Any) -> Admission:
+def core_of(
+    slots: int, of_rules: AdmissionRules | None = None, **known: Any
+) -> AdmissionController:
     """An admission whose engine reported at 0 s. `known`: what else it said of itself."""
-    core = Admission(of_rules or rules(), random.Random(1))
+    core = AdmissionController(of_rules or rules(), random.Random(1))
     assert core.engine_reports(report(slots, **known), 0.0) == []
     return core
 
 
-def interactive(cost: int = 1, **asked: Any) -> Ask:
-    return Ask(INTERACTIVE, cost, **asked)
+def interactive(cost: int = 1, **asked: Any) -> AdmissionRequest:
+    return AdmissionRequest(INTERACTIVE, cost, **asked)
 
 
-def bulk(cost: int = 1, **asked: Any) -> Ask:
-    return Ask(BULK, cost, **asked)
+def bulk(cost: int = 1, **asked: Any) -> AdmissionRequest:
+    return AdmissionRequest(BULK, cost, **asked)
 
 
 def granted(decisions: Iterable[Decision]) -> list[str]:
@@ -98,13 +107,15 @@ def reason_of(outcome: Lease | Refusal | Queued) -> Reason:
     return outcome.reason
 
 
-def fill(core: Admission, ask: Ask, *names: str, at: float = 0.0) -> None:
+def fill(core: AdmissionController, ask: AdmissionRequest, *names: str, at: float = 0.0) -> None:
     """Each of these gets a lease at once."""
     for name in names:
         assert isinstance(core.arrive(name, ask, at), Lease), name
 
 
-def queue(core: Admission, ask: Ask, *names: str, at: float = 0.0) -> list[Queued]:
+def queue(
+    core: AdmissionController, ask: AdmissionRequest, *names: str, at: float = 0.0
+) -> list[Queued]:
     """Each of these has to wait."""
     found = []
     for name in names:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 
-from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import Ask, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     class_rules,
@@ -23,19 +23,21 @@ CANCELLED = Refusal(Reason.CANCELLED, "cancelled")
 
 
 def gate_of(slots: int, of_rules: AdmissionRules | None = None) -> Gate:
-    gate = Gate(Admission(of_rules or rules(class_rules(queue_capacity=1000)), random.Random(1)))
+    gate = Gate(
+        AdmissionController(of_rules or rules(class_rules(queue_capacity=1000)), random.Random(1))
+    )
     gate.engine_reports(report(slots))
     return gate
 
 
-async def admit(gate: Gate, ask: Ask) -> Outcome:
+async def admit(gate: Gate, ask: AdmissionRequest) -> Outcome:
     """Asks, and waits if it must."""
     request = gate.new_id(ask.cost)
     outcome = gate.ask(request, ask)
     return await gate.wait(request) if isinstance(outcome, Queued) else outcome
 
 
-def lease_at_once(gate: Gate, ask: Ask | None = None) -> Lease:
+def lease_at_once(gate: Gate, ask: AdmissionRequest | None = None) -> Lease:
     ask = ask or interactive()
     outcome = gate.ask(gate.new_id(ask.cost), ask)
     assert isinstance(outcome, Lease), outcome
@@ -48,7 +50,7 @@ async def lease_of(task: asyncio.Task[Outcome]) -> Lease:
     return outcome
 
 
-async def queued(gate: Gate, ask: Ask | None = None) -> asyncio.Task[Outcome]:
+async def queued(gate: Gate, ask: AdmissionRequest | None = None) -> asyncio.Task[Outcome]:
     """A task that waits in the queue."""
     depth = gate.core.queue_depth
     task = asyncio.ensure_future(admit(gate, ask or interactive()))

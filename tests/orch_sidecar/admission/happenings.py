@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.types import Ask, KvCache, KvGroup, StepTime
+from orch_sidecar.admission.types import AdmissionRequest, KvCache, KvGroup, StepTime
 from tests.orch_sidecar.admission.examples import bulk_only, kv_of
 from tests.orch_sidecar.admission.examples import class_rules as of
 from tests.orch_sidecar.admission.examples import rules as rules_of
@@ -41,7 +41,7 @@ RULES = (
 )
 
 ASKS = st.builds(
-    Ask,
+    AdmissionRequest,
     st.sampled_from(ServiceClass),
     st.sampled_from((1, 1, 1, 1, 2, 3, 6)),
     st.sampled_from((0, 10, 50, 400)),

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from orch_sidecar.admission.constraints.rules import Hold
-from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.constraints.rules import BlockedBy
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import Ask, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, report, rules
 from tests.orch_sidecar.admission.model import Model
@@ -28,11 +28,13 @@ class Checked(RuleBasedStateMachine):
 
     def take_up(self, of_rules: AdmissionRules) -> None:
         """Begins anew."""
-        self.core = Admission(of_rules, random.Random(1))
+        self.core = AdmissionController(of_rules, random.Random(1))
         self.model = Model(of_rules, unavailable=self.core.unavailable)
         self.serial = 0
 
-    def named(self, ask: Ask, since: float | None = None) -> tuple[str, Ask]:
+    def named(
+        self, ask: AdmissionRequest, since: float | None = None
+    ) -> tuple[str, AdmissionRequest]:
         """A new request, that first came now or at that time."""
         self.serial += 1
         request = f"r{self.serial}"
@@ -98,7 +100,7 @@ class Checked(RuleBasedStateMachine):
             )
         assert (waits.expires, waits.expiry) == (waiting.expires, waiting.expiry)
 
-    def misses_slo(self, ask: Ask, since: float) -> bool:
+    def misses_slo(self, ask: AdmissionRequest, since: float) -> bool:
         """Whether its first token would come too late even if it began now."""
         slo_ms = self.model.rules.of(ask.service_class).ttft_p95_ms
         first_token_s = self.core.outlook.first_token_s(ask) or 0.0
@@ -124,7 +126,7 @@ class Checked(RuleBasedStateMachine):
         surely, maybe = model.aged(bulk)
         if bulk is not None and (maybe or interactive is None):
             held = model.is_held(model.queues[BULK][bulk].ask, hold, surely_aged=surely)
-            if held and (interactive is None or hold is not Hold.RESERVE):
+            if held and (interactive is None or hold is not BlockedBy.RESERVE):
                 return
             assert interactive is not None, (bulk, hold)
             if held:
@@ -134,16 +136,16 @@ class Checked(RuleBasedStateMachine):
             assert not surely, (bulk, hold)
         assert interactive is not None
         assert model.is_held(model.queues[INTERACTIVE][interactive].ask, hold), (interactive, hold)
-        if hold is Hold.BATCH and bulk is not None:
+        if hold is BlockedBy.BATCH and bulk is not None:
             ask = model.queues[BULK][bulk].ask
             self.is_truly_held(ask, "interactive ones that wait for each other hold nobody up")
 
-    def is_truly_held(self, ask: Ask, why: str) -> None:
+    def is_truly_held(self, ask: AdmissionRequest, why: str) -> None:
         hold = self.core.scarce.hold(ask, self.core.scarce.need(ask), self.model.now)
         assert hold is not None, why
         assert self.model.is_held(ask, hold), (ask, hold)
 
-    def check_refusal(self, ask: Ask, refusal: Refusal, usual: bool) -> None:
+    def check_refusal(self, ask: AdmissionRequest, refusal: Refusal, usual: bool) -> None:
         """`usual`: the engine is ready, takes requests, and this one is not too large for it."""
         model = self.model
         if not usual:
@@ -170,7 +172,9 @@ class Checked(RuleBasedStateMachine):
         if not ahead and not model.aged(model.head(BULK))[1] and model.now >= model.paused_until:
             self.is_truly_held(ask, "who could go is not refused")
 
-    def check_put_back(self, ask: Ask, since: float, outcome: Queued | Refusal) -> None:
+    def check_put_back(
+        self, ask: AdmissionRequest, since: float, outcome: Queued | Refusal
+    ) -> None:
         """It is refused only if its time is over or the engine became too small for it."""
         model = self.model
         expires, expiry = model.limits_of(ask, since)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orch_sidecar.admission.constraints.batch import Limits, limits_for
-from orch_sidecar.admission.constraints.rules import CLAIM_S, SPARE_SHARE, Hold
+from orch_sidecar.admission.constraints.rules import CLAIM_S, SPARE_SHARE, BlockedBy
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import Ask, EngineReport
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE
 from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
@@ -23,7 +23,7 @@ _ROUNDING_S = 1e-6
 class Waits:
     """A queued request; `delay_s` what the bounds of the delay showed when it came."""
 
-    ask: Ask
+    ask: AdmissionRequest
     since: float
     expires: float
     expiry: Reason
@@ -42,15 +42,19 @@ class Model:
     paused_until: float = 0.0
     window_until: float = 0.0
     unread: bool = False  # bulk prompts that the engine may still have to read
-    asks: dict[str, tuple[Ask, float]] = field(default_factory=dict)  # and when it first came
-    out: dict[str, Ask | None] = field(default_factory=dict)  # None: not one of ours
+    asks: dict[str, tuple[AdmissionRequest, float]] = field(
+        default_factory=dict
+    )  # and when it first came
+    out: dict[str, AdmissionRequest | None] = field(default_factory=dict)  # None: not one of ours
     closing: set[str] = field(default_factory=set)
     queues: dict[ServiceClass, dict[str, Waits]] = field(
         default_factory=lambda: {each: {} for each in ServiceClass}
     )
     outcome: dict[str, Lease | Refusal] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
-    below: dict[str, tuple[Ask, float]] = field(default_factory=dict)  # refused there, not yet back
+    below: dict[str, tuple[AdmissionRequest, float]] = field(
+        default_factory=dict
+    )  # refused there, not yet back
     delay_s: tuple[float, float] = (0.0, 0.0)
     share: tuple[float, float] = (0.0, 0.0)
     claimed_at: float = float("-inf")  # when there was interactive traffic last
@@ -140,7 +144,7 @@ class Model:
         low, high = self.delay_s
         self.delay_s = (low + passed_s * self.share[0], high + passed_s * self.share[1])
 
-    def may_have_claimed(self, ask: Ask) -> tuple[bool, bool]:
+    def may_have_claimed(self, ask: AdmissionRequest) -> tuple[bool, bool]:
         """Whether it surely is, and may be, too large for what is beside the claimed reserve."""
         surely, maybe = self.traffic
         return ask.cost > self.lendable(surely), ask.cost > self.lendable(maybe)
@@ -155,52 +159,52 @@ class Model:
 
     # Who may go.
 
-    def is_held(self, ask: Ask, hold: Hold, *, surely_aged: bool = False) -> bool:
+    def is_held(self, ask: AdmissionRequest, hold: BlockedBy, *, surely_aged: bool = False) -> bool:
         """Whether it is true that a request waits for that."""
         limits, mine, cost = self.limits, self.leased(INTERACTIVE), ask.cost
         slots, taken, is_bulk = self.engine.slots_total, self.taken, ask.service_class is BULK
         held_for_others = is_bulk and bool(taken) and not surely_aged
         traffic = self.traffic[1]
         match hold:
-            case Hold.SLOT:
+            case BlockedBy.SLOT:
                 return taken + cost > slots
-            case Hold.PAUSE:
+            case BlockedBy.PAUSE:
                 return self.now < self.paused_until
-            case Hold.WINDOW:
+            case BlockedBy.WINDOW:
                 return is_bulk and not taken and self.now < self.window_until
-            case Hold.KV:
+            case BlockedBy.KV:
                 return bool(taken) and self.engine.kv is not None
-            case Hold.PREFILL:
+            case BlockedBy.PREFILL:
                 return held_for_others and traffic and self.unread
-            case Hold.RESERVE:
+            case BlockedBy.RESERVE:
                 too_large = surely_aged and self.may_have_claimed(ask)[0]
                 beyond = taken - mine + cost > self.lendable(traffic)
                 return is_bulk and taken > 0 and beyond and not too_large
-            case Hold.BATCH if is_bulk:
+            case BlockedBy.BATCH if is_bulk:
                 small = held_for_others and traffic and taken + cost > limits.mixed
                 return small or (taken > 0 and taken + cost > limits.bulk)
-            case Hold.BATCH:
+            case BlockedBy.BATCH:
                 return mine > 0 and mine + cost > limits.interactive
 
-    def check_grant(self, request: str, ask: Ask) -> None:
+    def check_grant(self, request: str, ask: AdmissionRequest) -> None:
         """It goes now: it fits, and it passes nobody by."""
         heads = {each: self.head(each) for each in ServiceClass}
         assert self.unavailable is None, "nothing is admitted on a guess"
         assert self.now >= self.paused_until
-        assert not self.is_held(ask, Hold.SLOT), "never over"
+        assert not self.is_held(ask, BlockedBy.SLOT), "never over"
         assert heads[ask.service_class] in (None, request), "first come, first served"
         surely, maybe = self.aged(heads[BULK])
         if ask.service_class is INTERACTIVE:
-            assert not self.is_held(ask, Hold.BATCH)
+            assert not self.is_held(ask, BlockedBy.BATCH)
             first = next(iter(self.queues[BULK].values()), None)
             if surely and first is not None:
-                held = self.is_held(first.ask, Hold.RESERVE, surely_aged=True)
+                held = self.is_held(first.ask, BlockedBy.RESERVE, surely_aged=True)
                 assert held, "nobody else passes by a delayed one"
             return
         maybe = maybe and heads[BULK] == request
         first = next(iter(self.queues[INTERACTIVE].values()), None)
         if first is not None and not maybe:
-            assert self.is_held(first.ask, Hold.BATCH), "interactive before bulk"
+            assert self.is_held(first.ask, BlockedBy.BATCH), "interactive before bulk"
         if self.taken:
             assert self.taken + ask.cost <= self.limits.bulk
             mine = self.leased(INTERACTIVE)
@@ -210,7 +214,7 @@ class Model:
 
     # What happens.
 
-    def limits_of(self, ask: Ask, since: float) -> tuple[float, Reason]:
+    def limits_of(self, ask: AdmissionRequest, since: float) -> tuple[float, Reason]:
         """When the first of its time limits ends, and which that is; but for the SLO."""
         limits = [(since + self.rules.of(ask.service_class).max_wait_s, Reason.QUEUE_TIMEOUT)]
         if ask.max_wait_ms is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orch_sidecar.admission.constraints.rules import Hold
-from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.constraints.rules import BlockedBy
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.admission.types import Queued
@@ -28,7 +28,7 @@ from vllm_plugin.profile import Bounds
 
 
 def test_nothing_is_admitted_before_the_engine_has_reported() -> None:
-    core = Admission(rules())
+    core = AdmissionController(rules())
     assert reason_of(core.arrive("a", interactive(), 0.0)) is Reason.ENGINE_STARTING
     assert core.next_event(0.0) is None
 
@@ -44,7 +44,7 @@ def test_request_that_does_not_fit_waits_and_is_admitted_on_release() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     assert core.arrive("b", bulk(), 1.0) == Queued(0, None)
-    assert (core.queue_depth, core.queued(BULK), core.hold) == (1, 1, Hold.SLOT)
+    assert (core.queue_depth, core.queued(BULK), core.hold) == (1, 1, BlockedBy.SLOT)
     assert core.release("a", 2.0) == [Decision("b", Lease("b", 1, "e1"))]
     assert (core.queue_depth, core.queued(BULK), core.hold) == (0, 0, None)
     assert (core.leased_by(INTERACTIVE), core.leased_by(BULK)) == (0, 1)
@@ -117,7 +117,7 @@ def test_a_large_bulk_request_is_not_passed_by_for_ever() -> None:
     assert at == 27.0, "10 s of delay after 26.7 s"
 
 
-def kept_waiting(cost: int) -> Admission:
+def kept_waiting(cost: int) -> AdmissionController:
     """At 0.95 s, by interactive requests that come one after the other, each before the last ends.
 
     So one slot at least is always taken, and two are claimed.
@@ -136,7 +136,7 @@ def kept_waiting(cost: int) -> Admission:
 def test_a_bulk_request_that_needs_all_slots_is_not_starved_nor_is_the_one_behind_it() -> None:
     core = kept_waiting(8)
     assert core.tick(1.0) == []
-    assert core.hold is Hold.SLOT
+    assert core.hold is BlockedBy.SLOT
     queue(core, interactive(), "i10", at=1.01)
     assert granted(core.release("i9", 1.05)) == ["large"]
     assert granted(core.release("large", 2.0)) == ["small", "i10"]
@@ -144,7 +144,7 @@ def test_a_bulk_request_that_needs_all_slots_is_not_starved_nor_is_the_one_behin
 
 def test_a_bulk_request_that_needs_a_claimed_slot_gets_it_in_the_end() -> None:
     core = kept_waiting(7)
-    assert core.hold is Hold.RESERVE
+    assert core.hold is BlockedBy.RESERVE
     assert granted(core.tick(1.0)) == ["large"]
 
 
@@ -170,7 +170,7 @@ def test_interactive_requests_that_fill_their_batch_let_bulk_ones_go() -> None:
     core = core_of(4, rules(class_rules(batch=Bounds(least=1, most=2))))
     fill(core, interactive(2), "i1")
     queue(core, interactive(), "i2")
-    assert core.hold is Hold.BATCH
+    assert core.hold is BlockedBy.BATCH
     fill(core, bulk(), "b1", "b2")
     queue(core, bulk(), "b3")
     assert granted(core.release("i1", 1.0)) == ["i2", "b3"]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.ledger import Lease
@@ -136,7 +136,7 @@ def test_drain_for_the_stop_of_an_engine_ends_with_the_report_of_the_next_one() 
 
 
 def test_drain_for_the_stop_of_an_engine_that_never_reported_ends_with_the_first_report() -> None:
-    core = Admission(rules())
+    core = AdmissionController(rules())
     core.drain(Drain(OrderedBy.ENGINE_STOP, 0.0))
     core.engine_reports(report(1), 1.0)
     assert core.draining is None
@@ -199,7 +199,7 @@ def test_statistics_count_by_class() -> None:
 
 def test_jitter_is_by_chance_unless_it_is_given() -> None:
     def told(jitter: random.Random | None) -> int | None:
-        core = Admission(rules(), jitter)
+        core = AdmissionController(rules(), jitter)
         core.engine_reports(report(1), 0.0)
         fill(core, interactive(), "a")
         outcome = core.arrive("b", interactive(may_queue=False), 0.0)

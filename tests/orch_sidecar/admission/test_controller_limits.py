@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.admission.types import Ask, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     bulk,
@@ -164,7 +164,9 @@ def test_leaving_the_queue_admits_those_behind_who_fit() -> None:
         (bulk(max_wait_ms=1e9, deadline_ms=1e9), 60.0, Reason.QUEUE_TIMEOUT),
     ],
 )
-def test_the_shortest_of_its_time_limits_ends_the_wait(ask: Ask, at: float, reason: Reason) -> None:
+def test_the_shortest_of_its_time_limits_ends_the_wait(
+    ask: AdmissionRequest, at: float, reason: Reason
+) -> None:
     core = core_of(1)
     fill(core, bulk(), "a")
     queue(core, ask, "b")
@@ -180,7 +182,9 @@ def test_the_shortest_of_its_time_limits_ends_the_wait(ask: Ask, at: float, reas
         (interactive(max_wait_ms=0.0), Reason.QUEUE_TIMEOUT),
     ],
 )
-def test_a_request_that_may_not_wait_goes_at_once_or_not_at_all(ask: Ask, reason: Reason) -> None:
+def test_a_request_that_may_not_wait_goes_at_once_or_not_at_all(
+    ask: AdmissionRequest, reason: Reason
+) -> None:
     core = core_of(1)
     fill(core, ask, "a")
     assert reason_of(core.arrive("b", ask, 0.0)) is reason

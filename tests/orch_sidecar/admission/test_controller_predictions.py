@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.constraints.rules import Hold
-from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.constraints.rules import BlockedBy
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.admission.prediction.service_time import Forecast
 from orch_sidecar.admission.types import Queued
@@ -33,7 +33,7 @@ from tests.orch_sidecar.admission.examples import (
 from vllm_plugin.profile import AdmissionRules, Bounds
 
 
-def measured(slots: int, of_rules: AdmissionRules | None = None) -> Admission:
+def measured(slots: int, of_rules: AdmissionRules | None = None) -> AdmissionController:
     """Steps of 10 ms + 1 ms for each sequence, 1000 tokens of prompts per second."""
     return core_of(slots, of_rules, step_time=STEP_TIME, prefill_tokens_per_s=1000.0)
 
@@ -126,7 +126,7 @@ def test_interactive_requests_that_wait_for_each_other_count_only_their_ends() -
     assert queue(core, ask, "i2", "i3", "i4") == [
         Queued(0, 1600), Queued(1, 1600), Queued(2, 3200),
     ]  # fmt: skip
-    assert core.hold is Hold.BATCH
+    assert core.hold is BlockedBy.BATCH
 
 
 def test_bulk_requests_beyond_their_batch_wait_for_an_end_of_either_class() -> None:
@@ -134,7 +134,7 @@ def test_bulk_requests_beyond_their_batch_wait_for_an_end_of_either_class() -> N
     fill(core, bulk(3, max_tokens=100), "b")
     fill(core, interactive(max_tokens=50), "i")
     assert queue(core, bulk(max_tokens=100), "b2", "b3") == [Queued(0, 700), Queued(1, 1400)]
-    assert core.hold is Hold.BATCH
+    assert core.hold is BlockedBy.BATCH
     assert core.forecast(interactive(max_tokens=100), 0.0) == Forecast(0, 15, 1500)
 
 
@@ -143,7 +143,7 @@ def test_free_slots_are_of_no_use_while_the_cache_is_full() -> None:
     fill(core, bulk(prompt_tokens=800, max_tokens=100), "a")
     ask = bulk(prompt_tokens=300, max_tokens=100)
     assert queue(core, ask, "b", "c") == [Queued(0, 1100), Queued(1, 2200)]
-    assert core.hold is Hold.KV
+    assert core.hold is BlockedBy.KV
 
 
 def test_the_reserve_is_free_and_not_for_bulk_requests() -> None:
@@ -152,7 +152,7 @@ def test_the_reserve_is_free_and_not_for_bulk_requests() -> None:
     core.release("i", 0.1)
     fill(core, bulk(3, max_tokens=100), "b", at=0.1)
     assert queue(core, bulk(max_tokens=100), "b2", at=0.1) == [Queued(0, 1300)]
-    assert core.hold is Hold.RESERVE
+    assert core.hold is BlockedBy.RESERVE
 
 
 def test_forecast_of_a_free_engine_and_of_a_full_one() -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.admission.constraints.rules import Hold
-from orch_sidecar.admission.controller import Admission
-from orch_sidecar.admission.types import Ask, Queued
+from orch_sidecar.admission.constraints.rules import BlockedBy
+from orch_sidecar.admission.controller import AdmissionController
+from orch_sidecar.admission.types import AdmissionRequest, Queued
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import (
     DRAIN,
@@ -29,7 +29,12 @@ from tests.orch_sidecar.admission.examples import (
 
 
 def refused_below(
-    core: Admission, name: str, ask: Ask, pause_s: float, now: float, since: float = 0.0
+    core: AdmissionController,
+    name: str,
+    ask: AdmissionRequest,
+    pause_s: float,
+    now: float,
+    since: float = 0.0,
 ) -> None:
     """The tier below refused this lease: it waits again under another id."""
     core.turned_away(pause_s, now)
@@ -43,7 +48,7 @@ def test_who_is_put_back_goes_first_and_nobody_goes_for_a_while() -> None:
     fill(core, bulk(), "x")
     queue(core, interactive(), "b", at=0.5)
     refused_below(core, "a", interactive(), 0.5, 1.0)
-    assert core.hold is Hold.PAUSE
+    assert core.hold is BlockedBy.PAUSE
     assert core.next_event(1.0) == 1.5
     queue(core, bulk(), "c", at=1.2)
     assert reason_of(core.arrive("d", bulk(may_queue=False), 1.2)) is Reason.DO_NOT_QUEUE
@@ -58,7 +63,7 @@ def test_a_pause_holds_who_comes_although_nobody_waits() -> None:
     core.turned_away(0.5, 1.0)
     assert core.release("a", 1.0) == []
     queue(core, interactive(), "b", at=1.1)
-    assert (core.hold, core.next_event(1.1)) == (Hold.PAUSE, 1.5)
+    assert (core.hold, core.next_event(1.1)) == (BlockedBy.PAUSE, 1.5)
     assert granted(core.tick(1.5)) == ["b"]
 
 

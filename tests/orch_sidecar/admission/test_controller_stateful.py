@@ -15,7 +15,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import Ask, EngineReport, Queued
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     BULK,
@@ -50,7 +50,7 @@ class AdmissionMachine(Checked):
     # What requests do.
 
     @rule(asks=st.lists(st.tuples(ASKS, PASSED_S), min_size=1, max_size=6))
-    def arrive(self, asks: list[tuple[Ask, float]]) -> None:
+    def arrive(self, asks: list[tuple[AdmissionRequest, float]]) -> None:
         for ask, passed_s in asks:
             self.model.pass_time(passed_s)
             all_bulk = self.model.rules.interactive is None
@@ -58,11 +58,11 @@ class AdmissionMachine(Checked):
 
     @precondition(lambda self: not self.model.depth and self.model.engine.slots_total)
     @rule(leaves=st.booleans(), asks=st.lists(st.tuples(ASKS, PASSED_S), max_size=4))
-    def bulk_comes_often(self, leaves: bool, asks: list[tuple[Ask, float]]) -> None:
+    def bulk_comes_often(self, leaves: bool, asks: list[tuple[AdmissionRequest, float]]) -> None:
         """So often that it pays to begin together, and then others come."""
         for _ in range(12):
             self.model.pass_time(0.005)
-            request, ask = self.named(Ask(BULK, may_queue=False))
+            request, ask = self.named(AdmissionRequest(BULK, may_queue=False))
             self.arrive_one(request, ask)
             if leaves and request in self.model.out:
                 self.release_one(request)
@@ -70,7 +70,9 @@ class AdmissionMachine(Checked):
 
     @precondition(lambda self: self.model.queues[BULK] and self.model.rules.interactive)
     @rule(ask=ASKS, times=st.integers(2, 8), passed_s=st.sampled_from((0.1, 0.3, 0.5)))
-    def interactive_requests_come_and_go(self, ask: Ask, times: int, passed_s: float) -> None:
+    def interactive_requests_come_and_go(
+        self, ask: AdmissionRequest, times: int, passed_s: float
+    ) -> None:
         """So many that bulk ones are delayed."""
         ask = replace(ask, service_class=INTERACTIVE, cost=1)
         for _ in range(times):
@@ -80,7 +82,7 @@ class AdmissionMachine(Checked):
             if leases:
                 self.release_one(leases[0])
 
-    def arrive_one(self, request: str, ask: Ask) -> None:
+    def arrive_one(self, request: str, ask: AdmissionRequest) -> None:
         model, core = self.model, self.core
         before, places = model.depth, model.places(ask.service_class)
         usual = not model.draining and model.unavailable is None
@@ -293,7 +295,7 @@ class AdmissionMachine(Checked):
         self.take(self.core.replace_rules(rules, self.model.now))
 
     @rule(ask=ASKS)
-    def forecast(self, ask: Ask) -> None:
+    def forecast(self, ask: AdmissionRequest) -> None:
         """It changes nothing, as the invariants show."""
         at = self.core.next_event(self.model.now)
         forecast = self.core.forecast(ask, self.model.now)

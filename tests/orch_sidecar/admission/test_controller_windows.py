@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.admission.constraints.rules import Hold
-from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.constraints.rules import BlockedBy
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import Ask, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     BULK,
@@ -34,7 +34,7 @@ ALWAYS_50_MS = Bounds(least=50, most=50)
 GATHERING = rules(window_ms=ALWAYS_50_MS)
 
 
-def idle_after_traffic(of_rules: AdmissionRules = GATHERING, slots: int = 4) -> Admission:
+def idle_after_traffic(of_rules: AdmissionRules = GATHERING, slots: int = 4) -> AdmissionController:
     """At 2 s bulk requests have come and gone 100 times a second, and nobody is there."""
     core = core_of(slots, of_rules)
     for number in range(1, 201):
@@ -52,7 +52,7 @@ def test_bulk_requests_that_come_often_begin_together() -> None:
     core = idle_after_traffic()
     queue(core, bulk(), "a", at=2.0)
     queue(core, bulk(), "b", at=2.03)
-    assert core.hold is Hold.WINDOW
+    assert core.hold is BlockedBy.WINDOW
     assert core.next_event(2.03) == pytest.approx(2.05)
     assert granted(core.tick(2.05)) == ["a", "b"]
     assert core.next_event(2.05) is None
@@ -101,7 +101,7 @@ def test_an_interactive_request_ends_the_window() -> None:
         bulk(deadline_ms=30.0),
     ],
 )
-def test_a_request_that_may_not_wait_so_long_ends_the_window(ask: Ask) -> None:
+def test_a_request_that_may_not_wait_so_long_ends_the_window(ask: AdmissionRequest) -> None:
     core = idle_after_traffic()
     queue(core, bulk(), "a", at=2.0)
     assert isinstance(core.arrive("b", ask, 2.01), Lease)
@@ -109,7 +109,9 @@ def test_a_request_that_may_not_wait_so_long_ends_the_window(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("ask", [bulk(may_queue=False), bulk(max_wait_ms=0.0)])
-def test_a_window_that_is_over_holds_nobody_even_if_the_timer_is_late(ask: Ask) -> None:
+def test_a_window_that_is_over_holds_nobody_even_if_the_timer_is_late(
+    ask: AdmissionRequest,
+) -> None:
     core = idle_after_traffic()
     queue(core, bulk(3), "a", at=2.0)
     assert isinstance(core.arrive("b", ask, 2.051), Lease)
@@ -177,7 +179,7 @@ def test_reserve_comes_back_to_bulk_ten_seconds_after_the_last_interactive_reque
     core.release("i", 1.0)
     fill(core, bulk(), "a", "b", "b2", at=1.0)
     queue(core, bulk(), "c", at=1.0)
-    assert core.hold is Hold.RESERVE
+    assert core.hold is BlockedBy.RESERVE
     now, decisions = 1.0, list[Decision]()
     while not decisions:
         at = core.next_event(now)
@@ -198,9 +200,9 @@ def test_the_next_interactive_request_finds_a_slot_and_keeps_another_for_the_one
     fill(core, bulk(3), "c", at=3.0)
     assert core.hold is None
     queue(core, bulk(2), "d", at=3.0)
-    assert core.hold is Hold.RESERVE
+    assert core.hold is BlockedBy.RESERVE
     fill(core, interactive(), "i3", "i4", at=4.0)
-    assert core.hold is Hold.SLOT
+    assert core.hold is BlockedBy.SLOT
 
 
 def test_a_preemption_holds_requests_back_until_the_cache_has_recovered() -> None:
@@ -208,7 +210,7 @@ def test_a_preemption_holds_requests_back_until_the_cache_has_recovered() -> Non
     fill(core, bulk(prompt_tokens=700, max_tokens=100), "a")
     core.engine_reports(report(4, kv=kv_of(1000), kv_usage=0.95, preemptions_total=1), 1.0)
     queue(core, bulk(prompt_tokens=100, max_tokens=50), "b", at=1.0)
-    assert core.hold is Hold.KV
+    assert core.hold is BlockedBy.KV
     now, decisions = 1.0, list[Decision]()
     while not decisions:
         at = core.next_event(now)
@@ -224,7 +226,7 @@ def test_a_held_prompt_goes_when_the_one_before_it_was_read() -> None:
     fill(core, interactive(), "i")
     fill(core, bulk(prompt_tokens=600), "a")
     queue(core, bulk(prompt_tokens=100), "b")
-    assert core.hold is Hold.PREFILL
+    assert core.hold is BlockedBy.PREFILL
     at = core.next_event(0.0)
     assert at is not None
     assert at == pytest.approx(0.2)

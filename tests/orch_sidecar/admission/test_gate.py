@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from orch_sidecar.admission.constraints.rules import Hold
+from orch_sidecar.admission.constraints.rules import BlockedBy
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.admission.types import Queued
 from orch_sidecar.api.refusal import Reason
@@ -149,7 +149,7 @@ async def test_timer_closes_a_window() -> None:
     for _ in range(100):
         gate.release(lease_at_once(gate, bulk(may_queue=False)).id)
     waiting = [await queued(gate, bulk()), await queued(gate, bulk())]
-    assert gate.core.hold is Hold.WINDOW
+    assert gate.core.hold is BlockedBy.WINDOW
     for each in waiting:
         gate.release((await lease_of(each)).id)
     assert_nothing_left(gate)
@@ -184,7 +184,7 @@ async def test_timer_ends_what_a_bulk_request_is_held_for_when_it_was_delayed_en
     lease_at_once(gate, interactive())
     lease_at_once(gate, bulk(prompt_tokens=100))
     waiting = await queued(gate, bulk(prompt_tokens=100))
-    assert gate.core.hold is Hold.PREFILL
+    assert gate.core.hold is BlockedBy.PREFILL
     await lease_of(waiting)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from orch_sidecar.admission.constraints.batch import Limits
-from orch_sidecar.admission.constraints.rules import Hold, Scarce
+from orch_sidecar.admission.constraints.rules import AdmissionConstraints, BlockedBy
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.ordering import Order
-from orch_sidecar.admission.prediction.service_time import Outlook, Run
-from orch_sidecar.admission.queues import Queues, Waiting
-from orch_sidecar.admission.types import Ask
+from orch_sidecar.admission.ordering import QueueOrder
+from orch_sidecar.admission.prediction.service_time import RunningRequest, ServiceTimes
+from orch_sidecar.admission.queues import QueuedRequest, Queues
+from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import bulk, interactive, rules
 
@@ -20,24 +20,26 @@ class Line:
         self.ledger, self.queues = Ledger(), Queues()
         self.ledger.slots_total = 4
         reserving = rules(reserved_share=reserved_share)
-        outlook = Outlook(self.ledger)
-        self.scarce = Scarce(reserving, self.ledger, self.queues, outlook)
+        outlook = ServiceTimes(self.ledger)
+        self.scarce = AdmissionConstraints(reserving, self.ledger, self.queues, outlook)
         self.scarce.limits = Limits(interactive_batch, 4, 4, 50.0, True)
-        self.order = Order(rules(), self.queues, self.scarce)
+        self.order = QueueOrder(rules(), self.queues, self.scarce)
 
-    def run(self, ask: Ask) -> None:
+    def run(self, ask: AdmissionRequest) -> None:
         self.ledger.grant(f"running {self.ledger.leases()}", ask.cost)
-        self.scarce.granted(Run(ask, 0.0), 0.0)
+        self.scarce.granted(RunningRequest(ask, 0.0), 0.0)
 
-    def wait(self, name: str, ask: Ask) -> None:
-        waiting = Waiting(name, ask, 0.0, 60.0, Reason.QUEUE_TIMEOUT, self.scarce.clock.delay_s)
+    def wait(self, name: str, ask: AdmissionRequest) -> None:
+        waiting = QueuedRequest(
+            name, ask, 0.0, 60.0, Reason.QUEUE_TIMEOUT, self.scarce.clock.delay_s
+        )
         self.queues.add(waiting)
 
     def next(self, now: float = 0.0) -> str | None:
         waiting = self.order.next(now)
         return None if waiting is None else waiting.request
 
-    def holds(self, ask: Ask, now: float = 0.0) -> Hold | None:
+    def holds(self, ask: AdmissionRequest, now: float = 0.0) -> BlockedBy | None:
         return self.order.holds(ask, self.scarce.need(ask), now)
 
     def delay(self) -> None:
@@ -78,9 +80,9 @@ def test_nobody_passes_by_a_delayed_bulk_request_that_does_not_fit() -> None:
     line.wait("i", interactive())
     assert line.next(9.9) == "i"
     assert line.next(10.0) is None
-    assert line.order.hold is Hold.SLOT
-    assert line.holds(interactive(), 10.0) is Hold.SLOT
-    assert line.holds(bulk(), 10.0) is Hold.SLOT
+    assert line.order.hold is BlockedBy.SLOT
+    assert line.holds(interactive(), 10.0) is BlockedBy.SLOT
+    assert line.holds(bulk(), 10.0) is BlockedBy.SLOT
 
 
 def test_a_delayed_bulk_request_that_waits_for_the_reserve_lets_interactive_ones_go() -> None:
@@ -91,12 +93,12 @@ def test_a_delayed_bulk_request_that_waits_for_the_reserve_lets_interactive_ones
     line.wait("b", bulk())
     line.delay()
     assert line.next(10.0) is None
-    assert line.order.hold is Hold.RESERVE
+    assert line.order.hold is BlockedBy.RESERVE
     assert line.holds(interactive(), 10.0) is None
-    assert line.holds(bulk(), 10.0) is Hold.RESERVE
+    assert line.holds(bulk(), 10.0) is BlockedBy.RESERVE
     line.wait("i", interactive())
     assert line.next(10.0) == "i"
-    assert line.order.hold is Hold.RESERVE
+    assert line.order.hold is BlockedBy.RESERVE
 
 
 def test_one_that_does_not_fit_holds_up_those_behind_it() -> None:
@@ -106,7 +108,7 @@ def test_one_that_does_not_fit_holds_up_those_behind_it() -> None:
     line.wait("small", interactive())
     line.wait("bulk", bulk())
     assert line.next() is None
-    assert line.order.hold is Hold.SLOT
+    assert line.order.hold is BlockedBy.SLOT
 
 
 def test_interactive_requests_that_wait_for_each_other_let_bulk_ones_go() -> None:
@@ -114,13 +116,13 @@ def test_interactive_requests_that_wait_for_each_other_let_bulk_ones_go() -> Non
     line.run(interactive())
     line.wait("i", interactive())
     assert line.next() is None
-    assert line.order.hold is Hold.BATCH
-    assert line.holds(interactive()) is Hold.BATCH
+    assert line.order.hold is BlockedBy.BATCH
+    assert line.holds(interactive()) is BlockedBy.BATCH
     assert line.holds(bulk()) is None
     line.wait("b", bulk())
     assert line.next() == "b"
-    assert line.order.hold is Hold.BATCH
-    assert line.holds(bulk()) is Hold.BATCH, "somebody of its class is ahead"
+    assert line.order.hold is BlockedBy.BATCH
+    assert line.holds(bulk()) is BlockedBy.BATCH, "somebody of its class is ahead"
 
 
 def test_what_the_first_waits_for_is_told_even_if_the_second_waits_for_another_thing() -> None:
@@ -129,7 +131,7 @@ def test_what_the_first_waits_for_is_told_even_if_the_second_waits_for_another_t
     line.wait("i", interactive())
     line.wait("b", bulk(4))
     assert line.next() is None
-    assert line.order.hold is Hold.BATCH
+    assert line.order.hold is BlockedBy.BATCH
 
 
 def test_nobody_passes_by_one_of_its_own_class() -> None:
@@ -138,8 +140,8 @@ def test_nobody_passes_by_one_of_its_own_class() -> None:
     line.wait("i", interactive(4))
     line.wait("b", bulk(4))
     line.next()
-    assert line.holds(interactive()) is Hold.SLOT
-    assert line.holds(bulk()) is Hold.SLOT
+    assert line.holds(interactive()) is BlockedBy.SLOT
+    assert line.holds(bulk()) is BlockedBy.SLOT
 
 
 def test_interactive_requests_pass_by_bulk_ones() -> None:
@@ -148,21 +150,21 @@ def test_interactive_requests_pass_by_bulk_ones() -> None:
     line.wait("b", bulk(4))
     line.next()
     assert line.holds(interactive()) is None
-    assert line.holds(bulk()) is Hold.SLOT
+    assert line.holds(bulk()) is BlockedBy.SLOT
 
 
 def test_with_nobody_ahead_a_request_waits_only_for_what_it_needs() -> None:
     line = Line()
     line.run(bulk(3))
     assert line.holds(bulk()) is None
-    assert line.holds(bulk(2)) is Hold.SLOT
+    assert line.holds(bulk(2)) is BlockedBy.SLOT
 
 
 def test_who_comes_before_anybody_has_looked_waits_for_those_ahead() -> None:
     line = Line()
     line.wait("b", bulk())
     assert line.order.hold is None
-    assert line.holds(bulk()) is Hold.SLOT
+    assert line.holds(bulk()) is BlockedBy.SLOT
     assert line.holds(interactive()) is None
 
 
@@ -175,8 +177,8 @@ def test_a_delayed_bulk_request_too_large_for_the_rest_waits_for_slots_only() ->
     line.wait("i", interactive())
     assert line.next(9.9) == "i"
     assert line.next(10.0) is None
-    assert line.order.hold is Hold.SLOT
-    assert line.holds(interactive(), 10.0) is Hold.SLOT, "nobody passes it by any more"
+    assert line.order.hold is BlockedBy.SLOT
+    assert line.holds(interactive(), 10.0) is BlockedBy.SLOT, "nobody passes it by any more"
     line.ledger.release("running 0")
     assert line.next(10.0) == "b"
 
@@ -184,11 +186,11 @@ def test_a_delayed_bulk_request_too_large_for_the_rest_waits_for_slots_only() ->
 def test_a_pause_holds_everybody() -> None:
     line = Line()
     line.order.paused_until = 5.0
-    assert line.holds(interactive(), 4.9) is Hold.PAUSE
+    assert line.holds(interactive(), 4.9) is BlockedBy.PAUSE
     assert line.holds(interactive(), 5.0) is None
     line.wait("i", interactive())
     assert line.next(4.9) is None
-    assert line.order.hold is Hold.PAUSE
+    assert line.order.hold is BlockedBy.PAUSE
     assert line.order.changes_at(4.9) == 5.0
     assert line.next(5.0) == "i"
 
@@ -196,9 +198,9 @@ def test_a_pause_holds_everybody() -> None:
 def test_it_tells_when_a_hold_ends_of_itself() -> None:
     line = Line()
     line.order.paused_until = 5.0
-    assert line.order.ends_at(Hold.PAUSE, 4.0) == 5.0
-    assert line.order.ends_at(Hold.KV, 4.0) == 4.25, "then it looks again"
-    assert line.order.ends_at(Hold.SLOT, 4.0) is None
+    assert line.order.ends_at(BlockedBy.PAUSE, 4.0) == 5.0
+    assert line.order.ends_at(BlockedBy.KV, 4.0) == 4.25, "then it looks again"
+    assert line.order.ends_at(BlockedBy.SLOT, 4.0) is None
 
 
 def test_the_time_of_a_delayed_request_is_foreseen() -> None:
@@ -207,7 +209,7 @@ def test_the_time_of_a_delayed_request_is_foreseen() -> None:
     line.wait("b", bulk())
     line.scarce.clock.turn(0.0, 0.5)
     line.next(0.0)
-    assert line.order.hold is Hold.SLOT
+    assert line.order.hold is BlockedBy.SLOT
     assert line.order.changes_at(0.0) == 20.0
     assert line.order.changes_at(20.0) is None, "it has come, and the slot has not"
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.queues import Queues, Waiting
+from orch_sidecar.admission.queues import QueuedRequest, Queues
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, bulk, interactive
 from vllm_plugin.profile import ServiceClass
 
 
-def waiting(name: str, *, expires: float = 60.0, cost: int = 1, is_bulk: bool = False) -> Waiting:
+def waiting(
+    name: str, *, expires: float = 60.0, cost: int = 1, is_bulk: bool = False
+) -> QueuedRequest:
     ask = bulk(cost) if is_bulk else interactive(cost)
-    return Waiting(name, ask, 0.0, expires, Reason.QUEUE_TIMEOUT, 0.0)
+    return QueuedRequest(name, ask, 0.0, expires, Reason.QUEUE_TIMEOUT, 0.0)
 
 
 def names(queues: Queues, service_class: ServiceClass) -> list[str]:
@@ -94,7 +96,7 @@ def test_those_who_left_early_take_no_memory() -> None:
 )
 def test_counts_are_those_of_who_is_there(steps: list[tuple[str, int, bool]]) -> None:
     """An expiry of 0 stands for leaving."""
-    queues, there = Queues(), dict[str, Waiting]()
+    queues, there = Queues(), dict[str, QueuedRequest]()
     for serial, (prefix, expires, is_bulk) in enumerate(steps):
         if expires:
             new = waiting(f"{prefix}{serial}", expires=expires, cost=expires, is_bulk=is_bulk)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from orch_sidecar.api import body_outline as outline
 from orch_sidecar.api.body_outline import LARGE_BYTES, Outline, slices
-from orch_sidecar.api.generation import Api, Demand, read
-from orch_sidecar.api.json_body import Unreadable, parse
+from orch_sidecar.api.generation import Api, GenerationRequest, read
+from orch_sidecar.api.json_body import InvalidJson, parse
 from orch_sidecar.api.refusal import Refusal
 
 MIB = 2**20
@@ -30,10 +30,10 @@ def outlined(body: bytes, cut: int | None = None) -> bytes:
     return made.result()
 
 
-def read_outlined(body: bytes, api: Api = Api.COMPLETIONS) -> Demand | Refusal:
+def read_outlined(body: bytes, api: Api = Api.COMPLETIONS) -> GenerationRequest | Refusal:
     try:
         return read(api, outlined(body), 64, None, outlined=True)
-    except Unreadable as unreadable:
+    except InvalidJson as unreadable:
         return unreadable.refusal
 
 
@@ -103,14 +103,14 @@ def test_eight_mebibytes_of_source_code_in_one_string_are_served() -> None:
         ({"messages": [{"role": "user", "content": code}], "n": 2}, Api.CHAT),
     ):
         demand = read_outlined(json.dumps(body).encode(), api)
-        assert isinstance(demand, Demand)
+        assert isinstance(demand, GenerationRequest)
         assert demand.cost == 2
 
 
 def test_prompt_of_131072_token_ids_is_served() -> None:
     body = json.dumps({"prompt": list(range(131_072))}).encode()
     demand = read_outlined(body)
-    assert isinstance(demand, Demand)
+    assert isinstance(demand, GenerationRequest)
     assert (demand.cost, demand.prompt_tokens) == (1, 131_072)
 
 
@@ -121,7 +121,7 @@ def test_field_is_found_behind_large_ones_however_it_is_spelled(name: str) -> No
         name.encode(),
     )
     demand = read_outlined(body)
-    assert isinstance(demand, Demand)
+    assert isinstance(demand, GenerationRequest)
     assert demand.cost == 3
 
 
@@ -134,7 +134,7 @@ def test_field_that_is_given_twice_is_refused() -> None:
 def test_two_fields_with_long_names_are_not_the_same() -> None:
     long = b"x" * 2000
     demand = read_outlined(b'{"prompt": "a", "%ba": 1, "%bb": 2}' % (long, long))
-    assert isinstance(demand, Demand)
+    assert isinstance(demand, GenerationRequest)
 
 
 def test_error_says_no_place_that_is_one_of_the_outline() -> None:
@@ -148,12 +148,12 @@ def test_error_says_no_place_that_is_one_of_the_outline() -> None:
 def test_numbers_that_are_no_integers_are_limited_however_they_are_written(number: bytes) -> None:
     others = b"true,false,null,12," * 20_000
 
-    def read_with(count: int) -> Demand | Refusal:
+    def read_with(count: int) -> GenerationRequest | Refusal:
         return read_outlined(b'{"prompt": "x", "x": [%b1]}' % (others + (number + b",") * count))
 
     # One that two slices share may be counted as two, or not at all.
     few = outline.MAX_FRACTIONS // 100
-    assert isinstance(read_with(outline.MAX_FRACTIONS - few), Demand)
+    assert isinstance(read_with(outline.MAX_FRACTIONS - few), GenerationRequest)
     refusal = read_with(outline.MAX_FRACTIONS + few)
     assert isinstance(refusal, Refusal)
     assert "more than 20000 fractions or exponents" in refusal.message
@@ -163,7 +163,9 @@ def test_other_encoding_is_refused() -> None:
     refusal = read_outlined(json.dumps({"prompt": "x"}).encode("utf-16"))
     assert isinstance(refusal, Refusal)
     assert "utf-16" in refusal.message
-    assert isinstance(read_outlined(json.dumps({"prompt": "x"}).encode("utf-8-sig")), Demand)
+    assert isinstance(
+        read_outlined(json.dumps({"prompt": "x"}).encode("utf-8-sig")), GenerationRequest
+    )
 
 
 def repeated(
@@ -227,7 +229,7 @@ def test_no_body_takes_the_event_loop_for_long(name: str, collector_of_a_sidecar
             begin = time.thread_time()
             made.feed(piece)
             longest_s = max(longest_s, time.thread_time() - begin)
-    except Unreadable as unreadable:
+    except InvalidJson as unreadable:
         outcome = unreadable.refusal.message
     begin = time.thread_time()
     if not outcome:

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from orch_sidecar.api.coalescing_key import DIGEST_BYTES, digest
-from orch_sidecar.api.generation import Api, Demand, read
+from orch_sidecar.api.generation import Api, GenerationRequest, read
 
 CHAT = {
     "model": "m",
@@ -212,15 +212,15 @@ def test_order_of_fields_never_counts(fields: dict[str, Any], random: Any) -> No
 def read_coalescing(api: Api, **fields: Any) -> bytes | None:
     body = json.dumps({"model": "m", "temperature": 0} | fields).encode()
     demand = read(api, body, max_depth=16, ctx_max=None, coalesce=True)
-    assert isinstance(demand, Demand)
-    return demand.coalescing
+    assert isinstance(demand, GenerationRequest)
+    return demand.coalescing_key
 
 
 def test_reading_gives_the_digest_only_if_it_is_asked_for() -> None:
     body = json.dumps(CHAT).encode()
     demand = read(Api.CHAT, body, max_depth=16, ctx_max=None)
-    assert isinstance(demand, Demand)
-    assert demand.coalescing is None
+    assert isinstance(demand, GenerationRequest)
+    assert demand.coalescing_key is None
     assert read_coalescing(Api.CHAT, messages=CHAT["messages"]) == chat()
 
 

@@ -10,26 +10,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.api.generation import Api, Demand, read
+from orch_sidecar.api.generation import Api, GenerationRequest, read
 from orch_sidecar.api.refusal import Reason, Refusal
 
 GENERATING = (Api.CHAT, Api.COMPLETIONS, Api.RESPONSES, Api.MESSAGES)
 
 
-def read_bytes(api: Api, body: bytes, *, ctx_max: int | None = 2048) -> Demand | Refusal:
+def read_bytes(api: Api, body: bytes, *, ctx_max: int | None = 2048) -> GenerationRequest | Refusal:
     return read(api, body, max_depth=16, ctx_max=ctx_max)
 
 
-def read_json(api: Api, ctx_max: int | None = 2048, /, **fields: Any) -> Demand | Refusal:
+def read_json(
+    api: Api, ctx_max: int | None = 2048, /, **fields: Any
+) -> GenerationRequest | Refusal:
     return read_bytes(api, json.dumps({"model": "m"} | fields).encode(), ctx_max=ctx_max)
 
 
-def cost_of(outcome: Demand | Refusal) -> int:
-    assert isinstance(outcome, Demand), outcome
+def cost_of(outcome: GenerationRequest | Refusal) -> int:
+    assert isinstance(outcome, GenerationRequest), outcome
     return outcome.cost
 
 
-def refusal_of(outcome: Demand | Refusal) -> Refusal:
+def refusal_of(outcome: GenerationRequest | Refusal) -> Refusal:
     assert isinstance(outcome, Refusal), outcome
     assert outcome.reason is Reason.INVALID_REQUEST
     assert len(outcome.message) < 500
@@ -148,7 +150,7 @@ def test_prompt_list_of_a_million_costs_a_million() -> None:
 )
 def test_output_limit_is_read_and_checked(api: Api, field: str) -> None:
     demand = read_json(api, prompt="a", **{field: 7})
-    assert isinstance(demand, Demand)
+    assert isinstance(demand, GenerationRequest)
     assert demand.max_tokens == 7
     for wrong in (-1, 2**31, 10**30, "7", 7.0, True):
         assert refusal_of(read_json(api, prompt="a", **{field: wrong})).param == field
@@ -156,7 +158,7 @@ def test_output_limit_is_read_and_checked(api: Api, field: str) -> None:
 
 def test_zero_tokens_are_for_completions_only() -> None:
     demand = read_json(Api.COMPLETIONS, prompt="a", echo=True, max_tokens=0)
-    assert isinstance(demand, Demand)
+    assert isinstance(demand, GenerationRequest)
     assert demand.max_tokens == 0
     assert refusal_of(read_json(Api.CHAT, max_tokens=0)).param == "max_tokens"
 
@@ -165,7 +167,7 @@ def test_zero_tokens_are_for_completions_only() -> None:
 def test_stream_is_true_false_or_null(api: Api) -> None:
     for given_, expected in ((True, True), (False, False), (None, False)):
         demand = read_json(api, prompt="a", stream=given_)
-        assert isinstance(demand, Demand)
+        assert isinstance(demand, GenerationRequest)
         assert demand.stream is expected
     wrongs: list[Any] = ["true", 1, 0, "no", []]
     for wrong in wrongs:
@@ -234,7 +236,7 @@ def test_nesting_is_bounded() -> None:
 def test_model_that_is_no_string_is_read_as_none() -> None:
     """The engine refuses it; here it is only a label."""
     demand = read_json(Api.CHAT, model=5)
-    assert isinstance(demand, Demand)
+    assert isinstance(demand, GenerationRequest)
     assert demand.model == ""
 
 
@@ -256,7 +258,7 @@ def test_any_object_is_read_or_refused_and_a_cost_is_positive(
     api: Api, fields: dict[str, Any]
 ) -> None:
     outcome = read(api, json.dumps(fields).encode(), max_depth=16, ctx_max=2048, coalesce=True)
-    if isinstance(outcome, Demand):
+    if isinstance(outcome, GenerationRequest):
         assert outcome.cost >= 1
     else:
         refusal_of(outcome)
@@ -271,7 +273,7 @@ def test_a_repeated_key_among_many_costs_no_more_than_reading_them() -> None:
     keys = b",".join(b'"k%d":1' % number for number in range(50_000))
     begin = time.process_time()
     demand = read(Api.CHAT, b'{"x":{' + keys + b',"k0":2}}', max_depth=64, ctx_max=None)
-    assert isinstance(demand, Demand), "below the top it is the engine's business"
+    assert isinstance(demand, GenerationRequest), "below the top it is the engine's business"
     refusal = read(Api.CHAT, b"{" + keys + b',"k0":2}', max_depth=64, ctx_max=None)
     assert isinstance(refusal, Refusal)
     assert refusal.param == "k0"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.api.generation import Api, Demand
+from orch_sidecar.api.generation import Api, GenerationRequest
 from tests.orch_sidecar.api.test_generation import GENERATING, read_json, refusal_of
 
 
@@ -29,13 +29,13 @@ def test_prompt_tokens_are_known_where_all_prompts_are_token_ids(
     fields: dict[str, Any], tokens: int | None
 ) -> None:
     demand = read_json(Api.COMPLETIONS, **fields)
-    assert isinstance(demand, Demand)
+    assert isinstance(demand, GenerationRequest)
     assert demand.prompt_tokens == tokens
 
 
 def test_only_completions_have_prompts_of_token_ids() -> None:
     demand = read_json(Api.CHAT, messages=[], prompt=[1, 2, 3])
-    assert isinstance(demand, Demand)
+    assert isinstance(demand, GenerationRequest)
     assert demand.prompt_tokens is None
 
 
@@ -43,7 +43,7 @@ def test_only_completions_have_prompts_of_token_ids() -> None:
 def test_service_tier_is_a_string(api: Api) -> None:
     for tier in ("flex", "auto", "", None):
         demand = read_json(api, prompt="a", service_tier=tier)
-        assert isinstance(demand, Demand)
+        assert isinstance(demand, GenerationRequest)
         assert demand.service_tier == tier
     wrongs: list[Any] = [5, True, [], {}]
     for wrong in wrongs:
@@ -56,7 +56,7 @@ def test_service_tier_is_a_string(api: Api) -> None:
 def test_priority_is_an_integer_of_64_bits(api: Api) -> None:
     for priority in (0, 5, -5, 2**63 - 1, -(2**63), None):
         demand = read_json(api, prompt="a", priority=priority)
-        assert isinstance(demand, Demand)
+        assert isinstance(demand, GenerationRequest)
         assert demand.priority == priority
     wrongs: list[Any] = ["5", 5.0, True, [], {}, 2**63, -(2**63) - 1]
     for wrong in wrongs:
@@ -67,5 +67,5 @@ def test_priority_is_an_integer_of_64_bits(api: Api) -> None:
 
 def test_message_has_no_priority_whatever_it_says() -> None:
     demand = read_json(Api.MESSAGES, priority="5")
-    assert isinstance(demand, Demand)
+    assert isinstance(demand, GenerationRequest)
     assert demand.priority is None

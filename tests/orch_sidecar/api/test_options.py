@@ -7,33 +7,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from orch_sidecar.api.options import NONE, Directives, read, service_class
+from orch_sidecar.api.options import NO_OPTIONS, RequestOptions, read_options, service_class_of
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import MeasurementType, ServiceClass
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
 
-def directives(*fields: tuple[str, str]) -> Directives:
-    found = read(CIMultiDict(fields))
-    assert isinstance(found, Directives), found
+def options(*fields: tuple[str, str]) -> RequestOptions:
+    found = read_options(CIMultiDict(fields))
+    assert isinstance(found, RequestOptions), found
     return found
 
 
 def refusal(*fields: tuple[str, str]) -> Refusal:
-    found = read(CIMultiDict(fields))
+    found = read_options(CIMultiDict(fields))
     assert isinstance(found, Refusal), found
     assert found.reason is Reason.INVALID_REQUEST
     return found
 
 
 def test_request_without_directives_has_the_one_value_that_says_so() -> None:
-    assert read(CIMultiDict({"Host": "h", "X-Request-Id": "1", "X-Orch-Lease": "x"})) is NONE
-    assert Directives() == NONE
+    assert (
+        read_options(CIMultiDict({"Host": "h", "X-Request-Id": "1", "X-Orch-Lease": "x"}))
+        is NO_OPTIONS
+    )
+    assert RequestOptions() == NO_OPTIONS
 
 
 def test_each_directive_is_read_whatever_its_case() -> None:
-    assert directives(
+    assert options(
         ("x-orch-class", "Bulk"),
         ("X-ORCH-DEADLINE-MS", "1500"),
         ("X-Orch-Max-Wait-Ms", " 0.5 "),
@@ -42,7 +45,7 @@ def test_each_directive_is_read_whatever_its_case() -> None:
         ("X-Orch-Measurement-Type", "single_stream"),
         ("X-Orch-No-Coalesce", ""),
         ("X-Orch-Scenario", "run-1.warm_up"),
-    ) == Directives(
+    ) == RequestOptions(
         service_class=BULK,
         deadline_ms=1500.0,
         max_wait_ms=0.5,
@@ -57,7 +60,7 @@ def test_each_directive_is_read_whatever_its_case() -> None:
 
 @pytest.mark.parametrize("value", ["home; prefer", "home;prefer", "home ; PREFER "])
 def test_pool_may_be_a_wish(value: str) -> None:
-    found = directives(("X-Orch-Pool", value))
+    found = options(("X-Orch-Pool", value))
     assert (found.pool, found.prefers) == ("home", True)
 
 
@@ -66,12 +69,12 @@ def test_pool_may_be_a_wish(value: str) -> None:
     [("", True), ("true", True), ("1", True), ("TRUE", True), ("false", False), ("0", False)],
 )
 def test_flags_are_given_by_presence_or_by_value(value: str, flag: bool) -> None:
-    assert directives(("X-Orch-Do-Not-Queue", value)).do_not_queue is flag
-    assert directives(("X-Orch-No-Coalesce", value)).no_coalesce is flag
+    assert options(("X-Orch-Do-Not-Queue", value)).do_not_queue is flag
+    assert options(("X-Orch-No-Coalesce", value)).no_coalesce is flag
 
 
 def test_wait_of_zero_is_one_and_deadline_of_zero_is_none() -> None:
-    assert directives(("X-Orch-Max-Wait-Ms", "0")).max_wait_ms == 0
+    assert options(("X-Orch-Max-Wait-Ms", "0")).max_wait_ms == 0
     assert "above 0" in refusal(("X-Orch-Deadline-Ms", "0")).message
 
 
@@ -131,14 +134,14 @@ def test_directive_that_is_given_twice_is_refused(name: str) -> None:
 def test_names_of_other_gateways_are_understood_or_ignored(
     name: str, value: str, expected: ServiceClass | None
 ) -> None:
-    assert directives((name, value)).service_class is expected
+    assert options((name, value)).service_class is expected
 
 
 def test_own_header_counts_before_those_of_others() -> None:
-    found = directives(("x-smg-priority", "bulk"), ("X-Orch-Class", "interactive"))
+    found = options(("x-smg-priority", "bulk"), ("X-Orch-Class", "interactive"))
     assert found.service_class is INTERACTIVE
     assert (
-        directives(
+        options(
             ("x-smg-priority", "default"), ("x-llm-d-inference-objective", "bulk")
         ).service_class
         is BULK
@@ -163,7 +166,7 @@ def test_own_header_counts_before_those_of_others() -> None:
 def test_class_is_by_header_then_tier_then_priority(
     header: ServiceClass | None, tier: str | None, priority: int | None, expected: ServiceClass
 ) -> None:
-    assert service_class(Directives(service_class=header), tier, priority) is expected
+    assert service_class_of(RequestOptions(service_class=header), tier, priority) is expected
 
 
 @given(
@@ -178,8 +181,8 @@ def test_class_is_by_header_then_tier_then_priority(
     )
 )
 def test_whatever_is_sent_is_read_or_refused(fields: list[tuple[str, str]]) -> None:
-    found = read(CIMultiDict(fields))
-    if isinstance(found, Directives):
+    found = read_options(CIMultiDict(fields))
+    if isinstance(found, RequestOptions):
         assert found.deadline_ms is None or 0 < found.deadline_ms < 1e12
         assert found.max_wait_ms is None or 0 <= found.max_wait_ms < 1e12
     else:

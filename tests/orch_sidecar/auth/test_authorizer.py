@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from orch_sidecar.api.endpoints import ROUTES
+from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth import keys
-from orch_sidecar.auth.authorizer import OPEN, Guard, only_bulk
+from orch_sidecar.auth.authorizer import OPEN, Authorizer, only_bulk
 from orch_sidecar.auth.keys import ApiKey, Keys, new_key
 
 KEY = new_key(b"k" * 32)
@@ -24,9 +24,9 @@ def known(concurrency: int | None = None) -> Keys:
 
 
 def checked(
-    *headers: tuple[str, str], path: str = CHAT, guard: Guard | None = None
+    *headers: tuple[str, str], path: str = CHAT, guard: Authorizer | None = None
 ) -> ApiKey | Refusal | None:
-    return (guard or Guard(known())).check(path, CIMultiDict(headers))
+    return (guard or Authorizer(known())).check(path, CIMultiDict(headers))
 
 
 def entry(held: Keys) -> ApiKey:
@@ -35,7 +35,7 @@ def entry(held: Keys) -> ApiKey:
 
 
 def test_without_keys_everybody_is_served() -> None:
-    guard = Guard(None)
+    guard = Authorizer(None)
     assert not guard.closed
     assert checked(guard=guard) is None
     assert checked(("Authorization", "Basic x"), guard=guard) is None
@@ -91,23 +91,23 @@ def test_a_key_that_is_too_long_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -
         raise AssertionError("it was hashed")
 
     monkeypatch.setattr("orch_sidecar.auth.keys.hashlib.sha256", never)
-    assert isinstance(checked(("X-Api-Key", "x" * 513), guard=Guard(Keys([]))), Refusal)
+    assert isinstance(checked(("X-Api-Key", "x" * 513), guard=Authorizer(Keys([]))), Refusal)
     with pytest.raises(AssertionError, match="hashed"):
-        checked(("X-Api-Key", "x"), guard=Guard(Keys([])))
+        checked(("X-Api-Key", "x"), guard=Authorizer(Keys([])))
 
 
 def test_probes_and_prometheus_need_no_key_and_all_else_does() -> None:
     assert {"/livez", "/readyz", "/healthz", "/health", "/metrics", "/metrics/engine"} == OPEN
     for path in OPEN:
         assert checked(path=path) is None
-    guarded = [*ROUTES.keys() - OPEN, "/v1/capabilities/leases/x", "/v1/pools/a/health", "/x"]
+    guarded = [*ENDPOINTS.keys() - OPEN, "/v1/capabilities/leases/x", "/v1/pools/a/health", "/x"]
     assert "/v1/capabilities/stream" in guarded
     for path in (*guarded, "/livez/", "/metrics/", "//metrics", "/METRICS", "/metrics/other", ""):
         assert isinstance(checked(path=path), Refusal), path
 
 
 def test_other_keys_hold_at_once_and_no_others() -> None:
-    guard = Guard(None)
+    guard = Authorizer(None)
     guard.hold(known())
     assert guard.closed
     assert isinstance(checked(("X-Api-Key", KEY), guard=guard), ApiKey)
@@ -118,7 +118,7 @@ def test_other_keys_hold_at_once_and_no_others() -> None:
 
 
 def test_no_more_sequences_of_a_key_are_served_at_once_than_it_may_have() -> None:
-    guard = Guard(known(3))
+    guard = Authorizer(known(3))
     key = entry(known(3))
     assert guard.enter(key, 2, 0.0) is None
     refusal = guard.enter(key, 2, 0.0)
@@ -133,7 +133,7 @@ def test_no_more_sequences_of_a_key_are_served_at_once_than_it_may_have() -> Non
 
 
 def test_request_that_no_wait_can_help_is_not_told_to_come_back() -> None:
-    guard, key = Guard(known(3)), entry(known(3))
+    guard, key = Authorizer(known(3)), entry(known(3))
     refusal = guard.enter(key, 4, 0.0)
     assert refusal is not None
     assert (refusal.reason, refusal.retry_after_ms) == (Reason.COST_EXCEEDS_KEY, None)
@@ -142,7 +142,7 @@ def test_request_that_no_wait_can_help_is_not_told_to_come_back() -> None:
 
 
 def test_who_is_refused_is_told_when_enough_of_that_key_will_have_ended() -> None:
-    guard, key = Guard(known(8), random.Random(1)), entry(known(8))
+    guard, key = Authorizer(known(8), random.Random(1)), entry(known(8))
     assert guard.enter(key, 8, 0.0) is None
     refusal = guard.enter(key, 2, 0.0)
     assert refusal is not None
@@ -156,7 +156,7 @@ def test_who_is_refused_is_told_when_enough_of_that_key_will_have_ended() -> Non
 
 
 def test_a_limit_that_changes_holds_for_what_comes_and_counts_what_runs() -> None:
-    guard = Guard(known())
+    guard = Authorizer(known())
     assert guard.enter(entry(known()), 5, 0.0) is None
     guard.hold(known(4))
     refusal = guard.enter(entry(known(4)), 1, 0.0)
@@ -167,7 +167,7 @@ def test_a_limit_that_changes_holds_for_what_comes_and_counts_what_runs() -> Non
 
 
 def test_what_runs_with_a_key_that_is_gone_is_counted_to_its_end_and_then_forgotten() -> None:
-    guard, key = Guard(known(2)), entry(known(2))
+    guard, key = Authorizer(known(2)), entry(known(2))
     assert guard.enter(key, 2, 0.0) is None
     guard.hold(Keys([]))
     guard.hold(known(2))  # it comes back
@@ -183,7 +183,7 @@ def test_what_runs_with_a_key_that_is_gone_is_counted_to_its_end_and_then_forgot
 def test_limit_holds_for_each_key_whatever_comes_and_goes(steps: list[tuple[int, int]]) -> None:
     limits = (4, 2, None)
     held = Keys(ApiKey(str(i), bytes([i] * 32), False, limit) for i, limit in enumerate(limits))
-    guard, running = Guard(held), {key: list[int]() for key in held}
+    guard, running = Authorizer(held), {key: list[int]() for key in held}
     for step, (which, cost) in enumerate(steps):
         key = list(held)[which]
         if guard.enter(key, cost, float(step)) is None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.auth.key_file import KeyFile
-from orch_sidecar.auth.keys import MAX_FILE_BYTES, Keys, KeysWrong, entry_of, new_key
+from orch_sidecar.auth.keys import MAX_FILE_BYTES, InvalidKeyFile, Keys, entry_of, new_key
 
 ALICE, BOB = entry_of(new_key(b"a" * 32), "alice"), entry_of(new_key(b"b" * 32), "bob")
 
@@ -85,10 +85,10 @@ def test_file_that_is_gone_is_wrong_and_not_no_keys(path: Path) -> None:
     file = KeyFile(path)
     file.begin()
     path.unlink()
-    with pytest.raises(KeysWrong, match="is gone"):
+    with pytest.raises(InvalidKeyFile, match="is gone"):
         again(file)
     assert again(file) is None, "it is said once"
-    with pytest.raises(KeysWrong, match="is gone"):
+    with pytest.raises(InvalidKeyFile, match="is gone"):
         file.take(file.look())
     path.write_text(ALICE)
     assert names(again(file)) == ["alice"]
@@ -99,7 +99,7 @@ def test_file_that_is_wrong_is_told_once_and_read_when_it_changes(path: Path) ->
     file = KeyFile(path)
     file.begin()
     path.write_text("[]")
-    with pytest.raises(KeysWrong, match="holds no key"):
+    with pytest.raises(InvalidKeyFile, match="holds no key"):
         again(file)
     assert again(file) is None
     path.write_text(BOB)
@@ -117,23 +117,23 @@ def test_file_that_is_wrong_is_told_once_and_read_when_it_changes(path: Path) ->
 )
 def test_wrong_file_is_refused_by_its_path(path: Path, content: bytes, told: str) -> None:
     path.write_bytes(content)
-    with pytest.raises(KeysWrong) as wrong:
+    with pytest.raises(InvalidKeyFile) as wrong:
         KeyFile(path).begin()
     assert str(wrong.value).startswith(f"api_keys_file {path} ")
     assert told in str(wrong.value)
 
 
 def test_what_is_there_but_no_file_is_refused_and_not_no_keys(tmp_path: Path, path: Path) -> None:
-    with pytest.raises(KeysWrong, match="is a directory: it must be a regular file"):
+    with pytest.raises(InvalidKeyFile, match="is a directory: it must be a regular file"):
         KeyFile(tmp_path).begin()
     path.symlink_to("nowhere")
-    with pytest.raises(KeysWrong, match="is a link to nothing"):
+    with pytest.raises(InvalidKeyFile, match="is a link to nothing"):
         KeyFile(path).begin()
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(KeysWrong, match="is a FIFO: it must be a regular file"):
+    with pytest.raises(InvalidKeyFile, match="is a FIFO: it must be a regular file"):
         KeyFile(tmp_path / "fifo").begin()
     (tmp_path / "file").write_text(ALICE)
-    with pytest.raises(KeysWrong, match="cannot be read: Not a directory"):
+    with pytest.raises(InvalidKeyFile, match="cannot be read: Not a directory"):
         KeyFile(tmp_path / "file" / "keys.yaml").begin()
 
 
@@ -147,7 +147,7 @@ def test_path_that_cannot_be_looked_at_is_told_and_read_once_it_can(
     file.begin()
     there.rename(away)
     there.write_text("no directory")
-    with pytest.raises(KeysWrong, match="cannot be read: Not a directory"):
+    with pytest.raises(InvalidKeyFile, match="cannot be read: Not a directory"):
         again(file)
     there.unlink()
     away.rename(there)
@@ -183,7 +183,9 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
 
 def test_file_system_that_hangs_lets_no_sidecar_start(path: Path, hanging: Hanging) -> None:
     path.write_text(ALICE)
-    with pytest.raises(KeysWrong, match=r"keys.yaml cannot be read within 0.05 s: the file system"):
+    with pytest.raises(
+        InvalidKeyFile, match=r"keys.yaml cannot be read within 0.05 s: the file system"
+    ):
         KeyFile(path).begin()
 
 
@@ -193,7 +195,7 @@ async def test_read_that_hangs_is_given_up_and_not_begun_again_until_it_has_ende
     file = KeyFile(path)
     path.write_text(ALICE)  # noqa: ASYNC240 (nothing else runs)
     for _ in range(3):
-        with pytest.raises(KeysWrong, match="the file system does not answer"):
+        with pytest.raises(InvalidKeyFile, match="the file system does not answer"):
             await file.read_if_changed()
     assert hanging.waiting == 1
     hanging.over.set()
@@ -202,7 +204,7 @@ async def test_read_that_hangs_is_given_up_and_not_begun_again_until_it_has_ende
         while True:
             try:
                 return await file.read_if_changed()
-            except KeysWrong:  # it has yet to end
+            except InvalidKeyFile:  # it has yet to end
                 await asyncio.sleep(0.01)
 
     keys = await asyncio.wait_for(read(), 10)

@@ -9,7 +9,15 @@ import pytest
 from multidict import CIMultiDict
 
 from orch_sidecar.auth import keys
-from orch_sidecar.auth.keys import ApiKey, Keys, KeysWrong, differences, entry_of, new_key, parse
+from orch_sidecar.auth.keys import (
+    ApiKey,
+    InvalidKeyFile,
+    Keys,
+    differences,
+    entry_of,
+    new_key,
+    parse,
+)
 
 ALICE = new_key(b"a" * 32)
 BOB = new_key(b"b" * 32)
@@ -63,7 +71,7 @@ def test_entry_with_a_name_that_yaml_could_misread_is_read_as_it_was_meant(name:
     ],
 )
 def test_file_that_is_no_list_of_entries_is_refused(text: str, told: str) -> None:
-    with pytest.raises(KeysWrong, match=re.escape(told)):
+    with pytest.raises(InvalidKeyFile, match=re.escape(told)):
         parse(text)
 
 
@@ -97,7 +105,7 @@ def test_wrong_entry_is_refused_by_number_field_and_rule_without_a_key(
     fields: str, told: str
 ) -> None:
     text = entry_of(BOB, "bob") + "- {" + fields.replace("HASH", digest(ALICE)) + "}\n"
-    with pytest.raises(KeysWrong) as wrong:
+    with pytest.raises(InvalidKeyFile) as wrong:
         parse(text)
     assert str(wrong.value).startswith(told)
     assert ALICE[:30] not in str(wrong.value)
@@ -105,9 +113,9 @@ def test_wrong_entry_is_refused_by_number_field_and_rule_without_a_key(
 
 
 def test_entry_that_the_file_would_not_take_is_not_made() -> None:
-    with pytest.raises(KeysWrong, match="name"):
+    with pytest.raises(InvalidKeyFile, match="name"):
         entry_of(ALICE, "a b")
-    with pytest.raises(KeysWrong, match="concurrency"):
+    with pytest.raises(InvalidKeyFile, match="concurrency"):
         entry_of(ALICE, "alice", concurrency=0)
 
 

@@ -50,11 +50,11 @@ async def test_shared_answer_is_read_however_it_is_chunked_and_cut(
 async def test_times_of_a_client_that_joins_late_are_its_own() -> None:
     fanout = fanout_of()
     early = Client("early").join(fanout)
-    fanout.admit(early.exchange.arrived + 5_000_000)
+    fanout.admit(early.record.arrived + 5_000_000)
     late = Client("late").join(fanout)
-    assert early.exchange.admitted == early.exchange.arrived + 5_000_000
-    assert late.exchange.admitted is not None
-    assert late.exchange.arrived <= late.exchange.admitted < late.exchange.arrived + 10**9
+    assert early.record.admitted == early.record.arrived + 5_000_000
+    assert late.record.admitted is not None
+    assert late.record.arrived <= late.record.admitted < late.record.arrived + 10**9
 
 
 async def test_refused_admission_is_for_each_handler_to_answer() -> None:
@@ -66,7 +66,7 @@ async def test_refused_admission_is_for_each_handler_to_answer() -> None:
         ending = client.follower.done.result()
         assert (ending.failure, ending.answered) == (refusal, False)
         assert client.data == b""
-        assert client.exchange.outcome is Reason.QUEUE_TIMEOUT
+        assert client.record.outcome is Reason.QUEUE_TIMEOUT
     assert not fanout.joinable
 
 
@@ -218,10 +218,10 @@ async def test_withdrawn_answer_waits_again_with_all_its_clients() -> None:
     fanout = fanout_of()
     client = Client("a").join(fanout)
     fanout.admit(17)
-    assert (fanout.admitted, client.exchange.admitted) == (True, 17)
+    assert (fanout.admitted, client.record.admitted) == (True, 17)
     fanout.withdraw()
-    assert (fanout.admitted, client.exchange.admitted) == (False, None)
+    assert (fanout.admitted, client.record.admitted) == (False, None)
     late = Client("b").join(fanout)
-    assert late.exchange.admitted is None
+    assert late.record.admitted is None
     fanout.admit(18)
-    assert client.exchange.admitted == late.exchange.admitted == 18
+    assert client.record.admitted == late.record.admitted == 18

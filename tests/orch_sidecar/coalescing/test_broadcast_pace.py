@@ -66,7 +66,7 @@ async def test_client_beyond_the_bound_is_told_so_in_its_stream() -> None:
     ending = slow.follower.done.result()
     assert ending.answered
     assert ending.failure is not None
-    assert ending.failure.reason is slow.exchange.outcome is Reason.CLIENT_STALLED
+    assert ending.failure.reason is slow.record.outcome is Reason.CLIENT_STALLED
     got = slow.got
     assert got is not None
     assert got.end

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.proxy.stall_watchdog import RelayWatch
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.shared import (
     DONE,
@@ -50,7 +50,7 @@ async def test_each_client_has_a_head_of_its_own() -> None:
     for client in clients:
         got = client.got
         assert got is not None
-        assert got.head.status == client.exchange.status == 200
+        assert got.head.status == client.record.status == 200
         assert got.field(b"content-type") == b"text/event-stream; charset=utf-8"
         assert got.field(b"server") == b"uvicorn"
         assert got.field(b"x-orch-request-id") == b"ours"
@@ -58,7 +58,7 @@ async def test_each_client_has_a_head_of_its_own() -> None:
         timing = got.field(b"server-timing")
         assert timing is not None
         assert b"ttft" in timing
-        assert client.exchange.first_byte is not None
+        assert client.record.first_byte is not None
 
 
 async def test_the_id_in_generated_text_is_left_as_it_is() -> None:
@@ -111,7 +111,7 @@ async def test_refusal_of_the_engine_is_every_clients_answer() -> None:
         got = client.got
         assert got is not None
         assert (got.head.status, got.head.reason, got.body) == (404, b"Not Found", body)
-        assert client.exchange.status == 404
+        assert client.record.status == 404
 
 
 @pytest.mark.parametrize("status", [b"204 No Content", b"200 OK"])
@@ -182,7 +182,7 @@ async def test_silent_engine_is_noticed_for_every_client() -> None:
     abandoned = Abandoned()
     fanout = fanout_of(abandoned=abandoned)
     clients = [Client(name).join(fanout) for name in "ab"]
-    watch = RelayWatch(engine_silence_s=2.0, client_stall_s=2.0)
+    watch = StallWatchdog(engine_silence_s=2.0, client_stall_s=2.0)
     engine = Engine(fanout)
     for client in clients:
         watch.add(client.follower)
@@ -203,7 +203,7 @@ async def test_silent_engine_is_noticed_for_every_client() -> None:
 async def test_client_that_reads_nothing_is_dropped_alone() -> None:
     fanout = fanout_of()
     stalled, reads = Client("stalled", room=10).join(fanout), Client("reads").join(fanout)
-    watch = RelayWatch(engine_silence_s=99.0, client_stall_s=2.0)
+    watch = StallWatchdog(engine_silence_s=99.0, client_stall_s=2.0)
     watch.add(stalled.follower)
     engine = Engine(fanout)
     engine.says(STREAM_HEAD, *map(chunk, EVENTS))
@@ -211,14 +211,14 @@ async def test_client_that_reads_nothing_is_dropped_alone() -> None:
     for _ in range(4):
         watch.check(1.0)
     assert stalled.aborted
-    assert stalled.exchange.outcome is Reason.CLIENT_STALLED
+    assert stalled.record.outcome is Reason.CLIENT_STALLED
     assert reads.ended_well
 
 
 async def test_shutting_down_ends_all() -> None:
     fanout = fanout_of()
     clients = [Client(name).join(fanout) for name in "ab"]
-    watch = RelayWatch(1.0, 1.0)
+    watch = StallWatchdog(1.0, 1.0)
     for client in clients:
         watch.add(client.follower)
     engine = Engine(fanout)

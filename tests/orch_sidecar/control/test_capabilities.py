@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from orch_sidecar.admission.controller import Admission
-from orch_sidecar.admission.types import Ask, EngineReport
+from orch_sidecar.admission.controller import AdmissionController
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.control.capabilities import API_VERSION, Seen, document
 from vllm_plugin import profile
@@ -42,17 +42,17 @@ ENGINE: dict[str, Any] = {
 }
 
 
-def admission_of(*, slots: int = 8, foreign: int = 1, leased: int = 3) -> Admission:
-    core = Admission(profile.load("cloud").admission)
+def admission_of(*, slots: int = 8, foreign: int = 1, leased: int = 3) -> AdmissionController:
+    core = AdmissionController(profile.load("cloud").admission)
     core.engine_reports(EngineReport("e1", slots, foreign), 0.0)
     if leased:
-        core.arrive("a", Ask(ServiceClass.INTERACTIVE, leased), 0.0)
+        core.arrive("a", AdmissionRequest(ServiceClass.INTERACTIVE, leased), 0.0)
     return core
 
 
 def told(
     engine: dict[str, Any] | None,
-    admission: Admission,
+    admission: AdmissionController,
     state: str = "ready",
     age: int | None = 4,
     key: ApiKey | None = None,
@@ -65,7 +65,7 @@ def told(
 
 
 def test_pool_whose_engine_has_never_reported_is_there_with_what_is_configured() -> None:
-    found = told(None, Admission(CLOUD.admission), "starting", None)
+    found = told(None, AdmissionController(CLOUD.admission), "starting", None)
     [entry] = found.pop("engines")
     assert found == {
         "api_version": API_VERSION,
@@ -123,7 +123,7 @@ def test_rate_limits_are_what_is_enforced() -> None:
 
 def test_ledger_stands_in_for_what_the_engine_says_of_leases() -> None:
     core = admission_of()
-    core.arrive("waits", Ask(ServiceClass.INTERACTIVE, 8), 1.0)
+    core.arrive("waits", AdmissionRequest(ServiceClass.INTERACTIVE, 8), 1.0)
     [entry] = told(ENGINE, core)["engines"]
     assert entry["pool"] == "mine"
     assert entry["leased"] == 3
@@ -148,7 +148,7 @@ def test_limits_are_those_of_now() -> None:
 
 
 def test_only_classes_of_the_profile_are_told_of() -> None:
-    core = Admission(profile.load("offline").admission)
+    core = AdmissionController(profile.load("offline").admission)
     core.engine_reports(EngineReport("e1", 8, 0), 0.0)
     offline = profile.load("offline")
     seen = Seen("mine", offline, ENGINE, core, (ServiceClass.BULK,), "ready", 4, None)

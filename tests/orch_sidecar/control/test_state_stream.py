@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from orch_sidecar.control import state_stream as publish
+from orch_sidecar.control import state_stream
 from orch_sidecar.control.stream_readers import MOST_OF_A_CLIENT
 from tests.integration.running import eventually
 from tests.orch_sidecar.above import entered, lease, served
@@ -204,7 +204,7 @@ async def fill(tier: Tier, until: Callable[[], object]) -> None:
 async def test_reader_that_falls_behind_is_dropped(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publish, "TAKES_WITHIN_S", 0.1)
+    monkeypatch.setattr(state_stream, "TAKES_WITHIN_S", 0.1)
     with stuck(tier):
         await eventually(lambda: tier.attached == [True])
         await fill(tier, lambda: tier.attached == [True, False])

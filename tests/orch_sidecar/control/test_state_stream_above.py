@@ -9,13 +9,13 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from orch_sidecar.admission.controller import Admission
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import Ask
+from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.engine_state.states import EngineState
-from orch_sidecar.pools.engine_watcher import EngineFollower
+from orch_sidecar.pools.engine_watcher import EngineWatcher
 from tests.integration.running import eventually
 from tests.orch_sidecar.above import CLOUD, ledger, served, view
 from tests.orch_sidecar.published import Tier
@@ -26,9 +26,9 @@ class Above:
     """The admission of a sidecar above, which follows the tier as it would an engine."""
 
     def __init__(self, session: aiohttp.ClientSession, tier: Tier) -> None:
-        self.gate = Gate(Admission(CLOUD.admission))
+        self.gate = Gate(AdmissionController(CLOUD.admission))
         self.ledger = self.gate.core.ledger
-        self.follower = EngineFollower(session, tier.url, {}, self.gate, CLOUD)
+        self.follower = EngineWatcher(session, tier.url, {}, self.gate, CLOUD)
         loop = asyncio.get_running_loop()
         self.tasks = [
             loop.create_task(self.follower.follow()),
@@ -37,7 +37,7 @@ class Above:
 
     def take(self, cost: int = 1) -> Lease:
         request = self.gate.new_id(cost)
-        got = self.gate.ask(request, Ask(ServiceClass.INTERACTIVE, cost))
+        got = self.gate.ask(request, AdmissionRequest(ServiceClass.INTERACTIVE, cost))
         assert isinstance(got, Lease)
         return got
 
@@ -98,7 +98,7 @@ async def test_sidecar_above_admits_nothing_while_the_pool_is_not_ready(
     await eventually(lambda: not above.follower.ready)
     assert above.follower.state is EngineState(state)
     assert "because of this" in above.follower.message or state == "stalled"
-    refusal = above.gate.ask(above.gate.new_id(1), Ask(ServiceClass.BULK))
+    refusal = above.gate.ask(above.gate.new_id(1), AdmissionRequest(ServiceClass.BULK))
     assert isinstance(refusal, Refusal)
     assert refusal.reason in {Reason(reason) for reason in Reason if reason.startswith("engine_")}
     tier.views["cloud"] = ready

@@ -10,7 +10,7 @@ from prometheus_client.samples import Sample
 from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.gen_ai import GenAi, operation_of
-from orch_sidecar.observability.record import Ending, Exchange
+from orch_sidecar.observability.record import Outcome, RequestRecord
 from vllm_plugin.profile import ServiceClass
 
 MS = 1_000_000  # nanoseconds
@@ -47,25 +47,27 @@ def gen_ai() -> GenAi:
     return GenAi(types.__getitem__, lambda pool, model: (pool, model) in serves)
 
 
-def exchange_of(**more: Any) -> Exchange:
+def exchange_of(**more: Any) -> RequestRecord:
     """A whole stream of 11 tokens, of which the first came after 300 ms."""
-    exchange = Exchange(Api.CHAT, "/v1/chat/completions", "own", "theirs", "corr", arrived=ARRIVED)
+    record = RequestRecord(
+        Api.CHAT, "/v1/chat/completions", "own", "theirs", "corr", arrived=ARRIVED
+    )
     given = {
         "model": "tiny", "cost": 1, "stream": True, "pool": "a", "status": 200,
         "service_class": ServiceClass.INTERACTIVE, "first_byte": ARRIVED + 300 * MS,
-        "output_tokens": 11, "outcome": Ending.OK,
+        "output_tokens": 11, "outcome": Outcome.OK,
     }  # fmt: skip
     for name, value in {**given, **more}.items():
-        setattr(exchange, name, value)
-    return exchange
+        setattr(record, name, value)
+    return record
 
 
-def served(gen_ai: GenAi, exchange: Exchange, ms: int = 800) -> None:
+def served(gen_ai: GenAi, record: RequestRecord, ms: int = 800) -> None:
     """It ended that long after it came."""
-    operation = gen_ai.of(exchange)
-    operation.ended(exchange, ARRIVED + ms * MS, None)
-    if exchange.outcome is Ending.OK:
-        operation.generated(exchange, ARRIVED + ms * MS, None)
+    operation = gen_ai.of(record)
+    operation.ended(record, ARRIVED + ms * MS, None)
+    if record.outcome is Outcome.OK:
+        operation.generated(record, ARRIVED + ms * MS, None)
 
 
 def samples(gen_ai: GenAi, name: str) -> list[Sample]:
@@ -136,8 +138,8 @@ def test_time_per_token_is_that_of_one_sequence_of_known_length_at_the_engines_p
     assert only(gen, PER_TOKEN) == (0, 0)
 
 
-@pytest.mark.parametrize("outcome", [Reason.QUEUE_FULL, Ending.CANCELLED, Ending.ENGINE_ERROR])
-def test_duration_of_what_failed_is_told_apart_by_its_outcome(outcome: Ending | Reason) -> None:
+@pytest.mark.parametrize("outcome", [Reason.QUEUE_FULL, Outcome.CANCELLED, Outcome.ENGINE_ERROR])
+def test_duration_of_what_failed_is_told_apart_by_its_outcome(outcome: Outcome | Reason) -> None:
     gen = gen_ai()
     served(gen, exchange_of(outcome=outcome), ms=10)
     served(gen, exchange_of(outcome=outcome), ms=20)

@@ -7,30 +7,30 @@ from hypothesis import strategies as st
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.samples import Exemplar, Sample
 
-from orch_sidecar.observability.histogram import Distribution
+from orch_sidecar.observability.histogram import Histogram
 
 BUCKETS = (0.1, 1, 2.5)
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C
 HEX = "0af7651916cd43dd8448eb211c80319c"
 
 
-def samples(distribution: Distribution) -> list[Sample]:
+def samples(distribution: Histogram) -> list[Sample]:
     family = HistogramMetricFamily("name", "text")
     distribution.add_to(family, {"pool": "a"})
     return family.samples
 
 
-def buckets(distribution: Distribution) -> dict[str, float]:
+def buckets(distribution: Histogram) -> dict[str, float]:
     return {s.labels["le"]: s.value for s in samples(distribution) if s.name == "name_bucket"}
 
 
-def value(distribution: Distribution, name: str) -> float:
+def value(distribution: Histogram, name: str) -> float:
     [found] = [sample.value for sample in samples(distribution) if sample.name == name]
     return found
 
 
 def test_values_are_counted_up_to_and_including_the_bound() -> None:
-    distribution = Distribution(BUCKETS)
+    distribution = Histogram(BUCKETS)
     for each in (0.05, 0.1, 0.100001, 1.0, 2.5, 99.0):
         distribution.observe(each, None)
     assert buckets(distribution) == {"0.1": 2, "1.0": 4, "2.5": 5, "+Inf": 6}
@@ -39,18 +39,18 @@ def test_values_are_counted_up_to_and_including_the_bound() -> None:
 
 
 def test_nothing_observed_is_zeros() -> None:
-    distribution = Distribution(BUCKETS)
+    distribution = Histogram(BUCKETS)
     assert buckets(distribution) == dict.fromkeys(("0.1", "1.0", "2.5", "+Inf"), 0)
     assert value(distribution, "name_count") == value(distribution, "name_sum") == 0
 
 
 def test_samples_carry_the_labels_they_are_given() -> None:
-    assert all(sample.labels["pool"] == "a" for sample in samples(Distribution(BUCKETS)))
+    assert all(sample.labels["pool"] == "a" for sample in samples(Histogram(BUCKETS)))
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50))))
 def test_buckets_grow_and_the_last_is_the_count(values: list[tuple[float, int]]) -> None:
-    each, at_once = Distribution(BUCKETS), Distribution(BUCKETS)
+    each, at_once = Histogram(BUCKETS), Histogram(BUCKETS)
     for number, times in values:
         at_once.observe_times(number, times)
         for _ in range(times):
@@ -64,7 +64,7 @@ def test_buckets_grow_and_the_last_is_the_count(values: list[tuple[float, int]])
 
 
 def test_bucket_tells_the_last_value_that_belongs_to_a_trace() -> None:
-    distribution = Distribution(BUCKETS)
+    distribution = Histogram(BUCKETS)
     distribution.observe(0.5, (1, 10.0))
     distribution.observe(0.7, (TRACE, 20.0004))
     distribution.observe(0.9, None)

@@ -13,19 +13,19 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as classic
 
-from orch_sidecar.api.endpoints import ROUTES
+from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability.exposition import exposed
 from orch_sidecar.observability.metrics import Metrics
-from orch_sidecar.observability.record import Ending, Exchange
-from orch_sidecar.pools.registry import Pools, configured
+from orch_sidecar.observability.record import Outcome, RequestRecord
+from orch_sidecar.pools.registry import PoolRegistry, configured
 from tests.orch_sidecar.openmetrics import openmetrics
 from vllm_plugin.profile import ServiceClass
 
 MS = 1_000_000  # nanoseconds
-GENERATING = [route for route in ROUTES.values() if route.admitted]
+GENERATING = [route for route in ENDPOINTS.values() if route.admitted]
 HISTOGRAMS = {
     "orch_admission_wait_seconds",
     "orch_time_to_first_byte_seconds",
@@ -43,25 +43,25 @@ async def metrics() -> AsyncIterator[Metrics]:
     """Of one pool of the cloud profile, that serves the model tiny."""
     settings = SidecarSettings(profile="cloud")
     async with aiohttp.ClientSession() as session:
-        pools = Pools(configured(settings), settings, session)
+        pools = PoolRegistry(configured(settings), settings, session)
         pools.all[0].follower.models = frozenset({"tiny"})
         yield Metrics(pools, lambda pool: pool.state)
 
 
-def exchange_of(**more: Any) -> Exchange:
+def exchange_of(**more: Any) -> RequestRecord:
     """A stream of 34 tokens that has just ended well, after 300 ms."""
     now = time.monotonic_ns()
-    route = more.pop("route", ROUTES["/v1/chat/completions"])
-    exchange = Exchange(route.api, route.path, "own", "theirs", "corr", arrived=now - 300 * MS)
+    route = more.pop("route", ENDPOINTS["/v1/chat/completions"])
+    record = RequestRecord(route.api, route.path, "own", "theirs", "corr", arrived=now - 300 * MS)
     given = {
         "model": "tiny", "cost": 1, "stream": True, "pool": "cloud", "status": 200,
         "service_class": ServiceClass.INTERACTIVE, "admitted": now - 299 * MS,
         "first_byte": now - 200 * MS, "input_tokens": 12, "output_tokens": 34,
-        "outcome": Ending.OK,
+        "outcome": Outcome.OK,
     }  # fmt: skip
     for name, value in {**given, **more}.items():
-        setattr(exchange, name, value)
-    return exchange
+        setattr(record, name, value)
+    return record
 
 
 async def told(metrics: Metrics) -> Samples:
@@ -96,7 +96,7 @@ async def test_tokens_are_counted_and_so_are_answers_that_do_not_tell_theirs(
     metrics.finished(exchange_of())
     metrics.finished(exchange_of(output_tokens=6, input_tokens=None))
     metrics.finished(exchange_of(output_tokens=None, input_tokens=None))
-    metrics.finished(exchange_of(outcome=Ending.CANCELLED, output_tokens=None, input_tokens=None))
+    metrics.finished(exchange_of(outcome=Outcome.CANCELLED, output_tokens=None, input_tokens=None))
     found = await told(metrics)
     assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 40
     assert found[f"orch_input_tokens_total {INTERACTIVE}"] == 12
@@ -160,20 +160,20 @@ async def test_what_no_pool_was_asked_for_is_no_generation(metrics: Metrics) -> 
         "outcome": Reason.NO_POOL,
     }
     metrics.finished(exchange_of(pool=None, **refused))
-    metrics.finished(exchange_of(route=ROUTES["/tokenize"], cost=0, stream=False, admitted=None))
+    metrics.finished(exchange_of(route=ENDPOINTS["/tokenize"], cost=0, stream=False, admitted=None))
     found = await told(metrics)
     assert not [name for name in found if name.startswith("gen_ai_")]
     assert found["orch_requests_total outcome=no_pool route=/v1/chat/completions status=503"] == 1
     assert found["orch_requests_total outcome=ok route=/tokenize status=200"] == 1
 
 
-def anything(chance: random.Random) -> Exchange:
+def anything(chance: random.Random) -> RequestRecord:
     """What a request may be by what its client sends, and by what becomes of it."""
     text = "".join(chance.choices(string.printable, k=chance.randint(0, 30)))
-    endings: list[tuple[Ending | Reason, int]]
-    endings = [(Ending.OK, 200), (Ending.CANCELLED, 0), (Reason.QUEUE_FULL, 429)]
+    endings: list[tuple[Outcome | Reason, int]]
+    endings = [(Outcome.OK, 200), (Outcome.CANCELLED, 0), (Reason.QUEUE_FULL, 429)]
     outcome, status = chance.choice(endings)
-    exchange = exchange_of(
+    record = exchange_of(
         route=chance.choice(GENERATING),
         model=chance.choice(["tiny", "", text]),
         cost=chance.randint(1, 4),
@@ -185,8 +185,8 @@ def anything(chance: random.Random) -> Exchange:
         output_tokens=chance.choice([None, 0, 1, 34]),
         trace_id=chance.choice([0, chance.getrandbits(128)]),
     )
-    exchange.id = exchange.request_id = exchange.correlation_id = text
-    return exchange
+    record.id = record.request_id = record.correlation_id = text
+    return record
 
 
 async def test_no_request_makes_a_series_that_another_of_its_kind_has_not_made(

@@ -13,34 +13,34 @@ from opentelemetry.trace import StatusCode
 from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.otel import SpanTracing
-from orch_sidecar.observability.record import Ending, Exchange
+from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.registry import NO_TYPE, unplaced_labels
 from vllm_plugin.profile import MeasurementType
 
 # What the client did itself is no error of the span.
-NO_ERRORS = {Ending.OK, Ending.CANCELLED, Ending.CLIENT_ERROR}
+NO_ERRORS = {Outcome.OK, Outcome.CANCELLED, Outcome.CLIENT_ERROR}
 PLACED = {"measurement_type": MeasurementType.OFFLINE.value, "orch.pool": "offline"}
 
 
 @pytest.mark.parametrize("labels", [None, PLACED], ids=["unplaced", "placed"])
-@pytest.mark.parametrize("outcome", [*Ending, *Reason], ids=lambda outcome: outcome.name)
+@pytest.mark.parametrize("outcome", [*Outcome, *Reason], ids=lambda outcome: outcome.name)
 @pytest.mark.parametrize("common", [{}, {"measurement_type": MeasurementType.SINGLE_STREAM.value}])
 def test_every_span_of_every_outcome_has_a_measurement_type(
-    outcome: Ending | Reason, labels: dict[str, Any] | None, common: dict[str, str]
+    outcome: Outcome | Reason, labels: dict[str, Any] | None, common: dict[str, str]
 ) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracing = SpanTracing(provider, unplaced_labels(common))
-    exchange = Exchange(Api.CHAT, "/v1/chat/completions", "own", "request", "correlation")
-    exchange.cost, exchange.status = 1, 200
-    trace = tracing.begin(exchange, {})
-    exchange.labels = labels
+    record = RequestRecord(Api.CHAT, "/v1/chat/completions", "own", "request", "correlation")
+    record.cost, record.status = 1, 200
+    trace = tracing.begin(record, {})
+    record.labels = labels
     if labels is not None:
-        exchange.admitted = exchange.arrived
+        record.admitted = record.arrived
         trace.dispatched()
         trace.retried(Reason.ENGINE_FAILED)
         trace.dispatched()
-    exchange.outcome = outcome
+    record.outcome = outcome
     trace.ended()
     unplaced = common.get("measurement_type", NO_TYPE)
     expected = unplaced if labels is None else labels["measurement_type"]
@@ -51,5 +51,5 @@ def test_every_span_of_every_outcome_has_a_measurement_type(
     server = spans[-1]
     failed = outcome not in NO_ERRORS
     assert server.status.status_code is (StatusCode.ERROR if failed else StatusCode.UNSET)
-    error = None if outcome is Ending.OK else outcome.value
+    error = None if outcome is Outcome.OK else outcome.value
     assert (server.attributes or {}).get("error.type") == error

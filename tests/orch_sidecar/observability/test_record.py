@@ -8,13 +8,13 @@ import pytest
 
 from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.observability.record import Ending, Exchange, accept_id, new_ids
+from orch_sidecar.observability.record import Outcome, RequestRecord, accept_id, new_ids
 
 MS = 1_000_000  # nanoseconds
 
 
-def exchange_of(*, stream: bool = False) -> Exchange:
-    return Exchange(
+def exchange_of(*, stream: bool = False) -> RequestRecord:
+    return RequestRecord(
         api=Api.CHAT,
         route="/v1/chat/completions",
         id="own",
@@ -54,36 +54,36 @@ def test_own_ids_are_unguessable_and_acceptable() -> None:
 
 
 def test_wall_clock_of_a_moment_follows_the_monotonic_clock() -> None:
-    exchange = exchange_of()
-    assert exchange.at_ns(exchange.arrived) == exchange.arrived_ns
-    assert exchange.at_ns(5_250 * MS) == exchange.arrived_ns + 250 * MS
+    record = exchange_of()
+    assert record.at_ns(record.arrived) == record.arrived_ns
+    assert record.at_ns(5_250 * MS) == record.arrived_ns + 250 * MS
 
 
 def test_exchange_counts_as_cancelled_until_it_is_known_otherwise() -> None:
-    assert exchange_of().outcome is Ending.CANCELLED
+    assert exchange_of().outcome is Outcome.CANCELLED
 
 
 def test_outcomes_are_told_apart_by_their_value() -> None:
     """Both sets share one metric label."""
-    assert not {ending.value for ending in Ending} & {reason.value for reason in Reason}
+    assert not {ending.value for ending in Outcome} & {reason.value for reason in Reason}
 
 
 def test_server_timing_of_a_stream_has_queue_and_ttft() -> None:
-    exchange = exchange_of(stream=True)
-    exchange.admitted = exchange.arrived + 250 * MS
-    exchange.first_byte = exchange.arrived + 400 * MS
-    assert exchange.server_timing() == "queue;dur=250.00, ttft;dur=400.00"
+    record = exchange_of(stream=True)
+    record.admitted = record.arrived + 250 * MS
+    record.first_byte = record.arrived + 400 * MS
+    assert record.server_timing() == "queue;dur=250.00, ttft;dur=400.00"
 
 
 def test_server_timing_of_a_whole_answer_has_queue_and_engine() -> None:
-    exchange = exchange_of()
-    exchange.admitted = exchange.arrived + 250 * MS
-    exchange.first_byte = exchange.arrived + 400 * MS
-    assert exchange.server_timing() == "queue;dur=250.00, engine;dur=150.00"
+    record = exchange_of()
+    record.admitted = record.arrived + 250 * MS
+    record.first_byte = record.arrived + 400 * MS
+    assert record.server_timing() == "queue;dur=250.00, engine;dur=150.00"
 
 
 def test_server_timing_without_admission_has_no_queueing() -> None:
-    exchange = exchange_of()
-    assert exchange.server_timing() == "queue;dur=0.00"
-    exchange.first_byte = exchange.arrived + 3 * MS
-    assert exchange.server_timing() == "queue;dur=0.00, engine;dur=3.00"
+    record = exchange_of()
+    assert record.server_timing() == "queue;dur=0.00"
+    record.first_byte = record.arrived + 3 * MS
+    assert record.server_timing() == "queue;dur=0.00, engine;dur=3.00"

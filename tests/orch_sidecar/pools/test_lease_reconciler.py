@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from orch_sidecar.pools import lease_reconciler as confirm
-from orch_sidecar.pools.lease_reconciler import Confirmation
+from orch_sidecar.pools.lease_reconciler import LeaseReconciler
 
 
 async def test_lease_of_which_the_engine_says_nonsense_keeps_none_of_the_others(
@@ -20,7 +20,7 @@ async def test_lease_of_which_the_engine_says_nonsense_keeps_none_of_the_others(
     gate.core.ledger.closing.return_value = ["a", "b", "c"]
     ended: asyncio.Queue[list[str]] = asyncio.Queue()
     gate.engine_ended.side_effect = ended.put_nowait
-    confirmation = Confirmation(MagicMock(), "http://engine", {}, gate)
+    confirmation = LeaseReconciler(MagicMock(), "http://engine", {}, gate)
 
     async def says(lease: str) -> bool:
         if lease == "a":

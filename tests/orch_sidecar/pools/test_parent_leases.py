@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.pools import parent_leases as upper
-from orch_sidecar.pools.parent_leases import UpperLeases
+from orch_sidecar.pools.parent_leases import ParentLeases
 from tests.orch_sidecar.above import (
     RUN,
     THEM,
@@ -23,7 +23,7 @@ from tests.orch_sidecar.above import (
 
 
 def test_lease_is_present_until_its_handling_has_ended() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     presence, own = served(book, lease(), slots)
     assert book.of(US) == [lease()]
     assert book.of(THEM) == []
@@ -34,7 +34,7 @@ def test_lease_is_present_until_its_handling_has_ended() -> None:
 
 
 def test_aborted_request_keeps_its_lease_until_its_own_slots_came_back() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     reader = Reader(book, lambda: view(slots))
     presence, own = served(book, lease(), slots)
     slots.abandon(own.id)
@@ -49,14 +49,14 @@ def test_aborted_request_keeps_its_lease_until_its_own_slots_came_back() -> None
 
 
 def test_request_that_never_got_slots_ends_with_its_handling() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     reader = Reader(book, lambda: view(slots))
     book.leave(entered(book, lease()))
     assert reader.listener.ended == [lease()]
 
 
 def test_restart_of_the_engine_below_ends_leases_whose_handling_ended() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     presence, own = served(book, lease(), slots)
     slots.abandon(own.id)
     book.leave(presence)
@@ -65,7 +65,7 @@ def test_restart_of_the_engine_below_ends_leases_whose_handling_ended() -> None:
 
 
 def test_request_that_got_slots_twice_ends_with_the_last_of_them() -> None:
-    book, slots, others = UpperLeases(RUN), ledger(), ledger()
+    book, slots, others = ParentLeases(RUN), ledger(), ledger()
     presence, own = served(book, lease(), slots)
     slots.abandon(own.id)
     second = others.grant("elsewhere", 1)
@@ -78,20 +78,20 @@ def test_request_that_got_slots_twice_ends_with_the_last_of_them() -> None:
 
 
 def test_spent_lease_is_turned_away() -> None:
-    book = UpperLeases(RUN)
+    book = ParentLeases(RUN)
     book.leave(entered(book, lease()))
     assert book.enter(lease()) is None
 
 
 def test_lease_that_is_present_already_is_turned_away() -> None:
-    book = UpperLeases(RUN)
+    book = ParentLeases(RUN)
     entered(book, lease())
     assert book.enter(lease()) is None
     assert book.of(US) == [lease()]
 
 
 def test_revoked_lease_is_turned_away_when_its_request_comes_late() -> None:
-    book = UpperLeases(RUN)
+    book = ParentLeases(RUN)
     assert book.revoke(lease())
     assert book.revoke(lease())
     assert book.enter(lease()) is None
@@ -99,7 +99,7 @@ def test_revoked_lease_is_turned_away_when_its_request_comes_late() -> None:
 
 @pytest.mark.parametrize("header", ["", "x", f"{US}.{1:032x}", f"{US}.{1:032X}.0", "é" * 50])
 def test_what_is_no_lease_is_not_booked(header: str) -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     presence, _ = served(book, header, slots)
     assert presence.lease is None
     assert book.sequences("", slots) == 0
@@ -111,7 +111,7 @@ def test_what_is_no_lease_is_not_booked(header: str) -> None:
 
 def test_memory_of_spent_leases_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upper, "ENDED_KEPT", 3)
-    book = UpperLeases(RUN)
+    book = ParentLeases(RUN)
     for number in range(5):
         assert book.revoke(lease(number=number))
     assert len(book._ended) == 3
@@ -120,7 +120,7 @@ def test_memory_of_spent_leases_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_only_the_instance_whose_lease_ended_is_told() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     us, them = (Reader(book, lambda: view(slots), instance) for instance in (US, THEM))
     book.leave(entered(book, lease(THEM)))
     assert us.listener.ended == []
@@ -128,7 +128,7 @@ def test_only_the_instance_whose_lease_ended_is_told() -> None:
 
 
 def test_end_wakes_a_reader_that_was_woken_before_by_a_change() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     reader = Reader(book, lambda: view(slots))
     reader.feed.due(0.0)
     presence = entered(book, lease())
@@ -143,7 +143,7 @@ def test_end_wakes_a_reader_that_was_woken_before_by_a_change() -> None:
 
 
 def test_foreign_is_what_others_hold() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     slots.foreign = 1
     slots.grant("a client without a tier", 2)
     served(book, lease(US, 1), slots)
@@ -154,7 +154,7 @@ def test_foreign_is_what_others_hold() -> None:
 
 
 def test_request_that_waits_here_is_nobodys_foreign() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     entered(book, lease())
     assert foreign(book, slots, US) == foreign(book, slots, THEM) == 0
 
@@ -162,7 +162,7 @@ def test_request_that_waits_here_is_nobodys_foreign() -> None:
 @pytest.mark.parametrize(("claimed", "real"), [(1, 3), (3, 1), (2, 2), (9_999_999, 1)])
 def test_both_tiers_together_never_count_less_than_is_leased(claimed: int, real: int) -> None:
     """The sidecar above counts what its lease says; that is not trusted."""
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     slots.grant("another", 2)
     served(book, lease(cost=claimed), slots, cost=real)
     seen = foreign(book, slots, US)
@@ -171,7 +171,7 @@ def test_both_tiers_together_never_count_less_than_is_leased(claimed: int, real:
 
 
 def test_slots_in_another_pool_do_not_count_in_this_one() -> None:
-    book, slots, others = UpperLeases(RUN), ledger(), ledger()
+    book, slots, others = ParentLeases(RUN), ledger(), ledger()
     served(book, lease(), others)
     slots.grant("another", 1)
     assert foreign(book, slots, US) == 1

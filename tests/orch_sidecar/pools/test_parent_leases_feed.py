@@ -6,7 +6,7 @@ import pytest
 
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.pools import parent_leases as upper
-from orch_sidecar.pools.parent_leases import UpperLeases
+from orch_sidecar.pools.parent_leases import ParentLeases
 from tests.orch_sidecar.above import RUN, THEM, US, Reader, entered, lease, ledger, served, view
 
 
@@ -38,7 +38,7 @@ def test_pool_whose_engine_never_reported_is_told_as_well() -> None:
 
 
 def test_whole_state_comes_first_with_the_leases_that_are_here() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     served(book, lease(US, 2), slots)
     served(book, lease(US, 1), slots)
     served(book, lease(THEM, 3), slots)
@@ -49,7 +49,7 @@ def test_whole_state_comes_first_with_the_leases_that_are_here() -> None:
 
 
 def test_change_holds_only_what_changed() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     reader = Reader(book, lambda: view(slots))
     reader.feed.due(10.0)
     slots.grant("another", 2)
@@ -59,7 +59,7 @@ def test_change_holds_only_what_changed() -> None:
 
 
 def test_changes_come_at_most_every_20_ms() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     reader = Reader(book, lambda: view(slots))
     reader.feed.due(10.0)
     slots.grant("x", 1)
@@ -75,7 +75,7 @@ def test_changes_come_at_most_every_20_ms() -> None:
 
 
 def test_change_that_was_undone_is_not_told() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     reader = Reader(book, lambda: view(slots))
     reader.feed.due(10.0)
     slots.grant("x", 1)
@@ -86,7 +86,7 @@ def test_change_that_was_undone_is_not_told() -> None:
 
 
 def test_end_is_told_at_once_and_before_the_change() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     presence = entered(book, lease())
     reader = Reader(book, lambda: view(slots))
     reader.feed.due(10.0)
@@ -97,7 +97,7 @@ def test_end_is_told_at_once_and_before_the_change() -> None:
 
 
 def test_heartbeat_comes_each_second_with_what_nobody_woke_for() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     reader = Reader(book, lambda: view(slots))
     reader.feed.due(10.0)
     assert reader.feed.due(10.9) == []
@@ -107,7 +107,7 @@ def test_heartbeat_comes_each_second_with_what_nobody_woke_for() -> None:
 
 
 def test_pool_that_stops_being_ready_says_so_in_a_change() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     views = [view(slots)]
     reader = Reader(book, lambda: views[-1])
     reader.feed.due(10.0)
@@ -119,7 +119,7 @@ def test_pool_that_stops_being_ready_says_so_in_a_change() -> None:
 
 
 def test_restart_of_the_engine_below_is_told_as_a_whole_state() -> None:
-    book, slots = UpperLeases(RUN), ledger()
+    book, slots = ParentLeases(RUN), ledger()
     reader = Reader(book, lambda: view(slots))
     reader.feed.due(10.0)
     slots.begin_epoch("e2")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.pools.parent_leases import Presence, UpperLeases
+from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases
 from tests.orch_sidecar.above import RUN, THEM, US, Reader, entered, foreign, lease, ledger, view
 
 
@@ -17,9 +17,9 @@ class Tiers(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book, self.slots = UpperLeases(RUN), ledger(slots_total=1000)
+        self.book, self.slots = ParentLeases(RUN), ledger(slots_total=1000)
         self.readers = {i: Reader(self.book, lambda: view(self.slots), i) for i in (US, THEM)}
-        self.present: dict[str, tuple[Presence, Lease | None]] = {}
+        self.present: dict[str, tuple[ParentLease, Lease | None]] = {}
         self.told: list[str] = []
         self.number = 0
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.pools.rebalancer import MOVED, spread
-from orch_sidecar.pools.registry import Pools
+from orch_sidecar.pools.registry import PoolRegistry
 from vllm_plugin.profile import ServiceClass
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
@@ -41,7 +41,7 @@ class Address:
 
 
 def moved(*addresses: Address) -> list[list[str]]:
-    spread(cast(Pools, addresses))
+    spread(cast(PoolRegistry, addresses))
     return [each.moved for each in addresses]
 
 
@@ -66,7 +66,7 @@ def test_one_that_needs_more_than_there_is_stays() -> None:
 def test_room_is_given_once_however_many_wait_elsewhere() -> None:
     taker = Address(room=3)
     first, second = Address(waits=waits("a", "b")), Address(waits=waits("c", "d", "e"))
-    spread(cast(Pools, (first, taker, second)))
+    spread(cast(PoolRegistry, (first, taker, second)))
     assert second.moved == ["c", "d", "e"], "the longest queue first"
     assert first.moved == []
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.api.generation import Api
-from orch_sidecar.observability.record import Ending, Exchange
+from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.proxy.answering import how_ended
 from orch_sidecar.proxy.client_writer import Relay
-from orch_sidecar.wire.engine_connection import EngineConnection, EnginePool
+from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import LAST_CHUNK, MAX_HELD_BYTES, Head, body_of, parse_head
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.shared import STREAM_HEAD, Transport, chunk, json_answer
@@ -31,9 +31,9 @@ class Relayed:
 
     def __init__(self, api: Api = Api.CHAT, *, stream: bool = True, http10: bool = False) -> None:
         self.client = Client()
-        self.exchange = Exchange(api, "/x", "own", "request", "correlation", stream=stream)
+        self.record = RequestRecord(api, "/x", "own", "request", "correlation", stream=stream)
         self.relay = Relay(
-            self.client, EnginePool("http://127.0.0.1:9", 1.0), self.exchange, b"", http10, True
+            self.client, ConnectionPool("http://127.0.0.1:9", 1.0), self.record, b"", http10, True
         )
         self.connection = EngineConnection()
         self.connection.connection_made(Transport())
@@ -61,8 +61,8 @@ class Relayed:
 def check(spoken: Spoken, relayed: Relayed) -> None:
     assert relayed.relay.done.result().failure is None
     assert relayed.got[1] == spoken.body
-    expected = Ending.ENGINE_ERROR if spoken.failed else Ending.OK
-    assert how_ended(relayed.exchange, relayed.relay.answer) is expected
+    expected = Outcome.ENGINE_ERROR if spoken.failed else Outcome.OK
+    assert how_ended(relayed.record, relayed.relay.answer) is expected
     assert relayed.relay.answer.counts == spoken.counts
 
 
@@ -119,13 +119,13 @@ async def test_events_and_answers_of_megabytes_are_read_and_not_kept() -> None:
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 415, 422])
 async def test_mistake_of_a_client_is_no_error_of_the_engine(status: int) -> None:
     relayed = Relayed().says(json_answer(b"{}", b"%d No" % status))
-    assert how_ended(relayed.exchange, relayed.relay.answer) is Ending.CLIENT_ERROR
+    assert how_ended(relayed.record, relayed.relay.answer) is Outcome.CLIENT_ERROR
 
 
 @pytest.mark.parametrize("status", [408, 429, 499, 500, 501, 503])
 async def test_what_is_not_the_clients_mistake_is_the_engines(status: int) -> None:
     relayed = Relayed().says(json_answer(b"{}", b"%d No" % status))
-    assert how_ended(relayed.exchange, relayed.relay.answer) is Ending.ENGINE_ERROR
+    assert how_ended(relayed.record, relayed.relay.answer) is Outcome.ENGINE_ERROR
 
 
 async def test_event_that_came_with_garbage_does_not_end_the_one_before() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.wire import backpressure as tier
+from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.http1 import MAX_HELD_BYTES
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.shared import (
@@ -238,7 +238,7 @@ async def test_answer_in_parts_that_breaks_off_breaks_the_connection() -> None:
 async def test_sidecar_below_that_turns_it_away_leaves_the_clients_waiting() -> None:
     fanout = fanout_of()
     client = Client("a").join(fanout)
-    below = Engine(fanout, turned_away=tier.by_sidecar)
+    below = Engine(fanout, turned_away=backpressure.by_sidecar)
     body = b'{"error":{"message":"full","retriable":true,"retry_after_ms":70}}'
     below.says(json_answer(body, b"429 Too Many Requests"))
     ending = below.decode.done.result()
@@ -247,7 +247,7 @@ async def test_sidecar_below_that_turns_it_away_leaves_the_clients_waiting() -> 
     assert below.kept
     assert not client.follower.done.done()
     assert fanout.joinable
-    Engine(fanout, turned_away=tier.by_sidecar).says(STREAM)
+    Engine(fanout, turned_away=backpressure.by_sidecar).says(STREAM)
     assert client.body == whole_for("a")
 
 
@@ -257,5 +257,5 @@ async def test_engine_that_says_429_is_passed_on() -> None:
     engine = Engine(fanout)
     assert engine.decode.status == 0
     engine.says(json_answer(b'{"error":{"retriable":true}}', b"429 No"))
-    assert client.exchange.status == engine.decode.status == 429
+    assert client.record.status == engine.decode.status == 429
     assert client.ended_well

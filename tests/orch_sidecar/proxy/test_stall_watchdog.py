@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.proxy.stall_watchdog import RelayWatch
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 
 
 class Answer:
@@ -34,8 +34,8 @@ class Answer:
         self.failures.append(refusal.reason)
 
 
-def watched(*answers: Answer) -> RelayWatch:
-    watch = RelayWatch(engine_silence_s=2.0, client_stall_s=3.0)
+def watched(*answers: Answer) -> StallWatchdog:
+    watch = StallWatchdog(engine_silence_s=2.0, client_stall_s=3.0)
     for answer in answers:
         watch.add(answer)
     return watch

@@ -9,7 +9,7 @@ import pytest
 
 from orch_sidecar.api import errors
 from orch_sidecar.api.generation import Api
-from orch_sidecar.api.options import NONE, Directives
+from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.wire.backpressure import (
     DEFAULT_RETRY_MS,
@@ -23,14 +23,14 @@ from vllm_plugin import endpoint
 from vllm_plugin.profile import ServiceClass
 
 
-def told(directives: Directives, spent_ms: float = 0.0) -> dict[str, str]:
-    lines = fields(ServiceClass.BULK, directives, spent_ms).decode().split("\r\n")
+def told(options: RequestOptions, spent_ms: float = 0.0) -> dict[str, str]:
+    lines = fields(ServiceClass.BULK, options, spent_ms).decode().split("\r\n")
     assert lines.pop() == ""
     return dict(line.split(": ") for line in lines)
 
 
 def test_sidecar_below_is_told_the_class_and_never_to_queue() -> None:
-    assert told(NONE) == {
+    assert told(NO_OPTIONS) == {
         "x-orch-class": "bulk",
         "x-orch-do-not-queue": "true",
         "x-orch-no-coalesce": "true",
@@ -38,9 +38,9 @@ def test_sidecar_below_is_told_the_class_and_never_to_queue() -> None:
 
 
 def test_times_are_less_what_was_spent_up_here() -> None:
-    found = told(Directives(deadline_ms=1000.0, max_wait_ms=500.0), 250.4)
+    found = told(RequestOptions(deadline_ms=1000.0, max_wait_ms=500.0), 250.4)
     assert (found["x-orch-deadline-ms"], found["x-orch-max-wait-ms"]) == ("749", "249")
-    found = told(Directives(deadline_ms=1000.0, max_wait_ms=500.0), 9e9)
+    found = told(RequestOptions(deadline_ms=1000.0, max_wait_ms=500.0), 9e9)
     assert (found["x-orch-deadline-ms"], found["x-orch-max-wait-ms"]) == ("1", "0")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from orch_sidecar.api import options as directives
+from orch_sidecar.api import options
 from orch_sidecar.wire.forwarding import names_of, request_head
 
 PLAIN = (
@@ -19,7 +19,7 @@ PLAIN = (
 )
 
 HEEDED = (
-    *directives._ALL, "X-Orch-Lease", "X-Orch-Request-Id", "X-Request-Id", "X-Correlation-Id",
+    *options._ALL, "X-Orch-Lease", "X-Orch-Request-Id", "X-Request-Id", "X-Correlation-Id",
     "Content-Encoding", "Transfer-Encoding",
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orch_sidecar.admission.constraints.kv_cache import KvNeed
-from orch_sidecar.admission.constraints.rules import Hold
+from orch_sidecar.admission.constraints.rules import BlockedBy
 from orch_sidecar.admission.types import EngineReport
 from tests.orch_sidecar.admission.bench import Bench
 from tests.orch_sidecar.admission.examples import bulk, class_rules, interactive, kv_of, rules
@@ -16,8 +16,8 @@ def test_slots_are_leased_and_foreign_ones() -> None:
     bench.grant(bulk(2))
     bench.ledger.foreign = 1
     assert bench.hold(interactive()) is None
-    assert bench.hold(interactive(2)) is Hold.SLOT
-    assert bench.hold(bulk(2), aged=True) is Hold.SLOT
+    assert bench.hold(interactive(2)) is BlockedBy.SLOT
+    assert bench.hold(bulk(2), aged=True) is BlockedBy.SLOT
 
 
 # Batches.
@@ -29,7 +29,7 @@ def test_interactive_requests_count_among_themselves() -> None:
     bench.grant(bulk(8))
     bench.grant(interactive())
     assert bench.hold(interactive()) is None
-    assert bench.hold(interactive(2)) is Hold.BATCH
+    assert bench.hold(interactive(2)) is BlockedBy.BATCH
 
 
 def test_an_interactive_request_beyond_the_batch_goes_when_no_other_runs() -> None:
@@ -46,8 +46,8 @@ def test_bulk_fills_what_its_slo_allows_of_both_classes_and_foreign_ones() -> No
     bench.grant(bulk(4))
     bench.ledger.foreign = 1
     assert bench.hold(bulk()) is None
-    assert bench.hold(bulk(2)) is Hold.BATCH
-    assert bench.hold(bulk(2), aged=True) is Hold.BATCH
+    assert bench.hold(bulk(2)) is BlockedBy.BATCH
+    assert bench.hold(bulk(2), aged=True) is BlockedBy.BATCH
 
 
 def test_bulk_beside_interactive_traffic_keeps_the_interactive_slo() -> None:
@@ -56,10 +56,10 @@ def test_bulk_beside_interactive_traffic_keeps_the_interactive_slo() -> None:
     bench.grant(bulk(2))
     assert bench.hold(bulk(2)) is None
     run = bench.grant(interactive())
-    assert bench.hold(bulk()) is Hold.BATCH
+    assert bench.hold(bulk()) is BlockedBy.BATCH
     assert bench.hold(bulk(), aged=True) is None
     bench.release(run, 1.0)
-    assert bench.hold(bulk(2), 1.0) is Hold.BATCH, "the next one may come any moment"
+    assert bench.hold(bulk(2), 1.0) is BlockedBy.BATCH, "the next one may come any moment"
     assert bench.hold(bulk(2), 11.0) is None
 
 
@@ -86,12 +86,12 @@ def test_reserve_is_kept_as_far_as_it_is_used_and_one_more() -> None:
     run = bench.grant(interactive(2), 0.0)
     bench.grant(bulk(4), 0.0)
     assert bench.hold(bulk(), 0.0) is None
-    assert bench.hold(bulk(2), 0.0) is Hold.RESERVE
-    assert bench.hold(bulk(2), 0.0, aged=True) is Hold.RESERVE, "however long it waits"
+    assert bench.hold(bulk(2), 0.0) is BlockedBy.RESERVE
+    assert bench.hold(bulk(2), 0.0, aged=True) is BlockedBy.RESERVE, "however long it waits"
     assert bench.hold(interactive(2), 0.0) is None
     bench.release(run, 1.0)
     assert bench.hold(bulk(3), 1.0) is None
-    assert bench.hold(bulk(4), 1.0) is Hold.RESERVE, "one for the next to come"
+    assert bench.hold(bulk(4), 1.0) is BlockedBy.RESERVE, "one for the next to come"
 
 
 def test_more_of_a_large_reserve_is_kept_free() -> None:
@@ -99,20 +99,22 @@ def test_more_of_a_large_reserve_is_kept_free() -> None:
     bench.grant(interactive(2))
     bench.grant(bulk(56))
     assert bench.hold(bulk(3)) is None
-    assert bench.hold(bulk(4)) is Hold.RESERVE
+    assert bench.hold(bulk(4)) is BlockedBy.RESERVE
 
 
 def test_reserve_is_not_kept_from_a_delayed_request_that_is_too_large_for_the_rest() -> None:
     bench = Bench(8, rules(reserved_share=0.5))
     run = bench.grant(interactive())
     bench.grant(bulk(), 1.0)
-    assert bench.hold(bulk(7), 1.0) is Hold.SLOT
+    assert bench.hold(bulk(7), 1.0) is BlockedBy.SLOT
     bench.release(run, 1.0)
-    assert bench.hold(bulk(7), 1.0) is Hold.RESERVE
-    assert bench.hold(bulk(7), 1.0, aged=True) is Hold.RESERVE, "beside it there is room for seven"
+    assert bench.hold(bulk(7), 1.0) is BlockedBy.RESERVE
+    assert bench.hold(bulk(7), 1.0, aged=True) is BlockedBy.RESERVE, (
+        "beside it there is room for seven"
+    )
     bench.wait(interactive(2))
     assert bench.hold(bulk(7), 1.0, aged=True) is None
-    assert bench.hold(bulk(5), 1.0, aged=True) is Hold.RESERVE, "the other one will end"
+    assert bench.hold(bulk(5), 1.0, aged=True) is BlockedBy.RESERVE, "the other one will end"
 
 
 def test_reserve_is_never_more_than_its_share() -> None:
@@ -133,7 +135,7 @@ def test_claim_ends_ten_seconds_after_the_last_interactive_request() -> None:
     bench = Bench(8, rules(reserved_share=0.5))
     bench.release(bench.grant(interactive(4), 0.0), 1.0)
     bench.grant(bulk(7), 2.0)
-    assert bench.hold(bulk(), 5.9) is Hold.RESERVE
+    assert bench.hold(bulk(), 5.9) is BlockedBy.RESERVE
     assert bench.hold(bulk(), 11.0) is None
 
 
@@ -142,7 +144,7 @@ def test_those_who_wait_claim_too() -> None:
     bench.grant(bulk(5))
     bench.wait(interactive(2))
     bench.scarce.arrived(interactive(1), 0.0)
-    assert bench.hold(bulk()) is Hold.RESERVE
+    assert bench.hold(bulk()) is BlockedBy.RESERVE
 
 
 # Prompts and the KV cache.
@@ -153,7 +155,7 @@ def test_one_bulk_prompt_at_a_time_beside_interactive_traffic_of_unknown_speed()
     run = bench.grant(bulk(prompt_tokens=100))
     assert bench.hold(bulk(prompt_tokens=100)) is None, "nobody is kept waiting"
     bench.grant(interactive(prompt_tokens=100))
-    assert bench.hold(bulk(prompt_tokens=100)) is Hold.PREFILL
+    assert bench.hold(bulk(prompt_tokens=100)) is BlockedBy.PREFILL
     assert bench.hold(bulk(prompt_tokens=100), aged=True) is None
     assert bench.hold(interactive(prompt_tokens=100)) is None
     bench.release(run, 1.0)
@@ -166,7 +168,7 @@ def test_bulk_prompts_are_read_within_a_quarter_of_the_interactive_slo() -> None
     bench.grant(interactive())
     bench.grant(bulk(prompt_tokens=60))
     assert bench.hold(bulk(prompt_tokens=40)) is None
-    assert bench.hold(bulk(prompt_tokens=50)) is Hold.PREFILL
+    assert bench.hold(bulk(prompt_tokens=50)) is BlockedBy.PREFILL
     assert bench.hold(bulk(prompt_tokens=50), 0.02) is None
 
 
@@ -176,9 +178,9 @@ def test_a_request_waits_for_room_in_the_cache_whatever_its_class_or_age() -> No
     bench.grant(bulk(prompt_tokens=500, max_tokens=100))
     fits, too_much = {"prompt_tokens": 200, "max_tokens": 100}, {"prompt_tokens": 400}
     assert bench.hold(interactive(2, **fits)) is None
-    assert bench.hold(interactive(3, **fits)) is Hold.KV
+    assert bench.hold(interactive(3, **fits)) is BlockedBy.KV
     for ask in (interactive(**too_much), bulk(**too_much)):
-        assert bench.hold(ask, aged=True) is Hold.KV
+        assert bench.hold(ask, aged=True) is BlockedBy.KV
 
 
 def test_a_sequence_takes_whole_blocks_of_the_cache() -> None:
@@ -189,7 +191,7 @@ def test_a_sequence_takes_whole_blocks_of_the_cache() -> None:
     assert bench.scarce.need(bulk(2, prompt_tokens=20, max_tokens=None)) == KvNeed(2, 0, None)
     bench.grant(bulk(prompt_tokens=30, max_tokens=2))
     assert bench.hold(interactive(2, prompt_tokens=20, max_tokens=6)) is None
-    assert bench.hold(interactive(2, prompt_tokens=20, max_tokens=7)) is Hold.KV
+    assert bench.hold(interactive(2, prompt_tokens=20, max_tokens=7)) is BlockedBy.KV
 
 
 def test_blocks_that_are_only_begun_are_counted_whole() -> None:
@@ -200,7 +202,7 @@ def test_blocks_that_are_only_begun_are_counted_whole() -> None:
     ask = interactive(prompt_tokens=130, max_tokens=130)
     while bench.hold(ask) is None:
         bench.grant(ask)
-    assert bench.hold(ask) is Hold.KV
+    assert bench.hold(ask) is BlockedBy.KV
     assert len(bench.runs) == 16
 
 
@@ -212,7 +214,7 @@ def test_what_is_on_its_way_to_the_scheduler_is_in_no_usage() -> None:
         bench.grant(interactive(prompt_tokens=100, max_tokens=100))
     reading = EngineReport("e", 8, 1, kv=kv_of(1000), kv_usage=0.1, prefilling=1, scheduled=1)
     bench.scarce.reported(reading, 5.0)
-    assert bench.hold(interactive(prompt_tokens=100, max_tokens=200), 5.0) is Hold.KV
+    assert bench.hold(interactive(prompt_tokens=100, max_tokens=200), 5.0) is BlockedBy.KV
     read = EngineReport("e", 8, 1, kv=kv_of(1000), kv_usage=0.3, scheduled=4)
     bench.scarce.reported(read, 6.0)
     assert bench.hold(interactive(prompt_tokens=100, max_tokens=200), 6.0) is None

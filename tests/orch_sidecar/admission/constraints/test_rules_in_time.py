@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.admission.constraints.rules import Hold
-from orch_sidecar.admission.types import Ask, EngineReport
+from orch_sidecar.admission.constraints.rules import BlockedBy
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport
 from tests.orch_sidecar.admission.bench import Bench
 from tests.orch_sidecar.admission.examples import (
     STEP_TIME,
@@ -82,18 +82,22 @@ def test_window_is_of_no_use_to_one_that_fills_it() -> None:
 @pytest.mark.parametrize(
     "ask", [bulk(may_queue=False), bulk(max_wait_ms=50.0), bulk(deadline_ms=50.0)]
 )
-def test_a_request_that_may_not_wait_neither_opens_nor_bears_a_window(ask: Ask) -> None:
+def test_a_request_that_may_not_wait_neither_opens_nor_bears_a_window(
+    ask: AdmissionRequest,
+) -> None:
     bench = bench_at(per_second=100.0)
     assert not bench.scarce.opens_window(ask, 2.0)
     assert bench.scarce.opens_window(bulk(max_wait_ms=51.0, deadline_ms=51.0), 2.0)
     assert not bench.scarce.ends_window(bulk(), 2.0)
-    assert bench.hold(bulk(), 2.0) is Hold.WINDOW
+    assert bench.hold(bulk(), 2.0) is BlockedBy.WINDOW
     assert bench.scarce.ends_window(ask, 1.99)
     assert bench.hold(bulk(), 2.0) is None
 
 
 @pytest.mark.parametrize("promise", [bulk(deadline_ms=160.0), bulk()])
-def test_a_request_whose_first_token_would_come_too_late_bears_no_window(promise: Ask) -> None:
+def test_a_request_whose_first_token_would_come_too_late_bears_no_window(
+    promise: AdmissionRequest,
+) -> None:
     """A prompt of 100 ms and a step of 11 ms leave less than the window of 50 ms."""
     bench = bench_at(per_second=100.0)
     if promise.deadline_ms is None:
@@ -111,8 +115,8 @@ def test_window_closes_in_time_or_when_it_is_full() -> None:
     bench = bench_at(per_second=100.0)
     bench.scarce.opens_window(bulk(), 2.0)
     bench.wait(bulk())
-    assert bench.scarce.eases_at(Hold.WINDOW, 2.0) == 2.05
-    assert bench.hold(bulk(), 2.049) is Hold.WINDOW
+    assert bench.scarce.eases_at(BlockedBy.WINDOW, 2.0) == 2.05
+    assert bench.hold(bulk(), 2.049) is BlockedBy.WINDOW
     assert bench.hold(bulk(), 2.05) is None
     bench.wait(bulk(7), "more")
     assert bench.hold(bulk(), 2.0) is None
@@ -185,7 +189,7 @@ def test_waiting_for_prompts_is_no_delay_of_its_own() -> None:
     bench.grant(interactive())
     bench.grant(bulk(prompt_tokens=100))
     bench.wait(bulk(prompt_tokens=100))
-    assert bench.hold(bulk(prompt_tokens=100)) is Hold.PREFILL
+    assert bench.hold(bulk(prompt_tokens=100)) is BlockedBy.PREFILL
     assert share(bench) == 0
 
 
@@ -206,7 +210,7 @@ def test_a_request_too_large_for_the_smaller_batch_is_delayed_altogether() -> No
     bench.wait(bulk(4))
     assert share(bench) == 0
     run = bench.grant(interactive())
-    assert bench.hold(bulk(4)) is Hold.BATCH
+    assert bench.hold(bulk(4)) is BlockedBy.BATCH
     assert share(bench) == 1
     bench.release(run, 1.0)
     assert share(bench, now=20.0) == 0
@@ -223,19 +227,19 @@ def test_a_request_too_large_for_any_batch_is_not_delayed_by_its_own_class() -> 
 # When it may ease of itself.
 
 
-@pytest.mark.parametrize("hold", [Hold.KV, Hold.RESERVE, Hold.BATCH])
-def test_what_comes_back_slowly_is_looked_at_now_and_then(hold: Hold) -> None:
+@pytest.mark.parametrize("hold", [BlockedBy.KV, BlockedBy.RESERVE, BlockedBy.BATCH])
+def test_what_comes_back_slowly_is_looked_at_now_and_then(hold: BlockedBy) -> None:
     assert Bench(4).scarce.eases_at(hold, 10.0) == 10.25
 
 
 def test_slots_come_free_when_somebody_says_so() -> None:
-    assert Bench(4).scarce.eases_at(Hold.SLOT, 10.0) is None
+    assert Bench(4).scarce.eases_at(BlockedBy.SLOT, 10.0) is None
 
 
 def test_prompts_are_looked_at_when_they_will_have_been_read() -> None:
     bench = Bench(4)
     bench.grant(bulk(prompt_tokens=600))
     bench.wait(bulk(prompt_tokens=0))
-    assert bench.scarce.eases_at(Hold.PREFILL, 0.0) == 0.25, "of unknown speed"
+    assert bench.scarce.eases_at(BlockedBy.PREFILL, 0.0) == 0.25, "of unknown speed"
     bench.scarce.reported(EngineReport("e", 4, prefill_tokens_per_s=1000.0), 0.0)
-    assert bench.scarce.eases_at(Hold.PREFILL, 0.0) == pytest.approx(0.1)
+    assert bench.scarce.eases_at(BlockedBy.PREFILL, 0.0) == pytest.approx(0.1)

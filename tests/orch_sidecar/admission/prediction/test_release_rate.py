@@ -11,12 +11,12 @@ from orch_sidecar.admission.prediction.release_rate import (
     UNKNOWN_MS,
     WINDOW_RELEASES,
     WINDOW_S,
-    DrainRate,
+    ReleaseRate,
 )
 
 
 def test_unknown_before_two_releases() -> None:
-    rate = DrainRate()
+    rate = ReleaseRate()
     assert rate.per_second(0.0) is None
     rate.released(4, 10.0)
     assert rate.per_second(10.0) is None
@@ -24,28 +24,28 @@ def test_unknown_before_two_releases() -> None:
 
 
 def test_first_release_only_starts_the_clock() -> None:
-    rate = DrainRate()
+    rate = ReleaseRate()
     rate.released(100, 0.0)
     rate.released(2, 1.0)
     assert rate.per_second(1.0) == 2.0
 
 
 def test_time_since_the_last_release_counts() -> None:
-    rate = DrainRate()
+    rate = ReleaseRate()
     rate.released(1, 0.0)
     rate.released(2, 1.0)
     assert rate.per_second(4.0) == 0.5
 
 
 def test_retry_after_is_the_time_for_the_slots_ahead() -> None:
-    rate = DrainRate()
+    rate = ReleaseRate()
     for second in range(5):
         rate.released(2, float(second))
     assert rate.retry_after_ms(6, 4.0) == 3000
 
 
 def test_retry_after_is_bounded_on_both_sides() -> None:
-    fast, slow = DrainRate(), DrainRate()
+    fast, slow = ReleaseRate(), ReleaseRate()
     for rate, step in ((fast, 0.001), (slow, 29.0)):
         rate.released(1, 0.0)
         rate.released(1, step)
@@ -54,14 +54,14 @@ def test_retry_after_is_bounded_on_both_sides() -> None:
 
 
 def test_releases_older_than_the_window_are_forgotten() -> None:
-    rate = DrainRate()
+    rate = ReleaseRate()
     rate.released(50, 0.0)
     rate.released(50, 1.0)
     assert rate.per_second(1.0 + WINDOW_S + 0.1) is None
 
 
 def test_only_the_most_recent_releases_count() -> None:
-    rate = DrainRate()
+    rate = ReleaseRate()
     rate.released(1_000_000, 0.0)
     rate.released(1_000_000, 0.0)
     for index in range(WINDOW_RELEASES):
@@ -70,7 +70,7 @@ def test_only_the_most_recent_releases_count() -> None:
 
 
 def test_releases_at_one_instant_do_not_divide_by_zero() -> None:
-    rate = DrainRate()
+    rate = ReleaseRate()
     rate.released(1, 5.0)
     rate.released(1, 5.0)
     assert rate.retry_after_ms(1, 5.0) == SHORTEST_MS
@@ -84,7 +84,7 @@ def test_releases_at_one_instant_do_not_divide_by_zero() -> None:
 def test_retry_after_is_always_within_its_bounds(
     releases: list[tuple[int, float]], slots_ahead: int, later_s: float
 ) -> None:
-    rate = DrainRate()
+    rate = ReleaseRate()
     now = 0.0
     for slots, at in sorted(releases, key=lambda release: release[1]):
         rate.released(slots, at)

@@ -10,7 +10,7 @@ import pytest
 # In a process of its own, for a hard limit cannot be raised again.
 _CODE = """
 import resource
-from orch_sidecar.bench.load import TooManyConnections, allow
+from orch_sidecar.tools.bench.load.driver import TooManyConnections, allow
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, {hard}))
 try:
     allow({connections})

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.api import generation as openai
-from orch_sidecar.api.generation import Api, Demand
+from orch_sidecar.api.generation import Api, GenerationRequest
 from orch_sidecar.tools.bench.load.prompts import (
     BLOCK_TOKENS,
     ENGLISH,
@@ -46,7 +46,7 @@ def test_body_says_to_the_sidecar_what_the_prompt_says(
     api = Api.CHAT if prompt.path == "/v1/chat/completions" else Api.COMPLETIONS
     sent = body(prompt, "llama", ignore_eos=ignore_eos, stream=stream)
     demand = openai.read(api, sent, max_depth=10, ctx_max=None)
-    assert isinstance(demand, Demand)
+    assert isinstance(demand, GenerationRequest)
     assert (demand.cost, demand.stream, demand.model, demand.max_tokens) == (1, stream, "llama", 16)
     assert demand.prompt_tokens == (3 if content == (1, 2, 3) else None)
 

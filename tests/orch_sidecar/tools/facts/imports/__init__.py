@@ -1,7 +1,7 @@
 """Files of other tools as they wrote them, and what the engine said of itself before and after.
 
-Made by `python -m tests.benchmarks.imports --fixtures tests/orch_sidecar/tools/facts/imports`, which
-leaves out texts and what is of the machine. Three are of runs by hand: a load on a port where
+Made by `python -m tests.benchmarks.imports --fixtures` and this folder, which leaves out texts
+and what is of the machine. Three are of runs by hand: a load on a port where
 nothing listens (`vllm_bench_all_failed`), Poisson arrivals of GuideLLM that came too early
 (`guidellm_early`), and `vllm bench throughput --output-json` (`vllm_throughput`).
 """
