@@ -81,16 +81,16 @@ class Operation:
             if failed is None:
                 failed = self._failed[record.outcome] = Histogram(_DURATION_BUCKETS)
             duration = failed
-        duration.observe((now - record.arrived) / 1e9, traced)
+        duration.observe((now - record.identity.arrived) / 1e9, traced)
 
     def generated(self, record: RequestRecord, now: int, traced: Traced | None) -> None:
         """The engine has ended an answer well, `now`; once for all requests that share it."""
         first_byte = record.first_byte
-        if not record.stream or first_byte is None or record.api is _RESPONSES:
+        if not record.stream or first_byte is None or record.identity.api is _RESPONSES:
             return
-        self._first_token.observe((first_byte - record.arrived) / 1e9, traced)
+        self._first_token.observe((first_byte - record.identity.arrived) / 1e9, traced)
         tokens = record.output_tokens
-        if tokens is not None and tokens > 1 and record.cost == 1 and not record.held_up:
+        if tokens is not None and tokens > 1 and record.cost == 1 and not record.client_limited:
             self._per_token.observe((now - first_byte) / 1e9 / (tokens - 1), traced)
 
     def add_to(
@@ -124,7 +124,7 @@ class GenAi:
     def of(self, record: RequestRecord) -> Operation:
         """The histograms of a request that has a pool."""
         bulk = record.service_class is _BULK
-        operation = self._at_hand.get((record.route, record.pool, record.model, bulk))
+        operation = self._at_hand.get((record.identity.route, record.pool, record.model, bulk))
         return self._find(record, bulk) if operation is None else operation
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
@@ -141,11 +141,11 @@ class GenAi:
         pool = record.pool
         assert pool is not None
         model = record.model if self._serves(pool, record.model) else ""
-        key = pool, operation_of(record.api), model, bulk
+        key = pool, operation_of(record.identity.api), model, bulk
         operation = self._operations.get(key)
         if operation is None:
             operation = self._operations[key] = Operation(self._labels(*key))
-        self._at_hand[record.route, pool, model, bulk] = operation
+        self._at_hand[record.identity.route, pool, model, bulk] = operation
         return operation
 
     def _labels(self, pool: str, operation: str, model: str, bulk: bool) -> dict[str, str]:

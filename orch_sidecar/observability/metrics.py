@@ -58,7 +58,7 @@ class _Served:
         self.told = self.untold = 0  # whole answers, by whether their output tokens are known
 
     def admitted(self, record: RequestRecord, admitted: int, traced: Traced | None) -> None:
-        self.wait.observe((admitted - record.arrived) / 1e9, traced)
+        self.wait.observe((admitted - record.identity.arrived) / 1e9, traced)
         if record.queued is not None and record.predicted_start_ms is not None:
             waited_s = (admitted - record.queued) / 1e9
             if waited_s > _FORESEEABLE_S:
@@ -153,7 +153,7 @@ class _Collector:
 
     def _finished(self, record: RequestRecord, now: int) -> None:
         outcome, pool = record.outcome, record.pool
-        key = (record.route, outcome, record.status)
+        key = (record.identity.route, outcome, record.status)
         self.requests[key] = self.requests.get(key, 0) + 1
         if not record.cost or pool is None:
             return
@@ -171,7 +171,7 @@ class _Collector:
         elif record.coalesced:
             self.coalesced[pool] += 1
         if record.first_byte is not None:
-            served.first_byte.observe((record.first_byte - record.arrived) / 1e9, traced)
+            served.first_byte.observe((record.first_byte - record.identity.arrived) / 1e9, traced)
 
     def collect(self) -> Iterable[Metric]:
         self.catch_up()

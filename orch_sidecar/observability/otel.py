@@ -125,17 +125,19 @@ class _Spans:
             {name: headers[name] for name in (TRACEPARENT, TRACESTATE) if name in headers}
         )
         self._server: Span = tracing.tracer.start_span(
-            record.route,
+            record.identity.route,
             context=parent,
             kind=tracing.api.SpanKind.SERVER,
-            start_time=record.arrived_ns,
+            start_time=record.identity.arrived_ns,
             attributes=tracing.unplaced,
         )
         context = self._server.get_span_context()
         if context.trace_flags.sampled:
             record.trace_id = context.trace_id
         # None: its decode is shared, and whose it is has the spans.
-        self._decoding: _Decoding | None = _Decoding(tracing, record, self._server, record.arrived)
+        self._decoding: _Decoding | None = _Decoding(
+            tracing, record, self._server, record.identity.arrived
+        )
 
     def dispatched(self) -> Headers:
         decoding = self._decoding
@@ -150,7 +152,7 @@ class _Spans:
 
     def shared(self, record: RequestRecord) -> Trace:
         self._decoding = None
-        return _Decoding(self._tracing, record, self._server, record.arrived)
+        return _Decoding(self._tracing, record, self._server, record.identity.arrived)
 
     def joined(self, decode: Trace) -> None:
         assert isinstance(decode, _Decoding)
@@ -197,17 +199,17 @@ class SpanTracing:
         """What an exchange that has ended says of itself."""
         attributes: dict[str, Any] = {
             **self.labels_of(record),
-            "http.request.method": record.method,
-            "http.route": record.route,
+            "http.request.method": record.identity.method,
+            "http.route": record.identity.route,
             "orch.outcome": record.outcome.value,
-            "orch.request_id": record.request_id,
-            "orch.correlation_id": record.correlation_id,
+            "orch.request_id": record.identity.request_id,
+            "orch.correlation_id": record.identity.correlation_id,
         }
         if record.status:
             attributes["http.response.status_code"] = record.status
         if record.cost:
             attributes |= {
-                "gen_ai.operation.name": operation_of(record.api),
+                "gen_ai.operation.name": operation_of(record.identity.api),
                 "gen_ai.provider.name": PROVIDER,
                 "gen_ai.request.model": _encodable(record.model[:MAX_MODEL_CHARS]),
                 "orch.cost": record.cost,
@@ -222,7 +224,7 @@ class SpanTracing:
             if value is not None:
                 attributes[name] = value
         if record.first_byte is not None:
-            attributes["orch.first_byte_s"] = (record.first_byte - record.arrived) / 1e9
+            attributes["orch.first_byte_s"] = (record.first_byte - record.identity.arrived) / 1e9
         return attributes
 
     def end(self, span: Span, record: RequestRecord, attributes: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A refusal as an answer to a client: what its reason means for headers and the connection."""
+"""Turns a refusal into the response to a client: status, headers, fate of the connection."""
 
 from __future__ import annotations
 
@@ -12,30 +12,29 @@ from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import RequestRecord
 
-# After these the rest of the request may still be on its way, or the client should go elsewhere.
+# The rest of the request may still be on its way, or the client should connect elsewhere.
 _CLOSING: Final = frozenset(
     {Reason.DRAINING, Reason.BODY_TOO_LARGE, Reason.BODY_BUDGET_FULL, Reason.BODY_TIMEOUT}
 )
 
 
-def answer(
+def response_to(
     http: web.BaseRequest,
     record: RequestRecord,
     refusal: Refusal,
-    route: Endpoint | None,
+    endpoint: Endpoint | None,
     common_headers: Mapping[str, str],
 ) -> web.Response:
-    """The answer to a request that is not served; its exchange is told. `route`: None for none.
+    """Returns the response to a request that is refused.
 
-    `common_headers`: on every one of our answers.
+    `endpoint`: None if the path is unknown. `common_headers`: of every response of ours.
     """
-    record.outcome = refusal.reason
-    record.status = errors.FORMS[refusal.reason].status
+    identity = record.identity
     headers = {
         **common_headers,
-        "X-Request-Id": record.request_id,
-        "X-Correlation-Id": record.correlation_id,
-        "X-Orch-Request-Id": record.id,
+        "X-Request-Id": identity.request_id,
+        "X-Correlation-Id": identity.correlation_id,
+        "X-Orch-Request-Id": identity.id,
         "Server-Timing": record.server_timing(),
         **errors.headers(refusal),
     }
@@ -46,18 +45,15 @@ def answer(
     if refusal.predicted_start_ms is not None:
         headers["X-Orch-Predicted-Start-Ms"] = str(refusal.predicted_start_ms)
     response = web.Response(
-        status=record.status,
-        body=errors.body(record.api, refusal),
+        status=errors.FORMS[refusal.reason].status,
+        body=errors.body(identity.api, refusal),
         content_type="application/json",
         headers=headers,
     )
-    if refusal.reason is Reason.METHOD_NOT_ALLOWED and route is not None:
-        response.headers["Allow"] = route.method
-    if refusal.reason in _CLOSING or _unread(http, refusal):
+    if refusal.reason is Reason.METHOD_NOT_ALLOWED and endpoint is not None:
+        response.headers["Allow"] = endpoint.method
+    # A client without a valid key may still be sending a body, which nobody is going to read.
+    unread = refusal.reason is Reason.UNAUTHORIZED and not http.content.is_eof()
+    if refusal.reason in _CLOSING or unread:
         response.force_close()
     return response
-
-
-def _unread(http: web.BaseRequest, refusal: Refusal) -> bool:
-    """Whether a stranger still sends a body: nobody is going to read it."""
-    return refusal.reason is Reason.UNAUTHORIZED and not http.content.is_eof()

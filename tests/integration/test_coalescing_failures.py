@@ -6,8 +6,8 @@ import json
 from collections.abc import Awaitable, Callable
 
 import pytest
-
 from orch_sidecar.coalescing.shared_decode import BUFFER_BYTES
+
 from tests.integration.client import CHAT, Client, Response
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -119,7 +119,7 @@ async def test_client_that_leaves_at_once_leaves_nothing_behind(
         client.reset()
     await sidecar.idle()
     await eventually(lambda: not sidecar.sidecar.serving.active)
-    await eventually(lambda: not sidecar.sidecar.serving.sharing._decodes)
+    await eventually(lambda: not sidecar.sidecar.coalesce._running)
 
 
 def got_all_of_it(answer: Told, response: Response) -> None:
