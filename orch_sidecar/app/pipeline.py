@@ -90,7 +90,7 @@ class OwnEndpoints:
         """Serves one request; aiohttp calls this."""
         path = http.rel_url.raw_path
         endpoint: Endpoint | None = ENDPOINTS.get(path)
-        if endpoint is None or endpoint.upstream is None:
+        if endpoint is None or not endpoint.admitted:
             key = self._authorizer.check(path, http.headers)
             if not isinstance(key, Refusal):
                 own = await self._control.answer(http, path, key)

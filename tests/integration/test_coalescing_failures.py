@@ -6,8 +6,8 @@ import json
 from collections.abc import Awaitable, Callable
 
 import pytest
-from orch_sidecar.coalescing.shared_decode import BUFFER_BYTES
 
+from orch_sidecar.coalescing.shared_generation import BUFFER_BYTES
 from tests.integration.client import CHAT, Client, Response
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -149,7 +149,7 @@ async def test_slow_client_holds_up_no_fast_one_and_gets_what_is_retained_or_is_
     slow_one: Callable[[Told, Response], None],
     outcomes: dict[str, int],
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.coalescing.shared_decode.BUFFER_BYTES", retained_bytes)
+    monkeypatch.setattr("orch_sidecar.coalescing.shared_generation.BUFFER_BYTES", retained_bytes)
     running = await start()
     [fast] = await together(running, ())
     slow = await running.client(receive_buffer=4096)
