@@ -41,7 +41,7 @@ from orch_sidecar.tools.facts.comparison import plot
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.tables.table import Unreadable
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
 _DESCRIPTION: Final = """Measures an OpenAI endpoint and says what the figure is worth.
 
@@ -123,7 +123,7 @@ def _caught(work: _Work) -> Callable[[argparse.Namespace], int]:
             return _told("stopped before anything was measured", 1)
         except (EndpointError, NotMeasurable) as error:
             return _told(error, 1)
-        except (Unreadable, plot.PlotUnavailable, OSError, ValueError) as error:
+        except (UnreadableFile, plot.PlotUnavailable, OSError, ValueError) as error:
             return _told(error, 2)
 
     return run

@@ -7,7 +7,7 @@ Dependencies point down this list; nothing imports what stands above it:
     compare_cli   `orch facts compare`
     traces_cli    `orch facts from-jaeger` and `from-otlp`
     imports_cli   `orch facts from-vllm-bench` and `from-guidellm`
-    compare_plot  a comparison as panels of a picture
+    panels  a comparison as panels of a picture
     terminal      what is printed, whatever the encoding
     plot          series of figures as a picture; the only module that knows matplotlib
     report        pure: a comparison as text, and as a document
@@ -35,7 +35,7 @@ Dependencies point down this list; nothing imports what stands above it:
     measured      pure: what another tool measured, in the terms of `served`
     verdict       pure: whether a label was earned
     snapshot      pure: an engine at one end of a measurement
-    json_text  pure: JSON that somebody else has written
+    json_documents  pure: JSON that somebody else has written
     served     pure: requests as they were measured in, one figure out
     row        pure: one fact, as a row of `tps_model_gpu.csv`
 

@@ -16,7 +16,7 @@ from orch_sidecar.tools.facts.commands import tables as tables_cli
 from orch_sidecar.tools.facts.commands import traces as traces_cli
 from orch_sidecar.tools.facts.commands.terminal import print_anything
 from orch_sidecar.tools.facts.tables.files import Conflict
-from orch_sidecar.tools.facts.tables.table import Unreadable
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
 # In the order in which `orch facts --help` shows their commands.
 _MODULES: Final = (traces_cli, imports_cli, tables_cli, compare_cli)
@@ -43,7 +43,7 @@ def main(words: list[str]) -> None:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print(f"orch facts: {what}", file=sys.stderr)
         sys.exit(2)
-    except (Unreadable, Conflict) as error:
+    except (UnreadableFile, Conflict) as error:
         print(f"orch facts: {error}", file=sys.stderr)
         sys.exit(1 if isinstance(error, Conflict) else 2)
     if code:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from orch_sidecar.tools.facts.comparison import report
 from orch_sidecar.tools.facts.comparison.compare import compare
-from orch_sidecar.tools.facts.comparison.compare_plot import title_and_panels
+from orch_sidecar.tools.facts.comparison.panels import title_and_panels
 from orch_sidecar.tools.facts.comparison.plot import PlotUnavailable, draw, require
-from orch_sidecar.tools.facts.tables.check import check, sound_rows
+from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _compare(options: argparse.Namespace) -> int:
         # What comes out is the comparison, or nothing.
         print(*faults, "nothing is compared with faults in it", sep="\n", file=sys.stderr)
         return 1
-    found = compare([placed for table in tables for placed in sound_rows(table)])
+    found = compare([placed for table in tables for placed in valid_rows(table)])
     print(json.dumps(report.document(found), indent=2) if options.json else report.text(found))
     if not found.sets:
         print("orch facts compare: there is no row that can be compared", file=sys.stderr)

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.imported import Given, Proof, Source, fact
-from orch_sidecar.tools.facts.evidence.measured import Measured, Refused
-from orch_sidecar.tools.facts.evidence.snapshot import NotASnapshot, Snapshot, snapshot_of
-from orch_sidecar.tools.facts.tables import json_text
+from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
+from orch_sidecar.tools.facts.evidence.run_row import Given, Proof, Source, fact
+from orch_sidecar.tools.facts.evidence.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
+from orch_sidecar.tools.facts.tables import json_documents
 from orch_sidecar.tools.facts.tables.check import row_faults
 from orch_sidecar.tools.facts.tables.files import append
-from orch_sidecar.tools.facts.tables.json_text import NoJson
+from orch_sidecar.tools.facts.tables.json_documents import InvalidJson
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
-from orch_sidecar.tools.facts.tables.table import Record, Unreadable, fields_of
+from orch_sidecar.tools.facts.tables.table import Record, UnreadableFile, row_fields
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-Read = Callable[[object], list[Measured | Refused]]
+Read = Callable[[object], list[MeasuredRun | Rejection]]
 
 _PROOF: Final = """
 A file proves nothing about the engine. With what GET /v1/capabilities said before the first
@@ -95,8 +95,8 @@ def _run(options: argparse.Namespace, read: Read) -> int:
     refused = 0
     for tag, place, measured in runs:
         source = Source(tag, options.model_id, options.model_name)
-        made = measured if isinstance(measured, Refused) else _made(measured, known, source)
-        if isinstance(made, Refused):
+        made = measured if isinstance(measured, Rejection) else _made(measured, known, source)
+        if isinstance(made, Rejection):
             refused += 1
             print(f"{place}: {made}", file=sys.stderr)
         else:
@@ -105,15 +105,15 @@ def _run(options: argparse.Namespace, read: Read) -> int:
     return 1 if refused else 0
 
 
-def _made(measured: Measured, known: Proof | Given, source: Source) -> Row | Refused:
+def _made(measured: MeasuredRun, known: Proof | Given, source: Source) -> Row | Rejection:
     """A row that `orch facts check` finds no fault with."""
     try:
         row = fact(measured, known, source)
     except ValueError as error:
-        return Refused("scenario_notes", measured.tool, str(error))
+        return Rejection("scenario_notes", measured.tool, str(error))
     if isinstance(row, Row):
-        for fault in row_faults("", Record(1, fields_of(row), "")):
-            return Refused(fault.name, fault.value, fault.rule)
+        for fault in row_faults("", Record(1, row_fields(row), "")):
+            return Rejection(fault.name, fault.value, fault.rule)
     return row
 
 
@@ -125,10 +125,10 @@ def _write(rows: Sequence[Row], options: argparse.Namespace) -> None:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     elif options.output is None and rows:
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerows([COLUMNS, *(fields_of(row) for row in rows)])
+        writer.writerows([COLUMNS, *(row_fields(row) for row in rows)])
 
 
-def _runs(path: Path, read: Read) -> Iterator[tuple[str, str, Measured | Refused]]:
+def _runs(path: Path, read: Read) -> Iterator[tuple[str, str, MeasuredRun | Rejection]]:
     """Each run of a file, with its source's tag and its place."""
     content = path.read_bytes()
     found = [run for document in _documents(path, content) for run in read(document)]
@@ -143,15 +143,15 @@ def _documents(path: Path, content: bytes) -> list[Any]:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise Unreadable(f"{path}: no UTF-8") from None
+        raise UnreadableFile(f"{path}: no UTF-8") from None
     documents: list[Any] = []
     at = 0
     while (rest := text[at:].lstrip()) or not documents:
         at = len(text) - len(rest)
         try:
-            document, at = json_text.part(text, at)
-        except NoJson as error:
-            raise Unreadable(f"{path}:{error}") from None
+            document, at = json_documents.part(text, at)
+        except InvalidJson as error:
+            raise UnreadableFile(f"{path}:{error}") from None
         documents.append(document)
     return documents
 
@@ -181,8 +181,10 @@ def _known(options: argparse.Namespace, runs: int) -> Proof | Given:
 def _snapshot(path: Path, pool: str | None) -> Snapshot:
     documents = _documents(path, path.read_bytes())
     if len(documents) != 1:
-        raise Unreadable(f"{path}: has {len(documents)} documents, must be one of /v1/capabilities")
+        raise UnreadableFile(
+            f"{path}: has {len(documents)} documents, must be one of /v1/capabilities"
+        )
     try:
-        return snapshot_of(documents[0], pool)
-    except NotASnapshot as error:
-        raise Unreadable(f"{path}: {error}") from None
+        return parse_snapshot(documents[0], pool)
+    except InvalidSnapshot as error:
+        raise UnreadableFile(f"{path}: {error}") from None

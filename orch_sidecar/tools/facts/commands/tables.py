@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orch_sidecar.tools.facts.tables.check import Fault, check, sound_rows
+from orch_sidecar.tools.facts.tables.check import Fault, check, valid_rows
 from orch_sidecar.tools.facts.tables.files import locked, read, write
 from orch_sidecar.tools.facts.tables.merge import merge
 from orch_sidecar.tools.facts.tables.migrate import migrate
@@ -118,7 +118,7 @@ def _tell(faults: Sequence[Fault]) -> None:
 
 def _summary(table: Table, faults: Sequence[Fault]) -> str:
     """Rows, how many of the sound ones have which label, and faults."""
-    labels = Counter(placed.row.measurement_type for placed in sound_rows(table))
+    labels = Counter(placed.row.measurement_type for placed in valid_rows(table))
     counts = [f"{labels[label]} {label}" for label in Label if labels[label]]
     sound = ", ".join(counts) if counts else "none sound"
     return (

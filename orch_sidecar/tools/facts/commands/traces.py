@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.row import COLUMNS
-from orch_sidecar.tools.facts.tables.table import fields_of, record_text
+from orch_sidecar.tools.facts.tables.table import record_text, row_fields
 from orch_sidecar.tools.facts.traces import otlp_file
-from orch_sidecar.tools.facts.traces.jaeger import Jaeger, JaegerFailed
+from orch_sidecar.tools.facts.traces.jaeger import Jaeger, JaegerError
 from orch_sidecar.tools.facts.traces.otlp import Malformed
-from orch_sidecar.tools.facts.traces.requests import Traffic, traffic_of
-from orch_sidecar.tools.facts.traces.row import Given, Judged, at, judge, name_of
-from orch_sidecar.tools.facts.traces.scenarios import scenarios_of
+from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
+from orch_sidecar.tools.facts.traces.scenario_row import Given, Judged, at, judge, name_of
+from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _from_jaeger(options: argparse.Namespace) -> int:
         server = Jaeger(options.url, limit=options.limit)
         for service in dict.fromkeys((options.service, options.engine_service)):
             spans += server.spans(service, *reach_us)
-    except (JaegerFailed, ValueError) as error:
+    except (JaegerError, ValueError) as error:
         return _failed(f"from-jaeger: {error}")
     where = f"{options.service} at {options.url} from {at(first_ns)} to {at(last_ns)}"
     return _rows(options, spans, f"jaeger:{options.service}", where, first_ns, last_ns)
@@ -141,10 +141,10 @@ def _rows(
 ) -> int:
     """Judges the scenarios of these spans, and tells and keeps what came of it."""
     try:
-        traffic = traffic_of(spans)
+        traffic = build_traffic(spans)
     except ValueError as error:
         return _failed(f"{source}: {error}")
-    found = scenarios_of(traffic, options.gap, first_ns, last_ns)
+    found = group_scenarios(traffic, options.gap, first_ns, last_ns)
     wanted = [each for each in found.scenarios if options.scenario in (None, each.key.scenario)]
     models = {each.key.model for each in wanted}
     if len(models) > 1 and (options.model_id or options.model_name):
@@ -160,7 +160,9 @@ def _rows(
         document = _document(judged, traffic)
         print(json.dumps({**document, "warmups": warmups, "added": added}, indent=2))
     elif options.output is None and rows:
-        print("".join(record_text(each, "\n") for each in (COLUMNS, *map(fields_of, rows))), end="")
+        print(
+            "".join(record_text(each, "\n") for each in (COLUMNS, *map(row_fields, rows))), end=""
+        )
     elif rows:
         print(f"{options.output}: {_counted(added, 'row')} added")
     for each in judged:

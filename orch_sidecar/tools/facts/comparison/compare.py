@@ -15,8 +15,8 @@ from statistics import median
 from typing import Final
 
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
-from orch_sidecar.tools.facts.tables.check import Placed, identity
-from orch_sidecar.tools.facts.tables.row import Label, Row, notes_of
+from orch_sidecar.tools.facts.tables.check import LocatedRow, identity
+from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.facts.tables.rules import TTFT_P50_NOTE, TTFT_P95_NOTE
 
 
@@ -60,7 +60,7 @@ class Conditions:
 
 
 # Why rows that differ in this alone do not make one set.
-WHY_APART: Final = {
+SEPARATION_REASONS: Final = {
     "model_id": "another model",
     "engine": "another engine, or another version of it",
     "precision": "another precision",
@@ -138,9 +138,9 @@ class Comparison:
     left_out: tuple[LeftOut, ...]
 
 
-def compare(rows: Sequence[Placed]) -> Comparison:
+def compare(rows: Sequence[LocatedRow]) -> Comparison:
     """The comparable sets, in the order in which their first rows stand."""
-    by_conditions: dict[Conditions, list[Placed]] = {}
+    by_conditions: dict[Conditions, list[LocatedRow]] = {}
     left_out = []
     places: dict[tuple[str | float, ...], str] = {}
     for placed in rows:
@@ -159,10 +159,12 @@ def compare(rows: Sequence[Placed]) -> Comparison:
 def differing(sets: Sequence[Set]) -> tuple[str, ...]:
     """The conditions in which sets are not all alike, in the order of the columns."""
     found = [of_set.conditions for of_set in sets]
-    return tuple(name for name in WHY_APART if len({getattr(each, name) for each in found}) > 1)
+    return tuple(
+        name for name in SEPARATION_REASONS if len({getattr(each, name) for each in found}) > 1
+    )
 
 
-def _conditions(placed: Placed) -> Conditions:
+def _conditions(placed: LocatedRow) -> Conditions:
     row = placed.row
     return Conditions(
         model_id=row.model_id,
@@ -179,12 +181,12 @@ def _conditions(placed: Placed) -> Conditions:
 
 def _loop(row: Row) -> Loop:
     """What is told in other words than ours says nothing."""
-    said = notes_of(row.scenario_notes).get("arrivals")
+    said = parse_notes(row.scenario_notes).get("arrivals")
     return _LOOPS[Arrivals(said)] if said in set(Arrivals) else Loop.NOT_TOLD
 
 
-def _points(rows: Sequence[Placed]) -> tuple[Point, ...]:
-    by_batch: dict[int, list[Placed]] = {}
+def _points(rows: Sequence[LocatedRow]) -> tuple[Point, ...]:
+    by_batch: dict[int, list[LocatedRow]] = {}
     for placed in sorted(rows, key=lambda placed: placed.row.batch):
         by_batch.setdefault(placed.row.batch, []).append(placed)
     middles = {batch: _middle(of_batch) for batch, of_batch in by_batch.items()}
@@ -206,13 +208,13 @@ def _points(rows: Sequence[Placed]) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def _middle(rows: Sequence[Placed]) -> Middle:
+def _middle(rows: Sequence[LocatedRow]) -> Middle:
     figures = [placed.row.throughput_tokens_per_sec for placed in rows]
     return Middle(median(figures), min(figures), max(figures))
 
 
-def _noted(rows: Sequence[Placed], name: str) -> float | None:
-    notes = (notes_of(placed.row.scenario_notes) for placed in rows)
+def _noted(rows: Sequence[LocatedRow], name: str) -> float | None:
+    notes = (parse_notes(placed.row.scenario_notes) for placed in rows)
     values = [float(of_row[name]) for of_row in notes if name in of_row]
     return median(values) if values else None
 
@@ -220,12 +222,14 @@ def _noted(rows: Sequence[Placed], name: str) -> float | None:
 def _apart(found: Sequence[Conditions]) -> tuple[Apart, ...]:
     """Sets that differ in exactly one condition, by condition."""
     apart = []
-    for name in WHY_APART:
+    for name in SEPARATION_REASONS:
         alike: dict[tuple[object, ...], list[Conditions]] = {}
         for conditions in found:
             # Which arrivals there may be follows from the label.
             same = {name, "arrivals"} if name == "measurement_type" else {name}
-            others = tuple(getattr(conditions, other) for other in WHY_APART if other not in same)
+            others = tuple(
+                getattr(conditions, other) for other in SEPARATION_REASONS if other not in same
+            )
             alike.setdefault(others, []).append(conditions)
         for group in alike.values():
             values = tuple(dict.fromkeys(getattr(each, name) for each in group))

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from orch_sidecar.tools.facts.comparison.compare import (
-    WHY_APART,
+    SEPARATION_REASONS,
     Comparison,
     Conditions,
     Loop,
@@ -36,8 +36,8 @@ def _apart(comparison: Comparison) -> Iterator[str]:
     """By condition: why it matters, and the values, with what tells these sets from others."""
     varied = differing(comparison.sets)
     for condition, of_condition in groupby(comparison.apart, key=lambda each: each.condition):
-        yield f"  {condition}: {WHY_APART[condition]}"
-        without = [name for name in WHY_APART if name == condition or name not in varied]
+        yield f"  {condition}: {SEPARATION_REASONS[condition]}"
+        without = [name for name in SEPARATION_REASONS if name == condition or name not in varied]
         for each in of_condition:
             alike = said(each.alike, without)
             values = ", ".join(map(str, each.values))
@@ -48,7 +48,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
     """The same as JSON has it: the fields of `compare`'s values, by their names."""
     found = asdict(comparison)
     for each in found["apart"]:
-        each["why"] = WHY_APART[each["condition"]]
+        each["why"] = SEPARATION_REASONS[each["condition"]]
     return found
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class CompletedRequest:
     """A request that was answered in full. Times are seconds of one clock, counts are tokens.
 
     `first_token_s`: None where nobody saw it (an answer that was not streamed).
@@ -94,7 +94,7 @@ class Figures:
     latency_s: Spread
 
 
-def figures(served: Sequence[Served]) -> Figures:
+def figures(served: Sequence[CompletedRequest]) -> Figures:
     """The figures of at least one request. Raises ValueError for none, or a window of no length."""
     if not served:
         raise ValueError("no request was answered in full")

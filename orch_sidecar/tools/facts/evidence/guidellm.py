@@ -35,14 +35,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orch_sidecar.tools.facts.evidence.figures import Served, figures
+from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.evidence.measured import (
     Arrivals,
-    Measured,
-    Refused,
-    Unfit,
+    InvalidRun,
+    MeasuredRun,
+    Rejection,
     claim_of,
-    first_wrong,
+    first_rejection,
     latency_notes,
     overlap,
 )
@@ -153,25 +153,25 @@ class _Report(_Model):
     benchmarks: tuple[dict[str, Any], ...] = Field(strict=False, min_length=1)
 
 
-def read(document: object) -> list[Measured | Refused]:
+def read(document: object) -> list[MeasuredRun | Rejection]:
     """What each benchmark of a report says; one refusal of what is no such report."""
     try:
         report = _Report.model_validate(document)
     except ValidationError as error:
-        return [first_wrong(error)]
+        return [first_rejection(error)]
     return [_read(report, benchmark) for benchmark in report.benchmarks]
 
 
-def _read(report: _Report, benchmark: dict[str, Any]) -> Measured | Refused:
+def _read(report: _Report, benchmark: dict[str, Any]) -> MeasuredRun | Rejection:
     try:
         return _measured(report, _Benchmark.model_validate(benchmark))
     except ValidationError as error:
-        return first_wrong(error)
-    except Unfit as error:
+        return first_rejection(error)
+    except InvalidRun as error:
         return error.refused
 
 
-def _measured(report: _Report, benchmark: _Benchmark) -> Measured:
+def _measured(report: _Report, benchmark: _Benchmark) -> MeasuredRun:
     strategy, made = benchmark.config.strategy, benchmark.scheduler_metrics.requests_made
     for name, phase in (
         ("warmup", benchmark.config.warmup),
@@ -182,15 +182,15 @@ def _measured(report: _Report, benchmark: _Benchmark) -> Measured:
             rule = (
                 "must be none: figures are of a whole run, from its first arrival to its last end"
             )
-            raise Unfit(f"config.{name}", told, rule)
+            raise InvalidRun(f"config.{name}", told, rule)
     failed = made.errored + made.incomplete
     if made.successful == 0:
         rule = f"no request was answered, {failed} failed"
-        raise Unfit("scheduler_metrics.requests_made.successful", 0, rule)
+        raise InvalidRun("scheduler_metrics.requests_made.successful", 0, rule)
     answers = benchmark.requests.successful
     if len(answers) != made.successful:
         rule = f"must be all {made.successful}: run it without a sample size for its metrics"
-        raise Unfit("requests.successful", f"{len(answers)} requests", rule)
+        raise InvalidRun("requests.successful", f"{len(answers)} requests", rule)
     arrivals = _arrivals(strategy)
     at_once = _at_once(strategy, benchmark.config.profile)
     served = [_served(each, arrivals) for each in answers]
@@ -198,9 +198,9 @@ def _measured(report: _Report, benchmark: _Benchmark) -> Measured:
     early = [each for each in served if each.arrived_s < began_s - _EARLY_S]
     if early and arrivals in _SCHEDULED:
         rule = f"{len(early)} of {len(served)} requests were due before the run began, {began_s}"
-        raise Unfit("info.timings.targeted_start", early[0].arrived_s, rule)
+        raise InvalidRun("info.timings.targeted_start", early[0].arrived_s, rule)
     found = figures(served)
-    return Measured(
+    return MeasuredRun(
         tool=f"guidellm {report.metadata.guidellm_version}",
         model=benchmark.config.backend.model,
         claim=claim_of(report.config.metadata.labels.get("measurement_type"), arrivals, at_once),
@@ -237,10 +237,10 @@ def _at_once(strategy: _Strategy, profile: _Profile) -> int | None:
     return 1 if strategy.type_ == "synchronous" else strategy.streams or profile.max_concurrency
 
 
-def _served(request: _Request, arrivals: Arrivals) -> Served:
+def _served(request: _Request, arrivals: Arrivals) -> CompletedRequest:
     timings = request.info.timings
     last_s = timings.last_token_iteration
-    return Served(
+    return CompletedRequest(
         arrived_s=timings.targeted_start if arrivals in _SCHEDULED else timings.request_start,
         first_token_s=timings.first_token_iteration,
         ended_s=timings.request_end if last_s is None else last_s,

@@ -1,6 +1,6 @@
 """What another tool measured, in this project's terms (`served`).
 
-Pure. Knows no tool's file and no label's proof: a `Measured` is figures and a claim.
+Pure. Knows no tool's file and no label's proof: a `MeasuredRun` is figures and a claim.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from orch_sidecar.tools.facts.evidence.figures import Figures, Served
+from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, Figures
 from orch_sidecar.tools.facts.tables.row import Label
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Rejection:
     """Why a file, or a run within it, becomes no row: a field, its value, and the rule."""
 
     name: str
@@ -29,22 +29,22 @@ class Refused:
         return f"{self.name} {self.value!r}: {self.rule}"
 
 
-class Unfit(ValueError):
+class InvalidRun(ValueError):
     """Carries a refusal out of the reading of a file, to the one place that returns it."""
 
     def __init__(self, name: str, value: object, rule: str) -> None:
-        self.refused = Refused(name, str(value), rule)
+        self.refused = Rejection(name, str(value), rule)
         super().__init__(str(self.refused))
 
 
-def first_wrong(error: ValidationError) -> Refused:
+def first_rejection(error: ValidationError) -> Rejection:
     """The first thing that is wrong with a file's fields."""
     wrong = error.errors(include_url=False, include_context=False)[0]
     name = ".".join(map(str, wrong["loc"])) or "file"
     if wrong["type"] == "missing":
-        return Refused(name, "", "is missing: this is no such file, or one of another version")
+        return Rejection(name, "", "is missing: this is no such file, or one of another version")
     value = wrong["input"]
-    return Refused(name, repr(value)[:60] if not isinstance(value, str) else value, wrong["msg"])
+    return Rejection(name, repr(value)[:60] if not isinstance(value, str) else value, wrong["msg"])
 
 
 class Arrivals(StrEnum):
@@ -73,7 +73,7 @@ LATENCIES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRun:
     """One run of a tool.
 
     `claim`: the label that the file says, which nothing here believes. `at_once`: the most
@@ -102,7 +102,7 @@ class Measured:
 
 
 def claim_of(said: object, arrivals: Arrivals, at_once: int | None) -> Label | None:
-    """The label that a file claims. Raises Unfit for none of ours, or for one that the load of
+    """The label that a file claims. Raises InvalidRun for none of ours, or for one that the load of
     the same file contradicts."""
     if said is None:
         return None
@@ -110,10 +110,10 @@ def claim_of(said: object, arrivals: Arrivals, at_once: int | None) -> Label | N
         label = Label(str(said))
     except ValueError:
         rule = f"must be one of {', '.join(Label)}"
-        raise Unfit("measurement_type", said, rule) from None
+        raise InvalidRun("measurement_type", said, rule) from None
     load = contradiction(label, arrivals, at_once)
     if load is not None:
-        raise Unfit("measurement_type", said, load)
+        raise InvalidRun("measurement_type", said, load)
     return label
 
 
@@ -144,7 +144,7 @@ def latency_notes(figures: Figures) -> dict[str, float]:
     }
 
 
-def overlap(served: Sequence[Served]) -> int:
+def overlap(served: Sequence[CompletedRequest]) -> int:
     """The most answers between their first token and their end at once, 0 of none.
 
     An answer whose first token nobody saw counts from its arrival. One that ends when another

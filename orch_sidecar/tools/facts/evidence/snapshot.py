@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class NotASnapshot(ValueError):
+class InvalidSnapshot(ValueError):
     """A document that does not say what a measurement must know; the message names the field."""
 
 
@@ -50,22 +50,22 @@ class Snapshot:
 
 
 def pools_of(document: Any) -> tuple[str, ...]:
-    """The pools that a document tells of. Raises NotASnapshot."""
+    """The pools that a document tells of. Raises InvalidSnapshot."""
     return tuple(str(entry.get("pool")) for entry in _entries(document))
 
 
-def snapshot_of(document: Any, pool: str | None = None) -> Snapshot:
-    """The engine of that pool (of the only one, where none is named). Raises NotASnapshot."""
+def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
+    """The engine of that pool (of the only one, where none is named). Raises InvalidSnapshot."""
     entries = _entries(document)
     if pool is not None:
         entries = [entry for entry in entries if entry.get("pool") == pool]
     if len(entries) != 1:
         names = ", ".join(pools_of(document)) or "none"
         which = "one pool must be named" if pool is None else f"there is no one pool {pool!r}"
-        raise NotASnapshot(f"{which}: the document tells of {names}")
+        raise InvalidSnapshot(f"{which}: the document tells of {names}")
     [entry] = entries
     if "engine" in entry and entry["engine"] is None:
-        raise NotASnapshot(
+        raise InvalidSnapshot(
             f"the engine of the pool {entry.get('pool')!r} has not reported yet: "
             f"it is {entry.get('state')}"
         )
@@ -93,28 +93,28 @@ def snapshot_of(document: Any, pool: str | None = None) -> Snapshot:
 def _entries(document: Any) -> list[Mapping[str, Any]]:
     entries = document.get("engines") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not all(isinstance(each, Mapping) for each in entries):
-        raise NotASnapshot("this is no /v1/capabilities document: it has no list `engines`")
+        raise InvalidSnapshot("this is no /v1/capabilities document: it has no list `engines`")
     return entries
 
 
 def _text(entry: Mapping[str, Any], name: str) -> str:
     value = entry.get(name)
     if not isinstance(value, str) or not value:
-        raise NotASnapshot(f"{name} is {value!r}: it must be a text")
+        raise InvalidSnapshot(f"{name} is {value!r}: it must be a text")
     return value
 
 
 def _count(entry: Mapping[str, Any], name: str) -> int:
     value = entry.get(name)
     if type(value) is not int or value < 0:
-        raise NotASnapshot(f"{name} is {value!r}: it must be an integer from 0")
+        raise InvalidSnapshot(f"{name} is {value!r}: it must be an integer from 0")
     return value
 
 
 def _models(entry: Mapping[str, Any]) -> tuple[str, ...]:
     value = entry.get("models")
     if not isinstance(value, list) or not value or not all(isinstance(m, str) for m in value):
-        raise NotASnapshot(f"models is {value!r}: it must be a list of names")
+        raise InvalidSnapshot(f"models is {value!r}: it must be a list of names")
     return tuple(value)
 
 
@@ -122,8 +122,8 @@ def _steps(entry: Mapping[str, Any]) -> dict[int, tuple[int, float]]:
     value = entry.get("steps_by_batch")
     rule = "it must say [steps, seconds] by batch"
     if not isinstance(value, Mapping):
-        raise NotASnapshot(f"steps_by_batch is {value!r}: {rule}")
+        raise InvalidSnapshot(f"steps_by_batch is {value!r}: {rule}")
     try:
         return {int(batch): (int(steps), float(s)) for batch, (steps, s) in value.items()}
     except (TypeError, ValueError, OverflowError):
-        raise NotASnapshot(f"steps_by_batch is {value!r}: {rule}") from None
+        raise InvalidSnapshot(f"steps_by_batch is {value!r}: {rule}") from None

@@ -15,15 +15,15 @@ from orch_sidecar.tools.facts.tables.row import Label
 
 # MLPerf Inference: the fewest queries of SingleStream and Server, and the shortest run (seconds)
 # of which figures may be published.
-LEAST_QUERIES: Final = {Label.SINGLE_STREAM: 64, Label.BATCHED_ONLINE: 662, Label.OFFLINE: 1}
-LEAST_SECONDS: Final = 600.0
+MIN_QUERIES: Final = {Label.SINGLE_STREAM: 64, Label.BATCHED_ONLINE: 662, Label.OFFLINE: 1}
+MIN_DURATION_S: Final = 600.0
 
 # What is said of a batch of one where there should be more; one client of a sweep is meant to be.
 NEVER_BATCHED: Final = "no step decoded more than one sequence: nothing was batched"
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class RequestCounts:
     """The requests of a measurement. `sent` at most reached the engine, `answered` surely did.
 
     `output_tokens`: of all of them; None where of some nobody knows, as of one that failed.
@@ -59,7 +59,7 @@ def objections(label: Label, before: Snapshot) -> list[str]:
     return reasons
 
 
-def judge(label: Label, before: Snapshot, after: Snapshot, own: Own) -> list[str]:
+def judge(label: Label, before: Snapshot, after: Snapshot, own: RequestCounts) -> list[str]:
     """Why the label was not earned between the two snapshots; empty if it was.
 
     Both are to be taken while the engine is idle: before the first request, after the last.
@@ -69,7 +69,7 @@ def judge(label: Label, before: Snapshot, after: Snapshot, own: Own) -> list[str
         return reasons  # nothing that was counted can be compared
     reasons = objections(label, before)
     reasons += _traffic(before, after, own)
-    batches = batches_of(before, after)
+    batches = batches_between(before, after)
     if label is Label.SINGLE_STREAM and batches.largest > 1:
         reasons.append(
             f"the engine decoded up to {batches.largest} sequences in one step: "
@@ -84,16 +84,16 @@ def judge(label: Label, before: Snapshot, after: Snapshot, own: Own) -> list[str
 
 def shortfalls(label: Label, queries: int, seconds: float) -> list[str]:
     """What a valid measurement lacks to be published; then it is preliminary."""
-    least = LEAST_QUERIES[label]
+    least = MIN_QUERIES[label]
     missing = []
     if queries < least:
         missing.append(f"{queries} queries, and at least {least} are needed")
-    if seconds < LEAST_SECONDS:
-        missing.append(f"{seconds:.1f} s, and at least {LEAST_SECONDS:.0f} s are needed")
+    if seconds < MIN_DURATION_S:
+        missing.append(f"{seconds:.1f} s, and at least {MIN_DURATION_S:.0f} s are needed")
     return missing
 
 
-def batches_of(before: Snapshot, after: Snapshot) -> Batches:
+def batches_between(before: Snapshot, after: Snapshot) -> Batches:
     """The decode steps between two snapshots of one engine. Steps that also read prompts are not
     among them."""
     steps = sequences = largest = 0
@@ -106,7 +106,7 @@ def batches_of(before: Snapshot, after: Snapshot) -> Batches:
     return Batches(steps, largest, sequences / steps if steps else 0.0)
 
 
-def _traffic(before: Snapshot, after: Snapshot, own: Own) -> list[str]:
+def _traffic(before: Snapshot, after: Snapshot, own: RequestCounts) -> list[str]:
     reasons = []
     for when, snapshot in (("before", before), ("after", after)):
         if snapshot.foreign:
@@ -127,7 +127,7 @@ def _traffic(before: Snapshot, after: Snapshot, own: Own) -> list[str]:
     return reasons
 
 
-def _surplus(batches: Batches, own: Own) -> list[str]:
+def _surplus(batches: Batches, own: RequestCounts) -> list[str]:
     """What was decoded for others: requests that began before the window are not in its count.
 
     Each sequence of a step generates a token at least, and each prompt's first token is made by

@@ -34,15 +34,15 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orch_sidecar.tools.facts.evidence.figures import Served, figures
+from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.evidence.measured import (
     LATENCIES,
     Arrivals,
-    Measured,
-    Refused,
-    Unfit,
+    InvalidRun,
+    MeasuredRun,
+    Rejection,
     claim_of,
-    first_wrong,
+    first_rejection,
     latency_notes,
     overlap,
 )
@@ -106,36 +106,38 @@ class _Result(BaseModel):
     p95_e2el_ms: float | None = None
 
 
-def read(document: object) -> list[Measured | Refused]:
+def read(document: object) -> list[MeasuredRun | Rejection]:
     """What one file, or one line of a file of `--append-result`, says: of one run."""
     return [_read(document)]
 
 
-def _read(document: object) -> Measured | Refused:
+def _read(document: object) -> MeasuredRun | Rejection:
     try:
         if not isinstance(document, dict):
-            raise Unfit("file", type(document).__name__, f"must be an object, as of {TOOL}")
+            raise InvalidRun("file", type(document).__name__, f"must be an object, as of {TOOL}")
         _objections(document)
         return _measured(_Result.model_validate(document))
     except ValidationError as error:
-        return first_wrong(error)
-    except Unfit as error:
+        return first_rejection(error)
+    except InvalidRun as error:
         return error.refused
 
 
 def _objections(document: dict[str, Any]) -> None:
-    """Raises Unfit for a file of another tool, and for a load that is not one condition."""
+    """Raises InvalidRun for a file of another tool, and for a load that is not one condition."""
     for name, what in _OTHER_FILES.items():
         if name in document:
-            raise Unfit(name, document[name], f"this file is {what}")
+            raise InvalidRun(name, document[name], f"this file is {what}")
     for name, why in _CHANGING.items():
         if document.get(name) is not None:
-            raise Unfit(name, document[name], why)
+            raise InvalidRun(name, document[name], why)
     if document.get("completed") == 0:
-        raise Unfit("completed", 0, f"no request was answered, {document.get('failed')} failed")
+        raise InvalidRun(
+            "completed", 0, f"no request was answered, {document.get('failed')} failed"
+        )
 
 
-def _measured(result: _Result) -> Measured:
+def _measured(result: _Result) -> MeasuredRun:
     for name, tokens in (
         ("output_throughput", result.total_output_tokens),
         ("total_token_throughput", result.total_input_tokens + result.total_output_tokens),
@@ -143,9 +145,9 @@ def _measured(result: _Result) -> Measured:
         told = getattr(result, name)
         if not math.isclose(told * result.duration, tokens, rel_tol=_ALIKE):
             rule = f"must be {tokens} tokens over the duration, {result.duration:g} s"
-            raise Unfit(name, told, rule)
+            raise InvalidRun(name, told, rule)
     if result.total_output_tokens == 0:
-        raise Unfit("total_output_tokens", 0, "nothing was generated")
+        raise InvalidRun("total_output_tokens", 0, "nothing was generated")
     served = _served(result)
     if served is None:
         window_s, tokens_per_s = result.duration, result.output_throughput
@@ -161,7 +163,7 @@ def _measured(result: _Result) -> Measured:
         notes["window_is"] = "the tool's duration"
     if result.spec_decode_acceptance_length is not None:
         notes["acceptance_length"] = result.spec_decode_acceptance_length
-    return Measured(
+    return MeasuredRun(
         tool=TOOL,
         model=result.model_id,
         claim=claim_of(result.measurement_type, _arrivals(result), result.max_concurrency),
@@ -190,8 +192,8 @@ def _arrivals(result: _Result) -> Arrivals:
     return Arrivals.ONE_BY_ONE if result.max_concurrency == 1 else Arrivals.CLOSED_LOOP
 
 
-def _served(result: _Result) -> list[Served] | None:
-    """Every whole answer; None of a file without details. Raises Unfit."""
+def _served(result: _Result) -> list[CompletedRequest] | None:
+    """Every whole answer; None of a file without details. Raises InvalidRun."""
     per_request = ("input_lens", "output_lens", "start_times", "ttfts", "latencies", "queue_times")
     lists = [getattr(result, name) for name in per_request]
     if result.start_times is None or any(each is None for each in lists):
@@ -199,14 +201,14 @@ def _served(result: _Result) -> list[Served] | None:
     total = result.completed + result.failed
     for name, values in zip(per_request, lists, strict=True):
         if len(values) != total:
-            raise Unfit(name, f"{len(values)} values", f"must be of all {total} requests")
+            raise InvalidRun(name, f"{len(values)} values", f"must be of all {total} requests")
     scheduled = result.request_rate != "inf"
     served = []
     for input_tokens, output_tokens, sent_s, ttft_s, latency_s, queue_s in zip(*lists, strict=True):
         if output_tokens == 0:  # what it counts of a request that failed
             continue
         served.append(
-            Served(
+            CompletedRequest(
                 arrived_s=sent_s - queue_s if scheduled else sent_s,
                 first_token_s=sent_s + ttft_s,
                 ended_s=sent_s + latency_s,
@@ -217,7 +219,7 @@ def _served(result: _Result) -> list[Served] | None:
     counted = len(served), sum(each.output_tokens for each in served)
     if counted != (result.completed, result.total_output_tokens):
         rule = f"must be of {result.completed} answers, {result.total_output_tokens} tokens"
-        raise Unfit("output_lens", f"{counted[1]} tokens of {counted[0]} answers", rule)
+        raise InvalidRun("output_lens", f"{counted[1]} tokens of {counted[0]} answers", rule)
     return served
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orch_sidecar.tools.facts.tables import rules
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, measurement_of
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, measurement_key
 from orch_sidecar.tools.facts.tables.table import Record, Table
 
 _THROUGHPUT: Final = COLUMNS.index("throughput_tokens_per_sec")
@@ -40,7 +40,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class LocatedRow:
     """A sound row and where it stands; `record` is what is written there."""
 
     file: str
@@ -62,7 +62,7 @@ def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
         return [fault]
     found: list[Fault] = []
     seen: dict[tuple[str | float, ...], int] = {}
-    measured: dict[tuple[object, ...], Placed] = {}
+    measured: dict[tuple[object, ...], LocatedRow] = {}
     for record in table.rows:
         faults = row_faults(table.name, record)
         if faults:
@@ -74,14 +74,14 @@ def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
             if first != record.line:
                 found.append(_fault(table.name, record, 0, f"the same row as in line {first}"))
             elif not faults:
-                placed = Placed(table.name, record, row_of(record))
-                other = measured.setdefault(measurement_of(placed.row), placed)
+                placed = LocatedRow(table.name, record, row_of(record))
+                other = measured.setdefault(measurement_key(placed.row), placed)
                 if other is not placed:
                     found.append(conflict(other, placed))
     return found
 
 
-def conflict(first: Placed, second: Placed) -> Fault:
+def conflict(first: LocatedRow, second: LocatedRow) -> Fault:
     """That two rows say different things of one measurement: neither is chosen.
 
     Told at the figure, or at the first other column in which they differ.
@@ -94,12 +94,12 @@ def conflict(first: Placed, second: Placed) -> Fault:
     return _fault(second.file, second.record, index, rule)
 
 
-def sound_rows(table: Table) -> list[Placed]:
+def valid_rows(table: Table) -> list[LocatedRow]:
     """The rows without a fault. None of a table whose header is another."""
     if header_fault(table) is not None:
         return []
     sound = [record for record in table.rows if not row_faults(table.name, record)]
-    return [Placed(table.name, record, row_of(record)) for record in sound]
+    return [LocatedRow(table.name, record, row_of(record)) for record in sound]
 
 
 def row_of(record: Record) -> Row:
@@ -126,7 +126,7 @@ def row_of(record: Record) -> Row:
 def identity(record: Record) -> tuple[str | float, ...]:
     """The same for two records that say the same: `92.72` and `92.720` are one figure."""
     fields: list[str | float] = list(record.fields)
-    if rules.rule_broken(COLUMNS[_THROUGHPUT], record.fields[_THROUGHPUT]) is None:
+    if rules.violated_rule(COLUMNS[_THROUGHPUT], record.fields[_THROUGHPUT]) is None:
         fields[_THROUGHPUT] = float(record.fields[_THROUGHPUT])
     return tuple(fields)
 
@@ -164,7 +164,7 @@ def _ragged(file: str, record: Record) -> Fault:
         return _fault(file, record, 0, "an empty line is no row")
     had = f"the row has {len(fields)} {'field' if len(fields) == 1 else 'fields'}, not {wanted}"
     for index, (name, value) in enumerate(zip(COLUMNS, fields, strict=False)):
-        if not rules.may_stand_in(name, value):
+        if not rules.is_plausible(name, value):
             return _fault(file, record, index, f"{had}: here a value stands in the wrong column")
     if len(fields) < wanted:
         return _fault(file, record, len(fields), f"{had}: this one is missing, or one before it")
@@ -177,7 +177,7 @@ def _field_faults(file: str, record: Record) -> Iterator[Fault]:
     values = dict(zip(COLUMNS, record.fields, strict=True))
     sound = dict(values)
     for index, (name, value) in enumerate(values.items()):
-        rule = rules.rule_broken(name, value)
+        rule = rules.violated_rule(name, value)
         if rule is not None:
             del sound[name]
             yield _fault(file, record, index, rule)

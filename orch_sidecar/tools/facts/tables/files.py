@@ -16,21 +16,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orch_sidecar.tools.facts.tables.check import (
-    Placed,
+    LocatedRow,
     conflict,
     header_fault,
     identity,
     row_faults,
-    sound_rows,
+    valid_rows,
 )
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Row, measurement_of
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Row, measurement_key
 from orch_sidecar.tools.facts.tables.table import (
     Record,
     Table,
-    Unreadable,
-    fields_of,
+    UnreadableFile,
     parse,
     record_text,
+    row_fields,
     with_records,
 )
 
@@ -46,7 +46,7 @@ def read(path: Path) -> Table:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise Unreadable(
+        raise UnreadableFile(
             f"{path}:{line}: no UTF-8: {error.reason} {content[error.start]:#x}"
         ) from None
     return parse(str(path), text)
@@ -81,14 +81,14 @@ def append(path: Path, rows: Sequence[Row]) -> int:
     with locked(path):
         table = _begun(path)
         there = {identity(each) for each in table.rows if len(each.fields) == len(COLUMNS)}
-        measured = {measurement_of(each.row): each for each in sound_rows(table)}
+        measured = {measurement_key(each.row): each for each in valid_rows(table)}
         added = []
         for row in rows:
             record = _sound(row)
             if identity(record) in there:
                 continue
-            placed = Placed("the row to be added", record, row)
-            other = measured.setdefault(measurement_of(row), placed)
+            placed = LocatedRow("the row to be added", record, row)
+            other = measured.setdefault(measurement_key(row), placed)
             if other is not placed:
                 raise Conflict(str(conflict(other, placed)))
             there.add(identity(record))
@@ -139,7 +139,7 @@ def _begun(path: Path) -> Table:
         table = with_records(table, [COLUMNS])
     fault = header_fault(table)
     if fault is not None:
-        raise Unreadable(str(fault))
+        raise UnreadableFile(str(fault))
     return table
 
 
@@ -154,13 +154,13 @@ def _grown(table: Table, added: Sequence[tuple[str, ...]]) -> Table:
         last = table.records[-1]
         place = f"{table.name}:{last.line}:{last.misquoted or len(last.fields)}"
         rule = "the last record must end, each of its quotes closed: nothing can be added to it"
-        raise Unreadable(f"{place}: {rule}")
+        raise UnreadableFile(f"{place}: {rule}")
     return grown
 
 
 def _sound(row: Row) -> Record:
     """The record of a row. Raises ValueError for one with a fault."""
-    fields = fields_of(row)
+    fields = row_fields(row)
     record = Record(1, fields, record_text(fields, ""))
     faults = row_faults("row", record)
     if faults:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from orch_sidecar.tools.facts.tables.check import (
     Fault,
-    Placed,
+    LocatedRow,
     check,
     conflict,
     identity,
-    sound_rows,
+    valid_rows,
 )
-from orch_sidecar.tools.facts.tables.row import measurement_of
+from orch_sidecar.tools.facts.tables.row import measurement_key
 from orch_sidecar.tools.facts.tables.table import Table, with_raw
 
 
@@ -38,11 +38,11 @@ def merge(tables: Sequence[Table]) -> Merged | list[Fault]:
     faults = [fault for table in tables for fault in check(table)]
     if faults:
         return faults
-    rows = [placed for table in tables for placed in sound_rows(table)]
-    first_of: dict[tuple[object, ...], Placed] = {}
-    kept: list[Placed] = []
+    rows = [placed for table in tables for placed in valid_rows(table)]
+    first_of: dict[tuple[object, ...], LocatedRow] = {}
+    kept: list[LocatedRow] = []
     for placed in rows:
-        first = first_of.setdefault(measurement_of(placed.row), placed)
+        first = first_of.setdefault(measurement_key(placed.row), placed)
         if first is placed:
             kept.append(placed)
         elif identity(first.record) != identity(placed.record):

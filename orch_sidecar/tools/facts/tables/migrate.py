@@ -18,7 +18,13 @@ from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.tools.facts.tables.check import Fault, header_fault, row_faults
-from orch_sidecar.tools.facts.tables.row import COLUMNS, REQUIRED_NOTES, Label, notes_of, notes_text
+from orch_sidecar.tools.facts.tables.row import (
+    COLUMNS,
+    REQUIRED_NOTES,
+    Label,
+    format_notes,
+    parse_notes,
+)
 from orch_sidecar.tools.facts.tables.rules import BATCHING, LEGACY_LABELS
 from orch_sidecar.tools.facts.tables.table import Record, Table, with_changes
 
@@ -115,7 +121,7 @@ def _rewritten(fields: Sequence[str]) -> tuple[str, ...] | None:
     notes = _derived(fields, label) | old
     notes |= _otherwise(text, notes, label)
     new = list(fields)
-    new[_LABEL], new[_NOTES] = label.value, notes_text(notes)
+    new[_LABEL], new[_NOTES] = label.value, format_notes(notes)
     return tuple(new)
 
 
@@ -129,7 +135,7 @@ def _derived(fields: Sequence[str], label: Label) -> dict[str, str]:
 def _notes_in(text: str) -> dict[str, str]:
     """The notes of a text that is notes, or else one note that keeps it."""
     try:
-        return notes_of(text)
+        return parse_notes(text)
     except ValueError:
         return _kept(text)
 

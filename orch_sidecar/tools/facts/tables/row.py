@@ -82,18 +82,18 @@ class Row:
     source_tag: str
 
 
-def measurement_of(row: Row) -> tuple[object, ...]:
+def measurement_key(row: Row) -> tuple[object, ...]:
     """The same for two rows of one measurement, whatever they say of it."""
     return tuple(getattr(row, name) for name in MEASUREMENT)
 
 
-def engine_text(name: str, version: str | None) -> str:
+def format_engine(name: str, version: str | None) -> str:
     """The column `engine`, of what an engine calls itself and its version, where that is known."""
     shown = _ENGINES.get(name, name)
     return shown if version is None else f"{shown} {version}"
 
 
-def notes_text(notes: Mapping[str, str | int | float]) -> str:
+def format_notes(notes: Mapping[str, str | int | float]) -> str:
     """`key=value; key=value`: the form of the column `scenario_notes`.
 
     Raises ValueError for a key that is no name, a value with `;` or a line break in it, or a number
@@ -112,7 +112,7 @@ def notes_text(notes: Mapping[str, str | int | float]) -> str:
     return "; ".join(parts)
 
 
-def notes_of(text: str) -> dict[str, str]:
+def parse_notes(text: str) -> dict[str, str]:
     """The notes that a column's text has. Raises ValueError for what is not `key=value`."""
     notes: dict[str, str] = {}
     for part in text.split(";"):

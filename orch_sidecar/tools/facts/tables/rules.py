@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.tables.row import REQUIRED_NOTES, Label, notes_of
+from orch_sidecar.tools.facts.tables.row import REQUIRED_NOTES, Label, parse_notes
 
 # What older files say instead of a label. Neither can be told from the row: an aggregate is
 # batched online or offline, and a stream of one user may have run beside others.
@@ -32,7 +32,7 @@ TTFT_P95_NOTE: Final = "ttft_p95_ms"
 # Fifteen digits are what a float keeps, and more than anybody counts.
 _WHOLE: Final = re.compile(r"0|[1-9][0-9]{0,14}")
 _DECIMAL: Final = re.compile(r"(?:0|[1-9][0-9]{0,14})(?:\.[0-9]+)?")
-# As `notes_text` writes a float.
+# As `format_notes` writes a float.
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,2})?")
 
 
@@ -45,12 +45,12 @@ class Contradiction:
     rule: str
 
 
-def rule_broken(column: str, value: str) -> str | None:
+def violated_rule(column: str, value: str) -> str | None:
     """The rule that a field breaks by itself; None of a sound one."""
     return _RULES[column](value)
 
 
-def may_stand_in(column: str, value: str) -> bool:
+def is_plausible(column: str, value: str) -> bool:
     """Whether a value, right or not, looks like one that was meant for this column."""
     if column == "measurement_type" and value in LEGACY_LABELS:
         return True
@@ -72,7 +72,7 @@ def contradictions(sound: Mapping[str, str]) -> Iterator[Contradiction]:
         yield Contradiction("batch", batch, f"must be above 1 in a row labelled {label}")
     if "scenario_notes" not in sound:
         return
-    notes = notes_of(sound["scenario_notes"])
+    notes = parse_notes(sound["scenario_notes"])
     for name in ("input_tokens", "output_tokens"):
         if name in sound and notes[name] != sound[name]:
             rule = f"must be what the column {name} says, {sound[name]}"
@@ -126,7 +126,7 @@ def _notes(value: str) -> str | None:
     if (rule := _one_line(value)) is not None:
         return rule
     try:
-        notes = notes_of(value)
+        notes = parse_notes(value)
     except ValueError as error:
         return f"must be notes, as input_tokens=512; output_tokens=64; batching=on: {error}"
     if tuple(notes)[: len(REQUIRED_NOTES)] != REQUIRED_NOTES:

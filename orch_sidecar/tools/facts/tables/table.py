@@ -29,7 +29,7 @@ _END: Final = re.compile(r"(?:\r\n|\n|\r)\Z")
 _SIGNIFICANT_DIGITS: Final = 6
 
 
-class Unreadable(ValueError):
+class UnreadableFile(ValueError):
     """A file that is no table at all; the message names the place and the rule."""
 
 
@@ -91,7 +91,7 @@ def parse(name: str, text: str) -> Table:
         except StopIteration:
             break
         except csv.Error as error:
-            raise Unreadable(f"{name}:{line}: no CSV: {error}") from error
+            raise UnreadableFile(f"{name}:{line}: no CSV: {error}") from error
         raw = "".join(taken)
         records.append(Record(line, tuple(fields), raw, _misquoted(raw)))
         line += len(taken)
@@ -112,7 +112,7 @@ def record_text(fields: Sequence[str], line_end: str) -> str:
     return out.getvalue().removesuffix("\r\n") + line_end
 
 
-def fields_of(row: Row) -> tuple[str, ...]:
+def row_fields(row: Row) -> tuple[str, ...]:
     """A fact as the fields of its record. Raises ValueError for a throughput that is no number."""
     throughput = throughput_text(row.throughput_tokens_per_sec)
     texts = {"throughput_tokens_per_sec": throughput}

@@ -21,18 +21,18 @@ from pydantic.alias_generators import to_camel
 
 from orch_sidecar.tools.facts.traces import jaeger_json, otlp
 from orch_sidecar.tools.facts.traces.otlp import Malformed
-from orch_sidecar.tools.facts.traces.paging import TooDense, all_spans
+from orch_sidecar.tools.facts.traces.paging import TooManyTraces, all_spans
 from orch_sidecar.tools.facts.traces.span import Span
 
 # Of an answer that is no JSON, or an error.
 _MOST_SHOWN: Final = 300
 
 
-class JaegerFailed(Exception):
+class JaegerError(Exception):
     """The traces cannot be read; the message says from where, and why."""
 
 
-class _NotThere(Exception):
+class _ApiUnavailable(Exception):
     """This server has no such API; the message says what it answered instead."""
 
 
@@ -66,7 +66,7 @@ class Jaeger:
     def spans(self, service: str, first_us: int, last_us: int) -> list[Span]:
         """All spans of the traces that have one of `service` that starts in the interval.
 
-        Microseconds since 1970. Raises JaegerFailed.
+        Microseconds since 1970. Raises JaegerError.
         """
 
         def search(start_us: int, end_us: int) -> list[Span]:
@@ -74,8 +74,8 @@ class Jaeger:
 
         try:
             return all_spans(search, first_us, last_us, self._limit, service)
-        except TooDense as error:
-            raise JaegerFailed(f"{self.url}: {error}") from None
+        except TooManyTraces as error:
+            raise JaegerError(f"{self.url}: {error}") from None
 
     def _search(self, service: str, start_us: int, end_us: int) -> list[Span]:
         answers = []
@@ -84,14 +84,14 @@ class Jaeger:
             query = api.query(service, start_us, end_us, self._limit)
             try:
                 spans = api.spans_of(self._get(url, query))
-            except _NotThere as answer:
+            except _ApiUnavailable as answer:
                 answers.append(f"{url} answered {answer}")
                 continue
             except Malformed as error:
-                raise JaegerFailed(f"{url}: {error}") from None
+                raise JaegerError(f"{url}: {error}") from None
             self._api = api
             return spans
-        raise JaegerFailed(f"no query API of Jaeger: {'; '.join(answers)}")
+        raise JaegerError(f"no query API of Jaeger: {'; '.join(answers)}")
 
     def _get(self, url: str, query: dict[str, str]) -> str:
         """The body of a 200, or of a 404 that is an answer in JSON."""
@@ -108,11 +108,11 @@ class Jaeger:
                 return body
             said = f"{error.code} {error.reason}: {_shown(body)}"
             if error.code in (404, 405):
-                raise _NotThere(said) from None
-            raise JaegerFailed(f"{url}: {said}") from None
+                raise _ApiUnavailable(said) from None
+            raise JaegerError(f"{url}: {said}") from None
         except (OSError, http.client.HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else repr(error)
-            raise JaegerFailed(f"cannot read {url}: {reason}") from None
+            raise JaegerError(f"cannot read {url}: {reason}") from None
 
 
 def _ui_query(service: str, start_us: int, end_us: int, limit: int) -> dict[str, str]:
@@ -129,7 +129,7 @@ def _ui_query(service: str, start_us: int, end_us: int, limit: int) -> dict[str,
 def _ui_spans(body: str) -> list[Span]:
     documents = list(_documents(body))
     if len(documents) != 1 or not isinstance(documents[0], dict) or "data" not in documents[0]:
-        raise _NotThere(f"what is no list of traces: {_shown(body)}")
+        raise _ApiUnavailable(f"what is no list of traces: {_shown(body)}")
     return jaeger_json.spans_of(documents[0])
 
 
@@ -154,14 +154,14 @@ def _v3_spans(body: str) -> list[Span]:
     found = []
     for document in _documents(body):
         if not isinstance(document, dict):
-            raise _NotThere(f"what is no object: {_shown(body)}")
+            raise _ApiUnavailable(f"what is no object: {_shown(body)}")
         error: Any = document.get("error")
         if isinstance(error, dict) and "No traces found" in str(error.get("message")):
             continue  # with the status 404
         if error is not None:
             raise Malformed(f"the answer is an error: {_shown(json.dumps(error))}")
         if "result" not in document:
-            raise _NotThere(f"what is no traces: {_shown(body)}")
+            raise _ApiUnavailable(f"what is no traces: {_shown(body)}")
         found += otlp.spans_of(document["result"])
     return found
 
@@ -170,12 +170,12 @@ def _documents(body: str) -> Iterator[object]:
     """The JSON documents that a body is made of, one after the other."""
     decoder, at, body = json.JSONDecoder(), 0, body.strip()
     if not body:
-        raise _NotThere("nothing")
+        raise _ApiUnavailable("nothing")
     while at < len(body):
         try:
             document, at = decoder.raw_decode(body, at)
         except json.JSONDecodeError:
-            raise _NotThere(f"what is no JSON: {_shown(body)}") from None
+            raise _ApiUnavailable(f"what is no JSON: {_shown(body)}") from None
         yield document
         while at < len(body) and body[at].isspace():
             at += 1

@@ -7,8 +7,8 @@ is one JSON document is taken, too: a request, or a list of requests.
 
 from __future__ import annotations
 
-from orch_sidecar.tools.facts.tables import json_text
-from orch_sidecar.tools.facts.tables.json_text import NoJson
+from orch_sidecar.tools.facts.tables import json_documents
+from orch_sidecar.tools.facts.tables.json_documents import InvalidJson
 from orch_sidecar.tools.facts.traces.otlp import Malformed, spans_of
 from orch_sidecar.tools.facts.traces.span import Span
 
@@ -28,8 +28,8 @@ def read(name: str, content: bytes) -> list[Span]:
     if not lines:
         raise Malformed(f"{name}: is empty")
     try:
-        json_text.whole(lines[0][1])
-    except NoJson:
+        json_documents.whole(lines[0][1])
+    except InvalidJson:
         # A document that is laid out over lines; or a first line that is broken.
         return _document(name, text)
     found = []
@@ -40,8 +40,8 @@ def read(name: str, content: bytes) -> list[Span]:
 
 def _document(name: str, text: str) -> list[Span]:
     try:
-        document = json_text.whole(text)
-    except NoJson as error:
+        document = json_documents.whole(text)
+    except InvalidJson as error:
         raise Malformed(f"{name}:{error}") from None
     try:
         return _spans(document)
@@ -51,8 +51,8 @@ def _document(name: str, text: str) -> list[Span]:
 
 def _request(name: str, number: int, line: str) -> list[Span]:
     try:
-        return _spans(json_text.whole(line))
-    except NoJson as error:
+        return _spans(json_documents.whole(line))
+    except InvalidJson as error:
         raise Malformed(f"{name}:{number}: no JSON: {error.rule}") from None
     except Malformed as error:
         raise Malformed(f"{name}:{number}: {error}") from None

@@ -25,7 +25,7 @@ _SPANS_PER_TRACE: Final = 3
 Search = Callable[[int, int], Iterable[Span]]
 
 
-class TooDense(Exception):
+class TooManyTraces(Exception):
     """More traces at one moment than one search may give."""
 
 
@@ -33,7 +33,7 @@ def all_spans(search: Search, first_us: int, last_us: int, limit: int, service: 
     """The spans of all traces that have a span of `service` that starts in the interval.
 
     Both ends belong to it. `limit`: how many traces a search gives at most. A span that was found
-    several times is in the result once. Raises TooDense, and ValueError for an interval that
+    several times is in the result once. Raises TooManyTraces, and ValueError for an interval that
     ends before it begins.
     """
     if last_us < first_us:
@@ -48,7 +48,7 @@ def all_spans(search: Search, first_us: int, last_us: int, limit: int, service: 
         if not _full(spans, start, end, limit, service):
             continue
         if first == last:
-            raise TooDense(
+            raise TooManyTraces(
                 f"the search from {start} to {end} us since 1970 came back full: more than one "
                 f"search may give ({limit} traces); a higher --limit may do"
             )

@@ -138,7 +138,7 @@ class Traffic:
     strays: tuple[Decode, ...]
 
 
-def traffic_of(spans: Iterable[Span]) -> Traffic:
+def build_traffic(spans: Iterable[Span]) -> Traffic:
     """The requests of these spans, by their start. A span that comes twice counts once.
 
     Raises ValueError for an attribute that is not of its type.

@@ -74,7 +74,7 @@ class Found:
     elsewhere: tuple[Request, ...]
 
 
-def scenarios_of(
+def group_scenarios(
     traffic: Traffic, gap_s: float, first_ns: int | None = None, last_ns: int | None = None
 ) -> Found:
     """The scenarios of a traffic.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.cli import main
-from orch_sidecar.tools.facts.tables.check import check, sound_rows
+from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
 from tests.orch_sidecar.tools.facts.imports import document, path
@@ -59,7 +59,7 @@ def test_appends_a_sound_row_once(
     assert run(*words) == (0, "", f"{table}: 0 added, 1 were there\n")
     found = read(table)
     assert check(found, confirmed=True) == []
-    [placed] = sound_rows(found)
+    [placed] = valid_rows(found)
     assert placed.row.measurement_type is label
     assert placed.row.source_tag.startswith(f"{name}.json sha256:")
 
@@ -225,7 +225,7 @@ def test_another_figure_for_a_measurement_that_is_there_is_refused(
     words = "from-vllm-bench", path("vllm_bench_home"), *GIVEN, "--output", table
     assert run(*words)[0] == 0
     before = table.read_text()
-    figure = sound_rows(read(table))[0].record.fields[9]
+    figure = valid_rows(read(table))[0].record.fields[9]
     table.write_text(before.replace(f",{figure},", ",1.5,"))
     code, _, err = run(*words)
     assert code == 1

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.commands import traces as traces_cli
-from orch_sidecar.tools.facts.tables.check import check, sound_rows
+from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
-from orch_sidecar.tools.facts.tables.row import notes_of
+from orch_sidecar.tools.facts.tables.row import parse_notes
 from orch_sidecar.tools.facts.tables.table import parse
 from orch_sidecar.tools.facts.traces.span import Span
 from tests.orch_sidecar.tools.facts.scripted_jaeger import ScriptedJaeger, export_of
@@ -46,7 +46,7 @@ def labels(text: str) -> list[tuple[str, str]]:
     table = parse("stdout", text)
     assert check(table) == []
     return [
-        (placed.row.measurement_type.value, placed.row.source_tag) for placed in sound_rows(table)
+        (placed.row.measurement_type.value, placed.row.source_tag) for placed in valid_rows(table)
     ]
 
 
@@ -101,7 +101,7 @@ async def test_jaeger_gives_the_same_rows_as_a_file(capsys: pytest.CaptureFixtur
             row["throughput_tokens_per_sec"] = pytest.approx(
                 row["throughput_tokens_per_sec"], rel=1e-4
             )
-            notes = notes_of(row.pop("scenario_notes"))
+            notes = parse_notes(row.pop("scenario_notes"))
             row["notes"] = {k: v for k, v in notes.items() if not k.endswith(("_ms", "_s"))}
     assert by_file == by_jaeger
     assert [row["source_tag"] for row in by_jaeger["rows"]] == [
@@ -120,7 +120,7 @@ def test_rows_are_added_to_a_file_once(tmp_path: Path, capsys: pytest.CaptureFix
     assert run("from-otlp", HOME, "--output", str(path)) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{path}: no rows added"
     assert check(read(path)) == []
-    assert [each.row.measurement_type.value for each in sound_rows(read(path))] == [
+    assert [each.row.measurement_type.value for each in valid_rows(read(path))] == [
         "single_stream",
         "single_stream",  # from two files: another source
         "batched_online",
@@ -169,10 +169,10 @@ def test_what_the_spans_do_not_tell_is_given(
     assert "not_said: gpu: the spans do not tell it" in capsys.readouterr().err
     given = ("--gpu", "L40S", "--gpu-count", "1", "--engine", "vLLM 0.32.0", "--precision", "BF16")
     assert run("from-otlp", str(path), *given, "--model-id", "org/tiny-1") == 0
-    [placed] = sound_rows(parse("stdout", capsys.readouterr().out))
+    [placed] = valid_rows(parse("stdout", capsys.readouterr().out))
     assert (placed.row.gpu, placed.row.gpu_count, placed.row.precision) == ("L40S", 1, "BF16")
     assert (placed.row.model_id, placed.row.model_name) == ("org/tiny-1", "tiny-1")
-    notes = notes_of(placed.row.scenario_notes)
+    notes = parse_notes(placed.row.scenario_notes)
     assert notes["given"] == "engine,precision,gpu,gpu_count"
 
 
@@ -195,8 +195,8 @@ async def test_a_scenario_that_goes_on_beyond_the_interval_is_told_of(
     spans = [span for request in requests for span in request]
     ends = ("--since", "2026-11-21T21:03:22.5Z", "--until", "2026-11-21T21:03:26.5Z")
     assert await from_jaeger(spans, *ends) == 0
-    [placed] = sound_rows(parse("stdout", capsys.readouterr().out))
-    notes = notes_of(placed.row.scenario_notes)
+    [placed] = valid_rows(parse("stdout", capsys.readouterr().out))
+    notes = parse_notes(placed.row.scenario_notes)
     assert (notes["requests"], notes["cut"]) == ("4", "before,after")
 
 

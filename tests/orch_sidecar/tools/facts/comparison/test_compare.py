@@ -9,23 +9,23 @@ import pytest
 
 from orch_sidecar.tools.facts.comparison import report
 from orch_sidecar.tools.facts.comparison.compare import (
-    WHY_APART,
+    SEPARATION_REASONS,
     Comparison,
     Conditions,
     Loop,
     Middle,
     compare,
 )
-from orch_sidecar.tools.facts.tables.check import Placed, sound_rows
+from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
-from orch_sidecar.tools.facts.tables.table import Table, fields_of, with_records
+from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
 from tests.orch_sidecar.tools.facts.rows import fact
 
 SINGLE, ONLINE, OFFLINE = Label.SINGLE_STREAM, Label.BATCHED_ONLINE, Label.OFFLINE
 
 
-def placed(*rows: Row, name: str = "t.csv") -> list[Placed]:
-    found = sound_rows(with_records(Table(name), [COLUMNS, *map(fields_of, rows)]))
+def placed(*rows: Row, name: str = "t.csv") -> list[LocatedRow]:
+    found = valid_rows(with_records(Table(name), [COLUMNS, *map(row_fields, rows)]))
     assert len(found) == len(rows)
     return found
 
@@ -81,7 +81,7 @@ def test_rows_that_differ_in_a_condition_are_kept_apart(condition: str, value: s
     found = compared(at(2, 100), at(4, 180, **changes))
     assert len(found.sets) == 2
     assert [(each.condition, each.values[1]) for each in found.apart] == [(condition, value)]
-    assert WHY_APART[condition] in report.text(found)
+    assert SEPARATION_REASONS[condition] in report.text(found)
 
 
 def test_rows_that_differ_in_two_conditions_are_no_pair_to_tell_of() -> None:
@@ -130,7 +130,7 @@ def test_row_that_does_not_say_how_requests_came_stands_apart(label: Label) -> N
 
 
 def test_every_condition_has_its_reason() -> None:
-    assert tuple(WHY_APART) == Conditions.__match_args__
+    assert tuple(SEPARATION_REASONS) == Conditions.__match_args__
 
 
 def test_row_to_be_confirmed_takes_part_in_nothing_and_is_told() -> None:
@@ -204,7 +204,7 @@ class TestReport:
             "  gpu: another accelerator",
             "    H100, A100 (single_stream)",
             "    H100, A100 (batched_online)",
-            f"  measurement_type: {WHY_APART['measurement_type']}",
+            f"  measurement_type: {SEPARATION_REASONS['measurement_type']}",
             "    single_stream, batched_online (H100)",
             "    single_stream, batched_online (A100)",
         ]
@@ -226,5 +226,5 @@ class TestReport:
             "ttft_p50_ms": None,
             "ttft_p95_ms": None,
         }
-        assert found["apart"][0]["why"] == WHY_APART["measurement_type"]
+        assert found["apart"][0]["why"] == SEPARATION_REASONS["measurement_type"]
         assert found["left_out"] == ()

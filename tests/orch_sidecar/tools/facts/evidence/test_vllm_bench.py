@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.measured import Arrivals, Measured, Refused
+from orch_sidecar.tools.facts.evidence.measured import Arrivals, MeasuredRun, Rejection
 from orch_sidecar.tools.facts.evidence.vllm_bench import read
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.imports import document
@@ -24,15 +24,15 @@ def without_details(name: str = "vllm_bench_cloud", **fields: Any) -> dict[str, 
     return changed(name, **dict.fromkeys(DETAILS, "(left out)"), **fields)
 
 
-def measured(found: object) -> Measured:
+def measured(found: object) -> MeasuredRun:
     [one] = read(found)
-    assert isinstance(one, Measured), one
+    assert isinstance(one, MeasuredRun), one
     return one
 
 
-def refused(found: object) -> Refused:
+def refused(found: object) -> Rejection:
     [one] = read(found)
-    assert isinstance(one, Refused), one
+    assert isinstance(one, Rejection), one
     return one
 
 

@@ -22,7 +22,7 @@ from orch_sidecar.tools.facts.tables.files import (
     write,
 )
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.tables.table import Unreadable
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from tests.orch_sidecar.tools.facts.rows import HEADER, fact, fields
 
 LINE = ",".join(fields())
@@ -86,9 +86,9 @@ def test_append_to_an_end_that_would_swallow_the_row_writes_nothing(path: Path, 
     before = f'{HEADER}\n{LINE}\nm/x,x,"vLLM; out{end if end != chr(34) else chr(34) * 2}'
     path.write_text(before)
     place = r"tps_model_gpu\.csv:3:3: the last record must end"
-    with pytest.raises(Unreadable, match=place):
+    with pytest.raises(UnreadableFile, match=place):
         append(path, [fact(source_tag="run-2")])
-    with pytest.raises(Unreadable, match=place):
+    with pytest.raises(UnreadableFile, match=place):
         check_appendable(path)
     assert path.read_text() == before
     assert alone(path)
@@ -127,7 +127,9 @@ def test_looking_whether_a_file_can_be_written_leaves_nothing_behind(path: Path)
 def test_append_refuses_another_header(path: Path) -> None:
     before = HEADER.replace("batch,", "")
     path.write_text(f"{before}\n")
-    with pytest.raises(Unreadable, match=r"tps_model_gpu\.csv:1:7: batch 'input_tokens': the head"):
+    with pytest.raises(
+        UnreadableFile, match=r"tps_model_gpu\.csv:1:7: batch 'input_tokens': the head"
+    ):
         append(path, [fact()])
     assert path.read_text() == f"{before}\n"
 
@@ -141,7 +143,7 @@ def test_append_refuses_a_row_that_check_would_and_writes_none_of_them(path: Pat
 
 def test_text_that_is_no_utf8_is_refused_with_its_line(path: Path) -> None:
     path.write_bytes(HEADER.encode() + b"\nMod\xe8le,\n")
-    with pytest.raises(Unreadable, match=r"tps_model_gpu\.csv:2: no UTF-8: .* 0xe8"):
+    with pytest.raises(UnreadableFile, match=r"tps_model_gpu\.csv:2: no UTF-8: .* 0xe8"):
         read(path)
 
 

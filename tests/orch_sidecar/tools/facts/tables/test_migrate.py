@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.migrate import Did, Migration, migrate
-from orch_sidecar.tools.facts.tables.row import COLUMNS, notes_of
+from orch_sidecar.tools.facts.tables.row import COLUMNS, parse_notes
 from orch_sidecar.tools.facts.tables.table import Table, parse, with_records
 from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, fields, table
 
@@ -42,8 +42,8 @@ def test_legacy_row_without_notes_has_no_legacy_notes() -> None:
 def test_notes_of_a_legacy_row_are_kept_as_text_and_its_batching_is_not_believed() -> None:
     text = f"{DERIVED}on; clients=64"
     _, _, notes = migrated(measurement_type="aggregate", scenario_notes=text)
-    assert notes_of(notes)["batching"] == "unknown"
-    assert notes_of(notes)["legacy_notes"] == text.replace(";", ",")
+    assert parse_notes(notes)["batching"] == "unknown"
+    assert parse_notes(notes)["legacy_notes"] == text.replace(";", ",")
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_legacy_file_keeps_all_rows_and_only_what_cannot_be_known_stays_a_fault(
         else:
             kept = [index for index in range(len(COLUMNS)) if index not in (LABEL, NOTES)]
             assert [old.fields[index] for index in kept] == [new.fields[index] for index in kept]
-            assert notes_of(new.fields[NOTES]).get("legacy_notes", "") == old.fields[NOTES].replace(
-                ";", ","
-            )
+            assert parse_notes(new.fields[NOTES]).get("legacy_notes", "") == old.fields[
+                NOTES
+            ].replace(";", ",")
     assert [(fault.line, fault.name) for fault in check(found.table)] == [
         (10, "input_tokens"),
         (10, "measurement_type"),

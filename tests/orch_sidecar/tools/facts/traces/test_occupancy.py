@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.requests import traffic_of
-from orch_sidecar.tools.facts.traces.scenarios import scenarios_of
+from orch_sidecar.tools.facts.traces.requests import build_traffic
+from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
 from orch_sidecar.tools.facts.traces.validity import objections
 from tests.orch_sidecar.tools.facts.earned import LABELS, against, against_of, earned
@@ -107,11 +107,11 @@ def test_every_real_step_is_told_of() -> None:
     spans = real("cloud")
     for left_out in {span.trace_id for span in spans}:
         fewer = [span for span in spans if span.trace_id != left_out]
-        assert list(against_of(traffic_of(fewer), "cloud-1")) == ["unseen_traffic"]
+        assert list(against_of(build_traffic(fewer), "cloud-1")) == ["unseen_traffic"]
 
 
 def test_what_came_before_the_interval_is_not_of_others() -> None:
     traffic = told(*(earned("batched_online", n, n, n + 2, server={}) for n in range(5)))
-    [found] = scenarios_of(traffic, 60.0, first_ns=2 * 10**9, last_ns=3 * 10**9).scenarios
+    [found] = group_scenarios(traffic, 60.0, first_ns=2 * 10**9, last_ns=3 * 10**9).scenarios
     assert (len(found.before), len(found.requests), len(found.after)) == (2, 2, 1)
     assert objections(found, traffic) == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.requests import Outcome, Request, traffic_of
+from orch_sidecar.tools.facts.traces.requests import Outcome, Request, build_traffic
 from orch_sidecar.tools.facts.traces.span import Kind, Link, Span
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.spans import SIDECAR, real, told
@@ -33,7 +33,7 @@ def only(*requests: list[Span]) -> Request:
 
 def test_a_real_stream_has_the_sidecars_times_and_the_engines_counts() -> None:
     spans = real("cloud")
-    traffic = traffic_of(spans)
+    traffic = build_traffic(spans)
     assert (len(traffic.requests), traffic.unfinished, traffic.strays) == (6, (), ())
     for request in traffic.requests:
         [server] = [s for s in spans if s.span_id == request.span_id]
@@ -56,11 +56,11 @@ def test_a_real_stream_has_the_sidecars_times_and_the_engines_counts() -> None:
 
 def test_what_was_not_streamed_has_no_first_byte() -> None:
     """Its client saw all of it at once."""
-    assert {request.first_byte_ns for request in traffic_of(real("offline")).requests} == {None}
+    assert {request.first_byte_ns for request in build_traffic(real("offline")).requests} == {None}
 
 
 def test_real_requests_end_in_every_way() -> None:
-    traffic = traffic_of(real("mixed"))
+    traffic = build_traffic(real("mixed"))
     by_scenario = Counter((r.scenario, r.outcome, r.coalesced, r.led) for r in traffic.requests)
     assert by_scenario == {
         ("shared-1", Outcome.SERVED, False, True): 1,
@@ -77,7 +77,7 @@ def test_real_requests_end_in_every_way() -> None:
 
 
 def test_sequences_of_one_prompt_count_its_tokens_once() -> None:
-    [request] = [r for r in traffic_of(real("mixed")).requests if r.sequences == 2]
+    [request] = [r for r in build_traffic(real("mixed")).requests if r.sequences == 2]
     assert [decode.input_tokens for decode in request.decodes] == [22, 22]
     assert request.decoded_input_tokens == request.input_tokens == 22
     assert request.decoded_output_tokens == request.output_tokens == 16
@@ -109,7 +109,7 @@ def test_outcomes_are_of_four_kinds(outcome: str, expected: Outcome) -> None:
 
 def test_spans_that_come_twice_or_in_any_order_count_once() -> None:
     spans = real("home")
-    assert traffic_of([*reversed(spans), *spans]) == traffic_of(spans)
+    assert build_traffic([*reversed(spans), *spans]) == build_traffic(spans)
 
 
 def test_several_requests_of_one_trace_are_several() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.requests import traffic_of
+from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.span import Link, Value
 from tests.orch_sidecar.tools.facts.earned import ALONE, LABELS, RUN, against, against_of, earned
 from tests.orch_sidecar.tools.facts.spans import one, real, without
@@ -16,22 +16,22 @@ from tests.orch_sidecar.tools.facts.spans import one, real, without
     ("name", "scenario"), [("home", "home-1"), ("cloud", "cloud-1"), ("offline", "offline-1")]
 )
 def test_nothing_speaks_against_a_real_run(name: str, scenario: str) -> None:
-    traffic = traffic_of([span for each in ("home", "cloud", "offline") for span in real(each)])
+    traffic = build_traffic([span for each in ("home", "cloud", "offline") for span in real(each)])
     assert against_of(traffic, scenario) == {}
 
 
 def test_real_requests_that_shared_a_decode_are_not_counted() -> None:
-    says = against_of(traffic_of(real("mixed")), "shared-1")
+    says = against_of(build_traffic(real("mixed")), "shared-1")
     assert says["coalesced"].startswith("3 requests: a decode was shared")
 
 
 def test_real_requests_that_never_met_in_a_step_are_not_batched() -> None:
-    says = against_of(traffic_of(real("mixed")), "bulk-1")
+    says = against_of(build_traffic(real("mixed")), "bulk-1")
     assert says == {"never_batched": "no step had more than one of its sequences (2)"}
 
 
 def test_without_ids_a_real_warmup_is_part_of_the_run_and_other_runs_are_not() -> None:
-    traffic = traffic_of(without(real("home"), "orch.scenario"))
+    traffic = build_traffic(without(real("home"), "orch.scenario"))
     assert against_of(traffic, None) == {}
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from orch_sidecar.tools.facts.evidence.figures import Figures, Served, figures
+from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, Figures, figures
 from orch_sidecar.tools.facts.evidence.verdict import shortfalls
 from orch_sidecar.tools.facts.tables import rules
 from orch_sidecar.tools.facts.tables.check import row_faults
-from orch_sidecar.tools.facts.tables.row import Label, Row, engine_text, notes_text
-from orch_sidecar.tools.facts.tables.table import Record, fields_of, record_text
+from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, format_notes
+from orch_sidecar.tools.facts.tables.table import Record, record_text, row_fields
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
 from orch_sidecar.tools.facts.traces.validity import Objection, Reason, objections
@@ -85,7 +85,7 @@ class _Draft:
         self.objections: list[Objection] = []
         self._scenario = scenario
         self._given: list[str] = []
-        version = None if key.engine_version is None else engine_text("vllm", key.engine_version)
+        version = None if key.engine_version is None else format_engine("vllm", key.engine_version)
         self._engine = self._fact("engine", version, given.engine)
         self._precision = self._fact("precision", key.precision, given.precision)
         self._gpu = self._fact("gpu", key.gpu, given.gpu)
@@ -151,10 +151,10 @@ class _Draft:
             output_tokens=output_tokens,
             throughput_tokens_per_sec=measured.tokens_per_s,
             measurement_type=label,
-            scenario_notes=notes_text(notes),
+            scenario_notes=format_notes(notes),
             source_tag=source_tag,
         )
-        fields = fields_of(row)
+        fields = row_fields(row)
         faults = row_faults("row", Record(1, fields, record_text(fields, "")))
         if faults:
             raise ValueError(
@@ -163,14 +163,14 @@ class _Draft:
         return row
 
 
-def _served(request: Request, origin_ns: int) -> Served:
+def _served(request: Request, origin_ns: int) -> CompletedRequest:
     """Seconds since the origin, so that nanoseconds are not rounded away.
 
     The first token is where a streamed answer's first byte was: when its client could see it. The
     engine had it earlier, but nobody got it then.
     """
     first_ns = request.first_byte_ns
-    return Served(
+    return CompletedRequest(
         arrived_s=(request.start_ns - origin_ns) / 1e9,
         first_token_s=None if first_ns is None else (first_ns - origin_ns) / 1e9,
         ended_s=(request.end_ns - origin_ns) / 1e9,

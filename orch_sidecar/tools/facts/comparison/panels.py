@@ -8,7 +8,7 @@ from string import ascii_uppercase
 from typing import Final
 
 from orch_sidecar.tools.facts.comparison.compare import (
-    WHY_APART,
+    SEPARATION_REASONS,
     Comparison,
     Conditions,
     Point,
@@ -41,7 +41,7 @@ def title_and_panels(comparison: Comparison) -> tuple[str, list[Panel]]:
         raise ValueError("there is no set to draw")
     # What the legend must tell; how the engine was batching is always told there.
     told = {*differing(sets), "measurement_type"}
-    shared = [name for name in WHY_APART if name not in told]
+    shared = [name for name in SEPARATION_REASONS if name not in told]
     colours: dict[Conditions, int] = {}
     speeds, ttfts = [], []
     for place, of_set in enumerate(sets):

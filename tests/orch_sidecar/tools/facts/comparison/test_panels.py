@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.tools.facts.comparison.compare import compare
-from orch_sidecar.tools.facts.comparison.compare_plot import LOOKS, title_and_panels
+from orch_sidecar.tools.facts.comparison.panels import LOOKS, title_and_panels
 from orch_sidecar.tools.facts.comparison.plot import Panel, draw
-from orch_sidecar.tools.facts.tables.check import Placed, sound_rows
+from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
-from orch_sidecar.tools.facts.tables.table import Table, fields_of, with_records
+from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
 from tests.orch_sidecar.tools.facts.rows import fact
 
 SINGLE, ONLINE = Label.SINGLE_STREAM, Label.BATCHED_ONLINE
 
 
-def placed(*rows: Row) -> list[Placed]:
-    return sound_rows(with_records(Table("t.csv"), [COLUMNS, *map(fields_of, rows)]))
+def placed(*rows: Row) -> list[LocatedRow]:
+    return valid_rows(with_records(Table("t.csv"), [COLUMNS, *map(row_fields, rows)]))
 
 
 def shown(*rows: Row) -> tuple[str, list[Panel]]:

@@ -14,10 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orch_sidecar.tools.facts.evidence.measured import Measured, Refused, contradiction
+from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection, contradiction
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
-from orch_sidecar.tools.facts.evidence.verdict import Own, batches_of, judge, shortfalls
-from orch_sidecar.tools.facts.tables.row import Label, Row, engine_text, notes_text
+from orch_sidecar.tools.facts.evidence.verdict import (
+    RequestCounts,
+    batches_between,
+    judge,
+    shortfalls,
+)
+from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, format_notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +53,18 @@ class Source:
     model_name: str | None = None
 
 
-def fact(measured: Measured, known: Proof | Given, source: Source) -> Row | Refused:
+def fact(measured: MeasuredRun, known: Proof | Given, source: Source) -> Row | Rejection:
     """The row. Raises ValueError for a text in it that no note may be."""
     model_id = source.model_id or measured.model
     # A path means nothing on any other machine.
     if model_id.startswith(("/", "~", ".")):
-        return Refused("model", model_id, "is a path: say what model it is, by --model-id")
+        return Rejection("model", model_id, "is a path: say what model it is, by --model-id")
     if isinstance(known, Proof):
         return _proven(measured, known, source, model_id)
     return _claimed(measured, known, source, model_id)
 
 
-def _proven(measured: Measured, proof: Proof, source: Source, model_id: str) -> Row | Refused:
+def _proven(measured: MeasuredRun, proof: Proof, source: Source, model_id: str) -> Row | Rejection:
     engine = proof.before
     label = measured.claim
     if label is None or label is Label.TO_BE_CONFIRMED:
@@ -67,16 +72,16 @@ def _proven(measured: Measured, proof: Proof, source: Source, model_id: str) -> 
     # Who says what the model is called has said that it is that one.
     if source.model_id is None and model_id not in engine.models:
         rule = f"the engine serves {', '.join(engine.models)}: say what model it is, by --model-id"
-        return Refused("model", model_id, rule)
+        return Rejection("model", model_id, rule)
     reasons = _objections(measured, proof, label)
     if reasons:
-        return Refused("measurement_type", label.value, "; ".join(reasons))
-    batches = batches_of(proof.before, proof.after)
+        return Rejection("measurement_type", label.value, "; ".join(reasons))
+    batches = batches_between(proof.before, proof.after)
     notes: dict[str, str | int | float] = {"profile": engine.profile, "batch_mean": batches.mean}
     if shortfalls(label, measured.requests, measured.window_s):
         notes["preliminary"] = "yes"
     known = Given(
-        engine=engine_text(engine.engine, engine.engine_version),
+        engine=format_engine(engine.engine, engine.engine_version),
         precision=engine.precision,
         gpu=engine.gpu,
         gpu_count=engine.gpu_count,
@@ -85,8 +90,8 @@ def _proven(measured: Measured, proof: Proof, source: Source, model_id: str) -> 
     return _row(measured, known, source, model_id, label, batches.largest, batching, notes)
 
 
-def _objections(measured: Measured, proof: Proof, label: Label) -> list[str]:
-    own = Own(
+def _objections(measured: MeasuredRun, proof: Proof, label: Label) -> list[str]:
+    own = RequestCounts(
         sent=measured.requests + measured.failed,
         answered=measured.requests,
         # What a failed request generated is in no file.
@@ -98,12 +103,12 @@ def _objections(measured: Measured, proof: Proof, label: Label) -> list[str]:
     return judge(label, proof.before, proof.after, own) + of_load
 
 
-def _claimed(measured: Measured, known: Given, source: Source, model_id: str) -> Row | Refused:
+def _claimed(measured: MeasuredRun, known: Given, source: Source, model_id: str) -> Row | Rejection:
     batch = 1 if measured.at_once == 1 else measured.overlap
     if not batch:
         limit = "no limit" if measured.at_once is None else str(measured.at_once)
         rule = "is no batch that was measured: save details, or give the engine's capabilities"
-        return Refused("max_concurrency", limit, rule)
+        return Rejection("max_concurrency", limit, rule)
     notes: dict[str, str | int | float] = {
         "claim": "none" if measured.claim is None else measured.claim,
         "batch_is": "overlap",
@@ -114,7 +119,7 @@ def _claimed(measured: Measured, known: Given, source: Source, model_id: str) ->
 
 
 def _row(
-    measured: Measured,
+    measured: MeasuredRun,
     known: Given,
     source: Source,
     model_id: str,
@@ -154,6 +159,6 @@ def _row(
         output_tokens=output_tokens,
         throughput_tokens_per_sec=measured.tokens_per_s,
         measurement_type=label,
-        scenario_notes=notes_text(notes),
+        scenario_notes=format_notes(notes),
         source_tag=source.tag,
     )

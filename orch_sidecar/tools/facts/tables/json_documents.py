@@ -12,7 +12,7 @@ from typing import Any, Final
 _DECODER: Final = json.JSONDecoder()
 
 
-class NoJson(ValueError):
+class InvalidJson(ValueError):
     """A text that cannot be read. `line`: from 1; `rule`: what is wrong there."""
 
     def __init__(self, line: int, rule: str) -> None:
@@ -21,25 +21,25 @@ class NoJson(ValueError):
 
 
 def whole(text: str) -> Any:
-    """The document that a text is. Raises NoJson."""
+    """The document that a text is. Raises InvalidJson."""
     at = len(text) - len(text.lstrip())
     document, end = part(text, at)
     rest = text[end:].lstrip()
     if rest:
-        raise NoJson(_line(text, len(text) - len(rest)), "Extra data")
+        raise InvalidJson(_line(text, len(text) - len(rest)), "Extra data")
     return document
 
 
 def part(text: str, at: int) -> tuple[Any, int]:
-    """The document that begins there, and where it ends. Raises NoJson."""
+    """The document that begins there, and where it ends. Raises InvalidJson."""
     try:
         return _DECODER.raw_decode(text, at)
     except json.JSONDecodeError as error:
-        raise NoJson(error.lineno, error.msg) from None
+        raise InvalidJson(error.lineno, error.msg) from None
     except RecursionError:
-        raise NoJson(_line(text, at), "it is nested too deeply") from None
+        raise InvalidJson(_line(text, at), "it is nested too deeply") from None
     except ValueError as error:  # of int()
-        raise NoJson(_line(text, at), str(error)) from None
+        raise InvalidJson(_line(text, at), str(error)) from None
 
 
 def _line(text: str, at: int) -> int:

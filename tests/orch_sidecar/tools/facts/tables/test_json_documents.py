@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.facts.tables.json_text import NoJson, part, whole
+from orch_sidecar.tools.facts.tables.json_documents import InvalidJson, part, whole
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from orch_sidecar.tools.facts.tables.json_text import NoJson, part, whole
     ],
 )
 def test_what_cannot_be_read_is_told_with_its_line(text: str, line: int, rule: str) -> None:
-    with pytest.raises(NoJson, match=rule) as caught:
+    with pytest.raises(InvalidJson, match=rule) as caught:
         whole(text)
     assert caught.value.line == line
     assert str(caught.value).startswith(f"{line}: no JSON: ")
