@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
-from orch_sidecar.tools.facts.evidence.run_row import Proof, Source, fact
+from orch_sidecar.tools.facts.evidence.run_row import Proof, Source, to_row
 from orch_sidecar.tools.facts.evidence.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
@@ -83,7 +83,7 @@ def _imported(
         [measured] = read(json.loads(result.read_text(encoding="utf-8")))
         if isinstance(measured, Rejection):
             return measured
-        return fact(measured, proof, Source(result.name))
+        return to_row(measured, proof, Source(result.name))
 
     return row
 

@@ -155,7 +155,7 @@ async def test_invalid_result_exits_with_1_and_makes_no_row(
     ran = await bench.ended(process)
     assert ran.code == 1
     assert "single_stream: INVALID" in ran.printed
-    assert "others used it at the same time" in ran.printed
+    assert "the engine served other clients" in ran.printed
     assert "no row: the result is invalid: the engine took 61 requests" in ran.printed
     assert (ran.result.status, ran.rows) == ("invalid", [])
 

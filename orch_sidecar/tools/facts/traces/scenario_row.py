@@ -1,7 +1,7 @@
-"""A scenario that was traced, as a row of facts; or what is in the way of one.
+"""Converts a traced scenario to a row, or to the objections against one.
 
-Pure. The definitions of the figures are those of `served`. What the spans do not say of the
-engine must be given, and the row says that it was.
+Pure. The figures are those of `figures`. Values that the spans do not contain must be declared,
+and a note of the row names them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,15 @@ from typing import TypeVar
 from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, Figures, figures
 from orch_sidecar.tools.facts.evidence.verdict import shortfalls
 from orch_sidecar.tools.facts.tables import rules
-from orch_sidecar.tools.facts.tables.check import row_faults
-from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, format_notes
-from orch_sidecar.tools.facts.tables.table import Record, record_text, row_fields
+from orch_sidecar.tools.facts.tables.check import invalid_fields
+from orch_sidecar.tools.facts.tables.row import (
+    Label,
+    Row,
+    format_engine,
+    format_notes,
+    is_path,
+    last_part,
+)
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
 from orch_sidecar.tools.facts.traces.validity import Objection, Reason, objections
@@ -24,10 +30,10 @@ _Fact = TypeVar("_Fact", str, int)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What somebody says where the spans do not. As in `Row`.
+class Declared:
+    """Values that the user declares where the spans lack them. As in `Row`.
 
-    `model_id`, `model_name`: None for the name that the requests had, and for its last part.
+    `model_id`, `model_name`: None for the name in the requests, and for its last part.
     """
 
     engine: str | None = None
@@ -39,79 +45,80 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What became of a scenario: a row, or objections to one."""
+class ScenarioVerdict:
+    """The row of a scenario, or the objections to one."""
 
     scenario: Scenario
     row: Row | None
     objections: tuple[Objection, ...]
 
 
-def judge(scenario: Scenario, traffic: Traffic, given: Given, source: str) -> Judged:
-    """The row of a scenario that earned its label, or why it makes none.
+def judge(scenario: Scenario, traffic: Traffic, declared: Declared, source: str) -> ScenarioVerdict:
+    """Returns the row of a scenario that earned its label, or the objections.
 
-    `traffic`: all there was, this scenario's included. `source`: what was read, as
-    `jaeger:orch-sidecar`; the row's tag adds which scenario it is.
+    `traffic`: all requests, those of the scenario included. `source`: what was read, as
+    `jaeger:orch-sidecar`; the tag of the row adds the scenario.
     """
     found = objections(scenario, traffic)
     if Reason.UNKNOWN_LABEL in {each.reason for each in found}:
-        return Judged(scenario, None, tuple(found))
-    draft = _Draft(scenario, given)
+        return ScenarioVerdict(scenario, None, tuple(found))
+    draft = _Draft(scenario, declared)
     found += draft.objections
     if found:
-        return Judged(scenario, None, tuple(found))
+        return ScenarioVerdict(scenario, None, tuple(found))
     try:
-        return Judged(scenario, draft.row(f"{source}/{name_of(scenario)}"), ())
+        return ScenarioVerdict(scenario, draft.row(f"{source}/{scenario_name(scenario)}"), ())
     except ValueError as error:
-        return Judged(scenario, None, (Objection(Reason.UNSOUND_ROW, str(error)),))
+        return ScenarioVerdict(scenario, None, (Objection(Reason.UNSOUND_ROW, str(error)),))
 
 
-def name_of(scenario: Scenario) -> str:
-    """The id that its client gave it, or when it began (UTC)."""
-    return scenario.key.scenario or at(scenario.start_ns)
+def scenario_name(scenario: Scenario) -> str:
+    """Returns the id of a scenario, or when it began (UTC)."""
+    return scenario.key.scenario or format_time(scenario.start_ns)
 
 
-def at(time_ns: int) -> str:
-    """A time of spans, as RFC 3339 to the millisecond."""
+def format_time(time_ns: int) -> str:
+    """Formats a time of spans as RFC 3339, to the millisecond."""
     seconds = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC)
     return f"{seconds:%Y-%m-%dT%H:%M:%S}.{time_ns // 1_000_000 % 1000:03}Z"
 
 
 class _Draft:
-    """A row in the making: what the spans say, what is given, and where these do not suffice."""
+    """A row in preparation: what spans and user state, and the objections to it."""
 
-    def __init__(self, scenario: Scenario, given: Given) -> None:
+    def __init__(self, scenario: Scenario, declared: Declared) -> None:
         key = scenario.key
         self.objections: list[Objection] = []
         self._scenario = scenario
-        self._given: list[str] = []
+        self._declared: list[str] = []
         version = None if key.engine_version is None else format_engine("vllm", key.engine_version)
-        self._engine = self._fact("engine", version, given.engine)
-        self._precision = self._fact("precision", key.precision, given.precision)
-        self._gpu = self._fact("gpu", key.gpu, given.gpu)
-        self._gpu_count = self._fact("gpu_count", key.gpu_count, given.gpu_count)
-        self._model_id = given.model_id or key.model
-        self._model_name = given.model_name or self._model_id.rpartition("/")[2]
-        # A path means nothing on any other machine.
-        if self._model_id.startswith(("/", "~", ".")):
-            says = f"the model {self._model_id!r} is a path: say what it is, by --model-id"
-            self.objections.append(Objection(Reason.NOT_SAID, says))
+        self._engine = self._fact("engine", version, declared.engine)
+        self._precision = self._fact("precision", key.precision, declared.precision)
+        self._gpu = self._fact("gpu", key.gpu, declared.gpu)
+        self._gpu_count = self._fact("gpu_count", key.gpu_count, declared.gpu_count)
+        self._model_id = declared.model_id or key.model
+        self._model_name = declared.model_name or last_part(self._model_id)
+        if is_path(self._model_id):
+            detail = f"the model {self._model_id!r} is a path: name the model with --model-id"
+            self.objections.append(Objection(Reason.NOT_SAID, detail))
 
-    def _fact(self, name: str, said: _Fact | None, given: _Fact | None) -> _Fact | None:
-        """Either, where they do not contradict each other."""
+    def _fact(self, name: str, traced: _Fact | None, declared: _Fact | None) -> _Fact | None:
+        """Returns either value; objects where both are missing or contradict each other."""
         option = f"--{name.replace('_', '-')}"
-        if said is None and given is None:
-            says = f"{name}: the spans do not tell it, it must be given by {option}"
-            self.objections.append(Objection(Reason.NOT_SAID, says))
-        elif said is None:
-            self._given.append(name)
-        elif given not in (None, said):
-            says = f"{name}: the spans say {said!r}, and {option} {given!r}"
-            self.objections.append(Objection(Reason.CONTRADICTION, says))
-        return given if said is None else said
+        if traced is None and declared is None:
+            detail = f"{name}: the spans do not contain it; give it with {option}"
+            self.objections.append(Objection(Reason.NOT_SAID, detail))
+        elif traced is None:
+            self._declared.append(name)
+        elif declared not in (None, traced):
+            detail = (
+                f"{name}: the spans contain {traced!r}, which contradicts {option} {declared!r}"
+            )
+            self.objections.append(Objection(Reason.CONTRADICTION, detail))
+        return declared if traced is None else traced
 
     def row(self, source_tag: str) -> Row:
-        """The row, if there are no objections. Raises ValueError where it would not be sound."""
+        """Builds the row, if there are no objections. Raises ValueError for an invalid row."""
         assert self._engine is not None
         assert self._precision is not None
         assert self._gpu is not None
@@ -126,7 +133,7 @@ class _Draft:
             "input_tokens": input_tokens,
             "output_tokens": output_tokens,
             "batching": rules.BATCHING[label][0],
-            "scenario": name_of(scenario),
+            "scenario": scenario_name(scenario),
             **_measured_notes(scenario, measured),
             **_ending_notes(scenario),
         }
@@ -137,8 +144,8 @@ class _Draft:
             notes["cut"] = ",".join(end for end, requests in ends if requests)
         if self._model_id != scenario.key.model:
             notes["served_as"] = scenario.key.model
-        if self._given:
-            notes["given"] = ",".join(self._given)
+        if self._declared:
+            notes["given"] = ",".join(self._declared)
         row = Row(
             model_id=self._model_id,
             model_name=self._model_name,
@@ -146,7 +153,7 @@ class _Draft:
             precision=self._precision,
             gpu=self._gpu,
             gpu_count=self._gpu_count,
-            batch=max(decode.batch_max or 0 for decode in scenario.decodes),
+            batch=max(sequence.batch_max or 0 for sequence in scenario.engine_sequences),
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             throughput_tokens_per_sec=measured.tokens_per_s,
@@ -154,43 +161,40 @@ class _Draft:
             scenario_notes=format_notes(notes),
             source_tag=source_tag,
         )
-        fields = row_fields(row)
-        faults = row_faults("row", Record(1, fields, record_text(fields, "")))
+        faults = invalid_fields(row)
         if faults:
-            raise ValueError(
-                "; ".join(f"{each.name} {each.value!r} {each.rule}" for each in faults)
-            )
+            raise ValueError("; ".join(fault.text for fault in faults))
         return row
 
 
 def _served(request: Request, origin_ns: int) -> CompletedRequest:
-    """Seconds since the origin, so that nanoseconds are not rounded away.
+    """Converts a request, in seconds since the origin, which keeps its nanoseconds exact.
 
-    The first token is where a streamed answer's first byte was: when its client could see it. The
-    engine had it earlier, but nobody got it then.
+    The first token is the first byte of a streamed answer, which is when the client can see it.
     """
     first_ns = request.first_byte_ns
     return CompletedRequest(
         arrived_s=(request.start_ns - origin_ns) / 1e9,
         first_token_s=None if first_ns is None else (first_ns - origin_ns) / 1e9,
         ended_s=(request.end_ns - origin_ns) / 1e9,
-        input_tokens=request.decoded_input_tokens,
-        output_tokens=request.decoded_output_tokens,
+        input_tokens=request.engine_input_tokens,
+        output_tokens=request.engine_output_tokens,
     )
 
 
 def _measured_notes(scenario: Scenario, measured: Figures) -> dict[str, str | int | float]:
+    """Returns the notes of the figures."""
     notes: dict[str, str | int | float] = {
         "requests": measured.requests,
         "window_s": round(measured.window_s, 3),
     }
     if scenario.key.profile is not None:
         notes["profile"] = scenario.key.profile
-    told = [each for each in scenario.decodes if each.steps]
-    sequences = sum(each.steps * each.batch_mean for each in told if each.batch_mean is not None)
-    # As a sequence saw it: the mean over the steps that each one took part in.
-    notes["batch_mean_by_sequence"] = sequences / max(1, sum(each.steps for each in told))
-    # Where only some answers were streamed, what those say is not of all.
+    counted = [each for each in scenario.engine_sequences if each.steps]
+    batches = sum(each.steps * each.batch_mean for each in counted if each.batch_mean is not None)
+    # The mean over the steps of each sequence.
+    notes["batch_mean_by_sequence"] = batches / max(1, sum(each.steps for each in counted))
+    # First tokens of some answers do not represent all of them.
     streamed = all(each.first_byte_ns is not None for each in scenario.ended(Outcome.SERVED))
     ttft_s, tpot_s, latency_s = measured.ttft_s, measured.tpot_s, measured.latency_s
     if streamed and ttft_s is not None:
@@ -202,7 +206,7 @@ def _measured_notes(scenario: Scenario, measured: Figures) -> dict[str, str | in
 
 
 def _ending_notes(scenario: Scenario) -> dict[str, str | int | float]:
-    """How many ended in another way: their tokens are not in the figure."""
+    """Counts the requests that were not served; their tokens are not in the figure."""
     others = (Outcome.FAILED, Outcome.CANCELLED, Outcome.REFUSED)
     counts = {outcome.value: len(scenario.ended(outcome)) for outcome in others}
     return {name: count for name, count in counts.items() if count}

@@ -22,7 +22,7 @@ def against_of(traffic: Traffic, scenario: str | None) -> dict[str, str]:
     [found] = [s for s in group_scenarios(traffic, 60.0).scenarios if s.key.scenario == scenario]
     said = objections(found, traffic)
     assert len({each.reason for each in said}) == len(said)
-    return {each.reason.value: each.says for each in said}
+    return {each.reason.value: each.detail for each in said}
 
 
 def earned(label: str, number: int, start_s: float, end_s: float, **more: object) -> list[Span]:

@@ -130,7 +130,7 @@ def test_nothing_answered_makes_no_row() -> None:
 
 
 def test_name_that_no_note_can_hold_makes_no_row() -> None:
-    with pytest.raises(ValueError, match="must be one line without ;"):
+    with pytest.raises(ValueError, match="must be one line without a semicolon"):
         row_of(
             result(
                 CALLS,

@@ -63,11 +63,11 @@ def test_prints_a_table_of_what_was_earned_and_tells_the_rest(
     ]
     assert told.err.splitlines() == [
         "invalid: shared-1 (batched_online, tiny, pool cloud, 3 requests)",
-        "  never_batched: no step had more than one of its sequences (1)",
-        "  coalesced: 3 requests: a decode was shared, its tokens would count several times",
+        "  never_batched: no step had more than one sequence (of 1)",
+        "  coalesced: 3 requests: a generation was shared, its tokens would count several times",
         "invalid: bulk-1 (batched_online, tiny, pool cloud, 2 requests)",
-        "  never_batched: no step had more than one of its sequences (2)",
-        "left out: home-1.warmup (before a measurement)",
+        "  never_batched: no step had more than one sequence (of 2)",
+        "excluded warm-up: home-1.warmup",
     ]
 
 
@@ -156,7 +156,7 @@ def test_one_scenario_is_asked_for_by_its_id(capsys: pytest.CaptureFixture[str])
     assert labels(told.out) == [("batched_online", "otlp:home.jsonl+mixed.jsonl/two-1")]
     assert told.err == ""
     assert run("from-otlp", HOME, "--scenario", "moon") == 1
-    assert f"no scenario of scenario 'moon' in {HOME} (6 requests)" in capsys.readouterr().err
+    assert f"no scenario 'moon' in {HOME} (6 requests)" in capsys.readouterr().err
 
 
 def test_what_the_spans_do_not_tell_is_given(
@@ -166,7 +166,7 @@ def test_what_the_spans_do_not_tell_is_given(
     path = tmp_path / "bare.jsonl"
     path.write_text(json.dumps(export_of(without(real("cloud"), *names))))
     assert run("from-otlp", str(path)) == 1
-    assert "not_said: gpu: the spans do not tell it" in capsys.readouterr().err
+    assert "not_said: gpu: the spans do not contain it" in capsys.readouterr().err
     given = ("--gpu", "L40S", "--gpu-count", "1", "--engine", "vLLM 0.32.0", "--precision", "BF16")
     assert run("from-otlp", str(path), *given, "--model-id", "org/tiny-1") == 0
     [placed] = valid_rows(parse("stdout", capsys.readouterr().out))
@@ -207,7 +207,7 @@ async def test_traffic_that_only_the_engine_tells_of_is_seen(
     *_, around = one(2, 1_795_295_004, 1_795_295_005)
     assert await from_jaeger([*run_, replace(around, parent_id=None)], *ALL) == 1
     assert (
-        "other_traffic: sequences of others in the same engine meanwhile: 1"
+        "other_traffic: foreign sequences in the same engine at the time: 1"
         in capsys.readouterr().err
     )
     assert (
@@ -233,7 +233,7 @@ def test_a_server_that_is_not_there_is_told_with_2(capsys: pytest.CaptureFixture
         "orch facts: from-jaeger: cannot read http://127.0.0.1:1/api/traces: "
     )
     assert run("from-jaeger", "--url", "jaeger:16686") == 2
-    assert "the URL 'jaeger:16686' must be http" in capsys.readouterr().err
+    assert "the URL 'jaeger:16686' must begin with http" in capsys.readouterr().err
 
 
 def test_a_file_that_is_none_is_told_with_2(
@@ -252,14 +252,14 @@ def test_a_file_that_is_none_is_told_with_2(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["from-jaeger", "--since", "yesterday"], "'yesterday' must be so long ago"),
+        (["from-jaeger", "--since", "yesterday"], "'yesterday' must be an age"),
         (["from-jaeger", "--since", "2026-11-21T00:00:00"], "with its zone"),
-        (["from-jaeger", "--limit", "1"], "'1' must be a whole number from 2"),
+        (["from-jaeger", "--limit", "1"], "'1' must be a whole number of at least 2"),
         (["from-jaeger", "--limit", "2.5"], "'2.5' must be a whole number"),
         (["from-jaeger", "--since", "1h", "--until", "2h"], "is before --since"),
         (["from-otlp", HOME, "--gap", "0"], "'0' must be a number of seconds above 0"),
         (["from-otlp", HOME, "--gap", "nan"], "'nan' must be"),
-        (["from-otlp", HOME, "--gpu-count", "-1"], "'-1' must be a whole number from 0"),
+        (["from-otlp", HOME, "--gpu-count", "-1"], "'-1' must be a whole number of at least 0"),
         (["from-otlp", HOME, "--gpu", " "], "must not be empty"),
         (["from-otlp"], "the following arguments are required: FILE"),
     ],
@@ -281,4 +281,4 @@ def test_one_name_is_not_given_to_several_models(
     path.write_text(json.dumps(export_of([*one(1, 0, 1), *one(2, 0, 1, server=other)])))
     with pytest.raises(SystemExit):
         run("from-otlp", str(path), "--model-id", "x")
-    assert "several models: model, other" in capsys.readouterr().err
+    assert "not model, other" in capsys.readouterr().err

@@ -112,7 +112,7 @@ def test_each_benchmark_of_a_report_is_one_run() -> None:
     first, second = read(report)
     assert isinstance(first, Rejection)
     assert isinstance(second, Rejection)  # single_stream is the claim of both
-    assert "no limit on requests" in second.rule
+    assert "no limit of concurrent requests" in second.rule
 
 
 def test_poisson_of_several_processes_is_told_as_repeated_gaps() -> None:

@@ -78,10 +78,10 @@ def test_claim_that_the_load_allows_is_a_label(
     [
         ("single_stream", Arrivals.CLOSED_LOOP, 8, "was closed_loop, with a limit of 8"),
         ("single_stream", Arrivals.AT_ONCE, None, "was at_once, with no limit"),
-        ("single_stream", Arrivals.POISSON, 1, "the next when the one before has ended"),
+        ("single_stream", Arrivals.POISSON, 1, "requires one request at a time"),
         ("batched_online", Arrivals.ONE_BY_ONE, 1, "a limit of 1"),
         ("offline", Arrivals.ONE_BY_ONE, 1, "a limit of 1"),
-        ("offline", Arrivals.POISSON, None, "is everything at once"),
+        ("offline", Arrivals.POISSON, None, "requires all requests at once"),
         ("offline", Arrivals.CONSTANT, 64, "the load was constant"),
         ("aggregate", Arrivals.AT_ONCE, 8, "must be one of single_stream, batched_online"),
     ],

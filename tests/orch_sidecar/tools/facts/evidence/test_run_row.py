@@ -9,11 +9,11 @@ import pytest
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.measured import Arrivals, MeasuredRun, Rejection
-from orch_sidecar.tools.facts.evidence.run_row import Given, Proof, Source, fact
+from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Proof, Source, to_row
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from tests.orch_sidecar.tools.facts.imports import document, proof
 
-GIVEN = Given(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+GIVEN = DeclaredEngine(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
 SOURCE = Source("run-1")
 RUNS = ("vllm_bench_home", "guidellm_home", "vllm_bench_cloud", "guidellm_cloud")
 
@@ -25,14 +25,16 @@ def run(name: str, **changes: Any) -> MeasuredRun:
     return replace(found, **changes)
 
 
-def row(measured: MeasuredRun, known: Proof | Given, source: Source = SOURCE) -> Row:
-    made = fact(measured, known, source)
+def row(measured: MeasuredRun, known: Proof | DeclaredEngine, source: Source = SOURCE) -> Row:
+    made = to_row(measured, known, source)
     assert isinstance(made, Row), made
     return made
 
 
-def refused(measured: MeasuredRun, known: Proof | Given, source: Source = SOURCE) -> Rejection:
-    made = fact(measured, known, source)
+def refused(
+    measured: MeasuredRun, known: Proof | DeclaredEngine, source: Source = SOURCE
+) -> Rejection:
+    made = to_row(measured, known, source)
     assert isinstance(made, Rejection), made
     return made
 
@@ -113,7 +115,9 @@ def test_without_proof_the_batch_is_the_overlap_that_the_tool_saw() -> None:
 
 def test_limit_of_a_load_is_no_batch() -> None:
     found = run("vllm_bench_cloud", overlap=None, at_once=8)
-    assert str(refused(found, GIVEN)).startswith("max_concurrency '8': is no batch")
+    assert str(refused(found, GIVEN)).startswith(
+        "max_concurrency '8': is a limit, not a measured batch"
+    )
     assert row(replace(found, at_once=1), GIVEN).batch == 1
     # The engine's word suffices.
     assert row(found, proof("vllm_bench_cloud")).batch > 1
@@ -122,11 +126,15 @@ def test_limit_of_a_load_is_no_batch() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("vllm_bench_home", {"claim": Label.OFFLINE}, "nothing measured there is offline"),
+        ("vllm_bench_home", {"claim": Label.OFFLINE}, "a measurement of it cannot be offline"),
         ("vllm_bench_cloud", {"claim": Label.SINGLE_STREAM}, "needs an engine with one slot"),
-        ("vllm_bench_home", {"requests": 21}, "21 requests were answered, and the engine took 20"),
-        ("vllm_bench_home", {"requests": 19}, "others used it at the same time"),
-        ("vllm_bench_home", {"output_tokens": 600}, "or this is of another run"),
+        (
+            "vllm_bench_home",
+            {"requests": 21},
+            "21 requests were answered, but the engine accepted 20",
+        ),
+        ("vllm_bench_home", {"requests": 19}, "the engine served other clients"),
+        ("vllm_bench_home", {"output_tokens": 600}, "or the snapshots are of another run"),
     ],
 )
 def test_what_the_engine_did_not_do_is_refused(
@@ -159,7 +167,7 @@ def test_offline_by_a_schedule_is_refused() -> None:
     offline: dict[str, Any] = {"measurement_type": "offline", "profile": "offline"}
     known = Proof(replace(ends.before, **offline), replace(ends.after, **offline))
     found = run("vllm_bench_cloud", claim=None)
-    assert "is everything at once" in refused(found, known).rule
+    assert "requires all requests at once" in refused(found, known).rule
     assert row(replace(found, arrivals=Arrivals.AT_ONCE), known).measurement_type is Label.OFFLINE
 
 
@@ -179,7 +187,7 @@ def test_every_name_that_the_engine_serves_is_a_model() -> None:
 
 def test_tokens_of_failed_requests_are_in_no_file() -> None:
     """The engine may have decoded them."""
-    made = fact(
+    made = to_row(
         run("vllm_bench_home", requests=19, failed=1, output_tokens=608),
         proof("vllm_bench_home"),
         SOURCE,
@@ -188,7 +196,10 @@ def test_tokens_of_failed_requests_are_in_no_file() -> None:
 
 
 def test_capabilities_of_another_run_are_refused() -> None:
-    assert "others used it" in refused(run("vllm_bench_home"), proof("vllm_bench_cloud")).rule
+    assert (
+        "the engine served other clients"
+        in refused(run("vllm_bench_home"), proof("vllm_bench_cloud")).rule
+    )
 
 
 def test_ends_that_are_swapped_are_refused() -> None:

@@ -33,9 +33,9 @@ def test_of_several_pools_one_must_be_named() -> None:
     told["engines"].append(document(pool="home")["engines"][0])
     assert pools_of(told) == ("cloud", "home")
     assert parse_snapshot(told, "home").pool == "home"
-    with pytest.raises(InvalidSnapshot, match=r"one pool must be named: .* cloud, home"):
+    with pytest.raises(InvalidSnapshot, match=r"a pool must be given: .* cloud, home"):
         parse_snapshot(told)
-    with pytest.raises(InvalidSnapshot, match="no one pool 'away'"):
+    with pytest.raises(InvalidSnapshot, match="must be one pool 'away'"):
         parse_snapshot(told, "away")
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.tables.check import Fault, check, header_fault, row_of, valid_rows
+from orch_sidecar.tools.facts.tables.check import Fault, check, header_fault, parse_row, valid_rows
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
 from orch_sidecar.tools.facts.tables.table import Table, parse, row_fields, with_records
 from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, SOUND, fact, fields, table
@@ -143,8 +143,8 @@ def test_identical_row_is_a_fault_that_names_the_first() -> None:
     again = fields(throughput_tokens_per_sec="2461.670")
     faults = check(table(fields(), fields(source_tag="run-2"), fields(), again))
     assert [(fault.line, fault.rule) for fault in faults] == [
-        (4, "the same row as in line 2"),
-        (5, "the same row as in line 2"),
+        (4, "the row repeats line 2"),
+        (5, "the row repeats line 2"),
     ]
 
 
@@ -221,15 +221,15 @@ def test_sound_fact_is_written_and_read_as_itself(
     )
     found = with_records(Table("t.csv"), [COLUMNS, row_fields(row)])
     assert check(found) == []
-    assert row_of(found.rows[0]) == row
+    assert parse_row(found.rows[0]) == row
 
 
 def test_two_figures_of_one_measurement_are_told_at_the_second() -> None:
     other = fields(throughput_tokens_per_sec="99.5")
     [fault] = check(table(fields(), fields(source_tag="run-2"), other))
     assert str(fault) == (
-        "t.csv:4:10: throughput_tokens_per_sec '99.5': t.csv:2:10 says '2461.67' of the same "
-        "measurement (all of its key alike)"
+        "t.csv:4:10: throughput_tokens_per_sec '99.5': t.csv:2:10 has '2461.67' for the same "
+        "measurement (an identical key)"
     )
     [fault] = check(table(fields(), fields(model_name="Llama")))
     assert (fault.line, fault.name) == (3, "model_name")

@@ -1,10 +1,10 @@
-"""JSON that somebody else has written."""
+"""Parsing JSON that other programs wrote."""
 
 from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.facts.tables.json_documents import InvalidJson, part, whole
+from orch_sidecar.tools.facts.tables.json_documents import InvalidJson, decode, parse, parse_all
 
 
 @pytest.mark.parametrize(
@@ -17,15 +17,21 @@ from orch_sidecar.tools.facts.tables.json_documents import InvalidJson, part, wh
         ("{}\n\n{}", 3, "Extra data"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_its_line(text: str, line: int, rule: str) -> None:
+def test_invalid_json_is_reported_with_its_line(text: str, line: int, rule: str) -> None:
     with pytest.raises(InvalidJson, match=rule) as caught:
-        whole(text)
+        parse(text)
     assert caught.value.line == line
-    assert str(caught.value).startswith(f"{line}: no JSON: ")
+    assert str(caught.value).startswith(f"{line}: invalid JSON: ")
 
 
-def test_one_document_is_read_after_the_other() -> None:
-    text = '{"a": 1} [2]'
-    first, at = part(text, 0)
-    assert (first, part(text, at + 1)) == ({"a": 1}, ([2], len(text)))
-    assert whole(' {"a": 1}\n') == {"a": 1}
+def test_one_or_several_documents_are_parsed() -> None:
+    assert parse_all(' {"a": 1} [2]\n') == [{"a": 1}, [2]]
+    assert parse(' {"a": 1}\n') == {"a": 1}
+    with pytest.raises(InvalidJson, match="Expecting value"):
+        parse_all(" ")
+
+
+def test_text_is_utf_8_with_or_without_a_byte_order_mark() -> None:
+    assert decode(b"\xef\xbb\xbf{}") == decode(b"{}") == "{}"
+    with pytest.raises(InvalidJson, match="2: invalid JSON: the text is not UTF-8"):
+        decode(b"\n\xff")

@@ -80,7 +80,7 @@ def test_legacy_label_is_told_the_migration(value: str) -> None:
         ("input_tokens=1; output_tokens=1", "must begin with the notes"),
         ("output_tokens=1; input_tokens=1; batching=on", "in this order"),
         ("slots=8; input_tokens=1; output_tokens=1; batching=on", "must begin with the notes"),
-        ("input_tokens=1; output_tokens=1; batching=on; batching=on", "stands there twice"),
+        ("input_tokens=1; output_tokens=1; batching=on; batching=on", "occurs twice"),
         ("input_tokens=1; output_tokens=1; batching=on;", "'' is not key=value"),
         ("input_tokens=1;\noutput_tokens=1; batching=on", "must be one line"),
         ("input_tokens=1; output_tokens=1; batching=on; ttft_p50_ms=~9", "ttft_p50_ms=~9 must be"),

@@ -22,15 +22,15 @@ def test_requests_of_others_in_the_same_engine_spoil_a_run(label: str) -> None:
     assert against(*run, *before_and_after, scenario="run-1") == {}
     says = against(*run, *before_and_after, meanwhile, scenario="run-1")
     count = 1 if label == "single_stream" else 2
-    expected = f"sequences of others in the same engine meanwhile: {count}"
+    expected = f"foreign sequences in the same engine at the time: {count}"
     assert says.pop("other_traffic") == expected
     assert says == {}
 
 
 def test_requests_in_another_engine_spoil_nothing() -> None:
     run = earned("offline", 1, 0, 10)
-    elsewhere = earned("batched_online", 2, 4, 5, server={}, decode={"orch.epoch": "e2"})
-    assert against(run, elsewhere, scenario="run-1") == {}
+    unassigned = earned("batched_online", 2, 4, 5, server={}, decode={"orch.epoch": "e2"})
+    assert against(run, unassigned, scenario="run-1") == {}
 
 
 def test_a_warmup_that_goes_on_spoils_the_run() -> None:
@@ -63,7 +63,7 @@ def test_requests_of_others_that_were_given_up_spoil_a_run_of_the_same_pool() ->
 
 def test_an_attempt_of_others_that_came_to_nothing_spoils_a_run() -> None:
     run = earned("offline", 1, 0, 10)
-    server, wait, engine, *decodes = earned("offline", 2, 12, 13, server={})
+    server, wait, engine, *engine_sequences = earned("offline", 2, 12, 13, server={})
     failed = replace(
         engine,
         span_id="c" * 16,
@@ -71,8 +71,8 @@ def test_an_attempt_of_others_that_came_to_nothing_spoils_a_run() -> None:
         end_ns=5 * 10**9,
         attributes={**engine.attributes, "orch.outcome": "engine_failed"},
     )
-    assert against(run, [server, wait, engine, *decodes], scenario="run-1") == {}
-    says = against(run, [server, wait, engine, *decodes, failed], scenario="run-1")
+    assert against(run, [server, wait, engine, *engine_sequences], scenario="run-1") == {}
+    says = against(run, [server, wait, engine, *engine_sequences, failed], scenario="run-1")
     assert list(says) == ["other_traffic"]
 
 
@@ -87,7 +87,7 @@ def test_more_in_a_step_than_anybody_tells_of_spoils_a_run(label: str) -> None:
     """Traces that were sampled, or traffic around the sidecar that nobody traced."""
     run = [earned(label, 1, 0, 10), earned(label, 2, 10.5, 20, batch=(4, 3, 2.5))]
     count = 1 if label == "single_stream" else 2
-    says = f"sequences in a step with more than were traced (traces must not be sampled): {count}"
+    says = f"sequences that shared a step with untraced ones (tracing must not sample): {count}"
     assert against(*run, scenario="run-1")["unseen_traffic"] == says
 
 

@@ -32,7 +32,7 @@ def test_real_requests_belong_to_the_runs_that_their_clients_named() -> None:
     assert [each.key.scenario for each in found.scenarios if each.is_warmup] == ["home-1.warmup"]
     home = found.scenarios[1]
     assert (home.key.engine_version, home.key.precision) == ("0.32.0", "FP32")
-    assert (home.key.gpu_count, len(home.decodes)) == (0, 5)
+    assert (home.key.gpu_count, len(home.engine_sequences)) == (0, 5)
 
 
 def test_without_an_id_a_scenario_ends_where_nothing_ran_for_the_gap() -> None:
@@ -99,7 +99,7 @@ def test_requests_of_no_pool_go_where_they_belong_by_id_or_by_time() -> None:
     )
     found = group_scenarios(traffic, GAP_S)
     assert [sorted(numbers(each)) for each in found.scenarios] == [[1, 3], [2, 5]]
-    assert sorted(int(each.trace_id, 16) for each in found.elsewhere) == [4, 6]
+    assert sorted(int(each.trace_id, 16) for each in found.unassigned) == [4, 6]
 
 
 def test_what_arrived_beyond_the_ends_only_tells_that_it_is_cut() -> None:
