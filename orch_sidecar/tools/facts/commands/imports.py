@@ -1,4 +1,4 @@
-"""`orch facts from-vllm-bench` and `from-guidellm`: makes rows of the files of other tools."""
+"""`orch facts from-vllm-bench` and `from-guidellm`: makes rows from the files of other tools."""
 
 from __future__ import annotations
 
@@ -38,15 +38,17 @@ has the label of the file (or of the engine, where the file claims none), or the
 because the engine did something else. Without them the row is to_be_confirmed, and --engine,
 --precision, --gpu and --gpu-count are required instead."""
 
-_VLLM_BENCH: Final = f"""Makes rows of files of `vllm bench serve --save-result`.
+_VLLM_BENCH: Final = f"""Makes rows from files of `vllm bench serve --save-result`.
 
 Use --save-detailed if possible: the figures are then computed from every request, as those of
 `orch bench` are, instead of from vLLM's own duration. A label is claimed with
 --metadata measurement_type=LABEL.
 {_PROOF}"""
 
-_GUIDELLM: Final = f"""Makes rows of reports of GuideLLM 0.7 or 0.8 (--output kind=json,path=FILE),
-one for each of their benchmarks. A label is claimed with --label measurement_type=LABEL.
+_GUIDELLM: Final = f"""Makes rows from reports of GuideLLM 0.7 or 0.8, one for each benchmark.
+
+Write the report with --output kind=json,path=FILE. A label is claimed with
+--label measurement_type=LABEL.
 {_PROOF}"""
 
 _EPILOG: Final = """examples:
@@ -68,7 +70,7 @@ def add_commands(commands: Commands) -> None:
 
 def _add(commands: Commands, name: str, tool: str, description: str, read: Read) -> None:
     command = f"from-{name}"
-    summary = f"make rows of files of {tool}"
+    summary = f"make rows from files of {tool}"
     parser = add_command(commands, command, summary, description, _EPILOG.format(command=command))
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help=f"files of {tool}")

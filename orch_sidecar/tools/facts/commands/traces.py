@@ -1,4 +1,4 @@
-"""`orch facts from-jaeger` and `from-otlp`: makes rows of traces."""
+"""`orch facts from-jaeger` and `from-otlp`: makes rows from traces."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ without an id, without a pause of --gap seconds. A label is earned by the steps 
 spans: a scenario with any objection makes no row, and its objections are printed. Sidecar and
 engine must both be traced, with every request (no sampling)."""
 
-_FROM_JAEGER: Final = f"""Makes rows of the traces of an interval in Jaeger (1.x or 2.x).
+_FROM_JAEGER: Final = f"""Makes rows from the traces of an interval in Jaeger (1.x or 2.x).
 
 {_SCENARIO}"""
 
@@ -51,9 +51,10 @@ _FROM_JAEGER_EPILOG: Final = """examples:
   orch facts from-jaeger --url http://jaeger:16686 --scenario run-7 --gpu "H100 80GB" --gpu-count 1
   orch facts from-jaeger --since 2026-05-01T08:00:00Z --until 2026-05-01T09:00:00Z --json"""
 
-_FROM_OTLP: Final = f"""Makes rows of files of the OpenTelemetry collector's file exporter, in JSON.
+_FROM_OTLP: Final = f"""Makes rows from files of traces.
 
-The spans of one request may be in several lines and files.
+The files are those of the OpenTelemetry collector's file exporter, in JSON. The spans of one
+request may be in several lines and files.
 
 {_SCENARIO}"""
 
@@ -68,7 +69,7 @@ _AGO: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
 
 def add_commands(commands: Commands) -> None:
     """Adds `from-jaeger` and `from-otlp`."""
-    summary = "make rows of traces in Jaeger"
+    summary = "make rows from traces in Jaeger"
     parser = add_command(commands, "from-jaeger", summary, _FROM_JAEGER, _FROM_JAEGER_EPILOG)
     add = parser.add_argument
     add("--url", default=_URL, help=f"query service, with its base path (default: {_URL})")
@@ -83,7 +84,7 @@ def add_commands(commands: Commands) -> None:
     _add_common(parser)
     parser.set_defaults(run=_from_jaeger)
 
-    summary = "make rows of files of traces"
+    summary = "make rows from files of traces"
     parser = add_command(commands, "from-otlp", summary, _FROM_OTLP, _FROM_OTLP_EPILOG)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files of traces")
     _add_common(parser)

@@ -60,7 +60,7 @@ class Conditions:
 
 
 # Why rows that differ in one of these are not compared.
-SEPARATION_REASONS: Final = {
+DIFFERENCES: Final = {
     "model_id": "different models",
     "engine": "different engines, or versions of one",
     "precision": "different precisions",
@@ -159,9 +159,7 @@ def compare(rows: Sequence[LocatedRow]) -> Comparison:
 def differing_conditions(sets: Sequence[ComparableSet]) -> tuple[str, ...]:
     """Returns the conditions in which the sets differ, in the order of the columns."""
     found = [of_set.conditions for of_set in sets]
-    return tuple(
-        name for name in SEPARATION_REASONS if len({getattr(each, name) for each in found}) > 1
-    )
+    return tuple(name for name in DIFFERENCES if len({getattr(each, name) for each in found}) > 1)
 
 
 def _conditions(located: LocatedRow) -> Conditions:
@@ -222,14 +220,12 @@ def _median_note(rows: Sequence[LocatedRow], name: str) -> float | None:
 def _separations(found: Sequence[Conditions]) -> tuple[Separation, ...]:
     """Finds sets that differ in exactly one condition, by condition."""
     apart = []
-    for name in SEPARATION_REASONS:
+    for name in DIFFERENCES:
         alike: dict[tuple[object, ...], list[Conditions]] = {}
         for conditions in found:
             # Arrivals depend on the label, and may differ with it.
             same = {name, "arrivals"} if name == "measurement_type" else {name}
-            others = tuple(
-                getattr(conditions, other) for other in SEPARATION_REASONS if other not in same
-            )
+            others = tuple(getattr(conditions, other) for other in DIFFERENCES if other not in same)
             alike.setdefault(others, []).append(conditions)
         for group in alike.values():
             values = tuple(dict.fromkeys(getattr(each, name) for each in group))

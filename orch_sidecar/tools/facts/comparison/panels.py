@@ -11,7 +11,7 @@ from string import ascii_uppercase
 from typing import Final
 
 from orch_sidecar.tools.facts.comparison.compare import (
-    SEPARATION_REASONS,
+    DIFFERENCES,
     ComparableSet,
     Comparison,
     Conditions,
@@ -44,15 +44,15 @@ def title_and_panels(comparison: Comparison) -> tuple[str, list[Panel]]:
         raise ValueError("the comparison has no set to draw")
     # The conditions in the legend, always with the way of batching.
     named = {*differing_conditions(sets), "measurement_type"}
-    shared = [name for name in SEPARATION_REASONS if name not in named]
-    colours: dict[Conditions, int] = {}
+    shared = [name for name in DIFFERENCES if name not in named]
+    colors: dict[Conditions, int] = {}
     speeds, ttfts = [], []
     for place, of_set in enumerate(sets):
         name = describe(of_set.conditions, without=shared)
         # Any label that is the same for all sets makes their conditions comparable.
         subject = replace(of_set.conditions, measurement_type=Label.TO_BE_CONFIRMED)
-        colour = colours.setdefault(subject, len(colours))
-        style = replace(STYLES[of_set.conditions.measurement_type], colour=colour)
+        color = colors.setdefault(subject, len(colors))
+        style = replace(STYLES[of_set.conditions.measurement_type], color=color)
         letter = _letter(place)
         speeds.append(_speeds(of_set, name, style, letter))
         ttfts += _ttfts(of_set, name, style, letter)

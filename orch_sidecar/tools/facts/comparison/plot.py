@@ -26,7 +26,7 @@ FORMATS: Final = (".png", ".svg")
 
 # The palette of Okabe and Ito, which suits color-blind readers, from dark to light, without its
 # yellow and sky blue: they are too light for a line on white.
-COLOURS: Final = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+COLORS: Final = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 
 # An axis is logarithmic from this ratio of its largest to its smallest value.
 _WIDE_X: Final = 4.0
@@ -57,12 +57,12 @@ class Kind(StrEnum):
 class Style:
     """How a series looks. `line`, `marker`: in the notation of matplotlib.
 
-    `colour`: an index into COLOURS, which repeat.
+    `color`: an index into COLORS, which repeat.
     """
 
     line: str = "-"
     marker: str = "o"
-    colour: int = 0
+    color: int = 0
     hollow: bool = False
 
 
@@ -183,24 +183,24 @@ def _draw_panel(axes: Axes, panel: Panel) -> list[Annotation]:
 
 def _draw_series(axes: Axes, series: Series) -> list[Annotation]:
     style = series.style
-    colour = COLOURS[style.colour % len(COLOURS)]
+    color = COLORS[style.color % len(COLORS)]
     measured = series.kind is Kind.MEASURED
     axes.plot(
         series.xs,
         series.ys,
         label=f"{series.letter}   {series.name}" if series.letter else series.name,
-        color=colour,
+        color=color,
         linestyle=style.line,
         linewidth=1.5,
         marker=style.marker if measured else "",
         markersize=5.5,
-        markerfacecolor="white" if style.hollow else colour,
+        markerfacecolor="white" if style.hollow else color,
     )
     if series.ranges:
         below = [y - least for y, (least, _) in zip(series.ys, series.ranges, strict=True)]
         above = [most - y for y, (_, most) in zip(series.ys, series.ranges, strict=True)]
         axes.errorbar(
-            series.xs, series.ys, yerr=[below, above], fmt="none", ecolor=colour, capsize=3
+            series.xs, series.ys, yerr=[below, above], fmt="none", ecolor=color, capsize=3
         )
     if not series.letter:
         return []
@@ -211,7 +211,7 @@ def _draw_series(axes: Axes, series: Series) -> list[Annotation]:
         textcoords="offset points",
         va="center",
         fontsize=_LETTER_POINTS,
-        color=colour,
+        color=color,
         parse_math=False,
     )
     return [letter]

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from orch_sidecar.tools.facts.comparison.compare import (
-    SEPARATION_REASONS,
+    DIFFERENCES,
     ComparableSet,
     Comparison,
     Conditions,
@@ -21,25 +21,18 @@ from orch_sidecar.tools.facts.comparison.compare import (
 )
 
 _HEADER: Final = (
-    "batch",
-    "rows",
-    "tokens/s",
-    "min",
-    "max",
-    "per sequence",
-    "speed-up",
-    "efficiency",
+    *("batch", "rows", "tokens/s", "min", "max"),
+    *("per sequence", "speed-up", "efficiency"),
 )
-_TTFT_HEADERER: Final = ("TTFT p50 ms", "p95 ms")
+_TTFT_HEADER: Final = ("TTFT p50 ms", "p95 ms")
 
 
 def as_text(comparison: Comparison) -> str:
     """Formats a table for each set, then the separated sets and the excluded rows."""
     parts = [_set_text(of_set) for of_set in comparison.sets]
     if comparison.apart:
-        parts.append(
-            "\n".join(["not compared, since one condition differs:", *_separations(comparison)])
-        )
+        heading = "not compared, since one condition differs:"
+        parts.append("\n".join([heading, *_separations(comparison)]))
     if comparison.left_out:
         excluded = [f"  {each.place}: {each.why}" for each in comparison.left_out]
         parts.append("\n".join(["excluded:", *excluded]))
@@ -50,8 +43,8 @@ def _separations(comparison: Comparison) -> Iterator[str]:
     """Formats, by condition, why it separates sets, and its values."""
     varied = differing_conditions(comparison.sets)
     for condition, of_condition in groupby(comparison.apart, key=lambda each: each.condition):
-        yield f"  {condition}: {SEPARATION_REASONS[condition]}"
-        without = [name for name in SEPARATION_REASONS if name == condition or name not in varied]
+        yield f"  {condition}: {DIFFERENCES[condition]}"
+        without = [name for name in DIFFERENCES if name == condition or name not in varied]
         for each in of_condition:
             alike = describe(each.alike, without)
             values = ", ".join(map(str, each.values))
@@ -62,7 +55,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
     """Converts a comparison to JSON values, with the field names of `compare`."""
     found = asdict(comparison)
     for each in found["apart"]:
-        each["why"] = SEPARATION_REASONS[each["condition"]]
+        each["why"] = DIFFERENCES[each["condition"]]
     return found
 
 
@@ -95,9 +88,9 @@ def _accelerators(conditions: Conditions, without: Sequence[str]) -> str:
 
 def _set_text(of_set: ComparableSet) -> str:
     with_ttft = any(
-        point.ttft_p50_ms is not None or point.ttft_p95_ms is not None for point in of_set.points
+        (point.ttft_p50_ms, point.ttft_p95_ms) != (None, None) for point in of_set.points
     )
-    rows = [[*_HEADER, *(_TTFT_HEADERER if with_ttft else ())]]
+    rows = [[*_HEADER, *(_TTFT_HEADER if with_ttft else ())]]
     rows += [_cells(point, with_ttft) for point in of_set.points]
     smallest = of_set.points[0].batch
     footer = (

@@ -35,8 +35,8 @@ class Occupancy:
 
 def engine_occupancies(scenario: Scenario, traffic: Traffic) -> list[Occupancy]:
     """Returns all traced occupancies of the scenario's engines."""
-    engines = {sequence.engine for sequence in scenario.engine_sequences}
-    pools = {sequence.pool for sequence in scenario.engine_sequences}
+    engines = {sequence.engine for sequence in scenario.sequences}
+    pools = {sequence.pool for sequence in scenario.sequences}
     ids = {
         (request.trace_id, request.span_id)
         for request in (*scenario.requests, *scenario.before, *scenario.after)
@@ -47,29 +47,24 @@ def engine_occupancies(scenario: Scenario, traffic: Traffic) -> list[Occupancy]:
             return sequence.pool in pools
         return sequence.engine in engines
 
-    def occupancy(sequence: EngineSequence, *, in_scenario: bool) -> Occupancy:
-        return Occupancy(sequence.start_ns, sequence.end_ns, sequence.end_ns, 1, in_scenario)
-
-    found = [
-        occupancy(sequence, in_scenario=False)
-        for sequence in traffic.orphans
-        if shares_engine(sequence)
-    ]
+    sequences = [(sequence, False) for sequence in traffic.orphans]
+    aborted: list[Occupancy] = []
     for request in traffic.requests:
         own = (request.trace_id, request.span_id) in ids
-        found += [
-            occupancy(sequence, in_scenario=own)
-            for sequence in request.engine_sequences
-            if shares_engine(sequence)
-        ]
+        sequences += [(sequence, own) for sequence in request.sequences]
         if request.pool == scenario.key.pool:
             # vLLM exports no span for an aborted request, although it has worked on it.
-            ended = request.dispatched[:-1] if request.engine_sequences else request.dispatched
-            found += [
-                Occupancy(start, end, end + _ABORT_WITHIN_NS, request.sequences, own)
-                for start, end in ended
+            attempts = request.dispatched[:-1] if request.sequences else request.dispatched
+            aborted += [
+                Occupancy(start, end, end + _ABORT_WITHIN_NS, request.requested_sequences, own)
+                for start, end in attempts
             ]
-    return found
+    completed = (
+        Occupancy(sequence.start_ns, sequence.end_ns, sequence.end_ns, 1, own)
+        for sequence, own in sequences
+        if shares_engine(sequence)
+    )
+    return [*completed, *aborted]
 
 
 def foreign_sequences(scenario: Scenario, occupancies: list[Occupancy]) -> int:
@@ -93,7 +88,7 @@ def sequences_beside_untraced(scenario: Scenario, occupancies: list[Occupancy]) 
     released = _Cumulative([(each.released_ns, each.sequences) for each in occupancies])
     return sum(
         sequence.batch_max > started.until(sequence.end_ns) - released.before(sequence.start_ns)
-        for sequence in scenario.engine_sequences
+        for sequence in scenario.sequences
         if sequence.batch_max is not None
     )
 

@@ -78,11 +78,11 @@ class EngineSequence:
 class Request:
     """One request that has ended. Times are nanoseconds since 1970.
 
-    `sequences`: how many it requests from the engine (`n` times its prompts). `dispatched`: start
-    and end of each attempt. `engine_sequences`: of the attempt that was answered. `input_tokens`,
-    `output_tokens`: as reported to the sidecar, None where they were not. `first_byte_ns`: of a
-    streamed answer. `coalesced`: it received the answer of another request's generation;
-    `coalesced_leader`: another request received the answer of its generation.
+    `requested_sequences`: `n` times its prompts. `dispatched`: start and end of each attempt.
+    `sequences`: of the attempt that was answered. `input_tokens`, `output_tokens`: as reported to
+    the sidecar, None where they were not. `first_byte_ns`: of a streamed answer. `coalesced`: it
+    received the answer of another request's generation; `coalesced_leader`: another request
+    received the answer of its generation.
     """
 
     trace_id: str
@@ -94,27 +94,25 @@ class Request:
     profile: str | None
     service_class: str | None
     outcome: Outcome
-    sequences: int
+    requested_sequences: int
     start_ns: int
     end_ns: int
     first_byte_ns: int | None
     input_tokens: int | None
     output_tokens: int | None
     dispatched: tuple[tuple[int, int], ...]
-    engine_sequences: tuple[EngineSequence, ...]
+    sequences: tuple[EngineSequence, ...]
     coalesced: bool
     coalesced_leader: bool
 
     @property
     def engine_input_tokens(self) -> int:
         """Input tokens by the engine, those of each prompt once."""
-        return sum(
-            {sequence.prompt: sequence.input_tokens for sequence in self.engine_sequences}.values()
-        )
+        return sum({sequence.prompt: sequence.input_tokens for sequence in self.sequences}.values())
 
     @property
     def engine_output_tokens(self) -> int:
-        return sum(sequence.output_tokens for sequence in self.engine_sequences)
+        return sum(sequence.output_tokens for sequence in self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +225,14 @@ def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request:
         profile=server.text("orch.profile"),
         service_class=server.text("orch.class"),
         outcome=_outcome(server),
-        sequences=server.whole("orch.cost") or 0,
+        requested_sequences=server.whole("orch.cost") or 0,
         start_ns=server.start_ns,
         end_ns=server.end_ns,
         first_byte_ns=None if first_byte_s is None else server.start_ns + round(first_byte_s * 1e9),
         input_tokens=server.whole("gen_ai.usage.input_tokens"),
         output_tokens=server.whole("gen_ai.usage.output_tokens"),
         dispatched=tuple(sorted((span.start_ns, span.end_ns) for span in attempts)),
-        engine_sequences=tuple(
+        sequences=tuple(
             _engine_sequence(span)
             for span in under
             if span.name == _SEQUENCE_SPAN and span.parent_id not in failed

@@ -153,7 +153,7 @@ class _Draft:
             precision=self._precision,
             gpu=self._gpu,
             gpu_count=self._gpu_count,
-            batch=max(sequence.batch_max or 0 for sequence in scenario.engine_sequences),
+            batch=max(sequence.batch_max or 0 for sequence in scenario.sequences),
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             throughput_tokens_per_sec=measured.tokens_per_s,
@@ -190,7 +190,7 @@ def _measured_notes(scenario: Scenario, measured: Figures) -> dict[str, str | in
     }
     if scenario.key.profile is not None:
         notes["profile"] = scenario.key.profile
-    counted = [each for each in scenario.engine_sequences if each.steps]
+    counted = [each for each in scenario.sequences if each.steps]
     batches = sum(each.steps * each.batch_mean for each in counted if each.batch_mean is not None)
     # The mean over the steps of each sequence.
     notes["batch_mean_by_sequence"] = batches / max(1, sum(each.steps for each in counted))

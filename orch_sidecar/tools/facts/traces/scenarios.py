@@ -61,11 +61,9 @@ class Scenario:
         return tuple(request for request in self.requests if request.outcome is outcome)
 
     @property
-    def engine_sequences(self) -> tuple[EngineSequence, ...]:
+    def sequences(self) -> tuple[EngineSequence, ...]:
         """The sequences of the requests that were served."""
-        return tuple(
-            sequence for each in self.ended(Outcome.SERVED) for sequence in each.engine_sequences
-        )
+        return tuple(sequence for each in self.ended(Outcome.SERVED) for sequence in each.sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +129,10 @@ def _by_engine(labels: ScenarioKey, requests: Sequence[Request]) -> list[Scenari
     kinds: dict[ScenarioKey, list[Request]] = defaultdict(list)
     others: list[Request] = []
     for request in requests:
-        if not request.engine_sequences:
+        if not request.sequences:
             others.append(request)
             continue
-        sequence = request.engine_sequences[0]
+        sequence = request.sequences[0]
         key = replace(
             labels,
             engine_version=sequence.engine_version,

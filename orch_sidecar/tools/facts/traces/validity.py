@@ -85,13 +85,13 @@ def _incomplete(
         yield Objection(Reason.NOT_ENDED, f"{_requests(len(unended))}: {detail}")
     # A coalesced request has no sequence of its own.
     alone = [request for request in served if not request.coalesced]
-    missing = sum(not request.engine_sequences for request in alone)
+    missing = sum(not request.sequences for request in alone)
     if missing:
         detail = "no span of the engine (it is not traced, or has not exported its spans yet)"
         yield Objection(
             Reason.ENGINE_NOT_TRACED, f"{missing} of {_requests(len(served))}: {detail}"
         )
-    partly = sum(0 < len(request.engine_sequences) < request.sequences for request in alone)
+    partly = sum(0 < len(request.sequences) < request.requested_sequences for request in alone)
     if partly:
         detail = "fewer spans of the engine than sequences"
         yield Objection(Reason.ENGINE_NOT_TRACED, f"{_requests(partly)}: {detail}")
@@ -105,15 +105,15 @@ def _contradictions(scenario: Scenario, served: tuple[Request, ...]) -> Iterator
             yield Objection(Reason.CONTRADICTION, f"{_requests(count)}: {detail}")
 
     label = scenario.key.measurement_type
-    others = {sequence.measurement_type for sequence in scenario.engine_sequences} - {label}
+    others = {sequence.measurement_type for sequence in scenario.sequences} - {label}
     yield from contradiction(
         sum(
-            any(sequence.measurement_type != label for sequence in each.engine_sequences)
+            any(sequence.measurement_type != label for sequence in each.sequences)
             for each in served
         ),
         f"the sidecar reports {label}, the engine {', '.join(sorted(map(str, others)))}",
     )
-    traced = [each for each in served if each.engine_sequences]
+    traced = [each for each in served if each.sequences]
     yield from contradiction(
         sum(each.input_tokens not in (None, each.engine_input_tokens) for each in traced),
         "sidecar and engine report different input tokens",
@@ -128,7 +128,7 @@ def _contradictions(scenario: Scenario, served: tuple[Request, ...]) -> Iterator
 
 def _batching(scenario: Scenario, label: Label) -> Iterator[Objection]:
     """Compares the label with the engine's steps."""
-    found = scenario.engine_sequences
+    found = scenario.sequences
     if not found:
         return  # `_incomplete` has objected
     batches = [sequence.batch_max for sequence in found if sequence.batch_max is not None]
@@ -175,7 +175,7 @@ def _other_traffic(scenario: Scenario, traffic: Traffic) -> Iterator[Objection]:
             f"sequences that shared a step with untraced ones (tracing must not sample): {unseen}"
         )
         yield Objection(Reason.UNSEEN_TRAFFIC, detail)
-    engines = {sequence.engine for sequence in scenario.engine_sequences}
+    engines = {sequence.engine for sequence in scenario.sequences}
     if len(engines) > 1:
         detail = f"{len(engines)} engines served it: it was restarted, or there are several"
         yield Objection(Reason.ENGINE_CHANGED, detail)

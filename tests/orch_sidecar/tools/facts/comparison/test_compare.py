@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.comparison.compare import (
-    SEPARATION_REASONS,
+    DIFFERENCES,
     Comparison,
     Conditions,
     FigureRange,
@@ -81,7 +81,7 @@ def test_rows_that_differ_in_a_condition_are_kept_apart(condition: str, value: s
     found = compared(at(2, 100), at(4, 180, **changes))
     assert len(found.sets) == 2
     assert [(each.condition, each.values[1]) for each in found.apart] == [(condition, value)]
-    assert SEPARATION_REASONS[condition] in as_text(found)
+    assert DIFFERENCES[condition] in as_text(found)
 
 
 def test_rows_that_differ_in_two_conditions_are_no_pair_to_tell_of() -> None:
@@ -130,7 +130,7 @@ def test_row_that_does_not_say_how_requests_came_stands_apart(label: Label) -> N
 
 
 def test_every_condition_has_its_reason() -> None:
-    assert tuple(SEPARATION_REASONS) == Conditions.__match_args__
+    assert tuple(DIFFERENCES) == Conditions.__match_args__
 
 
 def test_row_to_be_confirmed_takes_part_in_nothing_and_is_told() -> None:
@@ -204,7 +204,7 @@ class TestReport:
             "  gpu: different accelerators",
             "    H100, A100 (single_stream)",
             "    H100, A100 (batched_online)",
-            f"  measurement_type: {SEPARATION_REASONS['measurement_type']}",
+            f"  measurement_type: {DIFFERENCES['measurement_type']}",
             "    single_stream, batched_online (H100)",
             "    single_stream, batched_online (A100)",
         ]
@@ -226,5 +226,5 @@ class TestReport:
             "ttft_p50_ms": None,
             "ttft_p95_ms": None,
         }
-        assert found["apart"][0]["why"] == SEPARATION_REASONS["measurement_type"]
+        assert found["apart"][0]["why"] == DIFFERENCES["measurement_type"]
         assert found["left_out"] == ()

@@ -52,12 +52,12 @@ def test_each_measurement_type_has_a_line_and_a_marker_of_its_own() -> None:
     assert len({look.marker for look in STYLES.values()}) == len(STYLES)
 
 
-def test_colour_is_the_machines_and_line_style_the_measurement_types() -> None:
+def test_color_is_the_machines_and_line_style_the_measurement_types() -> None:
     rows = (fact(SINGLE), fact(), fact(SINGLE, gpu="A100"), fact(gpu="A100"))
     _, [panel] = shown(*rows)
     styles = [series.style for series in panel.series]
-    assert [style.colour for style in styles] == [0, 0, 1, 1]
-    assert [replace(style, colour=0) for style in styles] == 2 * [STYLES[SINGLE], STYLES[ONLINE]]
+    assert [style.color for style in styles] == [0, 0, 1, 1]
+    assert [replace(style, color=0) for style in styles] == 2 * [STYLES[SINGLE], STYLES[ONLINE]]
 
 
 def test_points_are_medians_with_the_range_of_several_rows() -> None:

@@ -22,7 +22,7 @@ from orch_sidecar.tools.facts.comparison.plot import (
 )
 
 MEASURED = Series("measured", Kind.MEASURED, (1, 2, 4, 8), (90, 170, 320, 560), letter="A")
-FITTED = Series("fitted", Kind.CURVE, (1, 4, 8), (91, 318, 562), Style(line=":", colour=1))
+FITTED = Series("fitted", Kind.CURVE, (1, 4, 8), (91, 318, 562), Style(line=":", color=1))
 
 
 def panel(*series: Series, y_label: str = "generated tokens/s") -> Panel:

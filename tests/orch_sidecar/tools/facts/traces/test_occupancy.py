@@ -63,7 +63,7 @@ def test_requests_of_others_that_were_given_up_spoil_a_run_of_the_same_pool() ->
 
 def test_an_attempt_of_others_that_came_to_nothing_spoils_a_run() -> None:
     run = earned("offline", 1, 0, 10)
-    server, wait, engine, *engine_sequences = earned("offline", 2, 12, 13, server={})
+    server, wait, engine, *sequences = earned("offline", 2, 12, 13, server={})
     failed = replace(
         engine,
         span_id="c" * 16,
@@ -71,8 +71,8 @@ def test_an_attempt_of_others_that_came_to_nothing_spoils_a_run() -> None:
         end_ns=5 * 10**9,
         attributes={**engine.attributes, "orch.outcome": "engine_failed"},
     )
-    assert against(run, [server, wait, engine, *engine_sequences], scenario="run-1") == {}
-    says = against(run, [server, wait, engine, *engine_sequences, failed], scenario="run-1")
+    assert against(run, [server, wait, engine, *sequences], scenario="run-1") == {}
+    says = against(run, [server, wait, engine, *sequences, failed], scenario="run-1")
     assert list(says) == ["other_traffic"]
 
 

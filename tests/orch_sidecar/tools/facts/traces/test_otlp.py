@@ -160,13 +160,13 @@ def test_what_is_no_traces_is_told(no_traces: object, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "requests", "engine_sequences"),
+    ("name", "requests", "sequences"),
     [("home", 6, 6), ("cloud", 6, 6), ("mixed", 8, 5), ("offline", 6, 6)],
 )
-def test_a_file_of_exports_is_read_whole(name: str, requests: int, engine_sequences: int) -> None:
+def test_a_file_of_exports_is_read_whole(name: str, requests: int, sequences: int) -> None:
     spans = real(name)
     assert sum(span.name.startswith("/v1/") for span in spans) == requests
-    assert sum(span.service == "vllm" for span in spans) == engine_sequences
+    assert sum(span.service == "vllm" for span in spans) == sequences
     assert {span.service for span in spans} == {"vllm", "orch-sidecar"}
 
 

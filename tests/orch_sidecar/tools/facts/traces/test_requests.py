@@ -43,15 +43,15 @@ def test_a_real_stream_has_the_sidecars_times_and_the_engines_counts() -> None:
         assert request.scenario == "cloud-1"
         assert (request.measurement_type, request.model) == ("batched_online", "tiny")
         assert (request.pool, request.profile) == ("cloud", "cloud")
-        assert (request.outcome, request.sequences) == (Outcome.SERVED, 1)
+        assert (request.outcome, request.requested_sequences) == (Outcome.SERVED, 1)
         assert request.output_tokens is None  # its client did not ask for usage
-        [decode] = request.engine_sequences
+        [decode] = request.sequences
         assert decode.batch_max == 6
         assert decode.steps == decode.output_tokens - 1
         assert request.dispatched[0][0] <= decode.start_ns < decode.end_ns <= request.end_ns
     assert sorted(r.engine_output_tokens for r in traffic.requests) == list(range(24, 30))
     # All spans of an engine since its start name the same one.
-    assert len({decode.engine for r in traffic.requests for decode in r.engine_sequences}) == 1
+    assert len({decode.engine for r in traffic.requests for decode in r.sequences}) == 1
 
 
 def test_what_was_not_streamed_has_no_first_byte() -> None:
@@ -75,12 +75,12 @@ def test_real_requests_end_in_every_way() -> None:
     # vLLM tells nothing of what was given up.
     for request in traffic.requests:
         expected = 0 if request.coalesced or request.outcome is not Outcome.SERVED else 1
-        assert bool(request.engine_sequences) == bool(expected)
+        assert bool(request.sequences) == bool(expected)
 
 
 def test_sequences_of_one_prompt_count_its_tokens_once() -> None:
-    [request] = [r for r in build_traffic(real("mixed")).requests if r.sequences == 2]
-    assert [decode.input_tokens for decode in request.engine_sequences] == [22, 22]
+    [request] = [r for r in build_traffic(real("mixed")).requests if r.requested_sequences == 2]
+    assert [decode.input_tokens for decode in request.sequences] == [22, 22]
     assert request.engine_input_tokens == request.input_tokens == 22
     assert request.engine_output_tokens == request.output_tokens == 16
 
@@ -119,7 +119,7 @@ def test_several_requests_of_one_trace_are_several() -> None:
     first, second = one(1, 0, 1), one(2, 2, 3)
     joined = [replace(moved(span, 100), trace_id=first[0].trace_id) for span in second]
     found = told(first, joined).requests
-    assert [(r.start_ns, len(r.engine_sequences)) for r in found] == [(0, 1), (2_000_000_000, 1)]
+    assert [(r.start_ns, len(r.sequences)) for r in found] == [(0, 1), (2_000_000_000, 1)]
 
 
 def test_what_a_client_does_around_it_is_no_part_of_a_request() -> None:
@@ -139,7 +139,7 @@ def test_by_way_of_two_sidecars_it_is_one_request_of_the_upper_one() -> None:
 
     request = only(upper, below(1, 20, "queue_full"), below(2, 40, "ok"))
     assert (request.pool, request.start_ns, request.end_ns) == ("above", 0, 4_000_000_000)
-    assert (request.outcome, len(request.engine_sequences)) == (Outcome.SERVED, 1)
+    assert (request.outcome, len(request.sequences)) == (Outcome.SERVED, 1)
 
 
 def test_an_attempt_that_failed_has_no_part_in_the_answer() -> None:

@@ -92,7 +92,7 @@ def test_a_real_run_becomes_a_row(name: str, label: Label, batch: int, batching:
     row = judge(scenario, traffic, Declared(), f"otlp:{name}.jsonl").row
     assert row is not None
     served = scenario.ended(Outcome.SERVED)
-    tokens = sum(decode.output_tokens for request in served for decode in request.engine_sequences)
+    tokens = sum(decode.output_tokens for request in served for decode in request.sequences)
     seconds = (max(r.end_ns for r in served) - min(r.start_ns for r in served)) / 1e9
     assert row.throughput_tokens_per_sec == pytest.approx(tokens / seconds)
     assert (row.measurement_type, row.batch) == (label, batch)

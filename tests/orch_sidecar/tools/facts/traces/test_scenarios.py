@@ -32,7 +32,7 @@ def test_real_requests_belong_to_the_runs_that_their_clients_named() -> None:
     assert [each.key.scenario for each in found.scenarios if each.is_warmup] == ["home-1.warmup"]
     home = found.scenarios[1]
     assert (home.key.engine_version, home.key.precision) == ("0.32.0", "FP32")
-    assert (home.key.gpu_count, len(home.engine_sequences)) == (0, 5)
+    assert (home.key.gpu_count, len(home.sequences)) == (0, 5)
 
 
 def test_without_an_id_a_scenario_ends_where_nothing_ran_for_the_gap() -> None:
