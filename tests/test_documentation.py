@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from orch_sidecar import cli
 from orch_sidecar.api.endpoints import ENDPOINTS, ResourcePath
 from orch_sidecar.api.errors import FORMS
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
@@ -53,6 +54,33 @@ def test_every_module_that_a_command_runs_exists(path: Path) -> None:
     named = re.findall(r"python -m (tests[.\w]+)", path.read_text(encoding="utf-8"))
     files = (ROOT.joinpath(*module.split(".")) for module in named)
     assert [file for file in files if not (file.with_suffix(".py").exists() or file.is_dir())] == []
+
+
+def commands() -> list[list[str]]:
+    """The words of every `orch` command in the documentation; what follows a `>` is the shell's."""
+    found = (
+        command
+        for path in documents()
+        for command in re.findall(
+            r"(?:^|`)(orch [a-z][^`#|>\n]*)", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    )
+    return [command.split()[1:] for command in sorted(set(found))]
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_documented_command_and_option_exists(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if words[0] == "engine":
+        options &= {"--profile"}  # all others are vLLM's
+    subcommand = words[:2] if words[0] in ("bench", "facts") else words[:1]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*subcommand, "--help"])
+    assert ended.value.code == 0
+    help_text = capsys.readouterr().out
+    assert [name for name in options if not re.search(rf"{name}(?![\w-])", help_text)] == []
 
 
 def test_readme_has_at_most_200_lines() -> None:
