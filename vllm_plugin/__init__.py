@@ -1,9 +1,9 @@
 """The vLLM plugin: enforces a batching profile, reports the scheduler's state, labels spans.
 
-It imports nothing of `orch_sidecar`; the sidecar reads profiles by `profile`. Entry points and the
+It imports nothing of `orch_sidecar`; the sidecar imports only `profile` and `lease_protocol`. Entry points and the
 composition root are in `register`; every use of vLLM is listed in `hooks`.
 
 Pure: `allowlist`, `connectors`, `curve`, `engine_state`, `hooks`, `kv_cache`, `leases`,
-`profile`, `readiness`, `routes`, `stall_detector`, `step_time`, `steps`, `symbols`, `workloads`.
+`lease_protocol`, `profile`, `readiness`, `routes`, `stall_detector`, `step_time`, `steps`, `symbols`, `workloads`.
 They import no asyncio, HTTP library, vLLM or OpenTelemetry, and read no clock.
 """

@@ -104,7 +104,7 @@ class Control:
             return self._health(pool, probe=True)
         if what is ResourcePath.DRAIN:
             self._drain(pool, http.query.get("engine_epoch"))
-        elif self._pools.leaving:
+        elif self._pools.shutting_down:
             return refusals.shutting_down()
         else:
             pool.gate.resume()

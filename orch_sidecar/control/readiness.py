@@ -25,14 +25,14 @@ class Readiness:
         if pools.one is not None and not pools.one.tier:
             return pools.one.state is EngineState.READY
         self._started = self._started or self._looked_at_all()
-        return self._started and not pools.leaving and not self._drained()
+        return self._started and not pools.shutting_down and not self._drained()
 
     def _looked_at_all(self) -> bool:
         """Whether of each pool something is known: what it takes, or why it takes nothing."""
         pools = self._pools
-        if any(each.reason is Reason.ENGINE_STARTING for each in pools.missing.values()):
+        if any(each.reason is Reason.ENGINE_STARTING for each in pools.without_address.values()):
             return False  # a name that has not been looked up yet
-        return all(each.follower.document is not None or each.follower.failed for each in pools)
+        return all(each.watcher.document is not None or each.watcher.failed for each in pools)
 
     def _drained(self) -> bool:
         """Whether an operator has taken this sidecar out, by draining each of its pools."""

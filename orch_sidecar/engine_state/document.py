@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
+
+from vllm_plugin.lease_protocol import parse_lease
 
 Document = dict[str, Any]
 
@@ -27,9 +28,6 @@ _GROUPS: Final = 1000  # of layers; each entry costs time whenever a request is 
 _EXPONENT: Final = 10  # of the batch in a step's time; measured ones are around 1
 
 _SHOWN: Final = 80  # characters of a value that a message shows
-
-# <instance>.<random>.<cost>, as `vllm_plugin.leases` has it; the instance asked for its own.
-_LEASE: Final = re.compile(r"[0-9a-f]{16}\.[0-9a-f]{32}\.[1-9][0-9]{0,6}")
 
 
 class InvalidReport(ValueError):
@@ -68,7 +66,7 @@ def _texts(value: Any) -> bool:
 
 def _leases(value: Any) -> bool:
     return isinstance(value, list) and all(
-        isinstance(each, str) and _LEASE.fullmatch(each) for each in value
+        isinstance(each, str) and parse_lease(each) for each in value
     )
 
 

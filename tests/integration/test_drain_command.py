@@ -140,7 +140,7 @@ async def test_frozen_engine_that_is_stopped_is_not_waited_for_until_the_limit(
     await started(sidecar)
     await eventually(lambda: held.waiting)
     engine.faults.mute = True
-    await eventually(lambda: sidecar.pool.follower.state == "stale")
+    await eventually(lambda: sidecar.pool.watcher.state == "stale")
     admin = admin_of(sidecar)[1]
     with pytest.raises(NotDrained, match="pool cloud: 1 sequences, and its engine has not answ"):
         await asyncio.to_thread(drain_pools, admin, None, 60.0, engine_stops=True)

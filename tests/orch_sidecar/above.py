@@ -1,14 +1,15 @@
-"""Sidecars above: their leases, the pool they share, and a reader of what they are told."""
+"""Parent sidecars: their leases, the pool they share, and a subscriber to its state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from orch_sidecar.admission.ledger import Lease, Ledger
-from orch_sidecar.pools import parent_leases as upper
-from orch_sidecar.pools.parent_leases import Feed, Listener, ParentLease, ParentLeases, PoolView
+from orch_sidecar.control.state_feed import PublishedPool, StateFeed, state_of
+from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases, StateSubscriber
+from orch_sidecar.pools.snapshot import PoolSnapshot
 from vllm_plugin import profile as profiles
 
 US, THEM, RUN = "a" * 16, "b" * 16, "c" * 16
@@ -16,7 +17,7 @@ CLOUD = profiles.load("cloud")
 
 
 def lease(instance: str = US, number: int = 1, cost: int = 1) -> str:
-    """The lease header of a request of that sidecar's."""
+    """The lease header of a request of that sidecar."""
     return f"{instance}.{number:032x}.{cost}"
 
 
@@ -29,7 +30,7 @@ def ledger(slots_total: int = 8) -> Ledger:
 
 
 def entered(book: ParentLeases, header: str) -> ParentLease:
-    """A request that has come in, and was not turned away."""
+    """A request that has arrived, and was not rejected."""
     presence = book.enter(header)
     assert presence is not None
     return presence
@@ -45,49 +46,62 @@ def served(
     return presence, own
 
 
-@dataclass
-class Reader:
-    """A listener that looks whenever a test says so."""
+class Reader(StateSubscriber):
+    """A subscriber that looks whenever a test does."""
 
-    book: ParentLeases
-    look: Callable[[], PoolView]
-    instance: str = US
-    wakes: int = 0
-    listener: Listener = field(init=False)
-    feed: Feed = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.listener = Listener(self.instance, self.wake)
-        self.book.listen(self.listener)
-        self.feed = Feed(self.book, self.listener, self.look)
+    def __init__(self, book: ParentLeases, pool: PublishedPool, instance: str = US) -> None:
+        super().__init__(instance)
+        self.wakes = 0
+        book.subscribe(self)
+        self.feed = StateFeed(book, self, pool)
 
     def wake(self) -> None:
         self.wakes += 1
 
 
-def view(slots: Ledger, **changes: Any) -> PoolView:
-    """The pool `cloud` with those slots, ready, and what its engine said last."""
-    engine = {
-        "engine": "vllm",
-        "profile": "cloud",
-        "slots_total": slots.slots_total,
-        "running": 2,
-        "waiting": 1,
-        "peak": 3,
-        "foreign": 5,
-        "steps_by_batch": {"1": [4, 0.1]},
-        "step_time": None,
-        "leases": ["not theirs to know"],
-        "observed_at": "then",
-        "epoch": "e1",
-        "state": "ready",
-    }
-    made = PoolView("cloud", CLOUD, slots, {"interactive": 0, "bulk": 0}, "ready", "", engine)
-    return replace(made, **changes)
+@dataclass
+class FakePool:
+    """A pool with a ledger and without an engine. `changes`: to its snapshot."""
+
+    ledger: Ledger
+    name: str = "cloud"
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def snapshot(self) -> PoolSnapshot:
+        ledger = self.ledger
+        document = {
+            "engine": "vllm",
+            "profile": "cloud",
+            "slots_total": ledger.slots_total,
+            "running": 2,
+            "waiting": 1,
+            "peak": 3,
+            "foreign": 5,
+            "steps_by_batch": {"1": [4, 0.1]},
+            "step_time": None,
+            "leases": ["not theirs to know"],
+            "observed_at": "then",
+            "epoch": "e1",
+            "state": "ready",
+        }
+        known: dict[str, Any] = {
+            "document": document,
+            "state": EngineState.READY,
+            "slots_total": ledger.slots_total,
+            "leased": ledger.leased,
+            "foreign": ledger.foreign,
+            "epoch": ledger.epoch,
+        }
+        return PoolSnapshot(self.name, self.name, CLOUD, CLOUD.admission, **(known | self.changes))
+
+
+def state(slots: Ledger, sequences: int = 0, **changes: Any) -> dict[str, Any]:
+    """The state that is published of a pool, to a parent that owns so many of its slots."""
+    return state_of(FakePool(slots, changes=changes).snapshot(), RUN, sequences)
 
 
 def foreign(book: ParentLeases, slots: Ledger, instance: str) -> int:
-    """The sequences that the instance is told are held by others."""
-    value = upper.entry(view(slots), RUN, book.sequences(instance, slots))["foreign"]
+    """The sequences that are reported to the instance as those of others."""
+    value = state(slots, book.sequences(instance, slots))["foreign"]
     assert isinstance(value, int)
     return value

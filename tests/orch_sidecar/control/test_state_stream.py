@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -14,6 +13,7 @@ import pytest
 
 from orch_sidecar.control import state_stream
 from orch_sidecar.control.stream_readers import MOST_OF_A_CLIENT
+from orch_sidecar.engine_state.states import EngineState
 from tests.integration.running import eventually
 from tests.orch_sidecar.above import entered, lease, served
 from tests.orch_sidecar.published import STREAM, Tier
@@ -164,7 +164,7 @@ async def test_draining_pool_goes_on_telling_of_ends(tier: Tier, client: Client)
     presence = entered(tier.leases, lease())
     events = await client.read(tier)
     await events.expect("state")
-    tier.views["cloud"] = replace(tier.views["cloud"], state="draining", message="leaving")
+    tier.pools["cloud"].changes = {"state": EngineState.DRAINING, "message": "leaving"}
     tier.leases.changed()
     assert (await events.expect("change"))["state"] == "draining"
     tier.leases.leave(presence)
@@ -193,7 +193,7 @@ async def fill(tier: Tier, until: Callable[[], object]) -> None:
     """Makes changes, each too large for a buffer or two."""
     large = "x" * 500_000
     for number in range(200):
-        tier.views["cloud"] = replace(tier.views["cloud"], message=f"{number}{large}")
+        tier.pools["cloud"].changes = {"message": f"{number}{large}"}
         tier.leases.changed()
         await asyncio.sleep(0.025)
         if until():
@@ -204,7 +204,7 @@ async def fill(tier: Tier, until: Callable[[], object]) -> None:
 async def test_reader_that_falls_behind_is_dropped(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_stream, "TAKES_WITHIN_S", 0.1)
+    monkeypatch.setattr(state_stream, "WRITE_TIMEOUT_S", 0.1)
     with stuck(tier):
         await eventually(lambda: tier.attached == [True])
         await fill(tier, lambda: tier.attached == [True, False])
@@ -224,7 +224,7 @@ async def test_reader_that_leaves_at_once_leaves_nothing_behind(tier: Tier) -> N
         stuck(tier).close()
     await asyncio.sleep(0.1)
     await eventually(lambda: not tier.publisher._streams)
-    assert not tier.leases.listened
+    assert not tier.leases.has_subscribers
 
 
 async def test_crowd_of_readers_does_not_lock_out_a_sidecar_above(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -17,7 +16,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from tests.integration.running import eventually
-from tests.orch_sidecar.above import CLOUD, ledger, served, view
+from tests.orch_sidecar.above import CLOUD, served
 from tests.orch_sidecar.published import Tier
 from vllm_plugin.profile import ServiceClass
 
@@ -28,11 +27,11 @@ class Above:
     def __init__(self, session: aiohttp.ClientSession, tier: Tier) -> None:
         self.gate = Gate(AdmissionController(CLOUD.admission))
         self.ledger = self.gate.core.ledger
-        self.follower = EngineWatcher(session, tier.url, {}, self.gate, CLOUD)
+        self.watcher = EngineWatcher(session, tier.url, {}, self.gate, CLOUD)
         loop = asyncio.get_running_loop()
         self.tasks = [
-            loop.create_task(self.follower.follow()),
-            loop.create_task(self.follower.confirm()),
+            loop.create_task(self.watcher.watch()),
+            loop.create_task(self.watcher.reconcile()),
         ]
 
     def take(self, cost: int = 1) -> Lease:
@@ -51,7 +50,7 @@ class Above:
 async def above(tier: Tier) -> AsyncIterator[Above]:
     async with aiohttp.ClientSession() as session:
         made = Above(session, tier)
-        await eventually(lambda: made.follower.ready)
+        await eventually(lambda: made.watcher.ready)
         yield made
         await made.stop()
 
@@ -63,7 +62,7 @@ async def test_sidecar_above_counts_its_own_requests_once(tier: Tier, above: Abo
     served(tier.leases, ours.id, tier.slots, cost=2)
     await eventually(lambda: above.ledger.foreign)
     assert (above.ledger.leased, above.ledger.foreign, above.ledger.room) == (2, 3, 3)
-    assert above.follower.message == ""
+    assert above.watcher.message == ""
 
 
 async def test_sidecar_above_gets_slots_of_an_abort_back_when_the_engine_confirmed_it(
@@ -92,18 +91,17 @@ async def test_sidecar_above_asks_for_leases_that_never_came_here(tier: Tier, ab
 async def test_sidecar_above_admits_nothing_while_the_pool_is_not_ready(
     tier: Tier, above: Above, state: str
 ) -> None:
-    ready = tier.views["cloud"]
-    tier.views["cloud"] = replace(ready, state=state, message="because of this")
+    tier.pools["cloud"].changes = {"state": EngineState(state), "message": "because of this"}
     tier.leases.changed()
-    await eventually(lambda: not above.follower.ready)
-    assert above.follower.state is EngineState(state)
-    assert "because of this" in above.follower.message or state == "stalled"
+    await eventually(lambda: not above.watcher.ready)
+    assert above.watcher.state is EngineState(state)
+    assert "because of this" in above.watcher.message or state == "stalled"
     refusal = above.gate.ask(above.gate.new_id(1), AdmissionRequest(ServiceClass.BULK))
     assert isinstance(refusal, Refusal)
     assert refusal.reason in {Reason(reason) for reason in Reason if reason.startswith("engine_")}
-    tier.views["cloud"] = ready
+    tier.pools["cloud"].changes = {}
     tier.leases.changed()
-    await eventually(lambda: above.follower.ready)
+    await eventually(lambda: above.watcher.ready)
     above.take()
 
 
@@ -121,12 +119,13 @@ async def test_restart_of_either_below_ends_the_leases_of_the_sidecar_above(
 
 
 async def test_sidecar_above_waits_for_a_pool_whose_engine_never_reported(tier: Tier) -> None:
-    ready, tier.views["cloud"] = tier.views["cloud"], view(ledger(0), engine=None, state="starting")
+    pool = tier.pools["cloud"]
+    pool.changes = {"document": None, "state": EngineState.STARTING, "slots_total": 0}
     async with aiohttp.ClientSession() as session:
         above = Above(session, tier)
         await asyncio.sleep(0.2)
-        assert above.follower.state is EngineState.STARTING
-        tier.views["cloud"] = ready
+        assert above.watcher.state is EngineState.STARTING
+        pool.changes = {}
         tier.leases.changed()
-        await eventually(lambda: above.follower.ready, within_s=0.5)
+        await eventually(lambda: above.watcher.ready, within_s=0.5)
         await above.stop()

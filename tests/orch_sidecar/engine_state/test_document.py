@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state.document import InvalidReport, checked, ended, parsed
-from orch_sidecar.pools import parent_leases
-from tests.orch_sidecar.above import ledger, view
+from orch_sidecar.engine_state.states import EngineState as PoolState
+from tests.orch_sidecar.above import ledger
+from tests.orch_sidecar.above import state as published
 from tests.vllm_plugin.examples import FACTS
 from vllm_plugin.engine_state import EngineState
 
@@ -38,7 +39,7 @@ def test_document_of_the_plugin_is_valid_and_unchanged() -> None:
 def test_document_of_a_sidecar_below_is_valid(state: str, slots: int) -> None:
     """One that has not heard of its engine, too."""
     engine = WHOLE if slots else None
-    entry = parent_leases.entry(view(ledger(slots), state=state, engine=engine), "run", 0)
+    entry = published(ledger(slots), state=PoolState(state), document=engine)
     assert checked(entry, whole=True) == entry
 
 
@@ -109,7 +110,7 @@ def test_what_is_accepted_can_be_read_and_passed_on(name: str, value: Any) -> No
     if document["slots_total"]:
         report.report_of(document)
     report.decode_steps_of(document)
-    entry = parent_leases.entry(view(ledger(), engine=document), "run", 0)
+    entry = published(ledger(), document=document)
     checked(entry, whole=True)
 
 

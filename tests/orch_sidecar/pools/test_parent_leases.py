@@ -1,23 +1,24 @@
-"""The book of leases from above: who is in it, until when, and what is foreign to whom."""
+"""The leases of parent sidecars: which are present, until when, and what is foreign to each."""
 
 from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.pools import parent_leases as upper
+from orch_sidecar.pools import parent_leases
 from orch_sidecar.pools.parent_leases import ParentLeases
 from tests.orch_sidecar.above import (
     RUN,
     THEM,
     US,
+    FakePool,
     Reader,
     entered,
     foreign,
     lease,
     ledger,
     served,
-    view,
 )
+from vllm_plugin.lease_protocol import SpentLeases
 
 # The book.
 
@@ -35,24 +36,24 @@ def test_lease_is_present_until_its_handling_has_ended() -> None:
 
 def test_aborted_request_keeps_its_lease_until_its_own_slots_came_back() -> None:
     book, slots = ParentLeases(RUN), ledger()
-    reader = Reader(book, lambda: view(slots))
+    reader = Reader(book, FakePool(slots))
     presence, own = served(book, lease(), slots)
     slots.abandon(own.id)
     book.leave(presence)
     assert book.of(US) == [lease()]
     assert not book.revoke(lease())
-    assert reader.listener.ended == []
+    assert reader.ended == []
     slots.release(own.id)  # the engine confirmed it
     book.changed()
-    assert reader.listener.ended == [lease()]
+    assert reader.ended == [lease()]
     assert book.revoke(lease())
 
 
 def test_request_that_never_got_slots_ends_with_its_handling() -> None:
     book, slots = ParentLeases(RUN), ledger()
-    reader = Reader(book, lambda: view(slots))
+    reader = Reader(book, FakePool(slots))
     book.leave(entered(book, lease()))
-    assert reader.listener.ended == [lease()]
+    assert reader.ended == [lease()]
 
 
 def test_restart_of_the_engine_below_ends_leases_whose_handling_ended() -> None:
@@ -77,20 +78,20 @@ def test_request_that_got_slots_twice_ends_with_the_last_of_them() -> None:
     assert book.of(US) == []
 
 
-def test_spent_lease_is_turned_away() -> None:
+def test_spent_lease_is_rejected() -> None:
     book = ParentLeases(RUN)
     book.leave(entered(book, lease()))
     assert book.enter(lease()) is None
 
 
-def test_lease_that_is_present_already_is_turned_away() -> None:
+def test_lease_that_is_present_already_is_rejected() -> None:
     book = ParentLeases(RUN)
     entered(book, lease())
     assert book.enter(lease()) is None
     assert book.of(US) == [lease()]
 
 
-def test_revoked_lease_is_turned_away_when_its_request_comes_late() -> None:
+def test_revoked_lease_is_rejected_when_its_request_comes_late() -> None:
     book = ParentLeases(RUN)
     assert book.revoke(lease())
     assert book.revoke(lease())
@@ -105,31 +106,31 @@ def test_what_is_no_lease_is_not_booked(header: str) -> None:
     assert book.sequences("", slots) == 0
     assert book.of("") == []
     book.leave(presence)
-    with pytest.raises(ValueError, match="not a lease"):
+    with pytest.raises(ValueError, match="is not a lease"):
         book.revoke(header)
 
 
 def test_memory_of_spent_leases_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upper, "ENDED_KEPT", 3)
+    monkeypatch.setattr(parent_leases, "SpentLeases", lambda: SpentLeases(most=3))
     book = ParentLeases(RUN)
     for number in range(5):
         assert book.revoke(lease(number=number))
-    assert len(book._ended) == 3
+    assert len(book._spent) == 3
     assert book.enter(lease(number=4)) is None
     assert book.enter(lease(number=0)) is not None
 
 
-def test_only_the_instance_whose_lease_ended_is_told() -> None:
+def test_only_the_instance_whose_lease_ended_is_notified() -> None:
     book, slots = ParentLeases(RUN), ledger()
-    us, them = (Reader(book, lambda: view(slots), instance) for instance in (US, THEM))
+    us, them = (Reader(book, FakePool(slots), instance) for instance in (US, THEM))
     book.leave(entered(book, lease(THEM)))
-    assert us.listener.ended == []
-    assert them.listener.ended == [lease(THEM)]
+    assert us.ended == []
+    assert them.ended == [lease(THEM)]
 
 
 def test_end_wakes_a_reader_that_was_woken_before_by_a_change() -> None:
     book, slots = ParentLeases(RUN), ledger()
-    reader = Reader(book, lambda: view(slots))
+    reader = Reader(book, FakePool(slots))
     reader.feed.due(0.0)
     presence = entered(book, lease())
     book.changed()

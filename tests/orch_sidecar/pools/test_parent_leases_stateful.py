@@ -1,4 +1,4 @@
-"""Leases from above in any order of events: each end is told once, and every slot counted."""
+"""Leases of parents in any order of events: each end is sent once, and every slot counted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases
-from tests.orch_sidecar.above import RUN, THEM, US, Reader, entered, foreign, lease, ledger, view
+from tests.orch_sidecar.above import (
+    RUN,
+    THEM,
+    US,
+    FakePool,
+    Reader,
+    entered,
+    foreign,
+    lease,
+    ledger,
+)
 
 
 class Tiers(RuleBasedStateMachine):
@@ -18,9 +28,9 @@ class Tiers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.book, self.slots = ParentLeases(RUN), ledger(slots_total=1000)
-        self.readers = {i: Reader(self.book, lambda: view(self.slots), i) for i in (US, THEM)}
+        self.readers = {i: Reader(self.book, FakePool(self.slots), i) for i in (US, THEM)}
         self.present: dict[str, tuple[ParentLease, Lease | None]] = {}
-        self.told: list[str] = []
+        self.sent: list[str] = []
         self.number = 0
 
     @rule(target=requests, instance=st.sampled_from([US, THEM]), cost=st.integers(1, 4))
@@ -67,12 +77,12 @@ class Tiers(RuleBasedStateMachine):
         for reader in self.readers.values():
             for name, said in reader.feed.due(0.0):
                 if name == "ended":
-                    self.told += said["leases"]
+                    self.sent += said["leases"]
 
     @invariant()
-    def an_end_that_was_told_is_one(self) -> None:
-        assert len(self.told) == len(set(self.told))
-        for header in self.told:
+    def an_end_that_was_sent_is_final(self) -> None:
+        assert len(self.sent) == len(set(self.sent))
+        for header in self.sent:
             presence, own = self.present[header]
             assert presence.handled
             assert own is None or not self.slots.holds(own.id)

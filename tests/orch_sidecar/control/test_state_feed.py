@@ -1,19 +1,30 @@
-"""What a sidecar above is told of a pool, and when. No event loop."""
+"""The events that a parent sidecar is sent about a pool, and when. No event loop."""
 
 from __future__ import annotations
 
 import pytest
 
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.pools import parent_leases as upper
+from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.parent_leases import ParentLeases
-from tests.orch_sidecar.above import RUN, THEM, US, Reader, entered, lease, ledger, served, view
+from tests.orch_sidecar.above import (
+    RUN,
+    THEM,
+    US,
+    FakePool,
+    Reader,
+    entered,
+    lease,
+    ledger,
+    served,
+    state,
+)
 
 
 def test_pool_looks_like_an_engine() -> None:
     slots = ledger()
     slots.grant("x", 3)
-    said = upper.entry(view(slots, queued={"interactive": 2, "bulk": 1}), RUN, 1)
+    said = state(slots, 1, queue_depth=3, queued_interactive=2)
     assert said["epoch"] == f"{RUN}.e1"
     assert (said["slots_total"], said["slots_free"], said["leased"]) == (8, 5, 3)
     assert (said["running"], said["waiting"], said["foreign"]) == (2, 4, 2)
@@ -23,15 +34,15 @@ def test_pool_looks_like_an_engine() -> None:
     assert not {"leases", "observed_at", "age_ms"} & said.keys()
 
 
-@pytest.mark.parametrize("state", ["draining", "stalled", "stale", "down", "unusable"])
-def test_pool_that_is_not_ready_has_no_free_slots_and_says_why(state: str) -> None:
-    said = upper.entry(view(ledger(), state=state, message="because"), RUN, 0)
-    assert (said["state"], said["message"], said["slots_free"]) == (state, "because", 0)
+@pytest.mark.parametrize("name", ["draining", "stalled", "stale", "down", "unusable"])
+def test_pool_that_is_not_ready_has_no_free_slots_and_reports_why(name: str) -> None:
+    said = state(ledger(), state=EngineState(name), message="because")
+    assert (said["state"], said["message"], said["slots_free"]) == (name, "because", 0)
     assert said["slots_total"] == 8
 
 
-def test_pool_whose_engine_never_reported_is_told_as_well() -> None:
-    said = upper.entry(view(Ledger(), engine=None, state="starting"), RUN, 0)
+def test_pool_whose_engine_never_reported_is_published_as_well() -> None:
+    said = state(Ledger(), document=None, state=EngineState.STARTING)
     assert (said["profile"], said["measurement_type"]) == ("cloud", "batched_online")
     assert (said["slots_total"], said["foreign"], said["peak"]) == (0, 0, 0)
     assert said["epoch"] == f"{RUN}."
@@ -42,7 +53,7 @@ def test_whole_state_comes_first_with_the_leases_that_are_here() -> None:
     served(book, lease(US, 2), slots)
     served(book, lease(US, 1), slots)
     served(book, lease(THEM, 3), slots)
-    [(name, said)] = Reader(book, lambda: view(slots)).feed.due(10.0)
+    [(name, said)] = Reader(book, FakePool(slots)).feed.due(10.0)
     assert name == "state"
     assert said["leases"] == [lease(US, 1), lease(US, 2)]
     assert said["foreign"] == 1
@@ -50,7 +61,7 @@ def test_whole_state_comes_first_with_the_leases_that_are_here() -> None:
 
 def test_change_holds_only_what_changed() -> None:
     book, slots = ParentLeases(RUN), ledger()
-    reader = Reader(book, lambda: view(slots))
+    reader = Reader(book, FakePool(slots))
     reader.feed.due(10.0)
     slots.grant("another", 2)
     book.changed()
@@ -60,7 +71,7 @@ def test_change_holds_only_what_changed() -> None:
 
 def test_changes_come_at_most_every_20_ms() -> None:
     book, slots = ParentLeases(RUN), ledger()
-    reader = Reader(book, lambda: view(slots))
+    reader = Reader(book, FakePool(slots))
     reader.feed.due(10.0)
     slots.grant("x", 1)
     book.changed()
@@ -74,9 +85,9 @@ def test_changes_come_at_most_every_20_ms() -> None:
     assert reader.feed.rest_s(10.021) == pytest.approx(0.979)
 
 
-def test_change_that_was_undone_is_not_told() -> None:
+def test_change_that_was_undone_is_not_sent() -> None:
     book, slots = ParentLeases(RUN), ledger()
-    reader = Reader(book, lambda: view(slots))
+    reader = Reader(book, FakePool(slots))
     reader.feed.due(10.0)
     slots.grant("x", 1)
     book.changed()
@@ -85,10 +96,10 @@ def test_change_that_was_undone_is_not_told() -> None:
     assert reader.feed.due(10.1) == []
 
 
-def test_end_is_told_at_once_and_before_the_change() -> None:
+def test_end_is_sent_at_once_and_before_the_change() -> None:
     book, slots = ParentLeases(RUN), ledger()
     presence = entered(book, lease())
-    reader = Reader(book, lambda: view(slots))
+    reader = Reader(book, FakePool(slots))
     reader.feed.due(10.0)
     slots.grant("x", 1)
     book.leave(presence)
@@ -96,9 +107,9 @@ def test_end_is_told_at_once_and_before_the_change() -> None:
     assert [name for name, _ in reader.feed.due(10.03)] == ["change"]
 
 
-def test_heartbeat_comes_each_second_with_what_nobody_woke_for() -> None:
+def test_heartbeat_comes_each_second_with_changes_that_woke_nobody() -> None:
     book, slots = ParentLeases(RUN), ledger()
-    reader = Reader(book, lambda: view(slots))
+    reader = Reader(book, FakePool(slots))
     reader.feed.due(10.0)
     assert reader.feed.due(10.9) == []
     slots.foreign = 2
@@ -106,21 +117,21 @@ def test_heartbeat_comes_each_second_with_what_nobody_woke_for() -> None:
     assert reader.feed.due(12.0) == [("heartbeat", {})]
 
 
-def test_pool_that_stops_being_ready_says_so_in_a_change() -> None:
+def test_pool_that_stops_being_ready_is_reported_in_a_change() -> None:
     book, slots = ParentLeases(RUN), ledger()
-    views = [view(slots)]
-    reader = Reader(book, lambda: views[-1])
+    pool = FakePool(slots)
+    reader = Reader(book, pool)
     reader.feed.due(10.0)
-    views.append(view(slots, state="draining", message="drained by its operator"))
+    pool.changes = {"state": EngineState.DRAINING, "message": "drained by its operator"}
     book.changed()
     [(name, said)] = reader.feed.due(10.5)
     assert name == "change"
     assert said == {"state": "draining", "message": "drained by its operator", "slots_free": 0}
 
 
-def test_restart_of_the_engine_below_is_told_as_a_whole_state() -> None:
+def test_restart_of_the_engine_below_is_sent_as_a_whole_state() -> None:
     book, slots = ParentLeases(RUN), ledger()
-    reader = Reader(book, lambda: view(slots))
+    reader = Reader(book, FakePool(slots))
     reader.feed.due(10.0)
     slots.begin_epoch("e2")
     book.changed()
