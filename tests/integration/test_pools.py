@@ -96,7 +96,7 @@ async def test_pin_and_preference(pair: Running, engine: ScriptedEngine, b: Scri
     assert (seeds(engine), seeds(b)) == ([4], [0, 1, 2, 3])
     response = await client.post(CHAT, [("X-Orch-Pool", "c")])
     assert (response.status, response.error["code"]) == (400, "infeasible")
-    assert "there are a, b" in response.error["message"]
+    assert "the pools are a, b" in response.error["message"]
 
 
 async def test_measurement_type_is_demanded_and_never_downgraded(

@@ -23,12 +23,11 @@ def snapshot(
 ) -> PoolSnapshot:
     """An idle pool with the model `m`; `room`: the slots that are free."""
     used = CLOUD if measurement_type is BATCHED else HOME
-    known: dict[str, Any] = {"models": {"m"}, "ctx_max": 2048}
+    known: dict[str, Any] = {"models": {"m"}, "ctx_max": 2048, "rules": used.admission}
     return PoolSnapshot(
         name,
         group=group or name,
         profile=used,
-        rules=used.admission,
         slots_total=slots_total,
         leased=0 if room is None else slots_total - room,
         **(known | changes),
