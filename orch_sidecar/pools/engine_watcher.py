@@ -62,11 +62,11 @@ class EngineWatcher:
         *,
         keeps_queue: bool = True,
         tier: bool = False,
-        below: str | None = None,
+        child_pool: str | None = None,
     ) -> None:
         """`keeps_queue`: requests stay queued while the engine is unavailable; else they are
         refused, because another engine may serve them. `tier`: the upstream is a sidecar, and
-        `below` the name of its pool, which is required if it has several."""
+        `child_pool` the name of its pool, which is required if it has several."""
         self._session = session
         self._url = url
         self._engine = "the engine"  # in messages to clients; the log names the address
@@ -76,8 +76,8 @@ class EngineWatcher:
         self._keeps_queue = keeps_queue
         self._tier = tier
         self._params = {"instance": gate.instance}
-        if below is not None:
-            self._params["pool"] = below
+        if child_pool is not None:
+            self._params["pool"] = child_pool
         self._reconciler = LeaseReconciler(session, url, headers, gate)
         self._loop = asyncio.get_running_loop()
         self.heard_at: float | None = None

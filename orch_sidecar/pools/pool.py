@@ -105,7 +105,7 @@ class Pool:
             profile,
             keeps_queue=keeps_queue,
             tier=settings.tier,
-            below=settings.below,
+            child_pool=settings.below,
         )
         # Queued requests that the rebalancer may move, by ticket: class and sequences.
         self.movable: dict[str, tuple[ServiceClass, int]] = {}

@@ -11,7 +11,7 @@ from aiohttp import web
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.pools.parent_leases import ParentLeases
-from tests.orch_sidecar.above import US, FakePool, ledger
+from tests.orch_sidecar.parents import US, FakePool, ledger
 
 STREAM = f"/v1/capabilities/stream?instance={US}"
 

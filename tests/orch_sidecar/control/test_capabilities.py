@@ -142,7 +142,7 @@ async def test_rate_limits_are_what_is_enforced() -> None:
         }
 
 
-async def test_ledger_stands_in_for_what_the_engine_says_of_leases() -> None:
+async def test_leases_are_counted_by_the_ledger_and_not_by_the_engine() -> None:
     core = admission_of()
     core.arrive("waits", AdmissionRequest(ServiceClass.INTERACTIVE, 8), 1.0)
     [entry] = (await document_of(ENGINE, core))["engines"]
@@ -168,7 +168,7 @@ async def test_limits_are_those_of_now() -> None:
     assert entry["step_time"] is None
 
 
-async def test_only_classes_of_the_profile_are_told_of() -> None:
+async def test_only_classes_of_the_profile_are_listed() -> None:
     core = AdmissionController(profile.load("offline").admission)
     core.engine_reports(EngineReport("e1", 8, 0), 0.0)
     offline = profile.load("offline")
@@ -205,14 +205,14 @@ async def test_without_steps_there_are_no_means() -> None:
         assert (stats["total_batches"], stats["avg_batch_size"]) == (0, None)
 
 
-async def test_everything_else_is_passed_on_as_the_engine_says_it() -> None:
+async def test_other_fields_are_those_of_the_engine() -> None:
     [entry] = (await document_of(ENGINE, admission_of()))["engines"]
     replaced = {"slots_free", "leased", "foreign", "state", "pool", "rate_limits"}
     for key in set(ENGINE) - replaced - {"leases"}:
         assert entry[key] == ENGINE[key]
 
 
-async def test_leases_are_not_told_to_the_world() -> None:
+async def test_leases_are_not_published() -> None:
     assert "secret" not in str(await document_of(ENGINE, admission_of()))
 
 
@@ -229,7 +229,7 @@ async def test_slots_free_is_never_negative() -> None:
     assert entry["slots_free"] == 0
 
 
-async def test_engines_own_document_is_left_as_it_was() -> None:
+async def test_engines_document_is_not_modified() -> None:
     before = dict(ENGINE)
     await document_of(ENGINE, admission_of())
     assert before == ENGINE

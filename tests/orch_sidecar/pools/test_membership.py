@@ -1,4 +1,4 @@
-"""The addresses of a name, as they come and go."""
+"""The addresses of a name, as they are added and removed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ ONE, TWO, THREE = Member(1, "10.0.0.1"), Member(2, "10.0.0.2"), Member(3, "10.0.
 ANSWERING = {ONE, TWO, THREE}
 
 
-def test_addresses_join_in_their_order_and_are_told_once() -> None:
+def test_addresses_are_added_in_order_and_reported_once() -> None:
     members = Members()
     assert members.update({"10.0.0.2", "10.0.0.1"}, ANSWERING, 0.0) == Changes((ONE, TWO))
     assert members.update({"10.0.0.2", "10.0.0.1"}, ANSWERING, 1.0) == Changes()
 
 
-def test_one_that_cannot_be_heard_leaves_when_its_address_goes() -> None:
+def test_silent_member_is_removed_with_its_address() -> None:
     members = Members()
     members.update({"10.0.0.1", "10.0.0.2"}, ANSWERING, 0.0)
     assert members.update({"10.0.0.2"}, (), 1.0) == Changes(removed=(ONE,))
 
 
-def test_one_that_is_heard_outlives_a_name_server_that_does_not_know_it_for_a_while() -> None:
+def test_answering_member_outlives_a_gap_of_the_name_server() -> None:
     members = Members()
     members.update({"10.0.0.1"}, ANSWERING, 0.0)
     assert members.update((), ANSWERING, 1.0) == Changes()
@@ -35,7 +35,7 @@ def test_one_that_is_heard_outlives_a_name_server_that_does_not_know_it_for_a_wh
     assert members.update((), ANSWERING, 2.0 + 2 * MISSING_FOR_S) == Changes(removed=(ONE,))
 
 
-def test_number_of_one_that_left_is_given_again_and_others_keep_theirs() -> None:
+def test_number_of_a_removed_member_is_used_again_and_others_keep_theirs() -> None:
     members = Members()
     members.update({"10.0.0.1", "10.0.0.2"}, ANSWERING, 0.0)
     members.update({"10.0.0.2"}, (), 1.0)
@@ -47,7 +47,7 @@ def test_number_of_one_that_left_is_given_again_and_others_keep_theirs() -> None
     )
 
 
-def test_one_that_leaves_and_one_that_joins_at_once_share_the_number() -> None:
+def test_members_that_are_removed_and_added_at_once_share_the_number() -> None:
     members = Members()
     members.update({"10.0.0.1"}, ANSWERING, 0.0)
     changes = members.update({"10.0.0.3"}, (), 1.0)
@@ -55,7 +55,7 @@ def test_one_that_leaves_and_one_that_joins_at_once_share_the_number() -> None:
 
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 9), max_size=10), st.booleans()), max_size=30))
-def test_what_has_joined_and_not_left_are_the_addresses_and_numbers_are_bounded(
+def test_members_are_the_addresses_and_numbers_are_bounded(
     answers: list[tuple[set[int], bool]],
 ) -> None:
     members, present, most = Members(), dict[str, Member](), 0

@@ -1,4 +1,4 @@
-"""Which pool takes a request, and what those hear whom none takes."""
+"""The choice of a pool, and the refusals of requests that no pool can take."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_model_decides_first() -> None:
     assert place(pools, request("z", pool="b", prefers=True)) == ("c", PlacementReason.ONLY)
 
 
-def test_model_that_nobody_has_is_not_found_and_the_others_are_named() -> None:
+def test_model_that_no_pool_has_is_not_found_and_the_others_are_named() -> None:
     found = refused(
         [snapshot("a", models={"x"}), snapshot("b", models={"y", "m"})], request("nope")
     )
@@ -79,7 +79,7 @@ def test_request_without_a_model_may_go_anywhere() -> None:
     assert place(pools, request("")) == ("b", PlacementReason.FREE_SLOTS)
 
 
-# What the client demands.
+# What the client requires.
 
 
 def test_pinned_pool_is_the_pool_however_busy() -> None:
@@ -98,7 +98,7 @@ def test_pin_that_can_never_hold_is_infeasible(pool: str, text: str) -> None:
     assert text in found.message
 
 
-def test_preferred_pool_wins_if_it_is_up_and_is_forgotten_if_not() -> None:
+def test_preferred_pool_wins_if_it_is_available_and_is_ignored_if_not() -> None:
     busy = snapshot("b", room=0, queue_depth=9)
     assert place([snapshot("a"), busy], request(pool="b", prefers=True)) == (
         "b",
@@ -112,7 +112,7 @@ def test_preferred_pool_wins_if_it_is_up_and_is_forgotten_if_not() -> None:
     assert place([snapshot("a")], request(pool="zzz", prefers=True)) == ("a", PlacementReason.ONLY)
 
 
-def test_measurement_type_is_never_traded() -> None:
+def test_measurement_type_is_binding() -> None:
     pools = [snapshot("a"), snapshot("b", measurement_type=SINGLE, room=0, queue_depth=50)]
     asked = request(measurement_type=SINGLE)
     assert place(pools, asked) == ("b", PlacementReason.MEASUREMENT_TYPE)
@@ -127,7 +127,7 @@ def test_measurement_type_that_no_pool_has_is_infeasible() -> None:
         assert "a (batched_online)" in found.message
 
 
-# Pools that stand in for each other, and pools that take only what asks for them.
+# Groups of interchangeable pools, and pools that must be selected.
 
 
 def test_group_can_be_pinned_and_the_best_of_it_takes_the_request() -> None:
@@ -147,12 +147,12 @@ def test_preferred_group_wins_if_any_of_it_is_up() -> None:
     assert first_available(pools, asked) == "b-1"
 
 
-def test_group_that_failed_a_request_is_not_asked_again() -> None:
+def test_group_that_failed_a_request_is_not_tried_again() -> None:
     pools = [snapshot("a", room=1), snapshot("b-1", group="b"), snapshot("b-2", group="b")]
     assert place(pools, request(), tried=("b",)) == ("a", PlacementReason.ONLY)
 
 
-def test_pool_on_request_takes_what_asks_by_name_or_by_measurement_type_and_nothing_else() -> None:
+def test_pool_on_request_takes_only_requests_that_select_its_name_or_measurement_type() -> None:
     home = snapshot("home-1", group="home", measurement_type=SINGLE, on_request=True)
     pools = [home, snapshot("cloud", room=0, queue_depth=99)]
     assert place(pools, request()) == ("cloud", PlacementReason.ONLY)
@@ -167,7 +167,7 @@ def test_pool_on_request_takes_what_asks_by_name_or_by_measurement_type_and_noth
     assert refused(down, request()) is DOWN, "it is no spare for others"
 
 
-def test_model_that_only_pools_on_request_have_must_be_asked_for() -> None:
+def test_pools_on_request_must_be_selected_even_if_no_other_has_the_model() -> None:
     pools = [snapshot("home", models={"x"}, on_request=True), snapshot("cloud")]
     found = refused(pools, request("x"))
     assert (found.reason, found.param) == (Reason.INFEASIBLE, "X-Orch-Pool")
@@ -177,7 +177,7 @@ def test_model_that_only_pools_on_request_have_must_be_asked_for() -> None:
 # What fits.
 
 
-def test_pool_that_is_too_small_is_passed_over() -> None:
+def test_pool_that_is_too_small_is_skipped() -> None:
     pools = [snapshot("a", slots_total=2, room=2), snapshot("b", room=0)]
     assert place(pools, request(cost=4)) == ("b", PlacementReason.ONLY)
     pools = [snapshot("a", ctx_max=100), snapshot("b", room=0)]
@@ -196,14 +196,14 @@ def test_pool_whose_size_is_not_known_could_take_it() -> None:
     assert found is DOWN
 
 
-def test_single_pool_says_itself_what_does_not_fit() -> None:
+def test_single_pool_refuses_itself_what_does_not_fit() -> None:
     assert place([snapshot("a")], request(cost=99)) == ("a", PlacementReason.ONLY)
 
 
-# What is up.
+# Availability.
 
 
-def test_pools_that_are_away_are_named_with_the_cause() -> None:
+def test_unavailable_pools_are_named_with_the_cause() -> None:
     pools = [
         snapshot("a", unavailable=DOWN),
         snapshot("b", unavailable=Refusal(DOWN.reason, "gone")),
@@ -213,7 +213,7 @@ def test_pools_that_are_away_are_named_with_the_cause() -> None:
     assert "a: it is down; b: gone" in found.message
 
 
-def test_pool_that_failed_the_request_is_not_asked_again() -> None:
+def test_pool_that_failed_the_request_is_not_tried_again() -> None:
     pools = [snapshot("a"), snapshot("b", room=0)]
     assert place(pools, request(), ["a"]) == ("b", PlacementReason.ONLY)
     assert "a: failed it" in refused(pools, request(), ("a", "b")).message
@@ -231,7 +231,7 @@ def test_earliest_predicted_end_wins() -> None:
     assert place(pools, request()) == ("b", PlacementReason.PREDICTED_END)
 
 
-def test_ends_within_a_millisecond_are_told_apart_by_free_slots_and_then_by_name() -> None:
+def test_equal_predictions_are_decided_by_free_slots_and_then_by_name() -> None:
     pools = [snapshot("b", end_ms=300.2, room=3), snapshot("a", end_ms=300.4, room=3)]
     assert place(pools, request()) == ("a", PlacementReason.NAME)
     pools = [snapshot("b", end_ms=300.2, room=4), snapshot("a", end_ms=300.4, room=3)]
@@ -251,7 +251,7 @@ def test_one_unknown_prediction_makes_all_of_them_uncomparable() -> None:
     assert place(pools, request()) == ("b", PlacementReason.FREE_SLOTS)
 
 
-def test_free_slots_that_others_wait_for_or_that_are_too_few_are_not_free() -> None:
+def test_free_slots_with_a_queue_or_too_few_of_them_do_not_count() -> None:
     pools = [snapshot("a", room=4, queue_depth=1), snapshot("b", room=1)]
     assert place(pools, request()) == ("b", PlacementReason.FREE_SLOTS)
     pools = [snapshot("a", room=1), snapshot("b", room=2)]
@@ -299,7 +299,7 @@ REQUESTS = st.builds(
 
 
 @given(POOLS, REQUESTS, st.sets(st.sampled_from("abcd")))
-def test_answer_is_the_same_in_any_order_and_keeps_what_was_demanded(
+def test_choice_is_independent_of_the_order_and_meets_the_requirements(
     pools: list[PoolSnapshot], asked: PlacementRequest, tried: set[str]
 ) -> None:
     found = {place(list(order), asked, tried) for order in itertools.permutations(pools)}

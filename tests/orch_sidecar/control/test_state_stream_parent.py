@@ -1,4 +1,4 @@
-"""A published pool as the sidecar above follows it: slots, leases, states and restarts."""
+"""A published pool as a parent sidecar watches it: slots, leases, states and restarts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from tests.integration.running import eventually
-from tests.orch_sidecar.above import CLOUD, served
+from tests.orch_sidecar.parents import CLOUD, served
 from tests.orch_sidecar.published import Tier
 from vllm_plugin.profile import ServiceClass
 
 
-class Above:
-    """The admission of a sidecar above, which follows the tier as it would an engine."""
+class Parent:
+    """The admission of a parent sidecar, which watches the pool as it would an engine."""
 
     def __init__(self, session: aiohttp.ClientSession, tier: Tier) -> None:
         self.gate = Gate(AdmissionController(CLOUD.admission))
@@ -47,85 +47,85 @@ class Above:
 
 
 @pytest.fixture
-async def above(tier: Tier) -> AsyncIterator[Above]:
+async def parent(tier: Tier) -> AsyncIterator[Parent]:
     async with aiohttp.ClientSession() as session:
-        made = Above(session, tier)
+        made = Parent(session, tier)
         await eventually(lambda: made.watcher.ready)
         yield made
         await made.stop()
 
 
-async def test_sidecar_above_counts_its_own_requests_once(tier: Tier, above: Above) -> None:
-    assert above.ledger.slots_total == 8
-    ours = above.take(cost=2)
-    tier.slots.grant("a client below", 3)
+async def test_parent_counts_its_own_requests_once(tier: Tier, parent: Parent) -> None:
+    assert parent.ledger.slots_total == 8
+    ours = parent.take(cost=2)
+    tier.slots.grant("a client of the child", 3)
     served(tier.leases, ours.id, tier.slots, cost=2)
-    await eventually(lambda: above.ledger.foreign)
-    assert (above.ledger.leased, above.ledger.foreign, above.ledger.room) == (2, 3, 3)
-    assert above.watcher.message == ""
+    await eventually(lambda: parent.ledger.foreign)
+    assert (parent.ledger.leased, parent.ledger.foreign, parent.ledger.room) == (2, 3, 3)
+    assert parent.watcher.message == ""
 
 
-async def test_sidecar_above_gets_slots_of_an_abort_back_when_the_engine_confirmed_it(
-    tier: Tier, above: Above
+async def test_parent_gets_slots_of_an_abort_back_when_the_engine_confirmed_it(
+    tier: Tier, parent: Parent
 ) -> None:
-    ours = above.take()
-    presence, own = served(tier.leases, ours.id, tier.slots)
-    above.gate.abandon(ours.id)
+    ours = parent.take()
+    request, own = served(tier.leases, ours.id, tier.slots)
+    parent.gate.abandon(ours.id)
     tier.slots.abandon(own.id)
-    tier.leases.leave(presence)
+    tier.leases.leave(request)
     await asyncio.sleep(0.1)
-    assert above.ledger.leased == 1
+    assert parent.ledger.leased == 1
     tier.slots.release(own.id)
     tier.leases.changed()
-    await eventually(lambda: not above.ledger.leased, within_s=0.5)
+    await eventually(lambda: not parent.ledger.leased, within_s=0.5)
 
 
-async def test_sidecar_above_asks_for_leases_that_never_came_here(tier: Tier, above: Above) -> None:
-    ours = above.take()
-    above.gate.abandon(ours.id)
-    await eventually(lambda: not above.ledger.leased)
+async def test_parent_asks_for_leases_that_never_arrived(tier: Tier, parent: Parent) -> None:
+    ours = parent.take()
+    parent.gate.abandon(ours.id)
+    await eventually(lambda: not parent.ledger.leased)
     assert tier.leases.enter(ours.id) is None
 
 
 @pytest.mark.parametrize("state", [state.value for state in EngineState if state != "ready"])
-async def test_sidecar_above_admits_nothing_while_the_pool_is_not_ready(
-    tier: Tier, above: Above, state: str
+async def test_parent_admits_nothing_while_the_pool_is_not_ready(
+    tier: Tier, parent: Parent, state: str
 ) -> None:
     tier.pools["cloud"].changes = {"state": EngineState(state), "message": "because of this"}
     tier.leases.changed()
-    await eventually(lambda: not above.watcher.ready)
-    assert above.watcher.state is EngineState(state)
-    assert "because of this" in above.watcher.message or state == "stalled"
-    refusal = above.gate.ask(above.gate.new_id(1), AdmissionRequest(ServiceClass.BULK))
+    await eventually(lambda: not parent.watcher.ready)
+    assert parent.watcher.state is EngineState(state)
+    assert "because of this" in parent.watcher.message or state == "stalled"
+    refusal = parent.gate.ask(parent.gate.new_id(1), AdmissionRequest(ServiceClass.BULK))
     assert isinstance(refusal, Refusal)
     assert refusal.reason in {Reason(reason) for reason in Reason if reason.startswith("engine_")}
     tier.pools["cloud"].changes = {}
     tier.leases.changed()
-    await eventually(lambda: above.watcher.ready)
-    above.take()
+    await eventually(lambda: parent.watcher.ready)
+    parent.take()
 
 
-async def test_restart_of_either_below_ends_the_leases_of_the_sidecar_above(
-    tier: Tier, above: Above
+async def test_restart_of_engine_or_child_ends_the_leases_of_the_parent(
+    tier: Tier, parent: Parent
 ) -> None:
-    above.take()
+    parent.take()
     tier.slots.begin_epoch("e2")
     tier.leases.changed()
-    await eventually(lambda: not above.ledger.leased)
-    above.take()
+    await eventually(lambda: not parent.ledger.leased)
+    parent.take()
     tier.leases.run = "another"
     tier.leases.changed()
-    await eventually(lambda: not above.ledger.leased)
+    await eventually(lambda: not parent.ledger.leased)
 
 
-async def test_sidecar_above_waits_for_a_pool_whose_engine_never_reported(tier: Tier) -> None:
+async def test_parent_waits_for_a_pool_whose_engine_has_not_reported(tier: Tier) -> None:
     pool = tier.pools["cloud"]
     pool.changes = {"document": None, "state": EngineState.STARTING, "slots_total": 0}
     async with aiohttp.ClientSession() as session:
-        above = Above(session, tier)
+        parent = Parent(session, tier)
         await asyncio.sleep(0.2)
-        assert above.watcher.state is EngineState.STARTING
+        assert parent.watcher.state is EngineState.STARTING
         pool.changes = {}
         tier.leases.changed()
-        await eventually(lambda: above.watcher.ready, within_s=0.5)
-        await above.stop()
+        await eventually(lambda: parent.watcher.ready, within_s=0.5)
+        await parent.stop()

@@ -29,31 +29,31 @@ def ledger(slots_total: int = 8) -> Ledger:
     return made
 
 
-def entered(book: ParentLeases, header: str) -> ParentLease:
+def entered(leases: ParentLeases, header: str) -> ParentLease:
     """A request that has arrived, and was not rejected."""
-    presence = book.enter(header)
-    assert presence is not None
-    return presence
+    request = leases.enter(header)
+    assert request is not None
+    return request
 
 
 def served(
-    book: ParentLeases, header: str, slots: Ledger, cost: int = 1
+    leases: ParentLeases, header: str, slots: Ledger, cost: int = 1
 ) -> tuple[ParentLease, Lease]:
     """A request that has entered and got slots."""
-    presence = entered(book, header)
+    request = entered(leases, header)
     own = slots.grant(f"own-{header}", cost)
-    book.granted(presence, slots, own)
-    return presence, own
+    leases.granted(request, slots, own)
+    return request, own
 
 
-class Reader(StateSubscriber):
-    """A subscriber that looks whenever a test does."""
+class FakeSubscriber(StateSubscriber):
+    """A subscriber that a test has look."""
 
-    def __init__(self, book: ParentLeases, pool: PublishedPool, instance: str = US) -> None:
+    def __init__(self, leases: ParentLeases, pool: PublishedPool, instance: str = US) -> None:
         super().__init__(instance)
         self.wakes = 0
-        book.subscribe(self)
-        self.feed = StateFeed(book, self, pool)
+        leases.subscribe(self)
+        self.feed = StateFeed(leases, self, pool)
 
     def wake(self) -> None:
         self.wakes += 1
@@ -100,8 +100,8 @@ def state(slots: Ledger, sequences: int = 0, **changes: Any) -> dict[str, Any]:
     return state_of(FakePool(slots, changes=changes).snapshot(), RUN, sequences)
 
 
-def foreign(book: ParentLeases, slots: Ledger, instance: str) -> int:
+def foreign(leases: ParentLeases, slots: Ledger, instance: str) -> int:
     """The sequences that are reported to the instance as those of others."""
-    value = state(slots, book.sequences(instance, slots))["foreign"]
+    value = state(slots, leases.sequences(instance, slots))["foreign"]
     assert isinstance(value, int)
     return value
