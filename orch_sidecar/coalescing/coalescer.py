@@ -205,7 +205,11 @@ class Coalesce:
         return result if isinstance(result, Sent) else NotSent(request.lost or failed.refusal)
 
     def _with_time_left(
-        self, shared: SharedGeneration, record: RequestRecord, call: GenerationCall, refusal: Refusal
+        self,
+        shared: SharedGeneration,
+        record: RequestRecord,
+        call: GenerationCall,
+        refusal: Refusal,
     ) -> GenerationCall | None:
         """Returns the call to try again, if the refusal is not its own and there is time left.
 

@@ -9,7 +9,6 @@ from orch_sidecar.pools.membership import MISSING_FOR_S, Changes, Member, Member
 
 ONE, TWO, THREE = Member(1, "10.0.0.1"), Member(2, "10.0.0.2"), Member(3, "10.0.0.3")
 
-
 ANSWERING = {ONE, TWO, THREE}
 
 
