@@ -96,7 +96,6 @@ class Leases:
         self._spent.add(lease)
         return True
 
-
     def of(self, instance: str | None) -> list[str]:
         """Returns the leases in the engine that were granted by this sidecar instance."""
         return [
