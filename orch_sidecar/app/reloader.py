@@ -15,7 +15,7 @@ from orch_sidecar.auth.keys import InvalidKeyFile, Keys, differences
 from orch_sidecar.config.changes import Configuration, Plan, Reloads
 from orch_sidecar.config.file_reader import FileReader
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.pools.registry import PoolRegistry, configuration, configured
+from orch_sidecar.pools.registry import PoolRegistry, configuration, load_pools
 from orch_sidecar.proxy.frontend import Frontend
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 
@@ -99,7 +99,7 @@ class Reloader:
 
     def _configuration(self) -> Configuration:
         settings = self._read()
-        return configuration(configured(settings), settings)
+        return configuration(load_pools(settings), settings)
 
     def _hold(self, keys: Keys | None) -> None:
         """None: there are none, and have been none."""

@@ -29,13 +29,12 @@ from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.otel import tracing_from_environment
 from orch_sidecar.pools.discovery import Discovery
-from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.rebalancer import spread_again
+from orch_sidecar.pools.rebalancer import rebalance_forever
 from orch_sidecar.pools.registry import (
     PoolRegistry,
     common_labels,
     configuration,
-    configured,
+    load_pools,
     unplaced_labels,
 )
 from orch_sidecar.proxy.in_flight import InFlight
@@ -69,20 +68,19 @@ class Sidecar:
 
         Raises ProfileError, InvalidKeyFile, and ValueError for unusable OTEL_* variables.
         """
-        told = configured(settings)
-        self.reloads = Reloads(configuration(told, settings))
+        configured = load_pools(settings)
+        self.reloads = Reloads(configuration(configured, settings))
         key_file = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file)
         guard = Authorizer(None if key_file is None else key_file.begin())
-        common = common_labels(told)
+        common = common_labels(configured)
         unplaced = unplaced_labels(common)
         self.tracing = tracing_from_environment(common, unplaced)
         # From here on nothing fails: a session must be closed.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
         )
-        self.pools = PoolRegistry(told, settings, self._session)
-        self.following = Discovery(self.pools, self._joined, self._task_ended)
-        self._changed: Callable[[], None] | None = None
+        self.pools = PoolRegistry(configured, settings, self._session)
+        self.discovery = Discovery(self.pools)
         self.watch = StallWatchdog(settings.engine_silence_s, settings.client_stall_s)
         self.metrics = Metrics(self.pools, lambda pool: pool.state)
         self.connections = ClientConnections(most_connections(settings.max_connections), "clients")
@@ -91,9 +89,7 @@ class Sidecar:
             "Server": "orch-sidecar",
             "X-Measurement-Type": unplaced["measurement_type"],
         }
-        self.publisher = Publisher(
-            lambda: {pool.name: pool.told for pool in self.pools}, self._attach, self._headers
-        )
+        self.publisher = Publisher(self.pools, self._headers)
         in_flight = InFlight()
         pages = Pages(self.pools, self.metrics, self.reloads)
         hosts = AdminHosts((settings.admin_host, *settings.admin_allowed_hosts))
@@ -172,7 +168,8 @@ class Sidecar:
         self._tasks = [
             loop.create_task(self._check(), name="check relays"),
             loop.create_task(self.reloading.run(), name="reload"),
-            loop.create_task(spread_again(self.pools), name="spread who waits"),
+            loop.create_task(rebalance_forever(self.pools), name="rebalance queues"),
+            loop.create_task(self.discovery.run(), name="watch the pools"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
@@ -181,13 +178,12 @@ class Sidecar:
         gc.set_threshold(*_GC_THRESHOLDS)
         port: int = self._listener.sockets[0].getsockname()[1]
         logger.info("listening on %s:%d", settings.host, port)
-        self.following.start()
         return port
 
     async def stop(self) -> None:
         """Refuses what comes, finishes what runs (up to the limit), and leaves."""
         pools, serving = self.pools, self.serving
-        pools.leave()
+        pools.shut_down()
         queued = sum(pool.gate.core.queue_depth for pool in pools)
         logger.info("draining: %d running, %d queued", len(self.watch), queued)
         with contextlib.suppress(TimeoutError):
@@ -206,7 +202,7 @@ class Sidecar:
         self._listener.close()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, self.following.stop(), return_exceptions=True)
+        await asyncio.gather(*self._tasks, self.discovery.stop(), return_exceptions=True)
         self._server.pre_shutdown()  # ends idle connections, which `shutdown` would wait for
         await self._server.shutdown(1.0)
         await self.coalesce.close()
@@ -225,7 +221,7 @@ class Sidecar:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("%s: failed; leaving", task.get_name(), exc_info=error)
             self.failed = True
-            self.pools.leave()  # fails closed
+            self.pools.shut_down()  # fails closed
             self.leave.set()
 
     async def _check(self) -> None:
@@ -236,15 +232,6 @@ class Sidecar:
             self.connections.end_stalled(CHECK_EVERY_S, self.settings.client_stall_s)
             for pool in self.pools:
                 pool.connections.prune()
-
-    def _attach(self, changed: Callable[[], None] | None) -> None:
-        """Sidecars above listen, or none does any more (None)."""
-        self._changed = changed
-        for pool in self.pools:
-            pool.gate.changed = changed
-
-    def _joined(self, pool: Pool) -> None:
-        pool.gate.changed = self._changed
 
 
 async def serve(

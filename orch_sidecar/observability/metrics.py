@@ -128,7 +128,7 @@ class _Collector:
         self.coalesced: Counter[str] = Counter()
         self.gen_ai = GenAi(
             lambda pool: pools[pool].profile.measurement_type.value,
-            lambda pool, model: model in (pools[pool].follower.models or ()),
+            lambda pool, model: model in (pools[pool].watcher.models or ()),
         )
         # Exchanges and when they ended, nanoseconds of the monotonic clock: not counted yet.
         self.ended: list[tuple[RequestRecord, int]] = []

@@ -12,11 +12,11 @@ from prometheus_client.core import InfoMetricFamily, Metric
 
 from orch_sidecar.admission.constraints.rules import BlockedBy
 from orch_sidecar.admission.draining import OrderedBy
-from orch_sidecar.control.capabilities import BatchingStats, batching_stats
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.observability.engine_metrics import engine_stats
 from orch_sidecar.observability.metric_family import Family, Sample, one
 from orch_sidecar.pools.pool import Pool
+from orch_sidecar.pools.snapshot import BatchingStats, batching_stats
 
 
 def readings(pools: Sequence[Pool], state_of: Callable[[Pool], str]) -> Iterable[Metric]:
@@ -45,7 +45,7 @@ def _info(pools: Sequence[Pool]) -> Metric:
 
 def _stats(name: str) -> Callable[[Pool], Iterable[Sample]]:
     def number(pool: Pool) -> float | None:
-        value: float | None = getattr(batching_stats(pool.seen("")), name)
+        value: float | None = getattr(batching_stats(pool.snapshot()), name)
         return value
 
     assert name in BatchingStats.__dataclass_fields__
@@ -55,7 +55,7 @@ def _stats(name: str) -> Callable[[Pool], Iterable[Sample]]:
 def _admissions(pool: Pool) -> Iterable[Sample]:
     granted = pool.gate.core.statistics.granted
     yield from (([each.value, "admitted"], granted[each]) for each in pool.classes)
-    for (each, outcome), count in sorted(pool.turned_down.items()):
+    for (each, outcome), count in sorted(pool.not_admitted.items()):
         yield [each.value, outcome], count
 
 

@@ -13,7 +13,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.rebalancer import MOVED
+from orch_sidecar.pools.rebalancer import REBALANCED
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.request import Request
@@ -114,7 +114,7 @@ class Admit:
         try:
             return await pool.gate.wait(ticket)
         except asyncio.CancelledError:
-            pool.turned_down[ask.service_class, Outcome.CANCELLED.value] += 1
+            pool.not_admitted[ask.service_class, Outcome.CANCELLED.value] += 1
             raise
         finally:
             request.waiting = None
@@ -162,9 +162,9 @@ def _refused(
     pool: Pool, ask: AdmissionRequest, refusal: Refusal, elsewhere: Collection[Reason]
 ) -> NotSent:
     """The pool has no slots for the request."""
-    if refusal is MOVED:
+    if refusal is REBALANCED:
         return NotSent(refusal, Retry.ANY_POOL)
-    pool.turned_down[ask.service_class, refusal.reason.value] += 1
+    pool.not_admitted[ask.service_class, refusal.reason.value] += 1
     if refusal is pool.gate.core.unavailable:
         return NotSent(refusal, Retry.ANY_POOL)
     return NotSent(refusal, Retry.OTHER_POOL if refusal.reason in elsewhere else Retry.NO)

@@ -59,7 +59,7 @@ def no_freezing(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sidecar's periodic looks, without the wait. To be named before the sidecar."""
     monkeypatch.setattr("orch_sidecar.app.sidecar.CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr("orch_sidecar.pools.lease_reconciler.LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr("orch_sidecar.pools.engine_watcher.RECONCILE_EVERY_S", 0.1)
 
 
 @pytest.fixture

@@ -80,13 +80,13 @@ def faults(running: Running, share: float, seed: int) -> Iterator[Counter[str]]:
     Before the call does anything, or after it has done everything. Yields how often, by name.
     """
     dice, raised = random.Random(seed), Counter[str]()
-    with patch.multiple("orch_sidecar.pools.lease_reconciler", LOOK_EVERY_S=0.2):
+    with patch("orch_sidecar.pools.engine_watcher.RECONCILE_EVERY_S", 0.2):
         wrapped: list[tuple[Any, str]] = []
         for pool in running.sidecar.pools:
             for target, names in (
                 (pool.gate, GATE),
                 (pool.gate.core, CORE),
-                (pool.follower, FOLLOWER),
+                (pool.watcher, FOLLOWER),
             ):
                 for name in names:
                     method = getattr(target, name)

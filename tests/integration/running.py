@@ -106,5 +106,5 @@ def pools(**engines: ScriptedEngine) -> dict[str, Any]:
 
 async def all_ready(running: Running) -> Running:
     """Waits until every pool is ready."""
-    await eventually(lambda: all(pool.follower.ready for pool in running.sidecar.pools))
+    await eventually(lambda: all(pool.watcher.ready for pool in running.sidecar.pools))
     return running

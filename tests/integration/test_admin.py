@@ -127,7 +127,7 @@ async def test_health_is_that_of_one_pool(
     held.release()
     await busy.response()
     await engine.stop()
-    await eventually(lambda: not sidecar.pool.follower.ready)
+    await eventually(lambda: not sidecar.pool.watcher.ready)
     response = await health(sidecar)
     assert response.status == 503
     assert (response.json()["live"], response.json()["ready"]) == (False, False)
@@ -202,7 +202,7 @@ async def test_resume_does_not_undo_a_shutdown(
     running = await start(drain_timeout_s=5)
     busy = await started(running)
     await eventually(lambda: held.waiting)
-    running.sidecar.pools.leave()
+    running.sidecar.pools.shut_down()
     response = await admin(running, "POST", "/v1/pools/cloud/resume")
     assert (response.status, response.error["code"]) == (503, "draining")
     assert running.pool.gate.core.draining

@@ -191,7 +191,7 @@ async def test_request_that_gets_its_slot_and_is_cancelled_at_once_gives_it_back
     request_id = new_id()
     client = await started(sidecar, headers=[named(request_id)], path=MESSAGES)
     await eventually(lambda: sidecar.queued)
-    document = (sidecar.pool.follower.document or {}) | {"foreign": 0}
+    document = (sidecar.pool.watcher.document or {}) | {"foreign": 0}
     sidecar.pool.gate.engine_reports(report.report_of(document))
     assert sidecar.ledger.leased == 1
     assert sidecar.sidecar.serving._in_flight.cancel(request_id, {})

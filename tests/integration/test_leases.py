@@ -92,10 +92,10 @@ async def test_no_log_line_has_a_whole_lease(
         client.start()
         await client.seen(b"data: more\n\n")
         await client.close()
-        await eventually(lambda: "the engine's answer is none" in caplog.text, within_s=5)
+        await eventually(lambda: "the engine's answer is invalid" in caplog.text, within_s=5)
     lease = engine.generating[0].lease
     assert lease is not None
-    assert f"lease {lease[:24]}: the engine's answer is none" in caplog.text
+    assert f"lease {lease[:24]}: the engine's answer is invalid" in caplog.text
     assert lease not in caplog.text
     await eventually(lambda: not sidecar.ledger.leased, within_s=5)
 

@@ -194,8 +194,8 @@ async def test_nonsense_of_the_engine_makes_both_stale_and_breaks_neither(
     parent_leases: Running, lower: Running, engine: ScriptedEngine
 ) -> None:
     engine.tell(waiting="x")
-    await eventually(lambda: parent_leases.pool.follower.state == "stale")
-    assert "waiting is 'x'" in parent_leases.pool.follower.message
+    await eventually(lambda: parent_leases.pool.watcher.state == "stale")
+    assert "waiting is 'x'" in parent_leases.pool.watcher.message
     for running in (parent_leases, lower):
         client = await running.client()
         assert (await client.get("/v1/capabilities")).status == 200
@@ -224,7 +224,7 @@ async def test_state_of_the_sidecar_below_is_believed(
     parent_leases: Running, engine: ScriptedEngine, said: str, state: str, code: str
 ) -> None:
     engine.tell(state=said, message="because of this")
-    await eventually(lambda: parent_leases.pool.follower.state == state)
+    await eventually(lambda: parent_leases.pool.watcher.state == state)
     response = await (await parent_leases.client()).post()
     assert (response.status, response.error["code"]) == (503, code)
     assert "because of this" in response.error["message"]

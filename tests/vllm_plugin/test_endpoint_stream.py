@@ -10,8 +10,8 @@ import pytest
 
 from tests.vllm_plugin.api_server import STREAM, Engine
 from tests.vllm_plugin.examples import LEASE, THEM, report
-from vllm_plugin import admin_calls, endpoint
-from vllm_plugin.endpoint import event
+from vllm_plugin import admin_calls, endpoint, lease_protocol
+from vllm_plugin.lease_protocol import event
 from vllm_plugin.stall_detector import STALLED_AFTER_S
 
 
@@ -177,8 +177,8 @@ async def test_pause_that_came_another_way_is_told_within_a_second_or_two(
 
 
 def test_timing_is_what_the_contract_says() -> None:
-    assert endpoint.CHANGES_EVERY_S == 0.020
-    assert endpoint.HEARTBEAT_EVERY_S == 1.0
+    assert lease_protocol.CHANGES_EVERY_S == 0.020
+    assert lease_protocol.HEARTBEAT_EVERY_S == 1.0
     assert endpoint.CHECK_EVERY_S <= 0.5
 
 

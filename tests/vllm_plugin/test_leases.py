@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from vllm_plugin.leases import BOUND_LASTS_S, SPENT_KEPT, EngineRequest, Leases
+from vllm_plugin.lease_protocol import SPENT_KEPT
+from vllm_plugin.leases import BOUND_LASTS_S, EngineRequest, Leases
 
 US, THEM = "a" * 16, "b" * 16
 

@@ -95,7 +95,7 @@ async def test_every_name_that_is_served_there_can_be_measured(
     engine: ScriptedEngine, cloud: Running, told_often: None
 ) -> None:
     engine.engine_state.set_models(("tiny", "alias", "sql"))
-    await eventually(lambda: "sql" in (cloud.pool.follower.models or ()))
+    await eventually(lambda: "sql" in (cloud.pool.watcher.models or ()))
     for model in ("alias", "sql"):
         result = await measured(url_of(cloud), CLOSED, model=model)
         assert result.status is not Status.INVALID
@@ -106,7 +106,7 @@ async def test_pool_that_is_not_ready_is_refused(
     engine: ScriptedEngine, cloud: Running, home: Running, at_home: ScriptedEngine
 ) -> None:
     await at_home.stop()
-    await eventually(lambda: not home.pool.follower.ready)
+    await eventually(lambda: not home.pool.watcher.ready)
     with pytest.raises(NotMeasurable, match="the pool 'home' is "):
         await measured(url_of(home), SINGLE)
 

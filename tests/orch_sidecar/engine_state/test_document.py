@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state.document import InvalidReport, checked, ended, parsed
-from orch_sidecar.pools import parent_leases
-from tests.orch_sidecar.above import ledger, view
+from orch_sidecar.engine_state.states import EngineState as PoolState
+from tests.orch_sidecar.parents import ledger
+from tests.orch_sidecar.parents import state as published
 from tests.vllm_plugin.examples import FACTS
 from vllm_plugin.engine_state import EngineState
 
@@ -36,9 +37,9 @@ def test_document_of_the_plugin_is_valid_and_unchanged() -> None:
 @pytest.mark.parametrize("state", ["ready", "starting"])
 @pytest.mark.parametrize("slots", [0, 8])
 def test_document_of_a_sidecar_below_is_valid(state: str, slots: int) -> None:
-    """One that has not heard of its engine, too."""
+    """Also of a pool whose engine has not reported."""
     engine = WHOLE if slots else None
-    entry = parent_leases.entry(view(ledger(slots), state=state, engine=engine), "run", 0)
+    entry = published(ledger(slots), state=PoolState(state), document=engine)
     assert checked(entry, whole=True) == entry
 
 
@@ -101,7 +102,7 @@ def test_data_that_is_no_json_object_is_refused(data: bytes) -> None:
 
 @given(st.sampled_from(sorted(WHOLE)), JSON)
 def test_what_is_accepted_can_be_read_and_passed_on(name: str, value: Any) -> None:
-    """By admission, the metrics and the sidecar above: none of them meets nonsense."""
+    """By admission, the metrics and the parent sidecar: none of them meets nonsense."""
     try:
         document = checked(WHOLE | {name: value}, whole=True)
     except InvalidReport:
@@ -109,7 +110,7 @@ def test_what_is_accepted_can_be_read_and_passed_on(name: str, value: Any) -> No
     if document["slots_total"]:
         report.report_of(document)
     report.decode_steps_of(document)
-    entry = parent_leases.entry(view(ledger(), engine=document), "run", 0)
+    entry = published(ledger(), document=document)
     checked(entry, whole=True)
 
 

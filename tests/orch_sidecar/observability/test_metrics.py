@@ -20,7 +20,7 @@ from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability.exposition import exposed
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.pools.registry import PoolRegistry, configured
+from orch_sidecar.pools.registry import PoolRegistry, load_pools
 from tests.orch_sidecar.openmetrics import openmetrics
 from tests.orch_sidecar.records import record_of
 from vllm_plugin.profile import ServiceClass
@@ -44,8 +44,8 @@ async def metrics() -> AsyncIterator[Metrics]:
     """Of one pool of the cloud profile, that serves the model tiny."""
     settings = SidecarSettings(profile="cloud")
     async with aiohttp.ClientSession() as session:
-        pools = PoolRegistry(configured(settings), settings, session)
-        pools.all[0].follower.models = frozenset({"tiny"})
+        pools = PoolRegistry(load_pools(settings), settings, session)
+        pools.all[0].watcher.models = frozenset({"tiny"})
         yield Metrics(pools, lambda pool: pool.state)
 
 

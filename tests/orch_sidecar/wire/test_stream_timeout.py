@@ -24,7 +24,7 @@ async def test_sounds_keep_the_body_alive_and_leave_nothing_behind() -> None:
     async with silence:
         for _ in range(10):
             await asyncio.sleep(0.05)
-            silence.broken()
+            silence.reset()
     await asyncio.sleep(0.4)
     assert not silence.expired
 
@@ -36,7 +36,7 @@ async def test_sound_that_came_while_the_loop_stood_still_is_in_time() -> None:
         loop.call_later(0.01, sound.set)
         time.sleep(0.2)  # noqa: ASYNC251 (the loop is to stand still)
         await sound.wait()
-        silence.broken()
+        silence.reset()
     assert not silence.expired
 
 
