@@ -168,7 +168,7 @@ def _read(report: _Report, benchmark: dict[str, Any]) -> MeasuredRun | Rejection
     except ValidationError as error:
         return first_rejection(error)
     except InvalidRun as error:
-        return error.refused
+        return error.rejection
 
 
 def _measured(report: _Report, benchmark: _Benchmark) -> MeasuredRun:

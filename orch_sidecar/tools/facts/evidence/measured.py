@@ -33,8 +33,8 @@ class InvalidRun(ValueError):
     """Raised while a file is parsed; carries the rejection to the one place that returns it."""
 
     def __init__(self, name: str, value: object, rule: str) -> None:
-        self.refused = Rejection(name, str(value), rule)
-        super().__init__(str(self.refused))
+        self.rejection = Rejection(name, str(value), rule)
+        super().__init__(str(self.rejection))
 
 
 def first_rejection(error: ValidationError) -> Rejection:

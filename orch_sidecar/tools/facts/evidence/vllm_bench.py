@@ -123,7 +123,7 @@ def _read(document: object) -> MeasuredRun | Rejection:
     except ValidationError as error:
         return first_rejection(error)
     except InvalidRun as error:
-        return error.refused
+        return error.rejection
 
 
 def _objections(document: dict[str, Any]) -> None:
