@@ -101,7 +101,7 @@ class MeasuredRun:
     notes: Mapping[str, str | int | float] = field(default_factory=dict)
 
 
-def claim_of(claim: object, arrivals: Arrivals, at_once: int | None) -> Label | None:
+def parse_claim(claim: object, arrivals: Arrivals, at_once: int | None) -> Label | None:
     """Parses the label that a file claims.
 
     Raises InvalidRun for an unknown label, and for one that the load in the file contradicts.

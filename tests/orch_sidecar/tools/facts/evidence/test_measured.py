@@ -8,9 +8,9 @@ from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.evidence.measured import (
     Arrivals,
     InvalidRun,
-    claim_of,
     latency_notes,
     overlap,
+    parse_claim,
 )
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -53,7 +53,7 @@ def test_notes_are_in_milliseconds_and_omit_unknown_values() -> None:
 
 @pytest.mark.parametrize("at_once", [None, 1, 8])
 def test_missing_claim_is_none(at_once: int | None) -> None:
-    assert claim_of(None, Arrivals.POISSON, at_once) is None
+    assert parse_claim(None, Arrivals.POISSON, at_once) is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_missing_claim_is_none(at_once: int | None) -> None:
 def test_claim_that_the_load_allows_is_a_label(
     claim: str, arrivals: Arrivals, at_once: int | None
 ) -> None:
-    assert claim_of(claim, arrivals, at_once) is Label(claim)
+    assert parse_claim(claim, arrivals, at_once) is Label(claim)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_claim_that_the_load_contradicts_is_rejected(
     claim: str, arrivals: Arrivals, at_once: int | None, rule: str
 ) -> None:
     with pytest.raises(InvalidRun, match=rule) as raised:
-        claim_of(claim, arrivals, at_once)
+        parse_claim(claim, arrivals, at_once)
     assert (raised.value.rejection.name, raised.value.rejection.value) == (
         "measurement_type",
         claim,
