@@ -15,7 +15,7 @@ from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.evidence.measured import LATENCIES, Arrivals
 from orch_sidecar.tools.facts.tables.check import row_faults
 from orch_sidecar.tools.facts.tables.row import Label, parse_notes
-from orch_sidecar.tools.facts.tables.table import Record, row_fields, record_text
+from orch_sidecar.tools.facts.tables.table import Record, record_text, row_fields
 from tests.orch_sidecar.tools.bench.sample_results import (
     OFFLINE,
     ONLINE,
