@@ -10,10 +10,10 @@ import pytest
 # In a process of its own, for a hard limit cannot be raised again.
 _CODE = """
 import resource
-from orch_sidecar.tools.bench.load.driver import TooManyConnections, allow
+from orch_sidecar.tools.bench.load.driver import TooManyConnections, raise_file_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, {hard}))
 try:
-    allow({connections})
+    raise_file_limit({connections})
 except TooManyConnections as error:
     print(error)
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
@@ -35,6 +35,7 @@ def test_process_takes_as_many_as_it_may_have(connections: int) -> None:
 
 def test_more_than_it_may_have_are_refused_with_both_numbers() -> None:
     assert after(1000, 1000) == [
-        "1000 requests at once need 1064 open files, and this process may have 1000 (ulimit -Hn)",
+        "1000 concurrent requests need 1064 open files, but the hard limit is 1000: "
+        "raise it (ulimit -Hn) or send fewer requests at once",
         "100 1000",
     ]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from orch_sidecar.tools.bench.load.progress import Progress
+from orch_sidecar.tools.bench.runs.progress import Progress
 
 
 class Terminal(io.StringIO):
@@ -36,7 +36,7 @@ def test_without_tqdm_a_terminal_is_told_what_runs(monkeypatch: pytest.MonkeyPat
     screen = Terminal()
     with Progress("offline at once", 4, 0.0, screen) as progress:
         progress.ended(1.0)
-    assert screen.getvalue() == "offline at once (a progress bar needs tqdm: pip install tqdm)\n"
+    assert screen.getvalue() == "offline at once (for a progress bar: pip install tqdm)\n"
 
 
 def test_run_is_over_when_requests_and_time_are() -> None:

@@ -1,16 +1,15 @@
-"""Prompts that somebody else has written: a file of them.
+"""Reads prompts from a file.
 
-Its entries are objects of one of these kinds, one a line (JSONL) or in one JSON list:
+The entries are objects of one of these kinds, one per line (JSONL) or in one JSON list:
 
-    {"prompt": "a text", "output_tokens": 16}   as `vllm bench serve --dataset-name custom` has it
+    {"prompt": "a text", "output_tokens": 16}   as in `vllm bench serve --dataset-name custom`
     {"prompt": [1, 2, 3], "output_tokens": 16}  token ids
     {"messages": [{"role": "user", ...}], ...}  a chat
     {"conversations": [{"from": "human", "value": "a text"}, ...]}  as in ShareGPT
 
-Without `output_tokens` an entry asks for as many as the command line says. Of a conversation the
-first thing that a human says is the prompt, as a text. The answer that stands there is none of
-this engine, and how many tokens it would have only the tokenizer could tell: its length is not
-guessed at. Conversations in which no human says anything are left out; ShareGPT has some.
+An entry without `output_tokens` gets the number from the command line. The prompt of a
+conversation is the text of its first human turn; the recorded answer is another model's, so its
+length is not used. Conversations without a human turn are skipped; ShareGPT has some.
 """
 
 from __future__ import annotations
@@ -31,59 +30,59 @@ _SHOWN: Final = 60  # characters of a value in an error: prompts are long
 _DECODER: Final = json.JSONDecoder()
 
 
-class _Wrong(Exception):
-    """Carries out of the reading functions what is wrong with an entry."""
+class _InvalidEntry(Exception):
+    """An entry breaks a rule; the message lacks file and line, which the caller knows."""
 
 
 def from_file(path: Path, default_output_tokens: int | None, seed: int) -> tuple[Prompt, ...]:
-    """The prompts of a file, in an order of the seed's: a file may be sorted, traffic is not.
+    """Reads the prompts of a file and shuffles them by the seed: a file may be sorted.
 
-    `default_output_tokens`: of entries that say none, at least 1. Raises OSError, and ValueError
-    with file, line, value and rule for what is no prompt, and for a file without any.
+    `default_output_tokens`: for entries without a number, at least 1. Raises OSError, and
+    ValueError with file, line, value and rule for an invalid entry or a file without prompts.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         byte = error.object[error.start]
-        raise ValueError(f"{path}:{line}: byte {byte:#x}: must be UTF-8") from None
+        raise ValueError(f"{path}:{line}: byte {byte:#x}: the file must be UTF-8") from None
     prompts = list(parse(str(path), text, default_output_tokens))
     if not prompts:
-        raise ValueError(f"{path}: must have at least one prompt")
+        raise ValueError(f"{path}: the file must contain at least one prompt")
     Random(f"{seed} file").shuffle(prompts)  # noqa: S311 (no secret)
     return tuple(prompts)
 
 
 def parse(name: str, text: str, default_output_tokens: int | None) -> Iterator[Prompt]:
-    """The prompts of a file's text, in its order. Pure; `name` is for errors.
+    """Yields the prompts of a file's text in its order; `name` is for errors.
 
     Raises ValueError as `from_file` does.
     """
     if default_output_tokens is not None and default_output_tokens < 1:
-        raise ValueError(f"output tokens {default_output_tokens}: must be at least 1")
+        raise ValueError(f"output tokens is {default_output_tokens}: it must be at least 1")
     in_list = text.lstrip(_BLANK).startswith("[")
     line, counted = 1, 0
     for start, entry in _listed(name, text) if in_list else _lined(name, text):
         line, counted = line + text.count("\n", counted, start), start
         try:
             prompt = _prompt(entry, default_output_tokens)
-        except _Wrong as wrong:
-            raise ValueError(f"{name}:{line}: {wrong}") from None
+        except _InvalidEntry as error:
+            raise ValueError(f"{name}:{line}: {error}") from None
         if prompt is not None:
             yield prompt
 
 
 def _lined(name: str, text: str) -> Iterator[tuple[int, Any]]:
-    """Where each line's value starts, and the value."""
+    """Yields the start and the value of each line."""
     start = 0
-    for line in text.split("\n"):  # not splitlines: a string may have a U+2028 in it
+    for line in text.split("\n"):  # not splitlines: a JSON string may contain U+2028
         if line.strip(_BLANK):
             yield start, _decoded(name, text, start, start + len(line))[0]
         start += len(line) + 1
 
 
 def _listed(name: str, text: str) -> Iterator[tuple[int, Any]]:
-    """Where each value of a list starts, and the value: one at a time, for such files are large."""
+    """Yields the start and the value of each list item, one at a time: such files are large."""
     at = _next(text, text.index("[") + 1)
     while text[at : at + 1] != "]":
         entry, end = _decoded(name, text, at, None)
@@ -95,9 +94,9 @@ def _listed(name: str, text: str) -> Iterator[tuple[int, Any]]:
                 continue
         elif text[at : at + 1] == "]":
             continue
-        raise ValueError(f"{_place(name, text, at)}: the list must go on with , or end with ]")
+        raise ValueError(f"{_place(name, text, at)}: the list must continue with , or end with ]")
     if text[at + 1 :].strip(_BLANK):
-        raise ValueError(f"{_place(name, text, at)}: nothing must follow the list's ]")
+        raise ValueError(f"{_place(name, text, at)}: nothing may follow the ] of the list")
 
 
 def _next(text: str, at: int) -> int:
@@ -112,7 +111,7 @@ def _place(name: str, text: str, at: int) -> str:
 
 
 def _decoded(name: str, text: str, start: int, end: int | None) -> tuple[Any, int]:
-    """The value that starts there, and where it ends: all that there is up to `end`, if given."""
+    """Decodes the value at `start` and returns its end. With `end` it must fill the text to it."""
     try:
         value, after = _DECODER.raw_decode(text, _next(text, start))
     except RecursionError:
@@ -127,13 +126,13 @@ def _decoded(name: str, text: str, start: int, end: int | None) -> tuple[Any, in
 
 
 def _prompt(entry: Any, default_output_tokens: int | None) -> Prompt | None:
-    """None of a conversation without a question."""
+    """Returns the prompt of an entry; None for a conversation without a human turn."""
     if not isinstance(entry, dict):
-        raise _Wrong(f"{_shown(entry)}: must be an object with {', '.join(_KINDS)}")
+        raise _InvalidEntry(f"{_shown(entry)}: an entry must be an object")
     kinds = [kind for kind in _KINDS if kind in entry]
     if len(kinds) != 1:
         found = " and ".join(kinds) or f"only {_shown(list(entry))}"
-        raise _Wrong(f"has {found}: must have one of {', '.join(_KINDS)}")
+        raise _InvalidEntry(f"has {found}: an entry must have exactly one of {', '.join(_KINDS)}")
     content: Content | None
     match kinds[0]:
         case "prompt":
@@ -146,9 +145,11 @@ def _prompt(entry: Any, default_output_tokens: int | None) -> Prompt | None:
         return None
     output_tokens = entry.get("output_tokens", default_output_tokens)
     if output_tokens is None and "output_tokens" not in entry:
-        raise _Wrong("has no output_tokens: must have them, or --output-tokens must say how many")
+        raise _InvalidEntry("has no output_tokens: add them to the entry, or give --output-tokens")
     if type(output_tokens) is not int or output_tokens < 1:
-        raise _Wrong(f"output_tokens {_shown(output_tokens)}: must be a number of at least 1")
+        raise _InvalidEntry(
+            f"output_tokens is {_shown(output_tokens)}: it must be an integer from 1"
+        )
     by_ids = isinstance(entry.get("prompt"), list)
     return Prompt(content, len(content) if by_ids else None, output_tokens)
 
@@ -158,29 +159,33 @@ def _text_or_ids(value: Any) -> str | tuple[int, ...]:
         return value
     if isinstance(value, list) and value and all(type(each) is int and each >= 0 for each in value):
         return tuple(value)
-    raise _Wrong(f"prompt {_shown(value)}: must be a text, or a list of token ids, not empty")
+    raise _InvalidEntry(
+        f"prompt is {_shown(value)}: it must be a text or a list of token ids, and not empty"
+    )
 
 
 def _messages(value: Any) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(value, list) or not value:
-        raise _Wrong(f"messages {_shown(value)}: must be a list, not empty")
+        raise _InvalidEntry(f"messages is {_shown(value)}: it must be a list with messages")
     for each in value:
         if not isinstance(each, dict) or not isinstance(each.get("role"), str):
-            raise _Wrong(f"message {_shown(each)}: must be an object with a role")
+            raise _InvalidEntry(f"the message {_shown(each)} must be an object with a role")
     return tuple(value)
 
 
 def _question(turns: Any) -> str | None:
-    """The first thing that a human says; None if there is none."""
+    """Returns the text of the first human turn, None without one."""
     if not isinstance(turns, list):
-        raise _Wrong(f"conversations {_shown(turns)}: must be a list of turns")
+        raise _InvalidEntry(f"conversations is {_shown(turns)}: it must be a list of turns")
     for turn in turns:
         if not isinstance(turn, dict) or not all(
             isinstance(turn.get(key), str) for key in ("from", "value")
         ):
-            raise _Wrong(f"turn {_shown(turn)}: must be an object with texts, from and value")
-    said = (turn["value"] for turn in turns if turn["from"] in _HUMAN)
-    return next((text for text in said if text.strip()), None)
+            raise _InvalidEntry(
+                f"the turn {_shown(turn)} must be an object with the texts from and value"
+            )
+    texts = (turn["value"] for turn in turns if turn["from"] in _HUMAN)
+    return next((text for text in texts if text.strip()), None)
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""A progress bar with its estimated end, where somebody is looking."""
+"""A progress bar with the estimated time left."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from typing import Self, TextIO
 
 
 class Progress:
-    """How much of a run is over; nothing where that is no terminal."""
+    """The progress bar of a run; silent if the stream is not a terminal."""
 
     def __init__(
         self, title: str, requests: int, seconds: float, stream: TextIO | None = None
     ) -> None:
-        """The run ends when at least so many requests have ended and so much time is over.
-
-        `stream`: standard error, if it is None.
-        """
+        """`requests`, `seconds`: a run ends when both are reached. `stream`: default stderr."""
         self._requests = requests
         self._seconds = seconds
         self._ended = 0
@@ -27,7 +24,7 @@ class Progress:
         try:
             from tqdm import tqdm
         except ImportError:
-            print(f"{title} (a progress bar needs tqdm: pip install tqdm)", file=out)
+            print(f"{title} (for a progress bar: pip install tqdm)", file=out)
             return
         form = "{desc} {percentage:3.0f}% |{bar}| {elapsed} (ETA {remaining}){postfix}"
         self._bar = tqdm(total=1.0, desc=title, bar_format=form, miniters=0, leave=False, file=out)
@@ -45,7 +42,7 @@ class Progress:
             self._bar.close()
 
     def ended(self, now_s: float) -> None:
-        """One more request has ended, `now_s` seconds after the start."""
+        """Counts a request that ended `now_s` seconds after the start."""
         self._ended += 1
         if self._bar is None:
             return
@@ -53,7 +50,7 @@ class Progress:
         self._bar.update(self.share(now_s) - self._bar.n)
 
     def share(self, now_s: float) -> float:
-        """How much is over, from 0 to 1."""
+        """Returns the completed share of the run, from 0 to 1."""
         share = self._ended / self._requests
         if self._seconds > 0:
             share = min(share, now_s / self._seconds)

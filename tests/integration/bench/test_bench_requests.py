@@ -8,7 +8,7 @@ import pytest
 
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
-from orch_sidecar.tools.bench.results.identity import Given
+from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.runs.run import NotMeasurable
 from orch_sidecar.tools.facts.tables.row import Label
@@ -24,9 +24,9 @@ from tests.integration.bench.measuring import (
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 
-pytestmark = pytest.mark.usefixtures("told_often")
+pytestmark = pytest.mark.usefixtures("fast_reports")
 
-TYPED = Given(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+TYPED = IdentityOverrides(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
 
 
 async def test_every_request_says_what_it_belongs_to_and_shares_nothing(
@@ -71,7 +71,7 @@ async def test_silent_endpoint_is_unverified_and_its_row_to_be_confirmed(
     result = await measured(engine.url, CLOSED)
     assert result.status is Status.UNVERIFIED
     assert result.engine.engine is None
-    with pytest.raises(NoFact, match="a row needs --engine, --precision, --gpu, --gpu-count"):
+    with pytest.raises(NoFact, match="give --engine, --precision, --gpu, --gpu-count"):
         row_of(result)
     typed = await measured(engine.url, CLOSED, given=TYPED)
     assert typed.engine.given == ["engine", "precision", "gpu", "gpu_count"]
@@ -81,18 +81,18 @@ async def test_silent_endpoint_is_unverified_and_its_row_to_be_confirmed(
 async def test_row_that_could_not_be_made_is_told_before_anything_is_sent(
     engine: ScriptedEngine,
 ) -> None:
-    with pytest.raises(NotMeasurable, match="a row needs --engine"):
+    with pytest.raises(NotMeasurable, match="give --engine"):
         await measured(engine.url, CLOSED, for_row=True)
     assert engine.generating == []
 
 
 async def test_model_that_is_not_served_there_is_refused(cloud: Running) -> None:
-    with pytest.raises(NotMeasurable, match="the model 'huge' is not served there, but tiny"):
+    with pytest.raises(NotMeasurable, match="the pool does not serve the model 'huge', but tiny"):
         await measured(url_of(cloud), CLOSED, model="huge")
 
 
 async def test_every_name_that_is_served_there_can_be_measured(
-    engine: ScriptedEngine, cloud: Running, told_often: None
+    engine: ScriptedEngine, cloud: Running, fast_reports: None
 ) -> None:
     engine.engine_state.set_models(("tiny", "alias", "sql"))
     await eventually(lambda: "sql" in (cloud.pool.watcher.models or ()))
@@ -113,7 +113,7 @@ async def test_pool_that_is_not_ready_is_refused(
 
 async def test_warm_up_without_an_answer_ends_it(engine: ScriptedEngine) -> None:
     engine.api_key = "sk"
-    with pytest.raises(EndpointError, match="was answered 401"):
+    with pytest.raises(EndpointError, match="returned 401"):
         await measured(engine.url, replace(CLOSED, warm_up=2))
     engine.api_key = None
     elsewhere = f"{engine.url}/other"
@@ -125,13 +125,13 @@ async def test_more_at_once_than_there_may_be_connections_are_refused(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda what: (100, 100))
-    with pytest.raises(NotMeasurable, match="1000 requests at once need 1064 open files"):
+    with pytest.raises(NotMeasurable, match="1000 concurrent requests need 1064 open files"):
         await measured(engine.url, OFFLINE, requests=1000)
 
 
 async def test_schedule_without_end_is_refused_before_anything_is_sent(
     engine: ScriptedEngine, cloud: Running
 ) -> None:
-    with pytest.raises(ValueError, match="a schedule must not have more"):
+    with pytest.raises(ValueError, match="is too long"):
         await measured(url_of(cloud), replace(POISSON, rate_per_s=1e9, least_seconds=600.0))
     assert engine.generating == []

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.bench.load.call import Call, Pulse
+from orch_sidecar.tools.bench.load.call import Call, ClientHealth
 from orch_sidecar.tools.bench.results.result import Result, Status
-from orch_sidecar.tools.bench.runs.sweep import Sweep, is_sound, plot, sweep_of, text
+from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound, sweep_of, sweep_text
+from orch_sidecar.tools.bench.results.sweep_plot import plot_sweep
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import ONLINE, answered, refused, result
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
@@ -115,23 +116,23 @@ def test_point_that_is_invalid_by_others_takes_no_part_in_the_fit(clients: int) 
 def test_two_batches_determine_no_curve() -> None:
     found = swept(1, 2)
     assert found.fit is None
-    assert "fewer than three batches" in text(found)
+    assert "not fitted, which needs three different batches" in sweep_text(found)
 
 
 def test_point_of_one_client_is_invalid_and_its_reason_is_told_below_the_table() -> None:
     found = swept(1, 2, 4)
     assert [each.status for each in found.points] == [Status.INVALID, *[Status.PRELIMINARY] * 2]
-    table, _, below = text(found).partition("TPOT =")
+    table, _, below = sweep_text(found).partition("TPOT =")
     assert "invalid" in table
     assert "nothing was batched" not in table
     assert "\n  1 client: no step decoded more than one sequence: nothing was batched" in below
-    assert "x and eff. are against 1 client\n" in below
+    assert "x and eff. are relative to 1 client\n" in below
 
 
 def test_client_that_was_the_bottleneck_is_told() -> None:
-    found = sweep_of([point(2, pulse=Pulse((), 0.99))])
+    found = sweep_of([point(2, client_health=ClientHealth((), 0.99))])
     assert found.points[0].client_bottleneck
-    assert "  2 clients: the client may be the bottleneck" in text(found)
+    assert "  2 clients: the client may be the bottleneck" in sweep_text(found)
 
 
 def test_concurrency_at_which_nothing_was_answered_has_no_point() -> None:
@@ -140,15 +141,15 @@ def test_concurrency_at_which_nothing_was_answered_has_no_point() -> None:
     assert (found.points[0].speed_up, len(found.results)) == (1.0, 2)
     nothing = [answered(0.0, output_tokens=0)]
     assert sweep_of([point(2, nothing)]).points == []
-    assert "TPOT" in text(sweep_of([point(2, nothing)]))
+    assert "TPOT" in sweep_text(sweep_of([point(2, nothing)]))
 
 
 def test_sweep_that_was_ended_early_says_so() -> None:
     assert swept(2).complete
-    assert "INCOMPLETE" not in text(swept(2))
+    assert "INCOMPLETE" not in sweep_text(swept(2))
     found = sweep_of([point(2)], "at 4 clients: it was stopped")
     assert not found.complete
-    assert text(found).endswith("\nINCOMPLETE: at 4 clients: it was stopped")
+    assert sweep_text(found).endswith("\nINCOMPLETE: at 4 clients: it was stopped")
 
 
 def test_without_the_engines_steps_the_batch_is_that_of_the_clients() -> None:
@@ -171,7 +172,7 @@ def test_sweep_reads_back_as_it_was_written() -> None:
 @pytest.mark.parametrize("sizes", [(1,), (1, 2, 4, 8, 16)])
 def test_plot_shows_every_panel(tmp_path: Path, suffix: str, sizes: tuple[int, ...]) -> None:
     path = tmp_path / f"sweep{suffix}"
-    plot(swept(*sizes, slots=8), path)
+    plot_sweep(swept(*sizes, slots=8), path)
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG" if suffix == ".png" else b"<?xml")
     if suffix == ".svg":
@@ -182,7 +183,7 @@ def test_answers_that_were_not_streamed_are_plotted_by_their_throughput(tmp_path
     whole = [answered(0.1 * number, event_s=[]) for number in range(10)]
     found = sweep_of([point(2, whole), point(4, whole)])
     assert found.points[0].ttft_p50_ms is None
-    assert " -  " in text(found)
+    assert " -  " in sweep_text(found)
     path = tmp_path / "sweep.png"
-    plot(found, path)
+    plot_sweep(found, path)
     assert path.exists()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.bench.load.prompt_file import from_file, parse
 from orch_sidecar.tools.bench.load.prompts import Prompt
+from orch_sidecar.tools.bench.plan.prompt_file import from_file, parse
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a slot?"}]
 
@@ -53,7 +53,7 @@ def test_line_that_says_no_output_tokens_gets_those_of_the_command_line() -> Non
         Prompt("b", None, 2),
     ]
     assert objection(jsonl({"prompt": "a", "output_tokens": 1}, {"prompt": "b"}), None) == (
-        "asked.jsonl:2: has no output_tokens: must have them, or --output-tokens must say how many"
+        "asked.jsonl:2: has no output_tokens: add them to the entry, or give --output-tokens"
     )
 
 
@@ -114,26 +114,35 @@ def test_whatever_is_written_is_read(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("3", "3: must be an object with prompt, messages, conversations"),
-        ('{"text": "a"}', 'has only ["text"]: must have one of prompt, messages, conversations'),
-        ('{"prompt": "a", "messages": []}', "has prompt and messages: must have one of"),
-        ('{"prompt": ""}', 'prompt "": must be a text, or a list of token ids, not empty'),
-        ('{"prompt": []}', "prompt []: must be a text, or a list of token ids, not empty"),
-        ('{"prompt": [1, -2]}', "prompt [1, -2]: must be"),
-        ('{"prompt": [1, true]}', "prompt [1, true]: must be"),
-        ('{"prompt": ["a", "b"]}', 'prompt ["a", "b"]: must be'),
-        ('{"prompt": null}', "prompt null: must be"),
-        ('{"messages": []}', "messages []: must be a list, not empty"),
-        ('{"messages": "a"}', 'messages "a": must be a list, not empty'),
-        ('{"messages": ["a"]}', 'message "a": must be an object with a role'),
-        ('{"messages": [{"content": "a"}]}', 'message {"content": "a"}: must be an object with a'),
-        ('{"conversations": {}}', "conversations {}: must be a list of turns"),
-        ('{"conversations": [3]}', "turn 3: must be an object with texts, from and value"),
-        ('{"conversations": [{"from": "human"}]}', 'turn {"from": "human"}: must be an object'),
-        ('{"prompt": "a", "output_tokens": 0}', "output_tokens 0: must be a number of at least 1"),
-        ('{"prompt": "a", "output_tokens": null}', "output_tokens null: must be a number"),
-        ('{"prompt": "a", "output_tokens": true}', "output_tokens true: must be a number"),
-        ('{"prompt": "a", "output_tokens": 2.0}', "output_tokens 2.0: must be a number"),
+        ("3", "3: an entry must be an object"),
+        (
+            '{"text": "a"}',
+            'has only ["text"]: an entry must have exactly one of',
+        ),
+        (
+            '{"prompt": "a", "messages": []}',
+            "has prompt and messages: an entry must have",
+        ),
+        ('{"prompt": ""}', 'prompt is "": it must be a text or a list of token ids, and not empty'),
+        ('{"prompt": []}', "prompt is []: it must be a text or a list of token ids, and not empty"),
+        ('{"prompt": [1, -2]}', "prompt is [1, -2]: it must be"),
+        ('{"prompt": [1, true]}', "prompt is [1, true]: it must be"),
+        ('{"prompt": ["a", "b"]}', 'prompt is ["a", "b"]: it must be'),
+        ('{"prompt": null}', "prompt is null: it must be"),
+        ('{"messages": []}', "messages is []: it must be a list with messages"),
+        ('{"messages": "a"}', 'messages is "a": it must be a list with messages'),
+        ('{"messages": ["a"]}', 'the message "a" must be an object with a role'),
+        (
+            '{"messages": [{"content": "a"}]}',
+            'the message {"content": "a"} must',
+        ),
+        ('{"conversations": {}}', "conversations is {}: it must be a list of turns"),
+        ('{"conversations": [3]}', "the turn 3 must be an object with the texts from and value"),
+        ('{"conversations": [{"from": "human"}]}', 'the turn {"from": "human"} must be an object'),
+        ('{"prompt": "a", "output_tokens": 0}', "output_tokens is 0: it must be an integer from 1"),
+        ('{"prompt": "a", "output_tokens": null}', "output_tokens is null: it must be an integer"),
+        ('{"prompt": "a", "output_tokens": true}', "output_tokens is true: it must be an integer"),
+        ('{"prompt": "a", "output_tokens": 2.0}', "output_tokens is 2.0: it must be an integer"),
         ('{"prompt": "a"', "must be JSON: Expecting ',' delimiter"),
         ('{"prompt": "a"} {"prompt": "b"}', "a line must be one JSON object"),
         ('{"prompt":\n"a"}', "a line must be one JSON object"),
@@ -151,12 +160,15 @@ def test_line_that_is_no_prompt_is_named_with_its_rule(line: str, said: str) -> 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[\n{"prompt": "a"},\n\n{"prompt": 3}\n]', "asked.jsonl:4: prompt 3: must be a text"),
-        ('[\n{"prompt": "a"}\n{"prompt": "b"}]', "asked.jsonl:3: the list must go on with ,"),
-        ('[\n{"prompt": "a"},\n]', "asked.jsonl:3: the list must go on with , or end with ]"),
-        ('[\n{"prompt": "a"}\n', "asked.jsonl:3: the list must go on with , or end with ]"),
+        (
+            '[\n{"prompt": "a"},\n\n{"prompt": 3}\n]',
+            "asked.jsonl:4: prompt is 3: it must",
+        ),
+        ('[\n{"prompt": "a"}\n{"prompt": "b"}]', "asked.jsonl:3: the list must continue with ,"),
+        ('[\n{"prompt": "a"},\n]', "asked.jsonl:3: the list must continue with , or end with ]"),
+        ('[\n{"prompt": "a"}\n', "asked.jsonl:3: the list must continue with , or end with ]"),
         ('[\n{"prompt": "a"},', "asked.jsonl:2: must be JSON: Expecting value"),
-        ('[{"prompt": "a"}]\n[]', "asked.jsonl:1: nothing must follow the list's ]"),
+        ('[{"prompt": "a"}]\n[]', "asked.jsonl:1: nothing may follow the ] of the list"),
         ("[", "asked.jsonl:1: must be JSON: Expecting value"),
     ],
 )
@@ -165,7 +177,7 @@ def test_list_that_is_none_is_named_with_its_line(text: str, said: str) -> None:
 
 
 def test_default_of_no_tokens_is_refused() -> None:
-    assert objection(jsonl({"prompt": "a"}), 0) == "output tokens 0: must be at least 1"
+    assert objection(jsonl({"prompt": "a"}), 0) == "output tokens is 0: it must be at least 1"
 
 
 def test_file_is_asked_in_an_order_of_the_seed(tmp_path: Path) -> None:
@@ -189,7 +201,7 @@ def test_mark_of_utf_8_at_the_start_is_no_prompt(tmp_path: Path) -> None:
 def test_file_that_is_not_utf_8_is_named_with_its_line(tmp_path: Path, mark: bytes) -> None:
     path = tmp_path / "asked.jsonl"
     path.write_bytes(mark + b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
-    with pytest.raises(ValueError, match=r"asked\.jsonl:2: byte 0xff: must be UTF-8"):
+    with pytest.raises(ValueError, match=r"asked\.jsonl:2: byte 0xff: the file must be UTF-8"):
         from_file(path, 8, 1)
 
 
@@ -197,7 +209,7 @@ def test_file_that_is_not_utf_8_is_named_with_its_line(tmp_path: Path, mark: byt
 def test_file_without_prompts_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "asked.json"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"asked\.json: must have at least one prompt"):
+    with pytest.raises(ValueError, match=r"asked\.json: the file must contain at least one prompt"):
         from_file(path, 8, 1)
 
 
