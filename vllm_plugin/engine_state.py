@@ -22,7 +22,7 @@ API_VERSION: Final = "1.0.0"
 # A fit takes up to 2 ms of the event loop, and is reported no more often.
 FIT_EVERY_S: Final = 1.0
 
-_STALL: Final = NotReady(STALLED, "the engine holds sequences and has made no step for too long")
+_STALL: Final = NotReady(STALLED, "the engine has sequences, but has reported no step for too long")
 
 State = dict[str, Any]
 

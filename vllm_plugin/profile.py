@@ -60,7 +60,7 @@ class ArgumentRule(_Strict):
         if (self.fixed is None) == (self.default is None):
             raise ValueError("exactly one of `fixed` and `default` must be given")
         if self.fixed is not None and self.minimum is not None:
-            raise ValueError("`minimum` goes with `default`, not with `fixed`")
+            raise ValueError("`minimum` is allowed with `default` only, not with `fixed`")
         if self.minimum is not None and (
             not isinstance(self.default, int)
             or isinstance(self.default, bool)

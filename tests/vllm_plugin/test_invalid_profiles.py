@@ -46,7 +46,7 @@ def refusal(file: Path, document: Any) -> str:
         (
             {"engine": {"max_num_seqs": {"fixed": 8, "minimum": 2}}},
             "engine.max_num_seqs",
-            "`minimum` goes with `default`",
+            "`minimum` is allowed with `default` only",
         ),
         (
             {"engine": {"max_num_seqs": {"default": 8, "minimum": "2"}}},
