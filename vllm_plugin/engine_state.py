@@ -67,9 +67,9 @@ class SchedulerReport:
     waiting: int
     kv_cache_usage: float
     preempted: int
-    batch: int | None
-    decode_only: bool
-    elapsed_s: float
+    batch: int | None = None
+    decode_only: bool = False
+    elapsed_s: float = 0.0
     prompt_tokens: int = 0  # computed in this step
     decoding: int = 0  # sequences of the batch that were past their prompts
     recomputing: bool = False  # one of these was preempted and computes its tokens again

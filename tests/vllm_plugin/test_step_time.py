@@ -31,7 +31,7 @@ class Machine:
     def __init__(self, curve: Curve, seed: int, slots: int = 64) -> None:
         self.curve = curve
         self.random = random.Random(seed)
-        self.times = StepSamples(slots)
+        self.samples = StepSamples(slots)
         self.slower = 1.0
 
     def step(self, batch: int) -> None:
@@ -39,14 +39,14 @@ class Machine:
         seconds *= math.exp(self.random.gauss(0, 0.1))
         if self.random.random() < 0.02:
             seconds *= self.random.uniform(10, 100)
-        self.times.record(batch, seconds)
+        self.samples.record(batch, seconds)
 
     def run(self, steps: int, largest: int) -> None:
         for _ in range(steps):
             self.step(self.random.randint(1, largest))
 
     def fit(self) -> StepTime:
-        found = self.times.fit()
+        found = self.samples.fit()
         assert found is not None
         return found
 
@@ -83,25 +83,25 @@ def test_known_constants_are_recovered_from_noisy_steps(
 def test_compilation_of_many_seconds_does_not_distort_the_fit() -> None:
     machine = Machine(MODEST, 1)
     for batch in range(1, 33):
-        machine.times.record(batch, 20.0)  # each size once, when it is first seen
+        machine.samples.record(batch, 20.0)  # each size once, when it is first seen
     machine.run(1000, 32)
     assert machine.largest_error(machine.fit(), 32) < 0.05
 
 
 def test_fit_is_unknown_before_a_size_has_enough_samples() -> None:
-    times = StepSamples(8)
-    assert times.fit() is None
+    samples = StepSamples(8)
+    assert samples.fit() is None
     for batch in (1, 2, 3, 4) * (step_time.MINIMUM_OF_A_SIZE - 1):
-        times.record(batch, 0.01)
-    assert times.fit() is None
+        samples.record(batch, 0.01)
+    assert samples.fit() is None
 
 
 def test_steps_without_duration_or_sequences_are_ignored() -> None:
-    times = StepSamples(8)
-    times.record(0, 0.01)
-    times.record(4, 0.0)
-    times.record(4, -0.1)
-    assert not times.fresh
+    samples = StepSamples(8)
+    samples.record(0, 0.01)
+    samples.record(4, 0.0)
+    samples.record(4, -0.1)
+    assert not samples.fresh
 
 
 def test_one_size_is_a_constant_and_poor() -> None:
@@ -157,11 +157,11 @@ def test_few_steps_are_poor() -> None:
 
 
 def test_times_that_do_not_follow_the_curve_are_poor() -> None:
-    times = StepSamples(64)
+    samples = StepSamples(64)
     for _ in range(50):
         for batch, seconds in ((1, 0.1), (2, 0.01), (4, 0.2), (8, 0.02), (16, 0.3)):
-            times.record(batch, seconds)
-    found = times.fit()
+            samples.record(batch, seconds)
+    found = samples.fit()
     assert found is not None
     assert found.error > step_time.GOOD_ERROR
     assert not found.good
@@ -202,7 +202,7 @@ def test_hours_at_one_size_do_not_erase_the_others() -> None:
     for index in range(50_000):
         machine.step(8)
         if index % 200 == 0:
-            machine.times.fit()
+            machine.samples.fit()
     found = machine.fit()
     assert machine.largest_error(found, 32) < 0.06
     assert found.batches == 32
@@ -214,19 +214,19 @@ def test_hours_at_one_size_do_not_erase_the_others() -> None:
     st.integers(1, 512),
 )
 def test_any_steps_give_a_finite_monotonic_fit(steps: list[tuple[int, float]], slots: int) -> None:
-    times = StepSamples(slots)
+    samples = StepSamples(slots)
     for batch, seconds in steps:
         for _ in range(3):
-            times.record(batch, seconds)
-    found = times.fit()
+            samples.record(batch, seconds)
+    found = samples.fit()
     if found is None:
         return
     assert 0 < found.curve.alpha <= 1
     assert found.curve.t0_s >= 0
     assert found.curve.c_s >= 0
-    times = [found.seconds(batch) for batch in (0, 1, 2, 3, 8, 64, 512, 4096)]
-    assert times == sorted(times)
-    assert times[1] > 0
+    predicted = [found.seconds(batch) for batch in (0, 1, 2, 3, 8, 64, 512, 4096)]
+    assert predicted == sorted(predicted)
+    assert predicted[1] > 0
     assert math.isfinite(found.error)
 
 
@@ -236,13 +236,13 @@ def test_memory_is_bounded_with_and_without_fits() -> None:
         for index in range(40_000):
             machine.step(1 + index % 300)
             if fits and index % 1000 == 999:
-                machine.times.fit()
-        blocks = machine.times._blocks
+                machine.samples.fit()
+        blocks = machine.samples._blocks
         assert len(blocks) <= 2 * step_time.BLOCKS
         assert max(map(len, blocks)) <= step_time.BLOCK_STEPS
-        machine.times.fit()
+        machine.samples.fit()
         assert len(blocks) <= step_time.BLOCKS
-        assert len(machine.times._means) <= 300
+        assert len(machine.samples._means) <= 300
 
 
 def test_fit_of_all_samples_takes_milliseconds() -> None:
@@ -259,9 +259,9 @@ def test_fit_of_all_samples_takes_milliseconds() -> None:
 
 
 def test_new_samples_since_the_last_fit_are_flagged() -> None:
-    times = StepSamples(8)
-    assert not times.fresh
-    times.record(1, 0.01)
-    assert times.fresh
-    times.fit()
-    assert not times.fresh
+    samples = StepSamples(8)
+    assert not samples.fresh
+    samples.record(1, 0.01)
+    assert samples.fresh
+    samples.fit()
+    assert not samples.fresh
