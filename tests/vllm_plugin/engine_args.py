@@ -44,7 +44,9 @@ def apply(
     return environ
 
 
-def refusal(profile: str, args: Args, environ: dict[str, str] | None = None, argv: str = "") -> str:
+def rejection(
+    profile: str, args: Args, environ: dict[str, str] | None = None, argv: str = ""
+) -> str:
     """Returns the message for arguments that contradict the profile."""
     before = replace(args)
     with pytest.raises(ProfileContradiction) as rejected:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.vllm_plugin.engine_args import Args, apply, refusal
+from tests.vllm_plugin.engine_args import Args, apply, rejection
 from vllm_plugin.enforce import ProfileContradiction
 from vllm_plugin.profile import load
 
@@ -64,9 +64,9 @@ def test_budgets_without_a_rule_are_kept(profile: str) -> None:
 
 def test_vllms_default_on_the_command_line_counts_as_given(tmp_path: Path) -> None:
     """Only the command line distinguishes it from an argument that was not given."""
-    message = refusal("cloud", Args(), argv="--scheduling-policy fcfs")
+    message = rejection("cloud", Args(), argv="--scheduling-policy fcfs")
     assert "--scheduling-policy is 'fcfs', must be 'priority'" in message
-    message = refusal("cloud", Args(), argv="--long_prefill_token_threshold=0")
+    message = rejection("cloud", Args(), argv="--long_prefill_token_threshold=0")
     assert "--long-prefill-token-threshold is 0, must be at least 64" in message
     file = tmp_path / "mine.yaml"
     document = yaml.safe_load((Path(__file__).parents[2] / "profiles/cloud.yaml").read_text())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.vllm_plugin.engine_args import Args, apply, refusal
+from tests.vllm_plugin.engine_args import Args, apply, rejection
 from vllm_plugin.enforce import ProfileContradiction
 from vllm_plugin.profile import load
 
@@ -106,7 +106,7 @@ from vllm_plugin.profile import load
 def test_contradiction_is_rejected_with_setting_value_and_rule(
     profile: str, args: Args, environ: dict[str, str], argv: str, expected: str
 ) -> None:
-    assert expected in refusal(profile, args, environ, argv)
+    assert expected in rejection(profile, args, environ, argv)
 
 
 def test_one_message_lists_every_contradiction() -> None:
@@ -119,7 +119,7 @@ def test_one_message_lists_every_contradiction() -> None:
         scheduler_cls="x",
         _api_process_count=2,
     )
-    message = refusal("home", args, {"VLLM_USE_RUST_FRONTEND": "1"})
+    message = rejection("home", args, {"VLLM_USE_RUST_FRONTEND": "1"})
     for setting in (
         "--max-num-seqs", "--max-num-active-seqs", "--data-parallel-size", "--api-server-count",
         "--enable-elastic-ep", "--scheduler-cls", "VLLM_USE_RUST_FRONTEND",
