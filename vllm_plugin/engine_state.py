@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from vllm_plugin.kv_cache import KvCache
-from vllm_plugin.leases import EngineRequest, Leases
+from vllm_plugin.leases import Leases
 from vllm_plugin.readiness import READY, STALLED, NotReady, Readiness
 from vllm_plugin.stall_detector import StallDetector
 from vllm_plugin.step_time import StepSamples, StepTime
@@ -196,7 +196,7 @@ class EngineState:
         """Expects the scheduler to report soon: the request has been received completely."""
         self._stall_detector.expect_report(key, at_s)
 
-    def leave(self, key: int) -> EngineRequest:
+    def leave(self, key: int) -> None:
         """Removes a request that has ended, and passes its lease to the owner's subscribers."""
         self._stall_detector.forget(key)
         request = self.leases.leave(key)
@@ -204,7 +204,6 @@ class EngineState:
             if request.lease is not None and request.instance == subscriber.instance:
                 subscriber.ended.append(request.lease)
         self._wake_all()
-        return request
 
     def _wake_all(self) -> None:
         for subscriber in self._subscribers:

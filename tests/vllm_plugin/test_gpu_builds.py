@@ -46,10 +46,10 @@ def test_name_that_vllm_drops_is_reported_as_missing(hook: hooks.Hook) -> None:
         assert missing == [hooks.Finding(hook, (name,))]
 
 
-@pytest.mark.parametrize("hook", hooks.HOOKS, ids=lambda hook: f"{hook.file}:{hook.what}")
-def test_class_or_function_that_vllm_drops_misses_all_names(hook: hooks.Hook) -> None:
+def test_class_or_function_that_vllm_drops_misses_all_names() -> None:
     """It is recorded as absent, which differs from not recorded."""
     complete = record.read(RELEASES[-1])
+    hook = hooks.HOOKS[-1]
     files = complete.model_copy(deep=True).files
     files[hook.file][hook.what] = None
     mutated = complete.model_copy(update={"files": files})
