@@ -1,7 +1,7 @@
-"""What the package's code touches of vLLM: every attribute of what comes from there, and imports.
+"""Finds what the package uses of vLLM: imports, and attributes of vLLM's objects.
 
-Reads syntax. Objects of vLLM come in under few names (`_ROOTS`); what is read from them is followed
-through assignments, by the types of vLLM's attributes (`_TYPES`).
+Reads syntax only. vLLM's objects enter the package under few names (`_ROOTS`); attributes are
+followed through assignments, by the types of vLLM's attributes (`_TYPES`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STATISTICS: Final = "v1/metrics/stats.py"
 _CLIENT: Final = ("v1/engine/async_llm.py", "AsyncLLM")
 _ENGINE: Final = ("engine/protocol.py", "EngineClient")
 
-# Modules that see objects of vLLM, and the names that those have there.
+# Modules that use vLLM's objects, and the names of those objects there.
 _ROOTS: Final[dict[str, dict[str, Place]]] = {
     "register": {"vllm_config": _CONFIG, "config": _CONFIG, "engine_client": _CLIENT},
     "enforce": {
@@ -63,19 +63,19 @@ _TYPES: Final[dict[tuple[Place, str], Place]] = {
         "SchedulerIterationDetails",
     ),
 }
-# Of an object by the name of an attribute: getattr(object, "name"), and the package's own.
+# Functions that read an attribute by its name, such as getattr(object, "name").
 _GETTERS: Final = ("getattr", "hasattr", "_get")
 
 
 class _Reader(ast.NodeVisitor):
-    """Reads one module, in the order of its text."""
+    """Collects the uses in one module, in the order of its text."""
 
     def __init__(self, roots: dict[str, Place]) -> None:
         self._known = dict(roots)
-        self.touched: set[tuple[str, str, str]] = set()
+        self.used: set[tuple[str, str, str]] = set()
 
     def _place(self, node: ast.expr) -> Place | None:
-        """Which class of vLLM an expression is of, as far as it is known."""
+        """Returns the class of vLLM that an expression has, if it is known."""
         if (name := ast.unparse(node)) in self._known:
             return self._known[name]
         if isinstance(node, ast.Attribute):
@@ -91,7 +91,7 @@ class _Reader(ast.NodeVisitor):
             return None
         if owner is None:
             return None
-        self.touched.add((*owner, attribute))
+        self.used.add((*owner, attribute))
         return _TYPES.get((owner, attribute))
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -119,22 +119,22 @@ class _Reader(ast.NodeVisitor):
         if module.split(".")[0] == "vllm":
             file = "/".join(module.split(".")[1:])
             for each in node.names:
-                self.touched.add((file, "", each.name))
+                self.used.add((file, "", each.name))
 
 
 def attributes() -> set[tuple[str, str, str]]:
-    """(file, class, attribute) of all that is read from objects of vLLM; (module, "", name) of
-    what is imported, the module with slashes and without its ending."""
+    """Returns (file, class, attribute) for each attribute of vLLM's objects that is used, and
+    (module, "", name) for each import, the module with slashes and without its suffix."""
     found: set[tuple[str, str, str]] = set()
     for path in PACKAGE.glob("*.py"):
         reader = _Reader(_ROOTS.get(path.stem, {}))
         reader.visit(ast.parse(path.read_text(encoding="utf-8")))
-        found |= reader.touched
+        found |= reader.used
     return found
 
 
 def strings(module: str) -> Iterator[str]:
-    """All strings of a module but those in docstrings' place."""
+    """Yields all strings of a module."""
     for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value

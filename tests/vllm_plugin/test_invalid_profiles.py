@@ -1,4 +1,4 @@
-"""Profiles that must not load: each is refused with file, key and rule."""
+"""Invalid profiles are rejected with file, key and rule."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.vllm_plugin.profiles import ADMISSION, CLASS, GOOD, OFFLINE, SINGLE, 
 from vllm_plugin.profile import ProfileError, load
 
 
-def refusal(file: Path, document: Any) -> str:
-    """The message for a profile that must not load."""
+def rejection(file: Path, document: Any) -> str:
+    """Returns the message for an invalid profile."""
     file.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
-    with pytest.raises(ProfileError) as refused:
+    with pytest.raises(ProfileError) as rejected:
         load(str(file))
-    message = str(refused.value)
+    message = str(rejected.value)
     assert message.startswith(f"{file}: ")
     return message
 
@@ -46,7 +46,7 @@ def refusal(file: Path, document: Any) -> str:
         (
             {"engine": {"max_num_seqs": {"fixed": 8, "minimum": 2}}},
             "engine.max_num_seqs",
-            "`minimum` goes with `default`",
+            "`minimum` is allowed with `default` only",
         ),
         (
             {"engine": {"max_num_seqs": {"default": 8, "minimum": "2"}}},
@@ -76,30 +76,30 @@ def refusal(file: Path, document: Any) -> str:
         (bulk(window_ms={"least": 1, "most": 8}), "admission.bulk.window_ms", "Extra inputs"),
     ],
 )
-def test_wrong_value_is_refused_with_file_key_and_rule(
+def test_invalid_value_is_rejected_with_file_key_and_rule(
     file: Path, change: dict[str, Any], key: str, rule: str
 ) -> None:
-    message = refusal(file, GOOD | change)
+    message = rejection(file, GOOD | change)
     assert f"{key}: " in message
     assert rule in message
 
 
 @pytest.mark.parametrize("key", sorted(ADMISSION))
-def test_rule_of_admission_has_no_default(file: Path, key: str) -> None:
-    """A class that is not there is written as null, an SLO too."""
+def test_admission_rules_have_no_default(file: Path, key: str) -> None:
+    """An absent class is written as null, and so is an absent SLO."""
     without = {name: value for name, value in ADMISSION.items() if name != key}
-    assert f"admission.{key}: Field required" in refusal(file, GOOD | {"admission": without})
+    assert f"admission.{key}: Field required" in rejection(file, GOOD | {"admission": without})
 
 
 @pytest.mark.parametrize("key", sorted(CLASS))
-def test_rule_of_a_class_has_no_default(file: Path, key: str) -> None:
+def test_rules_of_a_class_have_no_default(file: Path, key: str) -> None:
     without = {name: value for name, value in CLASS.items() if name != key}
-    message = refusal(file, GOOD | admission(interactive=without))
+    message = rejection(file, GOOD | admission(interactive=without))
     assert f"admission.interactive.{key}: Field required" in message
 
 
 def test_missing_keys_are_all_listed(file: Path) -> None:
-    message = refusal(file, {"name": "mine"})
+    message = rejection(file, {"name": "mine"})
     for key in ("measurement_type", "batching", "engine", "admission"):
         assert f"{key}: Field required" in message
 
@@ -163,7 +163,7 @@ def test_missing_keys_are_all_listed(file: Path) -> None:
 def test_profile_that_contradicts_itself_does_not_load(
     file: Path, document: dict[str, Any], rule: str
 ) -> None:
-    assert rule in refusal(file, document)
+    assert rule in rejection(file, document)
 
 
 @pytest.mark.parametrize(
@@ -178,10 +178,10 @@ def test_profile_that_contradicts_itself_does_not_load(
         ("engine: {max_num_seqs: {fixed: 1, fixed: 8}}\n", 1, "fixed"),
     ],
 )
-def test_key_given_twice_is_refused_with_its_line(
+def test_duplicate_key_is_rejected_with_its_line(
     file: Path, text: str, line: int, key: str
 ) -> None:
-    message = refusal(file, text)
+    message = rejection(file, text)
     assert f"line {line}: key '{key}" in message
     assert "given twice" in message
 
@@ -194,5 +194,5 @@ def test_key_given_twice_is_refused_with_its_line(
         "a: &x {b: 1}\nc: {<<: *x}", "5: 6", "null: 1",
     ],
 )  # fmt: skip
-def test_what_is_no_profile_is_refused_by_name(file: Path, text: str) -> None:
-    refusal(file, text)
+def test_file_that_is_not_a_profile_is_rejected(file: Path, text: str) -> None:
+    rejection(file, text)
