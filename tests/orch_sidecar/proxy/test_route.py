@@ -10,7 +10,7 @@ import pytest
 from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
-from orch_sidecar.pools.rebalancer import MOVED
+from orch_sidecar.pools.rebalancer import REBALANCED
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.route import Route
 from tests.orch_sidecar.proxy.stages import NextStage, asked, pool_of, request_of
@@ -99,7 +99,7 @@ async def test_lost_engine_is_the_reason_whatever_else_is_in_the_way() -> None:
 
 async def test_request_that_another_address_takes_over_is_placed_anew_once() -> None:
     asking = request()
-    stage = NextStage(NotSent(MOVED, Retry.ANY_POOL), SENT)
+    stage = NextStage(NotSent(REBALANCED, Retry.ANY_POOL), SENT)
     pools = Pools("a", "b")
     assert await routed(pools, stage, asking) is SENT
     assert asking.moved
