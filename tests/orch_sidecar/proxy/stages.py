@@ -84,11 +84,11 @@ def pool_of(slots: int = 1, **more: Any) -> Any:
             "authorization": None,
             "labels": {},
             "movable": {},
-            "turned_down": Counter(),
+            "not_admitted": Counter(),
             "prompt_size": SimpleNamespace(learn=lambda *_: None),
             "priority": lambda _: b"",
             "labels_of": lambda _: {},
-            "ask": lambda *_: interactive(),
+            "admission_request": lambda *_: interactive(),
             "unreachable": lambda error: Refusal(Reason.ENGINE_DOWN, str(error)),
         }
         | more

@@ -124,7 +124,7 @@ async def test_busy_pool_leaves_the_request_to_another_one(
     result = await admit(NextStage()).handle(request_of(), pool, ask)
     assert isinstance(result, NotSent)
     assert (result.refusal.reason, result.retry) == (reason, retry)
-    assert pool.turned_down[ask.service_class, reason.value] == 1
+    assert pool.not_admitted[ask.service_class, reason.value] == 1
 
 
 async def test_unavailable_pool_may_be_chosen_again() -> None:
