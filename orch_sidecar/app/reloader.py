@@ -14,8 +14,9 @@ from orch_sidecar.auth.key_file import KeyFile
 from orch_sidecar.auth.keys import InvalidKeyFile, Keys, differences
 from orch_sidecar.config.changes import Configuration, Plan, Reloads
 from orch_sidecar.config.file_reader import FileReader
+from orch_sidecar.config.resolve import configuration, load_pools
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.pools.registry import PoolRegistry, configuration, load_pools
+from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.frontend import Frontend
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 

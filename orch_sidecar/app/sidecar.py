@@ -21,6 +21,7 @@ from orch_sidecar.auth.admin_hosts import AdminHosts
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.key_file import KeyFile
 from orch_sidecar.config.changes import Reloads
+from orch_sidecar.config.resolve import common_labels, configuration, load_pools, unplaced_labels
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.endpoints import Control
 from orch_sidecar.control.pages import Pages
@@ -30,13 +31,7 @@ from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.otel import tracing_from_environment
 from orch_sidecar.pools.discovery import Discovery
 from orch_sidecar.pools.rebalancer import rebalance_forever
-from orch_sidecar.pools.registry import (
-    PoolRegistry,
-    common_labels,
-    configuration,
-    load_pools,
-    unplaced_labels,
-)
+from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.client_connection import ClientConnection, request_factory

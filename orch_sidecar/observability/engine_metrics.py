@@ -57,7 +57,7 @@ def _prompt_tokens(pool: Pool) -> float | None:
 
 
 def _age_s(pool: Pool) -> float | None:
-    age_ms = pool.watcher.age_ms
+    age_ms = pool.snapshot().age_ms
     return None if age_ms is None else age_ms / 1000
 
 

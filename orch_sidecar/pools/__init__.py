@@ -1,4 +1,5 @@
-"""Decides which upstream serves a request, and keeps the state of each upstream.
+"""Decides which upstream serves a request, and keeps the state and the admission of each.
 
-May import `admission`, `api`, `config`, `engine_state` and `wire`, and nothing above it.
+Pure: `membership`, `parent_leases`, `routing`, `snapshot`. May import `admission`, `api`, `config`,
+`engine_state` and `wire`.
 """

@@ -80,7 +80,7 @@ class EngineWatcher:
             self._params["pool"] = child_pool
         self._reconciler = LeaseReconciler(session, url, headers, gate)
         self._loop = asyncio.get_running_loop()
-        self.heard_at: float | None = None
+        self.heard_at: float | None = None  # loop time of the last valid event
         self._reported: EngineReport | None = None
         self._busy: tuple[float, float] | None = None  # loop time, busy_seconds_total
         self.busy_ratio: float | None = None  # of the time between two heartbeats
@@ -95,11 +95,6 @@ class EngineWatcher:
     @property
     def ready(self) -> bool:
         return self.state is EngineState.READY
-
-    @property
-    def age_ms(self) -> int | None:
-        """Milliseconds since the last valid event of the engine."""
-        return None if self.heard_at is None else int((self._loop.time() - self.heard_at) * 1e3)
 
     async def watch(self) -> None:
         """Reads the stream, and reconnects after every end of it, until cancelled."""

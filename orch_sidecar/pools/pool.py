@@ -21,6 +21,7 @@ from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import PromptSize
+from orch_sidecar.config.resolve import labels_of
 from orch_sidecar.config.settings import PoolSettings
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.engine_watcher import EngineWatcher
@@ -51,16 +52,6 @@ class GenerationCall:
     options: RequestOptions
     service_class: ServiceClass
     body_bytes: int
-
-
-def labels_of(settings: PoolSettings, profile: Profile) -> dict[str, Any]:
-    """Returns the span attributes of all requests that a pool serves."""
-    return {
-        "measurement_type": profile.measurement_type.value,
-        "orch.profile": profile.name,
-        "orch.batching": profile.batching,
-        "orch.pool": settings.name,
-    }
 
 
 class Pool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar import cli
-from orch_sidecar.pools.registry import load_pools, rules_of
+from orch_sidecar.config.resolve import load_pools, rules_of
 
 pytestmark = pytest.mark.usefixtures("no_settings_in_the_environment")
 

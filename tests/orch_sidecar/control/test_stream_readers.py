@@ -18,7 +18,7 @@ def crowd(readers: Readers, client: str, count: int) -> list[Reader]:
     return made
 
 
-def test_client_has_so_many_places_and_another_has_its_own() -> None:
+def test_limit_of_one_client_leaves_places_for_another() -> None:
     readers = Readers()
     first, *_ = crowd(readers, "alice", MOST_OF_A_CLIENT)
     refusal = readers.enter(Reader("alice", None, "cloud"), ())
@@ -57,7 +57,7 @@ def test_parent_that_owns_leases_is_always_served_once_for_each_pool() -> None:
     assert len(readers) == MOST_OF_A_CLIENT + 2
 
 
-def test_name_of_another_instance_takes_nothing_from_it() -> None:
+def test_claimed_instance_replaces_no_reader_of_another_client() -> None:
     readers, owners = Readers(), {US}
     mine = Reader("alice", US, "cloud")
     readers.enter(mine, owners)
@@ -72,7 +72,7 @@ def test_name_of_another_instance_takes_nothing_from_it() -> None:
         max_size=300,
     )
 )
-def test_readers_are_bounded_whatever_comes(arrivals: list[tuple[str, str | None, bool]]) -> None:
+def test_readers_are_bounded_for_any_arrivals(arrivals: list[tuple[str, str | None, bool]]) -> None:
     readers, here = Readers(), list[Reader]()
     for client, instance, stays in arrivals:
         reader = Reader(client, instance, "cloud")

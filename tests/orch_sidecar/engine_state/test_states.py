@@ -1,4 +1,4 @@
-"""Why an engine takes no requests."""
+"""The outages of engines."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_every_other_state_is_an_outage_with_a_reason(state: EngineState) -> Non
     assert outage.message.endswith(": by hand")
 
 
-def test_state_that_is_not_known_counts_as_paused_and_is_shown_in_part() -> None:
+def test_unknown_state_counts_as_paused_and_is_shown_shortened() -> None:
     outage = outage_of(READY | {"state": "re" * 100, "message": "m" * 9999}, CLOUD, ENGINE)
     assert outage is not None
     assert (outage.state, outage.reason) == (EngineState.PAUSED, Reason.ENGINE_PAUSED)
     assert len(outage.message) < 600
 
 
-def test_other_profile_comes_before_the_state() -> None:
+def test_profile_mismatch_takes_precedence_over_the_state() -> None:
     document = READY | {"profile": "home", "state": "paused"}
     outage = outage_of(document, CLOUD, ENGINE)
     assert outage is not None

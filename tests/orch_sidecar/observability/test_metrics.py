@@ -16,11 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families as classic
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Reason
+from orch_sidecar.config.resolve import load_pools
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability.exposition import exposed
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.pools.registry import PoolRegistry, load_pools
+from orch_sidecar.pools.registry import PoolRegistry
 from tests.orch_sidecar.openmetrics import openmetrics
 from tests.orch_sidecar.records import record_of
 from vllm_plugin.profile import ServiceClass

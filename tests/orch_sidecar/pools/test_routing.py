@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.pools.routing import PlacementReason, PlacementRequest, first_available, place
+from orch_sidecar.pools.routing import PlacementReason as By
+from orch_sidecar.pools.routing import PlacementRequest, first_available, place
 from orch_sidecar.pools.snapshot import PoolSnapshot
-from tests.orch_sidecar.snapshots import BATCHED, SINGLE, snapshot
+from tests.orch_sidecar.snapshots import BATCHED, SINGLE
+from tests.orch_sidecar.snapshots import snapshot as pool
 
 DOWN = Refusal(Reason.ENGINE_DOWN, "it is down")
 
 
 def never_reported(name: str) -> PoolSnapshot:
-    return snapshot(name, models=None, slots_total=0, ctx_max=None, unavailable=DOWN)
+    return pool(name, models=None, slots_total=0, ctx_max=None, unavailable=DOWN)
 
 
 def request(
@@ -40,19 +42,13 @@ def refused(
 
 
 def test_model_decides_first() -> None:
-    pools = [
-        snapshot("a", models={"x"}),
-        snapshot("b", models={"m", "y"}),
-        snapshot("c", models={"z"}),
-    ]
-    assert place(pools, request()) == ("b", PlacementReason.ONLY)
-    assert place(pools, request("z", pool="b", prefers=True)) == ("c", PlacementReason.ONLY)
+    pools = [pool("a", models={"x"}), pool("b", models={"m", "y"}), pool("c", models={"z"})]
+    assert place(pools, request()) == ("b", By.ONLY)
+    assert place(pools, request("z", pool="b", prefers=True)) == ("c", By.ONLY)
 
 
 def test_model_that_no_pool_has_is_not_found_and_the_others_are_named() -> None:
-    found = refused(
-        [snapshot("a", models={"x"}), snapshot("b", models={"y", "m"})], request("nope")
-    )
+    found = refused([pool("a", models={"x"}), pool("b", models={"y", "m"})], request("nope"))
     assert found.reason is Reason.NOT_FOUND
     assert found.param == "model"
     assert "'nope'" in found.message
@@ -61,67 +57,61 @@ def test_model_that_no_pool_has_is_not_found_and_the_others_are_named() -> None:
 
 def test_refusal_names_a_handful_of_models() -> None:
     models = {f"adapter-{number:03}" for number in range(300)}
-    found = refused([snapshot("a", models=models), snapshot("b")], request("nope"))
+    found = refused([pool("a", models=models), pool("b")], request("nope"))
     assert found.message.endswith("adapter-018, adapter-019 and 281 more")
 
 
 def test_single_pool_is_asked_for_any_model_so_that_its_engine_answers() -> None:
-    assert place([snapshot("a")], request("nope")) == ("a", PlacementReason.ONLY)
+    assert place([pool("a")], request("nope")) == ("a", By.ONLY)
 
 
 def test_pool_that_has_never_reported_may_have_the_model() -> None:
-    found = refused([snapshot("a", models={"x"}), never_reported("b")], request())
+    found = refused([pool("a", models={"x"}), never_reported("b")], request())
     assert found is DOWN
 
 
 def test_request_without_a_model_may_go_anywhere() -> None:
-    pools = [snapshot("a", models={"x"}, room=1), snapshot("b", models={"y"}, room=2)]
-    assert place(pools, request("")) == ("b", PlacementReason.FREE_SLOTS)
+    pools = [pool("a", models={"x"}, room=1), pool("b", models={"y"}, room=2)]
+    assert place(pools, request("")) == ("b", By.FREE_SLOTS)
 
 
 # What the client requires.
 
 
 def test_pinned_pool_is_the_pool_however_busy() -> None:
-    pools = [snapshot("a"), snapshot("b", room=0, queue_depth=99, end_ms=1e6)]
-    assert place(pools, request(pool="b")) == ("b", PlacementReason.PINNED)
+    pools = [pool("a"), pool("b", room=0, queue_depth=99, end_ms=1e6)]
+    assert place(pools, request(pool="b")) == ("b", By.PINNED)
 
 
 def test_pinned_pool_that_is_down_answers_itself() -> None:
-    assert refused([snapshot("a"), snapshot("b", unavailable=DOWN)], request(pool="b")) is DOWN
+    assert refused([pool("a"), pool("b", unavailable=DOWN)], request(pool="b")) is DOWN
 
 
-@pytest.mark.parametrize(("pool", "text"), [("c", "there is no pool 'c'"), ("b", "model 'm'")])
-def test_pin_that_can_never_hold_is_infeasible(pool: str, text: str) -> None:
-    found = refused([snapshot("a"), snapshot("b", models={"x"})], request(pool=pool))
+@pytest.mark.parametrize(("name", "text"), [("c", "there is no pool 'c'"), ("b", "model 'm'")])
+def test_pin_that_no_pool_can_meet_is_infeasible(name: str, text: str) -> None:
+    found = refused([pool("a"), pool("b", models={"x"})], request(pool=name))
     assert found.reason is Reason.INFEASIBLE
     assert text in found.message
 
 
 def test_preferred_pool_wins_if_it_is_available_and_is_ignored_if_not() -> None:
-    busy = snapshot("b", room=0, queue_depth=9)
-    assert place([snapshot("a"), busy], request(pool="b", prefers=True)) == (
-        "b",
-        PlacementReason.PREFERRED,
-    )
-    down = snapshot("b", unavailable=DOWN)
-    assert place([snapshot("a"), down], request(pool="b", prefers=True)) == (
-        "a",
-        PlacementReason.ONLY,
-    )
-    assert place([snapshot("a")], request(pool="zzz", prefers=True)) == ("a", PlacementReason.ONLY)
+    busy = pool("b", room=0, queue_depth=9)
+    assert place([pool("a"), busy], request(pool="b", prefers=True)) == ("b", By.PREFERRED)
+    down = pool("b", unavailable=DOWN)
+    assert place([pool("a"), down], request(pool="b", prefers=True)) == ("a", By.ONLY)
+    assert place([pool("a")], request(pool="zzz", prefers=True)) == ("a", By.ONLY)
 
 
 def test_measurement_type_is_binding() -> None:
-    pools = [snapshot("a"), snapshot("b", measurement_type=SINGLE, room=0, queue_depth=50)]
+    pools = [pool("a"), pool("b", measurement_type=SINGLE, room=0, queue_depth=50)]
     asked = request(measurement_type=SINGLE)
-    assert place(pools, asked) == ("b", PlacementReason.MEASUREMENT_TYPE)
+    assert place(pools, asked) == ("b", By.MEASUREMENT_TYPE)
     assert refused([pools[0], pools[1]._replace(unavailable=DOWN)], asked) is DOWN
     assert refused(pools, asked, tried=("b",)).reason is Reason.NO_POOL
 
 
 def test_measurement_type_that_no_pool_has_is_infeasible() -> None:
-    for pools in ([snapshot("a")], [snapshot("a"), snapshot("b")]):
+    for pools in ([pool("a")], [pool("a"), pool("b")]):
         found = refused(pools, request(measurement_type=SINGLE))
         assert found.reason is Reason.INFEASIBLE
         assert "a (batched_online)" in found.message
@@ -131,44 +121,41 @@ def test_measurement_type_that_no_pool_has_is_infeasible() -> None:
 
 
 def test_group_can_be_pinned_and_the_best_of_it_takes_the_request() -> None:
-    pools = [snapshot("a"), snapshot("b-1", group="b", room=1), snapshot("b-2", group="b", room=2)]
-    assert place(pools, request(pool="b")) == ("b-2", PlacementReason.FREE_SLOTS)
-    assert place(pools, request(pool="b-1")) == ("b-1", PlacementReason.PINNED)
+    pools = [pool("a"), pool("b-1", group="b", room=1), pool("b-2", group="b", room=2)]
+    assert place(pools, request(pool="b")) == ("b-2", By.FREE_SLOTS)
+    assert place(pools, request(pool="b-1")) == ("b-1", By.PINNED)
     down = [pools[0], pools[1], pools[2]._replace(unavailable=DOWN)]
-    assert place(down, request(pool="b")) == ("b-1", PlacementReason.PINNED)
+    assert place(down, request(pool="b")) == ("b-1", By.PINNED)
 
 
 def test_preferred_group_wins_if_any_of_it_is_up() -> None:
-    pools = [snapshot("a"), snapshot("b-1", group="b", room=0), snapshot("b-2", group="b", room=1)]
+    pools = [pool("a"), pool("b-1", group="b", room=0), pool("b-2", group="b", room=1)]
     asked = request(pool="b", prefers=True)
-    assert place(pools, asked) == ("b-2", PlacementReason.PREFERRED)
+    assert place(pools, asked) == ("b-2", By.PREFERRED)
     away = [pools[0], *(each._replace(unavailable=DOWN) for each in pools[1:])]
-    assert place(away, asked) == ("a", PlacementReason.ONLY)
+    assert place(away, asked) == ("a", By.ONLY)
     assert first_available(pools, asked) == "b-1"
 
 
 def test_group_that_failed_a_request_is_not_tried_again() -> None:
-    pools = [snapshot("a", room=1), snapshot("b-1", group="b"), snapshot("b-2", group="b")]
-    assert place(pools, request(), tried=("b",)) == ("a", PlacementReason.ONLY)
+    pools = [pool("a", room=1), pool("b-1", group="b"), pool("b-2", group="b")]
+    assert place(pools, request(), tried=("b",)) == ("a", By.ONLY)
 
 
 def test_pool_on_request_takes_only_requests_that_select_its_name_or_measurement_type() -> None:
-    home = snapshot("home-1", group="home", measurement_type=SINGLE, on_request=True)
-    pools = [home, snapshot("cloud", room=0, queue_depth=99)]
-    assert place(pools, request()) == ("cloud", PlacementReason.ONLY)
+    home = pool("home-1", group="home", measurement_type=SINGLE, on_request=True)
+    pools = [home, pool("cloud", room=0, queue_depth=99)]
+    assert place(pools, request()) == ("cloud", By.ONLY)
     assert first_available(pools, request()) == "cloud"
-    assert place(pools, request(measurement_type=SINGLE)) == (
-        "home-1",
-        PlacementReason.MEASUREMENT_TYPE,
-    )
-    assert place(pools, request(pool="home")) == ("home-1", PlacementReason.PINNED)
-    assert place(pools, request(pool="home", prefers=True)) == ("home-1", PlacementReason.PREFERRED)
+    assert place(pools, request(measurement_type=SINGLE)) == ("home-1", By.MEASUREMENT_TYPE)
+    assert place(pools, request(pool="home")) == ("home-1", By.PINNED)
+    assert place(pools, request(pool="home", prefers=True)) == ("home-1", By.PREFERRED)
     down = [home, pools[1]._replace(unavailable=DOWN)]
     assert refused(down, request()) is DOWN, "it is no spare for others"
 
 
 def test_pools_on_request_must_be_selected_even_if_no_other_has_the_model() -> None:
-    pools = [snapshot("home", models={"x"}, on_request=True), snapshot("cloud")]
+    pools = [pool("home", models={"x"}, on_request=True), pool("cloud")]
     found = refused(pools, request("x"))
     assert (found.reason, found.param) == (Reason.INFEASIBLE, "X-Orch-Pool")
     assert "pools of the model 'x' serve only requests that select them: home" in found.message
@@ -178,44 +165,41 @@ def test_pools_on_request_must_be_selected_even_if_no_other_has_the_model() -> N
 
 
 def test_pool_that_is_too_small_is_skipped() -> None:
-    pools = [snapshot("a", slots_total=2, room=2), snapshot("b", room=0)]
-    assert place(pools, request(cost=4)) == ("b", PlacementReason.ONLY)
-    pools = [snapshot("a", ctx_max=100), snapshot("b", room=0)]
-    assert place(pools, request(tokens=101)) == ("b", PlacementReason.ONLY)
+    pools = [pool("a", slots_total=2, room=2), pool("b", room=0)]
+    assert place(pools, request(cost=4)) == ("b", By.ONLY)
+    pools = [pool("a", ctx_max=100), pool("b", room=0)]
+    assert place(pools, request(tokens=101)) == ("b", By.ONLY)
 
 
 def test_request_that_fits_nowhere_is_infeasible_with_the_numbers() -> None:
-    found = refused([snapshot("a", slots_total=2), snapshot("b")], request(cost=9, tokens=50))
+    found = refused([pool("a", slots_total=2), pool("b")], request(cost=9, tokens=50))
     assert found.reason is Reason.INFEASIBLE
     for text in ("9 sequences", "a has 2 slots", "b has 8 slots"):
         assert text in found.message
 
 
 def test_pool_whose_size_is_not_known_could_take_it() -> None:
-    found = refused([snapshot("a"), never_reported("b")], request(cost=9))
+    found = refused([pool("a"), never_reported("b")], request(cost=9))
     assert found is DOWN
 
 
 def test_single_pool_refuses_itself_what_does_not_fit() -> None:
-    assert place([snapshot("a")], request(cost=99)) == ("a", PlacementReason.ONLY)
+    assert place([pool("a")], request(cost=99)) == ("a", By.ONLY)
 
 
 # Availability.
 
 
 def test_unavailable_pools_are_named_with_the_cause() -> None:
-    pools = [
-        snapshot("a", unavailable=DOWN),
-        snapshot("b", unavailable=Refusal(DOWN.reason, "gone")),
-    ]
+    pools = [pool("a", unavailable=DOWN), pool("b", unavailable=Refusal(DOWN.reason, "gone"))]
     found = refused(pools, request())
     assert found.reason is Reason.NO_POOL
     assert "a: it is down; b: gone" in found.message
 
 
 def test_pool_that_failed_the_request_is_not_tried_again() -> None:
-    pools = [snapshot("a"), snapshot("b", room=0)]
-    assert place(pools, request(), ["a"]) == ("b", PlacementReason.ONLY)
+    pools = [pool("a"), pool("b", room=0)]
+    assert place(pools, request(), ["a"]) == ("b", By.ONLY)
     assert "a: failed it" in refused(pools, request(), ("a", "b")).message
 
 
@@ -223,46 +207,42 @@ def test_pool_that_failed_the_request_is_not_tried_again() -> None:
 
 
 def test_earliest_predicted_end_wins() -> None:
-    pools = [
-        snapshot("a", end_ms=900.0),
-        snapshot("b", end_ms=300.0, room=0),
-        snapshot("c", end_ms=301.0),
-    ]
-    assert place(pools, request()) == ("b", PlacementReason.PREDICTED_END)
+    pools = [pool("a", end_ms=900.0), pool("b", end_ms=300.0, room=0), pool("c", end_ms=301.0)]
+    assert place(pools, request()) == ("b", By.PREDICTED_END)
 
 
 def test_equal_predictions_are_decided_by_free_slots_and_then_by_name() -> None:
-    pools = [snapshot("b", end_ms=300.2, room=3), snapshot("a", end_ms=300.4, room=3)]
-    assert place(pools, request()) == ("a", PlacementReason.NAME)
-    pools = [snapshot("b", end_ms=300.2, room=4), snapshot("a", end_ms=300.4, room=3)]
-    assert place(pools, request()) == ("b", PlacementReason.FREE_SLOTS)
+    pools = [pool("b", end_ms=300.2, room=3), pool("a", end_ms=300.4, room=3)]
+    assert place(pools, request()) == ("a", By.NAME)
+    pools = [pool("b", end_ms=300.2, room=4), pool("a", end_ms=300.4, room=3)]
+    assert place(pools, request()) == ("b", By.FREE_SLOTS)
 
 
 def test_without_a_prediction_a_free_slot_wins_then_the_shorter_queue_per_slot() -> None:
-    free, busy = snapshot("b", room=1), snapshot("a", room=0)
-    assert place([busy, free], request()) == ("b", PlacementReason.FREE_SLOTS)
-    small = snapshot("a", room=0, slots_total=2, queue_depth=3)
-    large = snapshot("b", room=0, slots_total=8, queue_depth=4)
-    assert place([small, large], request()) == ("b", PlacementReason.FREE_SLOTS)
+    free, busy = pool("b", room=1), pool("a", room=0)
+    assert place([busy, free], request()) == ("b", By.FREE_SLOTS)
+    small = pool("a", room=0, slots_total=2, queue_depth=3)
+    large = pool("b", room=0, slots_total=8, queue_depth=4)
+    assert place([small, large], request()) == ("b", By.FREE_SLOTS)
 
 
 def test_one_unknown_prediction_makes_all_of_them_uncomparable() -> None:
-    pools = [snapshot("a", end_ms=10.0, room=0), snapshot("b", room=2)]
-    assert place(pools, request()) == ("b", PlacementReason.FREE_SLOTS)
+    pools = [pool("a", end_ms=10.0, room=0), pool("b", room=2)]
+    assert place(pools, request()) == ("b", By.FREE_SLOTS)
 
 
 def test_free_slots_with_a_queue_or_too_few_of_them_do_not_count() -> None:
-    pools = [snapshot("a", room=4, queue_depth=1), snapshot("b", room=1)]
-    assert place(pools, request()) == ("b", PlacementReason.FREE_SLOTS)
-    pools = [snapshot("a", room=1), snapshot("b", room=2)]
-    assert place(pools, request(cost=2)) == ("b", PlacementReason.FREE_SLOTS)
+    pools = [pool("a", room=4, queue_depth=1), pool("b", room=1)]
+    assert place(pools, request()) == ("b", By.FREE_SLOTS)
+    pools = [pool("a", room=1), pool("b", room=2)]
+    assert place(pools, request(cost=2)) == ("b", By.FREE_SLOTS)
 
 
 # Requests without admission.
 
 
 def test_request_without_admission_goes_to_the_first_that_can_take_it() -> None:
-    pools = [snapshot("b", unavailable=DOWN), snapshot("c", room=0), snapshot("a")]
+    pools = [pool("b", unavailable=DOWN), pool("c", room=0), pool("a")]
     assert first_available(pools, request(cost=0)) == "c"
     assert first_available(pools, request(cost=0, pool="a", prefers=True)) == "a"
     assert first_available(pools, request(cost=0, pool="b")) is DOWN
@@ -273,7 +253,7 @@ def test_request_without_admission_goes_to_the_first_that_can_take_it() -> None:
 
 POOLS = st.lists(
     st.builds(
-        snapshot,
+        pool,
         st.sampled_from("abcd"),
         measurement_type=st.sampled_from([SINGLE, BATCHED]),
         models=st.sampled_from([None, {"m"}, {"x"}, {"m", "x"}]),
