@@ -179,7 +179,7 @@ class Sidecar:
         """Refuses what comes, finishes what runs (up to the limit), and leaves."""
         pools, serving = self.pools, self.serving
         pools.shut_down()
-        queued = sum(pool.gate.core.queue_depth for pool in pools)
+        queued = sum(pool.gate.queue_depth for pool in pools)
         logger.info("draining: %d running, %d queued", len(self.watch), queued)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_s):
@@ -189,7 +189,7 @@ class Sidecar:
         if serving.active:
             logger.warning("drain limit reached with %d requests left", serving.active)
         for pool in pools:
-            pool.gate.dismiss(shutting_down())
+            pool.gate.refuse_queued(shutting_down())
         self.watch.end_all(shutting_down())
         await asyncio.sleep(0)  # their handlers answer and release
         self.publisher.close()

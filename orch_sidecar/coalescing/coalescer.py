@@ -115,9 +115,7 @@ class Coalesce:
         """Returns the pools that do not coalesce. None: the request goes to one of these."""
         if self._pools.one is not None:
             return _NONE
-        excluded = frozenset(
-            pool.group for pool in self._pools if not pool.gate.core.rules.coalescing
-        )
+        excluded = frozenset(pool.group for pool in self._pools if not pool.gate.rules.coalescing)
         if excluded:
             chosen = self._pools.choose(call, record.spent_ms())
             if not isinstance(chosen, Refusal) and chosen.pool.group in excluded:
@@ -218,7 +216,7 @@ class Coalesce:
         name = shared.request.record.pool
         if refusal.reason not in _OF_ITS_PLACE or name is None:
             return None
-        rules = self._pools[name].gate.core.rules
+        rules = self._pools[name].gate.rules
         limit_ms = 1000 * rules.of(shared.call.service_class).max_wait_s
         if record.spent_ms() >= limit_ms:
             return None

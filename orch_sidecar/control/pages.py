@@ -115,7 +115,7 @@ class Pages:
                 "slots_total": snapshot.slots_total,
                 "slots_leased": snapshot.leased,
                 "slots_foreign": snapshot.foreign,
-                "leases_closing": len(pool.ledger.closing()),
+                "leases_closing": len(pool.gate.closing()),
                 "queue_depth": snapshot.queued,
                 "oversubscription_violations_total": snapshot.violations,
                 "engine_busy_ratio": snapshot.busy_ratio,

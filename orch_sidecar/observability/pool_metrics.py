@@ -10,8 +10,8 @@ from typing import Final
 
 from prometheus_client.core import InfoMetricFamily, Metric
 
-from orch_sidecar.admission.constraints.rules import BlockedBy
 from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.admission.types import BlockedBy
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.observability.engine_metrics import engine_stats
 from orch_sidecar.observability.metric_family import Family, Sample, one
@@ -53,14 +53,14 @@ def _stats(name: str) -> Callable[[Pool], Iterable[Sample]]:
 
 
 def _admissions(pool: Pool) -> Iterable[Sample]:
-    granted = pool.gate.core.statistics.granted
-    yield from (([each.value, "admitted"], granted[each]) for each in pool.classes)
+    status = pool.gate.status()
+    yield from (([each.value, "admitted"], status.of(each).granted) for each in pool.classes)
     for (each, outcome), count in sorted(pool.not_admitted.items()):
         yield [each.value, outcome], count
 
 
 def _drained_by(pool: Pool) -> OrderedBy | None:
-    drain = pool.gate.core.draining
+    drain = pool.gate.draining
     return None if drain is None else drain.ordered_by
 
 
@@ -68,73 +68,77 @@ _FAMILIES: Final = (
     Family(
         "orch_slots_total",
         "Slots of the engine (sequences).",
-        one(lambda pool: pool.gate.core.ledger.slots_total),
+        one(lambda pool: pool.gate.slots_total),
     ),
     Family(
         "orch_slots_leased",
         "Slots given to requests.",
-        one(lambda pool: pool.gate.core.ledger.leased),
+        one(lambda pool: pool.gate.status().leased),
     ),
     Family(
         "orch_slots_leased_by_class",
         "Slots given to requests of the class.",
-        lambda pool: [([each.value], pool.gate.core.leased_by(each)) for each in pool.classes],
+        lambda pool: [([each.value], pool.gate.status().of(each).leased) for each in pool.classes],
         ("class",),
     ),
     Family(
         "orch_slots_foreign",
         "Slots taken past this sidecar.",
-        one(lambda pool: pool.gate.core.ledger.foreign),
+        one(lambda pool: pool.gate.status().foreign),
     ),
     Family(
         "orch_leases",
         "Leases that are out, each for one request and all of its sequences.",
-        one(lambda pool: pool.gate.core.ledger.leases()),
+        one(lambda pool: pool.gate.status().leases),
     ),
     Family(
         "orch_kv_blocks_committed",
         "Blocks that leases will have in the KV cache at their ends, as far as is known.",
-        one(lambda pool: pool.gate.core.scarce.kv.committed),
+        one(lambda pool: pool.gate.status().kv_committed),
     ),
     Family(
         "orch_queue_depth",
         "Requests waiting for a slot.",
-        lambda pool: [([each.value], pool.gate.core.queued(each)) for each in pool.classes],
+        lambda pool: [([each.value], pool.gate.status().of(each).queued) for each in pool.classes],
         ("class",),
     ),
     Family(
         "orch_queue_hold",
         "1 for what the head of the queue waits for.",
-        lambda pool: [([each.value], float(pool.gate.core.hold is each)) for each in BlockedBy],
+        lambda pool: [
+            ([each.value], float(pool.gate.status().blocked_by is each)) for each in BlockedBy
+        ],
         ("reason",),
     ),
     Family(
         "orch_batch_limit",
         "Sequences at once, for the class.",
-        lambda pool: [([each.value], pool.gate.core.limits.batch(each)) for each in pool.classes],
+        lambda pool: [
+            ([each.value], pool.gate.status().limits.batch(each)) for each in pool.classes
+        ],
         ("class",),
     ),
     Family(
         "orch_window_ms",
         "Time to gather bulk requests in before a batch begins, milliseconds; 0: none is gathered.",
-        one(lambda pool: pool.gate.core.limits.window_ms),
+        one(lambda pool: pool.gate.status().limits.window_ms),
     ),
     Family(
         "orch_windows",
         "Times that requests were held to gather a batch.",
-        one(lambda pool: pool.gate.core.scarce.windows),
+        one(lambda pool: pool.gate.status().windows),
         counts=True,
     ),
     Family(
         "orch_window_seconds",
         "Time for which requests were held to gather a batch, from the first of each to its end.",
-        one(lambda pool: pool.gate.core.scarce.windows_s),
+        one(lambda pool: pool.gate.status().windows_s),
         counts=True,
     ),
     Family(
         "orch_leases_closing",
         "Leases whose end the engine has yet to confirm.",
-        one(lambda pool: len(pool.gate.core.ledger.closing())),
+        one(lambda pool: len(pool.gate.closing())),
     ),
     Family(
         "orch_leases_orphaned",
@@ -151,12 +155,12 @@ _FAMILIES: Final = (
     Family(
         "orch_drain_started_timestamp_seconds",
         "Unix time since which the pool drains.",
-        one(lambda pool: None if (drain := pool.gate.core.draining) is None else drain.since_s),
+        one(lambda pool: None if (drain := pool.gate.draining) is None else drain.since_s),
     ),
     Family(
         "orch_oversubscription_violations",
         "Leases given, or sequences held by the engine, beyond the slots.",
-        one(lambda pool: pool.gate.core.ledger.violations),
+        one(lambda pool: pool.gate.status().violations),
         counts=True,
     ),
     Family(

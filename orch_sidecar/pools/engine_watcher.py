@@ -166,7 +166,7 @@ class EngineWatcher:
         """Applies an event. `begun`: this stream has sent the whole state before. Returns whether
         it has now. Raises InvalidReport, and then nothing has changed."""
         if name == ENDED:
-            self._gate.engine_ended(state_document.ended(data))
+            self._gate.leases_ended(state_document.ended(data))
             return begun
         whole = name == STATE
         if not whole and name not in (CHANGE, HEARTBEAT):
@@ -186,15 +186,14 @@ class EngineWatcher:
         ours = [(lease, cost_of(lease)) for lease in data.get("leases", [])]
         if whole or not _ADMISSION_FIELDS.isdisjoint(data):
             self._report(new, tuple(ours))
-        ledger = self._gate.core.ledger
         if whole:
             for lease, cost in ours:
-                ledger.adopt(lease, cost)  # also while the engine is not ready
+                self._gate.adopt(lease, cost)  # also while the engine is not ready
             self._reconciler.stream_restarted()
-            ledger.engine_held(document["peak"], since_before=True)
+            self._gate.observe_peak(document["peak"], since_before=True)
         elif "peak" in data:
-            ledger.engine_held(data["peak"])
-        self._gate.tell()
+            self._gate.observe_peak(data["peak"])
+        self._gate.notify()
         return True
 
     def _read(self, document: Document) -> EngineReport | Outage:
@@ -238,7 +237,7 @@ class EngineWatcher:
         refusal = Refusal(outage.reason, message)
         self._gate.engine_unavailable(refusal)
         if not self._keeps_queue:
-            self._gate.dismiss(refusal)
+            self._gate.refuse_queued(refusal)
 
 
 async def _error_message(response: aiohttp.ClientResponse) -> str:

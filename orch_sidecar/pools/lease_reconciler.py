@@ -37,14 +37,14 @@ class LeaseReconciler:
 
     def stream_restarted(self) -> None:
         """Asks for all closing leases soon: their ends may have been reported in between."""
-        self._overdue.update(self._gate.core.ledger.closing())
+        self._overdue.update(self._gate.closing())
 
     async def reconcile(self, *, engine_answers: bool) -> None:
         """Looks once for leases that have to end; asks the engine for them if it answers."""
         orphans = self._gate.reconcile()
         for lease in orphans:
             logger.error("lease %s: no live request owns it; revoking it", short_lease(lease))
-        closing = set(self._gate.core.ledger.closing())
+        closing = set(self._gate.closing())
         overdue = sorted(closing & self._overdue | set(orphans))
         self._overdue = closing
         self._logged &= closing
@@ -62,7 +62,7 @@ class LeaseReconciler:
             except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
                 self._warn(lease, "the engine's answer is invalid: %s", error_text(error))
                 continue
-            self._gate.engine_ended([lease])
+            self._gate.leases_ended([lease])
 
     async def _has_ended(self, lease: str) -> bool:
         async with self._session.delete(

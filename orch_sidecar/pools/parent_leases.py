@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orch_sidecar.admission.ledger import Lease, Ledger
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.types import Lease
 from vllm_plugin.lease_protocol import SpentLeases, parse_lease, require_lease
 
 
@@ -36,13 +37,13 @@ class ParentLease:
         is reported as foreign then never add up to less than what is leased.
         """
         cost = sum(
-            own.cost for where, own in self.granted if where is ledger and where.holds(own.id)
+            own.cost for where, own in self.granted if where is ledger and where.owns(own.id)
         )
         return min(cost, self.cost)
 
     @property
     def over(self) -> bool:
-        return self.handled and not any(where.holds(own.id) for where, own in self.granted)
+        return self.handled and not any(where.owns(own.id) for where, own in self.granted)
 
 
 class StateSubscriber:

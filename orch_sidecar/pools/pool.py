@@ -116,25 +116,25 @@ class Pool:
     @property
     def classes(self) -> tuple[ServiceClass, ...]:
         """The service classes that its rules define."""
-        return classes_of(self.gate.core.rules)
+        return classes_of(self.gate.rules)
 
     @property
     def ledger(self) -> Ledger:
         """The slots of the engine and the leases that own them."""
-        return self.gate.core.ledger
+        return self.gate.ledger
 
     @property
     def state(self) -> EngineState:
         """The engine's state, or `draining` while the pool itself drains."""
-        return EngineState.DRAINING if self.gate.core.draining else self.watcher.state
+        return EngineState.DRAINING if self.gate.draining else self.watcher.state
 
     @property
     def unavailable(self) -> Refusal | None:
         """The refusal of new requests while the pool takes none, else None."""
-        return self._drained() or self.gate.core.unavailable
+        return self._drained() or self.gate.unavailable
 
     def _drained(self) -> Refusal | None:
-        drain = self.gate.core.draining
+        drain = self.gate.draining
         return None if drain is None else refusals.draining(drain.ordered_by)
 
     def unreachable(self, error: OSError) -> Refusal:
@@ -145,7 +145,7 @@ class Pool:
             cause = str(error) or type(error).__name__  # a timeout has no text
             logger.warning("pool %s: no connection to %s: %s", self.name, self.url, cause)
         text = "no connection to the engine could be opened"
-        return self.gate.core.unavailable or Refusal(Reason.ENGINE_DOWN, text)
+        return self.gate.unavailable or Refusal(Reason.ENGINE_DOWN, text)
 
     def labels_of(self, service_class: ServiceClass) -> dict[str, Any]:
         """Returns the span attributes of a request of that class."""
@@ -161,7 +161,7 @@ class Pool:
         """Returns what `call` asks of this pool's admission, `spent_ms` after its arrival."""
         generation, options = call.generation, call.options
         service_class = call.service_class
-        if service_class is _INTERACTIVE and self.gate.core.rules.interactive is None:
+        if service_class is _INTERACTIVE and self.gate.rules.interactive is None:
             service_class = _BULK
         prompt_tokens = generation.prompt_tokens
         if prompt_tokens is None:
@@ -185,20 +185,20 @@ class Pool:
     def snapshot(self, request: AdmissionRequest | None = None) -> PoolSnapshot:
         """Returns the pool as it is now. With `request` (and while the pool takes requests) it
         predicts when that request would end here."""
-        core, watcher, now = self.gate.core, self.watcher, self.connections.loop.time()
-        ledger, depth, drain = core.ledger, core.queue_depth, core.draining
-        state, message, unavailable = watcher.state, watcher.message, core.unavailable
+        status, watcher = self.gate.status(), self.watcher
+        drain, unavailable = status.draining, status.unavailable
+        state, message = watcher.state, watcher.message
         if drain is not None:
             unavailable = refusals.draining(drain.ordered_by)
             state, message = EngineState.DRAINING, unavailable.message
         forecast = None
         if request is not None and unavailable is None:
-            forecast = core.forecast(request, now)
+            forecast = self.gate.forecast(request)
         return PoolSnapshot(
             self.name,
             self.group,
             self.profile,
-            core.rules,
+            status.rules,
             self.on_request,
             state,
             message,
@@ -208,18 +208,18 @@ class Pool:
             watcher.models,
             watcher.ctx_max,
             watcher.busy_ratio,
-            now,
+            self.connections.loop.time(),
             watcher.heard_at,
-            ledger.slots_total,
-            ledger.leased,
-            ledger.foreign,
-            ledger.epoch,
-            ledger.violations,
-            core.limits,
-            core.hold,
-            depth,
-            core.queued(_INTERACTIVE) if depth else 0,
-            sum(core.statistics.granted.values()),
+            status.slots_total,
+            status.leased,
+            status.foreign,
+            status.epoch,
+            status.violations,
+            status.limits,
+            status.blocked_by,
+            status.queue_depth,
+            status.interactive.queued,
+            status.granted,
             None if forecast is None else forecast.end_ms,
         )
 

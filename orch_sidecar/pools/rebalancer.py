@@ -38,7 +38,7 @@ async def rebalance_forever(pools: PoolRegistry) -> None:
 def rebalance(pools: PoolRegistry) -> None:
     """Moves queued requests as far as other addresses have free slots, the longest queue first."""
     free = {pool: _free(pool) for pool in pools}
-    for donor in sorted(free, key=lambda pool: -pool.gate.core.queue_depth):
+    for donor in sorted(free, key=lambda pool: -pool.gate.queue_depth):
         if not donor.movable:
             continue
         for taker in pools:
@@ -49,9 +49,9 @@ def rebalance(pools: PoolRegistry) -> None:
 
 def _free(pool: Pool) -> int:
     """Free slots that no queued request waits for."""
-    core = pool.gate.core
-    taken = pool.unavailable is not None or core.queue_depth
-    return 0 if taken else max(0, core.ledger.room)
+    gate = pool.gate
+    taken = pool.unavailable is not None or gate.queue_depth
+    return 0 if taken else max(0, gate.room)
 
 
 def _move(donor: Pool, free: int) -> int:

@@ -81,13 +81,13 @@ class PoolRegistry:
     def coalescing(self) -> bool:
         """Whether any pool coalesces identical requests."""
         if self.one is not None:
-            return self.one.gate.core.rules.coalescing
-        return any(pool.gate.core.rules.coalescing for pool in self.all)
+            return self.one.gate.rules.coalescing
+        return any(pool.gate.rules.coalescing for pool in self.all)
 
     @property
     def draining(self) -> bool:
         for pool in self.all:
-            if pool.gate.core.draining is None:
+            if pool.gate.draining is None:
                 return False
         return bool(self.all) or self.shutting_down
 
@@ -139,7 +139,7 @@ class PoolRegistry:
             self.without_address[pool.group] = refusal
         pool.gate.drain(OrderedBy.SHUTDOWN)
         pool.gate.engine_unavailable(refusal)
-        pool.gate.dismiss(refusal)
+        pool.gate.refuse_queued(refusal)
         pool.connections.close()
 
     def configure(self, connect_timeout_s: float, rules: Mapping[str, AdmissionRules]) -> None:
@@ -155,7 +155,7 @@ class PoolRegistry:
         """Reports each change of a pool to the subscribers of `leases` from now on; None stops."""
         self._parent_leases = leases
         for pool in self.all:
-            pool.gate.changed = None if leases is None else leases.changed
+            pool.gate.on_change = None if leases is None else leases.changed
 
     def shut_down(self) -> None:
         """Drains all pools, for good."""
@@ -189,7 +189,7 @@ class PoolRegistry:
             return found
         name, reason = found
         pool, request = self._by_name[name], requests[name]
-        limit_s = pool.gate.core.rules.of(request.service_class).max_wait_s
+        limit_s = pool.gate.rules.of(request.service_class).max_wait_s
         if tried is not None and spent_ms > 1000 * limit_s:
             text = f"no slot of any pool became free within {limit_s:g} s"
             return Refusal(Reason.QUEUE_TIMEOUT, text)
@@ -231,5 +231,5 @@ class PoolRegistry:
             group=group,
         )
         if self._parent_leases is not None:
-            pool.gate.changed = self._parent_leases.changed
+            pool.gate.on_change = self._parent_leases.changed
         return pool

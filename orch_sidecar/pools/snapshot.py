@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from orch_sidecar.admission.constraints.batch import Limits
-from orch_sidecar.admission.constraints.rules import BlockedBy
 from orch_sidecar.admission.draining import Drain
+from orch_sidecar.admission.types import BlockedBy
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state.document import Document

@@ -74,7 +74,7 @@ class ClientWriter:
         client = self.client
         self._source = source
         self._extra = response_fields(self.record, pool)
-        if pool.gate.core.draining:
+        if pool.gate.draining:
             self.keep_alive = False
         client.response = self
         self._watchdog.add(self)

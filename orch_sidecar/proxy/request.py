@@ -9,7 +9,7 @@ from typing import Final, cast
 from aiohttp import web
 
 from orch_sidecar.admission.gate import Gate
-from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.types import Lease
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Refusal

@@ -93,7 +93,7 @@ async def test_running_stream_ends_with_the_error_and_its_lease_comes_back(
     assert ("event: error" in said[0]) == (path in (RESPONSES, MESSAGES))
     await eventually(lambda: script.stopped)
     await sidecar.idle()
-    assert sidecar.ledger.leases() == 0
+    assert sidecar.ledger.lease_count == 0
     engine.answer = Held()  # the client's connection is as good as before
     client.start(path, stream=False)
     await eventually(lambda: engine.answer.waiting)  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ async def test_running_request_without_a_stream_is_answered_by_the_refusal(
     assert_cancelled(await client.response())
     await eventually(lambda: not held.waiting)
     await sidecar.idle()
-    assert sidecar.ledger.leases() == 0
+    assert sidecar.ledger.lease_count == 0
 
 
 async def test_answer_that_is_half_sent_is_cut(sidecar: Running, engine: ScriptedEngine) -> None:

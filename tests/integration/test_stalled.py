@@ -84,7 +84,7 @@ async def test_leases_are_confirmed_while_it_is_stalled(
     await client.close()
     await eventually(lambda: engine.revoked)
     await running.idle()
-    assert running.ledger.leases() == 0
+    assert running.ledger.lease_count == 0
     assert running.sidecar.state == "stalled"
     await recovers(engine, running)
 

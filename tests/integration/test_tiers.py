@@ -103,7 +103,7 @@ async def test_request_that_is_turned_away_goes_back_and_is_served(
     leases = [request.lease for request in engine.generating]
     assert len(set(leases)) == 3  # a lease is used once
     await parent_leases.idle()
-    assert parent_leases.ledger.leases() == 0
+    assert parent_leases.ledger.lease_count == 0
 
 
 async def test_request_that_is_turned_away_keeps_its_place(
@@ -187,7 +187,7 @@ async def test_client_that_leaves_while_its_request_is_put_back_leaks_nothing(
     await client.close()
     await eventually(lambda: not parent_leases.queued)
     await parent_leases.idle()
-    assert parent_leases.ledger.leases() == 0
+    assert parent_leases.ledger.lease_count == 0
 
 
 async def test_nonsense_of_the_engine_makes_both_stale_and_breaks_neither(

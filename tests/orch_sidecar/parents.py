@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from orch_sidecar.admission.ledger import Lease, Ledger
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest, Lease
 from orch_sidecar.control.state_feed import PublishedPool, StateFeed, state_of
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases, StateSubscriber
 from orch_sidecar.pools.snapshot import PoolSnapshot
 from vllm_plugin import profile as profiles
+from vllm_plugin.profile import ServiceClass
 
 US, THEM, RUN = "a" * 16, "b" * 16, "c" * 16
 CLOUD = profiles.load("cloud")
@@ -29,6 +31,10 @@ def ledger(slots_total: int = 8) -> Ledger:
     return made
 
 
+def grant(slots: Ledger, lease_id: str, cost: int) -> Lease:
+    return slots.grant(lease_id, AdmissionRequest(ServiceClass.BULK, cost), NO_KV_NEED, 0.0)
+
+
 def entered(leases: ParentLeases, header: str) -> ParentLease:
     """A request that has arrived, and was not rejected."""
     request = leases.enter(header)
@@ -41,7 +47,7 @@ def served(
 ) -> tuple[ParentLease, Lease]:
     """A request that has entered and got slots."""
     request = entered(leases, header)
-    own = slots.grant(f"own-{header}", cost)
+    own = grant(slots, f"own-{header}", cost)
     leases.granted(request, slots, own)
     return request, own
 

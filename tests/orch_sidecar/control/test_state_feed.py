@@ -14,6 +14,7 @@ from tests.orch_sidecar.parents import (
     FakePool,
     FakeSubscriber,
     entered,
+    grant,
     lease,
     ledger,
     served,
@@ -23,7 +24,7 @@ from tests.orch_sidecar.parents import (
 
 def test_pool_looks_like_an_engine() -> None:
     slots = ledger()
-    slots.grant("x", 3)
+    grant(slots, "x", 3)
     data = state(slots, 1, queue_depth=3, queued_interactive=2)
     assert data["epoch"] == f"{RUN}.e1"
     assert (data["slots_total"], data["slots_free"], data["leased"]) == (8, 5, 3)
@@ -63,7 +64,7 @@ def test_change_holds_only_what_changed() -> None:
     leases, slots = ParentLeases(RUN), ledger()
     subscriber = FakeSubscriber(leases, FakePool(slots))
     subscriber.feed.due(10.0)
-    slots.grant("another", 2)
+    grant(slots, "another", 2)
     leases.changed()
     assert subscriber.feed.due(10.1) == [("change", {"slots_free": 6, "foreign": 2, "leased": 2})]
     assert subscriber.feed.due(10.2) == []
@@ -73,11 +74,11 @@ def test_changes_come_at_most_every_20_ms() -> None:
     leases, slots = ParentLeases(RUN), ledger()
     subscriber = FakeSubscriber(leases, FakePool(slots))
     subscriber.feed.due(10.0)
-    slots.grant("x", 1)
+    grant(slots, "x", 1)
     leases.changed()
     assert subscriber.feed.due(10.010) == []
     assert subscriber.feed.rest_s(10.010) == pytest.approx(0.010)
-    slots.grant("y", 1)
+    grant(slots, "y", 1)
     leases.changed()
     assert subscriber.wakes == 1
     [(name, data)] = subscriber.feed.due(10.021)
@@ -89,7 +90,7 @@ def test_change_that_was_undone_is_not_sent() -> None:
     leases, slots = ParentLeases(RUN), ledger()
     subscriber = FakeSubscriber(leases, FakePool(slots))
     subscriber.feed.due(10.0)
-    slots.grant("x", 1)
+    grant(slots, "x", 1)
     leases.changed()
     slots.release("x")
     leases.changed()
@@ -101,7 +102,7 @@ def test_end_is_sent_at_once_and_before_the_change() -> None:
     request = entered(leases, lease())
     subscriber = FakeSubscriber(leases, FakePool(slots))
     subscriber.feed.due(10.0)
-    slots.grant("x", 1)
+    grant(slots, "x", 1)
     leases.leave(request)
     assert subscriber.feed.due(10.001) == [("ended", {"leases": [lease()]})]
     assert [name for name, _ in subscriber.feed.due(10.03)] == ["change"]

@@ -15,7 +15,7 @@ from orch_sidecar.control import state_stream
 from orch_sidecar.control.stream_readers import MOST_OF_A_CLIENT
 from orch_sidecar.engine_state.states import EngineState
 from tests.integration.running import eventually
-from tests.orch_sidecar.parents import entered, lease, served
+from tests.orch_sidecar.parents import entered, grant, lease, served
 from tests.orch_sidecar.published import STREAM, Tier
 
 
@@ -86,7 +86,7 @@ async def test_stream_sends_the_state_and_then_changes(tier: Tier, client: Clien
     assert state["leases"] == [lease()]
     assert (state["slots_total"], state["foreign"]) == (8, 0)
     assert state["observed_at"].endswith("Z")
-    tier.slots.grant("another", 2)
+    grant(tier.slots, "another", 2)
     assert tier.changed is not None
     tier.changed()
     assert (await events.expect("change"))["foreign"] == 2

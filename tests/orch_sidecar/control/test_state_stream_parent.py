@@ -10,13 +10,12 @@ import pytest
 
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
-from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from tests.integration.running import eventually
-from tests.orch_sidecar.parents import CLOUD, served
+from tests.orch_sidecar.parents import CLOUD, grant, served
 from tests.orch_sidecar.published import Tier
 from vllm_plugin.profile import ServiceClass
 
@@ -26,7 +25,7 @@ class Parent:
 
     def __init__(self, session: aiohttp.ClientSession, tier: Tier) -> None:
         self.gate = Gate(AdmissionController(CLOUD.admission))
-        self.ledger = self.gate.core.ledger
+        self.ledger = self.gate.ledger
         self.watcher = EngineWatcher(session, tier.url, {}, self.gate, CLOUD)
         loop = asyncio.get_running_loop()
         self.tasks = [
@@ -35,8 +34,8 @@ class Parent:
         ]
 
     def take(self, cost: int = 1) -> Lease:
-        request = self.gate.new_id(cost)
-        got = self.gate.ask(request, AdmissionRequest(ServiceClass.INTERACTIVE, cost))
+        request = self.gate.ids.new(cost)
+        got = self.gate.arrive(request, AdmissionRequest(ServiceClass.INTERACTIVE, cost))
         assert isinstance(got, Lease)
         return got
 
@@ -58,7 +57,7 @@ async def parent(tier: Tier) -> AsyncIterator[Parent]:
 async def test_parent_counts_its_own_requests_once(tier: Tier, parent: Parent) -> None:
     assert parent.ledger.slots_total == 8
     ours = parent.take(cost=2)
-    tier.slots.grant("a client of the child", 3)
+    grant(tier.slots, "a client of the child", 3)
     served(tier.leases, ours.id, tier.slots, cost=2)
     await eventually(lambda: parent.ledger.foreign)
     assert (parent.ledger.leased, parent.ledger.foreign, parent.ledger.room) == (2, 3, 3)
@@ -96,7 +95,7 @@ async def test_parent_admits_nothing_while_the_pool_is_not_ready(
     await eventually(lambda: not parent.watcher.ready)
     assert parent.watcher.state is EngineState(state)
     assert "because of this" in parent.watcher.message or state == "stalled"
-    refusal = parent.gate.ask(parent.gate.new_id(1), AdmissionRequest(ServiceClass.BULK))
+    refusal = parent.gate.arrive(parent.gate.ids.new(1), AdmissionRequest(ServiceClass.BULK))
     assert isinstance(refusal, Refusal)
     assert refusal.reason in {Reason(reason) for reason in Reason if reason.startswith("engine_")}
     tier.pools["cloud"].changes = {}

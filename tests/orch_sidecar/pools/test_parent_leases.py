@@ -14,6 +14,7 @@ from tests.orch_sidecar.parents import (
     FakeSubscriber,
     entered,
     foreign,
+    grant,
     lease,
     ledger,
     served,
@@ -69,7 +70,7 @@ def test_request_that_got_slots_twice_ends_with_the_last_of_them() -> None:
     leases, slots, others = ParentLeases(RUN), ledger(), ledger()
     request, own = served(leases, lease(), slots)
     slots.abandon(own.id)
-    second = others.grant("elsewhere", 1)
+    second = grant(others, "elsewhere", 1)
     leases.granted(request, others, second)
     others.release(second.id)
     leases.leave(request)
@@ -146,7 +147,7 @@ def test_end_wakes_a_subscriber_that_was_woken_before_by_a_change() -> None:
 def test_foreign_is_what_others_own() -> None:
     leases, slots = ParentLeases(RUN), ledger()
     slots.foreign = 1
-    slots.grant("a client without a tier", 2)
+    grant(slots, "a client without a tier", 2)
     served(leases, lease(US, 1), slots)
     served(leases, lease(US, 2, cost=3), slots, cost=3)
     assert foreign(leases, slots, US) == 3
@@ -164,7 +165,7 @@ def test_queued_request_is_foreign_to_nobody() -> None:
 def test_both_tiers_together_never_count_less_than_is_leased(claimed: int, real: int) -> None:
     """The parent counts the cost of its lease, which is not trusted."""
     leases, slots = ParentLeases(RUN), ledger()
-    slots.grant("another", 2)
+    grant(slots, "another", 2)
     served(leases, lease(cost=claimed), slots, cost=real)
     seen = foreign(leases, slots, US)
     assert 2 <= seen <= slots.leased
@@ -174,6 +175,6 @@ def test_both_tiers_together_never_count_less_than_is_leased(claimed: int, real:
 def test_slots_in_another_pool_do_not_count_in_this_one() -> None:
     leases, slots, others = ParentLeases(RUN), ledger(), ledger()
     served(leases, lease(), others)
-    slots.grant("another", 1)
+    grant(slots, "another", 1)
     assert foreign(leases, slots, US) == 1
     assert foreign(leases, others, US) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.types import Lease
 from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases
 from tests.orch_sidecar.parents import (
     RUN,
@@ -15,6 +15,7 @@ from tests.orch_sidecar.parents import (
     FakeSubscriber,
     entered,
     foreign,
+    grant,
     lease,
     ledger,
 )
@@ -46,7 +47,7 @@ class Tiers(RuleBasedStateMachine):
     def gets_slots(self, header: str, cost: int) -> None:
         request, own = self.present[header]
         if own is None:
-            own = self.slots.grant(f"own-{header}", cost)
+            own = grant(self.slots, f"own-{header}", cost)
             self.leases.granted(request, self.slots, own)
             self.present[header] = (request, own)
 
@@ -60,7 +61,7 @@ class Tiers(RuleBasedStateMachine):
     @rule(cost=st.integers(1, 3))
     def client_comes(self, cost: int) -> None:
         self.number += 1
-        self.slots.grant(f"client-{self.number}", cost)
+        grant(self.slots, f"client-{self.number}", cost)
 
     @rule()
     def engine_confirms(self) -> None:
@@ -87,7 +88,7 @@ class Tiers(RuleBasedStateMachine):
         for header in self.sent:
             request, own = self.present[header]
             assert request.handled
-            assert own is None or not self.slots.holds(own.id)
+            assert own is None or not self.slots.owns(own.id)
             assert self.leases.revoke(header)
 
     @invariant()

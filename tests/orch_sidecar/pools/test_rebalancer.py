@@ -30,8 +30,7 @@ class Address:
 
     @property
     def gate(self) -> Any:
-        core = SimpleNamespace(queue_depth=len(self.waits), ledger=SimpleNamespace(room=self.room))
-        return SimpleNamespace(core=core, refuse=self.refuse)
+        return SimpleNamespace(queue_depth=len(self.waits), room=self.room, refuse=self.refuse)
 
     def refuse(self, ticket: str, refusal: Refusal) -> bool:
         assert refusal is REBALANCED

@@ -8,8 +8,7 @@ import aiohttp
 import pytest
 
 from orch_sidecar.admission.draining import OrderedBy
-from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Queued, StepTime
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, Queued, StepTime
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.settings import PoolSettings
 from orch_sidecar.engine_state.states import EngineState
@@ -35,9 +34,9 @@ async def pool() -> Pool:
 
 
 async def test_snapshot_counts_leases_and_queued_requests_and_keeps_its_values(pool: Pool) -> None:
-    assert isinstance(pool.gate.ask("a", AdmissionRequest(ServiceClass.BULK, 3)), Lease)
-    assert isinstance(pool.gate.ask("b", REQUEST), Queued)
-    assert isinstance(pool.gate.ask("c", AdmissionRequest(ServiceClass.BULK)), Queued)
+    assert isinstance(pool.gate.arrive("a", AdmissionRequest(ServiceClass.BULK, 3)), Lease)
+    assert isinstance(pool.gate.arrive("b", REQUEST), Queued)
+    assert isinstance(pool.gate.arrive("c", AdmissionRequest(ServiceClass.BULK)), Queued)
     before = pool.snapshot()
     pool.gate.release("a")
     assert (before.slots_total, before.leased, before.foreign, before.room) == (4, 3, 1, 0)

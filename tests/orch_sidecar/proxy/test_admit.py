@@ -51,7 +51,7 @@ async def test_lease_is_released_after_a_complete_response() -> None:
     assert request.record.lease == lease.id
     assert request.record.admitted is not None
     assert (request.record.input_tokens, request.record.output_tokens) == (5, 7)
-    assert pool.gate.core.ledger.leases() == 0
+    assert pool.gate.status().leases == 0
     assert request.ticket is None
 
 
@@ -59,7 +59,7 @@ async def test_lease_of_a_response_that_was_cut_short_waits_for_the_engine() -> 
     stage = NextStage(answers(SENT, complete=False))
     pool = pool_of()
     await admit(stage).handle(request_of(), pool, asked())
-    assert pool.gate.core.ledger.closing() == [stage.calls[0][2].id]
+    assert pool.gate.closing() == [stage.calls[0][2].id]
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), asyncio.CancelledError()])
@@ -68,7 +68,7 @@ async def test_lease_of_which_the_engine_got_nothing_is_released(error: BaseExce
     request.response = response(complete=False)  # of an attempt before
     with pytest.raises(type(error)):
         await admit(NextStage(error)).handle(request, pool, asked())
-    assert pool.gate.core.ledger.leases() == 0
+    assert pool.gate.status().leases == 0
 
 
 async def test_request_waits_for_a_slot_and_gets_it() -> None:
@@ -89,7 +89,7 @@ async def test_request_waits_for_a_slot_and_gets_it() -> None:
     blocked.set()
     assert await holder is await waiting is SENT
     assert second.waiting is None
-    assert pool.gate.core.ledger.leases() == 0
+    assert pool.gate.status().leases == 0
 
 
 async def test_cancelled_wait_leaves_the_queue() -> None:
@@ -97,16 +97,16 @@ async def test_cancelled_wait_leaves_the_queue() -> None:
     task = asyncio.create_task(admit(NextStage()).handle(request_of(), pool_of(1), asked(1)))
     await asyncio.gather(task, return_exceptions=True)
     pool = pool_of(1)
-    holder = pool.gate.ask(pool.gate.open(request_of(), 1), asked())
+    holder = pool.gate.arrive(pool.gate.open(request_of(), 1), asked())
     task = asyncio.create_task(admit(NextStage()).handle(request_of(), pool, asked()))
     await asyncio.sleep(0)
-    assert pool.gate.core.queue_depth == 1
+    assert pool.gate.queue_depth == 1
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert pool.gate.core.queue_depth == 0
+    assert pool.gate.queue_depth == 0
     pool.gate.release(holder.id)
-    assert pool.gate.core.ledger.leases() == 0
+    assert pool.gate.status().leases == 0
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_busy_pool_leaves_the_request_to_another_one(
     ask: Any, reason: Reason, retry: Retry
 ) -> None:
     pool = pool_of(1)
-    pool.gate.ask(pool.gate.open(request_of(), 1), asked())
+    pool.gate.arrive(pool.gate.open(request_of(), 1), asked())
     result = await admit(NextStage()).handle(request_of(), pool, ask)
     assert isinstance(result, NotSent)
     assert (result.refusal.reason, result.retry) == (reason, retry)
@@ -143,7 +143,7 @@ async def test_rejected_request_is_queued_again_and_gets_another_lease() -> None
     (_, _, first), (_, _, second) = stage.calls
     assert first.id != second.id
     assert request.record.lease == second.id
-    assert pool.gate.core.ledger.leases() == 0
+    assert pool.gate.status().leases == 0
 
 
 async def test_rejected_request_that_was_cancelled_is_not_queued_again() -> None:
@@ -152,7 +152,7 @@ async def test_rejected_request_that_was_cancelled_is_not_queued_again() -> None
     request.cancelled = Refusal(Reason.CANCELLED, "cancelled")
     stage = NextStage(answers(rejected, retry_after_ms=20))
     assert await admit(stage).handle(request, pool, asked()) is rejected
-    assert pool.gate.core.ledger.leases() == 0
+    assert pool.gate.status().leases == 0
 
 
 async def test_stream_without_usage_counts_a_token_per_read() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.types import Lease
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.proxy.forward import Forward
@@ -23,7 +23,7 @@ EVENT = chunk(b"data: {}\n\n")
 
 def leased(pool: Any, request: Request) -> Lease:
     """A lease of this pool's gate for the request."""
-    lease = pool.gate.ask(pool.gate.open(request, 1), asked())
+    lease = pool.gate.arrive(pool.gate.open(request, 1), asked())
     assert isinstance(lease, Lease)
     return lease
 
