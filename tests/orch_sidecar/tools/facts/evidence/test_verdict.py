@@ -123,7 +123,7 @@ def test_more_decoded_than_received_means_other_clients() -> None:
 def test_sequences_that_are_in_the_engine_at_either_end_are_seen(when: str) -> None:
     before = snapshot(leased=2 * (when == "before"))
     after = snapshot(requests_total=110, steps_by_batch=BATCHED, leased=2 * (when == "after"))
-    expected = f"2 sequences were still in the engine {when} the measurement"
+    expected = f"sequences still in the engine {when} the measurement: 2"
     assert reasons_of(ONLINE, before, after) == expected
 
 
@@ -131,7 +131,7 @@ def test_sequences_that_are_in_the_engine_at_either_end_are_seen(when: str) -> N
 def test_foreign_sequences_at_either_end_are_seen(when: str) -> None:
     before = snapshot(foreign=int(when == "before"))
     after = snapshot(requests_total=110, steps_by_batch=BATCHED, foreign=int(when == "after"))
-    assert f"1 foreign sequences were in the engine {when} the measurement" in reasons_of(
+    assert f"foreign sequences in the engine {when} the measurement: 1" in reasons_of(
         ONLINE, before, after
     )
 
