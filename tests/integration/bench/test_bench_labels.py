@@ -217,7 +217,7 @@ async def test_request_that_is_under_way_before_it_and_after_makes_it_invalid(
     await asyncio.gather(long, return_exceptions=True)
     assert "the engine was not idle before the run" in reasons(result)
     assert "the engine was not idle after the run" in reasons(result)
-    assert "1 sequences were still in the engine before the" in reasons(result)
+    assert "sequences still in the engine before the measurement: 1" in reasons(result)
     with pytest.raises(NoFact):
         row_of(result)
 
