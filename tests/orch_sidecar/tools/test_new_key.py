@@ -57,5 +57,5 @@ def test_help_says_what_goes_where(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["key", "--help"])
     text = capsys.readouterr().out
-    assert "key goes to stderr" in text
+    assert "key is printed on stderr" in text
     assert ">> keys.yaml" in text

@@ -57,7 +57,7 @@ def test_session_that_cannot_stand_back_is_told_and_runs(
         pytest.skip("this kernel does not share cores by sessions")
     with running(tmp_path, SLEEPS, niceness=100) as child:
         assert child.exit_code is None
-    assert "cannot be made nice" in caplog.text
+    assert "cannot set the niceness" in caplog.text
 
 
 def test_child_is_asked_to_leave_and_then_killed(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_sweep_compares_medians_with_the_first_batch() -> None:
     assert sweep.fit is not None
     text = sweep_text(sweep)
     assert "b 1 -> 4: 2.00 times the tokens/s, more with each b" in text
-    assert re.search(r"t\(b\) = \S+ \+ \S+ \* b\^\d\.\d\d ms, at most \d+\.\d % off", text)
+    assert re.search(r"t\(b\) = \S+ \+ \S+ \* b\^\d\.\d\d ms, largest deviation \d+\.\d %", text)
 
 
 def test_sweep_without_a_point_at_1_compares_with_its_smallest() -> None:

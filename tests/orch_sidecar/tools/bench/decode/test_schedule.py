@@ -171,12 +171,12 @@ def test_larger_bmax_serves_more_tokens_a_second_of_device_time() -> None:
 @pytest.mark.parametrize(
     ("arrivals", "tokens", "bmax", "window_ms", "said"),
     [
-        ([2.0, 1.0], 1, 1, 0.0, "an arrival at 1.0 ms after 2.0 ms: must be in order of time"),
+        ([2.0, 1.0], 1, 1, 0.0, "an arrival at 1.0 ms follows 2.0 ms: they must be ascending"),
         ([-1.0], 1, 1, 0.0, "an arrival at -1.0 ms"),
         ([float("nan")], 1, 1, 0.0, "an arrival at nan ms"),
-        ([0.0], 0, 1, 0.0, "tokens 0: must be at least 1"),
-        ([0.0], 1, 0, 0.0, "bmax 0: must be at least 1"),
-        ([0.0], 1, 1, -0.5, "window_ms -0.5: must be at least 0"),
+        ([0.0], 0, 1, 0.0, "tokens is 0: it must be finite and at least 1"),
+        ([0.0], 1, 0, 0.0, "bmax is 0: it must be finite and at least 1"),
+        ([0.0], 1, 1, -0.5, "window_ms is -0.5: it must be finite and at least 0"),
     ],
 )
 def test_what_makes_no_schedule_is_refused(
@@ -188,11 +188,13 @@ def test_what_makes_no_schedule_is_refused(
 
 @pytest.mark.parametrize("took", [0.0, -1.0, float("nan"), float("inf")])
 def test_step_that_takes_no_time_is_refused(took: float) -> None:
-    with pytest.raises(ValueError, match=f"a step of 1 sequences in {took} ms: must be above 0"):
+    with pytest.raises(
+        ValueError, match=f"takes {took} ms: it must be above 0"
+    ):
         run_schedule([0.0], 1, 1, 0.0, lambda batch: took)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_rate_that_is_none_is_refused(rate: float) -> None:
-    with pytest.raises(ValueError, match="must be above 0"):
+    with pytest.raises(ValueError, match="must be finite and above 0"):
         poisson_ms(rate, 1, 1)
