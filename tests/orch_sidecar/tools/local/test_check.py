@@ -122,8 +122,6 @@ def test_last_line_says_whether_all_is_well(
 
 def test_port_that_is_taken_is_refused_before_anything_starts(sidecar: Sidecar) -> None:
     taken = Stack(Plan("home", "model", port=sidecar.server_address[1]))
-    with pytest.raises(
-        StackError, match=r"Address already in use.*; choose another port"
-    ):
+    with pytest.raises(StackError, match=r"Address already in use.*; choose another port"):
         taken.require_port()
     Stack(Plan("home", "model", port=free_port())).require_port()

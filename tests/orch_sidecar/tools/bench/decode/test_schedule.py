@@ -188,9 +188,7 @@ def test_what_makes_no_schedule_is_refused(
 
 @pytest.mark.parametrize("took", [0.0, -1.0, float("nan"), float("inf")])
 def test_step_that_takes_no_time_is_refused(took: float) -> None:
-    with pytest.raises(
-        ValueError, match=f"takes {took} ms: it must be above 0"
-    ):
+    with pytest.raises(ValueError, match=f"takes {took} ms: it must be above 0"):
         run_schedule([0.0], 1, 1, 0.0, lambda batch: took)
 
 
