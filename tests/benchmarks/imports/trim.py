@@ -1,5 +1,6 @@
-"""A tool's file as a fixture: what an importer reads and what stands beside it, nothing of the
-machine it was written on, and no text. Pure."""
+"""Reduces a tool's file to a fixture: the fields that an importer reads and their neighbours, without
+text or details of the machine. Pure.
+"""
 
 from __future__ import annotations
 

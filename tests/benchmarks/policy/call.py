@@ -1,6 +1,5 @@
-"""One request on a connection of its own: a stream is counted, not parsed.
-
-The generator shares a core with what it measures.
+"""One request on its own connection. Streams are counted, not parsed, as the load generator shares a
+core with the server under test.
 """
 
 from __future__ import annotations

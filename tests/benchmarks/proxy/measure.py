@@ -1,6 +1,5 @@
-"""Cells: one load on one target for some seconds, and what it cost everyone.
-
-Runs the C client, reads CPU time of target, engine and client around it. Knows no table.
+"""Measures cells: one load on one target for some seconds, and the CPU time it cost target, engine and
+client. Runs the C client.
 """
 
 from __future__ import annotations
