@@ -1,5 +1,6 @@
-"""Reduces a tool's file to a fixture: the fields that an importer reads and their neighbours, without
-text or details of the machine. Pure.
+"""Reduces a tool's file to a fixture. Pure.
+
+Keeps the fields that an importer reads and their neighbours, without text or machine details.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures the effect of the policies on a real engine: `python -m tests.benchmarks.policy SCENARIO`.
+"""Measures the policies on a real engine: `python -m tests.benchmarks.policy SCENARIO`.
 
     __main__    the command line
     mixed       interactive and bulk requests at twice the capacity; mixed_report formats it

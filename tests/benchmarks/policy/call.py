@@ -1,5 +1,6 @@
-"""One request on its own connection. Streams are counted, not parsed, as the load generator shares a
-core with the server under test.
+"""One request on its own connection.
+
+Streams are counted, not parsed: the load generator shares a core with the server under test.
 """
 
 from __future__ import annotations
