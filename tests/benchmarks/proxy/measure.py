@@ -1,5 +1,6 @@
-"""Measures cells: one load on one target for some seconds, and the CPU time it cost target, engine and
-client. Runs the C client.
+"""Measures cells: one load on one target for some seconds, and its cost.
+
+Runs the C client and reads the CPU time of target, engine and client.
 """
 
 from __future__ import annotations

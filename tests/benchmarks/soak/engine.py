@@ -1,6 +1,6 @@
 """The scripted engine as a program: `python -m tests.benchmarks.soak.engine`.
 
-It is controlled by lines of JSON on stdin, reports lines of JSON on stdout, and ends with its stdin.
+It takes lines of JSON on stdin, reports lines of JSON on stdout, and ends with its stdin.
 It counts its sequences by lease and reports whenever they exceed its slots, a request without a
 lease, and a lease of another cost than its request.
 """

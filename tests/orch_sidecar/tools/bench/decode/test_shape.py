@@ -37,7 +37,7 @@ def test_defaults_are_bound_by_memory() -> None:
         ((1, 64, 4, 3, 8), "heads is 4: it must be a multiple of kv-heads, 3"),
     ],
 )
-def test_sizes_that_make_no_model_are_refused(
+def test_sizes_that_make_no_model_are_rejected(
     sizes: tuple[int, int, int, int, int], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
