@@ -48,7 +48,7 @@ def test_the_printed_lines_work_and_ctrl_c_leaves_nothing_behind(
         )
     try:
         until = time.monotonic() + READY_WITHIN_S
-        while "Ctrl-C ends it." not in printed.read_text():
+        while "Press Ctrl-C to stop." not in printed.read_text():
             assert up.poll() is None, printed.read_text()
             assert time.monotonic() < until
             time.sleep(0.2)
@@ -88,7 +88,7 @@ def test_check_shows_answer_capabilities_and_trace(marked: dict[str, str]) -> No
     assert all("measurement_type=offline" in line for line in trace)
     assert '"requests_total": 4' in done.stdout
     assert '"steps_by_batch": {}' not in done.stdout
-    assert done.stdout.endswith("orch up --check: all is well\n")
+    assert done.stdout.endswith("orch up --check: passed\n")
     assert processes_of(int(marked["ORCH_TEST_MARKER"])) == []
 
 
