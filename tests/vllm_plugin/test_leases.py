@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.fuzz import examples
 from vllm_plugin.leases import PROOF_LASTS_S, SPENT_KEPT, Leases, Presence
 
 US, THEM = "a" * 16, "b" * 16
@@ -262,7 +263,7 @@ class LeasesMachine(RuleBasedStateMachine):
 
 
 TestLeases = LeasesMachine.TestCase
-TestLeases.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLeases.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
 
 
 class ForeignMachine(RuleBasedStateMachine):
@@ -334,7 +335,7 @@ class ForeignMachine(RuleBasedStateMachine):
 
 
 TestForeign = ForeignMachine.TestCase
-TestForeign.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestForeign.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)
 
 
 @given(st.text(max_size=60))

@@ -17,6 +17,7 @@ from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
+from tests.fuzz import examples
 from tests.orch_sidecar.admission.examples import (
     BULK,
     DRAIN,
@@ -306,4 +307,4 @@ class AdmissionMachine(Checked):
 
 
 TestAdmission = AdmissionMachine.TestCase
-TestAdmission.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestAdmission.settings = settings(max_examples=examples(300), stateful_step_count=60, deadline=None)
