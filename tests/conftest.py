@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.fuzz import examples
+
+# Before gRPC is loaded: after a fork it would start its threads again, in a child whose
+# descriptors are closed for the program that it becomes.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 
 settings.register_profile("project", max_examples=max(50, examples(100)))
 settings.load_profile("project")

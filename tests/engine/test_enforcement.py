@@ -111,11 +111,6 @@ found = {
 }
 os.environ["VLLM_USE_RUST_FRONTEND"] = "1"
 found["rust"] = message_of(arguments)
-del os.environ["VLLM_USE_RUST_FRONTEND"]
-os.environ["ORCH_PROFILE"] = "cloud"
-found["cloud"] = message_of(lambda: arguments(max_num_seqs=1))
-os.environ["ORCH_PROFILE"] = "missing.yaml"
-found["missing"] = message_of(arguments)
 print("FOUND" + json.dumps(found))
 """
 
@@ -172,9 +167,18 @@ def test_the_resource_says_how_the_engine_batches(scripted: dict[str, str]) -> N
     assert "measurement_type=single_stream" in scripted["resource"]
 
 
-def test_cloud_refuses_a_single_slot(scripted: dict[str, str]) -> None:
-    assert "--max-num-seqs is 1, must be at least 2" in scripted["cloud"]
-
-
-def test_a_profile_that_does_not_exist_stops_the_engine(scripted: dict[str, str]) -> None:
-    assert "missing.yaml: cannot be read" in scripted["missing"]
+# A start of a server each, for rules that unit tests of the plugin show.
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("profile", "arguments", "words"),
+    [
+        ("cloud", ("--max-num-seqs", "1"), "--max-num-seqs is 1, must be at least 2"),
+        ("/nowhere/missing.yaml", (), "missing.yaml: cannot be read"),
+    ],
+)
+def test_server_of_another_profile_is_refused(
+    profile: str, arguments: tuple[str, ...], words: str
+) -> None:
+    printed = run_server(profile, *arguments)
+    assert LOADING not in printed
+    assert words in printed
