@@ -54,7 +54,7 @@ SIDE_BY_SIDE := --no-print-directory --output-sync=target --keep-going
 PYTEST := $(BIN)/python -m pytest -q
 
 test: $(STAMP)
-	@$(MAKE) $(SIDE_BY_SIDE) --jobs=3 test-engine static test-unit test-integration
+	@$(MAKE) $(SIDE_BY_SIDE) --jobs=3 test-engine test-integration static test-unit
 
 test-fast: lint
 	@$(MAKE) $(SIDE_BY_SIDE) --jobs=2 fast-unit fast-integration
