@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from orch_sidecar.api.body_outline import Outline
 from orch_sidecar.api.generation import Api, GenerationRequest, read
+from tests.fuzz import examples
 
 pytestmark = pytest.mark.engine
 
@@ -151,7 +152,7 @@ def outline_of(body: bytes) -> bytes:
     return outline.result()
 
 
-RELAXED = settings(max_examples=600, deadline=None)
+RELAXED = settings(max_examples=examples(600), deadline=None)
 
 
 @RELAXED
@@ -216,7 +217,7 @@ def test_response_and_message_have_nothing_that_multiplies(engine: Engine, api: 
 
 
 @pytest.mark.parametrize("api", [Api.RESPONSES, Api.MESSAGES])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(stream=FLAG, background=FLAG)
 def test_streams_of_responses_and_messages_are_seen_alike(
     engine: Engine, api: Api, stream: Any, background: Any

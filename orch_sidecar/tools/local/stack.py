@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -49,10 +51,19 @@ class Plan:
 
 
 def free_port() -> int:
+    """Returns a port of 127.0.0.1 on which nothing listens.
+
+    It is below those that the kernel gives to outgoing connections: an engine listens half a
+    minute later. Raises OSError if the last of many tries fails.
+    """
+    *others, last = random.sample(range(20_000, 32_000), 50)
+    for port in others:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        probe.bind(("127.0.0.1", last))
+    return last
 
 
 def get_json(url: str, timeout_s: float = 2.0) -> tuple[int, dict[str, Any]]:
