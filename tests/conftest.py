@@ -48,7 +48,7 @@ SLOW = (
     "k8s/test_runner_leaving.py",
     "orch_sidecar/api/test_body_outline.py",
     "orch_sidecar/tools/bench/decode/test_kernel.py",
-    "orch_sidecar/tools/bench/runs/test_sweep.py",
+    "orch_sidecar/tools/bench/results/test_sweep.py",
     "orch_sidecar/tools/bench/test_cli.py",
     "orch_sidecar/tools/facts/comparison/test_plot.py",
     "orch_sidecar/tools/facts/traces/test_jaeger.py",
