@@ -186,7 +186,7 @@ def test_another_client_in_the_window_makes_it_invalid(outcomes: Outcomes, profi
     assert found.crowded is not None
     assert found.crowded.result["status"] == "invalid"
     reasons = found.crowded.result["reasons"]
-    assert any("others used it at the same time" in reason for reason in reasons), reasons
+    assert any("the engine served other clients" in reason for reason in reasons), reasons
     assert not found.crowded_facts.exists(), "what is invalid makes no row"
 
 
