@@ -86,6 +86,7 @@ class PoolRegistry:
 
     @property
     def draining(self) -> bool:
+        """Whether all pools drain."""
         for pool in self.all:
             if pool.gate.draining is None:
                 return False
