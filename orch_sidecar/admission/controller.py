@@ -29,7 +29,7 @@ from vllm_plugin.profile import AdmissionRules, ServiceClass
 # Who turned one away below has its reasons for so long at least; the queue rests no longer.
 _SHORTEST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 1.0
-# ResourcePath once: a member is looked up slowly in its enum.
+# Bound once: looking up a member of an enum is slow.
 _BULK: Final = ServiceClass.BULK
 
 # Between two looks at the same thing, whatever rounding does.

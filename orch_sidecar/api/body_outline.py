@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from orch_sidecar.api.json_body import InvalidJson
+from orch_sidecar.api.json_body import InvalidBody
 
 # A body up to this size is parsed as it is: 5 ms for the worst of them.
 LARGE_BYTES: Final = 65_536
@@ -70,7 +70,7 @@ class Outline:
         self._strings = self._items = self._structure_bytes = 0
 
     def feed(self, piece: bytes) -> None:
-        """Reads the next slice, of `SLICE_BYTES` or less. Raises InvalidJson."""
+        """Reads the next slice, of `SLICE_BYTES` or less. Raises InvalidBody."""
         if not self._begun:
             self._begin(piece)
         raw = self._rest + piece
@@ -91,7 +91,7 @@ class Outline:
     def _begin(self, piece: bytes) -> None:
         encoding = json.detect_encoding(piece[:4])
         if encoding not in _UTF_8:
-            raise InvalidJson(
+            raise InvalidBody(
                 f"the body is {encoding}: one of more than {LARGE_BYTES} bytes must be UTF-8"
             )
         self._begun = True
@@ -139,7 +139,7 @@ class Outline:
         return b'"%b"' % kept
 
     def _count(self, outside: bytes) -> None:
-        """Counts what there is outside of strings. Raises InvalidJson if it is too much."""
+        """Counts what there is outside of strings. Raises InvalidBody if it is too much."""
         alike = outside.translate(_DIGITS_ALIKE)
         self._fractions += _fractions(alike)
         self._members += outside.count(b":")
@@ -154,10 +154,10 @@ class Outline:
             (self._structure_bytes, MAX_STRUCTURE_BYTES, f"{MAX_STRUCTURE_BYTES} bytes of numbers"),
         ):
             if count > most:
-                raise InvalidJson(f"the body has more than {what}: send fewer")
+                raise InvalidBody(f"the body has more than {what}: send fewer")
         digits = self._digits + alike
         if _TOO_MANY_DIGITS in digits:
-            raise InvalidJson(
+            raise InvalidBody(
                 f"a number in the body has more than {MAX_DIGITS} digits: send fewer of them"
             )
         self._digits = b"" if self._in_string else digits[-MAX_DIGITS:]

@@ -13,6 +13,8 @@ import json
 from hashlib import blake2b
 from typing import Any, Final
 
+from orch_sidecar.api.json_body import Document
+
 DIGEST_BYTES: Final = 32
 
 # They decide the answer, and are compared exactly.
@@ -82,14 +84,20 @@ _AS_GIVEN: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _CANONICAL: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, sort_keys=True)
 
 
-def digest(api: str, document: dict[str, Any]) -> bytes | None:
-    """The digest of a request for one sequence, `DIGEST_BYTES` long. None: not to be coalesced.
-
-    `api`: as Api says it. The document has been read and found sound by `openai`.
-    """
-    decisive = _DECISIVE.get(api)
-    if decisive is None or not _deterministic(document):
+def chat(document: Document) -> bytes | None:
+    """Returns the key of a valid chat request for one sequence. None: it is not coalesced."""
+    if not _deterministic(document) or not _texts_only(document.get("messages")):
         return None
+    return _digest("chat", document)
+
+
+def completions(document: Document) -> bytes | None:
+    """Returns the same for a completions request."""
+    return _digest("completions", document) if _deterministic(document) else None
+
+
+def _digest(api: str, document: Document) -> bytes | None:
+    decisive = _DECISIVE[api]
     key: dict[str, Any] = {}
     for field, value in document.items():
         if value is None:
@@ -103,13 +111,11 @@ def digest(api: str, document: dict[str, Any]) -> bytes | None:
             key[field] = value
         elif field not in _IGNORED or not _harmless(field, value):
             return None
-    if api == "chat" and not _texts_only(document.get("messages")):
-        return None
     text = f"{api}\n{_CANONICAL.encode(key)}".encode("utf-8", "surrogatepass")
     return blake2b(text, digest_size=DIGEST_BYTES).digest()
 
 
-def _deterministic(document: dict[str, Any]) -> bool:
+def _deterministic(document: Document) -> bool:
     """Whether the engine samples without chance, or with a seed that was given."""
     temperature = document.get("temperature")
     if type(temperature) in (int, float) and temperature == 0:

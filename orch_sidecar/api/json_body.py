@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from orch_sidecar.api.refusal import Reason, Refusal
 
+Document = dict[str, Any]
 
-class InvalidJson(Exception):
+
+class InvalidBody(Exception):
     """Carries the refusal out of the reading functions."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -59,7 +61,7 @@ _OUTLINE_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object_outlined)
 
 
 def parse(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, Any]:
-    """The object that a body holds. `outlined`: it is an outline. Raises InvalidJson."""
+    """The object that a body holds. `outlined`: it is an outline. Raises InvalidBody."""
     opened = body.count(b"{") + body.count(b"[")
     try:
         # As json.loads does it for bytes, and vLLM with it.
@@ -70,19 +72,19 @@ def parse(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, A
         if end != len(text):
             raise json.JSONDecodeError("Extra data", text, end)
     except RecursionError:
-        raise InvalidJson(f"the JSON is nested deeper than {max_depth} levels") from None
+        raise InvalidBody(f"the JSON is nested deeper than {max_depth} levels") from None
     except json.JSONDecodeError as error:
         # Where something is in an outline says nothing of where it is in the body.
-        raise InvalidJson(f"the body is not JSON: {error.msg if outlined else error}") from None
+        raise InvalidBody(f"the body is not JSON: {error.msg if outlined else error}") from None
     except ValueError as error:  # also UnicodeDecodeError, and integers of thousands of digits
-        raise InvalidJson(f"the body is not JSON: {error}") from None
+        raise InvalidBody(f"the body is not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise InvalidJson(f"the body must be a JSON object, not {kind_of(document)}")
+        raise InvalidBody(f"the body must be a JSON object, not {kind_of(document)}")
     if isinstance(document, _Repeating):
         name = document.repeated()
-        raise InvalidJson(f"{name[:100]!r} is given more than once", name[:100])
+        raise InvalidBody(f"{name[:100]!r} is given more than once", name[:100])
     if opened > max_depth and _deeper_than(document, max_depth):
-        raise InvalidJson(f"the JSON is nested deeper than {max_depth} levels")
+        raise InvalidBody(f"the JSON is nested deeper than {max_depth} levels")
     return document
 
 

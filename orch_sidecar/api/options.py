@@ -38,7 +38,7 @@ _SMG: Final = istr("x-smg-priority")
 _LLM_D: Final = istr("x-llm-d-inference-objective")
 ALIASES: Final = (_SMG, _LLM_D)  # all else begins with X-Orch-
 
-# ResourcePath once: a member is looked up slowly in its enum.
+# Bound once: looking up a member of an enum is slow.
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 
 _T = TypeVar("_T")

@@ -30,7 +30,7 @@ OPEN: Final = frozenset({"/livez", "/readyz", "/healthz", "/health", "/metrics",
 # Clients of one key that are told to come back are not to come all at once.
 _JITTER: Final = 0.25
 
-# ResourcePath once: a member is looked up slowly in its enum.
+# Bound once: looking up a member of an enum is slow.
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 
 

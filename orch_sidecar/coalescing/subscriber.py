@@ -190,8 +190,8 @@ class Subscriber:
         self.done.set_result(Relayed(refusal, answered=self._head_sent))
         if self._head_sent and not self._client.is_closing():
             if self._log.events:
-                api = self.record.api
-                self._client.write(failure_in_stream(api, refusal, chunked=self._chunked))
+                form = self.record.endpoint.error_format
+                self._client.write(failure_in_stream(form, refusal, chunked=self._chunked))
             else:
                 self.keep_alive = False
                 self.abort_client()

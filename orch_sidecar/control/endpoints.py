@@ -14,10 +14,15 @@ from aiohttp import web
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.draining import OrderedBy
-from orch_sidecar.api import endpoints as routes
 from orch_sidecar.api import errors
-from orch_sidecar.api.endpoints import ADMIN, ENDPOINTS, PUBLIC, STREAM, ResourcePath
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api.endpoints import (
+    ADMIN,
+    ENDPOINTS,
+    PUBLIC,
+    STREAM,
+    ResourcePath,
+    match_resource,
+)
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.admin_hosts import AdminHosts
 from orch_sidecar.auth.keys import ApiKey
@@ -62,7 +67,7 @@ class Control:
                 return self._ours(await self._publisher.stream(http, client))
         if path in ENDPOINTS:
             return None
-        found = routes.named(path)
+        found = match_resource(path)
         if found is None or found[0] not in PUBLIC:
             return None
         return self._ours(self._ask(*found, http))
@@ -83,7 +88,7 @@ class Control:
             return self._ours(
                 page(http, None) if http.method == "GET" else _takes(path, "GET", http)
             )
-        found = routes.named(path)
+        found = match_resource(path)
         if found is None or found[0] not in ADMIN:
             return self._ours(Refusal(Reason.NOT_FOUND, f"there is no {path[:200]} here"))
         return self._ours(self._ask(*found, http))
@@ -142,7 +147,7 @@ class Control:
         if isinstance(answer, Refusal):
             answer = web.Response(
                 status=errors.FORMS[answer.reason].status,
-                body=errors.body(Api.OTHER, answer),
+                body=errors.OPENAI.body(answer),
                 content_type="application/json",
                 headers=errors.headers(answer),
             )
@@ -157,5 +162,5 @@ def _takes(path: str, method: str, http: web.BaseRequest) -> web.Response:
     text = f"{path} takes {method}, not {http.method[:20]}"
     refusal = Refusal(Reason.METHOD_NOT_ALLOWED, text)
     return web.json_response(
-        body=errors.body(Api.OTHER, refusal), status=405, headers={"Allow": method}
+        body=errors.OPENAI.body(refusal), status=405, headers={"Allow": method}
     )

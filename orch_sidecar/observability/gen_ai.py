@@ -13,7 +13,7 @@ from typing import Final
 
 from prometheus_client.core import HistogramMetricFamily
 
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.histogram import Histogram, Traced
 from orch_sidecar.observability.record import Outcome, RequestRecord
@@ -49,16 +49,9 @@ _PER_TOKEN: Final = (
     "(orch_answers_total says how many are known), and were never held up by their client.",
 )
 
-# ResourcePath once: a member is looked up slowly in its enum.
+# Bound once: looking up a member of an enum is slow.
 _BULK: Final = ServiceClass.BULK
 _OK: Final = Outcome.OK
-_RESPONSES: Final = Api.RESPONSES
-_OPERATIONS: Final = {Api.COMPLETIONS: "text_completion"}  # everything else is a chat
-
-
-def operation_of(api: Api) -> str:
-    """`gen_ai.operation.name` of a generating request."""
-    return _OPERATIONS.get(api, "chat")
 
 
 class Operation:
@@ -86,7 +79,9 @@ class Operation:
     def generated(self, record: RequestRecord, now: int, traced: Traced | None) -> None:
         """The engine has ended an answer well, `now`; once for all requests that share it."""
         first_byte = record.first_byte
-        if not record.stream or first_byte is None or record.api is _RESPONSES:
+        if not record.stream or first_byte is None:
+            return
+        if not record.endpoint.first_byte_is_token:
             return
         self._first_token.observe((first_byte - record.arrived) / 1e9, traced)
         tokens = record.output_tokens
@@ -117,14 +112,14 @@ class GenAi:
         self._measurement_type = measurement_type
         self._serves = serves
         self._operations: dict[tuple[str, str, str, bool], Operation] = {}
-        # By what is at hand of a request: route, pool, model, whether it is bulk. No model that
+        # By what is at hand of a request: endpoint, pool, model, whether it is bulk. No model that
         # is not served is in here: a client may name endlessly many.
-        self._at_hand: dict[tuple[str, str | None, str, bool], Operation] = {}
+        self._at_hand: dict[tuple[Endpoint, str | None, str, bool], Operation] = {}
 
     def of(self, record: RequestRecord) -> Operation:
         """The histograms of a request that has a pool."""
         bulk = record.service_class is _BULK
-        operation = self._at_hand.get((record.route, record.pool, record.model, bulk))
+        operation = self._at_hand.get((record.endpoint, record.pool, record.model, bulk))
         return self._find(record, bulk) if operation is None else operation
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
@@ -141,11 +136,11 @@ class GenAi:
         pool = record.pool
         assert pool is not None
         model = record.model if self._serves(pool, record.model) else ""
-        key = pool, operation_of(record.api), model, bulk
+        key = pool, record.endpoint.operation, model, bulk
         operation = self._operations.get(key)
         if operation is None:
             operation = self._operations[key] = Operation(self._labels(*key))
-        self._at_hand[record.route, pool, model, bulk] = operation
+        self._at_hand[record.endpoint, pool, model, bulk] = operation
         return operation
 
     def _labels(self, pool: str, operation: str, model: str, bulk: bool) -> dict[str, str]:

@@ -34,7 +34,7 @@ _WAIT_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 )  # fmt: skip
 _ERROR_BUCKETS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5)
-# ResourcePath once: a member is looked up slowly in its enum.
+# Bound once: looking up a member of an enum is slow.
 _BULK: Final = ServiceClass.BULK
 _OK: Final = Outcome.OK
 
@@ -153,7 +153,7 @@ class _Collector:
 
     def _finished(self, record: RequestRecord, now: int) -> None:
         outcome, pool = record.outcome, record.pool
-        key = (record.route, outcome, record.status)
+        key = (record.endpoint.path, outcome, record.status)
         self.requests[key] = self.requests.get(key, 0) + 1
         if not record.cost or pool is None:
             return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orch_sidecar.api.redaction import short_lease
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.observability.gen_ai import PROVIDER, operation_of
+from orch_sidecar.observability.gen_ai import PROVIDER
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.tracing import (
     TRACEPARENT,
@@ -125,7 +125,7 @@ class _Spans:
             {name: headers[name] for name in (TRACEPARENT, TRACESTATE) if name in headers}
         )
         self._server: Span = tracing.tracer.start_span(
-            record.route,
+            record.endpoint.path,
             context=parent,
             kind=tracing.api.SpanKind.SERVER,
             start_time=record.arrived_ns,
@@ -198,7 +198,7 @@ class SpanTracing:
         attributes: dict[str, Any] = {
             **self.labels_of(record),
             "http.request.method": record.method,
-            "http.route": record.route,
+            "http.route": record.endpoint.path,
             "orch.outcome": record.outcome.value,
             "orch.request_id": record.request_id,
             "orch.correlation_id": record.correlation_id,
@@ -207,7 +207,7 @@ class SpanTracing:
             attributes["http.response.status_code"] = record.status
         if record.cost:
             attributes |= {
-                "gen_ai.operation.name": operation_of(record.api),
+                "gen_ai.operation.name": record.endpoint.operation,
                 "gen_ai.provider.name": PROVIDER,
                 "gen_ai.request.model": _encodable(record.model[:MAX_MODEL_CHARS]),
                 "orch.cost": record.cost,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason
 from vllm_plugin.profile import ServiceClass
 
@@ -50,8 +50,7 @@ class RequestRecord:
     to, if its client says so.
     """
 
-    api: Api
-    route: str
+    endpoint: Endpoint
     id: str  # ours, unguessable: X-Orch-Request-Id
     request_id: str  # the client's X-Request-Id, or ours
     correlation_id: str
@@ -89,8 +88,7 @@ class RequestRecord:
     def of_decode(self) -> RequestRecord:
         """An exchange for the decode that this one begins, and that others may share."""
         return RequestRecord(
-            self.api,
-            self.route,
+            self.endpoint,
             self.id,
             self.request_id,
             self.correlation_id,

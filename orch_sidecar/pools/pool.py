@@ -34,7 +34,7 @@ logger = logging.getLogger("orch.sidecar")
 # Each request that finds no connection would be a line.
 _LOG_EVERY_S: Final = 1.0
 
-# ResourcePath once: a member is looked up slowly in its enum.
+# Bound once: looking up a member of an enum is slow.
 _BULK: Final = ServiceClass.BULK
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 _INTERACTIVE_PRIORITY: Final = b"x-vllm-priority: 0\r\n"

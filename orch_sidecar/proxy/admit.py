@@ -45,7 +45,7 @@ _BUSY: Final = frozenset(
         Reason.DO_NOT_QUEUE,
     }
 )
-_OK: Final = Outcome.OK  # named once: a member is looked up slowly in its enum
+_OK: Final = Outcome.OK  # bound once: looking up a member of an enum is slow
 _NOWHERE: Final = frozenset[Reason]()
 
 

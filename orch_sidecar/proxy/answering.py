@@ -13,8 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from orch_sidecar.api import errors
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api.errors import ErrorFormat
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.api.usage import AnswerReader
 from orch_sidecar.observability.record import Outcome, RequestRecord
@@ -35,7 +34,7 @@ class Relayed:
 ANSWERED: Final = Relayed(None, answered=True)
 # Below; the client knows nothing of it.
 TURNED_AWAY: Final = Relayed(None, answered=False)
-# ResourcePath once: a member is looked up slowly in its enum.
+# Bound once: looking up a member of an enum is slow.
 _OK, _CLIENT_ERROR, _ENGINE_ERROR = Outcome.OK, Outcome.CLIENT_ERROR, Outcome.ENGINE_ERROR
 # Answered with 4xx, and no mistake of the client: time-outs, too much at once, cancelled below.
 _NO_MISTAKE: Final = frozenset({408, 425, 429, 499})
@@ -106,12 +105,12 @@ def is_event_stream(head: Head) -> bool:
     return content_type.lower().startswith(_EVENT_STREAM)
 
 
-def failure_in_stream(api: Api, refusal: Refusal, *, chunked: bool) -> bytes:
+def failure_in_stream(form: ErrorFormat, refusal: Refusal, *, chunked: bool) -> bytes:
     """A failure as the last events of a stream.
 
     A chunked answer ends as it should: the client's connection stays usable.
     """
-    said = errors.in_stream(api, refusal)
+    said = form.in_stream(refusal)
     return b"%x\r\n%b\r\n" % (len(said), said) + LAST_CHUNK if chunked else said
 
 

@@ -190,8 +190,8 @@ class Relay:
         if self._head_sent and not self._client.is_closing():
             if self._at_event_boundary():
                 chunked = isinstance(self._body, ChunkedBody)
-                api = self.record.api
-                self._client.write(failure_in_stream(api, refusal, chunked=chunked))
+                form = self.record.endpoint.error_format
+                self._client.write(failure_in_stream(form, refusal, chunked=chunked))
             else:
                 self.keep_alive = False
                 self.abort_client()

@@ -17,10 +17,9 @@ from typing import Final
 from aiohttp import web
 from multidict import istr
 
-from orch_sidecar.api import generation as openai
 from orch_sidecar.api.body_outline import LARGE_BYTES
-from orch_sidecar.api.endpoints import ENDPOINTS
-from orch_sidecar.api.generation import Api, GenerationRequest
+from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN, Endpoint
+from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.options import NO_OPTIONS, read_options, service_class_of
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.authorizer import Authorizer, only_bulk
@@ -51,7 +50,7 @@ _X_CORRELATION_ID: Final = istr("X-Correlation-Id")
 _X_ORCH_REQUEST_ID: Final = istr("X-Orch-Request-Id")
 _X_ORCH_LEASE: Final = istr("X-Orch-Lease")
 
-# ResourcePath once: a member is looked up slowly in its enum.
+# Bound once: looking up a member of an enum is slow.
 _BULK: Final = ServiceClass.BULK
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 
@@ -113,8 +112,7 @@ class Frontend:
             request_id = accept_id(headers.get(_X_REQUEST_ID)) or own_id
             correlation_id = accept_id(headers.get(_X_CORRELATION_ID)) or request_id
         record = RequestRecord(
-            route.api if route is not None else Api.OTHER,
-            route.path if route is not None else "(none)",
+            UNKNOWN if route is None else route,
             own_id,
             request_id,
             correlation_id,
@@ -182,15 +180,14 @@ class Frontend:
             return await self._router.pass_on(request)
         record = request.record
         if len(request.body) <= LARGE_BYTES:
-            demand = openai.read(
-                record.api,
+            demand = request.route.read(
                 request.body,
                 self.settings.max_json_depth,
                 self._pools.ctx_max,
                 self._pools.coalescing and not given.no_coalesce,
             )
         else:
-            demand = await self.bodies.outlined(request.body, partial(self._demand, record.api))
+            demand = await self.bodies.outlined(request.body, partial(self._demand, request.route))
             demand = request.cancelled or demand
         if isinstance(demand, Refusal):
             return demand
@@ -209,9 +206,9 @@ class Frontend:
         outcome = await serve(request, wanted)
         return outcome.refusal if isinstance(outcome, Failed) else outcome
 
-    def _demand(self, api: Api, outline: bytes) -> GenerationRequest | Refusal:
+    def _demand(self, route: Endpoint, outline: bytes) -> GenerationRequest | Refusal:
         depth, ctx_max = self.settings.max_json_depth, self._pools.ctx_max
-        return openai.read(api, outline, depth, ctx_max, outlined=True)
+        return route.read(outline, depth, ctx_max, outlined=True)
 
     def _heed(self, request: Request) -> Refusal | None:
         """Books its lease of a sidecar above, if any. A Refusal: its body is not to be read."""

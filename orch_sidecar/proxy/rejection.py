@@ -47,7 +47,7 @@ def answer(
         headers["X-Orch-Predicted-Start-Ms"] = str(refusal.predicted_start_ms)
     response = web.Response(
         status=record.status,
-        body=errors.body(record.api, refusal),
+        body=record.endpoint.error_format.body(refusal),
         content_type="application/json",
         headers=headers,
     )

@@ -26,7 +26,7 @@ from orch_sidecar.proxy.request import Request
 from orch_sidecar.wire import request_body as reading
 from orch_sidecar.wire.request_body import BodyReader
 
-_ONLY: Final = Why.ONLY  # named once: a member is looked up slowly in its enum
+_ONLY: Final = Why.ONLY  # bound once: looking up a member of an enum is slow
 
 
 class Router:

@@ -16,9 +16,7 @@ from typing import Any, Final, cast
 
 from aiohttp import web
 
-from orch_sidecar.api import errors
-from orch_sidecar.api.endpoints import ENDPOINTS
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.proxy.answering import Answering
 from orch_sidecar.wire.client_connections import ClientConnections
@@ -205,15 +203,14 @@ class ClientConnection(web.RequestHandler):
         if status >= 500:
             self.log_exception("Error handling request", exc_info=exc)
             refusal = Refusal(Reason.INTERNAL_ERROR, "an error of the sidecar; its log has it")
-            route = ENDPOINTS.get(request.rel_url.raw_path)
-            api = Api.OTHER if route is None else route.api
+            endpoint = ENDPOINTS.get(request.rel_url.raw_path, UNKNOWN)
         else:
-            api = Api.OTHER
+            endpoint = UNKNOWN
             text = (message or HTTPStatus(status).phrase).split("\n")[0]
             refusal = Refusal(Reason.INVALID_REQUEST, f"not an HTTP request: {text}")
         response = web.Response(
             status=status,
-            body=errors.body(api, refusal),
+            body=endpoint.error_format.body(refusal),
             content_type="application/json",
             headers=self._headers,
         )

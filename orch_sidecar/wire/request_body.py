@@ -18,7 +18,7 @@ import aiohttp
 from aiohttp import hdrs, web
 
 from orch_sidecar.api.body_outline import Outline, slices
-from orch_sidecar.api.json_body import InvalidJson
+from orch_sidecar.api.json_body import InvalidBody
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.settings import SidecarSettings
 
@@ -103,7 +103,7 @@ class BodyReader:
                     if time.perf_counter() >= due:
                         await asyncio.sleep(0)
                         due = time.perf_counter() + _TURN_AFTER_S
-            except InvalidJson as unreadable:
+            except InvalidBody as unreadable:
                 return unreadable.refusal
             await asyncio.sleep(0)
             return read(outline.result())

@@ -7,7 +7,6 @@ import json
 from dataclasses import dataclass
 from typing import Any, cast
 
-from orch_sidecar.api.generation import Api
 from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.coalescing.subscriber import Subscriber
 from orch_sidecar.observability.record import RequestRecord
@@ -15,6 +14,7 @@ from orch_sidecar.proxy.engine_response import Decode
 from orch_sidecar.wire.backpressure import TurningAway
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import Head, body_of, parse_head
+from tests.orch_sidecar import apis
 
 SHARED_ID = "shared-0123456789abcdef"
 EXTRA = b"x-orch-request-id: ours\r\n"
@@ -109,7 +109,7 @@ class Client(Transport):
         self.buffered = 0
         self.follower: Subscriber = cast(Subscriber, None)
         self.record = RequestRecord(
-            api=Api.CHAT, route="/v1/chat/completions", id="own", request_id=name,
+            endpoint=apis.CHAT, id="own", request_id=name,
             correlation_id=name, stream=True,
         )  # fmt: skip
 

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from orch_sidecar.api import body_outline as outline
 from orch_sidecar.api.body_outline import LARGE_BYTES, Outline, slices
-from orch_sidecar.api.generation import Api, GenerationRequest, read
-from orch_sidecar.api.json_body import InvalidJson, parse
+from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.generation import GenerationRequest
+from orch_sidecar.api.json_body import InvalidBody, parse
 from orch_sidecar.api.refusal import Refusal
+from tests.orch_sidecar import apis
 
 MIB = 2**20
 
@@ -30,10 +32,10 @@ def outlined(body: bytes, cut: int | None = None) -> bytes:
     return made.result()
 
 
-def read_outlined(body: bytes, api: Api = Api.COMPLETIONS) -> GenerationRequest | Refusal:
+def read_outlined(body: bytes, api: Endpoint = apis.COMPLETIONS) -> GenerationRequest | Refusal:
     try:
-        return read(api, outlined(body), 64, None, outlined=True)
-    except InvalidJson as unreadable:
+        return api.read(outlined(body), 64, None, outlined=True)
+    except InvalidBody as unreadable:
         return unreadable.refusal
 
 
@@ -90,17 +92,17 @@ BYTES = st.lists(
 def test_what_is_json_only_as_an_outline_has_no_other_cost(inner: bytes, cut: int) -> None:
     """An engine takes nothing that is no JSON; of what is, both must read the same."""
     body = b'{"prompt": "a", "x": ' + inner + b"}"
-    whole = read(Api.COMPLETIONS, body, 64, None)
+    whole = apis.COMPLETIONS.read(body, 64, None)
     if isinstance(whole, Refusal):
         return
-    assert read(Api.COMPLETIONS, outlined(body, cut), 64, None, outlined=True) == whole
+    assert apis.COMPLETIONS.read(outlined(body, cut), 64, None, outlined=True) == whole
 
 
 def test_eight_mebibytes_of_source_code_in_one_string_are_served() -> None:
     code = 'def f(x):\n    return {"a": [x, {}], "b": x["c"]}\n' * (8 * MIB // 49)
     for body, api in (
-        ({"prompt": code, "n": 2}, Api.COMPLETIONS),
-        ({"messages": [{"role": "user", "content": code}], "n": 2}, Api.CHAT),
+        ({"prompt": code, "n": 2}, apis.COMPLETIONS),
+        ({"messages": [{"role": "user", "content": code}], "n": 2}, apis.CHAT),
     ):
         demand = read_outlined(json.dumps(body).encode(), api)
         assert isinstance(demand, GenerationRequest)
@@ -229,11 +231,11 @@ def test_no_body_takes_the_event_loop_for_long(name: str, collector_of_a_sidecar
             begin = time.thread_time()
             made.feed(piece)
             longest_s = max(longest_s, time.thread_time() - begin)
-    except InvalidJson as unreadable:
+    except InvalidBody as unreadable:
         outcome = unreadable.refusal.message
     begin = time.thread_time()
     if not outcome:
-        read(Api.COMPLETIONS, made.result(), 64, None, outlined=True)
+        apis.COMPLETIONS.read(made.result(), 64, None, outlined=True)
     longest_s = max(longest_s, time.thread_time() - begin)
     assert longest_s < 0.05, outcome
     assert len(outcome) < 200

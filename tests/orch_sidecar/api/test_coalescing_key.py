@@ -9,8 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orch_sidecar.api.coalescing_key import DIGEST_BYTES, digest
-from orch_sidecar.api.generation import Api, GenerationRequest, read
+from orch_sidecar.api import coalescing_key
+from orch_sidecar.api.coalescing_key import DIGEST_BYTES
+from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.generation import GenerationRequest
+from tests.orch_sidecar import apis
 
 CHAT = {
     "model": "m",
@@ -21,15 +24,15 @@ COMPLETION = {"model": "m", "prompt": "hi", "temperature": 0, "max_tokens": 5}
 
 
 def chat(**fields: Any) -> bytes | None:
-    return digest("chat", CHAT | fields)
+    return coalescing_key.chat(CHAT | fields)
 
 
 def completion(**fields: Any) -> bytes | None:
-    return digest("completions", COMPLETION | fields)
+    return coalescing_key.completions(COMPLETION | fields)
 
 
 def test_digest_is_the_same_for_the_same_request_in_another_order() -> None:
-    one, other = completion(), digest("completions", dict(reversed(COMPLETION.items())))
+    one, other = completion(), coalescing_key.completions(dict(reversed(COMPLETION.items())))
     assert one is not None
     assert len(one) == DIGEST_BYTES
     assert one == other
@@ -39,13 +42,13 @@ def test_digest_is_the_same_for_the_same_request_in_another_order() -> None:
 
 def test_apis_share_nothing() -> None:
     both = {"model": "m", "temperature": 0, "max_tokens": 5}
-    assert digest("completions", both) is not None
-    assert digest("completions", both) != digest("chat", both | {"messages": []})
+    assert coalescing_key.completions(both) is not None
+    assert coalescing_key.completions(both) != coalescing_key.chat(both | {"messages": []})
 
 
-@pytest.mark.parametrize("api", ["responses", "messages", "other"])
-def test_what_is_stored_or_names_itself_is_not_coalesced(api: str) -> None:
-    assert digest(api, CHAT) is None
+@pytest.mark.parametrize("api", [apis.RESPONSES, apis.MESSAGES])
+def test_what_is_stored_or_names_itself_is_not_coalesced(api: Endpoint) -> None:
+    assert read_coalescing(api, messages=CHAT["messages"], input="a") is None
 
 
 @pytest.mark.parametrize(
@@ -206,27 +209,27 @@ def test_different_values_have_different_digests(one: Any, other: Any) -> None:
 def test_order_of_fields_never_counts(fields: dict[str, Any], random: Any) -> None:
     items = list((COMPLETION | {"stop": fields}).items())
     random.shuffle(items)
-    assert digest("completions", dict(items)) == completion(stop=fields)
+    assert coalescing_key.completions(dict(items)) == completion(stop=fields)
 
 
-def read_coalescing(api: Api, **fields: Any) -> bytes | None:
+def read_coalescing(api: Endpoint, **fields: Any) -> bytes | None:
     body = json.dumps({"model": "m", "temperature": 0} | fields).encode()
-    demand = read(api, body, max_depth=16, ctx_max=None, coalesce=True)
+    demand = api.read(body, max_depth=16, ctx_max=None, coalesce=True)
     assert isinstance(demand, GenerationRequest)
     return demand.coalescing_key
 
 
 def test_reading_gives_the_digest_only_if_it_is_asked_for() -> None:
     body = json.dumps(CHAT).encode()
-    demand = read(Api.CHAT, body, max_depth=16, ctx_max=None)
+    demand = apis.CHAT.read(body, max_depth=16, ctx_max=None)
     assert isinstance(demand, GenerationRequest)
     assert demand.coalescing_key is None
-    assert read_coalescing(Api.CHAT, messages=CHAT["messages"]) == chat()
+    assert read_coalescing(apis.CHAT, messages=CHAT["messages"]) == chat()
 
 
 def test_request_for_several_sequences_is_not_coalesced() -> None:
-    assert read_coalescing(Api.COMPLETIONS, prompt="a") is not None
-    assert read_coalescing(Api.COMPLETIONS, prompt=["a"]) is not None
-    assert read_coalescing(Api.COMPLETIONS, prompt=["a", "b"]) is None
-    assert read_coalescing(Api.COMPLETIONS, prompt="a", n=2) is None
-    assert read_coalescing(Api.COMPLETIONS, prompt="a", n=1) is not None
+    assert read_coalescing(apis.COMPLETIONS, prompt="a") is not None
+    assert read_coalescing(apis.COMPLETIONS, prompt=["a"]) is not None
+    assert read_coalescing(apis.COMPLETIONS, prompt=["a", "b"]) is None
+    assert read_coalescing(apis.COMPLETIONS, prompt="a", n=2) is None
+    assert read_coalescing(apis.COMPLETIONS, prompt="a", n=1) is not None

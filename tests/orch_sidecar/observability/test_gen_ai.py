@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from prometheus_client.samples import Sample
 
-from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.observability.gen_ai import GenAi, operation_of
+from orch_sidecar.observability.gen_ai import GenAi
 from orch_sidecar.observability.record import Outcome, RequestRecord
+from tests.orch_sidecar import apis
 from vllm_plugin.profile import ServiceClass
 
 MS = 1_000_000  # nanoseconds
@@ -49,9 +49,7 @@ def gen_ai() -> GenAi:
 
 def exchange_of(**more: Any) -> RequestRecord:
     """A whole stream of 11 tokens, of which the first came after 300 ms."""
-    record = RequestRecord(
-        Api.CHAT, "/v1/chat/completions", "own", "theirs", "corr", arrived=ARRIVED
-    )
+    record = RequestRecord(apis.CHAT, "own", "theirs", "corr", arrived=ARRIVED)
     given = {
         "model": "tiny", "cost": 1, "stream": True, "pool": "a", "status": 200,
         "service_class": ServiceClass.INTERACTIVE, "first_byte": ARRIVED + 300 * MS,
@@ -112,7 +110,7 @@ def test_stream_has_a_duration_a_first_token_and_a_time_per_token() -> None:
     [
         {"stream": False},
         {"first_byte": None},
-        {"api": Api.RESPONSES, "route": "/v1/responses"},  # vLLM begins it before it generates
+        {"endpoint": apis.RESPONSES},  # vLLM begins it before it generates
     ],
 )
 def test_answer_that_does_not_show_its_first_token_has_a_duration_only(
@@ -152,8 +150,8 @@ def test_duration_of_what_failed_is_told_apart_by_its_outcome(outcome: Outcome |
 def test_routes_of_one_operation_are_counted_together() -> None:
     gen = gen_ai()
     served(gen, exchange_of())
-    served(gen, exchange_of(api=Api.MESSAGES, route="/v1/messages"))
-    served(gen, exchange_of(api=Api.COMPLETIONS, route="/v1/completions"))
+    served(gen, exchange_of(endpoint=apis.MESSAGES))
+    served(gen, exchange_of(endpoint=apis.COMPLETIONS))
     assert only(gen, DURATION)[0] == 2
     assert only(gen, DURATION, gen_ai_operation_name="text_completion")[0] == 1
 
@@ -188,7 +186,5 @@ def test_model_is_a_label_once_its_pool_serves_it() -> None:
     assert len(told(gen, DURATION)) == 2
 
 
-@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES, Api.RESPONSES])
-def test_whatever_is_no_completion_is_a_chat(api: Api) -> None:
-    assert operation_of(api) == "chat"
-    assert operation_of(Api.COMPLETIONS) == "text_completion"
+def test_only_completions_are_no_chat() -> None:
+    assert [api.operation for api in apis.GENERATING] == ["chat", "text_completion", "chat", "chat"]

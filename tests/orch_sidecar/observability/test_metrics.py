@@ -14,18 +14,17 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as classic
 
 from orch_sidecar.api.endpoints import ENDPOINTS
-from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability.exposition import exposed
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.registry import PoolRegistry, configured
+from tests.orch_sidecar import apis
 from tests.orch_sidecar.openmetrics import openmetrics
 from vllm_plugin.profile import ServiceClass
 
 MS = 1_000_000  # nanoseconds
-GENERATING = [route for route in ENDPOINTS.values() if route.admitted]
 HISTOGRAMS = {
     "orch_admission_wait_seconds",
     "orch_time_to_first_byte_seconds",
@@ -51,8 +50,8 @@ async def metrics() -> AsyncIterator[Metrics]:
 def exchange_of(**more: Any) -> RequestRecord:
     """A stream of 34 tokens that has just ended well, after 300 ms."""
     now = time.monotonic_ns()
-    route = more.pop("route", ENDPOINTS["/v1/chat/completions"])
-    record = RequestRecord(route.api, route.path, "own", "theirs", "corr", arrived=now - 300 * MS)
+    endpoint = more.pop("endpoint", apis.CHAT)
+    record = RequestRecord(endpoint, "own", "theirs", "corr", arrived=now - 300 * MS)
     given = {
         "model": "tiny", "cost": 1, "stream": True, "pool": "cloud", "status": 200,
         "service_class": ServiceClass.INTERACTIVE, "admitted": now - 299 * MS,
@@ -160,7 +159,9 @@ async def test_what_no_pool_was_asked_for_is_no_generation(metrics: Metrics) -> 
         "outcome": Reason.NO_POOL,
     }
     metrics.finished(exchange_of(pool=None, **refused))
-    metrics.finished(exchange_of(route=ENDPOINTS["/tokenize"], cost=0, stream=False, admitted=None))
+    metrics.finished(
+        exchange_of(endpoint=ENDPOINTS["/tokenize"], cost=0, stream=False, admitted=None)
+    )
     found = await told(metrics)
     assert not [name for name in found if name.startswith("gen_ai_")]
     assert found["orch_requests_total outcome=no_pool route=/v1/chat/completions status=503"] == 1
@@ -174,7 +175,7 @@ def anything(chance: random.Random) -> RequestRecord:
     endings = [(Outcome.OK, 200), (Outcome.CANCELLED, 0), (Reason.QUEUE_FULL, 429)]
     outcome, status = chance.choice(endings)
     record = exchange_of(
-        route=chance.choice(GENERATING),
+        endpoint=chance.choice(apis.GENERATING),
         model=chance.choice(["tiny", "", text]),
         cost=chance.randint(1, 4),
         stream=chance.random() < 0.5,
@@ -260,9 +261,3 @@ async def test_only_sampled_traces_are_exemplars_and_only_in_openmetrics(
         for exemplar in exemplars:
             assert exemplar.labels == {"trace_id": f"{0xABC:032x}"}
             assert float(str(exemplar.timestamp)) == pytest.approx(time.time(), abs=60)
-
-
-def test_every_generating_route_has_an_operation() -> None:
-    assert {route.api for route in GENERATING} == {
-        Api.CHAT, Api.COMPLETIONS, Api.RESPONSES, Api.MESSAGES,
-    }  # fmt: skip

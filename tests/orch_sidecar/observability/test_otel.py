@@ -10,11 +10,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.otel import SpanTracing
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.registry import NO_TYPE, unplaced_labels
+from tests.orch_sidecar import apis
 from vllm_plugin.profile import MeasurementType
 
 # What the client did itself is no error of the span.
@@ -31,7 +31,7 @@ def test_every_span_of_every_outcome_has_a_measurement_type(
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracing = SpanTracing(provider, unplaced_labels(common))
-    record = RequestRecord(Api.CHAT, "/v1/chat/completions", "own", "request", "correlation")
+    record = RequestRecord(apis.CHAT, "own", "request", "correlation")
     record.cost, record.status = 1, 200
     trace = tracing.begin(record, {})
     record.labels = labels

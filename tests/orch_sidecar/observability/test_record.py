@@ -6,17 +6,16 @@ from itertools import islice
 
 import pytest
 
-from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.record import Outcome, RequestRecord, accept_id, new_ids
+from tests.orch_sidecar import apis
 
 MS = 1_000_000  # nanoseconds
 
 
 def exchange_of(*, stream: bool = False) -> RequestRecord:
     return RequestRecord(
-        api=Api.CHAT,
-        route="/v1/chat/completions",
+        endpoint=apis.CHAT,
         id="own",
         request_id="theirs",
         correlation_id="corr",

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.proxy.answering import how_ended
 from orch_sidecar.proxy.client_writer import Relay
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import LAST_CHUNK, MAX_HELD_BYTES, Head, body_of, parse_head
+from tests.orch_sidecar import apis
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.shared import STREAM_HEAD, Transport, chunk, json_answer
 from tests.orch_sidecar.spoken import DONE, SPOKEN, Spoken, sse
@@ -29,9 +30,11 @@ class Client(Transport):
 class Relayed:
     """A relay between an engine and a client without sockets."""
 
-    def __init__(self, api: Api = Api.CHAT, *, stream: bool = True, http10: bool = False) -> None:
+    def __init__(
+        self, api: Endpoint = apis.CHAT, *, stream: bool = True, http10: bool = False
+    ) -> None:
         self.client = Client()
-        self.record = RequestRecord(api, "/x", "own", "request", "correlation", stream=stream)
+        self.record = RequestRecord(api, "own", "request", "correlation", stream=stream)
         self.relay = Relay(
             self.client, ConnectionPool("http://127.0.0.1:9", 1.0), self.record, b"", http10, True
         )
