@@ -127,7 +127,7 @@ def _reject_unsupported(document: Document) -> None:
 def _prompts(document: Document, ctx_max: int | None) -> tuple[int, int | None]:
     """How many prompts a completions body has, and how many tokens, if all are token ids."""
     prompts, tokens = _listed(document, "prompt", ctx_max)
-    embeds, _ = _listed(document, "prompt_embeds", None)
+    embeds, _ = _listed(document, "prompt_embeds", None, token_ids=False)
     if not prompts + embeds:
         raise InvalidBody("a prompt is needed: a string, token ids, or a list of them", "prompt")
     if embeds or (tokens is not None and document.get("truncate_prompt_tokens") is not None):
@@ -135,7 +135,10 @@ def _prompts(document: Document, ctx_max: int | None) -> tuple[int, int | None]:
     return prompts + embeds, tokens
 
 
-def _listed(document: Document, field: str, ctx_max: int | None) -> tuple[int, int | None]:
+def _listed(
+    document: Document, field: str, ctx_max: int | None, *, token_ids: bool = True
+) -> tuple[int, int | None]:
+    """Returns how many prompts a field contains, and how many tokens if all are token ids."""
     value = document.get(field)
     if value is None:
         return 0, None
@@ -152,9 +155,9 @@ def _listed(document: Document, field: str, ctx_max: int | None) -> tuple[int, i
     kind = kinds.pop()
     if kind is str:
         return len(value), None
-    if kind is list and field == "prompt":
+    if kind is list and token_ids:
         return len(value), sum(_tokens(item, field, ctx_max) for item in value)
-    if kind is int and field == "prompt":
+    if kind is int and token_ids:
         return 1, _fitting(len(value), field, ctx_max)
     raise InvalidBody(f"the items of {field} must not be {kind_of(value[0])}", field)
 
