@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from orch_sidecar.api.headers import RETRY_AFTER, RETRY_AFTER_MS, WWW_AUTHENTICATE, X_BACKOFF_MS
 from orch_sidecar.api.refusal import Reason, Refusal
 
 
@@ -103,11 +104,11 @@ def headers(refusal: Refusal) -> dict[str, str]:
     """
     wait_ms = retry_after_ms(refusal)
     if wait_ms is None:
-        return {"WWW-Authenticate": "Bearer"} if refusal.reason is Reason.UNAUTHORIZED else {}
+        return {WWW_AUTHENTICATE: "Bearer"} if refusal.reason is Reason.UNAUTHORIZED else {}
     return {
-        "Retry-After": str(max(1, math.ceil(wait_ms / 1000))),
-        "retry-after-ms": str(wait_ms),
-        "X-Backoff-Ms": str(wait_ms),
+        RETRY_AFTER: str(max(1, math.ceil(wait_ms / 1000))),
+        RETRY_AFTER_MS: str(wait_ms),
+        X_BACKOFF_MS: str(wait_ms),
     }
 
 

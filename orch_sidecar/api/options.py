@@ -22,21 +22,21 @@ from typing import Final, TypeVar
 
 from multidict import MultiMapping, istr
 
+from orch_sidecar.api.headers import (
+    CLASS_ALIASES,
+    X_LLM_D_OBJECTIVE,
+    X_ORCH_CLASS,
+    X_ORCH_DEADLINE_MS,
+    X_ORCH_DO_NOT_QUEUE,
+    X_ORCH_MAX_WAIT_MS,
+    X_ORCH_MEASUREMENT_TYPE,
+    X_ORCH_NO_COALESCE,
+    X_ORCH_POOL,
+    X_ORCH_SCENARIO,
+    X_SMG_PRIORITY,
+)
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import MeasurementType, ServiceClass
-
-# Looked up for every request: these need not be folded to one case each time.
-CLASS: Final = istr("X-Orch-Class")
-DEADLINE: Final = istr("X-Orch-Deadline-Ms")
-MAX_WAIT: Final = istr("X-Orch-Max-Wait-Ms")
-DO_NOT_QUEUE: Final = istr("X-Orch-Do-Not-Queue")
-POOL: Final = istr("X-Orch-Pool")
-MEASUREMENT_TYPE: Final = istr("X-Orch-Measurement-Type")
-NO_COALESCE: Final = istr("X-Orch-No-Coalesce")
-SCENARIO: Final = istr("X-Orch-Scenario")
-_SMG: Final = istr("x-smg-priority")
-_LLM_D: Final = istr("x-llm-d-inference-objective")
-ALIASES: Final = (_SMG, _LLM_D)  # all else begins with X-Orch-
 
 # Bound once: looking up a member of an enum is slow.
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
@@ -44,15 +44,15 @@ _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 _T = TypeVar("_T")
 
 _ALL: Final = (
-    CLASS, DEADLINE, MAX_WAIT, DO_NOT_QUEUE, POOL, MEASUREMENT_TYPE, NO_COALESCE, SCENARIO,
-    _SMG, _LLM_D,
+    X_ORCH_CLASS, X_ORCH_DEADLINE_MS, X_ORCH_MAX_WAIT_MS, X_ORCH_DO_NOT_QUEUE, X_ORCH_POOL,
+    X_ORCH_MEASUREMENT_TYPE, X_ORCH_NO_COALESCE, X_ORCH_SCENARIO, *CLASS_ALIASES,
 )  # fmt: skip
 
 _CLASSES: Final = {member.value: member for member in ServiceClass}
 _TYPES: Final = {member.value: member for member in MeasurementType}
 _ALIASES: Final = (
     (
-        _SMG,
+        X_SMG_PRIORITY,
         {
             "system": ServiceClass.INTERACTIVE,
             "interactive": ServiceClass.INTERACTIVE,
@@ -60,7 +60,7 @@ _ALIASES: Final = (
         },
     ),
     (
-        _LLM_D,
+        X_LLM_D_OBJECTIVE,
         {
             "interactive": ServiceClass.INTERACTIVE,
             "critical": ServiceClass.INTERACTIVE,
@@ -136,26 +136,23 @@ class _Wrong(Exception):
 
 
 def _read(headers: MultiMapping[str]) -> RequestOptions:
-    named = _one(headers, CLASS)
-    chosen = None if named is None else _of(_CLASSES, CLASS, named)
+    chosen = _member(headers, X_ORCH_CLASS, _CLASSES)
     if chosen is None:
         chosen = _alias(headers)
     pool, prefers = _pool(headers)
-    measurement_type = _one(headers, MEASUREMENT_TYPE)
-    deadline_ms = _number(headers, DEADLINE)
+    deadline_ms = _number(headers, X_ORCH_DEADLINE_MS)
     if deadline_ms == 0:
-        raise _Wrong(DEADLINE, headers[DEADLINE], "must be above 0 (milliseconds)")
+        text = "must be above 0 (milliseconds)"
+        raise _Wrong(X_ORCH_DEADLINE_MS, headers[X_ORCH_DEADLINE_MS], text)
     return RequestOptions(
         service_class=chosen,
         deadline_ms=deadline_ms,
-        max_wait_ms=_number(headers, MAX_WAIT),
-        do_not_queue=_flag(headers, DO_NOT_QUEUE),
+        max_wait_ms=_number(headers, X_ORCH_MAX_WAIT_MS),
+        do_not_queue=_flag(headers, X_ORCH_DO_NOT_QUEUE),
         pool=pool,
         prefers=prefers,
-        measurement_type=(
-            None if measurement_type is None else _of(_TYPES, MEASUREMENT_TYPE, measurement_type)
-        ),
-        no_coalesce=_flag(headers, NO_COALESCE),
+        measurement_type=_member(headers, X_ORCH_MEASUREMENT_TYPE, _TYPES),
+        no_coalesce=_flag(headers, X_ORCH_NO_COALESCE),
         scenario=_scenario(headers),
     )
 
@@ -170,7 +167,10 @@ def _one(headers: MultiMapping[str], name: istr) -> str | None:
     return values[0].strip()
 
 
-def _of(members: dict[str, _T], name: istr, value: str) -> _T:
+def _member(headers: MultiMapping[str], name: istr, members: dict[str, _T]) -> _T | None:
+    value = _one(headers, name)
+    if value is None:
+        return None
     member = members.get(value.lower())
     if member is None:
         raise _Wrong(name, value, f"must be one of {', '.join(members)}")
@@ -205,17 +205,17 @@ def _flag(headers: MultiMapping[str], name: istr) -> bool:
 
 
 def _scenario(headers: MultiMapping[str]) -> str | None:
-    value = _one(headers, SCENARIO)
+    value = _one(headers, X_ORCH_SCENARIO)
     if value is not None and not _SCENARIO.fullmatch(value):
-        raise _Wrong(SCENARIO, value, "must be 1 to 64 of letters, digits, '.', '_' and '-'")
+        raise _Wrong(X_ORCH_SCENARIO, value, "must be 1 to 64 of letters, digits, '.', '_' and '-'")
     return value
 
 
 def _pool(headers: MultiMapping[str]) -> tuple[str | None, bool]:
-    value = _one(headers, POOL)
+    value = _one(headers, X_ORCH_POOL)
     if value is None:
         return None, False
     match = _POOL.fullmatch(value)
     if match is None:
-        raise _Wrong(POOL, value, "must be the name of a pool, or `name; prefer`")
+        raise _Wrong(X_ORCH_POOL, value, "must be the name of a pool, or `name; prefer`")
     return match[1].lower(), match[2] is not None

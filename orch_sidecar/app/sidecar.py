@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from orch_sidecar.admission.refusals import shutting_down
+from orch_sidecar.api.headers import SERVER, X_MEASUREMENT_TYPE
 from orch_sidecar.app.listeners import AdminListener
 from orch_sidecar.app.reloader import Reloader
 from orch_sidecar.auth.admin_hosts import AdminHosts
@@ -87,9 +88,9 @@ class Sidecar:
         self.metrics = Metrics(self.pools, lambda pool: pool.state)
         self.connections = ClientConnections(most_connections(settings.max_connections), "clients")
         self.metrics.registry.register(self.connections)
-        self._headers = {
-            "Server": "orch-sidecar",
-            "X-Measurement-Type": unplaced["measurement_type"],
+        self._headers: dict[str, str] = {
+            SERVER: "orch-sidecar",
+            X_MEASUREMENT_TYPE: unplaced["measurement_type"],
         }
         self.publisher = Publisher(
             lambda: {pool.name: pool.told for pool in self.pools}, self._attach, self._headers

@@ -21,8 +21,9 @@ from multidict import CIMultiDict, MultiMapping
 
 from orch_sidecar.admission.prediction.release_rate import ReleaseRate
 from orch_sidecar.api import options
+from orch_sidecar.api.headers import AUTHORIZATION, CLASS_ALIASES, X_ORCH_CLASS
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.auth.keys import AUTHORIZATION, MAX_KEY_BYTES, ApiKey, Keys, bare, octets, sent
+from orch_sidecar.auth.keys import MAX_KEY_BYTES, ApiKey, Keys, bare, octets, sent
 from vllm_plugin.profile import ServiceClass
 
 OPEN: Final = frozenset({"/livez", "/readyz", "/healthz", "/health", "/metrics", "/metrics/engine"})
@@ -138,7 +139,7 @@ class Authorizer:
 
 def only_bulk(headers: MultiMapping[str]) -> Refusal:
     """What a request is told that demands to be interactive with a key for bulk."""
-    for name in (options.CLASS, *options.ALIASES):
+    for name in (X_ORCH_CLASS, *CLASS_ALIASES):
         value = headers.get(name)
         if value is None:
             continue

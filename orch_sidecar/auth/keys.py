@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import yaml
-from multidict import istr
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orch_sidecar.api.headers import AUTHORIZATION, X_API_KEY
 
 # Ours have 48; longer ones are not even hashed.
 MAX_KEY_BYTES: Final = 512
@@ -38,9 +39,6 @@ _SHA256: Final = r"^[0-9a-f]{64}$"
 _HARMLESS_FIELD: Final = re.compile(r"[A-Za-z0-9_-]{1,20}")
 _SHOWN: Final = frozenset({"name", "class", "concurrency"})
 _SHOWN_CHARACTERS: Final = 24  # half of one of our keys
-
-AUTHORIZATION: Final = istr("Authorization")
-X_API_KEY: Final = istr("X-Api-Key")
 
 # Stands for the digest of a key that nobody has: no digest is as short.
 _NOBODYS: Final = b"\0"

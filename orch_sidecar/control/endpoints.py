@@ -23,6 +23,7 @@ from orch_sidecar.api.endpoints import (
     ResourcePath,
     match_resource,
 )
+from orch_sidecar.api.headers import ALLOW, HOST, ORIGIN, X_MEASUREMENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.admin_hosts import AdminHosts
 from orch_sidecar.auth.keys import ApiKey
@@ -79,9 +80,9 @@ class Control:
         operator happens to look at is to drain a pool, so none of these is answered.
         """
         path = http.rel_url.raw_path
-        if (refused := self._hosts.check(http.headers.getall("Host", []))) is not None:
+        if (refused := self._hosts.check(http.headers.getall(HOST, []))) is not None:
             return self._ours(refused)
-        if "Origin" in http.headers:
+        if ORIGIN in http.headers:
             return self._ours(Refusal(Reason.FORBIDDEN, "this is not for browsers"))
         page = self._pages.at.get(path)
         if page is not None:
@@ -122,7 +123,7 @@ class Control:
         return web.json_response(
             health,
             status=503 if probe and not health["ready"] else 200,
-            headers={"X-Measurement-Type": pool.profile.measurement_type.value},
+            headers={X_MEASUREMENT_TYPE: pool.profile.measurement_type.value},
         )
 
     def _drain(self, pool: Pool, engine_epoch: str | None) -> None:
@@ -161,6 +162,4 @@ def _takes(path: str, method: str, http: web.BaseRequest) -> web.Response:
     """The answer to another method than the one that this path takes."""
     text = f"{path} takes {method}, not {http.method[:20]}"
     refusal = Refusal(Reason.METHOD_NOT_ALLOWED, text)
-    return web.json_response(
-        body=errors.OPENAI.body(refusal), status=405, headers={"Allow": method}
-    )
+    return web.json_response(body=errors.OPENAI.body(refusal), status=405, headers={ALLOW: method})

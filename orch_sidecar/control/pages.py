@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from orch_sidecar.api.headers import ACCEPT, CONTENT_TYPE
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.changes import Reloads
 from orch_sidecar.control import capabilities
@@ -75,9 +76,9 @@ class Pages:
 
     def metrics(self, http: web.BaseRequest) -> web.Response:
         """In the format that is asked for."""
-        accept = ",".join(http.headers.getall("Accept", ()))
+        accept = ",".join(http.headers.getall(ACCEPT, ()))
         body, content_type = exposed(self._metrics.registry, accept)
-        return web.Response(body=body, headers={"Content-Type": content_type})
+        return web.Response(body=body, headers={CONTENT_TYPE: content_type})
 
     def readiness(self) -> web.Response:
         """Whether clients should come here: see Readiness. `state`: what the pools do."""

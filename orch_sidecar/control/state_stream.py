@@ -21,6 +21,7 @@ from typing import Final
 
 from aiohttp import web
 
+from orch_sidecar.api.headers import CACHE_CONTROL, CONTENT_TYPE, X_MEASUREMENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.control.stream_readers import Reader, Readers
 from orch_sidecar.pools.parent_leases import Feed, Listener, ParentLeases, PoolView, State
@@ -61,8 +62,8 @@ class Publisher:
         self._attach = attach
         self._headers = {
             **common_headers,
-            "Content-Type": "text/event-stream",
-            "Cache-Control": "no-store",
+            CONTENT_TYPE: "text/event-stream",
+            CACHE_CONTROL: "no-store",
         }
         self._readers = Readers()
         self._streams: dict[Reader, _Stream] = {}
@@ -83,7 +84,7 @@ class Publisher:
         if transport is None:
             raise asyncio.CancelledError  # the reader has gone already
         response = web.StreamResponse(
-            headers={**self._headers, "X-Measurement-Type": look().profile.measurement_type.value}
+            headers={**self._headers, X_MEASUREMENT_TYPE: look().profile.measurement_type.value}
         )
         instance = http.query.get("instance")
         reader = Reader(client or http.remote or "", instance, pool)

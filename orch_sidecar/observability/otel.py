@@ -13,13 +13,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
 from orch_sidecar.api.redaction import short_lease
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.gen_ai import PROVIDER
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.tracing import (
-    TRACEPARENT,
-    TRACESTATE,
     Headers,
     NoTracing,
     Trace,

@@ -9,15 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import Final, Protocol, Self
 
-from multidict import istr
-
+from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.record import RequestRecord
 
 Headers = list[tuple[bytes, bytes]]
-
-TRACEPARENT: Final = istr("traceparent")
-TRACESTATE: Final = istr("tracestate")
 
 # W3C Trace Context: version, trace id, parent id, flags; of these, the lowest bit is `sampled`.
 _SAMPLED: Final = re.compile(

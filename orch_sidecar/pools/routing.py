@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from orch_sidecar.api.headers import X_ORCH_MEASUREMENT_TYPE, X_ORCH_POOL
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import MeasurementType
 
@@ -124,7 +125,7 @@ def _able(views: Sequence[View], wish: Wish) -> Sequence[View] | Refusal:
                 Reason.INFEASIBLE,
                 f"no pool that could take this measures {wish.measurement_type}; there are "
                 + ", ".join(f"{view.name} ({view.measurement_type})" for view in able),
-                "X-Orch-Measurement-Type",
+                X_ORCH_MEASUREMENT_TYPE,
             )
         able = fitting
     elif wish.pool is None:
@@ -200,7 +201,7 @@ def _cannot_pin(views: Sequence[View], wish: Wish) -> Refusal:
         text = f"the pool {wish.pool!r} does not serve the model {wish.model[:200]!r}"
     else:
         text = f"there is no pool {wish.pool!r}; there are {', '.join(names)}"
-    return Refusal(Reason.INFEASIBLE, text, "X-Orch-Pool")
+    return Refusal(Reason.INFEASIBLE, text, X_ORCH_POOL)
 
 
 def _only_on_request(able: Sequence[View], wish: Wish) -> Refusal:
@@ -209,8 +210,8 @@ def _only_on_request(able: Sequence[View], wish: Wish) -> Refusal:
     return Refusal(
         Reason.INFEASIBLE,
         f"{what} pools that take only what asks for them: {names}; "
-        "ask by X-Orch-Pool or X-Orch-Measurement-Type",
-        "X-Orch-Pool",
+        f"ask by {X_ORCH_POOL} or {X_ORCH_MEASUREMENT_TYPE}",
+        X_ORCH_POOL,
     )
 
 

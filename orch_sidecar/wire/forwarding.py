@@ -13,37 +13,48 @@ from itertools import compress
 from operator import itemgetter
 from typing import Final
 
-from orch_sidecar.api.options import ALIASES
+from orch_sidecar.api.headers import (
+    AUTHORIZATION,
+    CLASS_ALIASES,
+    CONNECTION,
+    CONTENT_ENCODING,
+    CONTENT_LENGTH,
+    EXPECT,
+    HOP_BY_HOP,
+    HOST,
+    TRACEPARENT,
+    TRACESTATE,
+    TRANSFER_ENCODING,
+    X_API_KEY,
+    X_CORRELATION_ID,
+    X_DATA_PARALLEL_RANK,
+    X_MEASUREMENT_TYPE,
+    X_ORCH,
+    X_ORCH_PREDICTED_START_MS,
+    X_ORCH_QUEUE_POSITION,
+    X_ORCH_REQUEST_ID,
+    X_REQUEST_ID,
+    X_SESSION_ID,
+    X_VLLM_PRIORITY,
+    field_line,
+    raw,
+)
 from orch_sidecar.wire.http1 import Head
 
 Fields = Sequence[tuple[bytes, bytes]]
 
 _first: Final = itemgetter(0)
 
-HOP_BY_HOP: Final = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
 # Set by us on every response.
 _OURS: Final = frozenset(
-    {
-        b"x-request-id",
-        b"x-correlation-id",
-        b"x-orch-request-id",
-        b"x-orch-queue-position",
-        b"x-orch-predicted-start-ms",
-        b"x-measurement-type",
-    }
-)
+    map(
+        raw,
+        (
+            X_REQUEST_ID, X_CORRELATION_ID, X_ORCH_REQUEST_ID, X_ORCH_QUEUE_POSITION,
+            X_ORCH_PREDICTED_START_MS, X_MEASUREMENT_TYPE,
+        ),
+    )
+)  # fmt: skip
 _NOT_RETURNED: Final = HOP_BY_HOP | _OURS
 
 # What `Connection` usually says, which names no field.
@@ -51,32 +62,27 @@ _CONNECTION_OPTIONS: Final = frozenset({b"close", b"keep-alive"})
 
 # Request headers that end here: connection matters, what would steer the engine past us, and
 # what we set ourselves. So does all that begins with X-Orch-: it is said to this sidecar.
-NOT_FORWARDED: Final = HOP_BY_HOP | {
-    b"host",
-    b"content-length",
-    b"expect",
-    b"x-vllm-priority",
-    b"x-data-parallel-rank",
-    b"x-session-id",
-    b"x-request-id",
-    b"x-correlation-id",
-    b"traceparent",
-    b"tracestate",
-}
-SAID_TO_US: Final = b"x-orch-"
+NOT_FORWARDED: Final = HOP_BY_HOP.union(
+    map(
+        raw,
+        (
+            HOST, CONTENT_LENGTH, EXPECT, X_VLLM_PRIORITY, X_DATA_PARALLEL_RANK, X_SESSION_ID,
+            X_REQUEST_ID, X_CORRELATION_ID, TRACEPARENT, TRACESTATE,
+        ),
+    )
+)  # fmt: skip
+SAID_TO_US: Final = raw(X_ORCH)
 # Those of clients, where the engine has a key of its own, or this sidecar knows them.
-_KEYS: Final = frozenset({b"authorization", b"x-api-key"})
+_KEYS: Final = frozenset(map(raw, (AUTHORIZATION, X_API_KEY)))
 # What else than SAID_TO_US is looked at here: ids, how the body is sent, and what other gateways
 # call their directives.
 _HEEDED: Final = frozenset(
-    {
-        b"x-request-id",
-        b"x-correlation-id",
-        b"content-encoding",
-        b"transfer-encoding",
-        *(alias.lower().encode() for alias in ALIASES),
-    }
+    map(raw, (X_REQUEST_ID, X_CORRELATION_ID, CONTENT_ENCODING, TRANSFER_ENCODING, *CLASS_ALIASES))
 )
+_CONNECTION: Final = raw(CONNECTION)
+_CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
+_AUTHORIZATION: Final = field_line(AUTHORIZATION, "%b")
+_CHUNKED: Final = b"%b: chunked" % raw(TRANSFER_ENCODING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +126,7 @@ def request_head(
         named = {
             token.strip()
             for name, value in client
-            if name.lower() == b"connection"
+            if name.lower() == _CONNECTION
             for token in value.lower().split(b",")
         } - _CONNECTION_OPTIONS
         if named:
@@ -132,7 +138,7 @@ def request_head(
     if kept:
         kept += b"\r\n"
     if authorization is not None:
-        ours += b"authorization: %b\r\n" % authorization
+        ours += _AUTHORIZATION % authorization
     return b"%b\r\n%b%b\r\n" % (line, kept, ours)
 
 
@@ -145,7 +151,7 @@ def _names(names: tuple[bytes, ...]) -> Names:
         not any(name in _HEEDED or name.startswith(SAID_TO_US) for name in lower),
         tuple(passing),
         tuple(passes and name not in _KEYS for name, passes in zip(lower, passing, strict=True)),
-        b"connection" in lower,
+        _CONNECTION in lower,
     )
 
 
@@ -161,11 +167,11 @@ def kept(head: Head, http10: bool) -> bytes:
     """The status line and the fields that are passed on: once for all answers with this head."""
     dropped = _NOT_RETURNED
     for name, value in head.fields:
-        if name == b"connection":
+        if name == _CONNECTION:
             named = {token.strip().lower() for token in value.split(b",")}
-            dropped = dropped | (named - {b"content-length"})  # the client needs it
+            dropped = dropped | (named - {_CONTENT_LENGTH})  # the client needs it
     lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
     lines += [b"%b: %b" % field for field in head.fields if field[0] not in dropped]
     if head.chunked and not http10:
-        lines.append(b"transfer-encoding: chunked")
+        lines.append(_CHUNKED)
     return b"\r\n".join(lines) + b"\r\n"

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeVar
 
 import aiohttp
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from orch_sidecar.api.body_outline import Outline, slices
+from orch_sidecar.api.headers import CONTENT_ENCODING, EXPECT, TRANSFER_ENCODING
 from orch_sidecar.api.json_body import InvalidBody
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.settings import SidecarSettings
@@ -71,7 +72,7 @@ class BodyReader:
                 return self._too_large(f"{length} bytes")
             if (refusal := self._reserve(holder, length)) is not None:
                 return refusal
-        if http.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
+        if http.headers.get(EXPECT, "").lower() == "100-continue":
             transport = http.transport
             if transport is not None and http.version >= aiohttp.HttpVersion11:
                 transport.write(_CONTINUE)
@@ -141,8 +142,8 @@ class BodyReader:
 
 def objection(headers: Mapping[str, str]) -> Refusal | None:
     """Why a body with these headers is not read, if so."""
-    encoding = headers.get(hdrs.CONTENT_ENCODING, "identity")
-    framing = headers.get(hdrs.TRANSFER_ENCODING, "chunked")
+    encoding = headers.get(CONTENT_ENCODING, "identity")
+    framing = headers.get(TRANSFER_ENCODING, "chunked")
     if framing.lower() != "chunked":
         encoding = framing  # `gzip, chunked`: what the chunks hold is compressed
     if encoding.lower() == "identity":
