@@ -28,7 +28,8 @@ class Endpoint:
     `coalescing_key`: equal for requests that one generation can answer; None to coalesce none.
     `first_byte_is_token`: streams begin with the first token, so that its time can be measured.
     `operation`: `gen_ai.operation.name` of OpenTelemetry. `workload`: its name in
-    `/v1/capabilities`. `admitted`: takes slots. `line`: the request line for the engine.
+    `/v1/capabilities`. `needs_key`: where clients have API keys; probes and Prometheus send none.
+    `admitted`: takes slots. `line`: the request line for the engine.
     """
 
     path: str
@@ -39,6 +40,7 @@ class Endpoint:
     coalescing_key: Callable[[Document], bytes | None] | None = None
     error_format: ErrorFormat = OPENAI
     first_byte_is_token: bool = True
+    needs_key: bool = True
     operation: str = "chat"
     workload: str | None = None
     admitted: bool = field(init=False)
@@ -114,20 +116,21 @@ _ENDPOINTS: Final = (
     Endpoint("/detokenize", "POST", "/detokenize"),
     Endpoint("/v1/models", "GET", "/v1/models"),
     Endpoint("/version", "GET", "/version"),
-    Endpoint("/metrics/engine", "GET", "/metrics"),
+    Endpoint("/metrics/engine", "GET", "/metrics", needs_key=False),
     Endpoint("/v1/capabilities", "GET"),
     Endpoint(STREAM, "GET"),
-    Endpoint("/metrics", "GET"),
-    Endpoint("/livez", "GET"),
-    Endpoint("/readyz", "GET"),
-    Endpoint("/healthz", "GET"),
-    Endpoint("/health", "GET"),
+    Endpoint("/metrics", "GET", needs_key=False),
+    Endpoint("/livez", "GET", needs_key=False),
+    Endpoint("/readyz", "GET", needs_key=False),
+    Endpoint("/healthz", "GET", needs_key=False),
+    Endpoint("/health", "GET", needs_key=False),
 )  # fmt: skip
 
 ENDPOINTS: Final = {each.path: each for each in _ENDPOINTS}
 # What a request for any other path is recorded as: its path is the client's text, and no label.
 UNKNOWN: Final = Endpoint("(none)", "GET")
 
+WITHOUT_KEY: Final = frozenset(each.path for each in _ENDPOINTS if not each.needs_key)
 # Of an engine's workloads, those that this sidecar serves.
 WORKLOADS: Final = frozenset(each.workload for each in _ENDPOINTS if each.admitted)
 

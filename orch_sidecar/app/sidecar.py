@@ -20,7 +20,7 @@ from orch_sidecar.app.reloader import Reloader
 from orch_sidecar.auth.admin_hosts import AdminHosts
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.key_file import KeyFile
-from orch_sidecar.config.changes import Reloads
+from orch_sidecar.config.changes import ReloadState
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.endpoints import Control
 from orch_sidecar.control.pages import Pages
@@ -71,9 +71,9 @@ class Sidecar:
         Raises ProfileError, InvalidKeyFile, and ValueError for unusable OTEL_* variables.
         """
         told = configured(settings)
-        self.reloads = Reloads(configuration(told, settings))
+        self.reloads = ReloadState(configuration(told, settings))
         key_file = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file)
-        guard = Authorizer(None if key_file is None else key_file.begin())
+        guard = Authorizer(None if key_file is None else key_file.read_at_start())
         common = common_labels(told)
         unplaced = unplaced_labels(common)
         self.tracing = tracing_from_environment(common, unplaced)

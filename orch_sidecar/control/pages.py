@@ -11,7 +11,7 @@ from aiohttp import web
 
 from orch_sidecar.api.headers import ACCEPT, CONTENT_TYPE
 from orch_sidecar.auth.keys import ApiKey
-from orch_sidecar.config.changes import Reloads
+from orch_sidecar.config.changes import ReloadState
 from orch_sidecar.control import capabilities
 from orch_sidecar.control.readiness import Readiness
 from orch_sidecar.engine_state.states import ANSWERING, EngineState
@@ -26,7 +26,7 @@ Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
 class Pages:
     """The pages. `at`: those that have a path of their own, for the key that asks for them."""
 
-    def __init__(self, pools: PoolRegistry, metrics: Metrics, reloads: Reloads) -> None:
+    def __init__(self, pools: PoolRegistry, metrics: Metrics, reloads: ReloadState) -> None:
         self._pools = pools
         self._metrics = metrics
         self._reloads = reloads

@@ -22,7 +22,7 @@ from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN, Endpoint
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.options import NO_OPTIONS, read_options, service_class_of
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.auth.authorizer import Authorizer, only_bulk
+from orch_sidecar.auth.authorizer import Authorizer, interactive_forbidden
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.coalescing.coalescer import Coalescer
 from orch_sidecar.config.settings import SidecarSettings
@@ -133,7 +133,7 @@ class Frontend:
             elif isinstance(name, Refusal):
                 answer = name
             else:
-                request = Request(http, route, record, trace, names, key, self._guard.closed)
+                request = Request(http, route, record, trace, names, key, self._guard.requires_keys)
                 self._in_flight.begin(name, request)
                 answer = await self._serve(request, plain=names.plain)
             if isinstance(answer, Refusal):
@@ -226,7 +226,7 @@ class Frontend:
         """The class that it is served as, and its sequences counted for its key."""
         if key.bulk:
             if request.options.service_class is _INTERACTIVE:
-                return only_bulk(request.http.headers)
+                return interactive_forbidden(request.http.headers)
             service_class = _BULK
         cost = request.record.cost
         if (refusal := self._guard.enter(key, cost, time.monotonic())) is not None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.auth.keys import bare, octets, sent
+from orch_sidecar.auth.keys import credential, key_bytes, without_scheme
 
 # The ids that ended last, twice as many at most: a cancel that crosses the end is answered as
 # one that came in time. At a hundred requests per second that is more than half a minute.
@@ -119,9 +119,9 @@ class InFlight:
         """A digest of a key as a client sent it; one that is a digest already stays as it is."""
         if isinstance(key, bytes):
             return key
-        return hashlib.blake2b(octets(bare(key)), key=self._secret).digest()
+        return hashlib.blake2b(key_bytes(without_scheme(key)), key=self._secret).digest()
 
 
 def _key(headers: Mapping[str, str]) -> str:
     """The API key as sent; "" for none."""
-    return sent(headers) or ""
+    return credential(headers) or ""
