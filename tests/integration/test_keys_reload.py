@@ -206,7 +206,7 @@ async def test_file_system_that_hangs_holds_up_neither_requests_nor_revocation_n
     with monkeypatch.context() as patched:
         patched.setattr("orch_sidecar.auth.key_file.os.open", hang)
         ring.remove("bob")
-        await eventually(lambda: "does not answer" in (keyed.sidecar.reloads.keys_error or ""))
+        await eventually(lambda: "does not respond" in (keyed.sidecar.reloads.keys_error or ""))
         assert await status(keyed, ring.bearer("alice")) == 200
     over.set()
     await becomes(keyed, ring.bearer("bob"), 401)
@@ -214,7 +214,7 @@ async def test_file_system_that_hangs_holds_up_neither_requests_nor_revocation_n
     over.clear()
     monkeypatch.setattr("orch_sidecar.auth.key_file.os.open", hang)
     ring.add("carol")
-    await eventually(lambda: "does not answer" in (keyed.sidecar.reloads.keys_error or ""))
+    await eventually(lambda: "does not respond" in (keyed.sidecar.reloads.keys_error or ""))
     await asyncio.wait_for(keyed.stop(), 10)
     over.set()
 

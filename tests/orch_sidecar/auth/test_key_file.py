@@ -154,7 +154,7 @@ def test_unreadable_path_is_reported_and_read_once_it_is_readable(
     assert names(again(file)) == ["alice"], "the same file, after it was unreadable"
 
 
-# A file system that does not answer.
+# A file system that does not respond.
 
 
 class Hanging:
@@ -195,7 +195,7 @@ async def test_hanging_read_times_out_and_is_not_repeated_until_it_ends(
     file = KeyFile(path)
     path.write_text(ALICE)  # noqa: ASYNC240 (nothing else runs)
     for _ in range(3):
-        with pytest.raises(InvalidKeyFile, match="the file system does not answer"):
+        with pytest.raises(InvalidKeyFile, match="the file system does not respond"):
             await file.read_if_changed()
     assert hanging.waiting == 1
     hanging.over.set()
