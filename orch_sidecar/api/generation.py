@@ -40,7 +40,7 @@ class GenerationRequest:
 _OPTIONAL_FIELDS: Final = frozenset(
     ("service_tier", "priority", "kv_transfer_params", "use_beam_search")
 )
-_INTEGERS: Final = frozenset((int,))  # a bool is of another type
+_INTEGERS: Final = frozenset((int,))  # bool is another type
 _LARGEST_INTEGER: Final = 2**31 - 1
 
 
@@ -125,11 +125,13 @@ def _reject_unsupported(document: Document) -> None:
 
 
 def _prompts(document: Document, ctx_max: int | None) -> tuple[int, int | None]:
-    """How many prompts a completions body has, and how many tokens, if all are token ids."""
+    """Returns how many prompts a completions body has, and how many tokens if all are token ids."""
     prompts, tokens = _listed(document, "prompt", ctx_max)
     embeds, _ = _listed(document, "prompt_embeds", None, token_ids=False)
     if not prompts + embeds:
-        raise InvalidBody("a prompt is needed: a string, token ids, or a list of them", "prompt")
+        raise InvalidBody(
+            "the request has no prompt: send a string, token ids, or a list of them", "prompt"
+        )
     if embeds or (tokens is not None and document.get("truncate_prompt_tokens") is not None):
         tokens = None
     return prompts + embeds, tokens
@@ -151,7 +153,7 @@ def _listed(
     kinds = set(map(type, value))
     if len(kinds) > 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise InvalidBody(f"the items of {field} must be of one type, not {names}", field)
+        raise InvalidBody(f"the items of {field} must have the same type, not {names}", field)
     kind = kinds.pop()
     if kind is str:
         return len(value), None
@@ -159,19 +161,24 @@ def _listed(
         return len(value), sum(_tokens(item, field, ctx_max) for item in value)
     if kind is int and token_ids:
         return 1, _fitting(len(value), field, ctx_max)
-    raise InvalidBody(f"the items of {field} must not be {kind_of(value[0])}", field)
+    raise InvalidBody(
+        f"the items of {field} must be strings or token ids, not {kind_of(value[0])}", field
+    )
 
 
 def _tokens(tokens: list[Any], field: str, ctx_max: int | None) -> int:
-    """How many they are, if they are token ids and fit."""
+    """Counts a list of token ids. Raises InvalidBody if it has other values or is too long."""
     if not _INTEGERS.issuperset(map(type, tokens)):
-        raise InvalidBody(f"a list in {field} must hold token ids (integers) only", field)
+        raise InvalidBody(f"a list in {field} must contain only token ids (integers)", field)
     return _fitting(len(tokens), field, ctx_max)
 
 
 def _fitting(tokens: int, field: str, ctx_max: int | None) -> int:
     if ctx_max is not None and tokens > ctx_max:
-        raise InvalidBody(f"{field} has {tokens} tokens, the model's context is {ctx_max}", field)
+        raise InvalidBody(
+            f"{field} has {tokens} tokens, but the context of the model has {ctx_max}: shorten it",
+            field,
+        )
     return tokens
 
 
@@ -181,7 +188,7 @@ def _integer(
     value = document.get(field)
     if value is None:
         return None
-    if type(value) is not int:  # a bool is an int, too
+    if type(value) is not int:  # bool is a subclass of int
         raise InvalidBody(f"{field} must be an integer, not {_shown(value)}", field)
     if not least <= value <= most:
         raise InvalidBody(f"{field} must be from {least} to {most}, not {_shown(value)}", field)
@@ -205,7 +212,7 @@ def _boolean(document: Document, field: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value for an error message, shortened: a prompt may stand where a number should."""
+    """Returns a value for an error text, shortened: it may be a prompt in the wrong field."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**18:
         return "an integer of that size"
     text = json.dumps(value)

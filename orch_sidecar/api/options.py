@@ -1,17 +1,17 @@
-"""What a client says about how it wants to be served: headers in, one value out.
+"""Parses the options of a request from its headers.
 
-Pure. Each directive is one header; a wrong one is refused with header, value and rule, because
-a directive that was mistyped and ignored is a deadline missed in silence. Two names of other
-gateways are understood, so that clients of those need not change:
+Pure. Each option is one header. An invalid value is rejected with header, value and rule: were it
+ignored, a deadline would be missed without notice. Two headers of other gateways are supported, so
+that their clients need not change:
 
     x-smg-priority               a class of the Shepherd Model Gateway: `system` and
-                                 `interactive` are interactive, `bulk` is bulk; `default` says
-                                 nothing
-    x-llm-d-inference-objective  the name of an objective in llm-d, which its operator chose:
+                                 `interactive` are interactive, `bulk` is bulk; `default` has no
+                                 effect
+    x-llm-d-inference-objective  the name of an objective in llm-d, chosen by its operator:
                                  `interactive` and `critical` are interactive; `bulk`, `batch`,
                                  `best-effort` and `sheddable` are bulk
 
-Other values of these two are ignored: they are another system's vocabulary.
+Other values of these two are ignored, because they belong to other systems.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ _POOL: Final = re.compile(r"([a-z][a-z0-9-]{0,62})\s*(;\s*prefer\s*)?", re.IGNOR
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """How a request wants to be served. `pool` is a demand, with `prefers` only a wish.
+    """How a request is to be served.
 
-    `scenario`: the run that it belongs to, to find its trace by.
+    `pool`: the pool that must serve it; with `prefers`, that should. `scenario`: the test run that
+    it belongs to, an attribute of its trace.
     """
 
     service_class: ServiceClass | None = None
@@ -99,7 +100,7 @@ NO_OPTIONS: Final = RequestOptions()
 
 
 def read_options(headers: MultiMapping[str]) -> RequestOptions | Refusal:
-    """The options of a request: `NO_OPTIONS` itself where there is none."""
+    """Parses the options of a request: `NO_OPTIONS` itself if it has none."""
     for name in _ALL:
         if name in headers:
             break
@@ -107,30 +108,30 @@ def read_options(headers: MultiMapping[str]) -> RequestOptions | Refusal:
         return NO_OPTIONS
     try:
         return _read(headers)
-    except _Wrong as wrong:
-        return wrong.refusal
+    except InvalidOption as invalid:
+        return invalid.refusal
 
 
 def service_class_of(
     options: RequestOptions, service_tier: str | None, priority: int | None
 ) -> ServiceClass:
-    """The class of a request: by its header, else by what its body says of tier or priority."""
+    """Returns the class of a request: from its header, else from tier or priority of its body."""
     if options.service_class is not None:
         return options.service_class
     if service_tier is not None:
         return ServiceClass.BULK if service_tier == "flex" else ServiceClass.INTERACTIVE
-    # As vLLM understands it: a lower value is served earlier, 0 is the default.
+    # As in vLLM: a lower value is served earlier, 0 is the default.
     if priority is not None and priority > 0:
         return ServiceClass.BULK
     return _INTERACTIVE
 
 
-class _Wrong(Exception):
-    """Carries the refusal out of the reading functions."""
+class InvalidOption(Exception):
+    """An option that is rejected; has the refusal."""
 
     def __init__(self, name: str, value: str, rule: str) -> None:
         shown = value if len(value) <= 40 else f"{value[:40]}..."
-        message = f"{name}: {shown!r}: {rule}"
+        message = f"{name} is {shown!r}, but {rule}"
         super().__init__(message)
         self.refusal = Refusal(Reason.INVALID_REQUEST, message, str(name))
 
@@ -143,7 +144,7 @@ def _read(headers: MultiMapping[str]) -> RequestOptions:
     deadline_ms = _number(headers, X_ORCH_DEADLINE_MS)
     if deadline_ms == 0:
         text = "must be above 0 (milliseconds)"
-        raise _Wrong(X_ORCH_DEADLINE_MS, headers[X_ORCH_DEADLINE_MS], text)
+        raise InvalidOption(X_ORCH_DEADLINE_MS, headers[X_ORCH_DEADLINE_MS], text)
     return RequestOptions(
         service_class=chosen,
         deadline_ms=deadline_ms,
@@ -158,12 +159,12 @@ def _read(headers: MultiMapping[str]) -> RequestOptions:
 
 
 def _one(headers: MultiMapping[str], name: istr) -> str | None:
-    """The value of a directive. Raises _Wrong if it is given more than once."""
+    """Returns the value of an option. Raises InvalidOption if the header is repeated."""
     values = headers.getall(name, [])
     if not values:
         return None
     if len(values) > 1:
-        raise _Wrong(name, ", ".join(values), "must be given once")
+        raise InvalidOption(name, ", ".join(values), "must be sent only once")
     return values[0].strip()
 
 
@@ -173,7 +174,7 @@ def _member(headers: MultiMapping[str], name: istr, members: dict[str, _T]) -> _
         return None
     member = members.get(value.lower())
     if member is None:
-        raise _Wrong(name, value, f"must be one of {', '.join(members)}")
+        raise InvalidOption(name, value, f"must be one of {', '.join(members)}")
     return member
 
 
@@ -190,7 +191,7 @@ def _number(headers: MultiMapping[str], name: istr) -> float | None:
     if value is None:
         return None
     if not _NUMBER.fullmatch(value):
-        raise _Wrong(name, value, "must be a number of milliseconds, from 0, in digits")
+        raise InvalidOption(name, value, "must be a number of milliseconds in digits, 0 or more")
     return float(value)
 
 
@@ -200,14 +201,16 @@ def _flag(headers: MultiMapping[str], name: istr) -> bool:
         return False
     flag = _FLAGS.get(value.lower())
     if flag is None:
-        raise _Wrong(name, value, "must be true or 1, false or 0, or empty (which is true)")
+        raise InvalidOption(name, value, "must be true or 1, false or 0, or empty (meaning true)")
     return flag
 
 
 def _scenario(headers: MultiMapping[str]) -> str | None:
     value = _one(headers, X_ORCH_SCENARIO)
     if value is not None and not _SCENARIO.fullmatch(value):
-        raise _Wrong(X_ORCH_SCENARIO, value, "must be 1 to 64 of letters, digits, '.', '_' and '-'")
+        raise InvalidOption(
+            X_ORCH_SCENARIO, value, "must be 1 to 64 letters, digits, '.', '_' or '-'"
+        )
     return value
 
 
@@ -217,5 +220,5 @@ def _pool(headers: MultiMapping[str]) -> tuple[str | None, bool]:
         return None, False
     match = _POOL.fullmatch(value)
     if match is None:
-        raise _Wrong(X_ORCH_POOL, value, "must be the name of a pool, or `name; prefer`")
+        raise InvalidOption(X_ORCH_POOL, value, "must be the name of a pool, or `name; prefer`")
     return match[1].lower(), match[2] is not None

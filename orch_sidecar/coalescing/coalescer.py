@@ -150,7 +150,7 @@ class Coalescer:
             fanout.fail(Refusal(Reason.INTERNAL_ERROR, "an error of the sidecar; its log has it"))
         finally:
             self._forget(shared)
-            self._metrics.decoded(record)
+            self._metrics.generation_ended(record)
             shared.request.trace.ended()
 
     def _abandoned(self, shared: SharedGeneration) -> None:

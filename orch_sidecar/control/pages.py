@@ -15,7 +15,7 @@ from orch_sidecar.config.changes import ReloadState
 from orch_sidecar.control import capabilities
 from orch_sidecar.control.readiness import Readiness
 from orch_sidecar.engine_state.states import ANSWERING, EngineState
-from orch_sidecar.observability.exposition import exposed
+from orch_sidecar.observability.exposition import render
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
@@ -77,7 +77,7 @@ class Pages:
     def metrics(self, http: web.BaseRequest) -> web.Response:
         """In the format that is asked for."""
         accept = ",".join(http.headers.getall(ACCEPT, ()))
-        body, content_type = exposed(self._metrics.registry, accept)
+        body, content_type = render(self._metrics.registry, accept)
         return web.Response(body=body, headers={CONTENT_TYPE: content_type})
 
     def readiness(self) -> web.Response:

@@ -154,7 +154,7 @@ class Frontend:
                 if request.held:
                     assert request.key is not None  # it is what holds them
                     self._guard.leave(request.key, request.held, time.monotonic())
-            self._metrics.finished(record)
+            self._metrics.request_ended(record)
             trace.ended()
 
     async def _serve(self, request: Request, *, plain: bool) -> web.StreamResponse | Refusal:

@@ -142,7 +142,7 @@ def test_two_fields_with_long_names_are_not_the_same() -> None:
 def test_error_says_no_place_that_is_one_of_the_outline() -> None:
     refusal = read_outlined(b'{"prompt": "%b", }' % (b"x" * LARGE_BYTES))
     assert isinstance(refusal, Refusal)
-    assert "is not JSON" in refusal.message
+    assert "is not valid JSON" in refusal.message
     assert "char" not in refusal.message
 
 

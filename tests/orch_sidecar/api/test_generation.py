@@ -213,7 +213,7 @@ def test_what_is_not_an_object_is_refused(body: bytes) -> None:
 
 def test_field_given_twice_is_refused_by_name() -> None:
     refusal = refusal_of(read_bytes(apis.CHAT, b'{"n": 1, "messages": [], "n": 8}'))
-    assert refusal.message == "'n' is given more than once"
+    assert refusal.message == "'n' must not occur more than once in the same object"
     assert refusal.param == "n"
     escaped = refusal_of(read_bytes(apis.CHAT, b'{"n": 1, "\\u006e": 8}'))
     assert escaped.param == "n", "the same key in another spelling"

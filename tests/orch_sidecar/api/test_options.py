@@ -114,7 +114,7 @@ def test_wrong_directive_is_refused_with_name_value_and_rule(
 
 @pytest.mark.parametrize("name", ["X-Orch-Class", "X-Orch-Pool", "X-Orch-Deadline-Ms"])
 def test_directive_that_is_given_twice_is_refused(name: str) -> None:
-    assert "must be given once" in refusal((name, "1"), (name.lower(), "1")).message
+    assert "must be sent only once" in refusal((name, "1"), (name.lower(), "1")).message
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_model_that_its_pool_does_not_serve_is_no_label() -> None:
     served(gen, exchange_of(model=""))
     served(gen, exchange_of(model="large"))  # of another pool
     assert {labels: count for labels, (count, _) in told(gen, DURATION).items()} == {unknown: 102}
-    assert len(gen._at_hand) <= 1  # nothing is kept of what clients make up
+    assert len(gen._cache) <= 1  # nothing is kept of what clients make up
 
 
 def test_model_is_a_label_once_its_pool_serves_it() -> None:

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as classic
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.observability.exposition import exposed
+from orch_sidecar.observability.exposition import render
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.registry import PoolRegistry, configured
@@ -65,7 +65,7 @@ def exchange_of(**more: Any) -> RequestRecord:
 
 async def told(metrics: Metrics) -> Samples:
     """Sample (its name, and its labels less what all have) to value."""
-    text = exposed(metrics.registry, "")[0].decode()
+    text = render(metrics.registry, "")[0].decode()
     found = {}
     for family in classic(text):
         for sample in family.samples:
@@ -92,10 +92,12 @@ INTERACTIVE = "class=interactive measurement_type=batched_online"
 async def test_tokens_are_counted_and_so_are_answers_that_do_not_tell_theirs(
     metrics: Metrics,
 ) -> None:
-    metrics.finished(exchange_of())
-    metrics.finished(exchange_of(output_tokens=6, input_tokens=None))
-    metrics.finished(exchange_of(output_tokens=None, input_tokens=None))
-    metrics.finished(exchange_of(outcome=Outcome.CANCELLED, output_tokens=None, input_tokens=None))
+    metrics.request_ended(exchange_of())
+    metrics.request_ended(exchange_of(output_tokens=6, input_tokens=None))
+    metrics.request_ended(exchange_of(output_tokens=None, input_tokens=None))
+    metrics.request_ended(
+        exchange_of(outcome=Outcome.CANCELLED, output_tokens=None, input_tokens=None)
+    )
     found = await told(metrics)
     assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 40
     assert found[f"orch_input_tokens_total {INTERACTIVE}"] == 12
@@ -111,7 +113,7 @@ async def test_every_request_is_counted_however_many_end_between_two_scrapes(
     total = 0
     for more in (1, 31, 32, 33, 100):
         for _ in range(more):
-            metrics.finished(exchange_of())
+            metrics.request_ended(exchange_of())
         total += more
         found = await told(metrics)
         assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 34 * total
@@ -124,9 +126,9 @@ async def test_shared_decode_is_counted_once_and_each_of_its_requests_has_a_dura
 ) -> None:
     leader = exchange_of(shared=True)
     joiner = exchange_of(shared=True, coalesced=True)
-    metrics.finished(leader)
-    metrics.decoded(exchange_of())
-    metrics.finished(joiner)
+    metrics.request_ended(leader)
+    metrics.generation_ended(exchange_of())
+    metrics.request_ended(joiner)
     found = await told(metrics)
     assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 34
     assert found[f"orch_answers_total {INTERACTIVE} tokens=known"] == 1
@@ -144,8 +146,8 @@ async def test_shared_decode_is_counted_once_and_each_of_its_requests_has_a_dura
 
 
 async def test_decode_that_came_to_nothing_generated_nothing(metrics: Metrics) -> None:
-    metrics.decoded(exchange_of(outcome=Reason.ENGINE_FAILED))
-    metrics.decoded(exchange_of(admitted=None))
+    metrics.generation_ended(exchange_of(outcome=Reason.ENGINE_FAILED))
+    metrics.generation_ended(exchange_of(admitted=None))
     found = await told(metrics)
     assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 0
     assert found[f"orch_answers_total {INTERACTIVE} tokens=unknown"] == 0
@@ -158,8 +160,8 @@ async def test_what_no_pool_was_asked_for_is_no_generation(metrics: Metrics) -> 
         "status": 503,
         "outcome": Reason.NO_POOL,
     }
-    metrics.finished(exchange_of(pool=None, **refused))
-    metrics.finished(
+    metrics.request_ended(exchange_of(pool=None, **refused))
+    metrics.request_ended(
         exchange_of(endpoint=ENDPOINTS["/tokenize"], cost=0, stream=False, admitted=None)
     )
     found = await told(metrics)
@@ -195,10 +197,10 @@ async def test_no_request_makes_a_series_that_another_of_its_kind_has_not_made(
 ) -> None:
     chance = random.Random(39)
     for _ in range(2000):  # every kind has been there
-        metrics.finished(anything(chance))
+        metrics.request_ended(anything(chance))
     before = (await told(metrics)).keys()
     for _ in range(1000):
-        metrics.finished(anything(chance))
+        metrics.request_ended(anything(chance))
     assert (await told(metrics)).keys() == before
     # Operations, whether the model is known, classes; outcomes of durations.
     durations = [name for name in before if name.startswith("gen_ai_server_request_duration")]
@@ -208,10 +210,10 @@ async def test_no_request_makes_a_series_that_another_of_its_kind_has_not_made(
 async def test_both_formats_are_valid_and_say_the_same(metrics: Metrics) -> None:
     chance = random.Random(40)
     for _ in range(300):
-        metrics.finished(anything(chance))
-    body, _ = exposed(metrics.registry, "application/openmetrics-text")
+        metrics.request_ended(anything(chance))
+    body, _ = render(metrics.registry, "application/openmetrics-text")
     families = openmetrics(body)
-    assert samples(families) == samples(classic(exposed(metrics.registry, "")[0].decode()))
+    assert samples(families) == samples(classic(render(metrics.registry, "")[0].decode()))
     assert {family.name for family in families if family.type == "histogram"} > HISTOGRAMS
     for family in families:
         if family.type == "counter":
@@ -221,10 +223,10 @@ async def test_both_formats_are_valid_and_say_the_same(metrics: Metrics) -> None
 async def test_sums_of_buckets_agree(metrics: Metrics) -> None:
     chance = random.Random(41)
     for _ in range(500):
-        metrics.finished(anything(chance))
+        metrics.request_ended(anything(chance))
     last: dict[tuple[str, str], float] = {}
     counts: dict[tuple[str, str], float] = {}
-    for family in classic(exposed(metrics.registry, "")[0].decode()):
+    for family in classic(render(metrics.registry, "")[0].decode()):
         for sample in family.samples:
             labels = str(sorted((k, v) for k, v in sample.labels.items() if k != "le"))
             if sample.name.endswith("_bucket"):
@@ -243,12 +245,12 @@ async def test_sums_of_buckets_agree(metrics: Metrics) -> None:
 async def test_only_sampled_traces_are_exemplars_and_only_in_openmetrics(
     metrics: Metrics,
 ) -> None:
-    metrics.finished(exchange_of())
-    assert "trace_id" not in exposed(metrics.registry, "application/openmetrics-text")[0].decode()
-    metrics.finished(exchange_of(trace_id=0xABC))
-    metrics.finished(exchange_of())
-    assert "trace_id" not in exposed(metrics.registry, "")[0].decode()
-    body, _ = exposed(metrics.registry, "application/openmetrics-text")
+    metrics.request_ended(exchange_of())
+    assert "trace_id" not in render(metrics.registry, "application/openmetrics-text")[0].decode()
+    metrics.request_ended(exchange_of(trace_id=0xABC))
+    metrics.request_ended(exchange_of())
+    assert "trace_id" not in render(metrics.registry, "")[0].decode()
+    body, _ = render(metrics.registry, "application/openmetrics-text")
     found = {
         family.name: [s.exemplar for s in family.samples if s.exemplar is not None]
         for family in openmetrics(body)
