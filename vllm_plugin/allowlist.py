@@ -1,16 +1,15 @@
-"""VLLM_PLUGINS: the list of plugins that vLLM may load.
+"""Adds this plugin to VLLM_PLUGINS, the list of plugins that vLLM may load.
 
-vLLM loads endpoint plugins only if the list names them, and, once there is a list, nothing
-that it does not name. So an engine with a profile needs `orch` in it, next to all that would
-have been loaded anyway: the plugins of all other groups, and no endpoint plugin of another
-package, because those open HTTP routes and vLLM leaves the choice to the operator. The list is
-one for all groups. A name that another package gives to an endpoint plugin is therefore left
-out, even if a plugin of another group has it, too: a plugin that is missing is seen and can be
-named, a route that is open is not seen.
+vLLM loads endpoint plugins only if the list names them, and, once there is a list, nothing else.
+So an engine with a profile needs `orch` in the list, beside all that would be loaded without one:
+the plugins of all other groups, and no endpoint plugin of another package, because those open
+HTTP routes, which vLLM leaves to the operator. The list is shared by all groups. The name of
+another package's endpoint plugin is therefore left out, even if a plugin of another group has the
+same name: the operator notices a missing plugin, but not an open route.
 
 `ensure` runs before vLLM reads the list: at interpreter start by the distribution's
-`orch_vllm_plugin.pth`, and once more from the general plugin, for installations whose `.pth`
-files are not read (PYTHONPATH). It imports nothing but the standard library.
+`orch_vllm_plugin.pth`, and again from the general plugin, for installations whose `.pth` files are
+not read (PYTHONPATH). It imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ OPT_IN_GROUP: Final = "vllm.endpoint_plugins"
 
 
 def ensure(environ: MutableMapping[str, str]) -> None:
-    """Puts `orch` on the list if a profile is selected; leaves everything else alone."""
+    """Adds `orch` to the list if a profile is selected; changes nothing otherwise."""
     if not environ.get(PROFILE_VARIABLE):
         return
     given = environ.get(PLUGINS_VARIABLE)
@@ -40,7 +39,7 @@ def ensure(environ: MutableMapping[str, str]) -> None:
 
 
 def _installed() -> tuple[set[str], set[str]]:
-    """The names of the plugins that vLLM loads by default, and of those that open routes."""
+    """Returns the names of the plugins that vLLM loads by default, and of endpoint plugins."""
     points = entry_points()
     names = {
         point.name
@@ -55,8 +54,8 @@ def _warn(left_out: list[str]) -> None:
     import logging  # costs milliseconds, and this runs at the start of every interpreter
 
     logging.getLogger("vllm.orch").warning(
-        "orch: these plugins of vLLM are not loaded, because an endpoint plugin has the same name "
-        "and would open HTTP routes: %s; to load both, set %s to all names that are wanted",
+        "orch: these vLLM plugins are not loaded, because endpoint plugins of the same name would "
+        "open HTTP routes: %s; to load both, set %s to the names of all plugins",
         ", ".join(left_out),
         PLUGINS_VARIABLE,
     )

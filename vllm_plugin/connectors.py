@@ -1,10 +1,9 @@
-"""Which of vLLM's KV connectors an engine under a profile may have.
+"""Decides which of vLLM's KV connectors an engine with a profile may use, by configuration alone.
 
 An offloading connector moves blocks of the engine's own KV cache to memory or storage and back:
-what it loads was computed for a request that this engine served, as with its prefix cache. All
-others exchange blocks with other engines: a prompt that another engine computed would be
-measured as this one's, and blocks that another engine still reads outlive their request. Pure;
-knows names and configuration, loads no connector.
+what it loads was computed by this engine, as with its prefix cache. All others exchange blocks
+with other engines: a prompt that another engine computed would be measured as this one's, and
+blocks that another engine still reads outlive their request.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-# The first three are what --kv-offloading-backend sets; the last has a pool in the host's memory.
+# --kv-offloading-backend sets one of the first three; the last has a pool in host memory.
 OFFLOADING: Final = frozenset(
     {
         "OffloadingConnector",
@@ -23,24 +22,25 @@ OFFLOADING: Final = frozenset(
 )
 OFFLOADING_BACKENDS: Final = frozenset({"native", "lmcache"})
 _SPECS: Final = frozenset({"CPUOffloadingSpec", "TieringOffloadingSpec"})
-# Storage. The others (p2p, kvcr) ask other engines for blocks.
+# Storage. The others (p2p, kvcr) fetch blocks from other engines.
 _TIERS: Final = frozenset({"fs", "obj", "example"})
-# Several connectors at once: as good as the worst of them.
+# Several connectors at once, each of which must be allowed.
 _SEVERAL: Final = "MultiConnector"
 
 
 def objection(config: Any) -> str | None:
-    """Why a KV transfer configuration is refused; None if nothing enters the engine by it.
+    """Returns why a KV transfer configuration is not allowed, or None if it is.
 
-    `config`: vLLM's `KVTransferConfig`, or the mapping that one is made of.
+    `config`: vLLM's `KVTransferConfig`, or the mapping that it is created from.
     """
     connector = _get(config, "kv_connector")
     if connector is None:
-        return None  # none is made of it; with --kv-offloading-size it only adds options
+        return None  # no connector: options for --kv-offloading-size
     module = _get(config, "kv_connector_module_path")
     if module:
         return (
-            f"loads connector {connector!r} from {module!r}, must be one of vLLM's offloading ones"
+            f"loads connector {connector!r} from {module!r}, must use one of vLLM's own: remove "
+            "kv_connector_module_path"
         )
     extra = _get(config, "kv_connector_extra_config") or {}
     if connector == _SEVERAL:
@@ -48,14 +48,14 @@ def objection(config: Any) -> str | None:
         return next((each for each in found if each), None)
     if connector not in OFFLOADING:
         return (
-            f"has connector {connector!r}, must be an offloading one "
-            f"({', '.join(sorted(OFFLOADING))}): KV blocks would enter the engine from elsewhere"
+            f"has connector {connector!r}, must have an offloading connector "
+            f"({', '.join(sorted(OFFLOADING))}): others exchange KV blocks with other engines"
         )
     role = _get(config, "kv_role")
     if role not in (None, "kv_both"):
         return (
-            f"has role {role!r}, must be 'kv_both': the engine would compute one half of each "
-            "request, and another engine the other"
+            f"has role {role!r}, must be 'kv_both': with other roles two engines share the work of "
+            "each request"
         )
     return _objection_to_tiers(extra)
 
@@ -69,7 +69,7 @@ def _objection_to_tiers(extra: Mapping[str, Any]) -> str | None:
         if kind not in _TIERS:
             return (
                 f"has a secondary tier of type {kind!r}, must be one of "
-                f"{', '.join(sorted(_TIERS))}: KV blocks would enter the engine from elsewhere"
+                f"{', '.join(sorted(_TIERS))}: others exchange KV blocks with other engines"
             )
     return None
 

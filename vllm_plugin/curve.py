@@ -1,7 +1,7 @@
-"""The curve t0 + c * b**alpha that deviates least, relatively, from given points.
+"""Fits the curve t0 + c * b**alpha with the least relative deviation from given points.
 
-Pure arithmetic. For one alpha the best t0 and c are a weighted linear least-squares problem
-with a closed form; alpha is searched for. 0.1 ms for 10 sizes, 0.5 ms for 256.
+For a given alpha the best t0 and c are a weighted linear least-squares problem with a closed form;
+alpha is found by a search. Takes 0.1 ms for 10 sizes, 0.5 ms for 256.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-ALPHA_LEAST: Final = 0.05  # below, the curve is a logarithm, and flat to within a few percent
+MINIMUM_ALPHA: Final = 0.05  # below, the curve is logarithmic, flat to within a few percent
 
-# Sizes within 6 % of each other are one point of the curve: 62 points up to b = 256,
+# Sizes within 6 % of each other are merged into one point: 62 points up to b = 256,
 # 108 up to 4096.
 _POINT_WIDTH: Final = 0.06
-# alpha to 0.2 %, far below what noise leaves of it.
+# alpha is found to 0.2 %, far below its uncertainty from noise.
 _ALPHA_STEP: Final = 0.002
 _GRID_STEPS: Final = 10
 
@@ -30,7 +30,7 @@ class Curve:
     alpha: float
 
     def seconds(self, batch: float) -> float:
-        """Seconds of a step of `batch` sequences; never decreases with it."""
+        """Returns the seconds of a step of `batch` sequences; monotonic."""
         return self.t0_s + self.c_s * float(batch) ** self.alpha if batch > 0 else self.t0_s
 
 
@@ -41,21 +41,21 @@ class _Point:
     weight: float
 
 
-def through(
+def fit(
     seconds: Mapping[int, float], weights: Mapping[int, int], alpha: float | None = None
 ) -> Curve:
-    """The curve through the seconds of each batch size, with this alpha or the best in (0, 1].
+    """Fits the seconds of each batch size, with the given alpha or the best in (0, 1].
 
-    Raises ZeroDivisionError where there is no size.
+    Raises ZeroDivisionError if there is no batch size.
     """
     points = _points(seconds, weights)
     chosen = _best_alpha(points) if alpha is None else alpha
-    t0_s, c_s, _ = _line(points, chosen)
+    t0_s, c_s, _ = _least_squares(points, chosen)
     return Curve(t0_s, c_s, chosen)
 
 
 def _points(seconds: Mapping[int, float], weights: Mapping[int, int]) -> list[_Point]:
-    """One point for each size; neighbours share one where sizes are many."""
+    """Merges neighbouring sizes into points, so that a fit of many sizes stays fast."""
     groups: dict[int, list[int]] = {}
     for batch in seconds:
         groups.setdefault(int(math.log(batch) / _POINT_WIDTH), []).append(batch)
@@ -72,10 +72,10 @@ def _points(seconds: Mapping[int, float], weights: Mapping[int, int]) -> list[_P
     return points
 
 
-def _line(points: Sequence[_Point], alpha: float) -> tuple[float, float, float]:
-    """Least squares of the relative deviations for one alpha: (t0, c, their weighted sum).
+def _least_squares(points: Sequence[_Point], alpha: float) -> tuple[float, float, float]:
+    """Returns (t0, c, weighted sum of the squared relative deviations) for one alpha.
 
-    Neither t0 nor c is negative: where the best is, the other alone is fitted.
+    Neither t0 nor c is negative: where the best one would be, the other alone is fitted.
     """
     s = sx = sxx = sy = sxy = syy = 0.0
     for point in points:
@@ -90,7 +90,7 @@ def _line(points: Sequence[_Point], alpha: float) -> tuple[float, float, float]:
         syy += point.weight
     determinant = s * sxx - sx * sx
     if determinant <= 1e-12 * s * sxx:
-        t0, c = sy / s, 0.0  # one point, or as good as one
+        t0, c = sy / s, 0.0  # one point, or nearly so
     else:
         t0 = (sxx * sy - sx * sxy) / determinant
         c = (s * sxy - sx * sy) / determinant
@@ -103,18 +103,19 @@ def _line(points: Sequence[_Point], alpha: float) -> tuple[float, float, float]:
 
 
 def _best_alpha(points: Sequence[_Point]) -> float:
-    """The alpha whose line deviates least: a coarse look, then a golden-section search."""
+    """Returns the best alpha, by a coarse grid and a golden-section search around its minimum."""
     grid = [
-        ALPHA_LEAST + (1 - ALPHA_LEAST) * index / _GRID_STEPS for index in range(_GRID_STEPS + 1)
+        MINIMUM_ALPHA + (1 - MINIMUM_ALPHA) * index / _GRID_STEPS
+        for index in range(_GRID_STEPS + 1)
     ]
-    best = min(grid, key=lambda alpha: _line(points, alpha)[2])
-    width = (1 - ALPHA_LEAST) / _GRID_STEPS
-    low, high = max(ALPHA_LEAST, best - width), min(1.0, best + width)
+    best = min(grid, key=lambda alpha: _least_squares(points, alpha)[2])
+    width = (1 - MINIMUM_ALPHA) / _GRID_STEPS
+    low, high = max(MINIMUM_ALPHA, best - width), min(1.0, best + width)
     golden = (math.sqrt(5) - 1) / 2
     while high - low > _ALPHA_STEP:
         left, right = high - golden * (high - low), low + golden * (high - low)
-        if _line(points, left)[2] < _line(points, right)[2]:
+        if _least_squares(points, left)[2] < _least_squares(points, right)[2]:
             high = right
         else:
             low = left
-    return min((low, (low + high) / 2, high), key=lambda alpha: _line(points, alpha)[2])
+    return min((low, (low + high) / 2, high), key=lambda alpha: _least_squares(points, alpha)[2])

@@ -1,14 +1,14 @@
-"""What the engine says over HTTP: its state, the stream of its changes, and revocation.
+"""Serves the engine's state over HTTP: once, as a stream of its changes, and lease revocation.
 
     GET    /v1/capabilities                    the state, once
     GET    /v1/capabilities/stream?instance=I  the state as seen by sidecar instance I, then its
                                                changes, as server-sent events: `state` first,
-                                               then `change`, `ended` and `heartbeat`, which
-                                               has what grew or (`state`) turned since the last
-    DELETE /v1/capabilities/leases/{lease}     spends a lease: {"ended": true} says that no
+                                               then `change`, `ended` and `heartbeat`, which has
+                                               what grew, or became (not) ready, since the last
+    DELETE /v1/capabilities/leases/{lease}     revokes a lease: {"ended": true} means that no
                                                request carries it and none ever will
 
-and the middleware that knows which generating requests are in the engine.
+The middleware here tracks which generating requests are in the engine.
 """
 
 from __future__ import annotations
@@ -23,84 +23,90 @@ from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vllm_plugin.admin_calls import AdminCallMiddleware, set_within, watch_readiness
 from vllm_plugin.allowlist import NAME
-from vllm_plugin.board import API_VERSION, Board, Listener, State
+from vllm_plugin.engine_state import API_VERSION, EngineState, State, Subscriber
 from vllm_plugin.kv_cache import KvCache
-from vllm_plugin.operators import (
-    ASGIApp,
-    HoldMiddleware,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    follow_duty,
-    woken_within,
-)
 from vllm_plugin.routes import generates
 from vllm_plugin.workloads import workloads_of
 
 CHANGES_EVERY_S: Final = 0.020
 HEARTBEAT_EVERY_S: Final = 1.0
-# An open response holds up the engine's shutdown: it looks this often whether to end itself.
-LOOK_EVERY_S: Final = 0.5
-# After a disconnect vLLM cancels the task that generates and answers without waiting for it, so
-# the end of a call says nothing yet. The abort is in the engine's ordered channel once that task
-# has run: a handful of turns of the event loop. What is admitted after that comes behind it.
-LET_GO_TURNS: Final = 16
+# An open stream delays the engine's shutdown: it checks this often whether it must end.
+CHECK_EVERY_S: Final = 0.5
+# After a disconnect vLLM cancels the generating task and answers without waiting for it, so the
+# end of a call does not mean that the engine has let go. The abort is in the engine's ordered
+# channel once that task has run, a handful of turns of the event loop later; what is admitted
+# after that is queued behind it.
+ABORT_TURNS: Final = 16
 
 LEASE_HEADER: Final = b"x-orch-lease"
 
-# The type of the error that tells a sidecar that the engine took nothing of a request.
+# The type of the error by which a sidecar knows that the engine has started no part of a request.
 ENGINE_GONE: Final = "engine_gone"
-RETRY_AFTER_S: Final = 1  # the least that `Retry-After` can say
+RETRY_AFTER_S: Final = 1  # the smallest value of `Retry-After`
 
 _LEASES: Final = "/v1/capabilities/leases/"
-# Of a lease in a log line: what names it, not what makes it unguessable.
-_SHOWN_CHARACTERS: Final = 24
+# Characters of a lease in a log line: enough to identify it, too few to guess the rest.
+_LOGGED_CHARACTERS: Final = 24
 
 
-class ShortLeases(logging.Filter):
-    """Cuts the leases in the server's access log short: client, method, path, version, status."""
+class LeaseShorteningFilter(logging.Filter):
+    """Shortens leases in the access log, whose args are client, method, path, version, status."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         match record.args:
             case (client, method, str(path), *rest) if path.startswith(_LEASES):
-                record.args = (client, method, path[: len(_LEASES) + _SHOWN_CHARACTERS], *rest)
+                record.args = (client, method, path[: len(_LEASES) + _LOGGED_CHARACTERS], *rest)
         return True
 
 
 def now_text() -> str:
-    """The time in RFC 3339, to the millisecond."""
+    """Returns the time in RFC 3339, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def event(name: str, data: State) -> bytes:
-    """One server-sent event."""
+    """Formats a server-sent event."""
     return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
-class LeaseMiddleware:
-    """Counts generating requests in and out of the engine, by the lease they carry.
+def _observed(name: str, data: State) -> bytes:
+    return event(name, data | {"observed_at": now_text()})
 
-    An engine core that has died takes its API server with it, but some milliseconds later: what
-    comes in between is turned away untouched, so that it can be served by whoever comes next.
+
+def _changed(now: State, before: State) -> State:
+    return {name: value for name, value in now.items() if before[name] != value}
+
+
+class LeaseMiddleware:
+    """Adds generating requests to the engine's state, and removes them when they have ended.
+
+    An engine core that has died takes its API server with it, but some milliseconds later:
+    requests that arrive in between are rejected untouched, so that they can be retried elsewhere.
+    `refresh` is called after all other requests: an operator's call may have changed something.
     """
 
     def __init__(
-        self, app: ASGIApp, board: Board, lives: Callable[[], bool], look: Callable[[], None]
+        self,
+        app: ASGIApp,
+        engine_state: EngineState,
+        is_alive: Callable[[], bool],
+        refresh: Callable[[], None],
     ) -> None:
         self._app = app
-        self._board = board
-        self._lives = lives
-        self._look = look  # at what an operator's call may have changed
+        self._engine_state = engine_state
+        self._is_alive = is_alive
+        self._refresh = refresh
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _generates(scope):
             await self._app(scope, receive, send)
-            self._look()
+            self._refresh()
             return
-        if scope["type"] == "http" and not self._lives():
+        if scope["type"] == "http" and not self._is_alive():
             error = {
                 "message": "the engine is shutting down and accepts no more requests",
                 "type": ENGINE_GONE,
@@ -113,10 +119,10 @@ class LeaseMiddleware:
             await JSONResponse({"error": error}, 503, fields)(scope, receive, send)
             return
         lease = next((value for name, value in scope["headers"] if name == LEASE_HEADER), b"")
-        key = self._board.entered(lease.decode("latin-1"))
+        key = self._engine_state.enter(lease.decode("latin-1"))
         if key is None:
             error = {
-                "message": "this X-Orch-Lease is spent: it was used or revoked before",
+                "message": "this X-Orch-Lease was used or revoked before; send each lease once",
                 "type": "lease_spent",
                 "param": None,
                 "code": 409,
@@ -127,23 +133,23 @@ class LeaseMiddleware:
         async def receiving() -> Message:
             message = await receive()
             if message["type"] == "http.request" and not message.get("more_body", False):
-                self._board.submitted(key, time.time())
+                self._engine_state.body_received(key, time.time())
             return message
 
         try:
             await self._app(scope, receiving, send)
         finally:
-            _after_turns(LET_GO_TURNS, lambda: self._board.left(key))
+            _call_after_turns(ABORT_TURNS, lambda: self._engine_state.leave(key))
 
 
-def _after_turns(turns: int, call: Callable[[], object]) -> None:
-    """Calls after so many turns of the event loop.
+def _call_after_turns(turns: int, call: Callable[[], object]) -> None:
+    """Schedules a call after so many turns of the event loop.
 
-    Not awaited: this runs in a cancelled task, and cancellation may come again (a cancel scope
-    of anyio repeats it at each turn), which would leave the request in the books for ever.
+    Not awaited: this runs in a cancelled task, and cancellation may be repeated (a cancel scope of
+    anyio repeats it at each turn), which would leave the request in the state for ever.
     """
     if turns:
-        asyncio.get_running_loop().call_soon(_after_turns, turns - 1, call)
+        asyncio.get_running_loop().call_soon(_call_after_turns, turns - 1, call)
     else:
         call()
 
@@ -155,74 +161,83 @@ def _generates(scope: Scope) -> bool:
 
 
 class CapabilitiesEndpoint:
-    """The endpoint plugin. Inert while there is no board (no profile selected)."""
+    """The endpoint plugin. Inert while there is no engine state (no profile selected)."""
 
     name = NAME
     required_tasks = None
 
     def __init__(
         self,
-        board_of: Callable[[], Board | None],
+        engine_state_of: Callable[[], EngineState | None],
         kv_cache_of: Callable[[Any], Awaitable[KvCache]],
     ) -> None:
-        self._board_of = board_of
+        self._engine_state_of = engine_state_of
         self._kv_cache_of = kv_cache_of
         self._engine: Any = None
         self._app: Any = None
         self._ask = asyncio.Event()
-        self._duty: asyncio.Task[None] | None = None
-        self._models: Any = None  # vLLM's list of what it serves
+        self._watcher: asyncio.Task[None] | None = None
+        self._models: Any = None  # vLLM's registry of served models
 
     def attach_router(self, app: Any) -> None:
-        board = self._board_of()
-        if board is None:
+        """Adds middlewares and routes. vLLM calls this before `init_state`."""
+        engine_state = self._engine_state_of()
+        if engine_state is None:
             return
         self._app = app
         paths = {getattr(route, "path", "") for route in app.routes}
-        board.workloads = workloads_of(paths)
+        engine_state.workloads = workloads_of(paths)
         app.add_middleware(
-            LeaseMiddleware, board=board, lives=self._engine_lives, look=self._look_at_models
+            LeaseMiddleware,
+            engine_state=engine_state,
+            is_alive=self._is_alive,
+            refresh=self._refresh_models,
         )
-        app.add_middleware(HoldMiddleware, board=board, paths=paths, ask=self._ask.set)
+        app.add_middleware(
+            AdminCallMiddleware, engine_state=engine_state, paths=paths, ask=self._ask.set
+        )
         app.add_api_route("/v1/capabilities", self._capabilities, methods=["GET"])
         app.add_api_route("/v1/capabilities/stream", self._stream, methods=["GET"])
         app.add_api_route(f"{_LEASES}{{lease}}", self._revoke, methods=["DELETE"])
-        logging.getLogger("uvicorn.access").addFilter(ShortLeases())
+        logging.getLogger("uvicorn.access").addFilter(LeaseShorteningFilter())
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Reads the engine's KV cache and watches its readiness from now on."""
         self._engine = engine_client
-        board = self._board_of()
-        if board is None:
+        engine_state = self._engine_state_of()
+        if engine_state is None:
             return
         self._models = state.openai_serving_models
-        self._look_at_models()
+        self._refresh_models()
         if engine_client is not None:
-            board.kv_cache = await self._kv_cache_of(engine_client)
-            self._duty = asyncio.create_task(
-                follow_duty(board, engine_client.is_sleeping, self._engine_lives, self._ask)
+            engine_state.kv_cache = await self._kv_cache_of(engine_client)
+            self._watcher = asyncio.create_task(
+                watch_readiness(engine_state, engine_client.is_sleeping, self._is_alive, self._ask)
             )
 
-    def _board(self) -> Board:
-        board = self._board_of()
-        assert board is not None  # the routes exist only with a board
-        return board
+    @property
+    def _engine_state(self) -> EngineState:
+        engine_state = self._engine_state_of()
+        assert engine_state is not None  # the routes exist only with a state
+        return engine_state
 
-    def _look_at_models(self) -> None:
-        """Reports the names under which requests are served now. The configuration knows only
-        the first; adapters come and go by calls, and by requests that a resolver finds one for."""
+    def _refresh_models(self) -> None:
+        """Sets the names under which requests are served now. The configuration has only the
+        first; adapters come and go by calls, and by requests for which a resolver finds one."""
         if self._models is not None:
             aliases = (base.name for base in self._models.base_model_paths)
-            self._board().serves((*aliases, *self._models.lora_requests))
+            self._engine_state.set_models((*aliases, *self._models.lora_requests))
 
     async def _capabilities(self, request: Request) -> Response:
-        self._look_at_models()
-        state = self._board().state(request.query_params.get("instance"), time.time())
-        state |= {"observed_at": now_text(), "age_ms": 0}
-        return JSONResponse({"api_version": API_VERSION, "engines": [state]})
+        self._refresh_models()
+        instance = request.query_params.get("instance")
+        entry = self._engine_state.document(instance, time.time())
+        entry |= {"observed_at": now_text(), "age_ms": 0}
+        return JSONResponse({"api_version": API_VERSION, "engines": [entry]})
 
     async def _revoke(self, lease: str) -> Response:
         try:
-            ended = self._board().leases.revoke(lease)
+            ended = self._engine_state.leases.revoke(lease)
         except ValueError as error:
             body = {"message": str(error), "type": "invalid_request_error", "code": 400}
             return JSONResponse({"error": body}, status_code=400)
@@ -235,50 +250,47 @@ class CapabilitiesEndpoint:
             headers={"Cache-Control": "no-store"},
         )
 
-    def _engine_lives(self) -> bool:
+    def _is_alive(self) -> bool:
         if self._engine is not None and (self._engine.errored or not self._engine.is_running):
             return False
         server = getattr(self._app.state, "server", None)
         return not (server is not None and server.should_exit)
 
     async def _events(self, instance: str | None) -> AsyncIterator[bytes]:
-        board = self._board()
+        engine_state = self._engine_state
+        readiness = engine_state.readiness
         woken = asyncio.Event()
-        listener = Listener(instance, woken.set)
-        board.listen(listener)
+        subscriber = Subscriber(instance, woken.set)
+        engine_state.subscribe(subscriber)
         try:
-            sent, hold = board.moving(instance), board.duty.hold
-            slow = board.slow(time.time())
-            first = (
-                board.state(instance, time.time())
-                | slow
-                | {"leases": sorted(board.leases.of(instance))}
-            )
-            yield event("state", first | {"observed_at": now_text()})
-            changed_at = beat_at = time.monotonic()
+            # What the subscriber was sent last.
+            changes, not_ready = engine_state.change_fields(instance), readiness.not_ready
+            heartbeat = engine_state.heartbeat_fields(time.time())
+            leases = {"leases": sorted(engine_state.leases.of(instance))}
+            first = engine_state.document(instance, time.time()) | heartbeat | leases
+            yield _observed("state", first)
+            changes_at = heartbeat_at = time.monotonic()
             dirty = False
-            while self._engine_lives():
-                self._look_at_models()
+            while self._is_alive():
+                self._refresh_models()
                 if woken.is_set():
                     woken.clear()
                     dirty = True
-                if listener.ended:
-                    ended, listener.ended = listener.ended, []
+                if subscriber.ended:
+                    ended, subscriber.ended = subscriber.ended, []
                     yield event("ended", {"leases": ended})
                 now = time.monotonic()
-                if now - beat_at >= HEARTBEAT_EVERY_S or hold != board.duty.hold:
-                    hold = board.duty.hold
-                    beat_at, before, slow = now, slow, board.slow(time.time())
-                    grown = {k: v for k, v in slow.items() if before[k] != v}
-                    yield event("heartbeat", grown | {"observed_at": now_text()})
-                if dirty and now - changed_at >= CHANGES_EVERY_S:
-                    moving = board.moving(instance)
-                    change = {k: v for k, v in moving.items() if sent[k] != v}
-                    changed_at, sent, dirty = now, moving, False
-                    if change:
-                        yield event("change", change | {"observed_at": now_text()})
-                rest_s = changed_at + CHANGES_EVERY_S - now if dirty else LOOK_EVERY_S
-                rest_s = min(rest_s, beat_at + HEARTBEAT_EVERY_S - now)
-                await woken_within(woken, rest_s)
+                if now - heartbeat_at >= HEARTBEAT_EVERY_S or not_ready != readiness.not_ready:
+                    not_ready = readiness.not_ready
+                    before, heartbeat = heartbeat, engine_state.heartbeat_fields(time.time())
+                    heartbeat_at = now
+                    yield _observed("heartbeat", _changed(heartbeat, before))
+                if dirty and now - changes_at >= CHANGES_EVERY_S:
+                    before, changes = changes, engine_state.change_fields(instance)
+                    changes_at, dirty = now, False
+                    if changed := _changed(changes, before):
+                        yield _observed("change", changed)
+                wait_s = changes_at + CHANGES_EVERY_S - now if dirty else CHECK_EVERY_S
+                await set_within(woken, min(wait_s, heartbeat_at + HEARTBEAT_EVERY_S - now))
         finally:
-            board.unlisten(listener)
+            engine_state.unsubscribe(subscriber)

@@ -1,9 +1,8 @@
-"""Applies a profile to vLLM's engine arguments, or refuses them.
+"""Applies a profile to vLLM's engine arguments, or rejects them.
 
-An argument that the operator did not give is set from the profile. One that contradicts it is
-an entry in a list; the list is raised as one error before any weight is read. Nothing is
-clamped. The functions here see any object with the fields of `EngineArgs`, so they can be
-tested without vLLM; `register` wraps the real one.
+Arguments that the operator did not give are set from the profile. All contradictions are listed
+in one error, raised before any weight is read; nothing is clamped. The functions take any object
+with the fields of `EngineArgs`, so they can be tested without vLLM; `register` wraps the real one.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ _TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _TRACES_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 _RESOURCE_ATTRIBUTES: Final = "OTEL_RESOURCE_ATTRIBUTES"
 
-# With several pipeline stages vLLM keeps a micro-batch in each and reports each as a step, so
-# its size is not that of the batch and the time to its report not that of a token. One sequence
-# is one micro-batch: there the reports are right.
+# With several pipeline stages vLLM keeps a micro-batch in each and reports each as a step, so the
+# reported size is not that of the batch, nor the time between reports that of a token. With one
+# sequence there is one micro-batch, and the reports are correct.
 _NO_STAGES: Final = (
     "must be 1 where sequences are batched: the engine reports each stage's micro-batch as a "
-    "step, so batch sizes and times per token would be wrong by the number of stages; spread "
-    "the model by --tensor-parallel-size"
+    "step, so batch sizes and times per token would be wrong by the number of stages; use "
+    "--tensor-parallel-size instead"
 )
 
 
 class ProfileContradiction(ValueError):
-    """The engine's arguments contradict its profile; the message lists every contradiction."""
+    """The engine's arguments contradict its profile; the message lists all contradictions."""
 
 
 def _option(name: str) -> str:
@@ -38,7 +37,7 @@ def _option(name: str) -> str:
 
 
 def _command_line_value(argv: Sequence[str], *options: str) -> str | None:
-    """The last value of an option in an argument list, in vLLM's spellings of it."""
+    """Returns the last value of an option in an argument list, in any of vLLM's spellings."""
     found = None
     for position, word in enumerate(argv):
         name, equals, value = word.partition("=")
@@ -53,24 +52,42 @@ def _command_line_value(argv: Sequence[str], *options: str) -> str | None:
 def contradictions(
     args: Any, profile: Profile, environ: Mapping[str, str], argv: Sequence[str]
 ) -> list[str]:
-    """Everything in the engine's arguments and environment that contradicts the profile."""
+    """Returns all that contradicts the profile in the engine's arguments and environment."""
+    return [
+        *_broken_rules(args, profile, argv),
+        *_incompatible(args, profile, argv),
+        *_unsupported(args, profile, environ, argv),
+    ]
+
+
+def _broken_rules(args: Any, profile: Profile, argv: Sequence[str]) -> list[str]:
+    """Returns the arguments that break a rule of the profile."""
     found: list[str] = []
     for name, rule in profile.engine.items():
         if not hasattr(args, name):
-            found.append(f"{_option(name)} is in the profile, this vLLM has no such argument")
+            found.append(
+                f"{_option(name)} is in the profile, but this vLLM has no such argument: remove it"
+            )
             continue
         given = getattr(args, name)
         objection = rule.objection(given) if _is_given(args, name, argv) else None
         if objection:
             found.append(f"{_option(name)} is {given!r}, {objection}")
-    found.extend(_disagreements(args, profile, argv))
     active = args.max_num_active_seqs
     if active is not None and (objection := profile.slots.objection(active)):
         found.append(f"{_option('max_num_active_seqs')} is {active!r}, {objection}")
+    return found
+
+
+def _unsupported(
+    args: Any, profile: Profile, environ: Mapping[str, str], argv: Sequence[str]
+) -> list[str]:
+    """Returns the settings with which slots could not be enforced or reported."""
+    found: list[str] = []
     if args.data_parallel_size > 1:
         found.append(
             f"--data-parallel-size is {args.data_parallel_size!r}, must be 1: slots are counted "
-            "per engine, and a rank can overflow while the sum is legal; run one engine per rank"
+            "per engine, so a single rank could exceed the limit; run one engine per rank"
         )
     servers = max(
         args._api_process_count,
@@ -78,13 +95,13 @@ def contradictions(
     )
     if servers > 1:
         found.append(
-            f"--api-server-count is {servers!r}, must be 1: the scheduler reports to one "
-            "API server only"
+            f"--api-server-count is {servers!r}, must be 1: the scheduler reports to only one "
+            "API server"
         )
     if args.enable_elastic_ep:
         found.append(
-            "--enable-elastic-ep is given, must not be: scaling replaces the statistics loggers "
-            "by vLLM's own, so the engine's state would not be known"
+            "--enable-elastic-ep is given, must not be: scaling replaces the plugin's statistics "
+            "logger, so the engine's state would be unknown"
         )
     if profile.batching and args.pipeline_parallel_size > 1:
         found.append(f"--pipeline-parallel-size is {args.pipeline_parallel_size!r}, {_NO_STAGES}")
@@ -101,22 +118,24 @@ def contradictions(
             f"{', '.join(sorted(connectors.OFFLOADING_BACKENDS))}"
         )
     if args.scheduler_cls is not None:
-        found.append("--scheduler-cls is given, must not be: the slots are those of vLLM's own")
+        found.append(
+            "--scheduler-cls is given, must not be: slots are enforced by vLLM's scheduler"
+        )
     if any(word.partition("=")[0] == "--grpc" for word in argv):
         found.append("--grpc is given, must not be: the plugin's endpoints are served over HTTP")
     if _as_int(environ.get("VLLM_USE_RUST_FRONTEND")):
         found.append(
             f"VLLM_USE_RUST_FRONTEND is {environ['VLLM_USE_RUST_FRONTEND']!r}, must not be set: "
-            "it loads no plugins, so nobody would see the slots"
+            "that frontend loads no plugins, so the engine's state would be unknown"
         )
     return found
 
 
-def _disagreements(args: Any, profile: Profile, argv: Sequence[str]) -> list[str]:
-    """Arguments of which the profile sets one and that do not fit together as they will be.
+def _incompatible(args: Any, profile: Profile, argv: Sequence[str]) -> list[str]:
+    """Returns the arguments set by the profile that are incompatible with the operator's.
 
-    vLLM would refuse them too, later, and without a word on where the value came from. Where
-    the other value is not known yet (a context length that the model has), it is vLLM that does.
+    vLLM would reject them too, but later, and without naming the profile. Values that are not
+    known yet (a context length that the model determines) are left to vLLM.
     """
     found: list[str] = []
     for name, bound, least in (
@@ -125,10 +144,10 @@ def _disagreements(args: Any, profile: Profile, argv: Sequence[str]) -> list[str
     ):
         if name not in profile.engine or not hasattr(args, name):
             continue
-        value = _as_it_will_be(args, profile, name, argv)
-        limit = _as_it_will_be(args, profile, bound, argv)
+        value = _effective(args, profile, name, argv)
+        limit = _effective(args, profile, bound, argv)
         if not isinstance(value, int) or not isinstance(limit, int) or limit <= 0:
-            continue  # not known yet, or refused for its type
+            continue  # not known yet, or rejected for its type
         if value < limit if least else value > limit:
             origin = "" if _is_given(args, name, argv) else f" (by profile {profile.name!r})"
             found.append(
@@ -138,17 +157,17 @@ def _disagreements(args: Any, profile: Profile, argv: Sequence[str]) -> list[str
     return found
 
 
-def _as_it_will_be(args: Any, profile: Profile, name: str, argv: Sequence[str]) -> Any:
-    """An argument as given, else as the profile sets it, else at vLLM's default."""
+def _effective(args: Any, profile: Profile, name: str, argv: Sequence[str]) -> Any:
+    """Returns an argument as given, else from the profile, else vLLM's default."""
     if name in profile.engine and not _is_given(args, name, argv):
         return profile.engine[name].value
     return getattr(args, name)
 
 
 def _is_given(args: Any, name: str, argv: Sequence[str]) -> bool:
-    """Whether the operator gave an argument.
+    """Returns whether the operator gave an argument.
 
-    Just vLLM's default cannot be told from none, except by the command line.
+    An explicit value that equals vLLM's default is recognised on the command line only.
     """
     at_default = bool(getattr(args, name) == getattr(type(args), name, None))
     return not at_default or _command_line_value(argv, _option(name)) is not None
@@ -158,13 +177,13 @@ def _as_int(text: str | None) -> int:
     try:
         return int(text or "0")
     except ValueError:
-        return 0  # vLLM's own parser refuses it, with its own message
+        return 0  # vLLM's parser rejects it, with its own message
 
 
 def apply(
     args: Any, profile: Profile, environ: MutableMapping[str, str], argv: Sequence[str]
 ) -> None:
-    """Sets what was not given. Raises ProfileContradiction for what contradicts the profile."""
+    """Sets the arguments that were not given. Raises ProfileContradiction if any contradicts."""
     found = contradictions(args, profile, environ, argv)
     if found:
         raise ProfileContradiction(
@@ -181,10 +200,10 @@ def apply(
 
 
 def verify(config: Any, profile: Profile, *, headless: bool = False) -> None:
-    """Checks vLLM's finished configuration, whatever it was made from (VLLM_DP_SIZE, say).
+    """Checks vLLM's final configuration, which also depends on the environment (VLLM_DP_SIZE).
 
-    `headless`: of a process without an API server. Workers on further nodes of one engine are
-    such; the engine's first node is not, because its scheduler reports to its API server.
+    `headless`: the process has no API server. That is allowed on further nodes of an engine, not
+    on the first, because its scheduler reports to its API server. Raises ProfileContradiction.
     """
     parallel = config.parallel_config
     found = []
@@ -205,7 +224,7 @@ def verify(config: Any, profile: Profile, *, headless: bool = False) -> None:
     if headless and not parallel.node_rank_within_dp:
         found.append(
             "--headless is given, must not be on the first node of an engine: without an API "
-            "server nobody sees the slots"
+            "server the engine's state would be unknown"
         )
     if found:
         raise ProfileContradiction(
@@ -215,12 +234,12 @@ def verify(config: Any, profile: Profile, *, headless: bool = False) -> None:
 
 
 def slots_of(scheduler_config: Any) -> int:
-    """The sequences that this engine runs at once at most."""
+    """Returns the number of sequences that the engine runs at once."""
     return int(scheduler_config.max_num_active_seqs or scheduler_config.max_num_seqs)
 
 
 def traces_endpoint(environ: Mapping[str, str]) -> str | None:
-    """Where the standard OTEL_* variables send traces, in the form vLLM wants; None: nowhere."""
+    """Returns the traces endpoint of the standard OTEL_* variables in vLLM's form, or None."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     if environ.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
@@ -237,11 +256,11 @@ def traces_endpoint(environ: Mapping[str, str]) -> str | None:
 
 
 def traces_protocol(environ: Mapping[str, str], endpoint: str) -> str:
-    """The OTLP protocol: as configured, else by the port that is registered for each."""
+    """Returns the OTLP protocol: as configured, else according to the port's registration."""
     configured = environ.get(_TRACES_PROTOCOL) or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if configured:
         return configured
-    # A gRPC target may come without a scheme; an HTTP endpoint may not.
+    # A gRPC target may have no scheme; an HTTP endpoint must have one.
     return (
         "grpc"
         if endpoint.rstrip("/").endswith(":4317") or "://" not in endpoint
@@ -250,7 +269,7 @@ def traces_protocol(environ: Mapping[str, str], endpoint: str) -> str:
 
 
 def label_resource(profile: Profile, environ: MutableMapping[str, str]) -> None:
-    """Puts the profile into the OpenTelemetry resource of this process and its children."""
+    """Adds the profile to the OpenTelemetry resource of this process and its children."""
     environ.setdefault("OTEL_SERVICE_NAME", "vllm")
     ours = {"measurement_type": profile.measurement_type.value, "orch.profile": profile.name}
     kept = [
@@ -261,8 +280,8 @@ def label_resource(profile: Profile, environ: MutableMapping[str, str]) -> None:
     environ[_RESOURCE_ATTRIBUTES] = ",".join(kept + [f"{k}={v}" for k, v in ours.items()])
 
 
-class NoIterationLines(logging.Filter):
-    """Drops the line that vLLM logs per step when iteration details are on."""
+class IterationLineFilter(logging.Filter):
+    """Drops the line that vLLM logs for each step when iteration details are enabled."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "Iteration(%d)" not in str(record.msg)

@@ -1,11 +1,11 @@
-"""What an engine runs on and in which precision, as facts about throughput name it."""
+"""Reads what an engine runs on and in which precision, in the terms of throughput tables."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Final
 
-from vllm_plugin.board import Hardware
+from vllm_plugin.engine_state import Hardware
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 
@@ -14,20 +14,20 @@ _PRECISIONS: Final = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}
 
 
 def hardware_of(vllm_config: Any) -> Hardware:
-    """That of the engine with this configuration. Initialises no device."""
+    """Returns the hardware of the engine with this configuration. Initialises no device."""
     from vllm.platforms import current_platform
 
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     cpu = current_platform.is_cpu()
     return Hardware(
         gpu=f"CPU ({cpu_model()})" if cpu else str(current_platform.get_device_name()),
-        gpu_count=0 if cpu else int(parallel.world_size),  # all of tensor, pipeline and context
+        gpu_count=0 if cpu else int(parallel.world_size),  # tensor, pipeline and context parallel
         precision=precision(str(model.dtype), model.quantization),
     )
 
 
 def precision(dtype: str, quantization: str | None) -> str:
-    """The name of a precision: `torch.bfloat16` is BF16, and `fp8` over it FP8."""
+    """Returns the name of a precision: BF16 for `torch.bfloat16`, FP8 if quantized to `fp8`."""
     if quantization is not None:
         return quantization.upper()
     name = dtype.removeprefix("torch.")
@@ -35,7 +35,7 @@ def precision(dtype: str, quantization: str | None) -> str:
 
 
 def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's name as Linux tells it; `unknown` where it does not."""
+    """Returns the processor's name as Linux reports it, `unknown` if it does not."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

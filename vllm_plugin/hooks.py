@@ -1,7 +1,7 @@
-"""What of vLLM this package touches, as data; and the self-test that looks for it.
+"""Lists every name of vLLM that this package uses, and checks that vLLM still has it.
 
 The same check serves the running engine (sources of the installed package) and releases that
-cannot run here (sources or outlines of their wheels). Names are as `outline` writes them.
+cannot run here (sources or symbols of their wheels). Names are as `symbols` writes them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from vllm_plugin.outline import Outline
+from vllm_plugin.symbols import Symbols
 
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A place in vLLM: module file, what is in it, the names it must have, what needs it."""
+    """A place in vLLM: its file, class or function, the names it must have, what needs them."""
 
     file: str
     what: str
@@ -256,33 +256,33 @@ HOOKS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A hook, and which of its names were missed; all of them when the place is gone."""
+    """A hook, and which of its names are missing; all of them if the place does not exist."""
 
     hook: Hook
-    missed: tuple[str, ...]
+    missing: tuple[str, ...]
 
 
-def check(outline_of: Callable[[str], Outline | None]) -> list[Finding]:
-    """Looks for every hook. `outline_of` gives a file's outline, None if there is no such file."""
+def check(symbols_of: Callable[[str], Symbols | None]) -> list[Finding]:
+    """Checks every hook. `symbols_of` returns a file's symbols, None if it does not exist."""
     findings = []
     for hook in HOOKS:
-        names = (outline_of(hook.file) or {}).get(hook.what)
-        missed = hook.names if names is None else tuple(n for n in hook.names if n not in names)
-        findings.append(Finding(hook, missed))
+        names = (symbols_of(hook.file) or {}).get(hook.what)
+        missing = hook.names if names is None else tuple(n for n in hook.names if n not in names)
+        findings.append(Finding(hook, missing))
     return findings
 
 
 def report(version: str, findings: list[Finding]) -> tuple[str, bool]:
-    """One text for the log, and whether every hook was found."""
-    missed = [finding for finding in findings if finding.missed]
-    lines = [f"orch: vLLM {version}: {len(findings) - len(missed)} of {len(findings)} hooks found"]
+    """Returns the text for the log, and whether every hook was found."""
+    missing = [finding for finding in findings if finding.missing]
+    lines = [f"orch: vLLM {version}: {len(findings) - len(missing)} of {len(findings)} hooks found"]
     for finding in findings:
         place = f"{finding.hook.file}:{finding.hook.what or '(module)'}"
-        if finding.missed:
+        if finding.missing:
             lines.append(
-                f"  MISSED {place}: {', '.join(finding.missed)} "
+                f"  MISSING {place}: {', '.join(finding.missing)} "
                 f"(needed for {finding.hook.needed_for})"
             )
         else:
             lines.append(f"  found {place} ({finding.hook.needed_for})")
-    return "\n".join(lines), not missed
+    return "\n".join(lines), not missing

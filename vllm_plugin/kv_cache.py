@@ -1,9 +1,9 @@
-"""What a sequence takes of the KV cache: blocks of one pool, by groups of layers.
+"""Computes the blocks of the KV cache that a sequence takes, by groups of layers.
 
-Pure. vLLM gives each group of layers its own blocks out of one pool, so a sequence takes the sum
-over the groups: full attention a block for each `block_tokens` tokens, a sliding window no more
-than the window spans, a state-space layer a fixed number. `groups_of` reads them from what the
-engine core says of its cache managers (`EngineCore.get_kv_cache_group_metadata`).
+vLLM gives each group of layers blocks of its own from one pool, so a sequence takes the sum over
+the groups: full attention takes a block for each `block_tokens` tokens, a sliding window no more
+than the window spans, a state-space layer a fixed number. `groups_of` reads the groups from the
+engine core's cache managers (`EngineCore.get_kv_cache_group_metadata`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 _FULL: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 _SLIDING: Final = frozenset({"sliding_window", "sliding_window_mla"})
-# A window of a state-space layer that keeps the state before the token and the one after it.
+# A state-space layer keeps the state before a token and the one after it.
 _STATES: Final = 2
 
 
@@ -25,8 +25,8 @@ class KvGroup:
 
         min(ceil(L / block_tokens), blocks_most) + blocks_extra
 
-    of them. `blocks_reading` takes the place of `blocks_most` while prompts are read, if all
-    tokens of a step are of one prompt. None: there is no such bound.
+    blocks. During prefill `blocks_reading` replaces `blocks_most`, for the case that all tokens of
+    a step are of one prompt. None: there is no such bound.
     """
 
     block_tokens: int
@@ -35,16 +35,16 @@ class KvGroup:
     blocks_extra: int = 0
 
     def blocks_of(self, tokens: int) -> int:
-        """Blocks of a sequence of so many tokens, once its prompt was read."""
-        return _least(_ceil(tokens, self.block_tokens), self.blocks_most) + self.blocks_extra
+        """Returns the blocks of a sequence of so many tokens after prefill."""
+        return _capped(_ceil(tokens, self.block_tokens), self.blocks_most) + self.blocks_extra
 
-    def blocks_while_read(self, tokens: int) -> int:
-        """The most blocks that a prompt of so many tokens takes while it is read."""
+    def blocks_in_prefill(self, tokens: int) -> int:
+        """Returns the most blocks that a prompt of so many tokens takes during prefill."""
         most = self.blocks_reading or self.blocks_most
-        return _least(_ceil(tokens, self.block_tokens), most) + self.blocks_extra
+        return _capped(_ceil(tokens, self.block_tokens), most) + self.blocks_extra
 
     def document(self, count: int) -> dict[str, int]:
-        """Its entry in the engine's state, for `count` equal groups; without absent bounds."""
+        """Returns its entry in the engine's state, for `count` equal groups."""
         fields = {
             "count": count,
             "block_tokens": self.block_tokens,
@@ -57,21 +57,21 @@ class KvGroup:
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """A pool of blocks, and the groups that take them. Without groups nothing is known."""
+    """A pool of blocks, and the groups that use them; without groups their use is unknown."""
 
     blocks_total: int = 0
     groups: tuple[KvGroup, ...] = ()
 
     def blocks_of(self, tokens: int) -> int:
-        """Blocks of a sequence of so many tokens, in all groups."""
+        """Returns the blocks of a sequence of so many tokens after prefill, in all groups."""
         return sum(group.blocks_of(tokens) for group in self.groups)
 
-    def blocks_while_read(self, tokens: int) -> int:
-        """The most blocks of a prompt of so many tokens while it is read, in all groups."""
-        return sum(group.blocks_while_read(tokens) for group in self.groups)
+    def blocks_in_prefill(self, tokens: int) -> int:
+        """Returns the most blocks of a prompt of so many tokens during prefill, in all groups."""
+        return sum(group.blocks_in_prefill(tokens) for group in self.groups)
 
     def document(self, ctx_max: int) -> dict[str, Any]:
-        """Its part of the engine's state; `kv_tokens_total`: as sequences of `ctx_max` tokens."""
+        """Returns its part of the engine's state; `kv_tokens_total`: for sequences of `ctx_max`."""
         longest = self.blocks_of(ctx_max)
         return {
             "kv_tokens_total": self.blocks_total * ctx_max // longest if longest else 0,
@@ -82,14 +82,14 @@ class KvCache:
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """What of an engine's configuration decides how many blocks its sequences hold.
+    """The parts of an engine's configuration that determine the blocks of a sequence.
 
-    `ctx_max`: tokens of the longest sequence. `ctx_max_blocks`: the blocks that the engine itself
-    reckons for it; None: unknown. `batches`: that may be in flight at once. `batch_tokens`: the
-    most of one batch. `draft_tokens`: computed beside each token and perhaps rejected;
-    `lookahead_tokens`: reserved beyond them; `retained_tokens`: kept below a sliding window.
-    `mamba_mode`: which states are kept (`none`, `align` or `all`). `mamba_extra`: state blocks
-    beyond those. `attention_chunk`: tokens of a chunk of local attention.
+    `ctx_max`: tokens of the longest sequence. `ctx_max_blocks`: its blocks as computed by vLLM;
+    None: unknown. `batches`: that may be in flight at once. `batch_tokens`: the limit of one
+    batch. `draft_tokens`: computed with each token, and possibly rejected; `lookahead_tokens`:
+    reserved beyond them; `retained_tokens`: kept below a sliding window. `mamba_mode`: which
+    states are kept (`none`, `align` or `all`). `mamba_extra`: further state blocks.
+    `attention_chunk`: tokens of a chunk of local attention.
     """
 
     ctx_max: int
@@ -105,20 +105,20 @@ class Scheduling:
 
 
 def groups_of(rows: Iterable[Mapping[str, Any]], engine: Scheduling) -> tuple[KvGroup, ...]:
-    """The groups, from a row for each with its `kind`, `block_size` and `sliding_window`.
+    """Returns the groups, from a row for each: `kind`, `block_size` and `sliding_window`.
 
-    Groups of a kind that is not known here count together as one: what the engine reckons for the
-    longest sequence beyond the others, in proportion to the length.
+    Groups of unknown kinds are merged into one, which takes the blocks that vLLM computes for the
+    longest sequence beyond the other groups', in proportion to the length.
     """
-    known, reckoned, strangers = [], 0, 0
+    known, blocks, unknown = [], 0, 0
     for row in rows:
         group = _group(row, engine)
         if group is None:
-            strangers += 1
+            unknown += 1
             continue
         known.append(group)
-        reckoned += group.blocks_while_read(engine.ctx_max)
-    rest = max(strangers, (engine.ctx_max_blocks or 0) - reckoned) if strangers else 0
+        blocks += group.blocks_in_prefill(engine.ctx_max)
+    rest = max(unknown, (engine.ctx_max_blocks or 0) - blocks) if unknown else 0
     if rest:
         known.append(KvGroup(max(1, engine.ctx_max // rest)))
     return tuple(known)
@@ -138,17 +138,16 @@ def _group(row: Mapping[str, Any], engine: Scheduling) -> KvGroup | None:
             return _windowed(block, _STATES, engine.mamba_extra, engine)
         if engine.mamba_mode == "none":
             return KvGroup(block, 1, blocks_extra=engine.mamba_extra)
-        # While a prompt is read, a checkpoint of its state may be kept, too.
+        # During prefill a checkpoint of the state may be kept, too.
         return KvGroup(block, _STATES, _STATES + 1, engine.mamba_extra)
     return None
 
 
 def _windowed(block: int, window: int, extra: int, engine: Scheduling) -> KvGroup:
-    """Blocks below the window are free once the step that moved it was processed.
+    """Returns the group of a sliding window, of which blocks are freed a step later.
 
-    So a sequence holds the window and the tokens in flight, and so many tokens in a row lie in one
-    block more than they fill: one of each batch in flight while it decodes, up to whole batches
-    while its prompt is read.
+    A sequence holds the window and the tokens in flight: one of each batch during decode, whole
+    batches during prefill. Unaligned, they lie in one block more than they fill.
     """
     decoding = window - 1 + engine.batches * (1 + engine.draft_tokens)
     reading = window - 1 + engine.batches * engine.batch_tokens
@@ -161,7 +160,7 @@ def _windowed(block: int, window: int, extra: int, engine: Scheduling) -> KvGrou
 
 
 def _chunked(block: int, chunk: int, extra: int, engine: Scheduling) -> KvGroup:
-    """Blocks of a chunk are free once the first token of the next one was processed."""
+    """Returns the group of local attention: a chunk is freed by the next one's first token."""
     decoding = chunk - 1 + engine.batches * (1 + engine.draft_tokens)
     reading = chunk + engine.batches * engine.batch_tokens
     unaligned = chunk % block != 0
@@ -177,5 +176,5 @@ def _ceil(tokens: int, block: int) -> int:
     return -(-tokens // block)
 
 
-def _least(blocks: int, most: int | None) -> int:
+def _capped(blocks: int, most: int | None) -> int:
     return blocks if most is None else min(blocks, most)

@@ -1,8 +1,8 @@
-"""Which generating requests are in the engine, and whose lease each of them carries.
+"""Tracks which generating requests are in the engine, and which lease each of them carries.
 
-Pure. A lease is written `<instance>.<random>.<cost>`: the sidecar that gave it, what makes it
-unguessable, and the sequences that it stands for. A request without one (or with something
-that is not one) is counted as one sequence of nobody's.
+A lease is written `<instance>.<random>.<cost>`: the sidecar instance that granted it, a part that
+makes it unguessable, and the number of sequences that it covers. A request without a valid lease
+counts as one sequence that no instance owns.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Final
 
 _LEASE = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{32})\.([1-9][0-9]{0,6})")
 
-# Spent leases, kept so that a revoked one is turned away if its request still comes. What lies
-# in a socket's buffer comes within a second or so; 65536 leases last for as long at any rate
-# that an engine can end requests at, in under 10 MiB.
+# Spent leases are remembered, so that a revoked one is rejected if its request still arrives. What
+# is in a socket's buffer arrives within a second or so; 65536 leases cover that at any rate at
+# which an engine can end requests, in under 10 MiB.
 SPENT_KEPT = 65_536
 
-# A request is on the books when it comes in, in the scheduler's count only once it is tokenized
-# and handed over: well under a second but for the largest prompts. For as long, what reports
-# proved of the sequences that no lease covers stands.
-PROOF_LASTS_S: Final = 1.0
+# A request is counted here on arrival, and by the scheduler only once it is tokenized and handed
+# over: well under a second later, but for the largest prompts. A lower bound on the sequences that
+# no lease covers, observed from reports, is valid for as long.
+BOUND_LASTS_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Presence:
+class EngineRequest:
     """One generating request in the engine."""
 
     instance: str | None
@@ -35,65 +35,75 @@ class Presence:
 
 
 class Leases:
-    """The generating requests that are in the engine now."""
+    """The generating requests that are in the engine now, and the leases that are spent."""
 
     def __init__(self) -> None:
-        self._present: dict[int, Presence] = {}
+        self._requests: dict[int, EngineRequest] = {}
         self._by_lease: dict[str, int] = {}
         self._spent: OrderedDict[str, None] = OrderedDict()
         self._next = 0
         self._leased = 0  # sequences
         self._unleased = 0  # requests
-        self._beyond = 0  # sequences beyond the leases, by the last report
-        # What the reports of late prove: (time, sequences), a later one always of fewer.
-        self._proofs: deque[tuple[float, int]] = deque()
-        self._proven = 0
+        self._excess = 0  # sequences beyond the leases, by the last report
+        # Recent lower bounds on the unleased sequences: (time, sequences), strictly decreasing.
+        self._bounds: deque[tuple[float, int]] = deque()
+        self._bound = 0
 
     @property
     def entered(self) -> int:
-        """How many requests have come in since the engine started."""
+        """The requests that have entered since the engine started."""
         return self._next
 
-    def enter(self, header: str | None) -> tuple[int, Presence] | None:
-        """A request came in with this `X-Orch-Lease`. None: its lease is spent, turn it away."""
+    def enter(self, header: str | None) -> tuple[int, EngineRequest] | None:
+        """Adds a request with this `X-Orch-Lease`.
+
+        Returns its key for `leave`, or None if the lease is spent and the request is rejected.
+        """
         match = _LEASE.fullmatch(header) if header else None
         if match is None:
-            presence = Presence(None, None, 1)
+            request = EngineRequest(None, None, 1)
         else:
             lease = match.group(0)
             if lease in self._spent or lease in self._by_lease:
                 return None
-            presence = Presence(match.group(1), lease, int(match.group(3)))
+            request = EngineRequest(match.group(1), lease, int(match.group(3)))
         self._next += 1
-        self._present[self._next] = presence
-        if presence.lease is not None:
-            self._by_lease[presence.lease] = self._next
-            self._leased += presence.cost
+        self._requests[self._next] = request
+        if request.lease is not None:
+            self._by_lease[request.lease] = self._next
+            self._leased += request.cost
         else:
             self._unleased += 1
-        return self._next, presence
+        return self._next, request
 
-    def leave(self, key: int) -> Presence:
-        """The request that `enter` gave this key for has ended. Its lease is spent."""
-        presence = self._present.pop(key)
-        if presence.lease is not None:
-            del self._by_lease[presence.lease]
-            self._leased -= presence.cost
-            self._spend(presence.lease)
+    def leave(self, key: int) -> EngineRequest:
+        """Removes a request that has ended, and spends its lease.
+
+        Raises KeyError for a key that `enter` has not returned, or that has left.
+        """
+        request = self._requests.pop(key)
+        if request.lease is not None:
+            del self._by_lease[request.lease]
+            self._leased -= request.cost
+            self._spend(request.lease)
         else:
             self._unleased -= 1
             if not self._unleased:
-                self._proven = self._beyond = 0
-                self._proofs.clear()
-        return presence
+                self._bound = self._excess = 0
+                self._bounds.clear()
+        return request
 
     def revoke(self, lease: str) -> bool:
-        """Spends a lease. True: no request carries it and none will; False: one is still here.
+        """Spends a lease unless a request in the engine carries it.
 
-        Raises ValueError for what is not a lease.
+        Returns True if the lease has ended: no request carries it, and none ever will. Raises
+        ValueError for a text that is not a lease.
         """
         if _LEASE.fullmatch(lease) is None:
-            raise ValueError(f"not a lease: {lease[:80]!r}")
+            raise ValueError(
+                f"{lease[:80]!r} is not a lease; give the value of an X-Orch-Lease header, "
+                "<instance>.<random>.<cost>"
+            )
         if lease in self._by_lease:
             return False
         self._spend(lease)
@@ -105,50 +115,50 @@ class Leases:
             self._spent.popitem(last=False)
 
     def of(self, instance: str | None) -> list[str]:
-        """The leases of one sidecar instance that are in the engine now."""
+        """Returns the leases in the engine that were granted by this sidecar instance."""
         return [
-            presence.lease
-            for presence in self._present.values()
-            if presence.lease is not None and presence.instance == instance
+            request.lease
+            for request in self._requests.values()
+            if request.lease is not None and request.instance == instance
         ]
 
     def leased(self) -> int:
-        """Sequences of all requests that carry a lease, whoever gave it."""
+        """Returns the sequences of all requests that carry a lease, of any instance."""
         return self._leased
 
     def reported(self, in_engine: int, at_s: float) -> bool:
-        """The scheduler holds `in_engine` sequences (running plus waiting). True: news of it.
+        """Takes the scheduler's count (running plus waiting). Returns whether `foreign` changed.
 
-        What is beyond the leases is foreign: a request without a lease may stand for several
-        sequences. A report proves at least that many. It can prove too few, because a lease that
-        came in a moment ago may not be in the count yet; so the most that any report proved in
-        the last PROOF_LASTS_S stands, but never more than is in the engine. Where leases come in
-        without a pause, the count so falls as fast as where none do.
+        Sequences beyond the leases are foreign: a request without a lease may stand for several
+        sequences. A report proves a lower bound only, because it may not count a lease that
+        entered a moment ago. The largest bound of the last BOUND_LASTS_S applies, capped at the
+        sequences in the engine. So where leases enter without a pause, the count falls as fast as
+        where none do.
 
-        Without a request that has no lease (a background response outlives its own) it takes two
-        reports in a row, because a lease that was just aborted is in the count for one report
-        more. O(1), amortised.
+        Without any unleased request (a background response outlives its own) a bound takes two
+        consecutive reports, because a lease that was just aborted is still in the next one.
+        Amortised O(1).
         """
-        before = self._proven
-        beyond = max(0, in_engine - self._leased)
-        proven = beyond if self._unleased else min(beyond, self._beyond)
-        self._beyond = beyond
-        proofs = self._proofs
-        if proofs and at_s < proofs[-1][0]:
-            proofs.clear()  # the clock was set back
-        while proofs and proofs[-1][1] <= proven:
-            proofs.pop()
-        proofs.append((at_s, proven))
-        while at_s - proofs[0][0] > PROOF_LASTS_S:
-            proofs.popleft()
-        self._proven = min(proofs[0][1], in_engine)
-        return self._proven != before
+        before = self._bound
+        excess = max(0, in_engine - self._leased)
+        bound = excess if self._unleased else min(excess, self._excess)
+        self._excess = excess
+        bounds = self._bounds
+        if bounds and at_s < bounds[-1][0]:
+            bounds.clear()  # the clock was set back
+        while bounds and bounds[-1][1] <= bound:
+            bounds.pop()
+        bounds.append((at_s, bound))
+        while at_s - bounds[0][0] > BOUND_LASTS_S:
+            bounds.popleft()
+        self._bound = min(bounds[0][1], in_engine)
+        return self._bound != before
 
     def foreign_to(self, instance: str | None) -> int:
-        """Sequences in the engine that sidecar `instance` gave no lease for."""
-        mine = sum(
-            presence.cost
-            for presence in self._present.values()
-            if presence.lease is not None and presence.instance == instance
+        """Returns the sequences in the engine that no lease of this instance covers."""
+        own = sum(
+            request.cost
+            for request in self._requests.values()
+            if request.lease is not None and request.instance == instance
         )
-        return self._leased - mine + max(self._unleased, self._proven)
+        return self._leased - own + max(self._unleased, self._bound)

@@ -1,7 +1,7 @@
-"""The profile: what an engine is (single-stream, batched-online or offline), as one YAML file.
+"""Reads profiles: how an engine batches (single-stream, batched-online or offline), in YAML.
 
-Decides whether a profile is consistent with itself. Knows no vLLM: `engine` maps names of
-vLLM engine arguments to rules, and `enforce` is what applies them.
+Decides whether a profile is consistent in itself. Knows no vLLM: `engine` maps names of vLLM
+engine arguments to rules, which `enforce` applies.
 
 Requirements: BATCHING/ORCH-3900 to 3902, 3912, 3920, 3921.
 """
@@ -19,7 +19,7 @@ SLOTS_ARGUMENT: Final = "max_num_seqs"
 
 
 class ProfileError(ValueError):
-    """A profile that cannot be used; the message names file, key and rule."""
+    """A profile cannot be used; the message names file, key and rule."""
 
 
 class MeasurementType(StrEnum):
@@ -31,17 +31,17 @@ class MeasurementType(StrEnum):
 
 
 class ServiceClass(StrEnum):
-    """What a request is served as: its SLO, its queue, and who goes first."""
+    """The class of a request, which determines its SLO, its queue and its priority."""
 
     INTERACTIVE = "interactive"
     BULK = "bulk"
 
 
 class FullQueue(StrEnum):
-    """What a full queue does with a request that comes."""
+    """What a full queue does with a new request."""
 
     REJECT = "reject"
-    DROP_LRU = "drop-lru"  # the bulk request that has waited longest goes instead
+    DROP_LRU = "drop-lru"  # evicts the bulk request that has been queued longest
 
 
 class _Strict(BaseModel):
@@ -49,7 +49,7 @@ class _Strict(BaseModel):
 
 
 class ArgumentRule(_Strict):
-    """What an engine argument may be: `fixed`, or a `default` with an optional `minimum`."""
+    """The rule for an engine argument: `fixed`, or a `default` with an optional `minimum`."""
 
     fixed: int | bool | str | None = None
     default: int | bool | str | None = None
@@ -71,13 +71,13 @@ class ArgumentRule(_Strict):
 
     @property
     def value(self) -> int | bool | str:
-        """What the argument is when the operator gave none."""
+        """The value of the argument if the operator gives none."""
         chosen = self.fixed if self.fixed is not None else self.default
         assert chosen is not None
         return chosen
 
     def objection(self, given: Any) -> str | None:
-        """Why `given` contradicts this rule, or None when it does not."""
+        """Returns why `given` contradicts this rule, or None if it does not."""
         if self.fixed is not None and given != self.fixed:
             return f"must be {self.fixed!r}"
         if type(given) is not type(self.value):
@@ -101,7 +101,7 @@ class Bounds(_Strict):
 
 
 class ClassRules(_Strict):
-    """SLO and bounds of one class. An SLO that is null is none: nothing is refused for it."""
+    """SLOs and limits of one class. No request is rejected for an SLO that is null."""
 
     ttft_p95_ms: float | None = Field(gt=0, le=86_400_000)
     tpot_p95_ms: float | None = Field(gt=0, le=3_600_000)
@@ -111,25 +111,25 @@ class ClassRules(_Strict):
 
 
 class AdmissionRules(_Strict):
-    """How the sidecar admits. Without `interactive` every request is bulk."""
+    """The sidecar's admission policy. Without `interactive` every request is bulk."""
 
     full_queue: FullQueue = Field(strict=False)
     aging_s: float = Field(gt=0, le=86_400)
     reserved_share: float = Field(ge=0, lt=1)  # of the slots, for interactive requests
-    window_ms: Bounds | None  # for gathering bulk requests while the engine is idle; null: none
+    window_ms: Bounds | None  # for batching bulk requests while the engine is idle; null: none
     coalescing: bool
     interactive: ClassRules | None
     bulk: ClassRules
 
     def of(self, service_class: ServiceClass) -> ClassRules:
-        """The rules of a class; those of bulk where there is no other."""
+        """Returns the rules of a class; those of bulk if there is no interactive class."""
         if service_class is ServiceClass.BULK or self.interactive is None:
             return self.bulk
         return self.interactive
 
 
 class Profile(_Strict):
-    """One profile, checked against itself."""
+    """A profile that is consistent in itself."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,62}$")
     measurement_type: MeasurementType = Field(strict=False)
@@ -194,48 +194,52 @@ class Profile(_Strict):
         if self.measurement_type is MeasurementType.SINGLE_STREAM and self.admission.window_ms:
             raise ValueError(
                 "measurement_type single_stream requires admission.window_ms: null (with one slot "
-                "there is nothing to gather)"
+                "there is no batch)"
             )
         return self
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML's safe subset, but a key given twice is an error instead of the last one winning."""
+    """YAML's safe subset, in which a duplicate key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise ProfileError(f"line {key_node.start_mark.line + 1}: key {key!r} is no string")
+                raise ProfileError(
+                    f"line {key_node.start_mark.line + 1}: key {key!r} must be a string"
+                )
             if key in seen:
-                raise ProfileError(f"line {key_node.start_mark.line + 1}: key {key!r} given twice")
+                raise ProfileError(
+                    f"line {key_node.start_mark.line + 1}: key {key!r} is given twice"
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
 def directory() -> Path:
-    """Where the shipped profiles are: in the installed package, or in the source tree."""
+    """Returns the directory of the shipped profiles, in the installed package or source tree."""
     inside = Path(__file__).parent / "profiles"
     return inside if inside.is_dir() else Path(__file__).parent.parent / "profiles"
 
 
 def shipped() -> list[str]:
-    """The names of the shipped profiles."""
+    """Returns the names of the shipped profiles."""
     return sorted(path.stem for path in directory().glob("*.yaml"))
 
 
 def load(name_or_path: str) -> Profile:
     """Reads a profile by name (`home`) or by path (anything with a `/` or ending in `.yaml`).
 
-    Raises ProfileError, with file, key and rule, for anything that is not a usable profile.
+    Raises ProfileError if there is no such profile, or if it cannot be read or used.
     """
     is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
     path = Path(name_or_path) if is_path else directory() / f"{name_or_path}.yaml"
     if not is_path and name_or_path not in shipped():
         raise ProfileError(
-            f"profile {name_or_path!r}: no such profile; shipped are {', '.join(shipped())}, "
-            "anything else must be the path of a YAML file"
+            f"profile {name_or_path!r}: no such profile; use one of {', '.join(shipped())}, or "
+            "the path of a YAML file"
         )
     if path.exists() and not path.is_file():
         raise ProfileError(f"{path}: cannot be read: it must be a regular file")
@@ -249,7 +253,7 @@ def load(name_or_path: str) -> Profile:
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ProfileError is a ValueError
         raise ProfileError(f"{path}: not a profile: {error}") from error
     if not isinstance(document, dict):
-        raise ProfileError(f"{path}: not a profile: a mapping is needed")
+        raise ProfileError(f"{path}: not a profile: it must be a mapping")
     try:
         return Profile.model_validate(document)
     except ValidationError as error:

@@ -1,12 +1,12 @@
-"""vLLM's entry points, and the composition root of this package.
+"""Provides vLLM's entry points; the composition root of this package.
 
-vLLM builds the plugin's parts itself, from zero-argument factories and in different places of
-its start, so the one thing they share, the board, lives in this module's `_process`: made by
-the stat logger (the first to know the final configuration), used by endpoint and spans.
+vLLM creates the plugin's parts itself, with zero-argument factories at different points of its
+start, so what they share, the engine state, is in this module's `_process`: created by the stat
+logger (the first to receive the final configuration), used by the endpoint and the spans.
 
-Without ORCH_PROFILE everything here is inert. At the top only the standard library is imported:
-vLLM merely logs an error while *importing* a plugin and goes on without it, but stops for one
-inside the plugin's function.
+Without ORCH_PROFILE everything here is inert. Only the standard library is imported at the top:
+vLLM merely logs an error while *importing* a plugin and continues without it, but stops for an
+error inside the plugin's function.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from vllm_plugin.board import Board
+    from vllm_plugin.engine_state import EngineState
     from vllm_plugin.kv_cache import KvCache, Scheduling
     from vllm_plugin.profile import Profile
 
@@ -33,19 +33,22 @@ logger = logging.getLogger("vllm.orch")
 
 
 class _Process:
-    """What the plugin's parts share within one process of the engine."""
+    """The state that the plugin's parts share within one process of the engine."""
 
     def __init__(self) -> None:
         self.profile: Profile | None = None
-        self.board: Board | None = None
-        self.labelled = False  # its spans
+        self.engine_state: EngineState | None = None
+        self.spans_labelled = False
 
 
 _process = _Process()
 
 
 def general_plugin() -> None:
-    """`vllm.general_plugins`: runs in every process, before engine arguments become a config."""
+    """Applies the profile; runs in every process, before vLLM makes a configuration of arguments.
+
+    Entry point of `vllm.general_plugins`. Raises ProfileError if the profile cannot be used.
+    """
     selected = os.environ.get(_PROFILE_VARIABLE)
     if not selected or _process.profile is not None:
         return
@@ -56,26 +59,26 @@ def general_plugin() -> None:
     _process.profile = profile
     allowlist.ensure(os.environ)
     enforce.label_resource(profile, os.environ)
-    logging.getLogger("vllm.v1.metrics.loggers").addFilter(enforce.NoIterationLines())
+    logging.getLogger("vllm.v1.metrics.loggers").addFilter(enforce.IterationLineFilter())
     _wrap_create_engine_config(profile)
     _label_spans(profile)
 
 
 def _label_spans(profile: Profile) -> None:
     """Labels the spans of this process, as soon as it has a tracer provider."""
-    if not _process.labelled and "opentelemetry.sdk.trace" in sys.modules:
+    if not _process.spans_labelled and "opentelemetry.sdk.trace" in sys.modules:
         from vllm_plugin import spans
 
-        _process.labelled = spans.label_process(profile)
+        _process.spans_labelled = spans.label_process(profile)
 
 
 def _wrap_create_engine_config(profile: Profile) -> None:
-    """Enforces the profile where every way of making an engine passes through.
+    """Enforces the profile in the one function that every way of creating an engine calls.
 
-    Why a wrap: it is the last place where what the operator gave can be told from what vLLM
-    chose, it serves the API server and `vllm.LLM` alike, and an exception here stops the
-    process before any weight is read. vLLM 0.32 and 0.33 offer no hook for that. It can go
-    when vLLM lets a general plugin see or veto `EngineArgs`.
+    A wrapper, because this is the last place where the operator's values can be distinguished
+    from vLLM's, it serves the API server and `vllm.LLM` alike, and an exception here stops the
+    process before any weight is read. vLLM 0.32 and 0.33 offer no hook for that. It can be removed
+    when vLLM lets a general plugin inspect or reject `EngineArgs`.
     """
     from vllm.engine.arg_utils import EngineArgs
 
@@ -102,17 +105,20 @@ def _wrap_create_engine_config(profile: Profile) -> None:
 
 
 def _self_test() -> str:
-    """Looks for every hook in the running vLLM. Returns its version; raises if one is missing."""
+    """Checks every hook in the running vLLM and returns its version.
+
+    Raises RuntimeError if a hook is missing.
+    """
     import vllm
 
     from vllm_plugin import hooks
-    from vllm_plugin.outline import outlines_below
+    from vllm_plugin.symbols import symbols_below
 
     package = Path(vllm.__file__).parent
-    text, complete = hooks.report(vllm.__version__, hooks.check(outlines_below(package)))
+    text, complete = hooks.report(vllm.__version__, hooks.check(symbols_below(package)))
     if not complete:
         raise RuntimeError(
-            f"{text}\norch cannot vouch for this vLLM; use a supported release, or unset "
+            f"{text}\norch does not support this vLLM; use a supported release, or unset "
             f"{_PROFILE_VARIABLE} to run without a profile"
         )
     logger.info("%s", text)
@@ -120,15 +126,15 @@ def _self_test() -> str:
 
 
 def pool_of(environ: Mapping[str, str], profile: str) -> str:
-    """The name of the engine's pool: that in ORCH_POOL, else that of the profile.
+    """Returns the name of the engine's pool: ORCH_POOL, else the profile's name.
 
-    An empty variable is none, as with ORCH_PROFILE: a sidecar refuses a report without a name.
+    An empty variable counts as unset, as with ORCH_PROFILE: a sidecar rejects an empty name.
     """
     return environ.get("ORCH_POOL") or profile
 
 
 def features_of(vllm_config: Any) -> dict[str, Any]:
-    """What else a sidecar may want to know of how this engine was configured."""
+    """Returns further settings of the engine, as `features` of its state."""
     scheduler = vllm_config.scheduler_config
     return {
         "speculative_decoding": vllm_config.speculative_config is not None,
@@ -139,7 +145,7 @@ def features_of(vllm_config: Any) -> dict[str, Any]:
 
 
 def rate_limits_of(vllm_config: Any) -> dict[str, int]:
-    """What vLLM itself turns away beyond, where its options say so."""
+    """Returns the limits beyond which vLLM itself rejects requests, if any are configured."""
     scheduler = vllm_config.scheduler_config
     limits = {
         "max_num_queued_reqs": scheduler.max_num_queued_reqs,
@@ -149,7 +155,7 @@ def rate_limits_of(vllm_config: Any) -> dict[str, int]:
 
 
 def scheduling_of(vllm_config: Any) -> Scheduling:
-    """What decides how many blocks of the KV cache a sequence holds."""
+    """Returns the settings that determine the KV cache blocks of a sequence."""
     from vllm_plugin.kv_cache import Scheduling
 
     cache, model = vllm_config.cache_config, vllm_config.model_config
@@ -169,10 +175,10 @@ def scheduling_of(vllm_config: Any) -> Scheduling:
 
 
 async def kv_cache_of(engine_client: Any) -> KvCache:
-    """The KV cache of the engine. Its groups of layers are known in the engine core only.
+    """Returns the KV cache of the engine. Only the engine core knows its groups of layers.
 
-    An engine core that does not answer for its groups counts as one with full attention in all
-    layers; the sidecar corrects that by the measured usage.
+    If the engine core fails to return them, full attention in all layers is assumed; the sidecar
+    corrects that by the measured usage.
     """
     from vllm_plugin.kv_cache import KvCache, KvGroup, groups_of
 
@@ -182,23 +188,25 @@ async def kv_cache_of(engine_client: Any) -> KvCache:
         rows = await core.call_utility_async("get_kv_cache_group_metadata")
         groups = groups_of(rows, scheduling_of(config))
     except Exception:
-        # Of a kind that vLLM chooses: what a call in the engine core raises comes as Exception.
-        logger.warning("orch: the groups of the KV cache are unknown", exc_info=True)
+        # vLLM raises failures of the engine core as bare Exceptions: no narrower type fits.
+        logger.warning(
+            "orch: the groups of the KV cache are unknown; assuming full attention", exc_info=True
+        )
         groups = (KvGroup(cache.block_size),)
-    # One block is vLLM's own: it stands for no block.
+    # vLLM reserves one block as a placeholder.
     return KvCache(max(0, (cache.num_gpu_blocks or 0) - 1), groups)
 
 
-def make_board(vllm_config: Any, profile: Profile) -> Board:
-    """The board of the engine with this configuration, and the labels on its spans."""
+def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
+    """Creates the state of the engine with this configuration, and labels its spans."""
     from vllm_plugin import enforce
-    from vllm_plugin.board import Board, EngineFacts
+    from vllm_plugin.engine_state import EngineFacts, EngineState
     from vllm_plugin.hardware import hardware_of
 
     enforce.verify(vllm_config, profile)
     model = vllm_config.model_config
     served = model.served_model_name
-    board = Board(
+    engine_state = EngineState(
         EngineFacts(
             engine_version=_self_test(),
             pool=pool_of(os.environ, profile.name),
@@ -218,35 +226,38 @@ def make_board(vllm_config: Any, profile: Profile) -> Board:
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
 
-        from vllm_plugin.spans import LabelRequests
+        from vllm_plugin.spans import RequestSpanLabeller
 
         provider = trace.get_tracer_provider()
         if not isinstance(provider, TracerProvider):
-            raise RuntimeError("vLLM traces, but its tracer provider is not the SDK's")
-        provider.add_span_processor(LabelRequests(board))
-    return board
+            raise RuntimeError(
+                f"the tracer provider is {type(provider).__name__}, must be that of the "
+                "OpenTelemetry SDK: remove what replaces it, or --otlp-traces-endpoint"
+            )
+        provider.add_span_processor(RequestSpanLabeller(engine_state))
+    return engine_state
 
 
 def __getattr__(name: str) -> Any:
-    """`StatLogger` is made on demand: it derives from a class of vLLM, and this module must be
-    importable without one (an import error would leave the engine running without us)."""
+    """Creates `StatLogger` on demand: it derives from a class of vLLM, and this module must be
+    importable without vLLM (after an import error the engine would run without the plugin)."""
     if name != "StatLogger":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from vllm_plugin.stat_logger import BoardStatLogger
+    from vllm_plugin.stat_logger import SchedulerStatLogger
 
     if _process.profile is not None:
-        # vLLM has just made the provider of this process, and opens its first spans after this.
+        # vLLM has just created the provider of this process, and opens its first spans after this.
         _label_spans(_process.profile)
 
-    class StatLogger(BoardStatLogger):
-        """`vllm.stat_logger_plugins`: vLLM builds it with the final configuration."""
+    class StatLogger(SchedulerStatLogger):
+        """The entry point of `vllm.stat_logger_plugins`; vLLM passes the final configuration."""
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             if _process.profile is not None:
-                _process.board = make_board(vllm_config, _process.profile)
+                _process.engine_state = make_engine_state(vllm_config, _process.profile)
             drafts = getattr(vllm_config.speculative_config, "num_speculative_tokens", None) or 0
             super().__init__(
-                _process.board,
+                _process.engine_state,
                 bool(vllm_config.scheduler_config.async_scheduling),
                 tokens_per_sequence=1 + drafts,
             )
@@ -256,7 +267,7 @@ def __getattr__(name: str) -> Any:
 
 
 def endpoint_plugin() -> Any:
-    """`vllm.endpoint_plugins`."""
+    """Creates the endpoint plugin. Entry point of `vllm.endpoint_plugins`."""
     from vllm_plugin.endpoint import CapabilitiesEndpoint
 
-    return CapabilitiesEndpoint(lambda: _process.board, kv_cache_of)
+    return CapabilitiesEndpoint(lambda: _process.engine_state, kv_cache_of)

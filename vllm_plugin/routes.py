@@ -1,22 +1,22 @@
-"""What vLLM's routes do with the engine: which put sequences into it, and which hold it up.
+"""Classifies vLLM's routes: which put sequences into the engine, and which suspend it.
 
-Pure. Any POST that is not known here counts as a generating request: a route that is new in
-vLLM, or another plugin's, is counted rather than overlooked.
+Any POST that is not listed here counts as a generating request: a route that is new in vLLM, or
+another plugin's, is counted rather than overlooked.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from vllm_plugin.duty import ASLEEP, PAUSED, Hold
+from vllm_plugin.readiness import ASLEEP, PAUSED, NotReady
 
-_SLEEP: Final = Hold(ASLEEP, "POST /sleep was called; POST /wake_up ends it")
-_PAUSE: Final = Hold(PAUSED, "POST /pause was called; POST /resume ends it")
-_WEIGHTS: Final = Hold(PAUSED, "weights are being updated; POST /finish_weight_update ends it")
-_SCALING: Final = Hold(PAUSED, "the engine is being scaled")
+_SLEEP: Final = NotReady(ASLEEP, "POST /sleep was called; POST /wake_up ends it")
+_PAUSE: Final = NotReady(PAUSED, "POST /pause was called; POST /resume ends it")
+_WEIGHTS: Final = NotReady(PAUSED, "weights are being updated; POST /finish_weight_update ends it")
+_SCALING: Final = NotReady(PAUSED, "the engine is being scaled")
 
-# While such a call is under way the engine takes no work, or must not get any.
-HOLDING: Final = {
+# While such a call is in progress the engine accepts no work, or must not be given any.
+SUSPENDING: Final = {
     "/pause": _PAUSE,
     "/resume": _PAUSE,
     "/sleep": _SLEEP,
@@ -32,14 +32,14 @@ HOLDING: Final = {
 }
 # After these the engine is asleep.
 SLEEP: Final = frozenset({"/sleep", "/release_kv_cache_memory"})
-# From the first of these until the other the weights are partly old and partly new.
+# Between these the weights are partly old and partly new.
 BEGIN_UPDATE: Final = frozenset({"/start_weight_update", "/start_draft_weight_update"})
 END_UPDATE: Final = "/finish_weight_update"
 
 # POSTs that put no sequence into the engine.
 _NOT_GENERATING: Final = frozenset(
     {
-        *HOLDING,
+        *SUSPENDING,
         "/ping",
         "/tokenize",
         "/detokenize",
@@ -72,7 +72,7 @@ _CANCEL: Final = "/cancel"
 
 
 def generates(method: str, path: str) -> bool:
-    """Whether an HTTP request puts sequences into the engine."""
+    """Returns whether an HTTP request puts sequences into the engine."""
     if method != "POST" or path in _NOT_GENERATING:
         return False
     return not (path.startswith(_RESPONSES) and path.endswith(_CANCEL))

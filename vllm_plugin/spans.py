@@ -1,14 +1,14 @@
-"""Labels on vLLM's spans: how the engine was batching while it served this request.
+"""Labels vLLM's spans with how the engine was batching while it served a request.
 
-Every span has `measurement_type`, those of the engine's start included. vLLM makes a tracer
+Every span has `measurement_type`, those of the engine's start included. vLLM creates a tracer
 provider in each of its processes, and opens spans around the start of a worker before it loads
-plugins there; the SDK keeps no list of open spans, so these are found among all objects, once.
+plugins there; the SDK keeps no list of open spans, so they are found among all objects, once.
 
-vLLM makes one `llm_request` span per finished request, in the output processor and just before
-the statistics of the same step are recorded: the steps known when it ends lack the last one.
-The batch statistics need the times that vLLM sets on the span after its start. The SDK's hook
-for that, `_on_ending`, gets a span that is sealed already (SDK 1.45), so the span's own `end`
-is wrapped at its start: the last moment at which it can be written to.
+vLLM creates an `llm_request` span for each finished request in the output processor, just before
+it records the statistics of the same step: the steps known when the span ends lack the last one.
+The batch statistics need the times that vLLM sets on the span after its start. The SDK's hook for
+that, `_on_ending`, receives a span that is already read-only (SDK 1.45), so the span's own `end`
+is wrapped at its start: that is the last moment at which the span can be modified.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
 
-from vllm_plugin.board import Board
+from vllm_plugin.engine_state import EngineState
 from vllm_plugin.profile import Profile
 
 REQUEST_SPAN: Final = "llm_request"
 
-# vLLM's names (vllm/tracing/utils.py). Those of the token counts are deprecated in OTel.
+# vLLM's names (vllm/tracing/utils.py). Those of token counts are deprecated in OpenTelemetry.
 _PROMPT_TOKENS: Final = "gen_ai.usage.prompt_tokens"
 _COMPLETION_TOKENS: Final = "gen_ai.usage.completion_tokens"
 _INFERENCE_S: Final = "gen_ai.latency.time_in_model_inference"
 _REQUEST_ID: Final = "gen_ai.request.id"
 
 
-class LabelSpans(SpanProcessor):
+class SpanLabeller(SpanProcessor):
     """Adds `measurement_type` to every span."""
 
     def __init__(self, profile: Profile) -> None:
@@ -48,28 +48,28 @@ class LabelSpans(SpanProcessor):
 
 
 def label_process(profile: Profile) -> bool:
-    """Labels all spans of this process from now on, and those that are open.
+    """Labels the open spans of this process, and all spans from now on.
 
-    Returns whether there is a tracer provider to do so.
+    Returns False if the process has no tracer provider of the SDK yet.
     """
     provider = trace.get_tracer_provider()
     if not isinstance(provider, TracerProvider):
         return False
-    processor = LabelSpans(profile)
+    processor = SpanLabeller(profile)
     provider.add_span_processor(processor)
     for each in gc.get_objects():
-        # Not isinstance: that asks the object itself, and a lazy module would load for it.
+        # Not isinstance: that reads the object's __class__, and a lazy module would load.
         if issubclass(type(each), Span) and each.is_recording():
             each.set_attributes(processor.labels)
     return True
 
 
-class LabelRequests(SpanProcessor):
+class RequestSpanLabeller(SpanProcessor):
     """Adds the batch statistics to request spans."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        facts = board.facts
+    def __init__(self, engine_state: EngineState) -> None:
+        self._engine_state = engine_state
+        facts = engine_state.facts
         self._request: Mapping[str, str | int | bool] = {
             "orch.batching": facts.batching,
             "orch.slots_total": facts.slots_total,
@@ -89,7 +89,7 @@ class LabelRequests(SpanProcessor):
         end = span.end
 
         def label_and_end(end_time: int | None = None) -> None:
-            del span.end  # the class's method is back
+            del span.end  # restores the method of the class
             self._label(span)
             end(end_time)
 
@@ -101,19 +101,19 @@ class LabelRequests(SpanProcessor):
         request_id = str(given.get(_REQUEST_ID, ""))
         span.set_attribute(
             "gen_ai.operation.name",
-            # vLLM prefixes its ids by endpoint; what is not a plain completion is a chat.
+            # vLLM prefixes ids by endpoint; what is not a plain completion is a chat.
             "text_completion" if request_id.startswith("cmpl-") else "chat",
         )
-        for theirs, standard in (
+        for vllm_name, name in (
             (_PROMPT_TOKENS, "gen_ai.usage.input_tokens"),
             (_COMPLETION_TOKENS, "gen_ai.usage.output_tokens"),
         ):
-            if (count := given.get(theirs)) is not None:
-                span.set_attribute(standard, count)
+            if (count := given.get(vllm_name)) is not None:
+                span.set_attribute(name, count)
         inference_s = given.get(_INFERENCE_S)
         if not isinstance(inference_s, int | float):
             return
-        batches = self._board.steps.since(time.time() - inference_s)
+        batches = self._engine_state.steps.since(time.time() - inference_s)
         span.set_attribute("orch.steps", batches.steps)
         if batches.steps:
             span.set_attribute("orch.batch_size.max", batches.largest)

@@ -1,24 +1,23 @@
-"""How long a decode step takes by how many sequences it runs: t(b) = t0 + c * b**alpha; and how
-many tokens a sequence gets in one: one, or several where drafts of speculative decoding hold.
+"""Fits the duration of a decode step by its batch size, t(b) = t0 + c * b**alpha, and counts the
+tokens of a sequence per step: one, or several where drafts of speculative decoding are accepted.
 
-Decides what the steps that ran say about that, and whether it is enough to rely on. Pure: knows
-no clock; the caller says when to fit.
+Also decides whether the samples suffice to rely on the fit. The caller decides when to fit.
 
-Steps are kept in blocks of consecutive ones. The speed of a machine drifts (its neighbours, its
+Samples are kept in blocks of consecutive steps. The speed of a machine drifts (other tenants, its
 temperature, the length of the contexts), the ratios between batch sizes do much less. So each
-block has a level: how much slower or faster its steps were than the same sizes are elsewhere.
-The level of the newest block is that of the fit: one block after a change the whole curve has
-moved, also where no step has run since, and the shape stays what all blocks say. A block is
-dropped when newer ones have enough of all its sizes, so that hours at one batch size forget
-nothing of the others.
+block has a level: how much slower or faster its steps were than steps of the same sizes elsewhere.
+The fit takes the level of the newest block: one block after a change the whole curve has moved,
+also at sizes that no step has had since, while its shape comes from all blocks. A block is dropped
+when newer ones have enough samples of all its sizes, so that hours at one batch size do not erase
+the others.
 
-What can be told from how many distinct sizes:
+What is fitted depends on the number of distinct sizes:
 
     one           t0 alone, c = 0: exact for an engine of one slot, otherwise of poor quality
-    two or three  t0 and c, alpha = 1; so too where the largest is under four times the smallest:
-    or close      a line through such sizes tells too long a time beyond them, never too short
-    four or more  all three; c and alpha make up for each other within a few percent, so the
-                  curve is known better than they are
+    two or three  t0 and c, alpha = 1; so too where the largest is less than four times the
+    or close      smallest: a line through such sizes overestimates the times beyond them
+    four or more  all three; c and alpha compensate each other within a few percent, so the curve
+                  is more accurate than they are
 """
 
 from __future__ import annotations
@@ -29,56 +28,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vllm_plugin.curve import Curve, through
+from vllm_plugin.curve import Curve, fit
 
 BLOCK_STEPS: Final = 64
 # 4096 steps: 64 of each size up to a batch of 64, and a fit of them takes about 2 ms.
 BLOCKS: Final = 64
-# More of one size says little more: the curve itself is not that exact.
+# More samples of one size hardly help: the curve itself is not that exact.
 ENOUGH_OF_A_SIZE: Final = 64
-# The middle of five stands against one outlier at either end, a compile of seconds included.
-LEAST_OF_A_SIZE: Final = 5
+# The trimmed mean of five tolerates an outlier at either end, a compilation included.
+MINIMUM_OF_A_SIZE: Final = 5
 # The median of 16 steps that vary by 10 % is good to 3 %.
-LEAST_FOR_A_LEVEL: Final = 16
+MINIMUM_FOR_A_LEVEL: Final = 16
 # Levels closer than that are the same: two medians of 64 such steps differ by 2 %.
 SAME_LEVEL: Final = 0.05
-# Of a size's steps, sorted, this share at either end is left out of the mean. Nearly as exact
-# as a mean of all, and outliers up to that share do not move it.
-LEFT_OUT: Final = 0.2
+# This share of a size's samples is trimmed at either end. The trimmed mean is nearly as exact as
+# the mean, and outliers up to that share do not move it.
+TRIMMED: Final = 0.2
 
-SIZES_FOR_ALPHA: Final = 4  # one more than there are unknowns
-SPAN_FOR_ALPHA: Final = 4  # over less, 10 % of alpha change the curve by under 2 %
+SIZES_FOR_ALPHA: Final = 4  # one more than the unknowns
+SPAN_FOR_ALPHA: Final = 4  # over a smaller range, 10 % of alpha change the curve by under 2 %
 
-# A block in all; sizes over which a curve can miss its points; of which the largest is at least
-# twice the smallest; and an error that leaves a prediction useful against an SLO.
+# A fit is good if it has a block of samples, more sizes than unknowns, the largest at least twice
+# the smallest, and an error that keeps predictions useful against an SLO.
 GOOD_SAMPLES: Final = 64
 GOOD_SIZES: Final = 4
 GOOD_SPAN: Final = 2
 GOOD_ERROR: Final = 0.15
 
-# Of speculative decoding: how many drafts are accepted changes with what is asked. The newest
-# outputs, a minute of 8 streams, count for half at least.
-GENERATED_RECENT: Final = 16_384
+# How many drafts are accepted depends on the prompts. The newest outputs, a minute of 8 streams,
+# have a weight of one half at least.
+RECENT_OUTPUTS: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A fit: seconds of a decode step of b sequences are t0_s + c_s * b**alpha."""
+    """A fit of the seconds of a decode step by its batch size, and its quality."""
 
     curve: Curve
-    samples: int  # steps that it rests on
+    samples: int  # steps used
     batches: int  # distinct sizes among them
-    largest: int  # of these sizes
-    error: float  # median deviation from a size's steps, relative; weighted by their number
+    largest: int  # batch size
+    error: float  # median relative deviation from the sizes' means, weighted by their samples
     good: bool
     tokens: float = 1.0  # of a sequence in a step; more than one where drafts are accepted
 
     def seconds(self, batch: float) -> float:
-        """Seconds of a decode step of `batch` sequences; never decreases with it."""
+        """Returns the seconds of a decode step of `batch` sequences; monotonic."""
         return self.curve.seconds(batch)
 
-    def told(self) -> dict[str, Any]:
-        """As in `/v1/capabilities`: milliseconds, four significant digits."""
+    def document(self) -> dict[str, Any]:
+        """Returns the fit as in `/v1/capabilities`: milliseconds, four significant digits."""
         return {
             "t0_ms": _rounded(self.curve.t0_s * 1000),
             "c_ms": _rounded(self.curve.c_s * 1000),
@@ -99,20 +98,20 @@ def _rounded(value: float) -> float:
 _Block = list[tuple[int, float]]  # (batch, log of the seconds), in order
 
 
-class StepTimes:
-    """The decode-only steps that the next fit rests on: at most 2 * BLOCKS blocks of them."""
+class StepSamples:
+    """The samples of decode-only steps for the next fit: at most 2 * BLOCKS blocks."""
 
     def __init__(self, slots_total: int) -> None:
         self._slots = slots_total
         self._block: _Block = []
         self._blocks: deque[_Block] = deque([self._block], maxlen=2 * BLOCKS)
-        self._middles: dict[int, float] = {}  # log seconds of each size, at the fit's level
-        self.fresh = False  # there are steps that the last fit does not know
+        self._means: dict[int, float] = {}  # log seconds of each size, at the level of the last fit
+        self.fresh = False  # there are samples newer than the last fit
         self._outputs = 0.0
         self._generated = 0.0
 
     def record(self, batch: int, seconds: float) -> None:
-        """Adds a step that did nothing but decode `batch` sequences. O(1)."""
+        """Adds a step that only decoded `batch` sequences, in O(1)."""
         if batch <= 0 or seconds <= 0:
             return
         if len(self._block) >= BLOCK_STEPS:
@@ -122,26 +121,26 @@ class StepTimes:
         self.fresh = True
 
     def generated(self, outputs: int, tokens: int) -> None:
-        """In a decode step so many sequences got so many tokens in all. O(1)."""
+        """Adds the `tokens` that `outputs` sequences received in a decode step, in O(1)."""
         self._outputs += outputs
         self._generated += tokens
-        if self._outputs > GENERATED_RECENT:
+        if self._outputs > RECENT_OUTPUTS:
             self._outputs /= 2
             self._generated /= 2
 
     def fit(self) -> StepTime | None:
-        """What all steps say; None while no size was seen often enough to say anything."""
+        """Fits all samples; returns None while no batch size has enough of them."""
         self.fresh = False
-        self._forget()
+        self._drop_blocks()
         by_size = self._at_one_level()
         if not by_size:
             return None
-        self._middles = {batch: _middle(found) for batch, found in by_size.items()}
+        self._means = {batch: _trimmed_mean(logs) for batch, logs in by_size.items()}
         tokens = max(1.0, self._generated / self._outputs) if self._outputs else 1.0
-        return _fitted(by_size, self._middles, self._slots, tokens)
+        return _rated_fit(by_size, self._means, self._slots, tokens)
 
-    def _forget(self) -> None:
-        """Drops the oldest block of whose sizes newer ones have enough; else the oldest."""
+    def _drop_blocks(self) -> None:
+        """Drops the oldest block whose sizes have enough newer samples, else the oldest block."""
         while len(self._blocks) > BLOCKS:
             newer: Counter[int] = Counter()
             dropped = 0
@@ -153,39 +152,39 @@ class StepTimes:
             del self._blocks[dropped]
 
     def _levels(self) -> list[float]:
-        """Log of how much slower each block was than what the last fit knew of its sizes."""
+        """Returns by how much each block was slower than the last fit at its sizes, as a log."""
         levels: list[float] = []
-        level, known = 0.0, self._middles
+        level, means = 0.0, self._means
         for block in self._blocks:
-            apart = sorted([log_s - known[batch] for batch, log_s in block if batch in known])
-            if len(apart) >= LEAST_FOR_A_LEVEL:
-                level = apart[len(apart) // 2]
-            levels.append(level)  # too little known: as the block before
+            offsets = sorted([log_s - means[batch] for batch, log_s in block if batch in means])
+            if len(offsets) >= MINIMUM_FOR_A_LEVEL:
+                level = offsets[len(offsets) // 2]
+            levels.append(level)  # of the previous block where samples are too few
         return levels
 
     def _at_one_level(self) -> dict[int, list[float]]:
-        """Log seconds by size, sorted, as if all had run at the newest block's level."""
+        """Returns the sorted log seconds of each size, adjusted to the newest block's level."""
         found: dict[int, list[float]] = {}
         levels = self._levels()
-        now = _newest(levels)
+        newest = _newest(levels)
         for block, level in zip(self._blocks, levels, strict=True):
-            apart = level - now
-            if abs(apart) <= SAME_LEVEL:
-                apart = 0.0
+            offset = level - newest
+            if abs(offset) <= SAME_LEVEL:
+                offset = 0.0
             for batch, log_s in block:
                 if batch in found:
-                    found[batch].append(log_s - apart)
+                    found[batch].append(log_s - offset)
                 else:
-                    found[batch] = [log_s - apart]
+                    found[batch] = [log_s - offset]
         return {
             batch: sorted(logs)
             for batch, logs in sorted(found.items())
-            if len(logs) >= LEAST_OF_A_SIZE
+            if len(logs) >= MINIMUM_OF_A_SIZE
         }
 
 
 def _newest(levels: Sequence[float]) -> float:
-    """The mean of the newest levels that are the same: one block's alone would wander."""
+    """Returns the mean of the newest levels that are the same, which is less noisy than one."""
     same = []
     for level in reversed(levels):
         if abs(level - levels[-1]) > SAME_LEVEL:
@@ -194,34 +193,34 @@ def _newest(levels: Sequence[float]) -> float:
     return sum(same) / len(same)
 
 
-def _middle(ordered: Sequence[float]) -> float:
-    """The mean of what lies in the middle of an ordered sequence."""
-    cut = int(len(ordered) * LEFT_OUT)
+def _trimmed_mean(ordered: Sequence[float]) -> float:
+    """Returns the mean of an ordered sequence without its ends."""
+    cut = int(len(ordered) * TRIMMED)
     kept = ordered[cut : len(ordered) - cut]
     return sum(kept) / len(kept)
 
 
-def _fitted(
-    by_size: dict[int, list[float]], middles: dict[int, float], slots_total: int, tokens: float
+def _rated_fit(
+    by_size: dict[int, list[float]], means: dict[int, float], slots_total: int, tokens: float
 ) -> StepTime:
-    """The curve through the middles of all sizes (ascending), and what it is worth."""
+    """Fits a curve through the means of all sizes (ascending), and rates it."""
     weights = {batch: min(len(logs), ENOUGH_OF_A_SIZE) for batch, logs in by_size.items()}
-    seconds = {batch: math.exp(middle) for batch, middle in middles.items()}
-    sizes, least, largest = len(by_size), next(iter(by_size)), next(reversed(by_size))
+    seconds = {batch: math.exp(mean) for batch, mean in means.items()}
+    sizes, smallest, largest = len(by_size), next(iter(by_size)), next(reversed(by_size))
     if sizes == 1:
         curve = Curve(seconds[largest], 0.0, 1.0)
-    elif sizes < SIZES_FOR_ALPHA or largest < SPAN_FOR_ALPHA * least:
-        curve = through(seconds, weights, alpha=1.0)
+    elif sizes < SIZES_FOR_ALPHA or largest < SPAN_FOR_ALPHA * smallest:
+        curve = fit(seconds, weights, alpha=1.0)
     else:
-        curve = through(seconds, weights)
+        curve = fit(seconds, weights)
     error = _weighted_median(
-        sorted((abs(curve.seconds(b) - found) / found, weights[b]) for b, found in seconds.items())
+        sorted((abs(curve.seconds(b) - mean) / mean, weights[b]) for b, mean in seconds.items())
     )
     samples = sum(len(logs) for logs in by_size.values())
     good = (
         samples >= GOOD_SAMPLES
         and sizes >= min(GOOD_SIZES, slots_total)
-        and largest >= min(GOOD_SPAN, slots_total) * least
+        and largest >= min(GOOD_SPAN, slots_total) * smallest
         and error <= GOOD_ERROR
     )
     return StepTime(curve, samples, sizes, largest, error, good, tokens)
@@ -233,4 +232,4 @@ def _weighted_median(ordered: Sequence[tuple[float, int]]) -> float:
         half -= weight
         if half <= 0:
             return value
-    raise AssertionError("no values")
+    raise AssertionError("no values: _rated_fit has at least one size")

@@ -1,7 +1,4 @@
-"""The workloads that an engine serves, by the routes that it has: vLLM adds those of its tasks.
-
-Pure.
-"""
+"""Derives the workloads of an engine from its routes: vLLM adds the routes of its tasks."""
 
 from __future__ import annotations
 
@@ -25,6 +22,6 @@ _WORKLOADS: Final = {
 
 
 def workloads_of(paths: Iterable[str]) -> tuple[str, ...]:
-    """The workloads, always in the same order."""
+    """Returns the workloads for these paths, always in the same order."""
     served = set(paths)
     return tuple(workload for path, workload in _WORKLOADS.items() if path in served)

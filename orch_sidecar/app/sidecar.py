@@ -15,6 +15,7 @@ from aiohttp import web
 
 from orch_sidecar.admission.refusals import shutting_down
 from orch_sidecar.api.headers import SERVER, X_MEASUREMENT_TYPE
+from orch_sidecar.app import pipeline
 from orch_sidecar.app.listeners import AdminListener
 from orch_sidecar.app.reloader import Reloader
 from orch_sidecar.auth.admin_hosts import AdminHosts
@@ -38,10 +39,9 @@ from orch_sidecar.pools.registry import (
     configured,
     unplaced_labels,
 )
-from orch_sidecar.proxy.frontend import Frontend
 from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
-from orch_sidecar.wire.client_connection import ClientConnection, handler_loop, request_factory
+from orch_sidecar.wire.client_connection import ClientConnection, request_factory
 from orch_sidecar.wire.client_connections import (
     ClientConnections,
     most_connections,
@@ -101,7 +101,7 @@ class Sidecar:
         control = Control(self.pools, pages, in_flight, self.publisher, hosts, self._headers)
         self.admin = AdminListener(control.administer, settings, self._headers)
         self.admin_port = 0  # once it listens
-        self.serving = Frontend(
+        built = pipeline.build(
             settings,
             self.pools,
             self.watch,
@@ -113,6 +113,7 @@ class Sidecar:
             self.publisher.leases,
             self._headers,
         )
+        self.serving, self.coalesce = built.frontend, built.coalesce
         self.reloading = Reloader(
             self.reloads,
             read or (lambda: settings),
@@ -128,7 +129,7 @@ class Sidecar:
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: asyncio.Server | None = None
         self._server = web.Server(
-            cast(Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], self.serving.handle),
+            cast(Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], built.entry.handle),
             handler_cancellation=True,
             request_factory=request_factory(asyncio.get_running_loop()),
         )
@@ -146,14 +147,13 @@ class Sidecar:
     async def start(self) -> int:
         """Listens and follows the engine. Returns the port. Raises OSError if one is taken."""
         settings, loop = self.settings, asyncio.get_running_loop()
-        handlers = handler_loop(loop)
         try:
             self._listener = await loop.create_server(
                 lambda: ClientConnection(
                     self._server,
                     headers=self._headers,
                     connections=self.connections,
-                    loop=handlers,
+                    loop=loop,
                     access_log=None,
                     auto_decompress=False,
                     keepalive_timeout=KEEP_ALIVE_S,
@@ -210,7 +210,7 @@ class Sidecar:
         await asyncio.gather(*self._tasks, self.following.stop(), return_exceptions=True)
         self._server.pre_shutdown()  # ends idle connections, which `shutdown` would wait for
         await self._server.shutdown(1.0)
-        await self.serving.sharing.close()
+        await self.coalesce.close()
         await self.admin.stop()
         for pool in pools:
             pool.connections.close()

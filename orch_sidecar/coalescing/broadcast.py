@@ -1,219 +1,226 @@
-"""One answer, several clients: what is produced once goes to each of them.
+"""One engine response for several clients: the sink of a shared generation.
 
-The answer belongs to nobody: clients join while all of it is retained, and leave; it is given
-up when the last has left. Each gets an answer of its own, with its own head and its own
-response id, at its own pace: what is produced goes into a bounded log, in which each follower
-has its place. Knows no engine, no admission, and not who is the same.
+Clients join while the response is retained from its beginning, and leave. Each gets a response
+of its own, with its own head and its own response id, at its own pace: the body goes into a
+bounded log, in which each subscriber has a position. Knows no admission and no identity of
+requests.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.api.usage import MOST_PIECE_BYTES, MOST_PIECES, AnswerReader
 from orch_sidecar.coalescing.response_id import ResponseId
 from orch_sidecar.coalescing.subscriber import Log, Subscriber
-from orch_sidecar.observability.record import RequestRecord
+from orch_sidecar.observability.record import Outcome, RequestRecord
+from orch_sidecar.pools.pool import Pool
+from orch_sidecar.proxy.client_writer import ClientWriter, is_event_stream
+from orch_sidecar.proxy.engine_response import EngineResponse
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from orch_sidecar.wire.http1 import Head
 
-# Per piece, on top of its bytes: a tuple, a list, and a header for each of its texts.
+# Per piece, besides its bytes: a tuple, a list, and an object header for each of its texts.
 _PIECE_BYTES: Final = 300
 
 
-class Source(Protocol):
-    """Where the answer comes from."""
-
-    def pause(self) -> None:
-        """Nobody can take more for now."""
-
-    def resume(self) -> None:
-        """More can be taken again."""
-
-    def stop(self) -> None:
-        """Nobody wants more."""
-
-
 class Broadcast:
-    """An answer that is shared, and the place where clients join it."""
+    """A response that is shared, and the place where clients join it.
+
+    `record`: of the generation. `admitted`: it has slots. `started`: part of the body exists.
+    `abandoned`: the last subscriber left before the end.
+    """
+
+    dechunk = True
+    keep_alive = True  # each subscriber has its own
 
     def __init__(
-        self,
-        request_id: str,
-        on_abandoned: Callable[[], None],
-        *,
-        stream: bool,
-        buffer_bytes: int,
+        self, record: RequestRecord, watchdog: StallWatchdog, *, buffer_bytes: int
     ) -> None:
-        """`request_id`: what the engine gets as X-Request-Id. `stream`: events are asked for.
-
-        `on_abandoned`: called once, when the last client leaves before the answer has ended.
-        `buffer_bytes`: the most that is retained for late and for slow clients.
-        """
-        self._on_abandoned = on_abandoned
-        self._followers: dict[Subscriber, None] = {}
-        self._id = ResponseId(request_id)
+        """`buffer_bytes`: the most that is retained for late and for slow clients."""
+        self._watchdog = watchdog
+        self._buffer_bytes = buffer_bytes
+        self._subscribers: dict[Subscriber, None] = {}
+        self._id = ResponseId(record.identity.request_id)
+        self._held = b""  # the beginning of an event, or a body that is none of events
+        self._source: EngineResponse | None = None
         self._source_paused = False
-        self.answer = AnswerReader(events=stream)
-        self.buffer_bytes = buffer_bytes
+        self.record = record
         self.log = Log()
-        self.source: Source | None = None
-        self.admitted = False
+        self.pool: Pool | None = None
+        self.outcome = Outcome.ENGINE_ERROR
+        self.admitted = self.started = self.abandoned = False
 
     @property
     def joinable(self) -> bool:
-        """Whether another client can still get all of the answer."""
+        """Whether another client can still get the whole response."""
         return not self.log.ended and self.log.first == 0
 
     @property
-    def untouched(self) -> bool:
-        """Whether nothing has been produced yet: the clients know of no answer."""
-        return self.log.end == 0
+    def reads(self) -> int:
+        """How often bytes have arrived from the engine."""
+        return 0 if self._source is None else self._source.reads
 
-    @property
-    def followers(self) -> tuple[Subscriber, ...]:
-        """The clients that are on it now."""
-        return tuple(self._followers)
+    # Subscribers
 
-    # What clients do.
-
-    def join(
-        self,
-        client: asyncio.Transport,
-        record: RequestRecord,
-        extra: Callable[[], bytes],
-        *,
-        http10: bool,
-        keep_alive: bool,
-    ) -> Subscriber:
-        """Another client, to be started once its connection knows its follower.
-
-        `extra`: our fields for its head, asked for when that goes out: by then more is known.
-        """
+    def join(self, writer: ClientWriter) -> Subscriber:
+        """Returns a subscriber for one more client, to be started."""
         assert self.joinable
-        follower = Subscriber(
-            self.log,
-            client,
-            record,
-            extra,
-            http10=http10,
-            keep_alive=keep_alive,
-            on_left=self._on_left,
-            on_moved=self._on_moved,
-        )
+        subscriber = Subscriber(self, writer)
         if self._id.known:
-            self._name(follower)
+            subscriber.own_id = self._own_id(subscriber)
         if self.admitted:
-            record.admitted = time.monotonic_ns()
-        self._followers[follower] = None
-        return follower
+            writer.record.admitted = time.monotonic_ns()
+            self._watchdog.add(subscriber)
+        self._subscribers[subscriber] = None
+        return subscriber
 
-    def _on_left(self, follower: Subscriber) -> None:
-        self._followers.pop(follower, None)
-        if not self._followers and not self.log.ended:
-            self.log.ended = True
-            if self.source is not None:
-                self.source.stop()
-            self._on_abandoned()
-        elif self._source_paused:
-            self._balance()
+    def leave(self, subscriber: Subscriber) -> None:
+        """Removes a subscriber; without any the response is abandoned."""
+        self._subscribers.pop(subscriber, None)
+        self._watchdog.discard(subscriber)
+        if not self._subscribers and not self.log.ended:
+            self.log.ended = self.abandoned = True
+            if self._source is not None:
+                self._source.stop()
+        else:
+            self.progressed()
 
-    def _on_moved(self) -> None:
+    def progressed(self) -> None:
+        """A subscriber that was behind has caught up, or left."""
         if self._source_paused:
             self._balance()
 
-    # What becomes of the answer.
+    # Sink of the engine's response
 
-    def admit(self, at: int) -> None:
-        """It got its slot, at this time of the monotonic clock (ns)."""
+    def attach(self, source: EngineResponse, pool: Pool) -> None:
+        self._source = source
+        self.pool = pool
         self.admitted = True
-        for follower in self._followers:
-            follower.record.admitted = at
+        for subscriber in self._subscribers:
+            subscriber.record.admitted = self.record.admitted
+            self._watchdog.add(subscriber)  # before that nothing could make progress
+            if pool.gate.core.draining:
+                subscriber.keep_alive = False
 
-    def withdraw(self) -> None:
-        """It has no slot any more, and nothing was produced: it waits again, or elsewhere."""
+    def detach(self) -> None:
+        """Without a body the clients wait again, and another engine can still be asked."""
+        if self.started or self.log.ended:
+            return
         self.admitted = False
-        for follower in self._followers:
-            follower.record.admitted = None
+        self._held = b""
+        for subscriber in self._subscribers:
+            subscriber.record.admitted = None
+            self._watchdog.discard(subscriber)
 
-    def append(self, piece: bytes) -> None:
-        """More of the answer, in which no id is cut in two, and of a stream no event."""
-        log = self.log
-        known = self._id.known
-        texts = self._id.split(piece)
-        if not known and self._id.known:
-            for follower in self._followers:
-                self._name(follower)
-        content = self.answer.content
-        content.append(piece)
-        if len(content) >= MOST_PIECES or len(piece) > MOST_PIECE_BYTES:
-            self.answer.fold()
-        size = len(piece) + _PIECE_BYTES
-        log.pieces.append((size, texts))
-        log.size += size
-        for follower in self.followers:
-            follower.advance()
-        if log.size > self.buffer_bytes:
-            self._balance()
+    def begin(self, head: Head) -> None:
+        self.record.status = head.status
+        self.log.begin(head, events=is_event_stream(head))
 
-    def finish(self, piece: bytes) -> None:
-        """The answer is complete, with `piece` at its end. Who is behind goes on alone."""
+    def write(self, data: bytes) -> None:
+        held = self._held + data
+        cut = len(held) if self.log.events and held.endswith(b"\n\n") else self._cut(held)
+        self._held = held[cut:]
+        if cut:
+            self._append(held[:cut])
+
+    def finish(self, outcome: Outcome) -> None:
+        """Ends the response, which is complete. Slow subscribers continue alone."""
+        last, self._held = self._held, b""
+        self.outcome = outcome
         self.log.ended = True
-        if piece:
-            self.append(piece)
+        if last:
+            self._append(last)
         else:
-            for follower in self.followers:
-                follower.advance()
+            for subscriber in tuple(self._subscribers):
+                subscriber.advance()
 
-    def fail(self, refusal: Refusal) -> None:
-        """The answer ends here. Who is behind gets what there is, and is told then."""
+    def fail(self, refusal: Refusal, *, at_event_boundary: bool = False) -> None:
+        """Ends the response here. Slow subscribers first get what there is."""
         log = self.log
         if log.ended:
             return
         log.ended = True
         log.failure = refusal
-        if self.source is not None:
-            self.source.stop()
-        for follower in self.followers:
-            if not (follower.paused and follower.draining):
-                follower.fail(refusal)
+        if self._source is not None:
+            self._source.stop()
+        for subscriber in tuple(self._subscribers):
+            if not (subscriber.paused and subscriber.behind):
+                subscriber.fail(refusal)
 
-    def _name(self, follower: Subscriber) -> None:
-        follower.own_id = self._id.field_of(follower.record.request_id)
+    def _cut(self, held: bytes) -> int:
+        """Returns how much can be passed on: whole events; of any other body nothing yet.
+
+        A body that exceeds the buffer is passed on in parts. No id is cut: ids have no comma.
+        """
+        log = self.log
+        if log.events:
+            end, crlf_end = held.rfind(b"\n\n"), held.rfind(b"\r\n\r\n")
+            if end >= 0 or crlf_end >= 0:
+                return max(end + 2, crlf_end + 4 if crlf_end >= 0 else 0)
+        if len(held) <= self._buffer_bytes:
+            return 0
+        log.in_parts()
+        return held.rfind(b",") + 1 or len(held)
+
+    def _append(self, piece: bytes) -> None:
+        """Adds a piece, in which no id is cut in two, and of a stream no event."""
+        log = self.log
+        if not self.started:
+            self.started = True
+            self.record.first_byte = time.monotonic_ns()
+        known = self._id.known
+        texts = self._id.split(piece)
+        if not known and self._id.known:
+            for subscriber in self._subscribers:
+                subscriber.own_id = self._own_id(subscriber)
+        size = len(piece) + _PIECE_BYTES
+        log.pieces.append((size, texts))
+        log.size += size
+        for subscriber in tuple(self._subscribers):
+            subscriber.advance()
+        if log.size > self._buffer_bytes:
+            self._balance()
+
+    def _own_id(self, subscriber: Subscriber) -> bytes:
+        return self._id.field_of(subscriber.record.identity.request_id)
 
     def _balance(self) -> None:
         """Keeps the log within its bound.
 
-        What all have got is dropped. Then those who are furthest behind hold up the source if
-        that holds up nobody else; otherwise they are told that they are too slow.
+        Pieces that every subscriber has got are dropped. If all are behind, the engine is paused;
+        otherwise the slowest are disconnected, for they would slow down the others.
         """
         log = self.log
         self._trim()
-        if log.ended or self.source is None:
+        if log.ended or self._source is None:
             return
-        behind = [follower for follower in self._followers if follower.paused]
-        if log.size > self.buffer_bytes and len(behind) == len(self._followers):
+        behind = [subscriber for subscriber in self._subscribers if subscriber.paused]
+        if log.size > self._buffer_bytes and len(behind) == len(self._subscribers):
             if not self._source_paused:
                 self._source_paused = True
-                self.source.pause()
+                self._source.pause()
             return
         if self._source_paused:
             self._source_paused = False
-            self.source.resume()
-        behind.sort(key=lambda follower: follower.place)
-        for follower in behind:
-            if log.size <= self.buffer_bytes:
+            self._source.resume()
+        behind.sort(key=lambda subscriber: subscriber.position)
+        for subscriber in behind:
+            if log.size <= self._buffer_bytes:
                 break
-            text = f"others get the same answer, and this client is {log.size} bytes behind them"
-            follower.fail(Refusal(Reason.CLIENT_STALLED, text))
+            text = (
+                f"this client is {log.size} bytes behind others that share the response, "
+                f"more than the buffer of {self._buffer_bytes} bytes: read faster"
+            )
+            subscriber.fail(Refusal(Reason.CLIENT_STALLED, text))
             self._trim()
 
     def _trim(self) -> None:
-        """Drops the pieces that every follower has got."""
+        """Drops the pieces that every subscriber has got."""
         log = self.log
-        count = min((follower.place for follower in self._followers), default=log.end) - log.first
+        positions = (subscriber.position for subscriber in self._subscribers)
+        count = min(positions, default=log.end) - log.first
         if count:
             log.size -= sum(size for size, _ in log.pieces[:count])
             del log.pieces[:count]

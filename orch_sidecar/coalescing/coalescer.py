@@ -1,43 +1,42 @@
-"""Identical requests, one decode: who shares which, and what becomes of it.
+"""Lets identical requests share one generation.
 
-A request that one decode can answer for others, too, does not go to the engine itself. A decode
-is begun for it, which belongs to nobody and has a task of its own; it joins that, and so do those
-that come after it and want the same. So whoever leaves, the others have their answer, and the
-decode is given up when nobody is left. Knows neither pools' queues nor how an answer is passed on.
+A request whose generation can answer others does not go to the engine itself: a generation of
+its own task is started for it, and it subscribes to that, as do later requests for the same. So
+whichever client leaves, the others get their response; the generation is cancelled when the last
+one has left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
 from dataclasses import replace
-from functools import partial
-from typing import Final, cast
-
-import aiohttp
-from aiohttp import web
+from typing import Any, Final
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.coalescing.shared_decode import Key, SharedGeneration, key_of, limited
-from orch_sidecar.coalescing.subscriber import Subscriber
+from orch_sidecar.coalescing.shared_generation import (
+    Key,
+    SharedGeneration,
+    key_of,
+    limits_wait,
+)
 from orch_sidecar.observability.metrics import Metrics
-from orch_sidecar.observability.record import RequestRecord
+from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Wanted
 from orch_sidecar.pools.registry import PoolRegistry
-from orch_sidecar.proxy.admit import CLOSE, KEEP, Failed
-from orch_sidecar.proxy.answering import Relayed, how_ended
-from orch_sidecar.proxy.request import Request, fields
+from orch_sidecar.proxy.client_writer import ClientWriter
+from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
+from orch_sidecar.proxy.route import Route
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
-from orch_sidecar.wire.client_connection import ClientConnection
 
 logger = logging.getLogger("orch.sidecar")
 
 _NONE: Final = frozenset[str]()
 
-# They are about the place in the queue that the decode had, and not about who joined it later.
+# Refusals that concern the generation's place in the queue, not the clients that joined later.
 _OF_ITS_PLACE: Final = frozenset(
     {
         Reason.QUEUE_TIMEOUT,
@@ -46,192 +45,179 @@ _OF_ITS_PLACE: Final = frozenset(
         Reason.QUEUE_FULL_DROP_LRU,
     }
 )
+_INTERNAL_ERROR: Final = Refusal(
+    Reason.INTERNAL_ERROR, "internal error of the sidecar; see its log"
+)
 
 
-class Coalescer:
-    """The decodes that are shared now."""
+class Coalesce:
+    """The stage that owns the shared generations."""
 
     def __init__(
-        self,
-        pools: PoolRegistry,
-        watch: StallWatchdog,
-        metrics: Metrics,
-        generate: Callable[[Request, Wanted], Awaitable[web.StreamResponse | Failed]],
+        self, route: Route, pools: PoolRegistry, watchdog: StallWatchdog, metrics: Metrics
     ) -> None:
-        """`generate`: serves a request by itself, or says what failed it."""
+        self._route = route
         self._pools = pools
-        self._watch = watch
+        self._watchdog = watchdog
         self._metrics = metrics
-        self._generate = generate
         self._by_key: dict[Key, SharedGeneration] = {}
-        self._decodes: set[SharedGeneration] = set()
+        self._running: set[SharedGeneration] = set()
         self._loop = asyncio.get_running_loop()
 
-    async def serve(self, request: Request, wanted: Wanted) -> web.StreamResponse | Failed:
-        """Serves a request whose decode could be another's, too."""
-        record, key = request.record, key_of(request, wanted)
-        while True:
-            if request.http.transport is None:
-                raise asyncio.CancelledError  # its client is gone, and aiohttp is about to say so
-            shared = self._open(key)
-            leads = shared is None or not shared.takes(wanted)
-            if shared is None or leads:
-                barred = self._barred(wanted, record)
-                # One that only this request cannot join stays where others find it.
-                if barred is None or (shared is not None and limited(wanted.options)):
-                    return await self._generate(request, wanted)
-                shared = self._begin(key, request, wanted, barred)
-            follower, ending = await self._follow(shared, request, coalesced=not leads)
-            failure = ending.failure
-            if failure is None or ending.answered:
-                return KEEP if follower.keep_alive else CLOSE
-            if request.cancelled is not None:
-                return Failed(request.cancelled)
-            if shared.elsewhere:
-                return await self._apart(shared, request, wanted, failure)
-            again = None if leads else self._again(shared, record, wanted, failure)
-            if again is None:
-                return Failed(failure)
-            wanted = again
-            record.begin_again()
+    def handle(self, request: Request) -> Coroutine[Any, Any, Result]:
+        """Serves a request by a shared generation, where it may share one."""
+        call = request.call
+        assert call is not None
+        if call.demand.coalescing_key is None:
+            return self._route.handle(request)
+        return self._share(request, call)
 
     async def close(self) -> None:
-        """Ends the decodes that are left."""
-        tasks = [shared.task for shared in self._decodes if shared.task is not None]
+        """Cancels the generations that are left."""
+        tasks = [shared.task for shared in self._running if shared.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _open(self, key: Key) -> SharedGeneration | None:
-        """The decode of that key, if more requests can be taken in."""
+    async def _share(self, request: Request, call: Wanted) -> Result:
+        record, key = request.record, key_of(request, call)
+        while True:
+            writer = ClientWriter(request.http, record, self._watchdog)
+            shared = self._joinable(key)
+            starts = shared is None or not shared.accepts(call)
+            if shared is None or starts:
+                excluded = self._excluded(call, record)
+                # A generation that only this request cannot join stays available to others.
+                if excluded is None or (shared is not None and limits_wait(call.options)):
+                    return await self._route.handle(request)
+                shared = self._start(key, request, call, excluded)
+            result = await self._subscribe(shared, request, writer, coalesced=not starts)
+            if isinstance(result, Sent) or request.cancelled is not None:
+                return result
+            if shared.retry_alone:
+                return await self._alone(shared, request, result)
+            again = None if starts else self._with_time_left(shared, record, call, result.refusal)
+            if again is None:
+                return result
+            request.call = call = again
+            record.begin_attempt()
+
+    def _joinable(self, key: Key) -> SharedGeneration | None:
+        """Returns the generation of that key, if another request can still join it."""
         shared = self._by_key.get(key)
-        if shared is None or not shared.fanout.joinable:
+        if shared is None or not shared.broadcast.joinable:
             return None
         name = shared.request.record.pool
         away = self._pools.draining if name is None else self._pools[name].unavailable is not None
         return None if away else shared
 
-    def _barred(self, wanted: Wanted, record: RequestRecord) -> frozenset[str] | None:
-        """The pools that share no decodes. None: the request goes to one of these."""
+    def _excluded(self, call: Wanted, record: RequestRecord) -> frozenset[str] | None:
+        """Returns the pools that do not coalesce. None: the request goes to one of these."""
         if self._pools.one is not None:
             return _NONE
-        barred = frozenset(
+        excluded = frozenset(
             pool.group for pool in self._pools if not pool.gate.core.rules.coalescing
         )
-        if barred:
-            chosen = self._pools.choose(wanted, record.spent_ms())
-            if not isinstance(chosen, Refusal) and chosen.pool.group in barred:
+        if excluded:
+            chosen = self._pools.choose(call, record.spent_ms())
+            if not isinstance(chosen, Refusal) and chosen.pool.group in excluded:
                 return None
-        return barred
+        return excluded
 
-    def _begin(
-        self, key: Key, request: Request, wanted: Wanted, barred: frozenset[str]
+    def _start(
+        self, key: Key, request: Request, call: Wanted, excluded: frozenset[str]
     ) -> SharedGeneration:
-        shared = SharedGeneration(key, request, wanted, barred, self._abandoned)
-        shared.task = self._loop.create_task(self._decode(shared))
+        shared = SharedGeneration(key, request, call, excluded, self._watchdog)
+        shared.task = self._loop.create_task(self._generate(shared))
         self._by_key[key] = shared
-        self._decodes.add(shared)
+        self._running.add(shared)
         return shared
 
-    async def _decode(self, shared: SharedGeneration) -> None:
-        record, fanout = shared.request.record, shared.fanout
+    async def _generate(self, shared: SharedGeneration) -> None:
+        """Runs a shared generation to its end."""
+        record, broadcast = shared.request.record, shared.broadcast
+        outcome: Outcome | Reason = Outcome.CANCELLED
+        status: int | None = None
         try:
-            outcome = await self._generate(shared.request, shared.wanted)
-            if isinstance(outcome, Failed):
-                record.outcome = outcome.refusal.reason
-                shared.elsewhere = outcome.elsewhere and bool(shared.request.barred)
-                fanout.fail(outcome.refusal)
+            result = await self._route.handle(shared.request)
+            if isinstance(result, Sent):
+                outcome = result.outcome
+            else:
+                outcome = result.refusal.reason
+                shared.retry_alone = result.retry is not Retry.NO and bool(shared.request.excluded)
+                broadcast.fail(result.refusal)
         except asyncio.CancelledError:
-            fanout.fail(refusals.shutting_down())  # where it is not for want of clients
+            broadcast.fail(refusals.shutting_down())  # unless its last client has left
             raise
         except Exception:
-            logger.exception("a shared decode failed")
-            record.outcome, record.status = Reason.INTERNAL_ERROR, 500
-            fanout.fail(Refusal(Reason.INTERNAL_ERROR, "an error of the sidecar; its log has it"))
+            logger.exception("a shared generation failed")
+            outcome, status = Reason.INTERNAL_ERROR, 500
+            broadcast.fail(_INTERNAL_ERROR)
         finally:
             self._forget(shared)
+            record.end(outcome, status)
             self._metrics.generation_ended(record)
             shared.request.trace.ended()
 
-    def _abandoned(self, shared: SharedGeneration) -> None:
-        """Nobody wants it any more."""
-        self._forget(shared)  # here, too: a task that is cancelled before it ran does nothing
-        assert shared.task is not None
-        shared.task.cancel()
-
     def _forget(self, shared: SharedGeneration) -> None:
-        self._decodes.discard(shared)
+        self._running.discard(shared)
         if self._by_key.get(shared.key) is shared:
             del self._by_key[shared.key]
 
-    async def _follow(
-        self, shared: SharedGeneration, request: Request, *, coalesced: bool
-    ) -> tuple[Subscriber, Relayed]:
-        """Gives the client of this request its answer, for as long as it is there."""
-        http, record, fanout = request.http, request.record, shared.fanout
-        client, transport = cast(ClientConnection, http.protocol), http.transport
-        assert transport is not None  # it was there in this turn of the event loop
+    async def _subscribe(
+        self, shared: SharedGeneration, request: Request, writer: ClientWriter, *, coalesced: bool
+    ) -> Result:
+        """Gives the client its response, for as long as it stays."""
+        record, broadcast = request.record, shared.broadcast
         record.shared, record.coalesced = True, coalesced
         if coalesced:
             request.trace.joined(shared.request.trace)
-            request.body = shared.request.body  # as good as its own, which is kept no longer
-        http11 = http.version >= aiohttp.HttpVersion11
-        follower = fanout.join(
-            transport,
-            record,
-            partial(self._fields, shared, record),
-            http10=not http11,
-            keep_alive=http.keep_alive and http11 and not self._pools.draining,
-        )
-        client.relay = follower
-        if fanout.admitted:
-            self._watch.add(follower)
+            request.body = shared.request.body  # equal: its own copy is not needed any more
+        if self._pools.draining:
+            writer.keep_alive = False
+        subscriber = broadcast.join(writer)
         try:
-            follower.start(paused=client.writing_paused)
-            ending = await follower.done
-            if ending.failure is None:
-                record.outcome = how_ended(record, fanout.answer)
-            return follower, ending
+            subscriber.start()
+            await subscriber.done
+            failure = subscriber.failure
+            if failure is None:
+                return Sent(writer.keep_alive, broadcast.outcome)
+            if writer.started:
+                return Sent(writer.keep_alive, failure.reason)
+            return NotSent(failure)
         finally:
-            client.relay = None
-            self._watch.discard(follower)
-            follower.leave()
-            shared.tell(record)
+            request.failure = subscriber.failure
+            subscriber.close()
+            if broadcast.abandoned:
+                # Both: a task that is cancelled before its first step does nothing.
+                self._forget(shared)
+                assert shared.task is not None
+                shared.task.cancel()
+            record.copy_generation(shared.request.record)
 
-    def _fields(self, shared: SharedGeneration, record: RequestRecord) -> bytes:
-        """Our fields of an answer's head, which is about to be written."""
-        decode = shared.request.record
-        if decode.first_byte is None:
-            decode.first_byte = time.monotonic_ns()
-        shared.tell(record)
-        assert decode.pool is not None
-        return fields(record, self._pools[decode.pool])
-
-    async def _apart(
-        self, shared: SharedGeneration, request: Request, wanted: Wanted, failure: Refusal
-    ) -> web.StreamResponse | Failed:
-        """Serves it by itself, where the shared decode was not to go."""
-        record, barred = request.record, shared.request.barred
-        record.begin_again()
-        request.barred = frozenset(pool.group for pool in self._pools) - barred
+    async def _alone(self, shared: SharedGeneration, request: Request, failed: NotSent) -> Result:
+        """Serves a request by a generation of its own, at the pools that do not coalesce."""
+        request.record.begin_attempt()
+        groups = frozenset(pool.group for pool in self._pools)
+        request.excluded = groups - shared.request.excluded
         request.lost = shared.request.lost
-        outcome = await self._generate(request, wanted)
-        return Failed(request.lost or failure) if isinstance(outcome, Failed) else outcome
+        result = await self._route.handle(request)
+        return result if isinstance(result, Sent) else NotSent(request.lost or failed.refusal)
 
-    def _again(
-        self, shared: SharedGeneration, record: RequestRecord, wanted: Wanted, failure: Refusal
+    def _with_time_left(
+        self, shared: SharedGeneration, record: RequestRecord, call: Wanted, refusal: Refusal
     ) -> Wanted | None:
-        """What it still wants, if the failure is not its own and there is time left; else None.
+        """Returns the call to try again, if the refusal is not its own and there is time left.
 
-        It waits no longer than it would have waited by itself, counted from its arrival.
+        It waits no longer than it would have waited alone, counted from its arrival.
         """
         name = shared.request.record.pool
-        if failure.reason not in _OF_ITS_PLACE or name is None:
+        if refusal.reason not in _OF_ITS_PLACE or name is None:
             return None
         rules = self._pools[name].gate.core.rules
-        limit_ms = 1000 * rules.of(shared.wanted.service_class).max_wait_s
+        limit_ms = 1000 * rules.of(shared.call.service_class).max_wait_s
         if record.spent_ms() >= limit_ms:
             return None
-        given = wanted.options
-        own_ms = limit_ms if given.max_wait_ms is None else min(given.max_wait_ms, limit_ms)
-        return replace(wanted, options=replace(given, max_wait_ms=own_ms))
+        options = call.options
+        own_ms = limit_ms if options.max_wait_ms is None else min(options.max_wait_ms, limit_ms)
+        return replace(call, options=replace(options, max_wait_ms=own_ms))

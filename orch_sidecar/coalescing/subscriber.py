@@ -1,44 +1,42 @@
-"""One client of a shared answer: what has been produced, written at the client's own pace.
+"""One client of a shared response: what there is, written at the client's own pace.
 
-Reads the log that the fanout writes, and knows neither the engine's connection nor the other
-clients. What goes out ends with a whole event, so that a failure can be said in the stream
-whenever it comes.
+Reads the broadcast's log. What is written ends with a whole event, so that a failure can become
+an event of the stream at any time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.observability.record import RequestRecord
-from orch_sidecar.proxy.answering import Relayed, failure_in_stream, head_bytes, reset
-from orch_sidecar.wire.forwarding import kept
+from orch_sidecar.pools.pool import Pool
+from orch_sidecar.proxy.client_writer import ClientWriter, response_fields
+from orch_sidecar.wire.forwarding import filtered_response_head
 from orch_sidecar.wire.http1 import LAST_CHUNK, Head
 
-# To a client that is behind, so much at once: as much as its transport takes before it is full.
+# Written at once to a client that is behind: as much as its transport takes before it is full.
 _WRITE_BYTES: Final = 65_536
 
 
 class Log:
-    """An answer as it is produced, as far as it is retained."""
+    """A response as it is produced, as far as it is retained."""
 
-    __slots__ = ("ended", "events", "failure", "first", "head", "pieces", "reads", "size", "whole")
+    __slots__ = ("ended", "events", "failure", "first", "head", "pieces", "size", "whole")
 
     def __init__(self) -> None:
         # The weight of a piece in bytes, and its text around each place of the response id.
         self.pieces: list[tuple[int, list[bytes]]] = []
         self.first = 0  # the number of the first retained piece, counted from the beginning
-        self.size = 0  # the weights together
+        self.size = 0  # the sum of the weights
         self.head: Head | None = None
-        self.whole = True  # it goes out as one piece with a length, not as a stream
+        self.whole = True  # it is sent as one piece with a length, not as a stream
         self.events = False  # every piece ends with a whole event
-        self.ended = False  # nothing will come any more
-        self.failure: Refusal | None = None  # why it ended before its time
-        self.reads = 0
+        self.ended = False  # nothing will be added any more
+        self.failure: Refusal | None = None  # why it ended early
 
     @property
     def end(self) -> int:
@@ -46,106 +44,101 @@ class Log:
         return self.first + len(self.pieces)
 
     def begin(self, head: Head, *, events: bool) -> None:
-        """This is the engine's head; a stream of events goes out as they come."""
+        """Sets the engine's head; events are passed on as they come."""
         self.head = head
         self.events = events
         self.whole = not events
 
     def in_parts(self) -> None:
-        """It is too long to be held: pieces will end anywhere."""
+        """Gives up retaining the whole: pieces will end anywhere."""
         self.events = self.whole = False
 
 
-class Subscriber:
-    """One client's answer: paused by its transport, looked at by the watch.
+class Source(Protocol):
+    """The broadcast that a subscriber belongs to."""
 
-    `keep_alive`: whether the client's connection may serve another request after it.
-    """
+    record: RequestRecord
+    log: Log
+    pool: Pool | None
+
+    @property
+    def reads(self) -> int:
+        """How often bytes have arrived from the engine."""
+
+    def leave(self, subscriber: Subscriber) -> None:
+        """Removes a subscriber."""
+
+    def progressed(self) -> None:
+        """A subscriber that was behind has caught up."""
+
+
+class Subscriber:
+    """The response to one client of a broadcast, paused by the client's transport."""
 
     __slots__ = (
+        "_broadcast",
         "_chunked",
-        "_client",
-        "_extra",
-        "_head_sent",
-        "_http10",
         "_left",
         "_log",
-        "_on_left",
-        "_on_moved",
-        "_place",
+        "_writer",
         "done",
-        "keep_alive",
+        "failure",
         "own_id",
         "paused",
+        "position",
         "record",
     )
 
-    def __init__(
-        self,
-        log: Log,
-        client: asyncio.Transport,
-        record: RequestRecord,
-        extra: Callable[[], bytes],
-        *,
-        http10: bool,
-        keep_alive: bool,
-        on_left: Callable[[Subscriber], None],
-        on_moved: Callable[[], None],
-    ) -> None:
-        """`extra`: our fields for its head. `on_left`: it wants no more. `on_moved`: it was behind,
-        and got on.
-        """
-        self._log = log
-        self._client = client
-        self._extra = extra
-        self._http10 = http10
-        self.keep_alive = keep_alive
-        self._on_left = on_left
-        self._on_moved = on_moved
-        self._place = 0  # the number of the piece to be written next
-        self._head_sent = False
+    def __init__(self, broadcast: Source, writer: ClientWriter) -> None:
+        self._broadcast = broadcast
+        self._log = broadcast.log
+        self._writer = writer
         self._chunked = False
         self._left = False
-        self.record = record
+        self.record = writer.record
+        self.position = 0  # the number of the next piece to be written
         self.own_id = b""  # what stands between the texts of a piece
         self.paused = True  # until it is started
-        self.done: asyncio.Future[Relayed] = asyncio.get_running_loop().create_future()
+        self.failure: Refusal | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def start(self, *, paused: bool) -> None:
-        """From here on the answer flows. `paused`: the transport is full already."""
-        self.paused = paused
+    def start(self) -> None:
+        """Begins to write."""
+        client = self._writer.client
+        client.response = self
+        self.paused = client.writing_paused
         self.advance()
 
+    def close(self) -> None:
+        """Ends the subscription: the client has its response, or is gone."""
+        self._writer.client.response = None
+        self.leave()
+
     @property
-    def place(self) -> int:
-        """How many pieces of the answer it has got."""
-        return self._place
+    def behind(self) -> bool:
+        """Whether it has begun and still has something to write, should nothing be added."""
+        return self._writer.started and self.position < self._log.end
+
+    def leave(self) -> None:
+        """Takes nothing more from the log."""
+        if not self._left:
+            self._left = True
+            self._broadcast.leave(self)
+
+    # Active response of the client's connection
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._writer.keep_alive
+
+    @keep_alive.setter
+    def keep_alive(self, value: bool) -> None:
+        self._writer.keep_alive = value
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Changes whenever bytes come from the engine, or go to a client that is behind."""
-        return self._log.reads, self._client.get_write_buffer_size() if self.paused else 0
-
-    @property
-    def draining(self) -> bool:
-        """Whether it still has something to get, should nothing more be produced."""
-        return self._head_sent and self._place < self._log.end
-
-    def close_after(self) -> None:
-        """The client's connection is to serve no other request. Before the head goes out."""
-        self.keep_alive = False
-
-    def leave(self) -> None:
-        """The client is gone or answered: it wants no more."""
-        if not self._left:
-            self._left = True
-            self._on_left(self)
-
-    def abort_client(self) -> None:
-        """Drops the client's connection by a reset."""
-        reset(self._client)
-
-    # Back-pressure, from the client's transport.
+        unsent = self._writer.transport.get_write_buffer_size() if self.paused else 0
+        return self._broadcast.reads, unsent
 
     def pause(self) -> None:
         self.paused = True
@@ -153,20 +146,35 @@ class Subscriber:
     def resume(self) -> None:
         self.paused = False
         self.advance()
-        self._on_moved()
+        self._broadcast.progressed()
+
+    def abort_client(self) -> None:
+        self._writer.abort_client()
+
+    def fail(self, refusal: Refusal) -> None:
+        if self.done.done():
+            return
+        self.failure = refusal
+        self.leave()
+        self.done.set_result(None)
+        writer = self._writer
+        if writer.started and not writer.transport.is_closing():
+            writer.end_with(refusal, in_stream=self._log.events, chunked=self._chunked)
+
+    # Writing
 
     def advance(self) -> None:
-        """Writes what it has not got yet, until it has all or its transport is full."""
+        """Writes what is new, until there is no more or the transport is full."""
         log = self._log
         while not self.paused and not self._left:
-            pieces, at = log.pieces, self._place - log.first
+            pieces, at = log.pieces, self.position - log.first
             behind = len(pieces) - at
             if behind == 0:
                 if log.ended:
                     self._end()
                 return
-            if self._client.is_closing():
-                self.leave()  # its handler is being cancelled and has yet to run
+            if self._writer.transport.is_closing():
+                self.leave()  # the handler of this request is about to be cancelled
                 return
             out = self.own_id.join(pieces[at][1])
             taken = 1
@@ -177,70 +185,59 @@ class Subscriber:
                     size += len(texts[-1])
                     taken += 1
                 out = b"".join(texts)
-            self._place += taken
+            self.position += taken
             self._write(out, last=taken == behind and log.ended and log.failure is None)
 
-    def fail(self, refusal: Refusal) -> None:
-        """The answer cannot be completed: says so as well as is still possible."""
-        if self.done.done():
-            return
-        # Set here: aborting the client cancels the handler that would set it.
-        self.record.outcome = refusal.reason
-        self.leave()
-        self.done.set_result(Relayed(refusal, answered=self._head_sent))
-        if self._head_sent and not self._client.is_closing():
-            if self._log.events:
-                form = self.record.endpoint.error_format
-                self._client.write(failure_in_stream(form, refusal, chunked=self._chunked))
-            else:
-                self.keep_alive = False
-                self.abort_client()
-
     def _write(self, out: bytes, *, last: bool) -> None:
-        head = b"" if self._head_sent else self._head_bytes(len(out))
+        writer = self._writer
+        head = b"" if writer.started else self._head_bytes(len(out))
         if self._chunked:
             end = LAST_CHUNK if last else b""
             out = b"%b%x\r\n%b\r\n%b" % (head, len(out), out, end)
         elif head:
             out = head + out
-        self._client.write(out)
+        writer.transport.write(out)
         if last:
             self._finish()
 
     def _end(self) -> None:
-        """It has all there is, and nothing will come any more."""
+        """Everything is written, and nothing will be added."""
+        writer = self._writer
         if self._log.failure is not None:
             self.fail(self._log.failure)
             return
-        if not self._client.is_closing():
-            if not self._head_sent:
-                self._client.write(self._head_bytes(0))
+        if not writer.transport.is_closing():
+            if not writer.started:
+                writer.transport.write(self._head_bytes(0))
             if self._chunked:
-                self._client.write(LAST_CHUNK)
+                writer.transport.write(LAST_CHUNK)
         self._finish()
 
     def _finish(self) -> None:
         self.leave()
         if not self.done.done():
-            self.done.set_result(Relayed(None, answered=True))
+            self.done.set_result(None)
 
     def _head_bytes(self, length: int) -> bytes:
-        """`length`: of the body, in bytes, should it be no stream."""
-        head, whole = self._log.head, self._log.whole
+        """Returns the head. `length`: of the body in bytes, unless it is streamed."""
+        head, whole, writer = self._log.head, self._log.whole, self._writer
+        pool = self._broadcast.pool
         assert head is not None
-        self._head_sent = True
-        self._chunked = not whole and not self._http10
-        if not whole and self._http10:
+        assert pool is not None
+        http10 = writer.dechunk
+        self._chunked = not whole and not http10
+        if not whole and http10:
             self.keep_alive = False  # the end of the connection is the end of the body
-        fields = kept(_reframed(head, not whole), self._http10)
+        fields = filtered_response_head(_reframed(head, not whole), http10)
         if whole and head.status not in (204, 304):
             fields += b"content-length: %d\r\n" % length
-        return head_bytes(fields, head.status, self.record, self._extra(), self.keep_alive)
+        self.record.copy_generation(self._broadcast.record)
+        return writer.head_bytes(fields, head.status, response_fields(self.record, pool))
 
 
-# As `http1` makes one head of all that have the same bytes, this keeps them one.
+# `http1` returns one object for equal heads, so this is computed once for them.
 @lru_cache(maxsize=256)
 def _reframed(head: Head, chunked: bool) -> Head:
-    """The head without the engine's framing: ids may differ in length."""
+    """Returns the head without the engine's framing: ids may differ in length."""
     fields = tuple(field for field in head.fields if field[0] != b"content-length")
     return replace(head, fields=fields, chunked=chunked, length=None)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import compress
 from typing import Final
 
-from orch_sidecar.wire.forwarding import NOT_FORWARDED, SAID_TO_US, Fields
+from orch_sidecar.wire.forwarding import NOT_FORWARDED, OPTION_PREFIX, Fields
 
 Tenant = tuple[tuple[bytes, bytes], ...]
 
@@ -55,6 +55,6 @@ def _telling(names: tuple[bytes, ...]) -> tuple[tuple[bytes, ...], tuple[bool, .
     return lower, tuple(
         (name not in NOT_FORWARDED or name == _CONNECTION)
         and name not in _NEUTRAL
-        and not name.startswith((SAID_TO_US, _NEUTRAL_PREFIX))
+        and not name.startswith((OPTION_PREFIX, _NEUTRAL_PREFIX))
         for name in lower
     )

@@ -74,18 +74,18 @@ class Operation:
             if failed is None:
                 failed = self._failed[record.outcome] = Histogram(_DURATION_BUCKETS)
             duration = failed
-        duration.observe((now - record.arrived) / 1e9, traced)
+        duration.observe((now - record.identity.arrived) / 1e9, traced)
 
     def generated(self, record: RequestRecord, now: int, traced: Traced | None) -> None:
         """Counts an answer that the engine completed at `now`; once if requests share it."""
         first_byte = record.first_byte
         if not record.stream or first_byte is None:
             return
-        if not record.endpoint.first_byte_is_token:
+        if not record.identity.endpoint.first_byte_is_token:
             return
-        self._first_token.observe((first_byte - record.arrived) / 1e9, traced)
+        self._first_token.observe((first_byte - record.identity.arrived) / 1e9, traced)
         tokens = record.output_tokens
-        if tokens is not None and tokens > 1 and record.cost == 1 and not record.held_up:
+        if tokens is not None and tokens > 1 and record.cost == 1 and not record.client_limited:
             self._per_token.observe((now - first_byte) / 1e9 / (tokens - 1), traced)
 
     def add_to(
@@ -119,7 +119,7 @@ class GenAi:
     def of(self, record: RequestRecord) -> Operation:
         """Returns the histograms of a request that was routed to a pool."""
         bulk = record.service_class is _BULK
-        operation = self._cache.get((record.endpoint, record.pool, record.model, bulk))
+        operation = self._cache.get((record.identity.endpoint, record.pool, record.model, bulk))
         return self._find(record, bulk) if operation is None else operation
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
@@ -136,11 +136,11 @@ class GenAi:
         pool = record.pool
         assert pool is not None
         model = record.model if self._serves(pool, record.model) else ""
-        key = pool, record.endpoint.operation, model, bulk
+        key = pool, record.identity.endpoint.operation, model, bulk
         operation = self._operations.get(key)
         if operation is None:
             operation = self._operations[key] = Operation(self._labels(*key))
-        self._cache[record.endpoint, pool, model, bulk] = operation
+        self._cache[record.identity.endpoint, pool, model, bulk] = operation
         return operation
 
     def _labels(self, pool: str, operation: str, model: str, bulk: bool) -> dict[str, str]:

@@ -81,7 +81,7 @@ class _Collector:
             self.gen_ai.of(record).generated(record, now, traced)
 
     def _request_ended(self, record: RequestRecord, now: int) -> None:
-        key = (record.endpoint.path, record.outcome, record.status)
+        key = (record.identity.endpoint.path, record.outcome, record.status)
         self.requests[key] = self.requests.get(key, 0) + 1
         pool = record.pool
         if not record.cost or pool is None:

@@ -124,10 +124,10 @@ class _Spans:
             {name: headers[name] for name in (TRACEPARENT, TRACESTATE) if name in headers}
         )
         self._server: Span = tracing.tracer.start_span(
-            record.endpoint.path,
+            record.identity.endpoint.path,
             context=parent,
             kind=tracing.api.SpanKind.SERVER,
-            start_time=record.arrived_ns,
+            start_time=record.identity.arrived_ns,
             attributes=tracing.unplaced,
         )
         context = self._server.get_span_context()
@@ -135,7 +135,7 @@ class _Spans:
             record.trace_id = context.trace_id
         # None: the request shares a generation, whose own trace has these spans.
         self._engine_spans: _EngineSpans | None = _EngineSpans(
-            tracing, record, self._server, record.arrived
+            tracing, record, self._server, record.identity.arrived
         )
 
     def dispatched(self) -> Headers:
@@ -151,7 +151,7 @@ class _Spans:
 
     def shared(self, record: RequestRecord) -> Trace:
         self._engine_spans = None
-        return _EngineSpans(self._tracing, record, self._server, record.arrived)
+        return _EngineSpans(self._tracing, record, self._server, record.identity.arrived)
 
     def joined(self, generation: Trace) -> None:
         assert isinstance(generation, _EngineSpans)
@@ -198,17 +198,17 @@ class SpanTracing:
         """Returns the attributes of a record that has ended."""
         attributes: dict[str, Any] = {
             **self.labels_of(record),
-            "http.request.method": record.method,
-            "http.route": record.endpoint.path,
+            "http.request.method": record.identity.method,
+            "http.route": record.identity.endpoint.path,
             "orch.outcome": record.outcome.value,
-            "orch.request_id": record.request_id,
-            "orch.correlation_id": record.correlation_id,
+            "orch.request_id": record.identity.request_id,
+            "orch.correlation_id": record.identity.correlation_id,
         }
         if record.status:
             attributes["http.response.status_code"] = record.status
         if record.cost:
             attributes |= {
-                "gen_ai.operation.name": record.endpoint.operation,
+                "gen_ai.operation.name": record.identity.endpoint.operation,
                 "gen_ai.provider.name": PROVIDER,
                 "gen_ai.request.model": _encodable(record.model[:MAX_MODEL_CHARS]),
                 "orch.cost": record.cost,
@@ -223,7 +223,7 @@ class SpanTracing:
             if value is not None:
                 attributes[name] = value
         if record.first_byte is not None:
-            attributes["orch.first_byte_s"] = (record.first_byte - record.arrived) / 1e9
+            attributes["orch.first_byte_s"] = (record.first_byte - record.identity.arrived) / 1e9
         return attributes
 
     def end(self, span: Span, record: RequestRecord, attributes: dict[str, Any]) -> None:

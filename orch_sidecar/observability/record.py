@@ -1,6 +1,6 @@
-"""One request and its answer: what is known of it, for headers, metrics, spans and logs.
+"""The record of one request: identity, timings, outcome; for headers, metrics, spans and logs.
 
-Pure values. Times are nanoseconds: `_ns` of the wall clock for spans, durations from the
+Values only. Times are nanoseconds: `_ns` of the wall clock for spans, all others of the
 monotonic clock.
 """
 
@@ -10,9 +10,9 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason
@@ -25,38 +25,50 @@ _BLOCK_BYTES: Final = 4096
 
 
 class Outcome(StrEnum):
-    """How an exchange ended, where no Reason says it."""
+    """How a request ended that this sidecar did not refuse; otherwise a Reason says it."""
 
     OK = "ok"
-    # The engine answered with 4xx: the request is wrong, and so it would be at any engine.
+    # The engine answered with 4xx: any engine would reject this request.
     CLIENT_ERROR = "client_error"
     # The engine answered, with 5xx or with an error within its stream.
     ENGINE_ERROR = "engine_error"
     CANCELLED = "cancelled"  # the client went away
 
 
-@dataclass(slots=True)
-class RequestRecord:
-    """One request and its answer.
+class RequestIdentity(NamedTuple):
+    """What never changes about a request.
 
-    What is said of its pool is that of the last pool it was with: `labels` are its span
-    attributes, `placement` what decided for it. `queue_position`: how many were ahead of it when
-    it began to wait (`queued`), and `predicted_start_ms` when it should have started from then;
-    both are 0 for one that was admitted at once, None is unknown.
-
-    `shared`: its decode is one that others may share, and counts for admission in its place.
-    `coalesced`: that decode was another request's. `held_up`: its answer took the time of its
-    client. `trace_id`: of its trace, 0 if that is not sampled. `scenario`: the run that it belongs
-    to, if its client says so.
+    `endpoint`: UNKNOWN if the path is not served. `id`: ours, unguessable (X-Orch-Request-Id).
+    `request_id`: the client's X-Request-Id, or ours. `arrived`: nanoseconds of the monotonic
+    clock; `arrived_ns`: the same moment on the wall clock.
     """
 
     endpoint: Endpoint
-    id: str  # ours, unguessable: X-Orch-Request-Id
-    request_id: str  # the client's X-Request-Id, or ours
+    id: str
+    request_id: str
     correlation_id: str
-    method: str = "POST"
-    arrived: int = field(default_factory=time.monotonic_ns)
-    arrived_ns: int = field(default_factory=time.time_ns)
+    method: str
+    arrived: int
+    arrived_ns: int
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request and its response, for headers, metrics, spans and logs.
+
+    `pool`, `labels` (its span attributes) and `placement` (why that pool) are those of the last
+    attempt, as are `queued`, `admitted` and `first_byte`, in nanoseconds of the monotonic clock.
+    `queue_position`: how many were ahead when it was queued; `predicted_start_ms`: when it was
+    expected to start from then on. Both are 0 for a request that was admitted immediately, None
+    is unknown.
+
+    `shared`: its generation can serve other requests, too, and is the one that was admitted.
+    `coalesced`: that generation was started by another request. `client_limited`: the client's
+    reading slowed the response down. `trace_id`: 0 if the trace is not sampled. `scenario`: the
+    benchmark run that the client declares.
+    """
+
+    identity: RequestIdentity
     model: str = ""
     cost: int = 0
     stream: bool = False
@@ -77,24 +89,27 @@ class RequestRecord:
     coalesced: bool = False
     input_tokens: int | None = None
     output_tokens: int | None = None
-    held_up: bool = False
+    client_limited: bool = False
     scenario: str | None = None
     trace_id: int = 0
+    ended: bool = False
+
+    def end(self, outcome: Outcome | Reason, status: int | None = None) -> None:
+        """Sets the outcome, once. `status`: of a response that no engine gave."""
+        assert not self.ended, f"the request {self.identity.id} has ended before"
+        self.ended = True
+        self.outcome = outcome
+        if status is not None:
+            self.status = status
 
     def at_ns(self, monotonic: int) -> int:
-        """The wall-clock time of a moment of this exchange."""
-        return self.arrived_ns + monotonic - self.arrived
+        """Returns the wall-clock time of a moment of this request."""
+        return self.identity.arrived_ns + monotonic - self.identity.arrived
 
-    def of_decode(self) -> RequestRecord:
-        """An exchange for the decode that this one begins, and that others may share."""
+    def of_generation(self) -> RequestRecord:
+        """Returns the record of the generation that this request starts for others, too."""
         return RequestRecord(
-            self.endpoint,
-            self.id,
-            self.request_id,
-            self.correlation_id,
-            self.method,
-            self.arrived,
-            self.arrived_ns,
+            self.identity,
             self.model,
             self.cost,
             self.stream,
@@ -102,20 +117,34 @@ class RequestRecord:
             trace_id=self.trace_id,
         )
 
-    def begin_again(self) -> None:
-        """What was tried came to nothing, and its client knows nothing of that."""
-        self.outcome = Outcome.CANCELLED  # until it is known otherwise
+    def copy_generation(self, generation: RequestRecord) -> None:
+        """Copies what is known of the shared generation that answers this request."""
+        self.pool, self.labels = generation.pool, generation.labels
+        self.placement, self.service_class = generation.placement, generation.service_class
+        self.lease = generation.lease
+        self.input_tokens = generation.input_tokens
+        self.output_tokens = generation.output_tokens
+        if generation.queued is not None and self.admitted in (None, generation.admitted):
+            self.queued = max(generation.queued, self.identity.arrived)
+            self.queue_position = generation.queue_position  # an upper bound for a late joiner
+            predicted_ms = generation.predicted_start_ms
+            if predicted_ms is not None:
+                predicted_ms = max(0, predicted_ms - (self.queued - generation.queued) // 10**6)
+            self.predicted_start_ms = predicted_ms
+
+    def begin_attempt(self) -> None:
+        """Forgets the attempt before: it failed, and the client has seen nothing of it."""
         self.queued = self.admitted = self.lease = None
         self.queue_position = self.predicted_start_ms = 0
         self.shared = self.coalesced = False
 
     def spent_ms(self) -> float:
-        """Milliseconds since it arrived."""
-        return (time.monotonic_ns() - self.arrived) / 1e6
+        """Returns the milliseconds since the request arrived."""
+        return (time.monotonic_ns() - self.identity.arrived) / 1e6
 
     def server_timing(self) -> str:
-        """`Server-Timing`: milliseconds in the queue, and to the first byte of a stream."""
-        arrived, first_byte = self.arrived, self.first_byte
+        """Returns `Server-Timing`: milliseconds in the queue, and to the first byte."""
+        arrived, first_byte = self.identity.arrived, self.first_byte
         admitted = arrived if self.admitted is None else self.admitted
         queue_ms = (admitted - arrived) / 1e6
         if first_byte is None:
@@ -126,12 +155,12 @@ class RequestRecord:
 
 
 def accept_id(given: str | None) -> str | None:
-    """A client's id if it is short and harmless enough to be echoed and logged."""
+    """Returns a client's id if it is short and safe enough to be echoed and logged."""
     return given if given is not None and _ID.fullmatch(given) else None
 
 
 def new_ids() -> Iterator[str]:
-    """Endlessly 128 random bits each, in hexadecimal: the system is asked once for many."""
+    """Yields ids of 128 random bits in hexadecimal; reads randomness in blocks."""
     while True:
         block = os.urandom(_BLOCK_BYTES).hex()
         for at in range(0, len(block), 32):

@@ -24,11 +24,13 @@ _PREDICTABLE_S: Final = 0.1
 
 
 def _wait_s(record: RequestRecord) -> float | None:
-    return None if record.admitted is None else (record.admitted - record.arrived) / 1e9
+    return None if record.admitted is None else (record.admitted - record.identity.arrived) / 1e9
 
 
 def _first_byte_s(record: RequestRecord) -> float | None:
-    return None if record.first_byte is None else (record.first_byte - record.arrived) / 1e9
+    return (
+        None if record.first_byte is None else (record.first_byte - record.identity.arrived) / 1e9
+    )
 
 
 def _prediction_error(record: RequestRecord) -> float | None:

@@ -35,7 +35,7 @@ from orch_sidecar.pools.engine_watcher import EngineWatcher
 from orch_sidecar.pools.parent_leases import PoolView
 from orch_sidecar.pools.routing import View
 from orch_sidecar.wire import backpressure as tier
-from orch_sidecar.wire.backpressure import TurningAway
+from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool
 from vllm_plugin.profile import AdmissionRules, Profile, ServiceClass
 
@@ -95,7 +95,7 @@ class Pool:
         self.keeps_queue = keeps_queue
         self.url = told.url
         self.tier = told.tier
-        self.turned_away: TurningAway = tier.by_sidecar if told.tier else tier.by_engine
+        self.rejection: RejectionReader = tier.by_sidecar if told.tier else tier.by_engine
         self.profile = profile
         self.gate = Gate(AdmissionController(rules))
         self.connections = ConnectionPool(told.url, connect_timeout_s)

@@ -1,256 +1,194 @@
-"""An engine's answer on its way to the client: bytes in, bytes out.
+"""Writes a response to one client's transport.
 
-The head is rewritten once, together with the first bytes of the body; then whole chunks are
-passed on as they came, from the engine connection's `data_received` straight to the client's
-transport. No task is woken, and nothing is parsed but the framing; the end is read for token
-counts and errors. If the engine fails before the head went out, the caller can still answer;
-after that the failure is said in the stream if an event has just ended, and otherwise the
-connection is aborted: never a clean end of file.
-
-A sidecar below may turn a request away for now, and so may an engine that is about to end. That
-is for the queue up here, not for the client: such an answer is held back until its end says
-which it is.
+The head goes out with the first bytes of the body; then each part as it comes. A failure after
+that becomes the last event of a stream if an event has just ended; otherwise the connection is
+reset: never a clean end of file.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
+import time
+from typing import Final, cast
 
-from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.api.usage import MOST_PIECE_BYTES, MOST_PIECES, AnswerReader
-from orch_sidecar.observability.record import RequestRecord
-from orch_sidecar.proxy.answering import (
-    ANSWERED,
-    TURNED_AWAY,
-    Relayed,
-    failure_in_stream,
-    final_head,
-    head_bytes,
-    is_event_stream,
-    reset,
-)
-from orch_sidecar.wire import backpressure as tier
-from orch_sidecar.wire.backpressure import TurningAway
-from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
-from orch_sidecar.wire.forwarding import framed_for, kept
-from orch_sidecar.wire.http1 import Body, ChunkedBody, FramingError, Head, LengthBody, body_of
+from aiohttp import HttpVersion11, web
+
+from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.observability.record import Outcome, RequestRecord
+from orch_sidecar.pools.pool import Pool
+from orch_sidecar.proxy.engine_response import EngineResponse
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from orch_sidecar.wire.client_connection import ClientConnection
+from orch_sidecar.wire.forwarding import filtered_response_head, framed_for
+from orch_sidecar.wire.http1 import LAST_CHUNK, Head
+
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
+_EVENT_STREAM: Final = b"text/event-stream"
 
 
-class Relay:
-    """One answer. It is the engine connection's receiver, and paused by the client's side.
+class ClientWriter:
+    """The response to one client: the sink of an engine's response, paused by the transport.
 
-    `keep_alive`: whether the client's connection may serve another request after it.
-    `unanswered`: the connection went before any byte of an answer came.
-    `retry_after_ms`: the request was turned away below, and the client knows nothing of it.
-    `answer`: what is read of it.
+    `keep_alive`: whether the client's connection may serve another request afterwards.
     """
 
     __slots__ = (
-        "_body",
-        "_buffer",
-        "_client",
-        "_connection",
-        "_content",
         "_extra",
         "_head",
-        "_head_sent",
-        "_held",
-        "_http10",
-        "_pool",
-        "_turned_away",
-        "answer",
-        "done",
+        "_source",
+        "_watchdog",
+        "client",
+        "dechunk",
         "keep_alive",
         "paused",
-        "reads",
         "record",
-        "retry_after_ms",
-        "unanswered",
-        "was_paused",
+        "started",
+        "transport",
     )
 
     def __init__(
-        self,
-        client: asyncio.Transport,
-        pool: ConnectionPool,
-        record: RequestRecord,
-        extra: bytes,
-        http10: bool,
-        keep_alive: bool,
-        turned_away: TurningAway | None = None,
+        self, http: web.BaseRequest, record: RequestRecord, watchdog: StallWatchdog
     ) -> None:
-        """`extra`: fields of ours for the answer. `turned_away`: says
-        of an answer whether the request was turned away below, and can wait up here."""
-        self._client = client
-        self._pool = pool
-        self._connection: EngineConnection | None = None
-        self._extra = extra
-        self._http10 = http10
-        self.keep_alive = keep_alive
+        """Raises CancelledError if the client is gone: aiohttp is about to cancel the handler."""
+        transport = http.transport
+        if transport is None:
+            raise asyncio.CancelledError
+        http11 = http.version >= HttpVersion11
+        self.transport = transport
+        self.client = cast(ClientConnection, http.protocol)
+        self._watchdog = watchdog
+        self._extra = b""
         self._head: Head | None = None
-        self._head_sent = False
-        self._turned_away = turned_away
-        self._held: bytes | None = None
-        self._body: Body | None = None
-        self._buffer = b""
+        self._source: EngineResponse | None = None
         self.record = record
-        self.answer = AnswerReader(events=record.stream)
-        self._content = self.answer.content
-        self.paused = self.was_paused = False
-        self.unanswered = False
-        self.retry_after_ms: int | None = None
-        self.reads = 0
-        self.done: asyncio.Future[Relayed] = pool.loop.create_future()
+        self.dechunk = not http11
+        self.keep_alive = http11 and http.keep_alive
+        self.paused = self.started = False
 
-    def start(self, connection: EngineConnection, *request: bytes) -> None:
-        """Sends the request, whose parts these are; from here on the answer flows."""
-        self._connection = connection
-        connection.send(self, *request)
+    # Sink of an engine's response
+
+    def attach(self, source: EngineResponse, pool: Pool) -> None:
+        client = self.client
+        self._source = source
+        self._extra = response_fields(self.record, pool)
+        if pool.gate.core.draining:
+            self.keep_alive = False
+        client.response = self
+        self._watchdog.add(self)
+        if client.writing_paused:
+            self.pause()  # full of an earlier response, to a pipelined request
+
+    def detach(self) -> None:
+        self.client.response = None
+        self._watchdog.discard(self)
+
+    def begin(self, head: Head) -> None:
+        self._head = head
+
+    def write(self, data: bytes) -> None:
+        transport = self.transport
+        if transport.is_closing():
+            assert self._source is not None
+            self._source.stop()  # the handler of this request is about to be cancelled
+            return
+        if not self.started:
+            data = self._start() + data
+        transport.write(data)
+
+    def finish(self, outcome: Outcome) -> None:
+        if not self.started and not self.transport.is_closing():
+            self.transport.write(self._start())
+
+    def fail(self, refusal: Refusal, *, at_event_boundary: bool = False) -> None:
+        """Ends the response with an error, as visibly as its state permits."""
+        source, head = self._source, self._head
+        if source is not None and source.failure is None:
+            source.fail(refusal)  # which comes back here, if anything was sent
+        elif self.started and head is not None and not self.transport.is_closing():
+            in_stream = at_event_boundary and head.length is None and is_event_stream(head)
+            chunked = head.chunked and not self.dechunk
+            self.end_with(refusal, in_stream=in_stream, chunked=chunked)
+
+    # Active response of the client's connection
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Changes whenever bytes come from the engine, or go to a client that is behind."""
-        return self.reads, self._client.get_write_buffer_size() if self.paused else 0
-
-    def stop(self) -> None:
-        """The client is gone, or this took too long: closes the engine's connection."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    def abort_client(self) -> None:
-        """Drops the client's connection by a reset."""
-        reset(self._client)
-
-    # Back-pressure, from the client's transport.
+        source = self._source
+        reads = 0 if source is None else source.reads
+        return reads, self.transport.get_write_buffer_size() if self.paused else 0
 
     def pause(self) -> None:
-        self.paused = self.was_paused = True
-        if self._connection is not None:
-            self._connection.pause()
+        self.paused = True
+        if self._source is not None:
+            self._source.pause()
 
     def resume(self) -> None:
         self.paused = False
-        if self._connection is not None:
-            self._connection.resume()
+        if self._source is not None:
+            self._source.resume()
 
-    # Receiver, from the engine's connection.
+    def abort_client(self) -> None:
+        """Resets the client's connection: a plain close could look like the end of a response."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None and not self.transport.is_closing():
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
 
-    def received(self, data: bytes) -> None:
-        self.reads += 1
-        content = self._content
-        before = len(content)
-        if self._client.is_closing():
-            self.stop()  # its handler is being cancelled and has yet to run
+    # Parts of a response, for whoever frames the body itself
+
+    def head_bytes(self, fields: bytes, status: int, extra: bytes) -> bytes:
+        """Returns the head: the engine's fields, ours, and the times known only now."""
+        self.started = True
+        record = self.record
+        record.first_byte = time.monotonic_ns()
+        record.status = status
+        closing = b"" if self.keep_alive else b"connection: close\r\n"
+        timing = b"server-timing: " + record.server_timing().encode()
+        return b"%b%b%b\r\n%b\r\n" % (fields, closing, timing, extra)
+
+    def end_with(self, refusal: Refusal, *, in_stream: bool, chunked: bool) -> None:
+        """Ends a started response with an error event, or by resetting the connection.
+
+        A chunked response ends properly: the client's connection remains usable.
+        """
+        if not in_stream:
+            self.keep_alive = False
+            self.abort_client()
             return
-        try:
-            body = self._body
-            if body is None:
-                data = self._buffer + data
-                body = self._begin(data)
-                if body is None:
-                    return
-                data = self._buffer
-                self._buffer = b""
-            out = body.feed(data)
-        except FramingError as error:
-            del content[before:]  # what came together with that is not passed on
-            self.fail(Refusal(Reason.ENGINE_FAILED, f"the engine's answer is not HTTP: {error}"))
-            return
-        if out:
-            self._write(out)
-        if body.done:
-            self._finish(body)
-        elif before >= MOST_PIECES or len(data) > MOST_PIECE_BYTES:
-            self.answer.fold()
+        event = self.record.identity.endpoint.error_format.in_stream(refusal)
+        if chunked:
+            event = b"%x\r\n%b\r\n" % (len(event), event) + LAST_CHUNK
+        self.transport.write(event)
 
-    def lost(self, error: Exception | None) -> None:
-        self._connection = None
-        body = self._body
-        if body is not None and not body.delimits_itself and error is None:
-            self._finish(body)
-            return
-        cause = f": {error}" if error else ""
-        self.unanswered = not self.reads
-        self.fail(
-            Refusal(
-                Reason.ENGINE_FAILED,
-                f"the engine closed the connection before its answer was complete{cause}",
-            )
-        )
-
-    def fail(self, refusal: Refusal) -> None:
-        """The answer cannot be completed: says so as well as is still possible."""
-        if self.done.done():
-            return
-        # Set here: aborting the client cancels the handler that would set it.
-        self.record.outcome = refusal.reason
-        self.stop()
-        self.done.set_result(Relayed(refusal, answered=self._head_sent))
-        if self._head_sent and not self._client.is_closing():
-            if self._at_event_boundary():
-                chunked = isinstance(self._body, ChunkedBody)
-                form = self.record.endpoint.error_format
-                self._client.write(failure_in_stream(form, refusal, chunked=chunked))
-            else:
-                self.keep_alive = False
-                self.abort_client()
-
-    def _begin(self, data: bytes) -> Body | None:
-        """Takes the head off `data`, leaves the rest in the buffer."""
-        head, self._buffer = final_head(data)
-        if head is None:
-            return None
-        self._head = head
-        self._body = body_of(head, dechunk=self._http10, content=self._content)
-        if self._turned_away is not None and head.status in tier.TURNING_AWAY:
-            self._held = b""
-        return self._body
-
-    def _write(self, out: bytes) -> None:
-        if self._held is not None:
-            out = self._held + out
-            if len(out) <= tier.MOST_BYTES:
-                self._held = out
-                return
-            self._held = None
-        if not self._head_sent:
-            # Only a piece of a chunked body may be empty; the first byte is a real one.
-            out = self._head_bytes() + out
-        self._client.write(out)
-
-    def _head_bytes(self) -> bytes:
+    def _start(self) -> bytes:
         head = self._head
         assert head is not None
-        self._head_sent = True
-        if not framed_for(head, self._http10):
+        if not framed_for(head, self.dechunk):
             self.keep_alive = False  # the end of the connection is the end of the body
-        fields = kept(head, self._http10)
-        return head_bytes(fields, head.status, self.record, self._extra, self.keep_alive)
+        return self.head_bytes(filtered_response_head(head, self.dechunk), head.status, self._extra)
 
-    def _finish(self, body: Body) -> None:
-        head, connection = self._head, self._connection
-        assert head is not None
-        if self._held is not None and self._turned_away is not None:
-            self.retry_after_ms = self._turned_away(head, self._held)
-        turned_away = self.retry_after_ms is not None
-        if not turned_away and not self._head_sent and not self._client.is_closing():
-            self._client.write(self._head_bytes() + (self._held or b""))
-        self._connection = None
-        if connection is not None:
-            if self.paused:
-                connection.resume()
-            if head.keep_alive and body.delimits_itself:
-                self._pool.give_back(connection)
-            else:
-                connection.close()
-        self.done.set_result(TURNED_AWAY if turned_away else ANSWERED)
 
-    def _at_event_boundary(self) -> bool:
-        head, body = self._head, self._body
-        assert head is not None
-        if isinstance(body, LengthBody) or not is_event_stream(head):
-            return False
-        if isinstance(body, ChunkedBody) and body.within_chunk:
-            return False
-        return self.answer.at_event_boundary
+def response_fields(record: RequestRecord, pool: Pool) -> bytes:
+    """Returns the header lines that this sidecar adds to a response of this pool."""
+    identity = record.identity
+    ids = (
+        f"x-request-id: {identity.request_id}\r\n"
+        f"x-correlation-id: {identity.correlation_id}\r\n"
+        f"x-orch-request-id: {identity.id}\r\n"
+    ).encode()
+    if record.lease is None:
+        return ids + pool.fields
+    if record.queued is None:
+        return ids + pool.fields_at_once
+    queued = f"x-orch-queue-position: {record.queue_position}\r\n"
+    if record.predicted_start_ms is not None:
+        queued += f"x-orch-predicted-start-ms: {record.predicted_start_ms}\r\n"
+    return ids + pool.fields + queued.encode()
+
+
+def is_event_stream(head: Head) -> bool:
+    """Whether the body consists of server-sent events, so that an error can be one of them."""
+    content_type = next((value for name, value in head.fields if name == b"content-type"), b"")
+    return content_type.lower().startswith(_EVENT_STREAM)

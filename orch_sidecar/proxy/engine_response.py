@@ -1,204 +1,257 @@
-"""An engine's answer on its way to several clients: bytes in, whole events out.
+"""Parses an engine's response once and writes it to a sink: one client, or several.
 
-The receiver of one engine connection, for a fanout as a relay is for one client. As long as
-nothing has been passed on, its end is only told to who waits for it: another engine can still
-be asked, and the clients need not know.
+From the engine connection's `data_received` the body goes to the sink as it comes: no task is
+woken, and only the framing is parsed; the content is read for token counts and errors. If the
+engine fails before the sink has sent anything, the request can still be answered otherwise.
+
+An upstream may reject a request for now: a child sidecar that is full, or an engine about to
+stop. Such a response is withheld until its end shows which it is, for it concerns the queue of
+this sidecar, not the client.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Final, Protocol
 
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.api.usage import AnswerReader
-from orch_sidecar.coalescing.broadcast import Broadcast
-from orch_sidecar.proxy.answering import ANSWERED, TURNED_AWAY, Relayed, final_head, is_event_stream
-from orch_sidecar.wire import backpressure as tier
-from orch_sidecar.wire.backpressure import TurningAway
+from orch_sidecar.api.usage import MOST_PIECE_BYTES, MOST_PIECES, AnswerReader
+from orch_sidecar.observability.record import Outcome
+from orch_sidecar.pools.pool import Pool
+from orch_sidecar.wire import backpressure
+from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
-from orch_sidecar.wire.http1 import Body, FramingError, Head, body_of
+from orch_sidecar.wire.http1 import Body, ChunkedBody, FramingError, Head, body_of, parse_head
+
+# ResourcePath once: looking up a member of an enum is slow.
+_OK, _CLIENT_ERROR, _ENGINE_ERROR = Outcome.OK, Outcome.CLIENT_ERROR, Outcome.ENGINE_ERROR
+# 4xx that are not the client's mistake: timeouts, overload, cancelled upstream.
+_NOT_THE_CLIENT: Final = frozenset({408, 425, 429, 499})
 
 
-class Decode:
-    """One attempt at an answer. `done`: how it ended, for the engine; clients may be behind.
+class Sink(Protocol):
+    """Receives an engine's response."""
 
-    `unanswered`: the connection went before any byte of an answer came.
-    `retry_after_ms`: the request was turned away below, and the clients know nothing of it.
+    dechunk: bool  # it takes the content of a chunked body, not its framing
+    started: bool  # a client has part of the response, or will: it cannot be retried
+    keep_alive: bool  # the client's connection may serve another request afterwards
+
+    def attach(self, source: EngineResponse, pool: Pool) -> None:
+        """Prepares for the response of `source`, which this pool's engine is about to give."""
+
+    def detach(self) -> None:
+        """Ends what `attach` began: no more of that response will come."""
+
+    def begin(self, head: Head) -> None:
+        """Takes the head of the response; sends nothing yet."""
+
+    def write(self, data: bytes) -> None:
+        """Takes a part of the body; from here on the response is `started`."""
+
+    def finish(self, outcome: Outcome) -> None:
+        """Ends the response, which is complete."""
+
+    def fail(self, refusal: Refusal, *, at_event_boundary: bool) -> None:
+        """Ends the response, which is not complete."""
+
+
+class EngineResponse:
+    """One response of an engine: the receiver of its connection.
+
+    `complete`: the engine has finished, so the request's lease can be released. `failure`: why it
+    did not. `unanswered`: the connection was lost before any byte of a response.
+    `retry_after_ms`: the upstream rejected the request for now, and the sink has nothing of it.
+    `client_limited`: the sink paused the engine. `reads`: in a stream, about one per token.
     """
 
     __slots__ = (
         "_body",
+        "_buffer",
         "_connection",
-        "_events",
-        "_fanout",
+        "_connections",
+        "_content",
         "_head",
-        "_held",
         "_paused",
-        "_pool",
-        "_reads_before",
-        "_turned_away",
+        "_rejection",
+        "_sink",
+        "_withheld",
+        "answer",
+        "client_limited",
+        "complete",
         "done",
+        "failure",
+        "outcome",
+        "reads",
         "retry_after_ms",
         "unanswered",
-        "was_paused",
     )
 
     def __init__(
-        self, fanout: Broadcast, pool: ConnectionPool, *, turned_away: TurningAway | None = None
+        self,
+        sink: Sink,
+        connections: ConnectionPool,
+        *,
+        events: bool,
+        rejection: RejectionReader | None = None,
     ) -> None:
-        """`turned_away`: says of an answer whether the request was turned away below, and can
-        wait up here."""
-        self._fanout = fanout
-        self._pool = pool
-        self._turned_away = turned_away
-        self._reads_before = fanout.log.reads  # of attempts before this one
+        """`events`: a stream was requested. `rejection`: recognizes temporary rejections."""
+        self._sink = sink
+        self._connections = connections
+        self._rejection = rejection
         self._connection: EngineConnection | None = None
         self._head: Head | None = None
         self._body: Body | None = None
-        self._events = False  # it is a stream, and every piece so far ended with a whole event
-        self._held = b""  # the beginning of the head, of an event, or of an answer that is none
-        self._paused = self.was_paused = False
+        self._buffer = b""  # the beginning of the head
+        self._withheld: bytes | None = None
+        self._paused = self.client_limited = False
+        self.answer = AnswerReader(events=events)
+        self._content = self.answer.content
+        self.complete = False
+        self.outcome: Outcome = _ENGINE_ERROR
+        self.failure: Refusal | None = None
         self.unanswered = False
         self.retry_after_ms: int | None = None
-        self.done: asyncio.Future[Relayed] = pool.loop.create_future()
+        self.reads = 0
+        self.done: asyncio.Future[None] = connections.loop.create_future()
 
     @property
     def status(self) -> int:
-        """The engine's status; 0 while it has said none."""
+        """The engine's status; 0 before the head has arrived."""
         return 0 if self._head is None else self._head.status
 
-    @property
-    def reads(self) -> int:
-        """How often bytes came: in a stream, about once per token."""
-        return self._fanout.log.reads
-
-    @property
-    def answer(self) -> AnswerReader:
-        """What is read of the answer."""
-        return self._fanout.answer
-
     def start(self, connection: EngineConnection, *request: bytes) -> None:
-        """Sends the request, whose parts these are; from here on the answer flows."""
+        """Sends the request, in these parts; from here on the response flows."""
         self._connection = connection
-        self._fanout.source = self
+        if self._paused:
+            connection.pause()
         connection.send(self, *request)
 
     def stop(self) -> None:
-        """Nobody wants it any more, or it cannot go on: closes the engine's connection."""
+        """Closes the engine's connection, unless the response is complete."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    # Back-pressure, from the fanout.
-
     def pause(self) -> None:
+        """Stops reading from the engine."""
+        self._paused = self.client_limited = True
         if self._connection is not None:
-            self._paused = self.was_paused = True
             self._connection.pause()
 
     def resume(self) -> None:
+        """Reads from the engine again."""
+        self._paused = False
         if self._connection is not None:
-            self._paused = False
             self._connection.resume()
 
-    # Receiver, from the engine's connection.
+    def fail(self, refusal: Refusal) -> None:
+        """Ends the response with an error, as visibly as the sink's state permits."""
+        if self.done.done():
+            return
+        self.failure = refusal
+        self.stop()
+        self.done.set_result(None)
+        if self._sink.started:
+            body = self._body
+            within = isinstance(body, ChunkedBody) and body.within_chunk
+            boundary = not within and self.answer.at_event_boundary
+            self._sink.fail(refusal, at_event_boundary=boundary)
+
+    # Receiver of the engine's connection
 
     def received(self, data: bytes) -> None:
-        self._fanout.log.reads += 1
+        self.reads += 1
+        content = self._content
+        before = len(content)
         try:
             body = self._body
             if body is None:
-                body = self._begin(self._held + data)
+                self._buffer += data
+                body = self._begin()
                 if body is None:
                     return
-                data, self._held = self._held, b""
-            payload = body.feed(data)
+                data, self._buffer = self._buffer, b""
+            out = body.feed(data)
         except FramingError as error:
-            self.fail(Refusal(Reason.ENGINE_FAILED, f"the engine's answer is not HTTP: {error}"))
+            del content[before:]  # nothing that came with invalid framing is passed on
+            text = f"the engine's response is not valid HTTP: {error}"
+            self.fail(Refusal(Reason.ENGINE_FAILED, text))
             return
+        if out:
+            if self._withheld is not None:
+                self._withhold(out)
+            else:
+                self._sink.write(out)
         if body.done:
-            self._finish(body, payload)
-        elif payload:
-            held = self._held + payload
-            cut = len(held) if self._events and held.endswith(b"\n\n") else self._cut(held)
-            self._held = held[cut:]
-            if cut:
-                self._fanout.append(held[:cut])
+            self._finish(body)
+        elif before >= MOST_PIECES or len(data) > MOST_PIECE_BYTES:
+            self.answer.fold()
 
     def lost(self, error: Exception | None) -> None:
         self._connection = None
         body = self._body
         if body is not None and not body.delimits_itself and error is None:
-            self._finish(body, b"")
+            self._finish(body)
             return
         cause = f": {error}" if error else ""
-        self.unanswered = self._fanout.log.reads == self._reads_before
-        self.fail(
-            Refusal(
-                Reason.ENGINE_FAILED,
-                f"the engine closed the connection before its answer was complete{cause}",
-            )
-        )
+        self.unanswered = not self.reads
+        text = f"the engine closed the connection before its response was complete{cause}"
+        self.fail(Refusal(Reason.ENGINE_FAILED, text))
 
-    def fail(self, refusal: Refusal) -> None:
-        """The answer cannot be completed. Clients are told if they have got anything of it."""
-        if self.done.done():
-            return
-        self.stop()
-        answered = not self._fanout.untouched
-        self.done.set_result(Relayed(refusal, answered))
-        if answered:
-            self._fanout.fail(refusal)
+    def _begin(self) -> Body | None:
+        """Takes the final head off the buffer. None: it is not complete yet."""
+        while (parsed := parse_head(self._buffer)) is not None:
+            head, start = parsed
+            self._buffer = self._buffer[start:]
+            if head.status == 101:
+                raise FramingError("the engine switches protocols")
+            if head.status < 200:
+                continue
+            self._head = head
+            if self._rejection is not None and head.status in backpressure.REJECTION_STATUSES:
+                self._withheld = b""
+            self._sink.begin(head)
+            self._body = body_of(head, dechunk=self._sink.dechunk, content=self._content)
+            return self._body
+        return None
 
-    def _begin(self, data: bytes) -> Body | None:
-        """Takes the head off `data`; what is left is held."""
-        head, self._held = final_head(data)
-        if head is None:
-            return None
-        if head.status not in tier.TURNING_AWAY:
-            self._turned_away = None
-        self._head = head
-        self._events = is_event_stream(head) and self._turned_away is None
-        self._fanout.log.begin(head, events=self._events)
-        self._body = body_of(head, dechunk=True)
-        return self._body
+    def _withhold(self, out: bytes) -> None:
+        """Keeps what may be a rejection; one that is too long is none."""
+        withheld = (self._withheld or b"") + out
+        if len(withheld) <= backpressure.MOST_BYTES:
+            self._withheld = withheld
+        else:
+            self._withheld = None
+            self._sink.write(withheld)
 
-    def _cut(self, held: bytes) -> int:
-        """How much may go out: whole events, of an answer of another kind nothing before its end.
-
-        If that is longer than what may be retained, it goes out in parts between which no id
-        can be: an id has no comma.
-        """
-        if self._events:
-            end, crlf_end = held.rfind(b"\n\n"), held.rfind(b"\r\n\r\n")
-            if end >= 0 or crlf_end >= 0:
-                return max(end + 2, crlf_end + 4 if crlf_end >= 0 else 0)
-        if len(held) <= self._fanout.buffer_bytes:
-            return 0
-        self._events = False
-        self._fanout.log.in_parts()
-        return held.rfind(b",") + 1 or len(held)
-
-    def _finish(self, body: Body, payload: bytes) -> None:
-        """The answer is complete, with `payload` at its end."""
+    def _finish(self, body: Body) -> None:
+        """The response is complete."""
         head, connection = self._head, self._connection
         assert head is not None
         self._connection = None
+        self.complete = True
         if connection is not None:
             if self._paused:
                 connection.resume()
             if head.keep_alive and body.delimits_itself:
-                self._pool.give_back(connection)
+                self._connections.give_back(connection)
             else:
                 connection.close()
-        last, self._held = self._held + payload, b""
-        turned_away = self._turned_away if self._fanout.untouched else None
-        if turned_away is not None and len(last) <= tier.MOST_BYTES:
-            self.retry_after_ms = turned_away(head, last)
         if self.done.done():
-            return  # who waited for it is gone
-        if self.retry_after_ms is not None:
-            self.done.set_result(TURNED_AWAY)
+            return  # it failed, or its handler is gone
+        withheld = self._withheld
+        if withheld is not None and self._rejection is not None:
+            self.retry_after_ms = self._rejection(head, withheld)
+        if self.retry_after_ms is None:
+            status = head.status
+            if status < 400:
+                self.outcome = _ENGINE_ERROR if self.answer.failed else _OK
+            elif status < 500 and status not in _NOT_THE_CLIENT:
+                self.outcome = _CLIENT_ERROR
+            if withheld:
+                self._sink.write(withheld)
+            # First: who waits for the sink is to find what this leaves in the record.
+            self.done.set_result(None)
+            self._sink.finish(self.outcome)
         else:
-            self.done.set_result(ANSWERED)
-            self._fanout.finish(last)
+            self.done.set_result(None)

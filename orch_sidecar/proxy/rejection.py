@@ -1,4 +1,4 @@
-"""A refusal as an answer to a client: what its reason means for headers and the connection."""
+"""Turns a refusal into the response to a client: status, headers, fate of the connection."""
 
 from __future__ import annotations
 
@@ -9,55 +9,61 @@ from aiohttp import web
 
 from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.headers import (
+    ALLOW,
+    SERVER_TIMING,
+    X_CORRELATION_ID,
+    X_MEASUREMENT_TYPE,
+    X_ORCH_PREDICTED_START_MS,
+    X_ORCH_QUEUE_POSITION,
+    X_ORCH_REQUEST_ID,
+    X_REQUEST_ID,
+)
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import RequestRecord
 
-# After these the rest of the request may still be on its way, or the client should go elsewhere.
+# The rest of the request may still be on its way, or the client should connect elsewhere.
 _CLOSING: Final = frozenset(
     {Reason.DRAINING, Reason.BODY_TOO_LARGE, Reason.BODY_BUDGET_FULL, Reason.BODY_TIMEOUT}
 )
 
 
-def answer(
+def response_to(
     http: web.BaseRequest,
     record: RequestRecord,
     refusal: Refusal,
-    route: Endpoint | None,
+    endpoint: Endpoint | None,
     common_headers: Mapping[str, str],
 ) -> web.Response:
-    """The answer to a request that is not served; its exchange is told. `route`: None for none.
+    """Returns the response to a request that is refused.
 
-    `common_headers`: on every one of our answers.
+    `endpoint`: None if the path is unknown. `common_headers`: of every response of ours.
     """
-    record.outcome = refusal.reason
-    record.status = errors.FORMS[refusal.reason].status
-    headers = {
+    identity = record.identity
+    headers: dict[str, str] = {
         **common_headers,
-        "X-Request-Id": record.request_id,
-        "X-Correlation-Id": record.correlation_id,
-        "X-Orch-Request-Id": record.id,
-        "Server-Timing": record.server_timing(),
+        X_REQUEST_ID: identity.request_id,
+        X_CORRELATION_ID: identity.correlation_id,
+        X_ORCH_REQUEST_ID: identity.id,
+        SERVER_TIMING: record.server_timing(),
         **errors.headers(refusal),
     }
     if record.labels is not None:
-        headers["X-Measurement-Type"] = str(record.labels["measurement_type"])
+        headers[X_MEASUREMENT_TYPE] = str(record.labels["measurement_type"])
     if refusal.queue_position is not None:
-        headers["X-Orch-Queue-Position"] = str(refusal.queue_position)
+        headers[X_ORCH_QUEUE_POSITION] = str(refusal.queue_position)
     if refusal.predicted_start_ms is not None:
-        headers["X-Orch-Predicted-Start-Ms"] = str(refusal.predicted_start_ms)
+        headers[X_ORCH_PREDICTED_START_MS] = str(refusal.predicted_start_ms)
     response = web.Response(
-        status=record.status,
-        body=record.endpoint.error_format.body(refusal),
+        status=errors.FORMS[refusal.reason].status,
+        body=identity.endpoint.error_format.body(refusal),
         content_type="application/json",
         headers=headers,
     )
-    if refusal.reason is Reason.METHOD_NOT_ALLOWED and route is not None:
-        response.headers["Allow"] = route.method
-    if refusal.reason in _CLOSING or _unread(http, refusal):
+    if refusal.reason is Reason.METHOD_NOT_ALLOWED and endpoint is not None:
+        response.headers[ALLOW] = endpoint.method
+    # A client without a valid key may still be sending a body, which nobody is going to read.
+    unread = refusal.reason is Reason.UNAUTHORIZED and not http.content.is_eof()
+    if refusal.reason in _CLOSING or unread:
         response.force_close()
     return response
-
-
-def _unread(http: web.BaseRequest, refusal: Refusal) -> bool:
-    """Whether a stranger still sends a body: nobody is going to read it."""
-    return refusal.reason is Reason.UNAUTHORIZED and not http.content.is_eof()

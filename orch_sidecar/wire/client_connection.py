@@ -1,33 +1,54 @@
-"""The client's side of a connection: aiohttp's server protocol, and what a relay needs of it.
+"""Extends aiohttp's server protocol for responses that are written directly to the transport.
 
-A relay writes to the client's transport itself. So aiohttp must not write a response of its
-own (`Written`), and the transport's back-pressure must reach the relay (`ClientConnection`).
-This is the one place that overrides parts of aiohttp: pyproject.toml bounds the versions, and
-`tests/integration` holds the behaviour fast.
+A response from an engine bypasses aiohttp: aiohttp must not write one of its own
+(`AlreadySent`), and the transport's flow control must reach the response in progress
+(`ClientConnection`). Nothing else overrides parts of aiohttp: pyproject.toml bounds its version,
+and `tests/integration` verifies the behaviour.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from aiohttp import web
 
 from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.proxy.answering import Answering
 from orch_sidecar.wire.client_connections import ClientConnections
 
-# Of the bodies of requests that were sent ahead on one connection: they are outside the budget of
-# all bodies until they are served. One read, of 256 KiB at most, may go beyond it.
-_AHEAD_BYTES: Final = 65_536
+# Bodies of pipelined requests on one connection, which the body budget does not cover until they
+# are served. A single read, of at most 256 KiB, may exceed it.
+_PIPELINED_BYTES: Final = 65_536
 
 
-class Written(web.StreamResponse):
-    """A response that is already on the wire. Stateless: the two below are all there are."""
+class ActiveResponse(Protocol):
+    """A response in progress, as its client's connection and the stall watchdog see it."""
+
+    paused: bool  # the client's transport is full
+    keep_alive: bool  # the client's connection may serve another request afterwards
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Changes whenever bytes arrive from the engine or drain to a slow client."""
+
+    def pause(self) -> None:
+        """Stops writing: the client's transport is full."""
+
+    def resume(self) -> None:
+        """Continues writing: the client's transport accepts bytes again."""
+
+    def abort_client(self) -> None:
+        """Resets the client's connection."""
+
+    def fail(self, refusal: Refusal) -> None:
+        """Ends the response with an error, as visibly as its state permits."""
+
+
+class AlreadySent(web.StreamResponse):
+    """A response that is already on the wire. Stateless: `SENT` and `SENT_CLOSE` are shared."""
 
     def __init__(self, *, keep_alive: bool) -> None:
         super().__init__()
@@ -44,49 +65,15 @@ class Written(web.StreamResponse):
         return
 
 
-def handler_loop(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
-    """The event loop that connections are to be given.
-
-    From Python 3.12 on aiohttp's tasks start at once, which saves a turn of the loop, and are made
-    of the loop itself: there is nothing to be saved by another.
-    """
-    if sys.version_info >= (3, 12):
-        return loop
-    return cast(asyncio.AbstractEventLoop, _HandlerLoop(loop))
-
-
-class _HandlerLoop:
-    """The event loop, as a connection sees it: requests are served in the connection's own task.
-
-    aiohttp makes a task for each request, so that context variables set in one are not seen by
-    the next; nothing here sets any. Without it a request saves a task and two turns of the loop,
-    and is cancelled with its connection all the same.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.time = loop.time
-        self.call_at = loop.call_at
-        self.create_future = loop.create_future
-
-    def create_task(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """What is awaited for `work`."""
-        serving = work.cr_code is _SERVING  # type: ignore[attr-defined]
-        return work if serving else self._loop.create_task(work)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
-
-
-_SERVING = web.RequestHandler._handle_request.__code__
+SENT: Final = AlreadySent(keep_alive=True)
+SENT_CLOSE: Final = AlreadySent(keep_alive=False)
 
 
 def request_factory(loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRequest]:
-    """Makes the requests of a server.
+    """Returns the function that creates a server's requests.
 
-    No upgrade is taken here. aiohttp drops what comes in the same read after a request for one
-    that it does not know (h2c): so that nothing is lost without the client's knowing, the answer
-    says that the connection is closed, and it is.
+    Upgrades are not supported. aiohttp discards the bytes that follow a request for an unknown
+    upgrade (h2c) in the same read: the response therefore announces that the connection closes.
     """
 
     def make(
@@ -100,9 +87,9 @@ def request_factory(loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRe
 
 
 class ClientConnection(web.RequestHandler):
-    """Passes its transport's back-pressure on to the relay that writes to it."""
+    """One client connection: passes the transport's flow control to the response in progress."""
 
-    __slots__ = ("_client", "_connections", "_headers", "relay")
+    __slots__ = ("_client", "_connections", "_headers", "response")
 
     def __init__(
         self,
@@ -111,29 +98,28 @@ class ClientConnection(web.RequestHandler):
         connections: ClientConnections | None = None,
         **kwargs: Any,
     ) -> None:
-        """`headers`: what the answers to unreadable requests carry, too. `connections`: the
-        limited ones, of which it is one."""
+        """`headers`: of the responses to malformed requests. `connections`: enforces the limit."""
         super().__init__(*args, **kwargs)
         self._headers = headers
         self._connections = connections
-        # As `transport`, which aiohttp forgets when it closes it, whatever is yet to be sent.
+        # Like `transport`, which aiohttp drops on close even with bytes still to be sent.
         self._client: asyncio.Transport | None = None
-        self.relay: Answering | None = None
+        self.response: ActiveResponse | None = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        # aiohttp bounds the requests that are sent ahead, and each body, but not all together.
+        # aiohttp limits the number of pipelined requests and each body, but not their total size.
         messages = self._messages
         if not messages or self._buffer_paused:
             return
         if len(messages) > 1 or self._current_request is not None:
             ahead_bytes = sum(payload.total_bytes for _, payload in messages)
-            if ahead_bytes > _AHEAD_BYTES:
-                self._pause_reading_for_buffer()  # until the next of them is served
+            if ahead_bytes > _PIPELINED_BYTES:
+                self._pause_reading_for_buffer()  # until the next one is served
 
     @property
     def idle(self) -> bool:
-        """Whether it serves no request and has no answer on its way."""
+        """Whether it serves no request and has nothing left to send."""
         waiter, transport = self._waiter, self.transport
         if waiter is None or waiter.done() or transport is None:
             return False
@@ -141,28 +127,28 @@ class ClientConnection(web.RequestHandler):
 
     @property
     def unsent_bytes(self) -> int:
-        """Of answers that the client has yet to take, and that no relay writes."""
-        if self._client is None or self.relay is not None:
+        """Bytes of finished responses that the client has not read yet."""
+        if self._client is None or self.response is not None:
             return 0
         return self._client.get_write_buffer_size()
 
     def abort(self) -> None:
-        """Ends it at once."""
+        """Closes the connection immediately."""
         if self._client is not None:
             self._client.abort()
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether what comes now is behind the request that is being served."""
+        """Whether bytes that arrive now follow the request being served."""
         request = self._current_request
         return request is not None and request.content.is_eof()
 
     def drop_what_follows(self) -> None:
-        """Serves nothing after this request: what the client sends is read and dropped."""
+        """Closes after the current request: whatever else the client sends is discarded."""
         self.close()
-        # The head of its answer says so, if that has yet to go out.
-        if self.relay is not None:
-            self.relay.keep_alive = False
+        # The head of the response announces it, unless it was sent already.
+        if self.response is not None:
+            self.response.keep_alive = False
         request = self._current_request
         if request is not None:
             request._message = request._message._replace(should_close=True)
@@ -184,13 +170,13 @@ class ClientConnection(web.RequestHandler):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self.relay is not None:
-            self.relay.pause()
+        if self.response is not None:
+            self.response.pause()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self.relay is not None:
-            self.relay.resume()
+        if self.response is not None:
+            self.response.resume()
 
     def handle_error(
         self,
@@ -199,15 +185,15 @@ class ClientConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answers what cannot be parsed, and what our own fault broke, in the API's error form."""
+        """Answers malformed requests and internal errors in the API's error form."""
         if status >= 500:
             self.log_exception("Error handling request", exc_info=exc)
-            refusal = Refusal(Reason.INTERNAL_ERROR, "an error of the sidecar; its log has it")
+            refusal = Refusal(Reason.INTERNAL_ERROR, "internal error of the sidecar; see its log")
             endpoint = ENDPOINTS.get(request.rel_url.raw_path, UNKNOWN)
         else:
             endpoint = UNKNOWN
             text = (message or HTTPStatus(status).phrase).split("\n")[0]
-            refusal = Refusal(Reason.INVALID_REQUEST, f"not an HTTP request: {text}")
+            refusal = Refusal(Reason.INVALID_REQUEST, f"not a valid HTTP request: {text}")
         response = web.Response(
             status=status,
             body=endpoint.error_format.body(refusal),

@@ -1,7 +1,7 @@
-"""Heads on their way: the client's request to the engine, the engine's answer to the client.
+"""Rewrites heads: the client's request for the engine, the engine's response for the client.
 
-Pure: bytes and values. What belongs to one connection ends here, and so does what would steer
-the engine past admission; the ids are ours.
+Pure: bytes and values. Fields that concern one connection are not forwarded, nor are those that
+would steer the engine past admission; the ids are this sidecar's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Fields = Sequence[tuple[bytes, bytes]]
 
 _first: Final = itemgetter(0)
 
-# Set by us on every response.
+# Set by this sidecar on every response.
 _OURS: Final = frozenset(
     map(
         raw,
@@ -55,13 +55,13 @@ _OURS: Final = frozenset(
         ),
     )
 )  # fmt: skip
-_NOT_RETURNED: Final = HOP_BY_HOP | _OURS
+_NOT_FORWARDED_BACK: Final = HOP_BY_HOP | _OURS
 
-# What `Connection` usually says, which names no field.
+# Usual values of `Connection`, which name no field.
 _CONNECTION_OPTIONS: Final = frozenset({b"close", b"keep-alive"})
 
-# Request headers that end here: connection matters, what would steer the engine past us, and
-# what we set ourselves. So does all that begins with X-Orch-: it is said to this sidecar.
+# Request headers that are not forwarded: those of the connection, those that would steer the
+# engine past admission, and those that this sidecar sets. Nor are those with OPTION_PREFIX.
 NOT_FORWARDED: Final = HOP_BY_HOP.union(
     map(
         raw,
@@ -71,12 +71,12 @@ NOT_FORWARDED: Final = HOP_BY_HOP.union(
         ),
     )
 )  # fmt: skip
-SAID_TO_US: Final = raw(X_ORCH)
-# Those of clients, where the engine has a key of its own, or this sidecar knows them.
+OPTION_PREFIX: Final = raw(X_ORCH)
+# Of clients; not forwarded if the engine has a key of its own, or if they are this sidecar's.
 _KEYS: Final = frozenset(map(raw, (AUTHORIZATION, X_API_KEY)))
-# What else than SAID_TO_US is looked at here: ids, how the body is sent, and what other gateways
-# call their directives.
-_HEEDED: Final = frozenset(
+# Options besides those with OPTION_PREFIX: ids, the encoding of the body, and the names that other
+# gateways use for such options.
+_OPTIONS: Final = frozenset(
     map(raw, (X_REQUEST_ID, X_CORRELATION_ID, CONTENT_ENCODING, TRANSFER_ENCODING, *CLASS_ALIASES))
 )
 _CONNECTION: Final = raw(CONNECTION)
@@ -87,21 +87,20 @@ _CHUNKED: Final = b"%b: chunked" % raw(TRANSFER_ENCODING)
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the names of a client's fields decide.
+    """What the names of a client's header fields decide.
 
-    `plain`: none of them says anything to this sidecar, but who the client is. `passing`,
-    `keyless`: which of them pass, with the client's keys or without. `connected`: `Connection`
-    is among them.
+    `has_options`: some are for this sidecar, besides the API key. `forwarded`,
+    `forwarded_without_credentials`: which of them are. `has_connection`: `Connection` is present.
     """
 
-    plain: bool
-    passing: tuple[bool, ...]
-    keyless: tuple[bool, ...]
-    connected: bool
+    has_options: bool
+    forwarded: tuple[bool, ...]
+    forwarded_without_credentials: tuple[bool, ...]
+    has_connection: bool
 
 
 def names_of(client: Fields) -> Names:
-    """What the names of a client's fields decide."""
+    """Returns what the names of a client's header fields decide."""
     return _names(tuple(map(_first, client)))
 
 
@@ -110,19 +109,20 @@ def request_head(
     client: Fields,
     ours: bytes,
     authorization: bytes | None,
-    keyless: bool = False,
+    strip_keys: bool = False,
     names: Names | None = None,
 ) -> bytes:
-    """The request head for the engine: the client's fields less what must not pass, plus ours.
+    """Returns the request head for the engine: the client's fields as far as forwarded, and ours.
 
-    `ours`: whole lines, each with its end. With an `authorization` of the engine's own, the
-    client's keys end here, and so they do where they are ours (`keyless`). `names`: of the
-    client's fields, where that was looked up before.
+    `ours`: complete lines. With an `authorization` for the engine, or with `strip_keys`, the
+    client's keys are not forwarded. `names`: of the client's fields, if known already.
     """
     if names is None:
         names = names_of(client)
-    passing = names.keyless if keyless or authorization is not None else names.passing
-    if names.connected:
+    forwarded = names.forwarded
+    if strip_keys or authorization is not None:
+        forwarded = names.forwarded_without_credentials
+    if names.has_connection:
         named = {
             token.strip()
             for name, value in client
@@ -130,42 +130,42 @@ def request_head(
             for token in value.lower().split(b",")
         } - _CONNECTION_OPTIONS
         if named:
-            passing = tuple(
-                passes and name.lower() not in named
-                for (name, _), passes in zip(client, passing, strict=True)
+            forwarded = tuple(
+                each and name.lower() not in named
+                for (name, _), each in zip(client, forwarded, strict=True)
             )
-    kept = b"\r\n".join(map(b": ".join, compress(client, passing)))
-    if kept:
-        kept += b"\r\n"
+    theirs = b"\r\n".join(map(b": ".join, compress(client, forwarded)))
+    if theirs:
+        theirs += b"\r\n"
     if authorization is not None:
         ours += _AUTHORIZATION % authorization
-    return b"%b\r\n%b%b\r\n" % (line, kept, ours)
+    return b"%b\r\n%b%b\r\n" % (line, theirs, ours)
 
 
-# A client sends the same few names again and again.
+# A client sends the same names in every request.
 @lru_cache(maxsize=256)
 def _names(names: tuple[bytes, ...]) -> Names:
     lower = [name.lower() for name in names]
-    passing = [name not in NOT_FORWARDED and not name.startswith(SAID_TO_US) for name in lower]
+    forwarded = [name not in NOT_FORWARDED and not name.startswith(OPTION_PREFIX) for name in lower]
     return Names(
-        not any(name in _HEEDED or name.startswith(SAID_TO_US) for name in lower),
-        tuple(passing),
-        tuple(passes and name not in _KEYS for name, passes in zip(lower, passing, strict=True)),
+        any(name in _OPTIONS or name.startswith(OPTION_PREFIX) for name in lower),
+        tuple(forwarded),
+        tuple(each and name not in _KEYS for name, each in zip(lower, forwarded, strict=True)),
         _CONNECTION in lower,
     )
 
 
 def framed_for(head: Head, http10: bool) -> bool:
-    """Whether the client can tell the end of this answer from the bytes of it."""
+    """Whether the client can find the end of this response within its bytes."""
     if head.chunked:
         return not http10
     return head.length is not None or head.status in (204, 304)
 
 
 @lru_cache(maxsize=256)
-def kept(head: Head, http10: bool) -> bytes:
-    """The status line and the fields that are passed on: once for all answers with this head."""
-    dropped = _NOT_RETURNED
+def filtered_response_head(head: Head, http10: bool) -> bytes:
+    """Returns the status line and the fields that are forwarded; computed once for equal heads."""
+    dropped = _NOT_FORWARDED_BACK
     for name, value in head.fields:
         if name == _CONNECTION:
             named = {token.strip().lower() for token in value.split(b",")}

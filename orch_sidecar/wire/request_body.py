@@ -1,9 +1,8 @@
-"""The reading of requests' bodies: how much of them, for how long, in which encoding.
+"""Reads request bodies within limits: size, time, encoding, and a budget of all bodies.
 
-All bodies that are being read, wait or are in flight share one budget: bytes are reserved before
-they are read, by the length of the body or as it comes, until the handling of its request has
-ended. Large ones are outlined one after the other, in slices between which the event loop turns.
-Knows HTTP requests and limits; what a body means is read elsewhere.
+The bodies of all requests being read, queued or in flight share the budget: bytes are reserved
+before they are read, from Content-Length or as they arrive, until the request has ended. Large
+bodies are outlined one after the other, in slices between which the event loop runs.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from orch_sidecar.config.settings import SidecarSettings
 
 T = TypeVar("T")
 
-# The event loop turns after so long. Between all slices would be too often: where each turn takes
-# a millisecond, because there is much else to do, a large body would wait for a thousand of them.
+# Yield to the event loop after that time. Not after each slice: on a busy loop each turn takes a
+# millisecond, and a large body has a thousand slices.
 _TURN_AFTER_S: Final = 0.002
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Holder(Protocol):
-    """A request, and how much of the budget is reserved for its body."""
+    """A request and the bytes of the budget that are reserved for its body."""
 
     http: web.BaseRequest
     reserved_bytes: int
@@ -48,9 +47,9 @@ class BodyReader:
         self._one_at_a_time = asyncio.Lock()
 
     def at_once(self, holder: Holder) -> bytes | Refusal | None:
-        """The whole body of a request that came together with its head, or why it is not read.
+        """Returns the body if it arrived together with the head, or why it is refused.
 
-        None: more of it is to come, and `rest_of` waits for that.
+        None: it is incomplete; `rest_of` waits for it.
         """
         content = holder.http.content
         if not content.is_eof():
@@ -64,7 +63,7 @@ class BodyReader:
         return self._reserve(holder, len(body)) or body
 
     async def rest_of(self, holder: Holder) -> bytes | Refusal:
-        """The whole body of a request that is still arriving, or why it is not read."""
+        """Waits for the rest of a body. Returns the whole, or why it is refused."""
         http, timeout_s = holder.http, self.settings.body_timeout_s
         length = http.content_length
         if length is not None:
@@ -86,14 +85,14 @@ class BodyReader:
             return _unreadable(error)
 
     def release(self, holder: Holder) -> None:
-        """Gives back what is reserved for a request; called once, when its handling has ended."""
+        """Returns a request's bytes to the budget, when the request has ended."""
         self.reserved_bytes -= holder.reserved_bytes
         holder.reserved_bytes = 0
 
     async def outlined(self, body: bytes, read: Callable[[bytes], T]) -> T | Refusal:
-        """What `read` makes of the outline of a body.
+        """Returns what `read` makes of the outline of a body.
 
-        One body at a time: many at once would hold up the event loop together.
+        One body at a time: several would delay the event loop together.
         """
         async with self._one_at_a_time:
             outline = Outline()
@@ -110,7 +109,7 @@ class BodyReader:
             return read(outline.result())
 
     async def _whole(self, holder: Holder) -> bytes | Refusal:
-        """As `http.read` does it, which would keep the body for as long as the request."""
+        """Reads like `http.read`, which would retain the body as long as the request."""
         content, most = holder.http.content, self.settings.max_body_bytes
         body = bytearray()
         while part := await content.readany():
@@ -123,7 +122,7 @@ class BodyReader:
         return bytes(body)
 
     def _reserve(self, holder: Holder, size: int) -> Refusal | None:
-        """Reserves so many bytes more for a request, if the budget has them."""
+        """Reserves more bytes for a request, if the budget has them."""
         limit = self.settings.body_budget_bytes
         if self.reserved_bytes + size > limit:
             text = (
@@ -140,8 +139,8 @@ class BodyReader:
         return Refusal(Reason.BODY_TOO_LARGE, f"the body is {size}, the limit is {limit} bytes")
 
 
-def objection(headers: Mapping[str, str]) -> Refusal | None:
-    """Why a body with these headers is not read, if so."""
+def encoding_refusal(headers: Mapping[str, str]) -> Refusal | None:
+    """Returns why a body with these headers is refused; None: it is not."""
     encoding = headers.get(CONTENT_ENCODING, "identity")
     framing = headers.get(TRANSFER_ENCODING, "chunked")
     if framing.lower() != "chunked":
@@ -153,9 +152,9 @@ def objection(headers: Mapping[str, str]) -> Refusal | None:
 
 
 def model_of(body: bytes) -> str:
-    """The model that a body, or its outline, names; empty where it names none or is no JSON.
+    """Returns the model that a body, or its outline, names; empty if there is none.
 
-    For requests without admission: what is wrong with their bodies the engine says.
+    For requests that are not admitted: the engine reports what is wrong with their bodies.
     """
     try:
         document = json.loads(body)

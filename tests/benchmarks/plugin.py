@@ -28,16 +28,16 @@ STEPS: Final = 200_000
 
 def step_cost_us() -> tuple[float, float]:
     """Microseconds of a `record` call: when nothing changed, and when all of it did."""
-    from vllm_plugin.board import Board, EngineFacts, Hardware, Listener
-    from vllm_plugin.stat_logger import BoardStatLogger
+    from vllm_plugin.engine_state import EngineFacts, EngineState, Hardware, Subscriber
+    from vllm_plugin.stat_logger import SchedulerStatLogger
 
     hardware = Hardware("CPU", 0, "BF16")
     facts = EngineFacts(
         "0", "p", ("m",), 1, "cloud", "batched_online", True, SLOTS, "e", {}, hardware
     )
-    board = Board(facts)
-    board.listen(Listener(None, lambda: None))
-    logger = BoardStatLogger(board, async_scheduling=False)
+    engine_state = EngineState(facts)
+    engine_state.subscribe(Subscriber(None, lambda: None))
+    logger = SchedulerStatLogger(engine_state, async_scheduling=False)
     details = SimpleNamespace(
         num_ctx_requests=0,
         num_ctx_tokens=0,

@@ -1,7 +1,7 @@
 """An engine that does as a test says, down to single bytes on the wire.
 
 Speaks what vLLM with the orch plugin speaks: the generating endpoints, `/v1/models`, the state
-stream and the revocation of leases. State and leases are the plugin's own pure `Board`, so both
+stream and the revocation of leases. State and leases are the plugin's own `EngineState`, so both
 sides of the contract are tested against one meaning; HTTP and the stream are written here. It
 runs on the test's event loop and, by what a test sets, misbehaves.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.integration import answers
 from tests.integration.wire import Answer, EngineWire, Received
-from vllm_plugin.board import Board, EngineFacts, Hardware, Listener
+from vllm_plugin.engine_state import EngineFacts, EngineState, Hardware, Subscriber
 from vllm_plugin.kv_cache import KvCache, KvGroup
 from vllm_plugin.workloads import workloads_of
 
@@ -66,7 +66,7 @@ class ScriptedEngine:
         self.slots = slots
         self.profile = profile
         self.models = models
-        self.says: dict[str, Any] = {}  # of its state, besides or instead of what the board has
+        self.says: dict[str, Any] = {}  # of its state, besides or instead of `engine_state`
         self.faults = Faults()
         self.api_key: str | None = None
         self.answer: Script = answers.answer
@@ -79,7 +79,7 @@ class ScriptedEngine:
         self.port = port
         self.epoch = 0
         self.wires: set[EngineWire] = set()
-        self.board = self._board()
+        self.engine_state = self._new_state()
         self._server: asyncio.Server | None = None
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -89,7 +89,7 @@ class ScriptedEngine:
         """Listens: on a free port at first, later on the same one."""
         loop = asyncio.get_running_loop()
         self.epoch += 1
-        self.board = self._board()
+        self.engine_state = self._new_state()
         self._server = await loop.create_server(
             lambda: EngineWire(self), self.host, self.port, reuse_address=True
         )
@@ -117,8 +117,8 @@ class ScriptedEngine:
     def tell(self, **fields: Any) -> None:
         """Says this of its state, by a heartbeat to those who listen."""
         self.says |= fields
-        for listener in self.board._listeners:
-            listener.wake()
+        for subscriber in self.engine_state._subscribers:
+            subscriber.wake()
 
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that ends with this engine."""
@@ -132,7 +132,7 @@ class ScriptedEngine:
     @property
     def present(self) -> int:
         """Sequences in the engine now."""
-        return self.board.leases.foreign_to(None)
+        return self.engine_state.leases.foreign_to(None)
 
     @property
     def generating(self) -> list[Received]:
@@ -142,7 +142,7 @@ class ScriptedEngine:
     @property
     def streams(self) -> int:
         """How many listen to the state stream."""
-        return len(self.board._listeners)
+        return len(self.engine_state._subscribers)
 
     # Requests.
 
@@ -169,41 +169,41 @@ class ScriptedEngine:
             error = {"message": "going", "type": "engine_gone", "code": 503, "retriable": True}
             answer.json({"error": error}, 503, [("retry-after", "1")])
             return
-        key = self.board.entered(answer.request.header("x-orch-lease") or "")
+        key = self.engine_state.enter(answer.request.header("x-orch-lease") or "")
         if key is None:
             answer.json({"error": {"message": "spent", "type": "lease_spent", "code": 409}}, 409)
             return
         self.peak = max(self.peak, self.present)
         script = self.scripts.popleft() if self.scripts else self.answer
-        board = self.board
+        engine_state = self.engine_state
         try:
             await script(answer)
         except asyncio.CancelledError:
             # The client is gone. vLLM lets go of the request a little later.
-            if board is self.board:
-                self.run(self._abort(board, key))
+            if engine_state is self.engine_state:
+                self.run(self._abort(engine_state, key))
             raise
         except BaseException:
-            self._left(board, key)
+            self._left(engine_state, key)
             raise
         # No turn of the event loop lies between the script's last byte and this.
-        self._left(board, key)
+        self._left(engine_state, key)
 
-    async def _abort(self, board: Board, key: int) -> None:
+    async def _abort(self, engine_state: EngineState, key: int) -> None:
         await asyncio.sleep(self.faults.ended_delay_s)
         if self.faults.holds_aborted is not None:
             await self.faults.holds_aborted.wait()
-        self._left(board, key)
+        self._left(engine_state, key)
 
-    def _left(self, board: Board, key: int) -> None:
+    def _left(self, engine_state: EngineState, key: int) -> None:
         if self.faults.tells_ended:
-            board.left(key)
+            engine_state.leave(key)
         else:
-            board.leases.leave(key)
+            engine_state.leases.leave(key)
 
     # The plugin.
 
-    def _board(self) -> Board:
+    def _new_state(self) -> EngineState:
         facts = EngineFacts(
             engine_version="0.32.0",
             pool="default",
@@ -217,29 +217,31 @@ class ScriptedEngine:
             features={},
             hardware=Hardware("CPU (scripted)", 0, "FP32"),
         )
-        board = Board(facts)
-        board.workloads = workloads_of(GENERATING)
-        board.kv_cache = KvCache(4096, (KvGroup(16),))
-        return board
+        engine_state = EngineState(facts)
+        engine_state.workloads = workloads_of(GENERATING)
+        engine_state.kv_cache = KvCache(4096, (KvGroup(16),))
+        return engine_state
 
     def _revoke(self, answer: Answer) -> None:
         lease = answer.request.path.rpartition("/")[2]
         self.revoked.append(lease)
-        answer.json({"ended": self.board.leases.revoke(lease)})
+        answer.json({"ended": self.engine_state.leases.revoke(lease)})
 
     async def _stream(self, answer: Answer) -> None:
         if self.faults.stream_status != 200:
             answer.json({"detail": "no"}, self.faults.stream_status)
             return
         instance = answer.request.query.partition("instance=")[2] or None
-        board, loop = self.board, asyncio.get_running_loop()
+        engine_state, loop = self.engine_state, asyncio.get_running_loop()
         woken = asyncio.Event()
-        listener = Listener(instance, woken.set)
-        board.listen(listener)
+        subscriber = Subscriber(instance, woken.set)
+        engine_state.subscribe(subscriber)
         try:
             answer.head(headers=[("content-type", "text/event-stream")])
-            sent = board.moving(instance)
-            state = board.state(instance) | {"leases": sorted(board.leases.of(instance))}
+            sent = engine_state.change_fields(instance)
+            state = engine_state.document(instance) | {
+                "leases": sorted(engine_state.leases.of(instance))
+            }
             says = dict(self.says)
             _say(answer, "state", state | says)
             if self.faults.stream is not None:
@@ -254,19 +256,19 @@ class ScriptedEngine:
                     await asyncio.sleep(0.01)
                     continue
                 woken.clear()
-                if listener.ended:
-                    ended, listener.ended = listener.ended, []
+                if subscriber.ended:
+                    ended, subscriber.ended = subscriber.ended, []
                     _say(answer, "ended", {"leases": ended})
                 if loop.time() >= beat_at + HEARTBEAT_EVERY_S or says != self.says:
                     beat_at, says = loop.time(), dict(self.says)
                     _say(answer, "heartbeat", says)
-                now = board.moving(instance)
+                now = engine_state.change_fields(instance)
                 if change := {k: v for k, v in now.items() if sent[k] != v}:
                     sent = now
                     _say(answer, "change", change)
                     await asyncio.sleep(CHANGES_EVERY_S)
         finally:
-            board.unlisten(listener)
+            engine_state.unsubscribe(subscriber)
 
 
 Engine = Callable[..., Awaitable[ScriptedEngine]]

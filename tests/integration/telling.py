@@ -104,8 +104,8 @@ async def told(telling: Telling, count: int = 1) -> Told:
 
 def sharing(running: Running) -> int:
     """How many clients are on decodes that can still be joined."""
-    shared = running.sidecar.serving.sharing._by_key.values()
-    return sum(len(each.fanout.followers) for each in shared)
+    shared = running.sidecar.coalesce._by_key.values()
+    return sum(len(each.broadcast._subscribers) for each in shared)
 
 
 async def together(

@@ -85,6 +85,6 @@ async def test_failure_in_a_stream_of_messages_is_the_clients_exception(
     stream = await claude.messages.create(
         model="tiny", max_tokens=9, messages=[{"role": "user", "content": "hi"}], stream=True
     )
-    with pytest.raises(anthropic.APIStatusError, match="before its answer was complete"):
+    with pytest.raises(anthropic.APIStatusError, match="before its response was complete"):
         async for _event in stream:
             pass

@@ -139,7 +139,7 @@ async def test_what_a_slow_client_has_not_taken_is_dropped(
     request_id = new_id()
     client = await sidecar.client(receive_buffer=4096)
     client.start(path, [named(request_id)])
-    await eventually(lambda: any(relay.paused for relay in sidecar.sidecar.watch._relays))
+    await eventually(lambda: any(each.paused for each in sidecar.sidecar.watch._responses))
     assert (await cancel(sidecar, request_id)).status == 204
     with pytest.raises(ConnectionError):
         await client.rest()

@@ -84,7 +84,7 @@ async def test_no_answer_is_given_again_once_it_has_ended(
         (await told(telling, number)).all_of_it("one ")
         assert (await client.response()).status == 200
     assert len(engine.generating) == 2
-    assert not sidecar.sidecar.serving.sharing._by_key
+    assert not sidecar.sidecar.coalesce._by_key
 
 
 KEY = ("Authorization", "Bearer one")

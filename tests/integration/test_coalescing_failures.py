@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from orch_sidecar.coalescing.shared_decode import BUFFER_BYTES
+from orch_sidecar.coalescing.shared_generation import BUFFER_BYTES
 from tests.integration.client import CHAT, Client, Response
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -119,7 +119,7 @@ async def test_client_that_leaves_at_once_leaves_nothing_behind(
         client.reset()
     await sidecar.idle()
     await eventually(lambda: not sidecar.sidecar.serving.active)
-    await eventually(lambda: not sidecar.sidecar.serving.sharing._decodes)
+    await eventually(lambda: not sidecar.sidecar.coalesce._running)
 
 
 def got_all_of_it(answer: Told, response: Response) -> None:
@@ -149,7 +149,7 @@ async def test_slow_client_holds_up_no_fast_one_and_gets_what_is_retained_or_is_
     slow_one: Callable[[Told, Response], None],
     outcomes: dict[str, int],
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.coalescing.shared_decode.BUFFER_BYTES", retained_bytes)
+    monkeypatch.setattr("orch_sidecar.coalescing.shared_generation.BUFFER_BYTES", retained_bytes)
     running = await start()
     [fast] = await together(running, ())
     slow = await running.client(receive_buffer=4096)

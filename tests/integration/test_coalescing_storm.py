@@ -91,8 +91,8 @@ async def test_nothing_is_lost_mixed_up_or_left_behind(
     )
     await sidecar.idle()
     await eventually(lambda: not sidecar.sidecar.serving.active)
-    sharing = sidecar.sidecar.serving.sharing
-    assert not sharing._decodes
+    sharing = sidecar.sidecar.coalesce
+    assert not sharing._running
     assert not sharing._by_key
     assert not engine.present
     assert sum(whole) > 100

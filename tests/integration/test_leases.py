@@ -107,7 +107,7 @@ async def test_engine_restart_frees_all_leases_of_the_old_one(
     await eventually(lambda: len(held.waiting) == 4)
     waiting = await started(sidecar, n=4)
     await eventually(lambda: sidecar.queued == 1)
-    old = engine.board.facts.epoch
+    old = engine.engine_state.facts.epoch
     await engine.restart()
     for client in clients:
         assert (await client.response()).status == 502

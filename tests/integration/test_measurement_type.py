@@ -10,6 +10,8 @@ from orch_sidecar.api.endpoints import ENDPOINTS, STREAM, ResourcePath
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.proxy.frontend import Frontend
 from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.result import NotSent
+from orch_sidecar.wire.forwarding import Names
 from tests.integration.client import CHAT, Client, Response, body_of
 from tests.integration.otlp import Collect
 from tests.integration.running import Running, Start, all_ready, eventually, pools
@@ -140,10 +142,10 @@ async def test_refusal_for_any_reason_has_a_type(
 ) -> None:
     reasons = list(Reason)
 
-    async def refuse(self: Frontend, request: Request, *, plain: bool) -> Refusal:
+    async def refuse(self: Frontend, request: Request, names: Names) -> NotSent:
         if placed is not None:
             request.record.labels = mixed.sidecar.pools[placed].labels
-        return Refusal(reasons[-1], "no")
+        return NotSent(Refusal(reasons[-1], "no"))
 
     monkeypatch.setattr(Frontend, "_serve", refuse)
     while reasons:

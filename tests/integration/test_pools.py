@@ -43,7 +43,7 @@ async def test_adapter_is_placed_where_it_is_loaded_from_its_load_to_its_unload(
 ) -> None:
     client = await pair.client()
     assert (await client.post(model="sql")).status == 404
-    b.board.serves(("tiny", "alias", "sql"))
+    b.engine_state.set_models(("tiny", "alias", "sql"))
     await eventually(lambda: "sql" in (pair.sidecar.pools["b"].follower.models or ()))
     for model in ("sql", "alias"):
         assert (await client.post(CHAT, model=model)).status == 200
@@ -53,7 +53,7 @@ async def test_adapter_is_placed_where_it_is_loaded_from_its_load_to_its_unload(
     metrics = await pair.metrics()
     for model in ("sql", "alias"):
         assert any(f'gen_ai_request_model="{model}"' in name for name in metrics)
-    b.board.serves(("tiny",))
+    b.engine_state.set_models(("tiny",))
     await eventually(lambda: "sql" not in (pair.sidecar.pools["b"].follower.models or ()))
     assert (await client.post(model="sql")).status == 404
 

@@ -215,8 +215,8 @@ async def python(code: str, **environment: str) -> str:
 
 BUILD = """
 import asyncio, sys
-from orch_sidecar.app import Sidecar
-from orch_sidecar.settings import SidecarSettings
+from orch_sidecar.app.sidecar import Sidecar
+from orch_sidecar.config.settings import SidecarSettings
 async def main():
     sidecar = Sidecar(SidecarSettings(port=0, engine_url="http://127.0.0.1:1"))
     await sidecar.start()

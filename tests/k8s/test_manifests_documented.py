@@ -1,4 +1,4 @@
-"""The kubectl commands of the README name folders, objects, ports and labels that there are."""
+"""The kubectl commands of k8s/README.md name folders, objects and ports that exist."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _KINDS: Final = {
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The kubectl commands in a text, in its blocks and in its lines, as words."""
+    """Yields the words of each kubectl command in a text, in blocks and in lines."""
     for line in text.replace("\\\n", " ").splitlines():
         for part in re.findall(r"(?:^|`)\s*(kubectl [^`]*)", line):
             yield [word for word in shlex.split(part, comments=True) if word != "&"]
 
 
 def documented() -> list[list[str]]:
-    return list(commands((ROOT / "README.md").read_text(encoding="utf-8")))
+    return list(commands((ROOT / "k8s" / "README.md").read_text(encoding="utf-8")))
 
 
 def objections(words: list[str]) -> list[str]:
-    """What a command names that there is not."""
+    """Returns what a command names that does not exist."""
     found = []
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == "-f" and not manifests(following.removeprefix("k8s").strip("/")):
@@ -58,14 +58,14 @@ def objections(words: list[str]) -> list[str]:
 
 
 def containers_of(words: list[str]) -> set[str]:
-    """The containers of the Deployment that a command names."""
+    """Returns the containers of the Deployment that a command names."""
     [target] = [word for word in words if word.startswith("deployment/")]
     deployment = named("", "Deployment", target.partition("/")[2])
     return {each["name"] for each in containers(deployment)}
 
 
 def secrets() -> set[str]:
-    """The Secrets that pods read if they are there."""
+    """Returns the Secrets that pods read if they exist."""
     return {
         name
         for each in of_kind("", "Deployment")
@@ -74,14 +74,14 @@ def secrets() -> set[str]:
     }
 
 
-def test_readme_says_how_to_apply_wait_reach_scale_and_remove() -> None:
-    said = {word for words in documented() for word in words}
-    assert {"apply", "wait", "port-forward", "scale", "delete", "secret"} <= said
-    assert {"k8s/"} <= said
+def test_readme_documents_apply_wait_port_forward_scale_secrets_and_delete() -> None:
+    used = {word for words in documented() for word in words}
+    assert {"apply", "wait", "port-forward", "scale", "delete", "secret"} <= used
+    assert {"k8s/"} <= used
 
 
 @pytest.mark.parametrize("words", documented(), ids=" ".join)
-def test_documented_command_names_what_there_is(words: list[str]) -> None:
+def test_documented_command_names_what_exists(words: list[str]) -> None:
     assert objections(words) == []
 
 
@@ -96,18 +96,18 @@ def test_documented_command_names_what_there_is(words: list[str]) -> None:
         "kubectl -n orch logs deployment/orch-home -c engine",
     ],
 )
-def test_command_that_names_what_there_is_not_is_seen(command: str) -> None:
+def test_command_that_names_what_does_not_exist_is_reported(command: str) -> None:
     [words] = commands(command)
     assert len(objections(words)) == 1
 
 
-def test_wait_in_the_readme_waits_for_every_deployment() -> None:
+def test_documented_wait_names_every_deployment() -> None:
     [waiting] = [words for words in documented() if "wait" in words]
     deployments = {f"deployment/{each.name}" for each in of_kind("", "Deployment")}
     assert deployments <= set(waiting)
 
 
-def test_keys_that_the_readme_adds_are_where_the_entry_looks() -> None:
+def test_documented_secret_of_keys_is_mounted_where_the_entry_reads_them() -> None:
     [adding] = [words for words in documented() if "orch-api-keys" in words]
     [file] = [word.partition("=")[2] for word in adding if word.startswith("--from-file=")]
     text = named("", "ConfigMap", "orch-entry").body["data"]["sidecar.yaml"]

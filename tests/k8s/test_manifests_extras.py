@@ -30,7 +30,7 @@ _SUFFIXES: Final = ("_total", "_bucket", "_sum", "_count", "_info")
 def known_metrics() -> set[str]:
     """Names of metrics in the sidecar's sources, without suffixes."""
     text = "\n".join(
-        path.read_text(encoding="utf-8") for path in (ROOT / "orch_sidecar").glob("*.py")
+        path.read_text(encoding="utf-8") for path in (ROOT / "orch_sidecar").rglob("*.py")
     )
     return set(re.findall(r'"((?:orch|gen_ai)_[a-z_]+)"', text))
 

@@ -9,9 +9,9 @@ from typing import Any
 from fastapi import FastAPI
 
 from tests.vllm_plugin.asgi import Call
-from tests.vllm_plugin.test_board import FACTS, US
-from vllm_plugin.board import Board
+from tests.vllm_plugin.examples import FACTS, US
 from vllm_plugin.endpoint import CapabilitiesEndpoint
+from vllm_plugin.engine_state import EngineState
 from vllm_plugin.kv_cache import KvCache, KvGroup
 
 STREAM = f"/v1/capabilities/stream?instance={US}"
@@ -55,13 +55,13 @@ class Models:
 class Engine:
     """An application with the endpoint attached as vLLM attaches it."""
 
-    board: Board = field(default_factory=lambda: Board(FACTS))
+    engine_state: EngineState = field(default_factory=lambda: EngineState(FACTS))
     app: FastAPI = field(default_factory=FastAPI)
     client: EngineClient = field(default_factory=EngineClient)
     models: Models = field(default_factory=Models)
 
     async def start(self) -> None:
-        plugin = CapabilitiesEndpoint(lambda: self.board, kv_cache_of)
+        plugin = CapabilitiesEndpoint(lambda: self.engine_state, kv_cache_of)
         plugin.attach_router(self.app)
         self.app.state.openai_serving_models = self.models
         await plugin.init_state(self.client, self.app.state, None)
@@ -81,4 +81,4 @@ class Engine:
     async def stop(self, call: Call) -> None:
         self.client.is_running = False
         await asyncio.wait_for(call.task, 5)
-        assert self.board._listeners == set()
+        assert self.engine_state._subscribers == set()

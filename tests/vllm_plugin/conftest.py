@@ -13,7 +13,7 @@ from vllm_plugin import endpoint
 @pytest.fixture
 async def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An application with the endpoint attached; its streams look often whether to end."""
-    monkeypatch.setattr(endpoint, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(endpoint, "CHECK_EVERY_S", 0.02)
     engine = Engine()
     await engine.start()
     return engine

@@ -46,8 +46,8 @@ def test_offloading_is_allowed(allowed: dict[str, Any]) -> None:
     ("refused", "words"),
     [
         (config("NixlConnector"), "has connector 'NixlConnector'"),
-        (config("MooncakeStoreConnector"), "KV blocks would enter the engine from elsewhere"),
-        (config("DecodeBenchConnector"), "must be an offloading one"),
+        (config("MooncakeStoreConnector"), "others exchange KV blocks with other engines"),
+        (config("DecodeBenchConnector"), "must have an offloading connector"),
         (
             config("OffloadingConnector", kv_connector_module_path="mine"),
             "loads connector 'OffloadingConnector' from 'mine'",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_plugin import curve
-from vllm_plugin.curve import Curve, through
+from vllm_plugin.curve import Curve, fit
 
 
 @pytest.mark.parametrize(
@@ -14,32 +14,32 @@ from vllm_plugin.curve import Curve, through
 )
 def test_exact_points_give_the_curve_back(true: Curve) -> None:
     sizes = (1, 2, 4, 8, 16)
-    found = through({b: true.seconds(b) for b in sizes}, dict.fromkeys(sizes, 10))
+    found = fit({b: true.seconds(b) for b in sizes}, dict.fromkeys(sizes, 10))
     assert found.t0_s == pytest.approx(true.t0_s, abs=0.03)
     assert found.c_s == pytest.approx(true.c_s, abs=0.03)
     assert found.alpha == pytest.approx(true.alpha, abs=0.01)
 
 
 def test_two_points_give_the_line() -> None:
-    found = through({2: 3.0, 4: 4.0}, {2: 1, 4: 100}, alpha=1.0)
+    found = fit({2: 3.0, 4: 4.0}, {2: 1, 4: 100}, alpha=1.0)
     assert found.t0_s == pytest.approx(2.0)
     assert found.c_s == pytest.approx(0.5)
 
 
 def test_what_falls_with_the_batch_is_a_constant_between() -> None:
-    found = through({1: 4.0, 8: 2.0}, {1: 1, 8: 1}, alpha=1.0)
+    found = fit({1: 4.0, 8: 2.0}, {1: 1, 8: 1}, alpha=1.0)
     assert found.c_s == 0.0
     assert 2.0 <= found.t0_s <= 4.0
 
 
 def test_what_grows_faster_than_the_batch_goes_through_nothing() -> None:
-    found = through({1: 1.0, 8: 64.0}, {1: 1, 8: 1}, alpha=1.0)
+    found = fit({1: 1.0, 8: 64.0}, {1: 1, 8: 1}, alpha=1.0)
     assert found.t0_s == 0.0
     assert found.c_s > 1.0
 
 
 def test_weight_decides_between_points_that_disagree() -> None:
-    found = through({1: 1.0, 2: 9.0, 3: 1.0}, {1: 100, 2: 1, 3: 100}, alpha=1.0)
+    found = fit({1: 1.0, 2: 9.0, 3: 1.0}, {1: 100, 2: 1, 3: 100}, alpha=1.0)
     assert found.seconds(2) == pytest.approx(1.0, rel=0.1)
 
 

@@ -10,13 +10,13 @@ from fastapi import FastAPI
 
 from tests.vllm_plugin.api_server import Engine, EngineClient, kv_cache_of
 from tests.vllm_plugin.asgi import Call
-from tests.vllm_plugin.test_board import FACTS, LEASE, THEM, US, report
-from vllm_plugin.board import Board
+from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, report
 from vllm_plugin.endpoint import CapabilitiesEndpoint
+from vllm_plugin.engine_state import EngineState
 
 
 async def test_state_is_told_once_on_request(engine: Engine) -> None:
-    engine.board.stepped(report(3))
+    engine.engine_state.record(report(3))
     call = engine.call("GET", "/v1/capabilities")
     assert await call.status() == 200
     document = await call.json()
@@ -28,7 +28,7 @@ async def test_state_is_told_once_on_request(engine: Engine) -> None:
 
 
 async def test_foreign_is_told_as_the_asking_instance_sees_it(engine: Engine) -> None:
-    engine.board.entered(LEASE)
+    engine.engine_state.enter(LEASE)
     for instance, foreign in ((US, 0), (THEM, 4)):
         call = engine.call("GET", f"/v1/capabilities?instance={instance}")
         await call.status()
@@ -49,20 +49,20 @@ async def test_engine_that_is_going_turns_requests_away_untouched(
     assert (b"retry-after", b"1") in message["headers"]
     error = (await call.json())["error"]
     assert (error["type"], error["retriable"]) == ("engine_gone", True)
-    assert engine.board.leases.leased() == 0
+    assert engine.engine_state.leases.leased() == 0
     assert (await engine.call("GET", "/v1/capabilities").status()) == 200
 
 
 async def test_revocation_says_whether_the_lease_has_ended(engine: Engine) -> None:
-    key = engine.board.entered(LEASE)
+    key = engine.engine_state.enter(LEASE)
     assert key is not None
     for ended in (False, True, True):
         call = engine.call("DELETE", f"/v1/capabilities/leases/{LEASE}")
         assert await call.status() == 200
         assert await call.json() == {"ended": ended}
         if not ended:
-            engine.board.left(key)
-    assert engine.board.entered(LEASE) is None, "it never comes in again"
+            engine.engine_state.leave(key)
+    assert engine.engine_state.enter(LEASE) is None, "it never comes in again"
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,6 @@ async def test_state_has_the_cache_of_the_engine_core(engine: Engine) -> None:
 
 
 async def test_server_without_an_engine_has_no_cache_to_ask_for() -> None:
-    board, state = Board(FACTS), SimpleNamespace(openai_serving_models=None)
-    await CapabilitiesEndpoint(lambda: board, kv_cache_of).init_state(None, state, None)
-    assert board.kv_cache.groups == ()
+    engine_state, state = EngineState(FACTS), SimpleNamespace(openai_serving_models=None)
+    await CapabilitiesEndpoint(lambda: engine_state, kv_cache_of).init_state(None, state, None)
+    assert engine_state.kv_cache.groups == ()

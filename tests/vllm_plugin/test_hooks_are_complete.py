@@ -9,8 +9,8 @@ import pytest
 
 from tests.vllm_plugin import touched
 from vllm_plugin.hooks import HOOKS
-from vllm_plugin.outline import outlines_below
 from vllm_plugin.profile import load, shipped
+from vllm_plugin.symbols import symbols_below
 
 # What is listed and not an attribute that is read: what vLLM calls, and what it passes.
 _CALLED = {
@@ -72,9 +72,9 @@ def test_arguments_of_profiles_and_of_enforcement_are_listed() -> None:
     spec = find_spec("vllm")
     if spec is None or spec.origin is None:
         pytest.skip("vLLM is not installed: install the extra `cpu` or `gpu`")
-    outline = outlines_below(Path(spec.origin).parent)("engine/arg_utils.py")
-    assert outline is not None
-    by_name = set(touched.strings("enforce")) & set(outline["EngineArgs"])
+    parse_symbols = symbols_below(Path(spec.origin).parent)("engine/arg_utils.py")
+    assert parse_symbols is not None
+    by_name = set(touched.strings("enforce")) & set(parse_symbols["EngineArgs"])
     listed = {name for file, what, name in LISTED if what == "EngineArgs"}
     assert by_name | load_all_arguments() <= listed
 

@@ -10,24 +10,26 @@ import anyio
 import pytest
 
 from tests.vllm_plugin.asgi import Call
-from tests.vllm_plugin.test_board import FACTS, LEASE, US
-from vllm_plugin.board import Board, Listener
-from vllm_plugin.endpoint import LET_GO_TURNS, LeaseMiddleware
+from tests.vllm_plugin.examples import FACTS, LEASE, US
+from vllm_plugin.endpoint import ABORT_TURNS, LeaseMiddleware
+from vllm_plugin.engine_state import EngineState, Subscriber
 
 
 class Generating:
     """An application that answers when it is told to."""
 
     def __init__(self) -> None:
-        self.board = Board(FACTS)
+        self.engine_state = EngineState(FACTS)
         self.go_on = asyncio.Event()
         self.entered = asyncio.Event()
         self.fails = False
         self.order: list[str] = []
         self.lives = True
-        self.app = LeaseMiddleware(self.generate, self.board, lambda: self.lives, lambda: None)
-        self.listener = Listener(US, lambda: None)
-        self.board.listen(self.listener)
+        self.app = LeaseMiddleware(
+            self.generate, self.engine_state, lambda: self.lives, lambda: None
+        )
+        self.subscriber = Subscriber(US, lambda: None)
+        self.engine_state.subscribe(self.subscriber)
 
     async def generate(self, scope: Any, receive: Any, send: Any) -> None:
         self.entered.set()
@@ -53,12 +55,12 @@ class Generating:
         return Call(self.app, "POST", path, headers)
 
     async def settled(self) -> None:
-        for _ in range(LET_GO_TURNS + 2):
+        for _ in range(ABORT_TURNS + 2):
             await asyncio.sleep(0)
 
     def assert_nothing_left(self) -> None:
-        assert self.board.leases.leased() == 0
-        assert self.board.leases.foreign_to(US) == 0
+        assert self.engine_state.leases.leased() == 0
+        assert self.engine_state.leases.foreign_to(US) == 0
 
 
 @pytest.fixture
@@ -69,12 +71,12 @@ async def engine() -> Generating:
 async def test_request_is_counted_while_it_generates(engine: Generating) -> None:
     call = engine.call()
     await engine.entered.wait()
-    assert engine.board.leases.of(US) == [LEASE]
-    assert engine.board.leases.leased() == 4
+    assert engine.engine_state.leases.of(US) == [LEASE]
+    assert engine.engine_state.leases.leased() == 4
     engine.go_on.set()
     await call.task
     await engine.settled()
-    assert engine.listener.ended == [LEASE]
+    assert engine.subscriber.ended == [LEASE]
     engine.assert_nothing_left()
 
 
@@ -82,7 +84,7 @@ async def test_an_answer_that_vllm_made_up_after_a_disconnect_does_not_end_the_l
     engine: Generating,
 ) -> None:
     """Its handler answers `null` to the client that left, before its task has let go."""
-    engine.listener.wake = lambda: engine.order.append("told")
+    engine.subscriber.wake = lambda: engine.order.append("told")
     call = engine.call()
     await engine.entered.wait()
     engine.order.clear()
@@ -95,7 +97,7 @@ async def test_an_answer_that_vllm_made_up_after_a_disconnect_does_not_end_the_l
 async def test_request_without_a_lease_is_counted_as_foreign(engine: Generating) -> None:
     call = engine.call(lease=None)
     await engine.entered.wait()
-    assert engine.board.leases.foreign_to(US) == 1
+    assert engine.engine_state.leases.foreign_to(US) == 1
     engine.go_on.set()
     await call.task
     await engine.settled()
@@ -106,7 +108,7 @@ async def test_request_without_a_lease_is_counted_as_foreign(engine: Generating)
 async def test_what_generates_counts(engine: Generating, path: str, counted: bool) -> None:
     call = engine.call(path, lease=None)
     await engine.entered.wait()
-    assert engine.board.leases.foreign_to(US) == int(counted)
+    assert engine.engine_state.leases.foreign_to(US) == int(counted)
     engine.go_on.set()
     await call.task
 
@@ -114,13 +116,13 @@ async def test_what_generates_counts(engine: Generating, path: str, counted: boo
 async def test_get_is_not_counted(engine: Generating) -> None:
     call = Call(engine.app, "GET", "/v1/models")
     await engine.entered.wait()
-    assert engine.board.leases.foreign_to(US) == 0
+    assert engine.engine_state.leases.foreign_to(US) == 0
     engine.go_on.set()
     await call.task
 
 
 async def test_spent_lease_is_turned_away(engine: Generating) -> None:
-    engine.board.leases.revoke(LEASE)
+    engine.engine_state.leases.revoke(LEASE)
     call = engine.call()
     assert await call.status() == 409
     assert (await call.json())["error"]["type"] == "lease_spent"
@@ -132,7 +134,7 @@ async def test_lease_in_use_is_turned_away_and_the_first_goes_on(engine: Generat
     first = engine.call()
     await engine.entered.wait()
     assert await engine.call().status() == 409
-    assert engine.board.leases.leased() == 4
+    assert engine.engine_state.leases.leased() == 4
     engine.go_on.set()
     await first.task
 
@@ -145,7 +147,7 @@ async def test_failing_handler_gives_its_lease_back(engine: Generating) -> None:
     with pytest.raises(RuntimeError, match="the handler failed"):
         await call.task
     await engine.settled()
-    assert engine.listener.ended == [LEASE]
+    assert engine.subscriber.ended == [LEASE]
     engine.assert_nothing_left()
 
 
@@ -153,18 +155,18 @@ async def test_end_of_a_cancelled_request_is_told_after_the_engine_was_told(
     engine: Generating,
 ) -> None:
     """What is admitted for an ended lease must come behind the abort in the engine's channel."""
-    engine.listener.wake = lambda: engine.order.append("told")
+    engine.subscriber.wake = lambda: engine.order.append("told")
     call = engine.call()
     await engine.entered.wait()
     engine.order.clear()
     call.task.cancel()
     await engine.settled()
     assert engine.order == ["aborted in the engine", "told"]
-    assert engine.listener.ended == [LEASE]
+    assert engine.subscriber.ended == [LEASE]
     engine.assert_nothing_left()
 
 
-@pytest.mark.parametrize("turns", range(LET_GO_TURNS + 2))
+@pytest.mark.parametrize("turns", range(ABORT_TURNS + 2))
 async def test_second_cancellation_leaves_nothing_behind(engine: Generating, turns: int) -> None:
     call = engine.call()
     await engine.entered.wait()
@@ -187,13 +189,13 @@ async def test_cancel_scope_that_repeats_itself_leaves_nothing_behind(engine: Ge
 
     await scoped()
     await engine.settled()
-    assert engine.listener.ended == [LEASE]
+    assert engine.subscriber.ended == [LEASE]
     engine.assert_nothing_left()
 
 
 async def test_request_is_expected_in_the_engine_once_it_has_come_in_whole() -> None:
     """A client that takes its time to send is no sign of an engine that hangs."""
-    board = Board(FACTS)
+    engine_state = EngineState(FACTS)
     body: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def reading(scope: Any, receive: Any, send: Any) -> None:
@@ -206,19 +208,19 @@ async def test_request_is_expected_in_the_engine_once_it_has_come_in_whole() -> 
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
     call = asyncio.ensure_future(
-        LeaseMiddleware(reading, board, lambda: True, lambda: None)(scope, body.get, nowhere)
+        LeaseMiddleware(reading, engine_state, lambda: True, lambda: None)(scope, body.get, nowhere)
     )
     body.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
     for _ in range(5):
         await asyncio.sleep(0)
     hour_later_s = time.time() + 3600
-    assert board.slow(hour_later_s)["state"] == "ready"
+    assert engine_state.heartbeat_fields(hour_later_s)["state"] == "ready"
     body.put_nowait({"type": "http.request", "body": b"}", "more_body": False})
     for _ in range(5):
         await asyncio.sleep(0)
-    assert board.slow(hour_later_s)["state"] == "stalled"
+    assert engine_state.heartbeat_fields(hour_later_s)["state"] == "stalled"
     call.cancel()
     await asyncio.wait([call])
-    for _ in range(LET_GO_TURNS + 2):
+    for _ in range(ABORT_TURNS + 2):
         await asyncio.sleep(0)
-    assert board.slow(hour_later_s)["state"] == "ready"
+    assert engine_state.heartbeat_fields(hour_later_s)["state"] == "ready"

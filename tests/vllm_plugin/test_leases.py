@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from vllm_plugin.leases import PROOF_LASTS_S, SPENT_KEPT, Leases, Presence
+from vllm_plugin.leases import BOUND_LASTS_S, SPENT_KEPT, EngineRequest, Leases
 
 US, THEM = "a" * 16, "b" * 16
 
@@ -26,7 +26,7 @@ def test_lease_names_its_instance_and_cost() -> None:
     lease = lease_of(US, 7, cost=4)
     entry = Leases().enter(lease)
     assert entry is not None
-    assert entry[1] == Presence(US, lease, 4)
+    assert entry[1] == EngineRequest(US, lease, 4)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_what_is_no_lease_counts_as_one_sequence_of_nobodys(header: str | None) 
     leases = Leases()
     entry = leases.enter(header)
     assert entry is not None
-    assert entry[1] == Presence(None, None, 1)
+    assert entry[1] == EngineRequest(None, None, 1)
     assert leases.leased() == 0
     assert leases.foreign_to(US) == 1
 
@@ -156,7 +156,7 @@ def test_what_was_proven_falls_within_a_second_whatever_comes_in() -> None:
             enter(leases, lease_of(US, number))
             held.append(number)
         leases.reported(1 + max(0, len(held) - 1), at_s)  # the newest is on its way
-        if at_s > 10.0 + PROOF_LASTS_S + 0.1:
+        if at_s > 10.0 + BOUND_LASTS_S + 0.1:
             assert leases.foreign_to(US) == 1
 
 
@@ -329,7 +329,7 @@ class ForeignMachine(RuleBasedStateMachine):
         told = self.leases.foreign_to(US)
         if not self.on_their_way:
             assert told >= self.foreign(), "what is proven at a settled instant"
-        late = [count for at_s, count in self.truth if self.now_s - at_s <= PROOF_LASTS_S]
+        late = [count for at_s, count in self.truth if self.now_s - at_s <= BOUND_LASTS_S]
         assert told <= max(late), "no more than was true within the last second"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_plugin.routes import HOLDING, generates
+from vllm_plugin.routes import SUSPENDING, generates
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,9 @@ def test_post_generates_unless_it_is_known_not_to(path: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *HOLDING, "/ping", "/tokenize", "/v1/messages/count_tokens", "/v1/chat/completions/render",
-        "/v1/responses/resp_1/cancel", "/abort_requests", "/reset_prefix_cache", "/start_profile",
-        "/update_weight_version", "/v1/load_lora_adapter",
+        *SUSPENDING, "/ping", "/tokenize", "/v1/messages/count_tokens",
+        "/v1/chat/completions/render", "/v1/responses/resp_1/cancel", "/abort_requests",
+        "/reset_prefix_cache", "/start_profile", "/update_weight_version", "/v1/load_lora_adapter",
     ],
 )  # fmt: skip
 def test_what_an_operator_posts_generates_nothing(path: str) -> None:
@@ -33,7 +33,7 @@ def test_what_an_operator_posts_generates_nothing(path: str) -> None:
 
 
 def test_pause_sleep_and_weight_updates_hold_the_engine_up() -> None:
-    states = {path: hold.state for path, hold in HOLDING.items()}
+    states = {path: reason.state for path, reason in SUSPENDING.items()}
     assert (states["/pause"], states["/sleep"], states["/update_weights"]) == (
         "paused",
         "asleep",

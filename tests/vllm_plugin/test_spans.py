@@ -13,10 +13,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import ProxyTracerProvider
 
-from tests.vllm_plugin.test_board import FACTS
-from vllm_plugin.board import Board
+from tests.vllm_plugin.examples import FACTS
+from vllm_plugin.engine_state import EngineState
 from vllm_plugin.profile import load
-from vllm_plugin.spans import LabelRequests, LabelSpans, label_process
+from vllm_plugin.spans import RequestSpanLabeller, SpanLabeller, label_process
 
 PROFILES = {name: load(name) for name in ("home", "cloud")}
 VLLMS_OWN: dict[str, Any] = {
@@ -39,13 +39,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 class Tracer:
     """vLLM's way of making a span: started, given attributes, ended."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, engine_state: EngineState) -> None:
         self.exporter = InMemorySpanExporter()
         self.provider = TracerProvider()
         # vLLM's exporting processor is there before ours.
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.provider.add_span_processor(LabelSpans(PROFILES[board.facts.profile]))
-        self.provider.add_span_processor(LabelRequests(board))
+        self.provider.add_span_processor(SpanLabeller(PROFILES[engine_state.facts.profile]))
+        self.provider.add_span_processor(RequestSpanLabeller(engine_state))
 
     def span(self, name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
         with self.provider.get_tracer("vllm").start_as_current_span(name) as span:
@@ -54,17 +54,17 @@ class Tracer:
         return dict(exported[-1].attributes or {})
 
 
-def board_with_steps(*batches: int, facts: Any = FACTS) -> Board:
+def state_with_steps(*batches: int, facts: Any = FACTS) -> EngineState:
     """Steps of 10 ms each, the last of which has just ended."""
-    board = Board(facts)
+    engine_state = EngineState(facts)
     for index, batch in enumerate(batches):
         end_s = NOW_S - (len(batches) - 1 - index) * 0.01
-        board.steps.record(end_s, 0.01, batch, decode_only=True)
-    return board
+        engine_state.steps.record(end_s, 0.01, batch, decode_only=True)
+    return engine_state
 
 
 def test_request_span_says_how_the_engine_was_batching() -> None:
-    labels = Tracer(board_with_steps(1, 2, 6)).span("llm_request", VLLMS_OWN)
+    labels = Tracer(state_with_steps(1, 2, 6)).span("llm_request", VLLMS_OWN)
     assert labels == VLLMS_OWN | {
         "measurement_type": "batched_online",
         "orch.profile": "cloud",
@@ -89,7 +89,7 @@ def test_request_span_says_how_the_engine_was_batching() -> None:
 
 def test_labels_reach_the_exporter_that_was_there_before() -> None:
     """They are set while the span ends, not after: an earlier processor exports them too."""
-    tracer = Tracer(board_with_steps(1))
+    tracer = Tracer(state_with_steps(1))
     assert tracer.span("llm_request", VLLMS_OWN)["orch.steps"] == 1
 
 
@@ -97,7 +97,7 @@ def test_home_engine_says_single_stream() -> None:
     facts = replace(
         FACTS, profile="home", measurement_type="single_stream", batching=False, slots_total=1
     )
-    labels = Tracer(board_with_steps(1, 1, facts=facts)).span("llm_request", VLLMS_OWN)
+    labels = Tracer(state_with_steps(1, 1, facts=facts)).span("llm_request", VLLMS_OWN)
     assert labels["measurement_type"] == "single_stream"
     assert labels["orch.batching"] is False
     assert (labels["orch.batch_size.max"], labels["orch.batch_size.mean"]) == (1, 1.0)
@@ -105,13 +105,13 @@ def test_home_engine_says_single_stream() -> None:
 
 def test_only_the_steps_of_the_request_count() -> None:
     attributes = VLLMS_OWN | {"gen_ai.latency.time_in_model_inference": 0.022}
-    labels = Tracer(board_with_steps(9, 9, 9, 2, 4)).span("llm_request", attributes)
+    labels = Tracer(state_with_steps(9, 9, 9, 2, 4)).span("llm_request", attributes)
     assert labels["orch.batch_size.max"] == 4
     assert labels["orch.steps"] == 2
 
 
 def test_request_without_a_known_step_has_no_batch_sizes() -> None:
-    labels = Tracer(board_with_steps()).span("llm_request", VLLMS_OWN)
+    labels = Tracer(state_with_steps()).span("llm_request", VLLMS_OWN)
     assert labels["orch.steps"] == 0
     assert not [name for name in labels if name.startswith("orch.batch_size")]
 
@@ -122,7 +122,7 @@ def test_request_of_unknown_length_has_no_steps(inference_s: str | None) -> None
     del attributes["gen_ai.latency.time_in_model_inference"]
     if inference_s is not None:
         attributes["gen_ai.latency.time_in_model_inference"] = inference_s
-    labels = Tracer(board_with_steps(3)).span("llm_request", attributes)
+    labels = Tracer(state_with_steps(3)).span("llm_request", attributes)
     assert "orch.steps" not in labels
     assert labels["measurement_type"] == "batched_online"
     assert labels["gen_ai.usage.input_tokens"] == 5
@@ -141,18 +141,18 @@ def test_operation_follows_from_the_request_id(request_id: str | None, operation
     attributes = {k: v for k, v in VLLMS_OWN.items() if k != "gen_ai.request.id"}
     if request_id is not None:
         attributes["gen_ai.request.id"] = request_id
-    labels = Tracer(board_with_steps(1)).span("llm_request", attributes)
+    labels = Tracer(state_with_steps(1)).span("llm_request", attributes)
     assert labels["gen_ai.operation.name"] == operation
 
 
 def test_token_counts_that_are_missing_stay_missing() -> None:
-    labels = Tracer(board_with_steps(1)).span("llm_request", {})
+    labels = Tracer(state_with_steps(1)).span("llm_request", {})
     assert "gen_ai.usage.input_tokens" not in labels
     assert "gen_ai.usage.output_tokens" not in labels
 
 
 def test_other_spans_get_the_measurement_type_only() -> None:
-    labels = Tracer(board_with_steps(1)).span("startup", {"a": 1})
+    labels = Tracer(state_with_steps(1)).span("startup", {"a": 1})
     assert labels == {"a": 1, "measurement_type": "batched_online", "orch.profile": "cloud"}
 
 

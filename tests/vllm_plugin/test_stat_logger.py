@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.vllm_plugin.test_board import FACTS
-from vllm_plugin.board import Board, StepReport
+from tests.vllm_plugin.examples import FACTS
+from vllm_plugin.engine_state import EngineState, SchedulerReport
 
 
 @pytest.fixture
@@ -38,20 +38,20 @@ class Recorder:
     asynchronous: bool = False
     tokens_per_sequence: int = 1
     now_s: float = 1000.0
-    reports: list[StepReport] = field(default_factory=list)
-    board: Board = field(default_factory=lambda: Board(FACTS))
+    reports: list[SchedulerReport] = field(default_factory=list)
+    engine_state: EngineState = field(default_factory=lambda: EngineState(FACTS))
 
     def __post_init__(self) -> None:
         self.module.time = SimpleNamespace(time=lambda: self.now_s)
-        board, stepped = self.board, self.board.stepped
+        engine_state, record = self.engine_state, self.engine_state.record
 
-        def keep(report: StepReport) -> None:
+        def keep(report: SchedulerReport) -> None:
             self.reports.append(report)
-            stepped(report)
+            record(report)
 
-        board.stepped = keep  # type: ignore[method-assign]
-        self.logger = self.module.BoardStatLogger(
-            board, self.asynchronous, self.tokens_per_sequence
+        engine_state.record = keep  # type: ignore[method-assign]
+        self.logger = self.module.SchedulerStatLogger(
+            engine_state, self.asynchronous, self.tokens_per_sequence
         )
 
     def record(
@@ -65,7 +65,7 @@ class Recorder:
         intervals: tuple[float, ...] = (),
         preempted: int = 0,
         generated: int = 0,
-    ) -> StepReport:
+    ) -> SchedulerReport:
         """A report; `prompts` and `decoding` are (sequences, tokens); neither: no step ran.
         `intervals`: seconds since the last output of each sequence that decoded."""
         self.now_s = at_s
@@ -108,7 +108,7 @@ def test_step_is_reported_with_what_it_ran(module: Any) -> None:
         preempted=4,
         generated=3,
     )
-    assert found == StepReport(1000.0, 5, 3, 0.5, 4, 5, False, 0.010, 300, 3, False, 3, 3)
+    assert found == SchedulerReport(1000.0, 5, 3, 0.5, 4, 5, False, 0.010, 300, 3, False, 3, 3)
     found = recorder.record(1001.0, decoding=(3, 3), running=3)
     assert (found.batch, found.decode_only, found.prompt_tokens) == (3, True, 0)
     found = recorder.record(1002.0)
@@ -200,34 +200,38 @@ def run_asynchronously(recorder: Recorder, steps: int, drafts: float = 0.0) -> f
 def test_fit_of_an_asynchronous_engine_is_true_however_late_reports_come(module: Any) -> None:
     recorder = Recorder(module, asynchronous=True)
     wall_s = run_asynchronously(recorder, 4000)
-    fit = recorder.board.slow(recorder.now_s + 5)["step_time"]
+    fit = recorder.engine_state.heartbeat_fields(recorder.now_s + 5)["step_time"]
     assert fit["quality"] == "good"
     assert fit["tokens"] == 1.0
     for batch in range(1, 9):
         fitted_ms = fit["t0_ms"] + fit["c_ms"] * batch ** fit["alpha"]
         assert fitted_ms == pytest.approx(1000 * true_step_s(batch), rel=0.03)
-    assert 0.95 * wall_s < recorder.board.steps.busy_s <= wall_s
+    assert 0.95 * wall_s < recorder.engine_state.steps.busy_s <= wall_s
 
 
 def test_busy_time_is_never_above_the_time_that_passed(module: Any) -> None:
     recorder = Recorder(module, asynchronous=True)
     run_asynchronously(recorder, 500)
-    board, first_s = Board(FACTS), recorder.reports[0].at_s
+    engine_state, first_s = EngineState(FACTS), recorder.reports[0].at_s
     began_s = first_s - recorder.reports[0].elapsed_s
     for report in recorder.reports:
-        board.stepped(report)
-        assert board.steps.busy_s <= report.at_s - began_s + 1e-6
+        engine_state.record(report)
+        assert engine_state.steps.busy_s <= report.at_s - began_s + 1e-6
 
 
 def test_several_tokens_of_a_step_are_told_with_its_time(module: Any) -> None:
     """Speculative decoding: the step time is no time per token."""
     recorder = Recorder(module, asynchronous=True, tokens_per_sequence=2)
     run_asynchronously(recorder, 2000, drafts=0.6)
-    fit = recorder.board.slow(recorder.now_s + 5)["step_time"]
+    fit = recorder.engine_state.heartbeat_fields(recorder.now_s + 5)["step_time"]
     assert fit["tokens"] == pytest.approx(1.6, abs=0.03)
     generated = sum(report.generated for report in recorder.reports)
-    assert recorder.board.slow()["generated_tokens_total"] == generated > recorder.board.steps.count
+    assert (
+        recorder.engine_state.heartbeat_fields()["generated_tokens_total"]
+        == generated
+        > recorder.engine_state.steps.count
+    )
 
 
 def test_without_a_profile_nothing_is_reported(module: Any) -> None:
-    module.BoardStatLogger(None, False).record(SimpleNamespace(), None)
+    module.SchedulerStatLogger(None, False).record(SimpleNamespace(), None)

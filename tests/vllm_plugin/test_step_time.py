@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_plugin import step_time
-from vllm_plugin.step_time import StepTime, StepTimes
+from vllm_plugin.step_time import StepSamples, StepTime
 
 Curve = tuple[float, float, float]  # t0 and c in ms, alpha
 
@@ -31,7 +31,7 @@ class Machine:
     def __init__(self, curve: Curve, seed: int, slots: int = 64) -> None:
         self.curve = curve
         self.random = random.Random(seed)
-        self.times = StepTimes(slots)
+        self.times = StepSamples(slots)
         self.slower = 1.0
 
     def step(self, batch: int) -> None:
@@ -68,7 +68,7 @@ def test_known_constants_are_recovered_from_noisy_steps(
     machine.run(6000, largest)
     found = machine.fit()
     assert machine.furthest(found, largest) < 0.03
-    told = found.told()
+    told = found.document()
     for name, true in zip(("t0_ms", "c_ms", "alpha"), curve, strict=True):
         assert told[name] == pytest.approx(true, rel=0.10)
     assert (told["batches"], told["largest"], told["quality"]) == (largest, largest, "good")
@@ -85,15 +85,15 @@ def test_compilation_of_many_seconds_does_not_move_it() -> None:
 
 
 def test_nothing_is_said_before_a_size_was_seen_often_enough() -> None:
-    times = StepTimes(8)
+    times = StepSamples(8)
     assert times.fit() is None
-    for batch in (1, 2, 3, 4) * (step_time.LEAST_OF_A_SIZE - 1):
+    for batch in (1, 2, 3, 4) * (step_time.MINIMUM_OF_A_SIZE - 1):
         times.record(batch, 0.01)
     assert times.fit() is None
 
 
 def test_what_took_no_time_or_ran_nothing_is_no_step() -> None:
-    times = StepTimes(8)
+    times = StepSamples(8)
     times.record(0, 0.01)
     times.record(4, 0.0)
     times.record(4, -0.1)
@@ -118,8 +118,8 @@ def test_one_size_is_all_that_an_engine_of_one_slot_has() -> None:
     machine.step(1)
     found = machine.fit()
     assert found.good
-    assert found.told()["t0_ms"] == pytest.approx(3.5, rel=0.05)
-    assert (found.told()["c_ms"], found.told()["alpha"]) == (0.0, 1.0)
+    assert found.document()["t0_ms"] == pytest.approx(3.5, rel=0.05)
+    assert (found.document()["c_ms"], found.document()["alpha"]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(("slots", "good"), [(2, True), (64, False)])
@@ -153,7 +153,7 @@ def test_few_steps_are_poor() -> None:
 
 
 def test_times_that_follow_no_such_curve_are_poor() -> None:
-    times = StepTimes(64)
+    times = StepSamples(64)
     for _ in range(50):
         for batch, seconds in ((1, 0.1), (2, 0.01), (4, 0.2), (8, 0.02), (16, 0.3)):
             times.record(batch, seconds)
@@ -212,7 +212,7 @@ def test_hours_at_one_size_forget_nothing_of_the_others() -> None:
 def test_no_steps_break_it_and_more_sequences_are_never_faster(
     steps: list[tuple[int, float]], slots: int
 ) -> None:
-    times = StepTimes(slots)
+    times = StepSamples(slots)
     for batch, seconds in steps:
         for _ in range(3):
             times.record(batch, seconds)
@@ -240,7 +240,7 @@ def test_memory_is_bounded_with_and_without_fits() -> None:
         assert max(map(len, blocks)) <= step_time.BLOCK_STEPS
         machine.times.fit()
         assert len(blocks) <= step_time.BLOCKS
-        assert len(machine.times._middles) <= 300
+        assert len(machine.times._means) <= 300
 
 
 def test_fit_of_all_that_is_kept_takes_milliseconds() -> None:
@@ -257,7 +257,7 @@ def test_fit_of_all_that_is_kept_takes_milliseconds() -> None:
 
 
 def test_steps_since_the_last_fit_are_known_of() -> None:
-    times = StepTimes(8)
+    times = StepSamples(8)
     assert not times.fresh
     times.record(1, 0.01)
     assert times.fresh

@@ -111,11 +111,11 @@ def test_no_time_is_busy_twice() -> None:
 
 def test_prefill_is_what_a_step_took_beyond_its_decode_part() -> None:
     prefill = Prefill()
-    assert prefill.told() == {"tokens": 0, "seconds": 0.0}
+    assert prefill.document() == {"tokens": 0, "seconds": 0.0}
     prefill.record(100, 0.5, 0.1)
     prefill.record(50, 0.2, 0.0)
     prefill.record(10, 0.1, 0.3)
-    assert prefill.told() == {"tokens": 160, "seconds": pytest.approx(0.6)}
+    assert prefill.document() == {"tokens": 160, "seconds": pytest.approx(0.6)}
 
 
 def test_rate_of_prefill_waits_for_enough_tokens() -> None:

@@ -36,12 +36,12 @@ from orch_sidecar.tools.bench.results.text import words
 from orch_sidecar.tools.bench.runs import sweep
 from orch_sidecar.tools.bench.runs.find_rate import find_rate
 from orch_sidecar.tools.bench.runs.run import NotMeasurable, measure
-from orch_sidecar.tools.facts.commands.terminal import print_anything
+from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output
 from orch_sidecar.tools.facts.comparison import plot
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.tables.table import Unreadable
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
 _DESCRIPTION: Final = """Measures an OpenAI endpoint and says what the figure is worth.
 
@@ -71,7 +71,7 @@ _Work = Callable[[argparse.Namespace, asyncio.Event], Awaitable[int]]
 
 def main(arguments: list[str]) -> None:
     """Runs a command; exits with its code unless that is 0."""
-    print_anything()
+    escape_unencodable_output()
     options = _parser().parse_args(arguments)
     code: int = options.run(options)
     if code:
@@ -123,7 +123,7 @@ def _caught(work: _Work) -> Callable[[argparse.Namespace], int]:
             return _told("stopped before anything was measured", 1)
         except (EndpointError, NotMeasurable) as error:
             return _told(error, 1)
-        except (Unreadable, plot.PlotUnavailable, OSError, ValueError) as error:
+        except (UnreadableFile, plot.PlotUnavailable, OSError, ValueError) as error:
             return _told(error, 2)
 
     return run

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from orch_sidecar.tools.facts.evidence.measured import Refused
+from orch_sidecar.tools.facts.evidence.measured import Rejection
 from orch_sidecar.tools.local.up import cache_directory
 from tests.benchmarks.imports import accuracy, rounds
 
@@ -32,7 +32,7 @@ def main() -> None:
         return
     made = rounds.run(logs, given.fixtures)
     refused = [f"{each.tool}, {each.label}: {each.made}" for each in made
-               if isinstance(each.made, Refused)]  # fmt: skip
+               if isinstance(each.made, Rejection)]  # fmt: skip
     sys.exit("\n".join(refused) or None)
 
 

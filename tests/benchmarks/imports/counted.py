@@ -11,8 +11,8 @@ from typing import Final
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from orch_sidecar.tools.facts.evidence.imported import Proof
-from orch_sidecar.tools.facts.evidence.verdict import batches_of
+from orch_sidecar.tools.facts.evidence.run_row import Proof
+from orch_sidecar.tools.facts.evidence.verdict import batches_between
 from orch_sidecar.tools.local.check import REQUEST_SPAN
 from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan, decode
 
@@ -61,7 +61,7 @@ def generated_tokens(engine_url: str) -> int:
 
 
 def counted(ends: Proof, generated: int, spans: list[ReceivedSpan]) -> Counted:
-    batches = batches_of(ends.before, ends.after)
+    batches = batches_between(ends.before, ends.after)
     return Counted(
         generated=generated,
         decoded=round(batches.steps * batches.mean),

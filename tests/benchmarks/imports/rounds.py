@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.imported import Proof, Source, fact
-from orch_sidecar.tools.facts.evidence.measured import Measured, Refused
-from orch_sidecar.tools.facts.evidence.snapshot import snapshot_of
+from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
+from orch_sidecar.tools.facts.evidence.run_row import Proof, Source, to_row
+from orch_sidecar.tools.facts.evidence.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.facts.tables.check import sound_rows
-from orch_sidecar.tools.facts.tables.row import Label, Row, notes_of
+from orch_sidecar.tools.facts.tables.check import valid_rows
+from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.local.stack import Plan, Stack, get_json
 from tests.benchmarks.imports import tools, trim
 from tests.benchmarks.imports.counted import Counted, Spans, counted, generated_tokens
@@ -59,7 +59,7 @@ class Tool:
 
     name: str
     run: Callable[[Target, Load, Path, Label], Ran]
-    row: Callable[[Path, Proof], Row | Refused]
+    row: Callable[[Path, Proof], Row | Rejection]
     trim: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
 
@@ -77,22 +77,22 @@ def _run_guidellm(target: Target, load: Load, result: Path, claim: Label) -> Ran
 
 
 def _imported(
-    read: Callable[[object], list[Measured | Refused]],
-) -> Callable[[Path, Proof], Row | Refused]:
-    def row(result: Path, proof: Proof) -> Row | Refused:
+    read: Callable[[object], list[MeasuredRun | Rejection]],
+) -> Callable[[Path, Proof], Row | Rejection]:
+    def row(result: Path, proof: Proof) -> Row | Rejection:
         [measured] = read(json.loads(result.read_text(encoding="utf-8")))
-        if isinstance(measured, Refused):
+        if isinstance(measured, Rejection):
             return measured
-        return fact(measured, proof, Source(result.name))
+        return to_row(measured, proof, Source(result.name))
 
     return row
 
 
-def _own_row(result: Path, proof: Proof) -> Row | Refused:
+def _own_row(result: Path, proof: Proof) -> Row | Rejection:
     """What `orch bench` made of it by itself."""
     facts = result.with_suffix(".csv")
-    rows = [placed.row for placed in sound_rows(files.read(facts))] if facts.exists() else []
-    return rows[0] if rows else Refused("orch bench", result.name, "made no row")
+    rows = [placed.row for placed in valid_rows(files.read(facts))] if facts.exists() else []
+    return rows[0] if rows else Rejection("orch bench", result.name, "made no row")
 
 
 TOOLS: Final = (
@@ -108,7 +108,7 @@ class Round:
 
     tool: str
     label: Label
-    made: Row | Refused
+    made: Row | Rejection
     engine: Counted
 
 
@@ -189,7 +189,7 @@ def _round(
         for end, told in (("", tool.trim(document)), ("_before", before), ("_after", after)):
             path = fixtures / f"{tool.name}_{setting.profile}{end}.json"
             path.write_text(json.dumps(told, separators=(",", ":")) + "\n", encoding="utf-8")
-    ends = Proof(snapshot_of(before), snapshot_of(after))
+    ends = Proof(parse_snapshot(before), parse_snapshot(after))
     ended = spans.since(seen, setting.load.requests)
     made = tool.row(result, ends)
     return Round(tool.name, setting.label, made, counted(ends, generated, ended))
@@ -205,9 +205,9 @@ def _table(rounds: list[Round]) -> str:
 
 def _line(each: Round) -> list[str]:
     engine = each.engine
-    if isinstance(each.made, Refused):
+    if isinstance(each.made, Rejection):
         return [each.tool, each.label, "refused", *(["-"] * 10)]
-    notes = notes_of(each.made.scenario_notes)
+    notes = parse_notes(each.made.scenario_notes)
     tokens = each.made.output_tokens * int(notes["requests"])
     return [
         each.tool,

@@ -85,8 +85,8 @@ class SoakEngine(ScriptedEngine):
         if self.present > self.slots:
             report(
                 breach="more sequences in an engine than slots",
-                detail=f"{self.present} of {self.slots}: {self.board.leases.leased()} leased, "
-                f"with {order.key} of {choices}",
+                detail=f"{self.present} of {self.slots}: "
+                f"{self.engine_state.leases.leased()} leased, with {order.key} of {choices}",
             )
         if lease is None:
             report(breach="a request without a lease", detail=order.key)
@@ -158,7 +158,7 @@ class SoakEngine(ScriptedEngine):
         await self.restart()
 
     async def do_count(self, _: Any) -> None:
-        counts = {"present": self.present, "leased": self.board.leases.leased()}
+        counts = {"present": self.present, "leased": self.engine_state.leases.leased()}
         report(count=counts | {"followed": self._followed})
 
 

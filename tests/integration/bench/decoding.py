@@ -12,7 +12,7 @@ from typing import Any
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
-from vllm_plugin.board import StepReport
+from vllm_plugin.engine_state import SchedulerReport
 
 _TOLD = ("requests_total", "steps_by_batch")
 
@@ -40,7 +40,7 @@ class Decoding:
 
     def tell(self, **instead: Any) -> None:
         """The counts as of now, as the next heartbeat would tell them."""
-        counts = self._engine.board.slow()
+        counts = self._engine.engine_state.heartbeat_fields()
         self._engine.tell(**{name: counts[name] for name in _TOLD} | instead)
 
     async def __call__(self, answer: Answer) -> None:
@@ -63,14 +63,14 @@ class Decoding:
         answer.end()
 
     async def _step(self) -> None:
-        board, loop = self._engine.board, asyncio.get_running_loop()
+        engine_state, loop = self._engine.engine_state, asyncio.get_running_loop()
         while self._running:
             await asyncio.sleep(self.step_s)
             batch = self._running[: self.most]
             if batch:
                 left = sum(sequence.left > 1 for sequence in batch)
-                board.stepped(
-                    StepReport(
+                engine_state.record(
+                    SchedulerReport(
                         loop.time(), left, 0, 0.0, 0, len(batch),
                         decode_only=True, elapsed_s=self.step_s,
                     )
@@ -78,7 +78,7 @@ class Decoding:
             for sequence in batch:
                 self._generate(sequence)
         self._stepping = False
-        if board is self._engine.board:
+        if engine_state is self._engine.engine_state:
             self.tell()
 
     def _generate(self, sequence: _Sequence) -> None:

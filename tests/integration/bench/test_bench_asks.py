@@ -94,7 +94,7 @@ async def test_model_that_is_not_served_there_is_refused(cloud: Running) -> None
 async def test_every_name_that_is_served_there_can_be_measured(
     engine: ScriptedEngine, cloud: Running, told_often: None
 ) -> None:
-    engine.board.serves(("tiny", "alias", "sql"))
+    engine.engine_state.set_models(("tiny", "alias", "sql"))
     await eventually(lambda: "sql" in (cloud.pool.follower.models or ()))
     for model in ("alias", "sql"):
         result = await measured(url_of(cloud), CLOSED, model=model)

@@ -15,7 +15,7 @@ import pytest
 
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.facts.tables.check import sound_rows
+from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.facts.tables.row import Label, Row
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import url_of
@@ -46,7 +46,7 @@ class Ran:
     def rows(self) -> list[Row]:
         if not self.facts.exists():
             return []
-        return [placed.row for placed in sound_rows(files.read(self.facts))]
+        return [placed.row for placed in valid_rows(files.read(self.facts))]
 
 
 class Bench:
@@ -155,7 +155,7 @@ async def test_invalid_result_exits_with_1_and_makes_no_row(
     ran = await bench.ended(process)
     assert ran.code == 1
     assert "single_stream: INVALID" in ran.printed
-    assert "others used it at the same time" in ran.printed
+    assert "the engine served other clients" in ran.printed
     assert "no row: the result is invalid: the engine took 61 requests" in ran.printed
     assert (ran.result.status, ran.rows) == ("invalid", [])
 

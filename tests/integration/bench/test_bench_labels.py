@@ -87,7 +87,7 @@ async def test_pool_of_several_is_measured_by_its_name(
 ) -> None:
     Decoding(engine)
     sidecar = await all_ready(await start(**pools(home=at_home, cloud=engine)))
-    with pytest.raises(EndpointError, match="one pool must be named: the document tells of"):
+    with pytest.raises(EndpointError, match="a pool must be given: the document has"):
         await measured(url_of(sidecar), SINGLE)
     result = await measured(url_of(sidecar), SINGLE, pool="home")
     assert (result.status, result.engine.pool) == (Status.PRELIMINARY, "home")
@@ -98,7 +98,7 @@ async def test_pool_of_several_is_measured_by_its_name(
 async def test_label_that_the_pool_does_not_have_is_refused_before_anything_is_sent(
     cloud: Running, engine: ScriptedEngine, scenario: Any
 ) -> None:
-    with pytest.raises(NotMeasurable, match=f"nothing measured there is {scenario.label}"):
+    with pytest.raises(NotMeasurable, match=f"a measurement of it cannot be {scenario.label}"):
         await measured(url_of(cloud), scenario)
     assert engine.generating == []
 
@@ -120,7 +120,7 @@ async def test_second_client_in_the_window_makes_it_invalid(
     prompt = list(range(5))
     response = await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=3)
     assert response.status == 200
-    assert "the engine took 13 requests in the window, and 12 were of this" in reasons(
+    assert "the engine accepted 13 requests in the window, but this measurement sent 12" in reasons(
         await running
     )
 
@@ -238,7 +238,7 @@ async def test_our_refusals_do_not_hide_the_requests_of_others(
     result = await running
     assert result.counts.refused >= 2
     assert result.counts.sent >= len(at_home.generating)
-    assert "others used it at the same time" in reasons(result)
+    assert "the engine served other clients" in reasons(result)
 
 
 def few(seed: int) -> Iterator[Prompt]:

@@ -17,7 +17,7 @@ from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.bench.runs.sweep import Sweep
 from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.facts.tables.check import check, sound_rows
+from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import url_of
 from tests.integration.client import COMPLETIONS
@@ -180,7 +180,7 @@ async def test_sweep_measures_every_concurrency_with_prompts_of_its_own(
     assert "1 client: no step decoded more than one sequence" in told.out
     assert "no row: concurrency 1: the result is invalid" in told.err
     table = files.read(tmp_path / "f.csv")
-    assert [placed.row.batch for placed in sound_rows(table)] == [2, 4]
+    assert [placed.row.batch for placed in valid_rows(table)] == [2, 4]
     assert check(table, confirmed=True) == []
     assert b"t0 + c b^alpha" in plot.read_bytes()
 
@@ -257,4 +257,4 @@ async def test_row_is_written_where_the_result_could_not_be(
     online = ("batched-online", "--concurrency", "4", "--requests", "20", "--duration", "0")
     assert await run(*online) == 1
     assert "no result: " in capsys.readouterr().err
-    assert len(sound_rows(files.read(tmp_path / "f.csv"))) == 1
+    assert len(valid_rows(files.read(tmp_path / "f.csv"))) == 1

@@ -7,15 +7,14 @@ from hypothesis import strategies as st
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.answers import PLACES, cut
-from tests.orch_sidecar.shared import (
+from tests.orch_sidecar.broadcasting import (
     STREAM,
     STREAM_HEAD,
-    Abandoned,
     Client,
     Engine,
+    broadcast_of,
     chunk,
     event,
-    fanout_of,
     json_answer,
     whole_for,
 )
@@ -23,113 +22,113 @@ from tests.orch_sidecar.spoken import SPOKEN, Spoken
 
 
 async def test_answer_that_has_ended_cannot_be_joined() -> None:
-    fanout = fanout_of()
-    Client("a").join(fanout)
-    engine = Engine(fanout)
-    assert fanout.joinable
+    broadcast = broadcast_of()
+    Client("a").join(broadcast)
+    engine = Engine(broadcast)
+    assert broadcast.joinable
     engine.says(STREAM[:-5])
-    assert fanout.joinable
+    assert broadcast.joinable
     engine.says(STREAM[-5:])
-    assert not fanout.joinable
+    assert not broadcast.joinable
 
 
 @given(st.sampled_from(SPOKEN), PLACES, PLACES)
 async def test_shared_answer_is_read_however_it_is_chunked_and_cut(
     spoken: Spoken, chunks: list[int], reads: list[int]
 ) -> None:
-    fanout = fanout_of(stream=spoken.stream)
-    client = Client("a").join(fanout)
+    broadcast = broadcast_of()
+    client = Client("a").join(broadcast)
     data = json_answer(spoken.body)
     if spoken.stream:
         data = STREAM_HEAD + b"".join(map(chunk, cut(spoken.body, chunks))) + b"0\r\n\r\n"
-    Engine(fanout).says(*cut(data, reads))
+    engine = Engine(broadcast)
+    engine.says(*cut(data, reads))
     assert client.body == spoken.body
-    assert (fanout.answer.counts, fanout.answer.failed) == (spoken.counts, spoken.failed)
+    answer = engine.response.answer
+    assert (answer.counts, answer.failed) == (spoken.counts, spoken.failed)
 
 
 async def test_times_of_a_client_that_joins_late_are_its_own() -> None:
-    fanout = fanout_of()
-    early = Client("early").join(fanout)
-    fanout.admit(early.record.arrived + 5_000_000)
-    late = Client("late").join(fanout)
-    assert early.record.admitted == early.record.arrived + 5_000_000
+    broadcast = broadcast_of()
+    early = Client("early").join(broadcast)
+    broadcast.record.admitted = early.record.identity.arrived + 5_000_000
+    Engine(broadcast)
+    late = Client("late").join(broadcast)
+    assert early.record.admitted == early.record.identity.arrived + 5_000_000
     assert late.record.admitted is not None
-    assert late.record.arrived <= late.record.admitted < late.record.arrived + 10**9
+    assert (
+        late.record.identity.arrived <= late.record.admitted < late.record.identity.arrived + 10**9
+    )
 
 
 async def test_refused_admission_is_for_each_handler_to_answer() -> None:
-    fanout = fanout_of()
-    clients = [Client(name).join(fanout) for name in "ab"]
+    broadcast = broadcast_of()
+    clients = [Client(name).join(broadcast) for name in "ab"]
     refusal = Refusal(Reason.QUEUE_TIMEOUT, "too long")
-    fanout.fail(refusal)
+    broadcast.fail(refusal)
     for client in clients:
-        ending = client.follower.done.result()
+        ending = client.ending
         assert (ending.failure, ending.answered) == (refusal, False)
         assert client.data == b""
-        assert client.record.outcome is Reason.QUEUE_TIMEOUT
-    assert not fanout.joinable
+        assert client.ending.failure is refusal
+    assert not broadcast.joinable
 
 
 async def test_leader_leaves_and_the_others_go_on() -> None:
-    abandoned = Abandoned()
-    fanout = fanout_of(abandoned=abandoned)
-    leader, other = Client("leader").join(fanout), Client("other").join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of()
+    leader, other = Client("leader").join(broadcast), Client("other").join(broadcast)
+    engine = Engine(broadcast)
     engine.says(STREAM[: len(STREAM) // 2])
     leader.leave()
     before = leader.data
     engine.says(STREAM[len(STREAM) // 2 :])
     assert other.body == whole_for("other")
     assert leader.data == before
-    assert not leader.follower.done.done(), "its handler is gone: nobody is told"
-    assert abandoned.times == 0
+    assert not leader.subscriber.done.done(), "its handler is gone: nobody is told"
+    assert not broadcast.abandoned
 
 
 async def test_decode_is_given_up_when_the_last_client_leaves() -> None:
-    abandoned = Abandoned()
-    fanout = fanout_of(abandoned=abandoned)
-    clients = [Client(name).join(fanout) for name in "abc"]
-    engine = Engine(fanout)
+    broadcast = broadcast_of()
+    clients = [Client(name).join(broadcast) for name in "abc"]
+    engine = Engine(broadcast)
     engine.says(STREAM[:-5])
     for client in clients:
-        assert abandoned.times == 0
+        assert not broadcast.abandoned
         assert not engine.transport.closed
         client.leave()
-    assert abandoned.times == 1
+    assert broadcast.abandoned
     assert engine.transport.closed
-    assert not fanout.joinable
-    clients[0].follower.leave()
-    assert abandoned.times == 1
+    assert not broadcast.joinable
+    clients[0].subscriber.leave()
+    assert broadcast.abandoned
 
 
 async def test_all_may_leave_while_it_is_queued() -> None:
-    abandoned = Abandoned()
-    fanout = fanout_of(abandoned=abandoned)
-    Client("a").join(fanout).leave()
-    assert abandoned.times == 1
+    broadcast = broadcast_of()
+    Client("a").join(broadcast).leave()
+    assert broadcast.abandoned
 
 
 async def test_client_that_has_been_answered_gives_nothing_up() -> None:
-    abandoned = Abandoned()
-    fanout = fanout_of(abandoned=abandoned)
-    client = Client("a").join(fanout)
-    Engine(fanout).says(STREAM)
+    broadcast = broadcast_of()
+    client = Client("a").join(broadcast)
+    Engine(broadcast).says(STREAM)
     client.leave()
-    assert abandoned.times == 0
+    assert not broadcast.abandoned
 
 
 async def test_client_whose_connection_is_closing_gets_no_more_bytes() -> None:
-    abandoned = Abandoned()
-    fanout = fanout_of(abandoned=abandoned)
-    gone, stays = Client("gone").join(fanout), Client("stays").join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of()
+    gone, stays = Client("gone").join(broadcast), Client("stays").join(broadcast)
+    engine = Engine(broadcast)
     gone.closed = True
     engine.says(STREAM[:-5])
     assert gone.data == b""
     stays.closed = True
     engine.says(STREAM[-5:])
     assert stays.data != b""
-    assert abandoned.times == 0, "it had ended"
+    assert not broadcast.abandoned, "it had ended"
 
 
 STEP = st.one_of(
@@ -146,14 +145,14 @@ STEP = st.one_of(
 async def test_whatever_the_order_answers_are_whole_and_what_is_retained_is_bounded(
     steps: list[tuple[str, int | None]], breaks: bool
 ) -> None:
-    bound, abandoned = 3000, Abandoned()
-    fanout = fanout_of(bound, abandoned)
-    clients = [Client("c0").join(fanout)]
-    engine = Engine(fanout)
+    bound = 3000
+    broadcast = broadcast_of(bound)
+    clients = [Client("c0").join(broadcast)]
+    engine = Engine(broadcast)
     produced = 0
     rest = STREAM_HEAD
     for what, number in steps:
-        if abandoned.times:
+        if broadcast.abandoned:
             break
         if what == "produce" and engine.transport.reading:
             assert number is not None
@@ -166,8 +165,8 @@ async def test_whatever_the_order_answers_are_whole_and_what_is_retained_is_boun
             assert number is not None
             engine.says(rest[:number])
             rest = rest[number:]
-        elif what == "join" and fanout.joinable:
-            clients.append(Client(f"c{len(clients)}", room=number).join(fanout))
+        elif what == "join" and broadcast.joinable:
+            clients.append(Client(f"c{len(clients)}", room=number).join(broadcast))
         elif what == "read":
             assert number is not None
             client = clients[number % len(clients)]
@@ -177,32 +176,32 @@ async def test_whatever_the_order_answers_are_whole_and_what_is_retained_is_boun
             assert number is not None
             clients[number % len(clients)].leave()
         # The largest piece may stand over: it is cut from nothing.
-        assert fanout.log.size <= bound + 6 * 700
+        assert broadcast.log.size <= bound + 6 * 700
         for client in clients:
             whole = b"".join(event(f"number {i + 1}", client.name) for i in range(produced))
             body = client.body
-            if not client.follower.done.done():
+            if not client.subscriber.done.done():
                 assert whole.startswith(body)
                 assert body == b"" or body.endswith(b"\n\n")
-            if not client.follower.paused and not client.closed and rest == b"":
-                assert client.follower.done.done() or body == whole
-    if abandoned.times:
-        assert all(client.closed or client.follower.done.done() for client in clients)
+            if not client.subscriber.paused and not client.closed and rest == b"":
+                assert client.subscriber.done.done() or body == whole
+    if broadcast.abandoned:
+        assert all(client.closed or client.subscriber.done.done() for client in clients)
         return
     engine.says(rest)
     if breaks:
         engine.closes()
-        failure = engine.decode.done.result().failure
+        failure = engine.ending.failure
         assert failure is not None
-        fanout.fail(failure)
+        broadcast.fail(failure)
     else:
         engine.says(b"0\r\n\r\n")
     for client in clients:
         if client.closed:
             continue
-        while not client.follower.done.done():
+        while not client.subscriber.done.done():
             client.read(room=400)
-        ending = client.follower.done.result()
+        ending = client.ending
         whole = b"".join(event(f"number {i + 1}", client.name) for i in range(produced))
         if ending.failure is None:
             assert client.body == whole
@@ -211,17 +210,19 @@ async def test_whatever_the_order_answers_are_whole_and_what_is_retained_is_boun
         got = client.got
         assert ending.answered or got is None
         assert got is None or got.end
-    assert abandoned.times == 0
+    assert not broadcast.abandoned
 
 
-async def test_withdrawn_answer_waits_again_with_all_its_clients() -> None:
-    fanout = fanout_of()
-    client = Client("a").join(fanout)
-    fanout.admit(17)
-    assert (fanout.admitted, client.record.admitted) == (True, 17)
-    fanout.withdraw()
-    assert (fanout.admitted, client.record.admitted) == (False, None)
-    late = Client("b").join(fanout)
+async def test_response_without_a_body_leaves_its_clients_waiting_for_another() -> None:
+    broadcast = broadcast_of()
+    client = Client("a").join(broadcast)
+    broadcast.record.admitted = 17
+    engine = Engine(broadcast)
+    assert (broadcast.admitted, client.record.admitted) == (True, 17)
+    engine.closes(ConnectionResetError())
+    assert (broadcast.admitted, client.record.admitted) == (False, None)
+    late = Client("b").join(broadcast)
     assert late.record.admitted is None
-    fanout.admit(18)
+    broadcast.record.admitted = 18
+    Engine(broadcast)
     assert client.record.admitted == late.record.admitted == 18

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from orch_sidecar.api.refusal import Reason
-from tests.orch_sidecar.shared import (
+from tests.orch_sidecar.broadcasting import (
     STREAM_HEAD,
     Client,
     Engine,
+    broadcast_of,
     chunk,
     error_in,
     event,
-    fanout_of,
 )
 
 LARGE = event("x" * 1000)
@@ -28,9 +28,9 @@ def expected(name: str, count: int) -> bytes:
 
 
 async def test_slow_client_within_the_bound_goes_on_when_it_reads() -> None:
-    fanout = fanout_of(BOUND)
-    fast, slow = Client("fast").join(fanout), Client("slow", room=100).join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of(BOUND)
+    fast, slow = Client("fast").join(broadcast), Client("slow", room=100).join(broadcast)
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD)
     says(engine, 8)
     assert fast.body == expected("fast", 8)
@@ -42,55 +42,55 @@ async def test_slow_client_within_the_bound_goes_on_when_it_reads() -> None:
 
 
 async def test_nobody_joins_once_something_was_dropped() -> None:
-    fanout = fanout_of(BOUND)
-    client = Client("a").join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of(BOUND)
+    client = Client("a").join(broadcast)
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD)
     says(engine, 10)
-    assert fanout.joinable
+    assert broadcast.joinable
     says(engine, 2)
-    assert not fanout.joinable
-    assert fanout.log.size <= BOUND
+    assert not broadcast.joinable
+    assert broadcast.log.size <= BOUND
     says(engine, 100)
     engine.says(b"0\r\n\r\n")
     assert client.body == expected("a", 112)
 
 
 async def test_client_beyond_the_bound_is_told_so_in_its_stream() -> None:
-    fanout = fanout_of(BOUND)
-    fast, slow = Client("fast").join(fanout), Client("slow", room=100).join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of(BOUND)
+    fast, slow = Client("fast").join(broadcast), Client("slow", room=100).join(broadcast)
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD)
     says(engine, 30)
     assert fast.body == expected("fast", 30)
-    ending = slow.follower.done.result()
+    ending = slow.ending
     assert ending.answered
     assert ending.failure is not None
-    assert ending.failure.reason is slow.record.outcome is Reason.CLIENT_STALLED
+    assert ending.failure.reason is Reason.CLIENT_STALLED
     got = slow.got
     assert got is not None
     assert got.end
     assert got.body.startswith(expected("slow", 1) + b'data: {"error"')
     assert error_in(got.body)["code"] == "client_stalled"
     assert engine.transport.reading
-    assert not fast.follower.done.done()
+    assert not fast.subscriber.done.done()
 
 
 async def test_only_those_are_told_who_are_beyond_the_bound() -> None:
-    fanout = fanout_of(BOUND)
-    Client("fast").join(fanout)
-    slow, slowest = (Client(name, room=r).join(fanout) for name, r in (("b", 4000), ("c", 10)))
-    engine = Engine(fanout)
+    broadcast = broadcast_of(BOUND)
+    Client("fast").join(broadcast)
+    slow, slowest = (Client(name, room=r).join(broadcast) for name, r in (("b", 4000), ("c", 10)))
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD)
     says(engine, 12)
-    assert not slow.follower.done.done()
-    assert slowest.follower.done.done()
+    assert not slow.subscriber.done.done()
+    assert slowest.subscriber.done.done()
 
 
 async def test_only_client_holds_up_the_engine_as_without_sharing() -> None:
-    fanout = fanout_of(BOUND)
-    client = Client("a", room=100).join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of(BOUND)
+    client = Client("a", room=100).join(broadcast)
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD)
     says(engine, 11)
     assert engine.transport.reading
@@ -102,24 +102,24 @@ async def test_only_client_holds_up_the_engine_as_without_sharing() -> None:
 
 
 async def test_engine_waits_if_that_holds_up_nobody() -> None:
-    fanout = fanout_of(BOUND)
-    clients = [Client(name, room=100).join(fanout) for name in "ab"]
-    engine = Engine(fanout)
+    broadcast = broadcast_of(BOUND)
+    clients = [Client(name, room=100).join(broadcast) for name in "ab"]
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD)
     says(engine, 14)
     assert not engine.transport.reading
-    assert not any(client.follower.done.done() for client in clients)
+    assert not any(client.subscriber.done.done() for client in clients)
     clients[0].read()  # now there is one that could go on
     assert engine.transport.reading
     assert clients[0].body == expected("a", 14)
-    assert clients[1].follower.done.done()
+    assert clients[1].subscriber.done.done()
 
 
 async def test_engine_goes_on_when_the_one_that_held_it_up_leaves() -> None:
-    fanout = fanout_of(BOUND)
-    ahead = Client("ahead", room=3000).join(fanout)
-    behind = Client("behind", room=100).join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of(BOUND)
+    ahead = Client("ahead", room=3000).join(broadcast)
+    behind = Client("behind", room=100).join(broadcast)
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD)
     says(engine, 13)
     assert not engine.transport.reading
@@ -130,9 +130,9 @@ async def test_engine_goes_on_when_the_one_that_held_it_up_leaves() -> None:
 
 
 async def test_connection_that_was_held_up_is_kept_readable() -> None:
-    fanout = fanout_of(BOUND)
-    Client("a", room=100).join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of(BOUND)
+    Client("a", room=100).join(broadcast)
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD)
     says(engine, 14)
     engine.says(b"0\r\n\r\n")  # was read already when the engine was held up
@@ -141,25 +141,25 @@ async def test_connection_that_was_held_up_is_kept_readable() -> None:
 
 
 async def test_after_the_end_slow_clients_take_what_is_retained_at_their_pace() -> None:
-    fanout = fanout_of(BOUND)
-    slow = [Client(name, room=100).join(fanout) for name in "ab"]
-    engine = Engine(fanout)
+    broadcast = broadcast_of(BOUND)
+    slow = [Client(name, room=100).join(broadcast) for name in "ab"]
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD)
     says(engine, 9)
     engine.says(b"0\r\n\r\n")
-    assert engine.decode.done.done(), "the engine is free"
+    assert engine.response.done.done(), "the engine is free"
     for client in slow:
-        assert not client.follower.done.done()
-        while not client.follower.done.done():
+        assert not client.subscriber.done.done()
+        while not client.subscriber.done.done():
             client.read(room=100)
         assert client.body == expected(client.name, 9)
         assert client.ended_well
 
 
 async def test_client_that_is_far_behind_is_not_sent_all_at_once() -> None:
-    fanout = fanout_of(1 << 20)
-    slow = Client("slow", room=100).join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of(1 << 20)
+    slow = Client("slow", room=100).join(broadcast)
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD)
     says(engine, 500)
     before = len(slow.data)

@@ -9,19 +9,18 @@ from hypothesis import strategies as st
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from tests.orch_sidecar.answers import PLACES, cut
-from tests.orch_sidecar.shared import (
+from tests.orch_sidecar.broadcasting import (
     DONE,
     EVENTS,
     SHARED_ID,
     STREAM,
     STREAM_HEAD,
-    Abandoned,
     Client,
     Engine,
+    broadcast_of,
     chunk,
     error_in,
     event,
-    fanout_of,
     json_answer,
     json_body,
     stream_for,
@@ -30,30 +29,30 @@ from tests.orch_sidecar.shared import (
 
 
 async def test_one_client_gets_what_the_engine_sent_under_its_own_id() -> None:
-    fanout = fanout_of()
-    client = Client("chosen-by-the-client").join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of()
+    client = Client("chosen-by-the-client").join(broadcast)
+    engine = Engine(broadcast)
     engine.says(STREAM)
     got = client.got
     assert got is not None
     assert (got.body, got.end) == (whole_for("chosen-by-the-client"), True)
     assert client.ended_well
-    assert client.follower.keep_alive
-    assert engine.decode.done.result().failure is None
+    assert client.subscriber.keep_alive
+    assert engine.ending.failure is None
     assert engine.kept
 
 
 async def test_each_client_has_a_head_of_its_own() -> None:
-    fanout = fanout_of()
-    clients = [Client(name).join(fanout) for name in ("a", "b")]
-    Engine(fanout).says(STREAM)
+    broadcast = broadcast_of()
+    clients = [Client(name).join(broadcast) for name in ("a", "b")]
+    Engine(broadcast).says(STREAM)
     for client in clients:
         got = client.got
         assert got is not None
         assert got.head.status == client.record.status == 200
         assert got.field(b"content-type") == b"text/event-stream; charset=utf-8"
         assert got.field(b"server") == b"uvicorn"
-        assert got.field(b"x-orch-request-id") == b"ours"
+        assert got.field(b"x-orch-request-id") == b"own"
         assert got.field(b"content-length") is None
         timing = got.field(b"server-timing")
         assert timing is not None
@@ -63,18 +62,18 @@ async def test_each_client_has_a_head_of_its_own() -> None:
 
 async def test_the_id_in_generated_text_is_left_as_it_is() -> None:
     quoting = f'\\"id\\":\\"chatcmpl-{SHARED_ID}\\" and chatcmpl-{SHARED_ID}'
-    fanout = fanout_of()
-    client = Client("mine").join(fanout)
-    Engine(fanout).says(STREAM_HEAD + chunk(event(quoting)) + b"0\r\n\r\n")
+    broadcast = broadcast_of()
+    client = Client("mine").join(broadcast)
+    Engine(broadcast).says(STREAM_HEAD + chunk(event(quoting)) + b"0\r\n\r\n")
     assert client.body == event(quoting, "mine")
 
 
 async def test_the_id_may_come_late_and_before_some_clients() -> None:
-    fanout = fanout_of()
-    first = Client("mine").join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of()
+    first = Client("mine").join(broadcast)
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD, chunk(b": keep-alive\n\n"))
-    second = Client("yours").join(fanout)
+    second = Client("yours").join(broadcast)
     engine.says(chunk(event("a")), b"0\r\n\r\n")
     assert first.body == b": keep-alive\n\n" + event("a", "mine")
     assert second.body == b": keep-alive\n\n" + event("a", "yours")
@@ -84,13 +83,13 @@ async def test_the_id_may_come_late_and_before_some_clients() -> None:
 async def test_json_answer_has_the_length_that_each_clients_id_makes_of_it(
     places: list[int], http10: bool
 ) -> None:
-    fanout = fanout_of()
-    short, long = Client("a").join(fanout), Client("b" * 100).join(fanout, http10=http10)
+    broadcast = broadcast_of()
+    short, long = Client("a").join(broadcast), Client("b" * 100).join(broadcast, http10=http10)
     pieces = cut(json_answer(json_body("text")), places)
-    engine = Engine(fanout)
+    engine = Engine(broadcast)
     engine.says(*pieces[:-1])
     assert not short.data, "an answer that is no stream goes out as a whole"
-    late = Client("late").join(fanout)
+    late = Client("late").join(broadcast)
     engine.says(pieces[-1])
     for client in (short, long, late):
         got = client.got
@@ -103,10 +102,10 @@ async def test_json_answer_has_the_length_that_each_clients_id_makes_of_it(
 
 
 async def test_refusal_of_the_engine_is_every_clients_answer() -> None:
-    fanout = fanout_of()
-    clients = [Client(name).join(fanout) for name in ("a", "b")]
+    broadcast = broadcast_of()
+    clients = [Client(name).join(broadcast) for name in ("a", "b")]
     body = b'{"error":{"message":"no such model","code":404}}'
-    Engine(fanout).says(json_answer(body, b"404 Not Found"))
+    Engine(broadcast).says(json_answer(body, b"404 Not Found"))
     for client in clients:
         got = client.got
         assert got is not None
@@ -116,10 +115,10 @@ async def test_refusal_of_the_engine_is_every_clients_answer() -> None:
 
 @pytest.mark.parametrize("status", [b"204 No Content", b"200 OK"])
 async def test_answer_without_a_body_is_a_head(status: bytes) -> None:
-    fanout = fanout_of()
-    client = Client("a").join(fanout)
+    broadcast = broadcast_of()
+    client = Client("a").join(broadcast)
     length = b"" if status.startswith(b"204") else b"content-length: 0\r\n"
-    Engine(fanout).says(b"HTTP/1.1 " + status + b"\r\n" + length + b"\r\n")
+    Engine(broadcast).says(b"HTTP/1.1 " + status + b"\r\n" + length + b"\r\n")
     got = client.got
     assert got is not None
     assert got.end
@@ -128,15 +127,15 @@ async def test_answer_without_a_body_is_a_head(status: bytes) -> None:
 
 
 async def test_client_of_http_1_0_gets_a_stream_that_ends_with_its_connection() -> None:
-    fanout = fanout_of()
-    old, new = Client("old").join(fanout, http10=True), Client("new").join(fanout)
-    Engine(fanout).says(STREAM)
+    broadcast = broadcast_of()
+    old, new = Client("old").join(broadcast, http10=True), Client("new").join(broadcast)
+    Engine(broadcast).says(STREAM)
     got = old.got
     assert got is not None
     assert got.field(b"transfer-encoding") is None
     assert got.field(b"connection") == b"close"
     assert got.body == whole_for("old")
-    assert not old.follower.keep_alive
+    assert not old.subscriber.keep_alive
     assert new.body == whole_for("new")
 
 
@@ -144,15 +143,15 @@ async def test_client_of_http_1_0_gets_a_stream_that_ends_with_its_connection() 
 async def test_stream_that_breaks_off_ends_with_an_error_after_the_last_whole_event(
     half: bytes,
 ) -> None:
-    fanout = fanout_of()
-    new, old = Client("new").join(fanout), Client("old").join(fanout, http10=True)
-    engine = Engine(fanout)
+    broadcast = broadcast_of()
+    new, old = Client("new").join(broadcast), Client("old").join(broadcast, http10=True)
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD, *map(chunk, EVENTS[:2]), half)
     engine.closes()
-    assert engine.decode.done.result().answered
-    assert not engine.decode.unanswered
+    assert engine.ending.answered
+    assert not engine.response.unanswered
     for client in (new, old):
-        ending = client.follower.done.result()
+        ending = client.ending
         assert ending.answered
         assert ending.failure is not None
         assert client.body.startswith(stream_for(client.name, 2) + b'data: {"error"')
@@ -160,68 +159,68 @@ async def test_stream_that_breaks_off_ends_with_an_error_after_the_last_whole_ev
         assert not client.aborted
     assert new.got is not None
     assert new.got.end
-    assert new.follower.keep_alive
-    assert not old.follower.keep_alive
+    assert new.subscriber.keep_alive
+    assert not old.subscriber.keep_alive
 
 
 async def test_slow_client_gets_what_there_is_before_it_is_told() -> None:
-    fanout = fanout_of()
-    fast, slow = Client("fast").join(fanout), Client("slow", room=10).join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of()
+    fast, slow = Client("fast").join(broadcast), Client("slow", room=10).join(broadcast)
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD, *map(chunk, EVENTS))
     engine.closes()
-    assert fast.follower.done.done()
+    assert fast.subscriber.done.done()
     assert slow.body == stream_for("slow", 1)
-    assert not slow.follower.done.done()
+    assert not slow.subscriber.done.done()
     slow.read()
     assert slow.body.startswith(stream_for("slow") + b'data: {"error"')
-    assert slow.follower.done.result().failure is not None
+    assert slow.ending.failure is not None
 
 
 async def test_silent_engine_is_noticed_for_every_client() -> None:
-    abandoned = Abandoned()
-    fanout = fanout_of(abandoned=abandoned)
-    clients = [Client(name).join(fanout) for name in "ab"]
+    broadcast = broadcast_of()
+    clients = [Client(name).join(broadcast) for name in "ab"]
     watch = StallWatchdog(engine_silence_s=2.0, client_stall_s=2.0)
-    engine = Engine(fanout)
+    engine = Engine(broadcast)
     for client in clients:
-        watch.add(client.follower)
+        watch.add(client.subscriber)
     engine.says(STREAM_HEAD, chunk(EVENTS[0]))
     for _ in range(3):
         watch.check(1.0)
     engine.says(chunk(EVENTS[1]))
     for _ in range(3):
         watch.check(1.0)
-    assert not any(client.follower.done.done() for client in clients)
+    assert not any(client.subscriber.done.done() for client in clients)
     watch.check(1.0)
     for client in clients:
         assert error_in(client.body)["code"] == "engine_timeout"
-    assert abandoned.times == 1
+    assert broadcast.abandoned
     assert engine.transport.closed
 
 
 async def test_client_that_reads_nothing_is_dropped_alone() -> None:
-    fanout = fanout_of()
-    stalled, reads = Client("stalled", room=10).join(fanout), Client("reads").join(fanout)
+    broadcast = broadcast_of()
+    stalled, reads = Client("stalled", room=10).join(broadcast), Client("reads").join(broadcast)
     watch = StallWatchdog(engine_silence_s=99.0, client_stall_s=2.0)
-    watch.add(stalled.follower)
-    engine = Engine(fanout)
+    watch.add(stalled.subscriber)
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD, *map(chunk, EVENTS))
     engine.says(chunk(DONE) + b"0\r\n\r\n")
     for _ in range(4):
         watch.check(1.0)
     assert stalled.aborted
-    assert stalled.record.outcome is Reason.CLIENT_STALLED
+    assert stalled.subscriber.failure is not None
+    assert stalled.subscriber.failure.reason is Reason.CLIENT_STALLED
     assert reads.ended_well
 
 
 async def test_shutting_down_ends_all() -> None:
-    fanout = fanout_of()
-    clients = [Client(name).join(fanout) for name in "ab"]
+    broadcast = broadcast_of()
+    clients = [Client(name).join(broadcast) for name in "ab"]
     watch = StallWatchdog(1.0, 1.0)
     for client in clients:
-        watch.add(client.follower)
-    engine = Engine(fanout)
+        watch.add(client.subscriber)
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD, chunk(EVENTS[0]))
     watch.end_all(Refusal(Reason.DRAINING, "this sidecar is shutting down"))
     for client in clients:

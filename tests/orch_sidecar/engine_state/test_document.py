@@ -13,11 +13,11 @@ from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state.document import InvalidReport, checked, ended, parsed
 from orch_sidecar.pools import parent_leases
 from tests.orch_sidecar.above import ledger, view
-from tests.vllm_plugin.test_board import FACTS
-from vllm_plugin.board import Board
+from tests.vllm_plugin.examples import FACTS
+from vllm_plugin.engine_state import EngineState
 
 LEASE = f"{'a' * 16}.{'b' * 32}.3"
-WHOLE: dict[str, Any] = Board(FACTS).state(None) | {"leases": [LEASE]}
+WHOLE: dict[str, Any] = EngineState(FACTS).document(None) | {"leases": [LEASE]}
 GROUP = {
     "count": 5, "block_tokens": 16, "blocks_most": 65, "blocks_reading": 193, "blocks_extra": 1,
 }  # fmt: skip

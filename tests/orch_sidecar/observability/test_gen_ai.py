@@ -11,6 +11,7 @@ from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.gen_ai import GenAi
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from tests.orch_sidecar import apis
+from tests.orch_sidecar.records import record_of
 from vllm_plugin.profile import ServiceClass
 
 MS = 1_000_000  # nanoseconds
@@ -49,15 +50,12 @@ def gen_ai() -> GenAi:
 
 def exchange_of(**more: Any) -> RequestRecord:
     """A whole stream of 11 tokens, of which the first came after 300 ms."""
-    record = RequestRecord(apis.CHAT, "own", "theirs", "corr", arrived=ARRIVED)
     given = {
         "model": "tiny", "cost": 1, "stream": True, "pool": "a", "status": 200,
         "service_class": ServiceClass.INTERACTIVE, "first_byte": ARRIVED + 300 * MS,
         "output_tokens": 11, "outcome": Outcome.OK,
     }  # fmt: skip
-    for name, value in {**given, **more}.items():
-        setattr(record, name, value)
-    return record
+    return record_of(arrived=ARRIVED, **(given | more))
 
 
 def served(gen_ai: GenAi, record: RequestRecord, ms: int = 800) -> None:
@@ -125,7 +123,7 @@ def test_answer_that_does_not_show_its_first_token_has_a_duration_only(
 @pytest.mark.parametrize(
     "more",
     [{"output_tokens": None}, {"output_tokens": 1}, {"output_tokens": 0}, {"cost": 2},
-     {"held_up": True}],
+     {"client_limited": True}],
 )  # fmt: skip
 def test_time_per_token_is_that_of_one_sequence_of_known_length_at_the_engines_pace(
     more: dict[str, Any],

@@ -22,6 +22,7 @@ from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.registry import PoolRegistry, configured
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.openmetrics import openmetrics
+from tests.orch_sidecar.records import record_of
 from vllm_plugin.profile import ServiceClass
 
 MS = 1_000_000  # nanoseconds
@@ -51,7 +52,7 @@ def exchange_of(**more: Any) -> RequestRecord:
     """A stream of 34 tokens that has just ended well, after 300 ms."""
     now = time.monotonic_ns()
     endpoint = more.pop("endpoint", apis.CHAT)
-    record = RequestRecord(endpoint, "own", "theirs", "corr", arrived=now - 300 * MS)
+    record = record_of(endpoint=endpoint, arrived=now - 300 * MS)
     given = {
         "model": "tiny", "cost": 1, "stream": True, "pool": "cloud", "status": 200,
         "service_class": ServiceClass.INTERACTIVE, "admitted": now - 299 * MS,
@@ -188,7 +189,7 @@ def anything(chance: random.Random) -> RequestRecord:
         output_tokens=chance.choice([None, 0, 1, 34]),
         trace_id=chance.choice([0, chance.getrandbits(128)]),
     )
-    record.id = record.request_id = record.correlation_id = text
+    record.identity = record.identity._replace(id=text, request_id=text, correlation_id=text)
     return record
 
 

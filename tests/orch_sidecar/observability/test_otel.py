@@ -12,9 +12,9 @@ from opentelemetry.trace import StatusCode
 
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.otel import SpanTracing
-from orch_sidecar.observability.record import Outcome, RequestRecord
+from orch_sidecar.observability.record import Outcome
 from orch_sidecar.pools.registry import NO_TYPE, unplaced_labels
-from tests.orch_sidecar import apis
+from tests.orch_sidecar.records import record_of
 from vllm_plugin.profile import MeasurementType
 
 # What the client did itself is no error of the span.
@@ -31,12 +31,12 @@ def test_every_span_of_every_outcome_has_a_measurement_type(
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracing = SpanTracing(provider, unplaced_labels(common))
-    record = RequestRecord(apis.CHAT, "own", "request", "correlation")
+    record = record_of()
     record.cost, record.status = 1, 200
     trace = tracing.begin(record, {})
     record.labels = labels
     if labels is not None:
-        record.admitted = record.arrived
+        record.admitted = record.identity.arrived
         trace.dispatched()
         trace.retried(Reason.ENGINE_FAILED)
         trace.dispatched()

@@ -8,15 +8,13 @@ import pytest
 
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.record import Outcome, RequestRecord, accept_id, new_ids
-from tests.orch_sidecar import apis
+from tests.orch_sidecar.records import record_of
 
 MS = 1_000_000  # nanoseconds
 
 
 def exchange_of(*, stream: bool = False) -> RequestRecord:
-    return RequestRecord(
-        endpoint=apis.CHAT,
-        id="own",
+    return record_of(
         request_id="theirs",
         correlation_id="corr",
         arrived=5_000 * MS,
@@ -54,8 +52,8 @@ def test_own_ids_are_unguessable_and_acceptable() -> None:
 
 def test_wall_clock_of_a_moment_follows_the_monotonic_clock() -> None:
     record = exchange_of()
-    assert record.at_ns(record.arrived) == record.arrived_ns
-    assert record.at_ns(5_250 * MS) == record.arrived_ns + 250 * MS
+    assert record.at_ns(record.identity.arrived) == record.identity.arrived_ns
+    assert record.at_ns(5_250 * MS) == record.identity.arrived_ns + 250 * MS
 
 
 def test_exchange_counts_as_cancelled_until_it_is_known_otherwise() -> None:
@@ -69,20 +67,20 @@ def test_outcomes_are_told_apart_by_their_value() -> None:
 
 def test_server_timing_of_a_stream_has_queue_and_ttft() -> None:
     record = exchange_of(stream=True)
-    record.admitted = record.arrived + 250 * MS
-    record.first_byte = record.arrived + 400 * MS
+    record.admitted = record.identity.arrived + 250 * MS
+    record.first_byte = record.identity.arrived + 400 * MS
     assert record.server_timing() == "queue;dur=250.00, ttft;dur=400.00"
 
 
 def test_server_timing_of_a_whole_answer_has_queue_and_engine() -> None:
     record = exchange_of()
-    record.admitted = record.arrived + 250 * MS
-    record.first_byte = record.arrived + 400 * MS
+    record.admitted = record.identity.arrived + 250 * MS
+    record.first_byte = record.identity.arrived + 400 * MS
     assert record.server_timing() == "queue;dur=250.00, engine;dur=150.00"
 
 
 def test_server_timing_without_admission_has_no_queueing() -> None:
     record = exchange_of()
     assert record.server_timing() == "queue;dur=0.00"
-    record.first_byte = record.arrived + 3 * MS
+    record.first_byte = record.identity.arrived + 3 * MS
     assert record.server_timing() == "queue;dur=0.00, engine;dur=3.00"

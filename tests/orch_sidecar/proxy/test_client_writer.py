@@ -7,14 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.api.endpoints import Endpoint
-from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.proxy.answering import how_ended
-from orch_sidecar.proxy.client_writer import Relay
+from orch_sidecar.observability.record import Outcome
+from orch_sidecar.proxy.client_writer import ClientWriter
+from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import LAST_CHUNK, MAX_HELD_BYTES, Head, body_of, parse_head
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.answers import PLACES, cut
-from tests.orch_sidecar.shared import STREAM_HEAD, Transport, chunk, json_answer
+from tests.orch_sidecar.broadcasting import (
+    POOL,
+    STREAM_HEAD,
+    WATCHDOG,
+    Transport,
+    chunk,
+    http_of,
+    json_answer,
+)
+from tests.orch_sidecar.records import record_of
 from tests.orch_sidecar.spoken import DONE, SPOKEN, Spoken, sse
 
 CLOSING_HEAD = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
@@ -28,19 +37,20 @@ class Client(Transport):
 
 
 class Relayed:
-    """A relay between an engine and a client without sockets."""
+    """A response between an engine and a client without sockets."""
 
     def __init__(
         self, api: Endpoint = apis.CHAT, *, stream: bool = True, http10: bool = False
     ) -> None:
         self.client = Client()
-        self.record = RequestRecord(api, "own", "request", "correlation", stream=stream)
-        self.relay = Relay(
-            self.client, ConnectionPool("http://127.0.0.1:9", 1.0), self.record, b"", http10, True
-        )
+        self.record = record_of(endpoint=api, stream=stream)
+        writer = ClientWriter(http_of(self.client, http10=http10), self.record, WATCHDOG)
+        connections = ConnectionPool("http://127.0.0.1:9", 1.0)
+        self.response = EngineResponse(writer, connections, events=stream)
+        writer.attach(self.response, POOL)
         self.connection = EngineConnection()
         self.connection.connection_made(Transport())
-        self.relay.start(self.connection, b"POST / HTTP/1.1\r\n\r\n")
+        self.response.start(self.connection, b"POST / HTTP/1.1\r\n\r\n")
 
     def says(self, *reads: bytes) -> Relayed:
         for data in reads:
@@ -62,11 +72,12 @@ class Relayed:
 
 
 def check(spoken: Spoken, relayed: Relayed) -> None:
-    assert relayed.relay.done.result().failure is None
+    assert relayed.response.done.done()
+    assert relayed.response.failure is None
     assert relayed.got[1] == spoken.body
     expected = Outcome.ENGINE_ERROR if spoken.failed else Outcome.OK
-    assert how_ended(relayed.record, relayed.relay.answer) is expected
-    assert relayed.relay.answer.counts == spoken.counts
+    assert relayed.response.outcome is expected
+    assert relayed.response.answer.counts == spoken.counts
 
 
 def framed(spoken: Spoken, chunks: list[bytes]) -> bytes:
@@ -114,27 +125,27 @@ async def test_events_and_answers_of_megabytes_are_read_and_not_kept() -> None:
         data = STREAM_HEAD + chunk(event) + (chunk(DONE) if body != event else b"") + LAST_CHUNK
         for at in range(0, len(data), 50_000):
             relayed.says(data[at : at + 50_000])
-            kept = relayed.relay.answer
+            kept = relayed.response.answer
             assert len(kept._kept) + sum(map(len, kept.content)) <= 2 * MAX_HELD_BYTES
-        assert relayed.relay.answer.counts == (5, 3)
+        assert relayed.response.answer.counts == (5, 3)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 415, 422])
 async def test_mistake_of_a_client_is_no_error_of_the_engine(status: int) -> None:
     relayed = Relayed().says(json_answer(b"{}", b"%d No" % status))
-    assert how_ended(relayed.record, relayed.relay.answer) is Outcome.CLIENT_ERROR
+    assert relayed.response.outcome is Outcome.CLIENT_ERROR
 
 
 @pytest.mark.parametrize("status", [408, 429, 499, 500, 501, 503])
 async def test_what_is_not_the_clients_mistake_is_the_engines(status: int) -> None:
     relayed = Relayed().says(json_answer(b"{}", b"%d No" % status))
-    assert how_ended(relayed.record, relayed.relay.answer) is Outcome.ENGINE_ERROR
+    assert relayed.response.outcome is Outcome.ENGINE_ERROR
 
 
 async def test_event_that_came_with_garbage_does_not_end_the_one_before() -> None:
     """None of that read is passed on, so the client has half an event."""
     relayed = Relayed().says(STREAM_HEAD + chunk(b"data: x"), chunk(b"\n\n") + b"what?\r\n")
-    assert relayed.relay.done.result().failure is not None
+    assert relayed.response.failure is not None
     assert relayed.client.aborted
     assert b"error" not in relayed.client.data
 
@@ -147,6 +158,6 @@ async def test_garbage_behind_a_large_chunk_leaves_that_chunk_open() -> None:
         data[: len(STREAM_HEAD) + 7 + 9 * 8000],
         data[len(STREAM_HEAD) + 7 + 9 * 8000 :] + b"what?\r\n",
     )
-    assert relayed.relay.done.result().failure is not None
+    assert relayed.response.failure is not None
     assert relayed.client.aborted
     assert b"error" not in relayed.client.data

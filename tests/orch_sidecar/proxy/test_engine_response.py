@@ -10,7 +10,7 @@ from orch_sidecar.api.refusal import Reason
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.http1 import MAX_HELD_BYTES
 from tests.orch_sidecar.answers import PLACES, cut
-from tests.orch_sidecar.shared import (
+from tests.orch_sidecar.broadcasting import (
     DONE,
     EVENTS,
     SHARED_ID,
@@ -18,10 +18,10 @@ from tests.orch_sidecar.shared import (
     STREAM_HEAD,
     Client,
     Engine,
+    broadcast_of,
     chunk,
     error_in,
     event,
-    fanout_of,
     json_answer,
     json_body,
     stream_for,
@@ -33,12 +33,12 @@ from tests.orch_sidecar.shared import (
 async def test_wherever_reads_are_cut_and_clients_join_all_get_the_same_whole_answer(
     places: list[int], joins: list[int]
 ) -> None:
-    fanout = fanout_of()
-    clients = [Client("first").join(fanout)]
-    engine = Engine(fanout)
+    broadcast = broadcast_of()
+    clients = [Client("first").join(broadcast)]
+    engine = Engine(broadcast)
     for number, piece in enumerate(cut(STREAM, places)):
         for name in (f"joined-{at}-{i}" for i, at in enumerate(joins) if at == number):
-            clients.append(Client(name).join(fanout))
+            clients.append(Client(name).join(broadcast))
         engine.says(piece)
         for client in clients:
             assert client.body == b"" or client.body.endswith(b"\n\n"), "whole events only"
@@ -49,11 +49,11 @@ async def test_wherever_reads_are_cut_and_clients_join_all_get_the_same_whole_an
 
 async def test_no_byte_is_a_place_where_a_read_must_not_end() -> None:
     for at in range(len(STREAM)):
-        fanout = fanout_of()
-        client = Client("another").join(fanout)
-        engine = Engine(fanout)
+        broadcast = broadcast_of()
+        client = Client("another").join(broadcast)
+        engine = Engine(broadcast)
         engine.says(STREAM[:at])
-        late = Client("late").join(fanout)
+        late = Client("late").join(broadcast)
         assert late.body == client.body.replace(b"another", b"late"), "it has caught up at once"
         engine.says(STREAM[at:])
         assert client.body == whole_for("another")
@@ -61,9 +61,9 @@ async def test_no_byte_is_a_place_where_a_read_must_not_end() -> None:
 
 
 async def test_events_with_crlf_are_whole_events_too() -> None:
-    fanout = fanout_of()
-    client = Client("mine").join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of()
+    client = Client("mine").join(broadcast)
+    engine = Engine(broadcast)
     first = event("a").replace(b"\n\n", b"\r\n\r\n")
     engine.says(STREAM_HEAD, chunk(first[:-1]), chunk(first[-1:] + b"data: b"))
     assert client.body == first.replace(SHARED_ID.encode(), b"mine")
@@ -73,65 +73,65 @@ async def test_events_with_crlf_are_whole_events_too() -> None:
 
 
 async def test_what_an_engine_leaves_unfinished_at_a_clean_end_is_passed_on() -> None:
-    fanout = fanout_of()
-    client = Client("mine").join(fanout)
-    Engine(fanout).says(STREAM_HEAD + chunk(event("a") + b"data: half") + b"0\r\n\r\n")
+    broadcast = broadcast_of()
+    client = Client("mine").join(broadcast)
+    Engine(broadcast).says(STREAM_HEAD + chunk(event("a") + b"data: half") + b"0\r\n\r\n")
     assert client.body.endswith(b"\n\ndata: half")
     assert client.ended_well
 
 
 async def test_json_answer_with_blank_lines_is_no_stream() -> None:
-    fanout = fanout_of()
-    client = Client("a").join(fanout)
+    broadcast = broadcast_of()
+    client = Client("a").join(broadcast)
     answer = json_answer(b'{"a":\n\n1}')
-    Engine(fanout).says(answer[:-2], answer[-2:])
+    Engine(broadcast).says(answer[:-2], answer[-2:])
     assert client.data.endswith(answer[-10:])
     assert client.data.count(b"content-length: 9") == 1
 
 
 async def test_stream_that_ends_with_the_engines_connection_is_framed_for_the_client() -> None:
-    fanout = fanout_of()
-    client = Client("a").join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of()
+    client = Client("a").join(broadcast)
+    engine = Engine(broadcast)
     engine.says(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n", EVENTS[0])
     engine.closes()
     got = client.got
     assert got is not None
     assert (got.body, got.end) == (stream_for("a", 1), True)
-    assert engine.decode.done.result().failure is None
+    assert engine.ending.failure is None
 
 
 async def test_stream_with_a_length_is_framed_anew() -> None:
-    fanout = fanout_of()
-    client = Client("longer-than-" + SHARED_ID).join(fanout)
+    broadcast = broadcast_of()
+    client = Client("longer-than-" + SHARED_ID).join(broadcast)
     body = b"".join(EVENTS)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
-    Engine(fanout).says(head % len(body) + body)
+    Engine(broadcast).says(head % len(body) + body)
     assert client.body == stream_for(client.name)
     assert client.ended_well
 
 
 async def test_interim_answers_are_skipped() -> None:
-    fanout = fanout_of()
-    client = Client("a").join(fanout)
-    Engine(fanout).says(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\n\r\n" + STREAM)
+    broadcast = broadcast_of()
+    client = Client("a").join(broadcast)
+    Engine(broadcast).says(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\n\r\n" + STREAM)
     assert client.body == whole_for("a")
 
 
 async def test_connection_that_the_engine_closes_is_not_kept() -> None:
-    fanout = fanout_of()
-    Client("a").join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of()
+    Client("a").join(broadcast)
+    engine = Engine(broadcast)
     engine.says(STREAM.replace(b"server: uvicorn", b"connection: close"))
     assert not engine.kept
     assert engine.transport.closed
 
 
 async def test_event_larger_than_the_bound_reaches_everyone() -> None:
-    fanout = fanout_of(1000)
-    clients = [Client(name).join(fanout) for name in ("a", "b" * 50)]
+    broadcast = broadcast_of(1000)
+    clients = [Client(name).join(broadcast) for name in ("a", "b" * 50)]
     large = event("y, " * 2 * MAX_HELD_BYTES)
-    engine = Engine(fanout)
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD, *cut(chunk(large), list(range(0, len(large), 50_000))))
     engine.says(chunk(DONE), b"0\r\n\r\n")
     for client in clients:
@@ -142,43 +142,43 @@ async def test_event_larger_than_the_bound_reaches_everyone() -> None:
 async def test_id_is_not_cut_where_an_answer_goes_out_in_parts() -> None:
     body = b'{"pad":"' + b"x" * 900 + b'",' + json_body("text")[1:]
     for at in range(901, 901 + 120):
-        fanout = fanout_of(at - 10)
-        client = Client("a").join(fanout)
+        broadcast = broadcast_of(at - 10)
+        client = Client("a").join(broadcast)
         answer = json_answer(body)
         start = len(answer) - len(body)
-        Engine(fanout).says(answer[: start + at], answer[start + at :])
+        Engine(broadcast).says(answer[: start + at], answer[start + at :])
         assert client.body == body.replace(SHARED_ID.encode(), b"a")
 
 
 @pytest.mark.parametrize("http10", [False, True])
 async def test_json_answer_larger_than_the_bound_goes_out_in_parts(http10: bool) -> None:
-    fanout = fanout_of(1000)
-    client = Client("b" * 50).join(fanout, http10=http10)
+    broadcast = broadcast_of(1000)
+    client = Client("b" * 50).join(broadcast, http10=http10)
     body = json_body("y, " * 5000)
     answer = json_answer(body)
-    Engine(fanout).says(*cut(answer, list(range(0, len(answer), 700))))
+    Engine(broadcast).says(*cut(answer, list(range(0, len(answer), 700))))
     got = client.got
     assert got is not None
     assert got.body == json_body("y, " * 5000, client.name)
     assert got.field(b"content-length") is None
     assert got.head.chunked is not http10
-    assert client.follower.keep_alive is not http10
+    assert client.subscriber.keep_alive is not http10
     assert client.ended_well
 
 
 async def test_connection_lost_before_anything_came_may_be_tried_elsewhere() -> None:
-    fanout = fanout_of()
-    client = Client("a").join(fanout)
-    first = Engine(fanout)
+    broadcast = broadcast_of()
+    client = Client("a").join(broadcast)
+    first = Engine(broadcast)
     first.closes(ConnectionResetError("reset"))
-    ending = first.decode.done.result()
+    ending = first.ending
     assert ending.failure is not None
     assert ending.failure.reason is Reason.ENGINE_FAILED
     assert not ending.answered
-    assert first.decode.unanswered
-    assert not client.follower.done.done()
-    assert fanout.joinable
-    second = Engine(fanout)
+    assert first.response.unanswered
+    assert not client.subscriber.done.done()
+    assert broadcast.joinable
+    second = Engine(broadcast)
     second.says(STREAM)
     assert client.body == whole_for("a")
 
@@ -187,75 +187,75 @@ async def test_connection_lost_before_anything_came_may_be_tried_elsewhere() -> 
 async def test_connection_lost_after_a_byte_of_an_answer_is_tried_nowhere_else(
     beginning: bytes,
 ) -> None:
-    engine = Engine(fanout := fanout_of())
-    Client("a").join(fanout)
+    engine = Engine(broadcast := broadcast_of())
+    Client("a").join(broadcast)
     engine.says(beginning)
     engine.closes()
-    assert not engine.decode.unanswered
+    assert not engine.response.unanswered
 
 
 async def test_json_answer_that_breaks_off_is_for_each_handler_to_answer() -> None:
-    fanout = fanout_of()
-    client = Client("a").join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of()
+    client = Client("a").join(broadcast)
+    engine = Engine(broadcast)
     engine.says(json_answer(json_body("text"))[:-10])
     engine.closes()
-    ending = engine.decode.done.result()
+    ending = engine.ending
     assert ending.failure is not None
-    fanout.fail(ending.failure)
+    broadcast.fail(ending.failure)
     assert client.data == b""
-    assert client.follower.done.result().answered is False
+    assert client.ending.answered is False
 
 
 async def test_what_is_no_http_is_a_failure() -> None:
-    fanout = fanout_of()
-    client = Client("a").join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of()
+    client = Client("a").join(broadcast)
+    engine = Engine(broadcast)
     engine.says(STREAM_HEAD, chunk(EVENTS[0]), b"what?\r\n")
     assert engine.transport.closed
     assert error_in(client.body)["code"] == "engine_failed"
-    other = fanout_of()
+    other = broadcast_of()
     Client("a").join(other)
     engine = Engine(other)
     engine.says(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
-    assert engine.decode.done.result().failure is not None
+    assert engine.ending.failure is not None
 
 
 async def test_answer_in_parts_that_breaks_off_breaks_the_connection() -> None:
-    fanout = fanout_of(1000)
-    client = Client("a").join(fanout)
-    engine = Engine(fanout)
+    broadcast = broadcast_of(1000)
+    client = Client("a").join(broadcast)
+    engine = Engine(broadcast)
     engine.says(json_answer(json_body("y, " * 5000))[:-10])
     assert client.data
     engine.closes()
     assert client.aborted
-    assert not client.follower.keep_alive
+    assert not client.subscriber.keep_alive
     got = client.got
     assert got is not None
     assert not got.end
 
 
 async def test_sidecar_below_that_turns_it_away_leaves_the_clients_waiting() -> None:
-    fanout = fanout_of()
-    client = Client("a").join(fanout)
-    below = Engine(fanout, turned_away=backpressure.by_sidecar)
+    broadcast = broadcast_of()
+    client = Client("a").join(broadcast)
+    below = Engine(broadcast, rejection=backpressure.by_sidecar)
     body = b'{"error":{"message":"full","retriable":true,"retry_after_ms":70}}'
     below.says(json_answer(body, b"429 Too Many Requests"))
-    ending = below.decode.done.result()
+    ending = below.ending
     assert (ending.failure, ending.answered) == (None, False)
-    assert below.decode.retry_after_ms == 70
+    assert below.response.retry_after_ms == 70
     assert below.kept
-    assert not client.follower.done.done()
-    assert fanout.joinable
-    Engine(fanout, turned_away=backpressure.by_sidecar).says(STREAM)
+    assert not client.subscriber.done.done()
+    assert broadcast.joinable
+    Engine(broadcast, rejection=backpressure.by_sidecar).says(STREAM)
     assert client.body == whole_for("a")
 
 
 async def test_engine_that_says_429_is_passed_on() -> None:
-    fanout = fanout_of()
-    client = Client("a").join(fanout)
-    engine = Engine(fanout)
-    assert engine.decode.status == 0
+    broadcast = broadcast_of()
+    client = Client("a").join(broadcast)
+    engine = Engine(broadcast)
+    assert engine.response.status == 0
     engine.says(json_answer(b'{"error":{"retriable":true}}', b"429 No"))
-    assert client.record.status == engine.decode.status == 429
+    assert client.record.status == engine.response.status == 429
     assert client.ended_well

@@ -24,15 +24,15 @@ HEEDED = (
 )  # fmt: skip
 
 
-def test_fields_that_say_nothing_to_a_sidecar_are_plain() -> None:
-    assert names_of(PLAIN).plain
-    assert names_of(()).plain
+def test_fields_without_a_meaning_to_the_sidecar_are_no_options() -> None:
+    assert not names_of(PLAIN).has_options
+    assert not names_of(()).has_options
 
 
 @pytest.mark.parametrize("name", HEEDED)
 @pytest.mark.parametrize("spelled", [str.lower, str.upper])
-def test_a_field_that_is_looked_at_is_never_plain(name: str, spelled: Callable[[str], str]) -> None:
-    assert not names_of((*PLAIN, (spelled(name).encode(), b"1"))).plain
+def test_a_field_that_is_looked_at_is_an_option(name: str, spelled: Callable[[str], str]) -> None:
+    assert names_of((*PLAIN, (spelled(name).encode(), b"1"))).has_options
 
 
 def test_names_that_were_looked_up_before_give_the_same_head() -> None:
@@ -45,14 +45,14 @@ def test_names_that_were_looked_up_before_give_the_same_head() -> None:
 
 
 def test_keys_of_clients_end_here_where_they_are_ours_or_the_engine_has_its_own() -> None:
-    for authorization, keyless, passes in (
+    for authorization, strip_keys, passes in (
         (None, False, True),
         (None, True, False),
         (b"Bearer ours", False, False),
         (b"Bearer ours", True, False),
     ):
         head = request_head(
-            b"GET / HTTP/1.1", PLAIN, b"", authorization=authorization, keyless=keyless
+            b"GET / HTTP/1.1", PLAIN, b"", authorization=authorization, strip_keys=strip_keys
         )
         assert (b"X-Api-Key: key" in head) == (b"Bearer key" in head) == passes
         assert (b"Bearer ours" in head) == (authorization is not None)

@@ -25,7 +25,7 @@ from pip._internal.network.session import PipSession
 from tests.vllm_plugin.gpu_builds import record
 from tests.vllm_plugin.gpu_builds.ranges import open_ranges
 from vllm_plugin import hooks
-from vllm_plugin.outline import Outline, outline
+from vllm_plugin.symbols import Symbols, parse_symbols
 
 _PACKAGE: Final = "vllm"
 _UNCHANGED: Final = {"Accept-Encoding": "identity", "Cache-Control": "no-cache"}
@@ -80,11 +80,11 @@ def fetch(session: PipSession, version: str, link: Link) -> tuple[record.Record,
     with open_ranges(wheel.size(), wheel.read_range) as file, ZipFile(file) as archive:
         members = set(archive.namelist())
 
-        def outline_of(file: str) -> Outline | None:
+        def symbols_of(file: str) -> Symbols | None:
             member = f"{_PACKAGE}/{file}"
-            return outline(archive.read(member).decode()) if member in members else None
+            return parse_symbols(archive.read(member).decode()) if member in members else None
 
-        files = record.look(outline_of)
+        files = record.look(symbols_of)
     found = record.Record(
         version=version,
         wheel=link.filename,
@@ -105,7 +105,7 @@ def main(versions: Sequence[str]) -> int:
             if version not in links:
                 raise NotFetched(f"no wheel of {_PACKAGE} {version} for this machine")
             found, bytes_read = fetch(session, version, links[version])
-            text, has_all = hooks.report(version, hooks.check(found.outline_of))
+            text, has_all = hooks.report(version, hooks.check(found.symbols_of))
             complete = complete and has_all
             print(f"{text}\n{record.write(found)}: {bytes_read / 1e6:.1f} MB read of {found.wheel}")
     return 0 if complete else 1

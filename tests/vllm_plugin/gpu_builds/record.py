@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from vllm_plugin.hooks import HOOKS
-from vllm_plugin.outline import Outline
+from vllm_plugin.symbols import Symbols
 
 
 class Record(BaseModel):
@@ -26,7 +26,7 @@ class Record(BaseModel):
     sha256: str | None
     files: dict[str, dict[str, list[str] | None]]
 
-    def outline_of(self, file: str) -> Outline | None:
+    def symbols_of(self, file: str) -> Symbols | None:
         """The outline of a file, for `hooks.check`: places that do not exist are left out."""
         places = self.files.get(file, {})
         return {what: names for what, names in places.items() if names is not None} or None
@@ -42,11 +42,11 @@ class Record(BaseModel):
         )
 
 
-def look(outline_of: Callable[[str], Outline | None]) -> dict[str, dict[str, list[str] | None]]:
+def look(symbols_of: Callable[[str], Symbols | None]) -> dict[str, dict[str, list[str] | None]]:
     """The names in each place that HOOKS names; files and places as keys."""
     files: dict[str, dict[str, list[str] | None]] = {}
     for hook in HOOKS:
-        names = (outline_of(hook.file) or {}).get(hook.what)
+        names = (symbols_of(hook.file) or {}).get(hook.what)
         places = files.setdefault(hook.file, {})
         places[hook.what] = None if names is None else sorted(set(names))
     return files

@@ -11,7 +11,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence.figures import Served
+from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
 
 _TURNED_AWAY: Final = 429
 
@@ -92,7 +92,7 @@ class Call:
         return [later - earlier for earlier, later in pairwise(self.event_s)]
 
     @property
-    def served(self) -> Served | None:
+    def served(self) -> CompletedRequest | None:
         """As it counts for figures; None unless it was answered and its length is known.
 
         A prompt of which nobody says the length counts as 0 tokens.
@@ -100,7 +100,7 @@ class Call:
         if self.fate is not Fate.ANSWERED or self.ended_s is None or self.output_tokens is None:
             return None
         first_s = self.event_s[0] if self.event_s else None
-        return Served(
+        return CompletedRequest(
             self.arrived_s, first_s, self.ended_s, self.input_tokens or 0, self.output_tokens
         )
 

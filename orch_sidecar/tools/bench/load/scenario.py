@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orch_sidecar.tools.facts.evidence.figures import Served
+from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -26,7 +26,7 @@ class Slo:
         named = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "latency": self.latency_ms}
         return {name: bound for name, bound in named.items() if bound is not None}
 
-    def kept_by(self, served: Served) -> bool:
+    def kept_by(self, served: CompletedRequest) -> bool:
         """Whether an answer kept all of them. One whose first token nobody saw keeps no TTFT."""
         took_s = {"ttft": served.ttft_s, "tpot": served.tpot_s, "latency": served.latency_s}
         for name, bound_ms in self.bounds.items():

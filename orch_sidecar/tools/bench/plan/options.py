@@ -15,7 +15,7 @@ from typing import Any, Final
 from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
 from orch_sidecar.tools.bench.results.identity import Given
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
-from orch_sidecar.tools.facts.evidence.verdict import LEAST_QUERIES, LEAST_SECONDS
+from orch_sidecar.tools.facts.evidence.verdict import MIN_DURATION_S, MIN_QUERIES
 from orch_sidecar.tools.facts.tables.row import Label
 
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
@@ -143,14 +143,14 @@ def add_length(parser: argparse.ArgumentParser, label: Label) -> None:
     length = parser.add_argument_group("how long" if offline else "how long: until both are over")
     length.add_argument(
         "--requests", type=count,
-        default=OFFLINE_REQUESTS if offline else LEAST_QUERIES[label],
+        default=OFFLINE_REQUESTS if offline else MIN_QUERIES[label],
         help=f"{'all at once' if offline else 'at least'}; default: %(default)s",
     )  # fmt: skip
     meaning = "it lasts as long as its requests do, and says if that was less" if offline else (
         "at least; a shorter run is preliminary"
     )  # fmt: skip
     length.add_argument(
-        "--duration", type=seconds, default=LEAST_SECONDS, metavar="SECONDS",
+        "--duration", type=seconds, default=MIN_DURATION_S, metavar="SECONDS",
         help=f"{meaning}; default: %(default)g",
     )  # fmt: skip
     length.add_argument(

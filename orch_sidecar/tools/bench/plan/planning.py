@@ -17,7 +17,7 @@ from orch_sidecar.tools.bench.runs.run import Plan
 from orch_sidecar.tools.facts.comparison import plot
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.row import COLUMNS
-from orch_sidecar.tools.facts.tables.table import Unreadable
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
 _OUTPUT_TOKENS: Final = 128
 
@@ -49,7 +49,7 @@ def check_files(options: argparse.Namespace) -> None:
     if options.facts is not None:
         try:
             files.check_appendable(options.facts)
-        except Unreadable as error:
+        except UnreadableFile as error:
             raise Usage(f"--facts {error}") from None
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from orch_sidecar.tools.bench.results.identity import lacking
 from orch_sidecar.tools.bench.results.result import FiguresTold, Result, Status
 from orch_sidecar.tools.facts.evidence.measured import LATENCIES
-from orch_sidecar.tools.facts.tables.row import Label, Row, engine_text, notes_text
+from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, format_notes
 from orch_sidecar.tools.facts.tables.rules import BATCHING
 
 NO_FACT: Final = frozenset({Status.INVALID, Status.INCOMPLETE})
@@ -54,7 +54,7 @@ def row_of(result: Result) -> Row:
     return Row(
         model_id=engine.model_id,
         model_name=engine.model_name,
-        engine=engine_text(engine.engine, engine.engine_version),
+        engine=format_engine(engine.engine, engine.engine_version),
         precision=engine.precision,
         gpu=engine.gpu,
         gpu_count=engine.gpu_count,
@@ -63,7 +63,7 @@ def row_of(result: Result) -> Row:
         output_tokens=output_tokens,
         throughput_tokens_per_sec=figures.tokens_per_s,
         measurement_type=label,
-        scenario_notes=notes_text(notes),
+        scenario_notes=format_notes(notes),
         source_tag=f"orch-bench:{result.id}",
     )
 

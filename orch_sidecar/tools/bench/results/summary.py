@@ -17,10 +17,10 @@ from orch_sidecar.tools.bench.results.tally import Tally, counts_of
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
 from orch_sidecar.tools.facts.evidence.verdict import (
-    LEAST_SECONDS,
+    MIN_DURATION_S,
     NEVER_BATCHED,
-    Own,
-    batches_of,
+    RequestCounts,
+    batches_between,
     judge,
     shortfalls,
 )
@@ -65,7 +65,7 @@ def result_of(run: Run) -> Result:
     status, reasons, missing = _verdict(run, tally)
     batches = None
     if run.before is not None and run.after is not None:
-        found = batches_of(run.before, run.after)
+        found = batches_between(run.before, run.after)
         batches = BatchesTold(steps=found.steps, largest=found.largest, mean=round(found.mean, 3))
     return Result(
         id=run.id,
@@ -120,13 +120,13 @@ def _objections(run: Run) -> list[str]:
     return [reason for reason in reasons if reason != allowed]
 
 
-def _own(calls: Sequence[Call]) -> Own:
+def _own(calls: Sequence[Call]) -> RequestCounts:
     """What the engine had to do for these. Events are no count of tokens: one may have several."""
     reached = [call for call in calls if call.reached]
     answered = [call for call in reached if call.fate is Fate.ANSWERED]
     tokens = [None if call.counted_by_events else call.output_tokens for call in answered]
     known = [count for count in tokens if count is not None]
-    return Own(
+    return RequestCounts(
         sent=len(reached),
         answered=len(answered),
         output_tokens=sum(known) if len(known) == len(reached) else None,
@@ -136,7 +136,7 @@ def _own(calls: Sequence[Call]) -> Own:
 def _too_short(scenario: Scenario, window_s: float) -> list[str]:
     """What comes at once lasts as long as it lasts: more than was asked for, or not."""
     asked_s = scenario.least_seconds
-    if scenario.arrivals is not Arrivals.AT_ONCE or not window_s < asked_s < LEAST_SECONDS:
+    if scenario.arrivals is not Arrivals.AT_ONCE or not window_s < asked_s < MIN_DURATION_S:
         return []
     return [f"{window_s:.1f} s, and {asked_s:g} s were asked for: it takes more requests"]
 

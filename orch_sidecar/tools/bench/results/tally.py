@@ -19,8 +19,8 @@ from orch_sidecar.tools.bench.results.result import (
     SpreadMs,
 )
 from orch_sidecar.tools.facts.evidence.figures import (
+    CompletedRequest,
     Figures,
-    Served,
     Spread,
     figures,
     percentile,
@@ -62,7 +62,9 @@ class Tally:
     def __init__(self, calls: Sequence[Call]) -> None:
         self._answered = [call for call in calls if call.served is not None]
         self._calls = calls
-        self.served: list[Served] = [s for call in calls if (s := call.served) is not None]
+        self.served: list[CompletedRequest] = [
+            s for call in calls if (s := call.served) is not None
+        ]
         self._figures: Figures | None = figures(self.served) if self.served else None
 
     @property

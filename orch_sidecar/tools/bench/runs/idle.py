@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
-from orch_sidecar.tools.facts.evidence.snapshot import NotASnapshot, Snapshot, snapshot_of
+from orch_sidecar.tools.facts.evidence.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
 
 _PATH: Final = "/v1/capabilities"
 
@@ -39,8 +39,8 @@ async def look(endpoint: Endpoint, pool: str | None) -> Look | None:
     if document is None:
         return None
     try:
-        snapshot = snapshot_of(document, pool)
-    except NotASnapshot as error:
+        snapshot = parse_snapshot(document, pool)
+    except InvalidSnapshot as error:
         raise EndpointError(f"{endpoint.url}{_PATH}: {error}") from error
     return Look(document, snapshot, _state(document, snapshot.pool))
 

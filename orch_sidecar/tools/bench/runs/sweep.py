@@ -185,7 +185,7 @@ def plot(sweep: Sweep, path: Path) -> None:
     ideal = tuple(points[0].tokens_per_s * x / xs[0] for x in xs)
     speed = [_series("measured", xs, [p.tokens_per_s for p in points], Style())]
     if len(xs) > 1:
-        speed.append(Series("in proportion", Kind.CURVE, xs, ideal, Style(line=":", colour=2)))
+        speed.append(Series("in proportion", Kind.CURVE, xs, ideal, Style(line=":", color=2)))
     ttft = [
         _series("p50", xs, [p.ttft_p50_ms for p in points], Style()),
         _series("p95", xs, [p.ttft_p95_ms for p in points], Style("--", "s", 1)),

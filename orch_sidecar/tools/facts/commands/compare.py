@@ -1,31 +1,30 @@
-"""`orch facts compare`: which facts may stand beside which, as tables and as a picture."""
+"""`orch facts compare`: compares facts by batch, as tables and as a plot."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orch_sidecar.tools.facts.comparison import report
+from orch_sidecar.tools.facts.commands.terminal import add_command, print_error, print_json
 from orch_sidecar.tools.facts.comparison.compare import compare
-from orch_sidecar.tools.facts.comparison.compare_plot import title_and_panels
+from orch_sidecar.tools.facts.comparison.panels import title_and_panels
 from orch_sidecar.tools.facts.comparison.plot import PlotUnavailable, draw, require
-from orch_sidecar.tools.facts.tables.check import check, sound_rows
+from orch_sidecar.tools.facts.comparison.report import as_document, as_text
+from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    from orch_sidecar.tools.facts.commands.terminal import Commands
 
-_COMPARE: Final = """Compares facts by their batch.
+_DESCRIPTION: Final = """Compares facts by their batch.
 
-Only rows that are alike in model_id, engine and its version, precision, gpu, gpu_count,
-input_tokens, output_tokens and measurement_type, and whose notes say arrivals of one kind (open
-loop, closed loop, all at once, or nothing), make one set. Speed-up and efficiency (speed-up over
-the growth of the batch) are against the set's smallest batch; several rows for one batch count as
-their median. Sets that look alike and are not are told. Rows that are to_be_confirmed
-take part in nothing. Files must be without faults."""
+A set has only rows that agree in model_id, engine and its version, precision, gpu, gpu_count,
+input_tokens, output_tokens and measurement_type, and whose notes state the same kind of arrivals
+(open loop, closed loop, all at once, or none). Speed-up and efficiency (speed-up over the growth of
+the batch) are relative to the smallest batch of the set; several rows for one batch count as their
+median. Sets that differ in a single condition are listed with it. Rows that are to_be_confirmed
+are excluded. The files must be without faults."""
 
 _EPILOG: Final = """examples:
   orch facts compare tps_model_gpu.csv
@@ -34,19 +33,15 @@ _EPILOG: Final = """examples:
 
 
 def add_commands(commands: Commands) -> None:
-    """`compare`."""
-    parser = commands.add_parser(
-        "compare",
-        help="speed-up and efficiency by batch, of what may be compared",
-        description=_COMPARE,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Adds `compare`."""
+    summary = "compare throughput by batch: speed-up and efficiency"
+    parser = add_command(commands, "compare", summary, _DESCRIPTION, _EPILOG)
     add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE")
-    add("--plot", type=Path, metavar="FILE", help="draw tokens/s and TTFT here (.png or .svg)")
-    add("--json", action="store_true", help="everything, as JSON")
-    parser.set_defaults(run=_compare, usage=parser)
+    add("files", nargs="+", type=Path, metavar="FILE", help="tables of facts")
+    plot_help = "plot tokens/s and TTFT to this file (.png or .svg)"
+    add("--plot", type=Path, metavar="FILE", help=plot_help)
+    add("--json", action="store_true", help="print the comparison as JSON")
+    parser.set_defaults(run=_compare)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -58,13 +53,16 @@ def _compare(options: argparse.Namespace) -> int:
     tables = [read(path) for path in options.files]
     faults = [fault for table in tables for fault in check(table)]
     if faults:
-        # What comes out is the comparison, or nothing.
-        print(*faults, "nothing is compared with faults in it", sep="\n", file=sys.stderr)
+        # On stderr: stdout has the comparison, or nothing.
+        print_error("\n".join([*map(str, faults), "files with faults are not compared: fix them"]))
         return 1
-    found = compare([placed for table in tables for placed in sound_rows(table)])
-    print(json.dumps(report.document(found), indent=2) if options.json else report.text(found))
+    found = compare([located for table in tables for located in valid_rows(table)])
+    if options.json:
+        print_json(as_document(found))
+    else:
+        print(as_text(found))
     if not found.sets:
-        print("orch facts compare: there is no row that can be compared", file=sys.stderr)
+        print_error("orch facts compare: the files have no row that can be compared")
         return 1
     if options.plot is not None:
         title, panels = title_and_panels(found)

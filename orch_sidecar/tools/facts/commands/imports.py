@@ -1,48 +1,54 @@
-"""`orch facts from-vllm-bench` and `from-guidellm`: other tools' files in, rows out."""
+"""`orch facts from-vllm-bench` and `from-guidellm`: makes rows from the files of other tools."""
 
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
-import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from orch_sidecar.tools.facts.commands.terminal import (
+    add_command,
+    print_error,
+    print_json,
+    print_rows,
+)
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.imported import Given, Proof, Source, fact
-from orch_sidecar.tools.facts.evidence.measured import Measured, Refused
-from orch_sidecar.tools.facts.evidence.snapshot import NotASnapshot, Snapshot, snapshot_of
-from orch_sidecar.tools.facts.tables import json_text
-from orch_sidecar.tools.facts.tables.check import row_faults
+from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
+from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Proof, Source, to_row
+from orch_sidecar.tools.facts.evidence.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
+from orch_sidecar.tools.facts.tables import json_documents
+from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.files import append
-from orch_sidecar.tools.facts.tables.json_text import NoJson
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
-from orch_sidecar.tools.facts.tables.table import Record, Unreadable, fields_of
+from orch_sidecar.tools.facts.tables.json_documents import InvalidJson
+from orch_sidecar.tools.facts.tables.row import Row
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    from orch_sidecar.tools.facts.commands.terminal import Commands
 
-Read = Callable[[object], list[Measured | Refused]]
+Read = Callable[[object], list[MeasuredRun | Rejection]]
 
 _PROOF: Final = """
-A file proves nothing about the engine. With what GET /v1/capabilities said before the first
-request and after the last answer, the engine idle for two seconds both times, the row has the
-label of the file (or of the engine, where the file claims none), or the file is refused because
-the engine did something else. Without, the row is to_be_confirmed, and --engine, --precision,
---gpu and --gpu-count must say what the capabilities would have said."""
+A file proves nothing about the engine. Save GET /v1/capabilities before the first request and
+after the last answer, with the engine idle for two seconds both times, and give both: the row then
+has the label of the file (or of the engine, where the file claims none), or the file is rejected
+because the engine did something else. Without them the row is to_be_confirmed, and --engine,
+--precision, --gpu and --gpu-count are required instead."""
 
-_VLLM_BENCH: Final = f"""Rows from files of `vllm bench serve --save-result`.
+_VLLM_BENCH: Final = f"""Makes rows from files of `vllm bench serve --save-result`.
 
-Better with --save-detailed: figures are then of every request as `orch bench` has them, and not
-of vLLM's own duration. A claim is --metadata measurement_type=LABEL.
+Use --save-detailed if possible: the figures are then computed from every request, as those of
+`orch bench` are, instead of from vLLM's own duration. A label is claimed with
+--metadata measurement_type=LABEL.
 {_PROOF}"""
 
-_GUIDELLM: Final = f"""Rows from reports of GuideLLM 0.7 or 0.8 (--output kind=json,path=FILE), one
-for each of their benchmarks. A claim is --label measurement_type=LABEL.
+_GUIDELLM: Final = f"""Makes rows from reports of GuideLLM 0.7 or 0.8, one for each benchmark.
+
+Write the report with --output kind=json,path=FILE. A label is claimed with
+--label measurement_type=LABEL.
 {_PROOF}"""
 
 _EPILOG: Final = """examples:
@@ -53,83 +59,79 @@ _EPILOG: Final = """examples:
     --capabilities-after after.json --output tps_model_gpu.csv
   orch facts {command} result.json --engine 'vLLM 0.32.0' --precision BF16 --gpu H100 --gpu-count 1
 
-exit code 1: something was refused; the rows of all else are written or printed"""
+exit code 1: a run was rejected; the rows of all others are written or printed"""
 
 
 def add_commands(commands: Commands) -> None:
-    """`from-vllm-bench` and `from-guidellm`."""
+    """Adds `from-vllm-bench` and `from-guidellm`."""
     _add(commands, "vllm-bench", "vllm bench serve", _VLLM_BENCH, vllm_bench.read)
     _add(commands, "guidellm", "GuideLLM", _GUIDELLM, guidellm.read)
 
 
 def _add(commands: Commands, name: str, tool: str, description: str, read: Read) -> None:
-    parser = commands.add_parser(
-        f"from-{name}",
-        help=f"rows from files of {tool}",
-        description=description,
-        epilog=_EPILOG.format(command=f"from-{name}"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    command = f"from-{name}"
+    summary = f"make rows from files of {tool}"
+    parser = add_command(commands, command, summary, description, _EPILOG.format(command=command))
     add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE")
-    add("--output", type=Path, metavar="CSV", help="append the rows here, but for those it has")
-    add("--json", action="store_true", help="print them as JSON, not as CSV")
-    add("--model-id", help="(the name in the file)")
-    add("--model-name", help="in print (the last part of the id)")
-    proof = parser.add_argument_group("what the engine said of itself, around one run")
-    proof.add_argument("--capabilities-before", type=Path, metavar="FILE")
-    proof.add_argument("--capabilities-after", type=Path, metavar="FILE")
-    proof.add_argument("--pool", help="of several pools, the one that was measured")
-    given = parser.add_argument_group("without that, what you say of it")
-    given.add_argument("--engine", help="name and version, as 'vLLM 0.32.0'")
-    given.add_argument("--precision")
-    given.add_argument("--gpu", help="or 'CPU (model of the processor)'")
-    given.add_argument("--gpu-count", type=int, help="0 without one")
-    parser.set_defaults(run=lambda options: _run(options, read), usage=parser)
+    add("files", nargs="+", type=Path, metavar="FILE", help=f"files of {tool}")
+    add("--output", type=Path, metavar="CSV", help="append rows that are not in this file yet")
+    add("--json", action="store_true", help="print the rows as JSON instead of CSV")
+    add("--model-id", help="id of the model (default: the name in the file)")
+    add("--model-name", help="display name of the model (default: the last part of its id)")
+    proof = parser.add_argument_group("the state of the engine before and after a single run")
+    saved = "GET /v1/capabilities, as JSON"
+    proof.add_argument("--capabilities-before", type=Path, metavar="FILE", help=saved)
+    proof.add_argument("--capabilities-after", type=Path, metavar="FILE", help=saved)
+    proof.add_argument("--pool", help="the measured pool, if there are several")
+    declared = parser.add_argument_group("the engine, without its state")
+    declared.add_argument("--engine", help="name and version, such as 'vLLM 0.32.0'")
+    declared.add_argument("--precision", help="such as BF16")
+    declared.add_argument("--gpu", help="such as H100, or 'CPU (model of the processor)'")
+    declared.add_argument("--gpu-count", type=int, metavar="N", help="0 without an accelerator")
+    parser.set_defaults(run=lambda options: _run(options, read))
 
 
 def _run(options: argparse.Namespace, read: Read) -> int:
     runs = [run for path in options.files for run in _runs(path, read)]
     known = _known(options, len(runs))
     rows: list[Row] = []
-    refused = 0
     for tag, place, measured in runs:
         source = Source(tag, options.model_id, options.model_name)
-        made = measured if isinstance(measured, Refused) else _made(measured, known, source)
-        if isinstance(made, Refused):
-            refused += 1
-            print(f"{place}: {made}", file=sys.stderr)
+        row = measured if isinstance(measured, Rejection) else _valid_row(measured, known, source)
+        if isinstance(row, Rejection):
+            print_error(f"{place}: {row}")
         else:
-            rows.append(made)
+            rows.append(row)
     _write(rows, options)
-    return 1 if refused else 0
+    return 1 if len(rows) < len(runs) else 0
 
 
-def _made(measured: Measured, known: Proof | Given, source: Source) -> Row | Refused:
-    """A row that `orch facts check` finds no fault with."""
+def _valid_row(
+    measured: MeasuredRun, known: Proof | DeclaredEngine, source: Source
+) -> Row | Rejection:
+    """Converts a run to a row without a fault, or rejects it."""
     try:
-        row = fact(measured, known, source)
+        row = to_row(measured, known, source)
     except ValueError as error:
-        return Refused("scenario_notes", measured.tool, str(error))
+        return Rejection("scenario_notes", measured.tool, str(error))
     if isinstance(row, Row):
-        for fault in row_faults("", Record(1, fields_of(row), "")):
-            return Refused(fault.name, fault.value, fault.rule)
+        for fault in invalid_fields(row):
+            return Rejection(fault.name, fault.value, fault.rule)
     return row
 
 
 def _write(rows: Sequence[Row], options: argparse.Namespace) -> None:
     if options.output is not None and rows:
         added = append(options.output, rows)
-        print(f"{options.output}: {added} added, {len(rows) - added} were there", file=sys.stderr)
+        print_error(f"{options.output}: {added} added, {len(rows) - added} already present")
     if options.json:
-        print(json.dumps([asdict(row) for row in rows], indent=2))
-    elif options.output is None and rows:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerows([COLUMNS, *(fields_of(row) for row in rows)])
+        print_json([asdict(row) for row in rows])
+    elif options.output is None:
+        print_rows(rows)
 
 
-def _runs(path: Path, read: Read) -> Iterator[tuple[str, str, Measured | Refused]]:
-    """Each run of a file, with its source's tag and its place."""
+def _runs(path: Path, read: Read) -> Iterator[tuple[str, str, MeasuredRun | Rejection]]:
+    """Yields the runs of a file, each with the tag of its source and its place."""
     content = path.read_bytes()
     found = [run for document in _documents(path, content) for run in read(document)]
     tag = f"{path.name} sha256:{hashlib.sha256(content).hexdigest()[:12]}"
@@ -139,50 +141,43 @@ def _runs(path: Path, read: Read) -> Iterator[tuple[str, str, Measured | Refused
 
 
 def _documents(path: Path, content: bytes) -> list[Any]:
-    """The JSON documents in a file: one, or several (vLLM's --append-result). Raises Unreadable."""
+    """Parses a file: one document, or several (vLLM's --append-result). Raises UnreadableFile."""
     try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise Unreadable(f"{path}: no UTF-8") from None
-    documents: list[Any] = []
-    at = 0
-    while (rest := text[at:].lstrip()) or not documents:
-        at = len(text) - len(rest)
-        try:
-            document, at = json_text.part(text, at)
-        except NoJson as error:
-            raise Unreadable(f"{path}:{error}") from None
-        documents.append(document)
-    return documents
+        return json_documents.parse_all(json_documents.decode(content))
+    except InvalidJson as error:
+        raise UnreadableFile(f"{path}:{error}") from None
 
 
-def _known(options: argparse.Namespace, runs: int) -> Proof | Given:
-    """What is known of the engine; exits with 2 for flags that do not go together."""
-    told = [options.capabilities_before, options.capabilities_after]
-    said = [options.engine, options.precision, options.gpu, options.gpu_count]
-    if any(told):
-        if not all(told):
+def _known(options: argparse.Namespace, runs: int) -> Proof | DeclaredEngine:
+    """Returns what the options state about the engine; exits with 2 if they contradict."""
+    saved = [options.capabilities_before, options.capabilities_after]
+    declared = [options.engine, options.precision, options.gpu, options.gpu_count]
+    if any(saved):
+        if not all(saved):
             options.usage.error("--capabilities-before and --capabilities-after go together")
-        if any(each is not None for each in said):
+        if any(each is not None for each in declared):
             options.usage.error(
-                "--engine, --precision, --gpu and --gpu-count are in the capabilities"
+                "--engine, --precision, --gpu and --gpu-count are part of the capabilities: "
+                "omit them"
             )
         if runs != 1:
-            options.usage.error(f"capabilities are of one run, and the files have {runs}")
-        before, after = (_snapshot(path, options.pool) for path in told)
+            options.usage.error(f"capabilities require files with a single run, not {runs}")
+        before, after = (_snapshot(path, options.pool) for path in saved)
         return Proof(before, after)
-    if any(each is None for each in said):
+    if any(each is None for each in declared):
         options.usage.error(
-            "either both --capabilities-..., or all of --engine, --precision, --gpu, --gpu-count"
+            "give either both --capabilities-before and --capabilities-after, or all of --engine, "
+            "--precision, --gpu and --gpu-count"
         )
-    return Given(*said)
+    return DeclaredEngine(*declared)
 
 
 def _snapshot(path: Path, pool: str | None) -> Snapshot:
     documents = _documents(path, path.read_bytes())
     if len(documents) != 1:
-        raise Unreadable(f"{path}: has {len(documents)} documents, must be one of /v1/capabilities")
+        count = len(documents)
+        raise UnreadableFile(f"{path}: has {count} documents, must be one of /v1/capabilities")
     try:
-        return snapshot_of(documents[0], pool)
-    except NotASnapshot as error:
-        raise Unreadable(f"{path}: {error}") from None
+        return parse_snapshot(documents[0], pool)
+    except InvalidSnapshot as error:
+        raise UnreadableFile(f"{path}: {error}") from None

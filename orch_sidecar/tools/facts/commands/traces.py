@@ -1,123 +1,130 @@
-"""`orch facts from-jaeger` and `from-otlp`: traces in, rows out."""
+"""`orch facts from-jaeger` and `from-otlp`: makes rows from traces."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from orch_sidecar.tools.facts.commands.terminal import (
+    add_command,
+    counted,
+    print_error,
+    print_json,
+    print_rows,
+)
 from orch_sidecar.tools.facts.tables.files import append
-from orch_sidecar.tools.facts.tables.row import COLUMNS
-from orch_sidecar.tools.facts.tables.table import fields_of, record_text
 from orch_sidecar.tools.facts.traces import otlp_file
-from orch_sidecar.tools.facts.traces.jaeger import Jaeger, JaegerFailed
+from orch_sidecar.tools.facts.traces.jaeger import Jaeger, JaegerError
 from orch_sidecar.tools.facts.traces.otlp import Malformed
-from orch_sidecar.tools.facts.traces.requests import Traffic, traffic_of
-from orch_sidecar.tools.facts.traces.row import Given, Judged, at, judge, name_of
-from orch_sidecar.tools.facts.traces.scenarios import scenarios_of
+from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
+from orch_sidecar.tools.facts.traces.scenario_row import (
+    Declared,
+    ScenarioVerdict,
+    format_time,
+    judge,
+    scenario_name,
+)
+from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    from orch_sidecar.tools.facts.commands.terminal import Commands
 
-_WHAT: Final = """A scenario is what was labelled alike (measurement type, model, pool, profile,
-engine, precision, GPU) and has one id (X-Orch-Scenario; `orch bench` gives one), or, without an
-id, had no pause of --gap seconds. A label is earned by the steps that the engine's spans tell of:
-a scenario with anything against it makes no row, and its reasons are told. Sidecar and engine
-must both be traced, and every request (no sampling)."""
+_SCENARIO: Final = """A scenario is a set of requests with the same labels (measurement type, model,
+pool, profile, engine, precision, GPU) and the same id (X-Orch-Scenario; `orch bench` sets one) or,
+without an id, without a pause of --gap seconds. A label is earned by the steps in the engine's
+spans: a scenario with any objection makes no row, and its objections are printed. Sidecar and
+engine must both be traced, with every request (no sampling)."""
 
-_FROM_JAEGER: Final = f"""Reads the traces of an interval from a Jaeger query service (1.x or 2.x).
+_FROM_JAEGER: Final = f"""Makes rows from the traces of an interval in Jaeger (1.x or 2.x).
 
-{_WHAT}"""
+{_SCENARIO}"""
 
 _FROM_JAEGER_EPILOG: Final = """examples:
   orch facts from-jaeger --since 30m --output tps_model_gpu.csv
   orch facts from-jaeger --url http://jaeger:16686 --scenario run-7 --gpu "H100 80GB" --gpu-count 1
   orch facts from-jaeger --since 2026-05-01T08:00:00Z --until 2026-05-01T09:00:00Z --json"""
 
-_FROM_OTLP: Final = f"""Reads files of the OpenTelemetry collector's file exporter (format json).
+_FROM_OTLP: Final = f"""Makes rows from files of traces.
 
-The spans of one request may stand in several lines and files.
+The files are those of the OpenTelemetry collector's file exporter, in JSON. The spans of one
+request may be in several lines and files.
 
-{_WHAT}"""
+{_SCENARIO}"""
 
 _FROM_OTLP_EPILOG: Final = """examples:
   orch facts from-otlp traces.jsonl
   orch facts from-otlp traces-1.jsonl traces-2.jsonl --gap 300 --output tps_model_gpu.csv"""
 
+_URL: Final = "http://127.0.0.1:16686"
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _AGO: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
 
 
 def add_commands(commands: Commands) -> None:
-    """`from-jaeger` and `from-otlp`."""
-    jaeger = commands.add_parser(
-        "from-jaeger",
-        help="rows from the traces in Jaeger",
-        description=_FROM_JAEGER,
-        epilog=_FROM_JAEGER_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = jaeger.add_argument
-    url = "http://127.0.0.1:16686"
-    add("--url", default=url, help=f"of the query service, with its base path ({url})")
-    add("--service", default="orch-sidecar", help="the sidecar's name in traces (orch-sidecar)")
-    add("--engine-service", default="vllm", help="the engine's name in traces (vllm)")
-    add("--since", type=_moment, default="1h", help="so long ago, as 90s or 1h, or RFC 3339 (1h)")
-    add("--until", type=_moment, default="0s", help="alike (now)")
-    add("--limit", type=_count, default=500, help="traces that one search may give (500)")
-    _add_common(jaeger)
-    jaeger.set_defaults(run=_from_jaeger, usage=jaeger)
-    otlp = commands.add_parser(
-        "from-otlp",
-        help="rows from files of traces",
-        description=_FROM_OTLP,
-        epilog=_FROM_OTLP_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    otlp.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    _add_common(otlp)
-    otlp.set_defaults(run=_from_otlp, usage=otlp)
+    """Adds `from-jaeger` and `from-otlp`."""
+    summary = "make rows from traces in Jaeger"
+    parser = add_command(commands, "from-jaeger", summary, _FROM_JAEGER, _FROM_JAEGER_EPILOG)
+    add = parser.add_argument
+    add("--url", default=_URL, help=f"query service, with its base path (default: {_URL})")
+    service_help = "service name of the sidecar (default: orch-sidecar)"
+    add("--service", default="orch-sidecar", help=service_help)
+    add("--engine-service", default="vllm", help="service name of the engine (default: vllm)")
+    since_help = "start: an age such as 90s or 1h, or a time in RFC 3339 (default: 1h)"
+    add("--since", type=_moment, default="1h", help=since_help)
+    add("--until", type=_moment, default="0s", help="end, in the same form (default: now)")
+    limit_help = "largest number of traces that a search may return (default: 500)"
+    add("--limit", type=_whole_from_2, default=500, help=limit_help)
+    _add_common(parser)
+    parser.set_defaults(run=_from_jaeger)
+
+    summary = "make rows from files of traces"
+    parser = add_command(commands, "from-otlp", summary, _FROM_OTLP, _FROM_OTLP_EPILOG)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files of traces")
+    _add_common(parser)
+    parser.set_defaults(run=_from_otlp)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--scenario", metavar="ID", help="only the scenario of this id")
-    add("--gap", type=_seconds, default=60.0, help="seconds; a longer pause ends a scenario (60)")
-    add("--output", type=Path, metavar="CSV", help="add the rows to this file")
-    add("--json", action="store_true", help="everything, as JSON")
-    given = parser.add_argument_group("where the spans do not tell it").add_argument
-    given("--engine", type=_text, help="name and version, as 'vLLM 0.32.0'")
-    given("--precision", type=_text)
-    given("--gpu", type=_text)
-    given("--gpu-count", type=_whole, metavar="N")
-    given("--model-id", type=_text, help="where the name that it is served by is another")
-    given("--model-name", type=_text)
+    add("--scenario", metavar="ID", help="only the scenario with this id")
+    gap_help = "the pause in seconds that ends a scenario without an id (default: 60)"
+    add("--gap", type=_seconds, default=60.0, help=gap_help)
+    add("--output", type=Path, metavar="CSV", help="append rows that are not in this file yet")
+    add("--json", action="store_true", help="print rows and objections as JSON")
+    declare = parser.add_argument_group("values that the spans do not contain").add_argument
+    declare("--engine", type=_text, help="name and version, such as 'vLLM 0.32.0'")
+    declare("--precision", type=_text, help="such as BF16")
+    declare("--gpu", type=_text, help="such as H100, or 'CPU (model of the processor)'")
+    declare("--gpu-count", type=_whole, metavar="N", help="0 without an accelerator")
+    declare("--model-id", type=_text, help="id of the model (default: the name in the requests)")
+    name_help = "display name of the model (default: the last part of its id)"
+    declare("--model-name", type=_text, help=name_help)
 
 
 def _from_jaeger(options: argparse.Namespace) -> int:
     first_ns, last_ns = options.since, options.until
+    start, end = format_time(first_ns), format_time(last_ns)
     if last_ns < first_ns:
-        options.usage.error(f"--until {at(last_ns)} is before --since {at(first_ns)}")
-    # What lies just beyond the ends tells whether a scenario is cut there.
-    beyond_ns = round(options.gap * 1e9)
-    reach_us = (first_ns - beyond_ns) // 1000, (last_ns + beyond_ns) // 1000
+        options.usage.error(f"--until {end} is before --since {start}")
+    # Requests just outside of the interval show whether a scenario is cut there.
+    margin_ns = round(options.gap * 1e9)
+    first_us, last_us = (first_ns - margin_ns) // 1000, (last_ns + margin_ns) // 1000
     spans: list[Span] = []
     try:
         server = Jaeger(options.url, limit=options.limit)
         for service in dict.fromkeys((options.service, options.engine_service)):
-            spans += server.spans(service, *reach_us)
-    except (JaegerFailed, ValueError) as error:
+            spans += server.spans(service, first_us, last_us)
+    except (JaegerError, ValueError) as error:
         return _failed(f"from-jaeger: {error}")
-    where = f"{options.service} at {options.url} from {at(first_ns)} to {at(last_ns)}"
-    return _rows(options, spans, f"jaeger:{options.service}", where, first_ns, last_ns)
+    place = f"{options.service} at {options.url} from {start} to {end}"
+    return _make_rows(options, spans, f"jaeger:{options.service}", place, first_ns, last_ns)
 
 
 def _from_otlp(options: argparse.Namespace) -> int:
@@ -128,73 +135,86 @@ def _from_otlp(options: argparse.Namespace) -> int:
     except Malformed as error:
         return _failed(str(error))
     names = "+".join(path.name for path in options.files)
-    return _rows(options, spans, f"otlp:{names}", ", ".join(map(str, options.files)))
+    return _make_rows(options, spans, f"otlp:{names}", ", ".join(map(str, options.files)))
 
 
-def _rows(
+def _make_rows(
     options: argparse.Namespace,
     spans: Sequence[Span],
     source: str,
-    where: str,
+    place: str,
     first_ns: int | None = None,
     last_ns: int | None = None,
 ) -> int:
-    """Judges the scenarios of these spans, and tells and keeps what came of it."""
+    """Judges the scenarios in these spans, writes their rows, and prints the objections."""
     try:
-        traffic = traffic_of(spans)
+        traffic = build_traffic(spans)
     except ValueError as error:
         return _failed(f"{source}: {error}")
-    found = scenarios_of(traffic, options.gap, first_ns, last_ns)
-    wanted = [each for each in found.scenarios if options.scenario in (None, each.key.scenario)]
-    models = {each.key.model for each in wanted}
+    found = group_scenarios(traffic, options.gap, first_ns, last_ns)
+    selected = [each for each in found.scenarios if options.scenario in (None, each.key.scenario)]
+    models = sorted({each.key.model for each in selected})
     if len(models) > 1 and (options.model_id or options.model_name):
-        options.usage.error(
-            f"--model-id, --model-name: several models: {', '.join(sorted(models))}"
-        )
-    given = Given(**{name: getattr(options, name) for name in Given.__dataclass_fields__})
-    judged = [judge(each, traffic, given, source) for each in wanted if not each.is_warmup]
-    rows = [each.row for each in judged if each.row is not None]
-    warmups = [name_of(each) for each in wanted if each.is_warmup]
-    added = append(options.output, rows) if options.output is not None and rows else 0
-    if options.json:
-        document = _document(judged, traffic)
-        print(json.dumps({**document, "warmups": warmups, "added": added}, indent=2))
-    elif options.output is None and rows:
-        print("".join(record_text(each, "\n") for each in (COLUMNS, *map(fields_of, rows))), end="")
-    elif rows:
-        print(f"{options.output}: {_counted(added, 'row')} added")
+        names = ", ".join(models)
+        options.usage.error(f"--model-id and --model-name require one model, not {names}")
+    declared = Declared(**{each.name: getattr(options, each.name) for each in fields(Declared)})
+    judged = [judge(each, traffic, declared, source) for each in selected if not each.is_warmup]
+    warmups = [scenario_name(each) for each in selected if each.is_warmup]
+    has_rows = _write(options, judged, traffic, warmups)
     for each in judged:
         if each.row is None:
-            _tell(_objections_text(each))
+            print_error(_objections_text(each))
     if warmups:
-        _tell(f"left out: {', '.join(warmups)} (before a measurement)")
-    if found.elsewhere:
-        _tell(f"{_counted(len(found.elsewhere), 'request')} turned away, of no scenario")
+        print_error(f"excluded warm-up: {', '.join(warmups)}")
+    if found.unassigned:
+        print_error(f"{counted(len(found.unassigned), 'rejected request')} of no scenario")
     if not judged:
-        which = "" if options.scenario is None else f" of scenario {options.scenario!r}"
-        _tell(f"no scenario{which} in {where} ({_counted(len(traffic.requests), 'request')})")
-    return 0 if rows else 1
+        which = "" if options.scenario is None else f" {options.scenario!r}"
+        requests = counted(len(traffic.requests), "request")
+        print_error(f"no scenario{which} in {place} ({requests})")
+    return 0 if has_rows else 1
 
 
-def _objections_text(judged: Judged) -> str:
-    key, requests = judged.scenario.key, _counted(len(judged.scenario.requests), "request")
+def _write(
+    options: argparse.Namespace,
+    judged: Sequence[ScenarioVerdict],
+    traffic: Traffic,
+    warmups: Sequence[str],
+) -> bool:
+    """Appends or prints the rows; returns whether there are any."""
+    rows = [each.row for each in judged if each.row is not None]
+    added = append(options.output, rows) if options.output is not None and rows else 0
+    if options.json:
+        print_json({**_document(judged, traffic), "warmups": warmups, "added": added})
+    elif options.output is None:
+        print_rows(rows)
+    elif rows:
+        print(f"{options.output}: {counted(added, 'row')} added")
+    return bool(rows)
+
+
+def _objections_text(judged: ScenarioVerdict) -> str:
+    key, requests = judged.scenario.key, counted(len(judged.scenario.requests), "request")
     what = f"{key.measurement_type}, {key.model}, pool {key.pool}, {requests}"
-    lines = [f"invalid: {name_of(judged.scenario)} ({what})"]
-    lines += [f"  {each.reason}: {each.says}" for each in judged.objections]
+    lines = [f"invalid: {scenario_name(judged.scenario)} ({what})"]
+    lines += [f"  {each.reason}: {each.detail}" for each in judged.objections]
     return "\n".join(lines)
 
 
-def _document(judged: Sequence[Judged], traffic: Traffic) -> dict[str, Any]:
+def _document(judged: Sequence[ScenarioVerdict], traffic: Traffic) -> dict[str, Any]:
     return {
         "requests": len(traffic.requests),
         "rows": [asdict(each.row) for each in judged if each.row is not None],
         "invalid": [
             {
                 **asdict(each.scenario.key),
-                "start": at(each.scenario.start_ns),
-                "end": at(each.scenario.end_ns),
+                "start": format_time(each.scenario.start_ns),
+                "end": format_time(each.scenario.end_ns),
                 "requests": len(each.scenario.requests),
-                "reasons": [asdict(objection) for objection in each.objections],
+                "reasons": [
+                    {"reason": objection.reason, "says": objection.detail}
+                    for objection in each.objections
+                ],
             }
             for each in judged
             if each.row is None
@@ -203,24 +223,16 @@ def _document(judged: Sequence[Judged], traffic: Traffic) -> dict[str, Any]:
 
 
 def _failed(text: str) -> int:
-    _tell(f"orch facts: {text}")
+    print_error(f"orch facts: {text}")
     return 2
 
 
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
-
-
 def _moment(text: str) -> int:
-    """Nanoseconds since 1970."""
+    """Parses a time, or an age, to nanoseconds since 1970."""
     ago = _AGO.fullmatch(text)
     if ago is not None:
         return time.time_ns() - round(float(ago[1]) * _UNITS_S[ago[2]] * 1e9)
-    rule = "must be so long ago, as 90s, 30m, 1h or 2d, or a time with its zone as RFC 3339 has it"
+    rule = "must be an age such as 90s, 30m, 1h or 2d, or a time with its zone in RFC 3339"
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -234,27 +246,27 @@ def _seconds(text: str) -> float:
     return _number(text, float, lambda value: 0 < value < 1e9, "a number of seconds above 0")
 
 
-def _count(text: str) -> int:
-    return int(_number(text, int, lambda value: value >= 2, "a whole number from 2"))
+def _whole_from_2(text: str) -> int:
+    return int(_number(text, int, lambda value: value >= 2, "a whole number of at least 2"))
 
 
 def _whole(text: str) -> int:
-    return int(_number(text, int, lambda value: value >= 0, "a whole number from 0"))
+    return int(_number(text, int, lambda value: value >= 0, "a whole number of at least 0"))
 
 
 def _number(
-    text: str, read: type[int] | type[float], sound: Callable[[float], bool], rule: str
+    text: str, parse: type[int] | type[float], is_valid: Callable[[float], bool], rule: str
 ) -> float:
     try:
-        value = read(text)
+        value = parse(text)
     except ValueError:
         value = None
-    if value is None or not sound(value):
+    if value is None or not is_valid(value):
         raise argparse.ArgumentTypeError(f"{text!r} must be {rule}")
     return value
 
 
 def _text(text: str) -> str:
     if not text.strip():
-        raise argparse.ArgumentTypeError("must not be empty")
+        raise argparse.ArgumentTypeError("the value must not be empty")
     return text.strip()

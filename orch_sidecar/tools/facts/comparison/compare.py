@@ -1,9 +1,9 @@
-"""Which facts may stand beside which, and what they say there.
+"""Compares facts that were measured under the same conditions.
 
-Pure. Only rows that were measured alike in everything but the batch are put into one ratio. An
-engine's version is part of its name: two versions are two engines. `measurement_type` is a
-condition like the others, so that no single-stream figure is ever averaged with, or divided by,
-a batched one. What looks alike and was kept apart is told, with the condition that differs.
+Pure. Only rows that agree in everything but the batch are related to each other. Engines of
+different versions are different engines. `measurement_type` is a condition, too, so that a
+single-stream figure is never averaged with, or divided by, a batched one. Sets that differ in one
+condition only are listed with it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from statistics import median
 from typing import Final
 
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
-from orch_sidecar.tools.facts.tables.check import Placed, identity
-from orch_sidecar.tools.facts.tables.row import Label, Row, notes_of
+from orch_sidecar.tools.facts.tables.check import LocatedRow, identity
+from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.facts.tables.rules import TTFT_P50_NOTE, TTFT_P95_NOTE
 
 
 class Loop(StrEnum):
-    """What decides when a request comes."""
+    """What determines when a request arrives."""
 
-    OPEN = "open loop"  # its time
-    CLOSED = "closed loop"  # the end of another
+    OPEN = "open loop"  # a schedule
+    CLOSED = "closed loop"  # the answer to another request
     AT_ONCE = "all at once"
-    NOT_TOLD = "not told"
+    UNKNOWN = "unknown"
 
 
 _LOOPS: Final = {
@@ -43,9 +43,9 @@ _LOOPS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What all rows of one set have in common; the fields are columns.
+    """What all rows of a set have in common; the fields are columns.
 
-    `arrivals`: how requests came, as the notes say.
+    `arrivals`: the kind of arrivals in the notes.
     """
 
     model_id: str
@@ -56,26 +56,26 @@ class Conditions:
     input_tokens: int
     output_tokens: int
     measurement_type: Label
-    arrivals: Loop = Loop.NOT_TOLD
+    arrivals: Loop = Loop.UNKNOWN
 
 
-# Why rows that differ in this alone do not make one set.
-WHY_APART: Final = {
-    "model_id": "another model",
-    "engine": "another engine, or another version of it",
-    "precision": "another precision",
-    "gpu": "another accelerator",
-    "gpu_count": "another number of accelerators",
-    "input_tokens": "prompts of another length",
-    "output_tokens": "answers of another length",
-    "measurement_type": "these answer different questions, and a ratio of them says nothing",
-    "arrivals": "a load that waits for answers, one that does not, or one of which nobody says",
+# Why rows that differ in one of these are not compared.
+DIFFERENCES: Final = {
+    "model_id": "different models",
+    "engine": "different engines, or versions of one",
+    "precision": "different precisions",
+    "gpu": "different accelerators",
+    "gpu_count": "different numbers of accelerators",
+    "input_tokens": "prompts of different lengths",
+    "output_tokens": "answers of different lengths",
+    "measurement_type": "different ways of batching, whose ratio has no meaning",
+    "arrivals": "loads that wait for answers, loads that do not, or unknown ones",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Middle:
-    """Several figures for one thing, in their own unit."""
+class FigureRange:
+    """Median, minimum and maximum of several figures, in their own unit."""
 
     median: float
     least: float
@@ -86,14 +86,14 @@ class Middle:
 class Point:
     """One batch of a set, from `rows` rows.
 
-    `speedup`: the median over that of the set's smallest batch. `efficiency`: the speed-up over
-    the growth of the batch; 1 is what a perfectly parallel engine would have. TTFT: the medians
-    of the notes; None where no row has them.
+    `speedup`: the median over that of the smallest batch of the set. `efficiency`: the speed-up
+    over the growth of the batch; a perfectly parallel engine has 1. TTFT: the medians of the
+    notes; None where no row has them.
     """
 
     batch: int
     rows: int
-    tokens_per_s: Middle
+    tokens_per_s: FigureRange
     tokens_per_s_per_sequence: float
     speedup: float
     efficiency: float
@@ -102,18 +102,18 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Set:
-    """Rows that were measured alike, by their batch, smallest first."""
+class ComparableSet:
+    """Rows that were measured under the same conditions, by batch, smallest first."""
 
     conditions: Conditions
     points: tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
-    """Sets that are alike but for one condition, and by it no comparison.
+class Separation:
+    """Sets that agree in all conditions but one, and therefore are not compared.
 
-    `alike`: one of them. `values`: what the sets say of the condition.
+    `alike`: the conditions of one of them. `values`: the values of the differing condition.
     """
 
     condition: str
@@ -122,8 +122,8 @@ class Apart:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A row that takes part in nothing, and why."""
+class ExcludedRow:
+    """A row that is not compared, and why."""
 
     place: str
     why: str
@@ -131,39 +131,39 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that can be said of some rows."""
+    """The comparison of some rows."""
 
-    sets: tuple[Set, ...]
-    apart: tuple[Apart, ...]
-    left_out: tuple[LeftOut, ...]
+    sets: tuple[ComparableSet, ...]
+    apart: tuple[Separation, ...]
+    left_out: tuple[ExcludedRow, ...]
 
 
-def compare(rows: Sequence[Placed]) -> Comparison:
-    """The comparable sets, in the order in which their first rows stand."""
-    by_conditions: dict[Conditions, list[Placed]] = {}
+def compare(rows: Sequence[LocatedRow]) -> Comparison:
+    """Groups rows into comparable sets, in the order of their first rows."""
+    by_conditions: dict[Conditions, list[LocatedRow]] = {}
     left_out = []
     places: dict[tuple[str | float, ...], str] = {}
-    for placed in rows:
-        first = places.setdefault(identity(placed.record), placed.place)
-        if first != placed.place:
-            left_out.append(LeftOut(placed.place, f"the same row as {first}: it counts once"))
-        elif placed.row.measurement_type is Label.TO_BE_CONFIRMED:
-            why = f"{Label.TO_BE_CONFIRMED}: nobody knows how the engine was batching"
-            left_out.append(LeftOut(placed.place, why))
+    for located in rows:
+        first = places.setdefault(identity(located.record), located.place)
+        if first != located.place:
+            left_out.append(ExcludedRow(located.place, f"repeats {first}, which is counted once"))
+        elif located.row.measurement_type is Label.TO_BE_CONFIRMED:
+            why = f"{Label.TO_BE_CONFIRMED}: it is unknown how the engine was batching"
+            left_out.append(ExcludedRow(located.place, why))
         else:
-            by_conditions.setdefault(_conditions(placed), []).append(placed)
-    sets = tuple(Set(alike, _points(of_set)) for alike, of_set in by_conditions.items())
-    return Comparison(sets, _apart(list(by_conditions)), tuple(left_out))
+            by_conditions.setdefault(_conditions(located), []).append(located)
+    sets = tuple(ComparableSet(alike, _points(of_set)) for alike, of_set in by_conditions.items())
+    return Comparison(sets, _separations(list(by_conditions)), tuple(left_out))
 
 
-def differing(sets: Sequence[Set]) -> tuple[str, ...]:
-    """The conditions in which sets are not all alike, in the order of the columns."""
+def differing_conditions(sets: Sequence[ComparableSet]) -> tuple[str, ...]:
+    """Returns the conditions in which the sets differ, in the order of the columns."""
     found = [of_set.conditions for of_set in sets]
-    return tuple(name for name in WHY_APART if len({getattr(each, name) for each in found}) > 1)
+    return tuple(name for name in DIFFERENCES if len({getattr(each, name) for each in found}) > 1)
 
 
-def _conditions(placed: Placed) -> Conditions:
-    row = placed.row
+def _conditions(located: LocatedRow) -> Conditions:
+    row = located.row
     return Conditions(
         model_id=row.model_id,
         engine=row.engine,
@@ -178,57 +178,57 @@ def _conditions(placed: Placed) -> Conditions:
 
 
 def _loop(row: Row) -> Loop:
-    """What is told in other words than ours says nothing."""
-    said = notes_of(row.scenario_notes).get("arrivals")
-    return _LOOPS[Arrivals(said)] if said in set(Arrivals) else Loop.NOT_TOLD
+    """Returns the kind of arrivals; unknown values of the note count as none."""
+    arrivals = parse_notes(row.scenario_notes).get("arrivals")
+    return _LOOPS[Arrivals(arrivals)] if arrivals in set(Arrivals) else Loop.UNKNOWN
 
 
-def _points(rows: Sequence[Placed]) -> tuple[Point, ...]:
-    by_batch: dict[int, list[Placed]] = {}
-    for placed in sorted(rows, key=lambda placed: placed.row.batch):
-        by_batch.setdefault(placed.row.batch, []).append(placed)
-    middles = {batch: _middle(of_batch) for batch, of_batch in by_batch.items()}
-    smallest = min(middles)
+def _points(rows: Sequence[LocatedRow]) -> tuple[Point, ...]:
+    by_batch: dict[int, list[LocatedRow]] = {}
+    for located in sorted(rows, key=lambda located: located.row.batch):
+        by_batch.setdefault(located.row.batch, []).append(located)
+    figures_by_batch = {batch: _figure_range(of_batch) for batch, of_batch in by_batch.items()}
+    smallest = min(figures_by_batch)
     points = []
-    for batch, middle in middles.items():
-        speedup = middle.median / middles[smallest].median
+    for batch, figure in figures_by_batch.items():
+        speedup = figure.median / figures_by_batch[smallest].median
         point = Point(
             batch=batch,
             rows=len(by_batch[batch]),
-            tokens_per_s=middle,
-            tokens_per_s_per_sequence=middle.median / batch,
+            tokens_per_s=figure,
+            tokens_per_s_per_sequence=figure.median / batch,
             speedup=speedup,
             efficiency=speedup / (batch / smallest),
-            ttft_p50_ms=_noted(by_batch[batch], TTFT_P50_NOTE),
-            ttft_p95_ms=_noted(by_batch[batch], TTFT_P95_NOTE),
+            ttft_p50_ms=_median_note(by_batch[batch], TTFT_P50_NOTE),
+            ttft_p95_ms=_median_note(by_batch[batch], TTFT_P95_NOTE),
         )
         points.append(point)
     return tuple(points)
 
 
-def _middle(rows: Sequence[Placed]) -> Middle:
-    figures = [placed.row.throughput_tokens_per_sec for placed in rows]
-    return Middle(median(figures), min(figures), max(figures))
+def _figure_range(rows: Sequence[LocatedRow]) -> FigureRange:
+    figures = [located.row.throughput_tokens_per_sec for located in rows]
+    return FigureRange(median(figures), min(figures), max(figures))
 
 
-def _noted(rows: Sequence[Placed], name: str) -> float | None:
-    notes = (notes_of(placed.row.scenario_notes) for placed in rows)
+def _median_note(rows: Sequence[LocatedRow], name: str) -> float | None:
+    notes = (parse_notes(located.row.scenario_notes) for located in rows)
     values = [float(of_row[name]) for of_row in notes if name in of_row]
     return median(values) if values else None
 
 
-def _apart(found: Sequence[Conditions]) -> tuple[Apart, ...]:
-    """Sets that differ in exactly one condition, by condition."""
+def _separations(found: Sequence[Conditions]) -> tuple[Separation, ...]:
+    """Finds sets that differ in exactly one condition, by condition."""
     apart = []
-    for name in WHY_APART:
+    for name in DIFFERENCES:
         alike: dict[tuple[object, ...], list[Conditions]] = {}
         for conditions in found:
-            # Which arrivals there may be follows from the label.
+            # Arrivals depend on the label, and may differ with it.
             same = {name, "arrivals"} if name == "measurement_type" else {name}
-            others = tuple(getattr(conditions, other) for other in WHY_APART if other not in same)
+            others = tuple(getattr(conditions, other) for other in DIFFERENCES if other not in same)
             alike.setdefault(others, []).append(conditions)
         for group in alike.values():
             values = tuple(dict.fromkeys(getattr(each, name) for each in group))
             if len(values) > 1:
-                apart.append(Apart(name, values, group[0]))
+                apart.append(Separation(name, values, group[0]))
     return tuple(apart)

@@ -1,8 +1,8 @@
-"""Series of figures as a picture. Knows matplotlib, and nothing of facts.
+"""Draws series of figures with matplotlib; knows nothing about facts.
 
-matplotlib is loaded when something is drawn, and only its figures: no window, and nothing that
-one picture leaves behind for the next. What tells series apart is seen in grey, too: line style,
-marker, and the letter at a line's end that the legend repeats.
+matplotlib is loaded when something is drawn, and only its figures: no window, and no state that
+one plot leaves for the next. Series differ without colors, too: by line style, marker, and the
+letter at the end of a line, which the legend repeats.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 FORMATS: Final = (".png", ".svg")
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, from dark to light. Their
-# yellow and sky blue are none for a line on white.
-COLOURS: Final = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+# The palette of Okabe and Ito, which suits color-blind readers, from dark to light, without its
+# yellow and sky blue: they are too light for a line on white.
+COLORS: Final = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 
-# A logarithmic axis where a linear one would press most of its values together.
+# An axis is logarithmic from this ratio of its largest to its smallest value.
 _WIDE_X: Final = 4.0
 _WIDE_Y: Final = 20.0
-# More ticks than these run into each other.
-_MOST_TICKS: Final = 10
+# More ticks would overlap.
+_MAX_TICKS: Final = 10
 
 _PANEL_INCHES: Final = (6.0, 4.2)
 _LEGEND_LINE_INCHES: Final = 0.19
@@ -43,32 +43,34 @@ _LETTER_AWAY_POINTS: Final = 7.0
 
 
 class PlotUnavailable(RuntimeError):
-    """There is nothing to draw with; the message says what to install."""
+    """matplotlib is missing; the message names what to install."""
 
 
 class Kind(StrEnum):
     """What the points of a series are."""
 
-    MEASURED = "measured"  # each point was measured: markers, and lines that lead the eye
-    CURVE = "curve"  # values of a formula: a line alone
+    MEASURED = "measured"  # markers, connected by lines
+    CURVE = "curve"  # values of a formula: a line without markers
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a series looks. `line`, `marker`: as matplotlib names them. `colour`: a place in
-    COLOURS, from the start again past their end."""
+    """How a series looks. `line`, `marker`: in the notation of matplotlib.
+
+    `color`: an index into COLORS, which repeat.
+    """
 
     line: str = "-"
     marker: str = "o"
-    colour: int = 0
+    color: int = 0
     hollow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line. `ranges`: least and most at each x, or nothing. `letter` stands at its end.
+    """One line. `ranges`: minimum and maximum at each x, or empty. `letter` is at its end.
 
-    Raises ValueError where these are not of one length, or there is no point.
+    Raises ValueError for sequences of different lengths, and without a point.
     """
 
     name: str
@@ -81,9 +83,13 @@ class Series:
 
     def __post_init__(self) -> None:
         if not self.xs or len(self.xs) != len(self.ys):
-            raise ValueError(f"{self.name}: {len(self.xs)} x and {len(self.ys)} y make no series")
+            raise ValueError(
+                f"{self.name}: {len(self.xs)} x and {len(self.ys)} y must be equally many, and some"
+            )
         if self.ranges and len(self.ranges) != len(self.xs):
-            raise ValueError(f"{self.name}: {len(self.ranges)} ranges for {len(self.xs)} points")
+            raise ValueError(
+                f"{self.name}: {len(self.ranges)} ranges must be as many as {len(self.xs)} points"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,28 +103,28 @@ class Panel:
 
 
 def require(path: Path) -> None:
-    """Raises ValueError for a name that no picture can have, PlotUnavailable without matplotlib."""
+    """Raises ValueError for a suffix that is not in FORMATS, PlotUnavailable without matplotlib."""
     if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"{path}: a plot is a {' or a '.join(FORMATS)} file")
+        raise ValueError(f"{path}: the suffix of a plot must be {' or '.join(FORMATS)}")
     try:
-        import matplotlib.figure  # noqa: F401 (whether it is there)
+        import matplotlib.figure  # noqa: F401 (is it installed?)
     except ImportError as error:
         raise PlotUnavailable(f"plots need matplotlib: pip install matplotlib ({error})") from error
 
 
 def draw(path: Path, title: str, panels: Sequence[Panel]) -> None:
-    """A picture of at least one panel, side by side, as PNG or SVG by the suffix.
+    """Draws at least one panel, side by side, as PNG or SVG by the suffix.
 
     Raises ValueError for another suffix or without a panel, PlotUnavailable, OSError.
     """
     require(path)
     if not panels or not all(panel.series for panel in panels):
-        raise ValueError(f"{path}: there is nothing to draw")
+        raise ValueError(f"{path}: a plot needs at least one panel, each with a series")
     write(path, _rendered(path.suffix.lower().removeprefix("."), title, panels))
 
 
 def _batch_text(x: float, place: int | None = None) -> str:
-    """A tick of the x axis: batches are whole, means of them are not."""
+    """Formats a tick of the x axis: batches are integers, means of them are not."""
     return f"{x:.3g}" if x < 1000 else f"{x:.0f}"
 
 
@@ -135,12 +141,12 @@ def _rendered(form: str, title: str, panels: Sequence[Panel]) -> bytes:
         axes: _draw_panel(axes, panel)
         for axes, panel in zip(_axes(figure, len(panels)), panels, strict=True)
     }
-    # Where points are in the picture is known once everything has its place.
+    # The layout determines where points are.
     figure.draw_without_rendering()
     for axes, of_panel in letters.items():
         _move_apart(axes, of_panel)
     out = io.BytesIO()
-    # The same figures make the same bytes: no date in the picture, no random names in an SVG.
+    # Equal figures make equal bytes: no date, and no random ids in an SVG.
     with matplotlib.rc_context({"svg.hashsalt": "orch"}):
         metadata = {"Date": None} if form == "svg" else {}
         figure.savefig(out, format=form, dpi=_DOTS_PER_INCH, metadata=metadata)
@@ -152,7 +158,7 @@ def _axes(figure: Figure, count: int) -> list[Axes]:
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> list[Annotation]:
-    """Draws a panel. The letters at the lines' ends."""
+    """Draws a panel, and returns the letters at the lines' ends."""
     letters = [letter for series in panel.series for letter in _draw_series(axes, series)]
     _scale_x(axes, panel.series)
     _scale_y(axes, panel.series)
@@ -177,24 +183,24 @@ def _draw_panel(axes: Axes, panel: Panel) -> list[Annotation]:
 
 def _draw_series(axes: Axes, series: Series) -> list[Annotation]:
     style = series.style
-    colour = COLOURS[style.colour % len(COLOURS)]
+    color = COLORS[style.color % len(COLORS)]
     measured = series.kind is Kind.MEASURED
     axes.plot(
         series.xs,
         series.ys,
         label=f"{series.letter}   {series.name}" if series.letter else series.name,
-        color=colour,
+        color=color,
         linestyle=style.line,
         linewidth=1.5,
         marker=style.marker if measured else "",
         markersize=5.5,
-        markerfacecolor="white" if style.hollow else colour,
+        markerfacecolor="white" if style.hollow else color,
     )
     if series.ranges:
         below = [y - least for y, (least, _) in zip(series.ys, series.ranges, strict=True)]
         above = [most - y for y, (_, most) in zip(series.ys, series.ranges, strict=True)]
         axes.errorbar(
-            series.xs, series.ys, yerr=[below, above], fmt="none", ecolor=colour, capsize=3
+            series.xs, series.ys, yerr=[below, above], fmt="none", ecolor=color, capsize=3
         )
     if not series.letter:
         return []
@@ -205,14 +211,14 @@ def _draw_series(axes: Axes, series: Series) -> list[Annotation]:
         textcoords="offset points",
         va="center",
         fontsize=_LETTER_POINTS,
-        color=colour,
+        color=color,
         parse_math=False,
     )
     return [letter]
 
 
 def _move_apart(axes: Axes, letters: Sequence[Annotation]) -> None:
-    """Moves letters that would cover each other, where lines end at one x."""
+    """Moves letters that would overlap where lines end at the same x."""
     points_per_dot = 72 / axes.figure.dpi
     top, high = axes.bbox.y1 * points_per_dot, axes.bbox.height * points_per_dot
     heights = {
@@ -220,7 +226,7 @@ def _move_apart(axes: Axes, letters: Sequence[Annotation]) -> None:
     }
     for x in {letter.xy[0] for letter in letters}:
         column = sorted((each for each in letters if each.xy[0] == x), key=heights.__getitem__)
-        # Letters that are too many for the axes stand closer, rather than below them.
+        # Too many letters for the height of the axes overlap rather than leave them.
         gap = min(1.1 * _LETTER_POINTS, high / len(column))
         moved = apart([heights[letter] for letter in column], gap, top)
         for letter, height in zip(column, moved, strict=True):
@@ -228,9 +234,9 @@ def _move_apart(axes: Axes, letters: Sequence[Annotation]) -> None:
 
 
 def apart(heights: Sequence[float], gap: float, top: float) -> list[float]:
-    """Ascending heights, moved up where one is less than a gap above the one below.
+    """Raises ascending heights that are less than a gap above the one below.
 
-    What would end above the top is pushed down, and pushes down what is below it.
+    A height that would end above the top is lowered, and with it those below.
     """
     moved: list[float] = []
     for height in heights:
@@ -250,7 +256,7 @@ def _scale_x(axes: Axes, shown: Sequence[Series]) -> None:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(_batch_text))
-    if len(values) <= _MOST_TICKS:
+    if len(values) <= _MAX_TICKS:
         axes.xaxis.set_major_locator(FixedLocator(values))
         axes.xaxis.set_major_formatter(FuncFormatter(_batch_text))
     # Room for the letters at the lines' ends.

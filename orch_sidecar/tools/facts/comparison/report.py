@@ -1,4 +1,7 @@
-"""A comparison as text, for people, and as a document, for programs. Pure."""
+"""Formats a comparison as text for people and as a document for programs.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,64 +11,68 @@ from itertools import groupby
 from typing import Any, Final
 
 from orch_sidecar.tools.facts.comparison.compare import (
-    WHY_APART,
+    DIFFERENCES,
+    ComparableSet,
     Comparison,
     Conditions,
     Loop,
     Point,
-    Set,
-    differing,
+    differing_conditions,
 )
 
-_HEAD: Final = ("batch", "rows", "tokens/s", "min", "max", "per sequence", "speed-up", "efficiency")
-_TTFT_HEAD: Final = ("TTFT p50 ms", "p95 ms")
+_HEADER: Final = (
+    *("batch", "rows", "tokens/s", "min", "max"),
+    *("per sequence", "speed-up", "efficiency"),
+)
+_TTFT_HEADER: Final = ("TTFT p50 ms", "p95 ms")
 
 
-def text(comparison: Comparison) -> str:
-    """One table for each set, what was kept apart, and what was left out."""
+def as_text(comparison: Comparison) -> str:
+    """Formats a table for each set, then the separated sets and the excluded rows."""
     parts = [_set_text(of_set) for of_set in comparison.sets]
     if comparison.apart:
-        parts.append("\n".join(["kept apart, alike but for one condition:", *_apart(comparison)]))
+        heading = "not compared, since one condition differs:"
+        parts.append("\n".join([heading, *_separations(comparison)]))
     if comparison.left_out:
-        left_out = [f"  {each.place}: {each.why}" for each in comparison.left_out]
-        parts.append("\n".join(["left out:", *left_out]))
+        excluded = [f"  {each.place}: {each.why}" for each in comparison.left_out]
+        parts.append("\n".join(["excluded:", *excluded]))
     return "\n\n".join(parts)
 
 
-def _apart(comparison: Comparison) -> Iterator[str]:
-    """By condition: why it matters, and the values, with what tells these sets from others."""
-    varied = differing(comparison.sets)
+def _separations(comparison: Comparison) -> Iterator[str]:
+    """Formats, by condition, why it separates sets, and its values."""
+    varied = differing_conditions(comparison.sets)
     for condition, of_condition in groupby(comparison.apart, key=lambda each: each.condition):
-        yield f"  {condition}: {WHY_APART[condition]}"
-        without = [name for name in WHY_APART if name == condition or name not in varied]
+        yield f"  {condition}: {DIFFERENCES[condition]}"
+        without = [name for name in DIFFERENCES if name == condition or name not in varied]
         for each in of_condition:
-            alike = said(each.alike, without)
+            alike = describe(each.alike, without)
             values = ", ".join(map(str, each.values))
             yield f"    {values} ({alike})" if alike else f"    {values}"
 
 
-def document(comparison: Comparison) -> dict[str, Any]:
-    """The same as JSON has it: the fields of `compare`'s values, by their names."""
+def as_document(comparison: Comparison) -> dict[str, Any]:
+    """Converts a comparison to JSON values, with the field names of `compare`."""
     found = asdict(comparison)
     for each in found["apart"]:
-        each["why"] = WHY_APART[each["condition"]]
+        each["why"] = DIFFERENCES[each["condition"]]
     return found
 
 
-def said(conditions: Conditions, without: Sequence[str] = ()) -> str:
-    """Conditions in one line, but for those that are left out."""
-    words = {
+def describe(conditions: Conditions, without: Sequence[str] = ()) -> str:
+    """Formats conditions in one line, except for those in `without`."""
+    texts = {
         "gpu": _accelerators(conditions, without),
         "gpu_count": _count(conditions.gpu_count),
         "input_tokens": f"{conditions.input_tokens} tokens in",
         "output_tokens": f"{conditions.output_tokens} tokens out",
-        "arrivals": "" if conditions.arrivals is Loop.NOT_TOLD else conditions.arrivals,
+        "arrivals": "" if conditions.arrivals is Loop.UNKNOWN else conditions.arrivals,
     }
     names = [field.name for field in fields(conditions) if field.name not in without]
     if "gpu" in names and "gpu_count" in names:
         names.remove("gpu_count")
-    told = (words[name] if name in words else str(getattr(conditions, name)) for name in names)
-    return ", ".join(each for each in told if each)
+    parts = (texts[name] if name in texts else str(getattr(conditions, name)) for name in names)
+    return ", ".join(each for each in parts if each)
 
 
 def _count(gpus: int) -> str:
@@ -73,25 +80,25 @@ def _count(gpus: int) -> str:
 
 
 def _accelerators(conditions: Conditions, without: Sequence[str]) -> str:
-    """`4 x H100`, and a machine without any by its name alone."""
+    """Formats `4 x H100`, or the machine without an accelerator."""
     if conditions.gpu_count == 0 or "gpu_count" in without:
         return conditions.gpu
     return f"{conditions.gpu_count} x {conditions.gpu}"
 
 
-def _set_text(of_set: Set) -> str:
+def _set_text(of_set: ComparableSet) -> str:
     with_ttft = any(
-        point.ttft_p50_ms is not None or point.ttft_p95_ms is not None for point in of_set.points
+        (point.ttft_p50_ms, point.ttft_p95_ms) != (None, None) for point in of_set.points
     )
-    rows = [[*_HEAD, *(_TTFT_HEAD if with_ttft else ())]]
+    rows = [[*_HEADER, *(_TTFT_HEADER if with_ttft else ())]]
     rows += [_cells(point, with_ttft) for point in of_set.points]
     smallest = of_set.points[0].batch
-    under = (
-        f"speed-up and efficiency against batch {smallest}"
+    footer = (
+        f"speed-up and efficiency relative to batch {smallest}"
         if len(of_set.points) > 1
-        else "one batch only: nothing to compare it with"
+        else "only one batch: there is no other to compare it with"
     )
-    return f"{said(of_set.conditions)}\n\n{_aligned(rows)}\n{under}"
+    return f"{describe(of_set.conditions)}\n\n{_aligned(rows)}\n{footer}"
 
 
 def _cells(point: Point, with_ttft: bool) -> list[str]:
@@ -111,7 +118,7 @@ def _cells(point: Point, with_ttft: bool) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width, flush right."""
+    """Formats columns of equal width, aligned right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))

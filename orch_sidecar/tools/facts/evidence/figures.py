@@ -1,11 +1,10 @@
-"""Requests as they were measured in, one figure out.
+"""Computes the figures of a set of completed requests.
 
-Pure. The definitions that every figure of this project shares, whether it comes from a run of
-ours, from traces, or from another tool's file:
+Pure. Runs of `orch bench`, traces and files of other tools share these definitions:
 
-- throughput: generated tokens of all finished requests over the window;
+- throughput: generated tokens of all completed requests over the window;
 - the window: from the first arrival to the last end;
-- TTFT: arrival to the first token; arrival is when it was due, where arrivals were scheduled;
+- TTFT: arrival to the first token; for scheduled arrivals the arrival is the due time;
 - TPOT: (end - first token) / (generated tokens - 1), of requests that generated more than one;
 - latency: arrival to the end.
 
@@ -19,10 +18,10 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class CompletedRequest:
     """A request that was answered in full. Times are seconds of one clock, counts are tokens.
 
-    `first_token_s`: None where nobody saw it (an answer that was not streamed).
+    `first_token_s`: None where it was not observed (an answer that was not streamed).
     """
 
     arrived_s: float
@@ -47,9 +46,9 @@ class Served:
 
 
 def percentile(values: Sequence[float], p: float) -> float | None:
-    """The p-th percentile, 0 <= p <= 100, in the unit of the values; None of no values."""
+    """Returns the p-th percentile, 0 <= p <= 100, in the unit of the values; None of no values."""
     if not 0 <= p <= 100:
-        raise ValueError(f"a percentile is from 0 to 100, not {p}")
+        raise ValueError(f"the percentile {p} must be from 0 to 100")
     if not values:
         return None
     ordered = sorted(values)
@@ -61,7 +60,7 @@ def percentile(values: Sequence[float], p: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How values of one kind lie, in their own unit."""
+    """The distribution of some values, in their own unit. `most`: the maximum."""
 
     mean: float
     p50: float
@@ -72,7 +71,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """None of no values."""
+    """Returns the distribution of some values, None without values."""
     if not values:
         return None
     at = [percentile(values, p) for p in (50, 90, 95, 99)]
@@ -82,7 +81,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a set of requests came to. Seconds, tokens, tokens per second."""
+    """The figures of a set of requests. Seconds, tokens, tokens per second."""
 
     requests: int
     window_s: float
@@ -94,13 +93,13 @@ class Figures:
     latency_s: Spread
 
 
-def figures(served: Sequence[Served]) -> Figures:
-    """The figures of at least one request. Raises ValueError for none, or a window of no length."""
+def figures(served: Sequence[CompletedRequest]) -> Figures:
+    """Computes the figures. Raises ValueError without a request, or if the window has no length."""
     if not served:
         raise ValueError("no request was answered in full")
     window_s = max(each.ended_s for each in served) - min(each.arrived_s for each in served)
     if window_s <= 0:
-        raise ValueError("the window has no length")
+        raise ValueError("the window from the first arrival to the last end has no length")
     output_tokens = sum(each.output_tokens for each in served)
     latency = spread([each.latency_s for each in served])
     assert latency is not None

@@ -1,32 +1,32 @@
-"""Reports of GuideLLM (`--output kind=json`), schema version 2: releases 0.7 and 0.8.
+"""Parses reports of GuideLLM (`--output kind=json`), schema version 2: releases 0.7 and 0.8.
 
-Pure: a parsed report in, for each of its benchmarks what was measured or why not out. What its
-numbers are, and what they are here (`served` has our definitions):
+Pure. Each benchmark of a report becomes a MeasuredRun or a Rejection. What its fields mean, and
+how they are used (`figures` has this project's definitions):
 
-| in `requests.successful` | what GuideLLM means by it | here |
+| in `requests.successful` | meaning in GuideLLM | used as |
 |---|---|---|
-| `info.timings.targeted_start` | when the strategy wanted it sent | arrival, if scheduled |
-| `info.timings.request_start` | its head being written to the socket | arrival, of closed loops |
-| `info.timings.first_token_iteration` | the first line of the stream with text | first token |
-| `info.timings.last_token_iteration` | the last one with text | end |
-| `info.timings.request_end` | the stream closed | end, of an answer that was not streamed |
-| `prompt_tokens`, `output_tokens` | the usage's; else lines of text | input, generated tokens |
-| `time_to_first_token_ms` | first token - `request_start` | not taken: not from the due time |
-| `time_per_output_token_ms` | (last token - `request_start`) / tokens: the first one and the \
-prompt are in it | not taken: it is no TPOT |
-| `inter_token_latency_ms` | (last - first token) / (tokens - 1) | TPOT, computed again |
-| `output_tokens_per_second` | of one request: over its latency | not taken |
-| `metrics.output_tokens_per_second` | over the run, from its start to its end | not taken |
-| `metrics.tokens_per_second` | prompts and generated tokens | not taken |
+| `info.timings.targeted_start` | due time by the strategy | arrival, if scheduled |
+| `info.timings.request_start` | its head is written to the socket | arrival, closed loops |
+| `info.timings.first_token_iteration` | first line of the stream with text | first token |
+| `info.timings.last_token_iteration` | last line of the stream with text | end |
+| `info.timings.request_end` | the stream is closed | end if not streamed |
+| `prompt_tokens`, `output_tokens` | of the usage, or lines of text | input, generated tokens |
+| `time_to_first_token_ms` | first token - `request_start` | ignored: not from the due time |
+| `time_per_output_token_ms` | (last token - `request_start`) / tokens | ignored: not TPOT, since \
+it includes the prefill and the first token |
+| `inter_token_latency_ms` | (last - first token) / (tokens - 1) | ignored: TPOT is recomputed |
+| `output_tokens_per_second` | of one request, over its latency | ignored |
+| `metrics.output_tokens_per_second` | over the run, from its start to its end | ignored |
+| `metrics.tokens_per_second` | prompt and generated tokens | ignored |
 
-Times are the wall clock's. A benchmark with a warm-up or a cool-down is refused: requests that
-lie half in the window are in its figures, and a part of a run has no first arrival and last end.
-So is one of which only a sample of the requests is in the file.
+Times are wall clock times. A benchmark with a warm-up or a cool-down is rejected: its figures
+include requests that lie partly outside of the window, and a part of a run has no first arrival
+and last end. So is a benchmark whose file has only a sample of the requests.
 
-`poisson` by several processes is not Poisson: each draws the same gaps from the same seed, so
-that every gap comes once for each of them (0.8.1). It is told as `repeated_gaps`. By one process
-it sometimes is not, either: requests that it makes before the run's start is set are due near
-1970 and sent at once, in a burst. Such a benchmark is refused.
+With several processes `poisson` is not a Poisson process: each process draws the same gaps from
+the same seed, so every gap occurs once per process (0.8.1). Its arrivals are `repeated_gaps`. With
+one process, requests that are created before the start of the run is set are due near 1970 and
+are sent in a burst. Such a benchmark is rejected.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orch_sidecar.tools.facts.evidence.figures import Served, figures
+from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.evidence.measured import (
     Arrivals,
-    Measured,
-    Refused,
-    Unfit,
+    InvalidRun,
+    MeasuredRun,
+    Rejection,
     claim_of,
-    first_wrong,
+    first_rejection,
     latency_notes,
     overlap,
 )
 
-# Strategies whose requests are due at a time, whatever the answers do.
+# Strategies whose requests are due at a time that does not depend on answers.
 _SCHEDULED: Final = (Arrivals.CONSTANT, Arrivals.POISSON, Arrivals.REPEATED_GAPS, Arrivals.TRACE)
 
-# A wall clock may be set a little while a run begins.
+# The wall clock may be adjusted while a run begins.
 _EARLY_S: Final = 1.0
 
 _Count = Annotated[int, Field(ge=0)]
@@ -58,13 +58,13 @@ _Limit = Annotated[int, Field(ge=1)] | None
 
 
 class _Model(BaseModel):
-    """Fields that are read; the file has more."""
+    """The fields that are used; the file has more."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 class _Metadata(_Model):
-    # GuideLLM counts it up with every breaking change: releases before 0.7 say 1, or nothing.
+    # Incremented with every breaking change; releases before 0.7 have 1, or none.
     version: Literal[2]
     guidellm_version: str
 
@@ -77,7 +77,7 @@ class _Strategy(_Model):
 
 
 class _Backend(_Model):
-    # Others run the engine within the tool, or speak another protocol: their times are not these.
+    # Others run the engine inside the tool or use another protocol: their times differ.
     kind: Literal["openai_http"]
     model: str
 
@@ -93,7 +93,7 @@ class _Profile(_Model):
 
 class _Config(_Model):
     strategy: _Strategy
-    # A strategy's own limit is what its processes were made for; what was asked for is here.
+    # The requested limit; that of the strategy is the capacity of its processes.
     profile: _Profile
     backend: _Backend
     warmup: _Phase
@@ -153,54 +153,52 @@ class _Report(_Model):
     benchmarks: tuple[dict[str, Any], ...] = Field(strict=False, min_length=1)
 
 
-def read(document: object) -> list[Measured | Refused]:
-    """What each benchmark of a report says; one refusal of what is no such report."""
+def read(document: object) -> list[MeasuredRun | Rejection]:
+    """Returns a run or a rejection for each benchmark, one rejection for another file."""
     try:
         report = _Report.model_validate(document)
     except ValidationError as error:
-        return [first_wrong(error)]
+        return [first_rejection(error)]
     return [_read(report, benchmark) for benchmark in report.benchmarks]
 
 
-def _read(report: _Report, benchmark: dict[str, Any]) -> Measured | Refused:
+def _read(report: _Report, benchmark: dict[str, Any]) -> MeasuredRun | Rejection:
     try:
         return _measured(report, _Benchmark.model_validate(benchmark))
     except ValidationError as error:
-        return first_wrong(error)
-    except Unfit as error:
+        return first_rejection(error)
+    except InvalidRun as error:
         return error.refused
 
 
-def _measured(report: _Report, benchmark: _Benchmark) -> Measured:
+def _measured(report: _Report, benchmark: _Benchmark) -> MeasuredRun:
     strategy, made = benchmark.config.strategy, benchmark.scheduler_metrics.requests_made
     for name, phase in (
         ("warmup", benchmark.config.warmup),
         ("cooldown", benchmark.config.cooldown),
     ):
         if phase.percent is not None or phase.value is not None:
-            told = phase.percent if phase.value is None else phase.value
-            rule = (
-                "must be none: figures are of a whole run, from its first arrival to its last end"
-            )
-            raise Unfit(f"config.{name}", told, rule)
+            value = phase.percent if phase.value is None else phase.value
+            rule = "must be none: figures are those of a whole run, from first arrival to last end"
+            raise InvalidRun(f"config.{name}", value, rule)
     failed = made.errored + made.incomplete
     if made.successful == 0:
         rule = f"no request was answered, {failed} failed"
-        raise Unfit("scheduler_metrics.requests_made.successful", 0, rule)
+        raise InvalidRun("scheduler_metrics.requests_made.successful", 0, rule)
     answers = benchmark.requests.successful
     if len(answers) != made.successful:
-        rule = f"must be all {made.successful}: run it without a sample size for its metrics"
-        raise Unfit("requests.successful", f"{len(answers)} requests", rule)
+        rule = f"must be all {made.successful}: run GuideLLM without a sample size for metrics"
+        raise InvalidRun("requests.successful", f"{len(answers)} requests", rule)
     arrivals = _arrivals(strategy)
     at_once = _at_once(strategy, benchmark.config.profile)
     served = [_served(each, arrivals) for each in answers]
     began_s = benchmark.scheduler_metrics.start_time
     early = [each for each in served if each.arrived_s < began_s - _EARLY_S]
     if early and arrivals in _SCHEDULED:
-        rule = f"{len(early)} of {len(served)} requests were due before the run began, {began_s}"
-        raise Unfit("info.timings.targeted_start", early[0].arrived_s, rule)
+        rule = f"{len(early)} of {len(served)} requests were due before the run began at {began_s}"
+        raise InvalidRun("info.timings.targeted_start", early[0].arrived_s, rule)
     found = figures(served)
-    return Measured(
+    return MeasuredRun(
         tool=f"guidellm {report.metadata.guidellm_version}",
         model=benchmark.config.backend.model,
         claim=claim_of(report.config.metadata.labels.get("measurement_type"), arrivals, at_once),
@@ -233,14 +231,14 @@ def _arrivals(strategy: _Strategy) -> Arrivals:
 
 
 def _at_once(strategy: _Strategy, profile: _Profile) -> int | None:
-    """The most requests that were let be under way at once."""
+    """Returns the limit of concurrent requests, None without one."""
     return 1 if strategy.type_ == "synchronous" else strategy.streams or profile.max_concurrency
 
 
-def _served(request: _Request, arrivals: Arrivals) -> Served:
+def _served(request: _Request, arrivals: Arrivals) -> CompletedRequest:
     timings = request.info.timings
     last_s = timings.last_token_iteration
-    return Served(
+    return CompletedRequest(
         arrived_s=timings.targeted_start if arrivals in _SCHEDULED else timings.request_start,
         first_token_s=timings.first_token_iteration,
         ended_s=timings.request_end if last_s is None else last_s,

@@ -1,6 +1,6 @@
-"""What another tool measured, in this project's terms (`served`).
+"""The run of another tool, in the terms of `figures`: what it measured, and which label it claims.
 
-Pure. Knows no tool's file and no label's proof: a `Measured` is figures and a claim.
+Pure. Knows no file format, and not whether the label was earned.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from orch_sidecar.tools.facts.evidence.figures import Figures, Served
+from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, Figures
 from orch_sidecar.tools.facts.tables.row import Label
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """Why a file, or a run within it, becomes no row: a field, its value, and the rule."""
+class Rejection:
+    """Why a file, or a run in it, becomes no row: a field, its value, and the rule."""
 
     name: str
     value: str
@@ -29,42 +29,42 @@ class Refused:
         return f"{self.name} {self.value!r}: {self.rule}"
 
 
-class Unfit(ValueError):
-    """Carries a refusal out of the reading of a file, to the one place that returns it."""
+class InvalidRun(ValueError):
+    """Raised while a file is parsed; carries the rejection to the one place that returns it."""
 
     def __init__(self, name: str, value: object, rule: str) -> None:
-        self.refused = Refused(name, str(value), rule)
+        self.refused = Rejection(name, str(value), rule)
         super().__init__(str(self.refused))
 
 
-def first_wrong(error: ValidationError) -> Refused:
-    """The first thing that is wrong with a file's fields."""
+def first_rejection(error: ValidationError) -> Rejection:
+    """Converts the first error in the fields of a file to a rejection."""
     wrong = error.errors(include_url=False, include_context=False)[0]
     name = ".".join(map(str, wrong["loc"])) or "file"
     if wrong["type"] == "missing":
-        return Refused(name, "", "is missing: this is no such file, or one of another version")
+        return Rejection(name, "", "is missing: the file has another format or version")
     value = wrong["input"]
-    return Refused(name, repr(value)[:60] if not isinstance(value, str) else value, wrong["msg"])
+    return Rejection(name, repr(value)[:60] if not isinstance(value, str) else value, wrong["msg"])
 
 
 class Arrivals(StrEnum):
-    """When requests came, as the note `arrivals` says it."""
+    """How requests arrive: the values of the note `arrivals`."""
 
-    ONE_BY_ONE = "one_by_one"  # each when the one before had ended
-    CLOSED_LOOP = "closed_loop"  # so many clients, each as above
+    ONE_BY_ONE = "one_by_one"  # one client, which waits for each answer
+    CLOSED_LOOP = "closed_loop"  # several such clients
     AT_ONCE = "at_once"
     CONSTANT = "constant"
     POISSON = "poisson"
     GAMMA = "gamma"
-    REPEATED_GAPS = "repeated_gaps"  # exponential gaps of which each comes several times
+    REPEATED_GAPS = "repeated_gaps"  # exponential gaps, each of which occurs several times
     TRACE = "trace"
 
 
-# Loads that keep an engine as full as it gets: offline is about nothing else.
+# Loads that keep an engine full, as offline requires.
 _UNPACED: Final = (Arrivals.AT_ONCE, Arrivals.CLOSED_LOOP)
 
-# Which percentiles are noted: comparisons go by the first token's 50th and 95th, and MLPerf's
-# SingleStream by the 90th latency.
+# The percentiles in the notes. Comparisons use the 50th and 95th of TTFT, MLPerf's SingleStream the
+# 90th of the latency.
 LATENCIES: Final[Mapping[str, tuple[str, ...]]] = {
     "ttft": ("p50", "p95"),
     "tpot": ("p50", "p95"),
@@ -73,15 +73,15 @@ LATENCIES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRun:
     """One run of a tool.
 
-    `claim`: the label that the file says, which nothing here believes. `at_once`: the most
-    requests that the tool lets be under way at once, None without a limit. `failed`: those
-    without a whole answer. Tokens are those of all whole answers together. `window_s`: first
-    arrival to last end, or `window_is` says what else. `latency_ms`: by the notes' names.
-    `overlap`: the most answers that were being generated at once by the tool's own times, None
-    where the file does not have them. `notes`: what else there is to say.
+    `claim`: the label in the file, which is not trusted. `at_once`: the tool's limit of concurrent
+    requests, None without one. `failed`: requests without a complete answer. Token counts are sums
+    over the complete answers. `window_s`: first arrival to last end, unless the note `window_is`
+    states otherwise. `latency_ms`: by the names of the notes. `overlap`: the largest number of
+    answers that were generated at the same time, by the tool's own times, None where the file does
+    not contain them. `notes`: further notes.
     """
 
     tool: str
@@ -101,40 +101,42 @@ class Measured:
     notes: Mapping[str, str | int | float] = field(default_factory=dict)
 
 
-def claim_of(said: object, arrivals: Arrivals, at_once: int | None) -> Label | None:
-    """The label that a file claims. Raises Unfit for none of ours, or for one that the load of
-    the same file contradicts."""
-    if said is None:
+def claim_of(claim: object, arrivals: Arrivals, at_once: int | None) -> Label | None:
+    """Parses the label that a file claims.
+
+    Raises InvalidRun for an unknown label, and for one that the load in the file contradicts.
+    """
+    if claim is None:
         return None
     try:
-        label = Label(str(said))
+        label = Label(str(claim))
     except ValueError:
         rule = f"must be one of {', '.join(Label)}"
-        raise Unfit("measurement_type", said, rule) from None
+        raise InvalidRun("measurement_type", claim, rule) from None
     load = contradiction(label, arrivals, at_once)
     if load is not None:
-        raise Unfit("measurement_type", said, load)
+        raise InvalidRun("measurement_type", claim, load)
     return label
 
 
 def contradiction(label: Label, arrivals: Arrivals, at_once: int | None) -> str | None:
-    """Why a load cannot have earned a label, whatever the engine did; None if it can.
+    """Returns why a load cannot have earned a label, whatever the engine did; None if it can.
 
-    Where requests wait before the engine, it decodes one at a time of any load.
+    An engine decodes one sequence at a time under any load if requests queue in front of it.
     """
-    most = "no limit" if at_once is None else f"a limit of {at_once}"
-    came = f"the load was {arrivals}, with {most} on requests under way at once"
+    limit = "no limit of" if at_once is None else f"a limit of {at_once}"
+    actual = f"the load was {arrivals}, with {limit} concurrent requests"
     if label is Label.SINGLE_STREAM and arrivals is not Arrivals.ONE_BY_ONE:
-        return f"is one request at a time, the next when the one before has ended; {came}"
+        return f"requires one request at a time; {actual}"
     if label in (Label.BATCHED_ONLINE, Label.OFFLINE) and at_once == 1:
-        return f"is several requests at a time; {came}"
+        return f"requires several requests at a time; {actual}"
     if label is Label.OFFLINE and arrivals not in _UNPACED:
-        return f"is everything at once, or as much as is allowed; {came}"
+        return f"requires all requests at once, or as many as the limit allows; {actual}"
     return None
 
 
 def latency_notes(figures: Figures) -> dict[str, float]:
-    """The notes that figures have, in ms."""
+    """Returns the latency notes of figures, in ms."""
     spreads = {"ttft": figures.ttft_s, "tpot": figures.tpot_s, "latency": figures.latency_s}
     return {
         f"{name}_{at}_ms": 1000 * getattr(spread, at)
@@ -144,20 +146,20 @@ def latency_notes(figures: Figures) -> dict[str, float]:
     }
 
 
-def overlap(served: Sequence[Served]) -> int:
-    """The most answers between their first token and their end at once, 0 of none.
+def overlap(served: Sequence[CompletedRequest]) -> int:
+    """Returns the largest number of answers between first token and end at once, 0 without any.
 
-    An answer whose first token nobody saw counts from its arrival. One that ends when another
+    An answer without a known first token counts from its arrival. One that ends when another
     begins does not overlap it.
     """
     began = (
         (each.arrived_s if each.first_token_s is None else each.first_token_s, 1) for each in served
     )
     ended = ((each.ended_s, -1) for each in served)
-    # Of an answer of one token the end is the first token.
-    under_way, most = 0, min(1, len(served))
-    # At the same instant ends come first: -1 before 1.
+    # An answer of one token ends with its first token, and counts nevertheless.
+    running, most = 0, min(1, len(served))
+    # Ends sort before starts at the same time: -1 before 1.
     for _, change in sorted(chain(began, ended)):
-        under_way += change
-        most = max(most, under_way)
+        running += change
+        most = max(most, running)
     return most

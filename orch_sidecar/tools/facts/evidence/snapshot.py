@@ -1,6 +1,6 @@
-"""An engine at one end of a measurement, as `/v1/capabilities` tells of it.
+"""Parses the state of an engine at one end of a measurement from `/v1/capabilities`.
 
-Pure: a document in, values out.
+Pure.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class NotASnapshot(ValueError):
-    """A document that does not say what a measurement must know; the message names the field."""
+class InvalidSnapshot(ValueError):
+    """A document without the state that a measurement needs; the message names the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is so at one moment.
+    """The state of an engine at one moment.
 
-    `steps_by_batch`: decode steps since the engine started, and their seconds, by sequences.
-    `requests_total`: generating requests that the engine has taken in since it started.
-    `foreign`: sequences in it that did not come by way of the sidecar that told this; `leased`:
-    those that did, 0 where nobody says. `generation`: of the sidecar's configuration; 0 where the
-    engine itself told this.
+    `steps_by_batch`: decode steps since the engine started, and their seconds, by batch size.
+    `requests_total`: generation requests that the engine has accepted since it started.
+    `foreign`: sequences in the engine that did not come through the reporting sidecar; `leased`:
+    those that did, 0 where the document does not state it. `generation`: of the sidecar's
+    configuration; 0 where the engine itself reported the document.
     """
 
     engine: str
@@ -45,27 +45,30 @@ class Snapshot:
 
     @property
     def in_engine(self) -> int:
-        """Sequences in it, whoever's they are."""
+        """All sequences in the engine."""
         return self.foreign + self.leased
 
 
 def pools_of(document: Any) -> tuple[str, ...]:
-    """The pools that a document tells of. Raises NotASnapshot."""
+    """Returns the pools in a document. Raises InvalidSnapshot."""
     return tuple(str(entry.get("pool")) for entry in _entries(document))
 
 
-def snapshot_of(document: Any, pool: str | None = None) -> Snapshot:
-    """The engine of that pool (of the only one, where none is named). Raises NotASnapshot."""
+def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
+    """Parses the state of the engine of a pool (by default the only one).
+
+    Raises InvalidSnapshot.
+    """
     entries = _entries(document)
     if pool is not None:
         entries = [entry for entry in entries if entry.get("pool") == pool]
     if len(entries) != 1:
         names = ", ".join(pools_of(document)) or "none"
-        which = "one pool must be named" if pool is None else f"there is no one pool {pool!r}"
-        raise NotASnapshot(f"{which}: the document tells of {names}")
+        which = "a pool must be given" if pool is None else f"there must be one pool {pool!r}"
+        raise InvalidSnapshot(f"{which}: the document has {names}")
     [entry] = entries
     if "engine" in entry and entry["engine"] is None:
-        raise NotASnapshot(
+        raise InvalidSnapshot(
             f"the engine of the pool {entry.get('pool')!r} has not reported yet: "
             f"it is {entry.get('state')}"
         )
@@ -93,37 +96,39 @@ def snapshot_of(document: Any, pool: str | None = None) -> Snapshot:
 def _entries(document: Any) -> list[Mapping[str, Any]]:
     entries = document.get("engines") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not all(isinstance(each, Mapping) for each in entries):
-        raise NotASnapshot("this is no /v1/capabilities document: it has no list `engines`")
+        raise InvalidSnapshot(
+            "the document has no list `engines`: it must come from /v1/capabilities"
+        )
     return entries
 
 
 def _text(entry: Mapping[str, Any], name: str) -> str:
     value = entry.get(name)
     if not isinstance(value, str) or not value:
-        raise NotASnapshot(f"{name} is {value!r}: it must be a text")
+        raise InvalidSnapshot(f"{name} is {value!r}: it must be a string that is not empty")
     return value
 
 
 def _count(entry: Mapping[str, Any], name: str) -> int:
     value = entry.get(name)
     if type(value) is not int or value < 0:
-        raise NotASnapshot(f"{name} is {value!r}: it must be an integer from 0")
+        raise InvalidSnapshot(f"{name} is {value!r}: it must be an integer of at least 0")
     return value
 
 
 def _models(entry: Mapping[str, Any]) -> tuple[str, ...]:
     value = entry.get("models")
     if not isinstance(value, list) or not value or not all(isinstance(m, str) for m in value):
-        raise NotASnapshot(f"models is {value!r}: it must be a list of names")
+        raise InvalidSnapshot(f"models is {value!r}: it must be a list of names")
     return tuple(value)
 
 
 def _steps(entry: Mapping[str, Any]) -> dict[int, tuple[int, float]]:
     value = entry.get("steps_by_batch")
-    rule = "it must say [steps, seconds] by batch"
+    rule = "it must have [steps, seconds] by batch size"
     if not isinstance(value, Mapping):
-        raise NotASnapshot(f"steps_by_batch is {value!r}: {rule}")
+        raise InvalidSnapshot(f"steps_by_batch is {value!r}: {rule}")
     try:
         return {int(batch): (int(steps), float(s)) for batch, (steps, s) in value.items()}
     except (TypeError, ValueError, OverflowError):
-        raise NotASnapshot(f"steps_by_batch is {value!r}: {rule}") from None
+        raise InvalidSnapshot(f"steps_by_batch is {value!r}: {rule}") from None

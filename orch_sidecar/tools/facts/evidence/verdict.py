@@ -1,7 +1,7 @@
-"""Whether a label was earned: what the engine did in a window against what the label says.
+"""Judges whether a measurement earned its label: what the engine did, against what the label means.
 
-Pure. A label is never changed for another one: what was not measured as it says is invalid, and
-the reasons say why (DESIGN, "What is honest to say").
+Pure. A label is never replaced by another one: a measurement that does not meet its label is
+invalid, and the reasons are given.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Final
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.row import Label
 
-# MLPerf Inference: the fewest queries of SingleStream and Server, and the shortest run (seconds)
-# of which figures may be published.
-LEAST_QUERIES: Final = {Label.SINGLE_STREAM: 64, Label.BATCHED_ONLINE: 662, Label.OFFLINE: 1}
-LEAST_SECONDS: Final = 600.0
+# MLPerf Inference: the minimum number of queries (SingleStream, Server) and the minimum duration
+# of a run whose figures may be published.
+MIN_QUERIES: Final = {Label.SINGLE_STREAM: 64, Label.BATCHED_ONLINE: 662, Label.OFFLINE: 1}
+MIN_DURATION_S: Final = 600.0
 
-# What is said of a batch of one where there should be more; one client of a sweep is meant to be.
+# A sweep ignores this reason at one client, where it is expected.
 NEVER_BATCHED: Final = "no step decoded more than one sequence: nothing was batched"
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """The requests of a measurement. `sent` at most reached the engine, `answered` surely did.
+class RequestCounts:
+    """The requests of a measurement. At most `sent` reached the engine, at least `answered` did.
 
-    `output_tokens`: of all of them; None where of some nobody knows, as of one that failed.
+    `output_tokens`: of all of them; None where some are unknown, as those of a failed request.
     """
 
     sent: int
@@ -44,13 +44,13 @@ class Batches:
 
 
 def objections(label: Label, before: Snapshot) -> list[str]:
-    """Why nothing of that label can be measured on this engine, if so."""
-    said, slots = before.measurement_type, before.slots_total
+    """Returns the reasons why this engine cannot earn that label, empty if it can."""
+    engine_label, slots = before.measurement_type, before.slots_total
     reasons = []
-    if said != label:
+    if engine_label != label:
         reasons.append(
-            f"the pool {before.pool!r} (profile {before.profile}) is {said}: "
-            f"nothing measured there is {label}"
+            f"the pool {before.pool!r} (profile {before.profile}) is {engine_label}: "
+            f"a measurement of it cannot be {label}"
         )
     if label is Label.SINGLE_STREAM and slots != 1:
         reasons.append(f"single_stream needs an engine with one slot, this one has {slots}")
@@ -59,43 +59,45 @@ def objections(label: Label, before: Snapshot) -> list[str]:
     return reasons
 
 
-def judge(label: Label, before: Snapshot, after: Snapshot, own: Own) -> list[str]:
-    """Why the label was not earned between the two snapshots; empty if it was.
+def judge(label: Label, before: Snapshot, after: Snapshot, own: RequestCounts) -> list[str]:
+    """Returns the reasons why the label was not earned between two snapshots, empty if it was.
 
-    Both are to be taken while the engine is idle: before the first request, after the last.
+    Both snapshots must be taken while the engine is idle: before the first request, after the last.
     """
     reasons = [text for differs, text in _CHANGES if differs(before, after)]
     if reasons:
-        return reasons  # nothing that was counted can be compared
+        return reasons  # the counts of the two snapshots cannot be compared
     reasons = objections(label, before)
     reasons += _traffic(before, after, own)
-    batches = batches_of(before, after)
+    batches = batches_between(before, after)
     if label is Label.SINGLE_STREAM and batches.largest > 1:
         reasons.append(
             f"the engine decoded up to {batches.largest} sequences in one step: "
-            "single_stream is one at a time"
+            "single_stream must decode one at a time"
         )
     if label is not Label.SINGLE_STREAM and batches.largest == 1:
         reasons.append(NEVER_BATCHED)
     if not batches.steps:
-        reasons.append("the engine says that it ran no decode step in the window")
+        reasons.append("the engine reports no decode step in the window")
     return reasons + _surplus(batches, own)
 
 
 def shortfalls(label: Label, queries: int, seconds: float) -> list[str]:
-    """What a valid measurement lacks to be published; then it is preliminary."""
-    least = LEAST_QUERIES[label]
+    """Returns what a valid measurement lacks for publication; with any it is preliminary."""
+    least = MIN_QUERIES[label]
     missing = []
     if queries < least:
-        missing.append(f"{queries} queries, and at least {least} are needed")
-    if seconds < LEAST_SECONDS:
-        missing.append(f"{seconds:.1f} s, and at least {LEAST_SECONDS:.0f} s are needed")
+        missing.append(f"{queries} queries, at least {least} are required")
+    if seconds < MIN_DURATION_S:
+        missing.append(f"{seconds:.1f} s, at least {MIN_DURATION_S:.0f} s are required")
     return missing
 
 
-def batches_of(before: Snapshot, after: Snapshot) -> Batches:
-    """The decode steps between two snapshots of one engine. Steps that also read prompts are not
-    among them."""
+def batches_between(before: Snapshot, after: Snapshot) -> Batches:
+    """Returns the decode steps between two snapshots of one engine.
+
+    Steps that also prefilled prompts are not counted.
+    """
     steps = sequences = largest = 0
     for batch, (count, _) in after.steps_by_batch.items():
         ran = count - before.steps_by_batch.get(batch, (0, 0.0))[0]
@@ -106,39 +108,44 @@ def batches_of(before: Snapshot, after: Snapshot) -> Batches:
     return Batches(steps, largest, sequences / steps if steps else 0.0)
 
 
-def _traffic(before: Snapshot, after: Snapshot, own: Own) -> list[str]:
+def _traffic(before: Snapshot, after: Snapshot, own: RequestCounts) -> list[str]:
     reasons = []
     for when, snapshot in (("before", before), ("after", after)):
         if snapshot.foreign:
-            reasons.append(f"{snapshot.foreign} foreign sequences were in the engine {when} it")
+            reasons.append(
+                f"{snapshot.foreign} foreign sequences were in the engine {when} the measurement"
+            )
         if snapshot.leased:
-            reasons.append(f"{snapshot.leased} sequences were still in the engine {when} it")
-    taken = after.requests_total - before.requests_total
-    if taken > own.sent:
+            reasons.append(
+                f"{snapshot.leased} sequences were still in the engine {when} the measurement"
+            )
+    accepted = after.requests_total - before.requests_total
+    if accepted > own.sent:
         reasons.append(
-            f"the engine took {taken} requests in the window, and {own.sent} were of this "
-            "measurement: others used it at the same time"
+            f"the engine accepted {accepted} requests in the window, but this measurement sent "
+            f"{own.sent}: the engine served other clients, too"
         )
-    if taken < own.answered:
+    if accepted < own.answered:
         reasons.append(
-            f"{own.answered} requests were answered, and the engine took {taken}: answers were "
-            "shared (coalesced), or came from elsewhere"
+            f"{own.answered} requests were answered, but the engine accepted {accepted}: answers "
+            "were shared (coalesced), or came from another engine"
         )
     return reasons
 
 
-def _surplus(batches: Batches, own: Own) -> list[str]:
-    """What was decoded for others: requests that began before the window are not in its count.
+def _surplus(batches: Batches, own: RequestCounts) -> list[str]:
+    """Returns a reason where the engine decoded more than the requests account for.
 
-    Each sequence of a step generates a token at least, and each prompt's first token is made by
-    a step that also read a prompt, which is not counted.
+    Requests of others that began before the window are not in its request count. Each sequence of
+    a step generates at least one token, and the first token of a prompt comes from a step that
+    also prefilled, which is not counted.
     """
     decoded = round(batches.steps * batches.mean)
     if own.output_tokens is None or decoded <= own.output_tokens:
         return []
     return [
-        f"the engine decoded {decoded} times a sequence in the window, and this measurement has "
-        f"{own.output_tokens} tokens: it decoded for others, or this is of another run"
+        f"the engine decoded {decoded} tokens in the window, but this measurement received "
+        f"{own.output_tokens}: the engine served other clients, or the snapshots are of another run"
     ]
 
 

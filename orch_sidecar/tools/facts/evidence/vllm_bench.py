@@ -1,30 +1,31 @@
-"""Files of `vllm bench serve --save-result`, as vLLM 0.32 writes them.
+"""Parses files of `vllm bench serve --save-result`, as vLLM 0.32 writes them.
 
-Pure: a parsed file in, what was measured or why not out. What its numbers are, and what they are
-here (`served` has our definitions):
+Pure. A file becomes a MeasuredRun or a Rejection. What its fields mean, and how they are used
+(`figures` has this project's definitions):
 
-| in the file | what vLLM means by it | here |
+| in the file | meaning in vLLM | used as |
 |---|---|---|
-| `start_times` | when it was sent, once `--max-concurrency` let it | arrival, of closed loops |
-| `queue_times` | from arrival to being sent | arrival = sent - this, of open loops |
+| `start_times` | when it was sent, after `--max-concurrency` allowed it | arrival, closed loops |
+| `queue_times` | from arrival to being sent | arrival = sent - this, open loops |
 | `ttfts` | sent to the first event with a choice | first token = sent + this |
-| `latencies` | sent to the last event with a choice: the end of the stream is not in it | end |
-| `output_lens` | the usage's `completion_tokens`, or else the text's tokens counted again | same |
+| `latencies` | sent to the last event with a choice, before the end of the stream | end |
+| `output_lens` | `completion_tokens` of the usage, or else the tokens of the text | same |
 | `total_output_tokens` | of all answers that began, also if they broke off | generated tokens |
-| `duration` | begin of the generator to the last stream's end | `window_s` without details |
+| `duration` | start of the generator to the end of the last stream | `window_s` without details |
 | `output_throughput` | generated tokens / `duration` | throughput without details |
-| `*_tpot_ms` | (latency - ttft) / (generated tokens - 1): without the first token | TPOT |
-| `*_ttft_ms` | of `ttfts`: from being sent | TTFT, unless requests waited to be sent |
-| `*_itl_ms` | between events, of which one may have several tokens | not taken |
-| `total_token_throughput` | prompts and generated tokens / `duration` | not taken |
-| `max_concurrent_requests` | requests by whole seconds: too many | not taken |
+| `*_tpot_ms` | (latency - ttft) / (generated tokens - 1), without the first token | TPOT |
+| `*_ttft_ms` | of `ttfts`, from being sent | TTFT, unless requests queued before being sent |
+| `*_itl_ms` | between events, each of which may have several tokens | ignored |
+| `total_token_throughput` | prompt and generated tokens / `duration` | ignored |
+| `max_concurrent_requests` | requests per whole second: too many | ignored |
 
-With `--save-detailed` the file has every request, and the figures are ours of these. Without, the
-window is `duration`: longer than ours by the gap before the first arrival (the file does not say
-how long it was) and by the closing of the last stream, so the throughput is rather too low.
+With `--save-detailed` the file has every request, and the figures are computed from these. Without,
+the window is `duration`: longer than by the definition here, since it includes the gap before the
+first arrival (not in the file) and the closing of the last stream. The throughput errs on the low
+side.
 
-Of the files that look alike: those of `vllm bench throughput` say `tokens_per_second`, which are
-prompt and generated tokens together, and `vllm bench latency` says no tokens.
+Similar files: those of `vllm bench throughput` have `tokens_per_second`, which counts prompt and
+generated tokens together, and those of `vllm bench latency` have no tokens.
 """
 
 from __future__ import annotations
@@ -34,36 +35,36 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orch_sidecar.tools.facts.evidence.figures import Served, figures
+from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.evidence.measured import (
     LATENCIES,
     Arrivals,
-    Measured,
-    Refused,
-    Unfit,
+    InvalidRun,
+    MeasuredRun,
+    Rejection,
     claim_of,
-    first_wrong,
+    first_rejection,
     latency_notes,
     overlap,
 )
 
 TOOL: Final = "vllm bench serve"
 
-# Another definition of a sum differs by far more; a sum of rounded numbers by far less.
-_ALIKE: Final = 0.001
+# Tolerates rounded numbers, but not another definition of a sum.
+_TOLERANCE: Final = 0.001
 
-# A request that was sent when its turn came waits for the event loop, not for a grant.
-_AT_ONCE_S: Final = 0.005
+# A shorter wait is that of the event loop, not of the concurrency limit.
+_EVENT_LOOP_DELAY_S: Final = 0.005
 
 _OTHER_FILES: Final = {
     "tokens_per_second": "of vllm bench throughput: prompt and generated tokens together",
-    "avg_latency": "of vllm bench latency: it has no tokens",
-    "total_input_sequences": "of a pooling endpoint: nothing was generated",
+    "avg_latency": "of vllm bench latency, and has no tokens",
+    "total_input_sequences": "of a pooling endpoint, which generates nothing",
 }
 
-_CHANGING: Final = {
-    "ramp_up_strategy": "a rate that changes is no one condition",
-    "probe_completed": "probes ran beside the load, and are not counted in it",
+_UNSTEADY: Final = {
+    "ramp_up_strategy": "the rate must be constant",
+    "probe_completed": "the load must run without probes, which are not counted in it",
 }
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -72,11 +73,11 @@ _Seconds = tuple[float, ...] | None
 
 
 class _Result(BaseModel):
-    """The fields that are read; the file has more."""
+    """The fields that are used; the file has more."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
-    # Those whose times are as the table says.
+    # The backends whose times are those of the table.
     backend: Literal["vllm", "openai", "openai-chat"]
     model_id: str
     request_rate: _Positive | Literal["inf"]
@@ -106,46 +107,50 @@ class _Result(BaseModel):
     p95_e2el_ms: float | None = None
 
 
-def read(document: object) -> list[Measured | Refused]:
-    """What one file, or one line of a file of `--append-result`, says: of one run."""
+def read(document: object) -> list[MeasuredRun | Rejection]:
+    """Returns the run in a file, or in one line of a file of `--append-result`."""
     return [_read(document)]
 
 
-def _read(document: object) -> Measured | Refused:
+def _read(document: object) -> MeasuredRun | Rejection:
     try:
         if not isinstance(document, dict):
-            raise Unfit("file", type(document).__name__, f"must be an object, as of {TOOL}")
+            raise InvalidRun(
+                "file", type(document).__name__, f"must be an object, as {TOOL} writes it"
+            )
         _objections(document)
         return _measured(_Result.model_validate(document))
     except ValidationError as error:
-        return first_wrong(error)
-    except Unfit as error:
+        return first_rejection(error)
+    except InvalidRun as error:
         return error.refused
 
 
 def _objections(document: dict[str, Any]) -> None:
-    """Raises Unfit for a file of another tool, and for a load that is not one condition."""
+    """Raises InvalidRun for a file of another tool, and for a load that is not constant."""
     for name, what in _OTHER_FILES.items():
         if name in document:
-            raise Unfit(name, document[name], f"this file is {what}")
-    for name, why in _CHANGING.items():
+            raise InvalidRun(name, document[name], f"this file is {what}")
+    for name, why in _UNSTEADY.items():
         if document.get(name) is not None:
-            raise Unfit(name, document[name], why)
+            raise InvalidRun(name, document[name], why)
     if document.get("completed") == 0:
-        raise Unfit("completed", 0, f"no request was answered, {document.get('failed')} failed")
+        raise InvalidRun(
+            "completed", 0, f"no request was answered, {document.get('failed')} failed"
+        )
 
 
-def _measured(result: _Result) -> Measured:
+def _measured(result: _Result) -> MeasuredRun:
     for name, tokens in (
         ("output_throughput", result.total_output_tokens),
         ("total_token_throughput", result.total_input_tokens + result.total_output_tokens),
     ):
-        told = getattr(result, name)
-        if not math.isclose(told * result.duration, tokens, rel_tol=_ALIKE):
+        value = getattr(result, name)
+        if not math.isclose(value * result.duration, tokens, rel_tol=_TOLERANCE):
             rule = f"must be {tokens} tokens over the duration, {result.duration:g} s"
-            raise Unfit(name, told, rule)
+            raise InvalidRun(name, value, rule)
     if result.total_output_tokens == 0:
-        raise Unfit("total_output_tokens", 0, "nothing was generated")
+        raise InvalidRun("total_output_tokens", 0, "no token was generated")
     served = _served(result)
     if served is None:
         window_s, tokens_per_s = result.duration, result.output_throughput
@@ -161,7 +166,7 @@ def _measured(result: _Result) -> Measured:
         notes["window_is"] = "the tool's duration"
     if result.spec_decode_acceptance_length is not None:
         notes["acceptance_length"] = result.spec_decode_acceptance_length
-    return Measured(
+    return MeasuredRun(
         tool=TOOL,
         model=result.model_id,
         claim=claim_of(result.measurement_type, _arrivals(result), result.max_concurrency),
@@ -190,8 +195,8 @@ def _arrivals(result: _Result) -> Arrivals:
     return Arrivals.ONE_BY_ONE if result.max_concurrency == 1 else Arrivals.CLOSED_LOOP
 
 
-def _served(result: _Result) -> list[Served] | None:
-    """Every whole answer; None of a file without details. Raises Unfit."""
+def _served(result: _Result) -> list[CompletedRequest] | None:
+    """Returns all complete answers, None for a file without details. Raises InvalidRun."""
     per_request = ("input_lens", "output_lens", "start_times", "ttfts", "latencies", "queue_times")
     lists = [getattr(result, name) for name in per_request]
     if result.start_times is None or any(each is None for each in lists):
@@ -199,14 +204,16 @@ def _served(result: _Result) -> list[Served] | None:
     total = result.completed + result.failed
     for name, values in zip(per_request, lists, strict=True):
         if len(values) != total:
-            raise Unfit(name, f"{len(values)} values", f"must be of all {total} requests")
+            raise InvalidRun(
+                name, f"{len(values)} values", f"must have a value for each of {total} requests"
+            )
     scheduled = result.request_rate != "inf"
     served = []
     for input_tokens, output_tokens, sent_s, ttft_s, latency_s, queue_s in zip(*lists, strict=True):
-        if output_tokens == 0:  # what it counts of a request that failed
+        if output_tokens == 0:  # a request that failed
             continue
         served.append(
-            Served(
+            CompletedRequest(
                 arrived_s=sent_s - queue_s if scheduled else sent_s,
                 first_token_s=sent_s + ttft_s,
                 ended_s=sent_s + latency_s,
@@ -216,22 +223,22 @@ def _served(result: _Result) -> list[Served] | None:
         )
     counted = len(served), sum(each.output_tokens for each in served)
     if counted != (result.completed, result.total_output_tokens):
-        rule = f"must be of {result.completed} answers, {result.total_output_tokens} tokens"
-        raise Unfit("output_lens", f"{counted[1]} tokens of {counted[0]} answers", rule)
+        rule = f"must be {result.total_output_tokens} tokens of {result.completed} answers"
+        raise InvalidRun("output_lens", f"{counted[1]} tokens of {counted[0]} answers", rule)
     return served
 
 
 def _summary_ms(result: _Result) -> dict[str, float]:
-    """The file's own percentiles, of those that are defined as ours are."""
+    """Returns the file's own percentiles, of those that are defined as here."""
     limited = result.request_rate != "inf" and result.max_concurrency is not None
-    waited = max(result.queue_times or (math.inf,)) > _AT_ONCE_S
+    waited = max(result.queue_times or (math.inf,)) > _EVENT_LOOP_DELAY_S
     names = {"ttft": "ttft", "tpot": "tpot", "e2el": "latency"}
-    if limited and waited:  # theirs are from being sent, ours from arrival
+    if limited and waited:  # measured from being sent, not from arrival
         names = {"tpot": "tpot"}
     notes: dict[str, float] = {}
-    for theirs, ours in names.items():
-        for at in LATENCIES[ours]:
-            value = getattr(result, f"{'median' if at == 'p50' else at}_{theirs}_ms")
+    for name, note in names.items():
+        for at in LATENCIES[note]:
+            value = getattr(result, f"{'median' if at == 'p50' else at}_{name}_ms")
             if value is not None:
-                notes[f"{ours}_{at}_ms"] = value
+                notes[f"{note}_{at}_ms"] = value
     return notes

@@ -1,7 +1,7 @@
-"""What is wrong with a table of facts, and where (BATCHING/ORCH-3931, 3932).
+"""Finds the faults of a table of facts, and where they are.
 
-Pure. Every fault is told once, at its place: a ragged row has one, and none of those that its
-shifted values would make; nothing is compared with a field that has a fault of its own.
+Pure. Each fault is reported once, at its location: a ragged row has one fault, and none for the
+values that it shifts; nothing is compared with a field that has a fault of its own.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from orch_sidecar.tools.facts.tables import rules
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, measurement_of
-from orch_sidecar.tools.facts.tables.table import Record, Table
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, measurement_key
+from orch_sidecar.tools.facts.tables.table import Record, Table, row_fields
 
 _THROUGHPUT: Final = COLUMNS.index("throughput_tokens_per_sec")
 _LABEL: Final = COLUMNS.index("measurement_type")
 
-# Characters of a value; a quote that is never closed makes the rest of the file one.
-_MOST_SHOWN: Final = 60
+# Characters of a value that a message shows: an unclosed quote makes the rest of the file one
+# value.
+_SHOWN_CHARACTERS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong at one place: line and column from 1; `name` is the column's."""
+    """One fault. `line` and `column` count from 1; `name` is the name of the column."""
 
     file: str
     line: int
@@ -33,15 +34,20 @@ class Fault:
     rule: str
 
     def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}: {self.text}"
+
+    @property
+    def text(self) -> str:
+        """The column, its value and the rule, without the location."""
         value = self.value
-        if len(value) > _MOST_SHOWN:
-            value = f"{value[: _MOST_SHOWN - 1]}…"
-        return f"{self.file}:{self.line}:{self.column}: {self.name} {value!r}: {self.rule}"
+        if len(value) > _SHOWN_CHARACTERS:
+            value = f"{value[: _SHOWN_CHARACTERS - 1]}…"
+        return f"{self.name} {value!r}: {self.rule}"
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A sound row and where it stands; `record` is what is written there."""
+class LocatedRow:
+    """A valid row and its location; `record` is its text in the file."""
 
     file: str
     record: Record
@@ -53,7 +59,7 @@ class Placed:
 
 
 def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
-    """Every fault of a table, in the order of its lines.
+    """Returns every fault of a table, in the order of its lines.
 
     `confirmed`: rows that are `to_be_confirmed` are faults, too.
     """
@@ -62,48 +68,48 @@ def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
         return [fault]
     found: list[Fault] = []
     seen: dict[tuple[str | float, ...], int] = {}
-    measured: dict[tuple[object, ...], Placed] = {}
+    measured: dict[tuple[object, ...], LocatedRow] = {}
     for record in table.rows:
         faults = row_faults(table.name, record)
         if faults:
             found += faults
         elif confirmed and record.fields[_LABEL] == Label.TO_BE_CONFIRMED:
-            found.append(_fault(table.name, record, _LABEL, "nobody has confirmed what it is"))
+            found.append(_fault(table.name, record, _LABEL, "the batching is not confirmed"))
         if record.misquoted is None and len(record.fields) == len(COLUMNS):
             first = seen.setdefault(identity(record), record.line)
             if first != record.line:
-                found.append(_fault(table.name, record, 0, f"the same row as in line {first}"))
+                found.append(_fault(table.name, record, 0, f"the row repeats line {first}"))
             elif not faults:
-                placed = Placed(table.name, record, row_of(record))
-                other = measured.setdefault(measurement_of(placed.row), placed)
+                placed = LocatedRow(table.name, record, parse_row(record))
+                other = measured.setdefault(measurement_key(placed.row), placed)
                 if other is not placed:
                     found.append(conflict(other, placed))
     return found
 
 
-def conflict(first: Placed, second: Placed) -> Fault:
-    """That two rows say different things of one measurement: neither is chosen.
+def conflict(first: LocatedRow, second: LocatedRow) -> Fault:
+    """Returns the fault of two rows that report different results for one measurement.
 
-    Told at the figure, or at the first other column in which they differ.
+    Located at the throughput, or at the first other column in which they differ.
     """
     differing = [name for name in COLUMNS if getattr(first.row, name) != getattr(second.row, name)]
     name = COLUMNS[_THROUGHPUT] if COLUMNS[_THROUGHPUT] in differing else differing[0]
     index = COLUMNS.index(name)
-    told = first.record.fields[index]
-    rule = f"{first.place}:{index + 1} says {told!r} of the same measurement (all of its key alike)"
+    other = first.record.fields[index]
+    rule = f"{first.place}:{index + 1} has {other!r} for the same measurement (an identical key)"
     return _fault(second.file, second.record, index, rule)
 
 
-def sound_rows(table: Table) -> list[Placed]:
-    """The rows without a fault. None of a table whose header is another."""
+def valid_rows(table: Table) -> list[LocatedRow]:
+    """Returns the rows without a fault; none if the header has one."""
     if header_fault(table) is not None:
         return []
-    sound = [record for record in table.rows if not row_faults(table.name, record)]
-    return [Placed(table.name, record, row_of(record)) for record in sound]
+    valid = [record for record in table.rows if not row_faults(table.name, record)]
+    return [LocatedRow(table.name, record, parse_row(record)) for record in valid]
 
 
-def row_of(record: Record) -> Row:
-    """The fact that a record without a fault is."""
+def parse_row(record: Record) -> Row:
+    """Converts a record without a fault to a row."""
     model_id, model_name, engine, precision, gpu, *counts = record.fields
     gpu_count, batch, input_tokens, output_tokens, throughput, label, notes, source = counts
     return Row(
@@ -124,16 +130,16 @@ def row_of(record: Record) -> Row:
 
 
 def identity(record: Record) -> tuple[str | float, ...]:
-    """The same for two records that say the same: `92.72` and `92.720` are one figure."""
+    """Returns a key that is equal for equal rows: `92.72` and `92.720` are one figure."""
     fields: list[str | float] = list(record.fields)
-    if rules.rule_broken(COLUMNS[_THROUGHPUT], record.fields[_THROUGHPUT]) is None:
+    if rules.violated_rule(COLUMNS[_THROUGHPUT], record.fields[_THROUGHPUT]) is None:
         fields[_THROUGHPUT] = float(record.fields[_THROUGHPUT])
     return tuple(fields)
 
 
 def header_fault(table: Table) -> Fault | None:
-    """Where the header is not the 13 columns in their order; the rows have no names then."""
-    rule = f"the header must be {','.join(COLUMNS)}; no row is checked under another one"
+    """Returns the first difference between the header and the 13 columns, None if there is none."""
+    rule = f"the header must be {','.join(COLUMNS)}; rows under another header are not checked"
     if table.header is None:
         return Fault(table.name, 1, 1, COLUMNS[0], "", rule)
     header = table.header.fields
@@ -144,44 +150,48 @@ def header_fault(table: Table) -> Fault | None:
 
 
 def row_faults(file: str, record: Record) -> list[Fault]:
-    """What is wrong with one record under the right header; other rows are not looked at."""
+    """Returns the faults of one record, which is not compared with other rows."""
     if record.misquoted is not None:
-        rule = 'a field with a quote in it is written in quotes, and the quote twice: "7"" rack"'
+        rule = 'a field that contains a quote must be quoted, and the quote doubled: "7"" rack"'
         return [_fault(file, record, record.misquoted - 1, rule)]
     if len(record.fields) != len(COLUMNS):
         return [_ragged(file, record)]
     return sorted(_field_faults(file, record), key=lambda fault: fault.column)
 
 
-def _ragged(file: str, record: Record) -> Fault:
-    """The one fault of a row with too few or too many fields, where that shows first.
+def invalid_fields(row: Row) -> list[Fault]:
+    """Returns the faults that `check` would find in a row that is not in a table yet."""
+    return row_faults("row", Record(1, row_fields(row), ""))
 
-    That is the first value that cannot be its column's (a missing or an additional field before
-    it has moved it there), or else the field that is missing at the end, or one too many.
+
+def _ragged(file: str, record: Record) -> Fault:
+    """Returns the one fault of a row with too few or too many fields.
+
+    It is located at the first value that cannot belong to its column (a missing or an additional
+    field before it has shifted it), or else at the missing field at the end, or at the first
+    field too many.
     """
-    fields, wanted = record.fields, len(COLUMNS)
+    fields, expected = record.fields, len(COLUMNS)
     if not fields:
-        return _fault(file, record, 0, "an empty line is no row")
-    had = f"the row has {len(fields)} {'field' if len(fields) == 1 else 'fields'}, not {wanted}"
+        return _fault(file, record, 0, "an empty line is not a row")
+    count = f"the row has {len(fields)} {'field' if len(fields) == 1 else 'fields'}, not {expected}"
     for index, (name, value) in enumerate(zip(COLUMNS, fields, strict=False)):
-        if not rules.may_stand_in(name, value):
-            return _fault(file, record, index, f"{had}: here a value stands in the wrong column")
-    if len(fields) < wanted:
-        return _fault(file, record, len(fields), f"{had}: this one is missing, or one before it")
-    return _fault(
-        file, record, wanted, f"{had}: a field with a comma in it must be written in quotes"
-    )
+        if not rules.is_plausible(name, value):
+            return _fault(file, record, index, f"{count}: this value is in the wrong column")
+    if len(fields) < expected:
+        return _fault(file, record, len(fields), f"{count}: this one is missing, or one before it")
+    return _fault(file, record, expected, f"{count}: a field that contains a comma must be quoted")
 
 
 def _field_faults(file: str, record: Record) -> Iterator[Fault]:
     values = dict(zip(COLUMNS, record.fields, strict=True))
-    sound = dict(values)
+    valid = dict(values)
     for index, (name, value) in enumerate(values.items()):
-        rule = rules.rule_broken(name, value)
+        rule = rules.violated_rule(name, value)
         if rule is not None:
-            del sound[name]
+            del valid[name]
             yield _fault(file, record, index, rule)
-    for broken in rules.contradictions(sound):
+    for broken in rules.contradictions(valid):
         column = COLUMNS.index(broken.column) + 1
         yield Fault(file, record.line, column, broken.column, broken.value, broken.rule)
 

@@ -1,8 +1,8 @@
-"""Several tables of facts as one.
+"""Merges several tables of facts into one.
 
-Pure. Order is that of the tables, and of their rows. A row that stands in two tables is written
-once. Two rows for the same measurement that say different things cannot both stand: neither is
-chosen, both places are named.
+Pure. Keeps the order of the tables and of their rows. A row that several tables contain is
+written once. Where two rows for the same measurement differ, neither is chosen: the conflict is
+reported with both locations.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from dataclasses import dataclass, replace
 
 from orch_sidecar.tools.facts.tables.check import (
     Fault,
-    Placed,
+    LocatedRow,
     check,
     conflict,
     identity,
-    sound_rows,
+    valid_rows,
 )
-from orch_sidecar.tools.facts.tables.row import measurement_of
+from orch_sidecar.tools.facts.tables.row import measurement_key
 from orch_sidecar.tools.facts.tables.table import Table, with_raw
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """One table, and how many rows it has once that stood in the given ones again."""
+    """The merged table, and how many repeated rows were omitted from it."""
 
     table: Table
     repeated: int
 
 
 def merge(tables: Sequence[Table]) -> Merged | list[Fault]:
-    """One table in the form (line ends, byte order mark) of the first of at least one.
+    """Merges at least one table, using the line ends and the byte order mark of the first.
 
-    Faults instead, where a table has any, or two rows for one measurement differ.
+    Returns the faults instead where a table has any, or two rows for one measurement differ.
     """
     faults = [fault for table in tables for fault in check(table)]
     if faults:
         return faults
-    rows = [placed for table in tables for placed in sound_rows(table)]
-    first_of: dict[tuple[object, ...], Placed] = {}
-    kept: list[Placed] = []
-    for placed in rows:
-        first = first_of.setdefault(measurement_of(placed.row), placed)
-        if first is placed:
-            kept.append(placed)
-        elif identity(first.record) != identity(placed.record):
-            faults.append(conflict(first, placed))
+    rows = [located for table in tables for located in valid_rows(table)]
+    first_of: dict[tuple[object, ...], LocatedRow] = {}
+    kept: list[LocatedRow] = []
+    for located in rows:
+        first = first_of.setdefault(measurement_key(located.row), located)
+        if first is located:
+            kept.append(located)
+        elif identity(first.record) != identity(located.record):
+            faults.append(conflict(first, located))
     if faults:
         return faults
     header = replace(tables[0], records=tables[0].records[:1])
-    table = with_raw(header, (placed.record.raw for placed in kept))
+    table = with_raw(header, (located.record.raw for located in kept))
     return Merged(table, len(rows) - len(kept))

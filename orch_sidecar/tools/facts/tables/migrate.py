@@ -1,12 +1,12 @@
-"""What an older file says, said in today's form: only what follows, and nothing guessed.
+"""Migrates tables of older files: adds what follows from a row, and never guesses.
 
-Pure. A row is rewritten where the result is sound, and left as it stands where anything else is
-wrong with it: whoever repairs that may migrate once more. No row is ever dropped.
+Pure. A row is rewritten only if the result is valid; a row with any other fault stays as it is
+and can be migrated again after a repair. No row is ever dropped.
 
-- `aggregate` and `per_user_stream` do not say how the engine was batching. They become
+- `aggregate` and `per_user_stream` do not state how the engine was batching. They become
   `to_be_confirmed`, and the notes keep the old label and the old text.
-- Under a label of today, notes that are missing are made from the row's own columns; `batching`
-  follows from the label's definition. Text that is no note is kept as `legacy_notes`.
+- Under a current label, missing notes are derived from the row's own columns; `batching` follows
+  from the definition of the label. Text that is not a note is kept as `legacy_notes`.
 """
 
 from __future__ import annotations
@@ -18,49 +18,55 @@ from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.tools.facts.tables.check import Fault, header_fault, row_faults
-from orch_sidecar.tools.facts.tables.row import COLUMNS, REQUIRED_NOTES, Label, notes_of, notes_text
+from orch_sidecar.tools.facts.tables.row import (
+    COLUMNS,
+    REQUIRED_NOTES,
+    Label,
+    format_notes,
+    parse_notes,
+)
 from orch_sidecar.tools.facts.tables.rules import BATCHING, LEGACY_LABELS
 from orch_sidecar.tools.facts.tables.table import Record, Table, with_changes
 
 _LABEL: Final = COLUMNS.index("measurement_type")
 _NOTES: Final = COLUMNS.index("scenario_notes")
 
-# The columns that are rewritten; a fault in any other one is not ours to repair.
+# The columns that are rewritten; faults in others are not repaired.
 _REWRITTEN: Final = ("measurement_type", "scenario_notes")
 _LINE_BREAKS: Final = re.compile(r"\s*[\r\n]+\s*")
 
 
-class Did(StrEnum):
-    """What became of a row that was not sound."""
+class Action(StrEnum):
+    """What was done with an invalid row."""
 
     RELABELLED = "relabelled"
     NOTES_ADDED = "notes added"
-    LEFT = "left as it is"
+    UNCHANGED = "unchanged"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One row that was not sound: what was done, and what it says now or what is in the way."""
+    """One invalid row: what was done, and the new values or the remaining faults."""
 
     file: str
     line: int
-    did: Did
-    says: tuple[str, ...]
+    action: Action
+    details: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.did}: {'; '.join(self.says)}"
+        return f"{self.file}:{self.line}: {self.action}: {'; '.join(self.details)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """The table with the rows that could be migrated, and a step for each that was not sound."""
+    """The table with the rows that could be migrated, and a step for each invalid row."""
 
     table: Table
     steps: tuple[Step, ...]
 
 
 def migrate(table: Table) -> Migration:
-    """Rewrites what can be; a table under another header is left alone."""
+    """Rewrites the invalid rows that can be repaired, none under another header."""
     if header_fault(table) is not None:
         return Migration(table, ())
     changes: dict[int, Sequence[str]] = {}
@@ -78,77 +84,77 @@ def migrate(table: Table) -> Migration:
 def _migrated(
     file: str, record: Record, faults: Sequence[Fault]
 ) -> tuple[Step, tuple[str, ...] | None]:
-    """What is done with a row that has faults, and its new fields where it gets any."""
-    fields = None if _not_ours(record, faults) else _rewritten(record.fields)
+    """Returns what is done with a row that has faults, and its new fields if there are any."""
+    fields = None if _unrepairable(record, faults) else _rewritten(record.fields)
     if fields is None:
-        return _left(file, record, _not_ours(record, faults) or faults), None
+        return _unchanged(file, record, _unrepairable(record, faults) or faults), None
     remaining = row_faults(file, replace(record, fields=fields))
     if remaining:
-        return _left(file, record, remaining), None
+        return _unchanged(file, record, remaining), None
     was, label, notes = record.fields[_LABEL], fields[_LABEL], fields[_NOTES]
     if was == label:
-        return Step(file, record.line, Did.NOTES_ADDED, (notes,)), fields
-    return Step(file, record.line, Did.RELABELLED, (f"{was} is now {label}", notes)), fields
+        return Step(file, record.line, Action.NOTES_ADDED, (notes,)), fields
+    return Step(file, record.line, Action.RELABELLED, (f"{was} is now {label}", notes)), fields
 
 
-def _not_ours(record: Record, faults: Sequence[Fault]) -> Sequence[Fault]:
-    """The faults that no label and no note can repair."""
+def _unrepairable(record: Record, faults: Sequence[Fault]) -> Sequence[Fault]:
+    """Returns the faults that no label and no note can repair."""
     if record.misquoted is not None or len(record.fields) != len(COLUMNS):
         return faults
     return [fault for fault in faults if fault.name not in _REWRITTEN]
 
 
-def _left(file: str, record: Record, faults: Sequence[Fault]) -> Step:
-    says = tuple(f"{fault.name} {fault.value!r} {fault.rule}" for fault in faults)
-    return Step(file, record.line, Did.LEFT, says)
+def _unchanged(file: str, record: Record, faults: Sequence[Fault]) -> Step:
+    details = tuple(fault.text for fault in faults)
+    return Step(file, record.line, Action.UNCHANGED, details)
 
 
 def _rewritten(fields: Sequence[str]) -> tuple[str, ...] | None:
-    """The fields with a label of today and notes; None under a label that nobody knows."""
-    said, text = fields[_LABEL], _LINE_BREAKS.sub(" ", fields[_NOTES]).strip()
-    if said in LEGACY_LABELS:
-        label, old = Label.TO_BE_CONFIRMED, {"legacy_label": said, **_kept(text)}
-    elif said in set(Label):
-        label, old = Label(said), _notes_in(text)
+    """Returns the fields with a current label and notes; None under an unknown label."""
+    old_label, text = fields[_LABEL], _LINE_BREAKS.sub(" ", fields[_NOTES]).strip()
+    if old_label in LEGACY_LABELS:
+        label, old = Label.TO_BE_CONFIRMED, {"legacy_label": old_label, **_legacy_notes(text)}
+    elif old_label in set(Label):
+        label, old = Label(old_label), _notes_in(text)
     else:
         return None
     notes = _derived(fields, label) | old
-    notes |= _otherwise(text, notes, label)
+    notes |= _conflicting_notes(text, notes, label)
     new = list(fields)
-    new[_LABEL], new[_NOTES] = label.value, notes_text(notes)
+    new[_LABEL], new[_NOTES] = label.value, format_notes(notes)
     return tuple(new)
 
 
 def _derived(fields: Sequence[str], label: Label) -> dict[str, str]:
-    """The required notes, as they follow from a row's columns and its label's definition."""
+    """Returns the required notes that follow from the columns and the label of a row."""
     input_tokens, output_tokens = (fields[COLUMNS.index(name)] for name in REQUIRED_NOTES[:2])
     batching = "unknown" if label is Label.TO_BE_CONFIRMED else BATCHING[label][0]
     return dict(zip(REQUIRED_NOTES, (input_tokens, output_tokens, batching), strict=True))
 
 
 def _notes_in(text: str) -> dict[str, str]:
-    """The notes of a text that is notes, or else one note that keeps it."""
+    """Parses notes; other text becomes one note that keeps it."""
     try:
-        return notes_of(text)
+        return parse_notes(text)
     except ValueError:
-        return _kept(text)
+        return _legacy_notes(text)
 
 
-def _kept(text: str) -> dict[str, str]:
-    """A free text as a note: its semicolons become commas."""
+def _legacy_notes(text: str) -> dict[str, str]:
+    """Keeps free text as a note, with commas for its semicolons."""
     return {"legacy_notes": text.replace(";", ",")} if text else {}
 
 
-def _otherwise(text: str, notes: Mapping[str, str], label: Label) -> dict[str, str]:
-    """The required notes that a free text has otherwise than they would be derived.
+def _conflicting_notes(text: str, notes: Mapping[str, str], label: Label) -> dict[str, str]:
+    """Returns the required notes in a free text that differ from the derived ones.
 
-    With them the row contradicts itself, and is left: which of the two is true is not ours to
-    say. Under a label that is to be confirmed, what the text says of batching is to be, too.
+    With them the row contradicts itself, and stays as it is: which of the two is true cannot be
+    decided here. Under `to_be_confirmed`, what the text states about batching is unconfirmed, too.
     """
-    asked = REQUIRED_NOTES[:2] if label is Label.TO_BE_CONFIRMED else REQUIRED_NOTES
+    names = REQUIRED_NOTES[:2] if label is Label.TO_BE_CONFIRMED else REQUIRED_NOTES
     parts = (part.strip().partition("=") for part in text.split(";"))
     return {
         name: value.strip()
         for name, _, value in parts
-        if name in asked and value.strip() != notes[name]
+        if name in names and value.strip() != notes[name]
     }

@@ -1,6 +1,6 @@
-"""One fact, as a row of `tps_model_gpu.csv` (BATCHING/ORCH-3931, 3932).
+"""A fact: one row of `tps_model_gpu.csv`.
 
-Pure. Knows what a sound row is, and nothing of files.
+Pure. Knows the columns and the form of the notes, and nothing about files.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final
 
 
 class Label(StrEnum):
-    """How the engine was batching, as the column `measurement_type` says it."""
+    """How the engine was batching: the values of the column `measurement_type`."""
 
     SINGLE_STREAM = "single_stream"
     BATCHED_ONLINE = "batched_online"
     OFFLINE = "offline"
-    # Of an older file whose label says something else: it takes part in no comparison.
+    # The batching is unknown: comparisons exclude such rows.
     TO_BE_CONFIRMED = "to_be_confirmed"
 
 
@@ -39,17 +39,16 @@ COLUMNS: Final = (
     "source_tag",
 )
 
-# What a measurement is. The rest of a row (the model's name in print, the figure, the notes) is
-# what was found.
+# The columns that identify a measurement; the others contain its result.
 MEASUREMENT: Final = (
     *("model_id", "engine", "precision", "gpu", "gpu_count", "batch"),
     *("input_tokens", "output_tokens", "measurement_type", "source_tag"),
 )
 
-# Every row's notes have these, in this order, and then whatever else there is to say.
+# Every row's notes begin with these, in this order.
 REQUIRED_NOTES: Final = ("input_tokens", "output_tokens", "batching")
 
-# As engines are written about; as they call themselves otherwise.
+# The usual spelling of engine names; others are written as the engine reports them.
 _ENGINES: Final = {"vllm": "vLLM"}
 
 _KEY: Final = re.compile(r"[a-z][a-z0-9_]*")
@@ -60,11 +59,11 @@ class Row:
     """One fact.
 
     `engine`: name and version, as `vLLM 0.32.0`. `gpu`, `gpu_count`: the accelerators that the
-    engine ran on; `CPU (<model of the processor>)` and 0 without one. `batch`: the most
-    sequences that were decoded in one step within the window. `input_tokens`, `output_tokens`:
-    per request (the mean, rounded, where they differ). `throughput_tokens_per_sec`: generated
-    tokens of all requests together over the length of the window, prompts not counted.
-    `source_tag`: what was read or run, so that the figure can be found again.
+    engine ran on; `CPU (<model of the processor>)` and 0 without one. `batch`: the largest number
+    of sequences that one step decoded within the window. `input_tokens`, `output_tokens`: per
+    request (the rounded mean, where they differ). `throughput_tokens_per_sec`: generated tokens of
+    all requests over the length of the window; prompt tokens are not counted. `source_tag`: the
+    file or run that the figure comes from.
     """
 
     model_id: str
@@ -82,22 +81,32 @@ class Row:
     source_tag: str
 
 
-def measurement_of(row: Row) -> tuple[object, ...]:
-    """The same for two rows of one measurement, whatever they say of it."""
+def measurement_key(row: Row) -> tuple[object, ...]:
+    """Returns what identifies the measurement of a row; `MEASUREMENT` lists its columns."""
     return tuple(getattr(row, name) for name in MEASUREMENT)
 
 
-def engine_text(name: str, version: str | None) -> str:
-    """The column `engine`, of what an engine calls itself and its version, where that is known."""
+def format_engine(name: str, version: str | None) -> str:
+    """Formats the column `engine` from an engine's name and, if known, its version."""
     shown = _ENGINES.get(name, name)
     return shown if version is None else f"{shown} {version}"
 
 
-def notes_text(notes: Mapping[str, str | int | float]) -> str:
-    """`key=value; key=value`: the form of the column `scenario_notes`.
+def is_path(model: str) -> bool:
+    """Returns whether a model's name is a path, which means nothing on another machine."""
+    return model.startswith(("/", "~", "."))
 
-    Raises ValueError for a key that is no name, a value with `;` or a line break in it, or a number
-    that is not finite.
+
+def last_part(model_id: str) -> str:
+    """Returns the default of `model_name`: a model's id without its organization."""
+    return model_id.rpartition("/")[2]
+
+
+def format_notes(notes: Mapping[str, str | int | float]) -> str:
+    """Formats the column `scenario_notes`: `key=value; key=value`.
+
+    Raises ValueError for a key that is not a name, a value with `;` or a line break in it, or a
+    number that is not finite.
     """
     parts = []
     for key, value in notes.items():
@@ -105,21 +114,21 @@ def notes_text(notes: Mapping[str, str | int | float]) -> str:
             raise ValueError(f"the note {key}={value} must be a finite number")
         text = f"{value:.6g}" if isinstance(value, float) else str(value)
         if _KEY.fullmatch(key) is None:
-            raise ValueError(f"{key!r} is no name of a note: lower case, digits and _")
+            raise ValueError(f"the note name {key!r} must be lower case letters, digits and _")
         if any(mark in text for mark in ";\n\r"):
-            raise ValueError(f"the note {key}={text!r} must be one line without ;")
+            raise ValueError(f"the note {key}={text!r} must be one line without a semicolon")
         parts.append(f"{key}={text}")
     return "; ".join(parts)
 
 
-def notes_of(text: str) -> dict[str, str]:
-    """The notes that a column's text has. Raises ValueError for what is not `key=value`."""
+def parse_notes(text: str) -> dict[str, str]:
+    """Parses the column `scenario_notes`. Raises ValueError unless it is `key=value` pairs."""
     notes: dict[str, str] = {}
     for part in text.split(";"):
         key, equals, value = part.strip().partition("=")
         if not equals or _KEY.fullmatch(key) is None:
             raise ValueError(f"{part.strip()!r} is not key=value")
         if key in notes:
-            raise ValueError(f"{key!r} stands there twice")
+            raise ValueError(f"the note {key!r} occurs twice")
         notes[key] = value.strip()
     return notes

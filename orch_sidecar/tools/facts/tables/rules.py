@@ -1,6 +1,6 @@
-"""What each field of a fact may say, and which fields must agree (BATCHING/ORCH-3931, 3932).
+"""Rules for each field of a fact, and for fields that must agree.
 
-Pure. Knows values by the names of their columns, and nothing of files and lines.
+Pure. Knows values by the names of their columns, and nothing about files and lines.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.tables.row import REQUIRED_NOTES, Label, notes_of
+from orch_sidecar.tools.facts.tables.row import REQUIRED_NOTES, Label, parse_notes
 
-# What older files say instead of a label. Neither can be told from the row: an aggregate is
-# batched online or offline, and a stream of one user may have run beside others.
+# Labels of older files. Neither determines the batching: an aggregate was measured online or
+# offline, and the stream of one user may have run beside others.
 LEGACY_LABELS: Final = ("aggregate", "per_user_stream")
 
-# The note `batching` of each label's rows. A row that is to be confirmed may not know.
+# The values that the note `batching` can have in rows of each label.
 BATCHING: Final[Mapping[Label, tuple[str, ...]]] = {
     Label.SINGLE_STREAM: ("off",),
     Label.BATCHED_ONLINE: ("on",),
@@ -25,33 +25,33 @@ BATCHING: Final[Mapping[Label, tuple[str, ...]]] = {
     Label.TO_BE_CONFIRMED: ("on", "off", "unknown"),
 }
 
-# Notes that are compared, and are numbers therefore: milliseconds.
+# Notes that comparisons use: numbers of milliseconds.
 TTFT_P50_NOTE: Final = "ttft_p50_ms"
 TTFT_P95_NOTE: Final = "ttft_p95_ms"
 
-# Fifteen digits are what a float keeps, and more than anybody counts.
+# A float keeps fifteen digits.
 _WHOLE: Final = re.compile(r"0|[1-9][0-9]{0,14}")
 _DECIMAL: Final = re.compile(r"(?:0|[1-9][0-9]{0,14})(?:\.[0-9]+)?")
-# As `notes_text` writes a float.
+# As `format_notes` writes a float.
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,2})?")
 
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """Fields that are sound each for itself and cannot all be true; told at one of them."""
+    """Fields that are valid individually but contradict each other; reported at one of them."""
 
     column: str
     value: str
     rule: str
 
 
-def rule_broken(column: str, value: str) -> str | None:
-    """The rule that a field breaks by itself; None of a sound one."""
+def violated_rule(column: str, value: str) -> str | None:
+    """Returns the rule that a field violates by itself, None for a valid field."""
     return _RULES[column](value)
 
 
-def may_stand_in(column: str, value: str) -> bool:
-    """Whether a value, right or not, looks like one that was meant for this column."""
+def is_plausible(column: str, value: str) -> bool:
+    """Returns whether a value, valid or not, looks as if it was meant for this column."""
     if column == "measurement_type" and value in LEGACY_LABELS:
         return True
     if column == "scenario_notes":
@@ -59,28 +59,28 @@ def may_stand_in(column: str, value: str) -> bool:
     return _RULES[column](value) is None
 
 
-def contradictions(sound: Mapping[str, str]) -> Iterator[Contradiction]:
-    """What does not agree among the fields of one row that are sound by themselves.
+def contradictions(valid: Mapping[str, str]) -> Iterator[Contradiction]:
+    """Yields the contradictions among those fields of one row that are valid individually.
 
-    Fields with a fault of their own are not in `sound`, and nothing is said against them.
+    Fields with a fault of their own are not in `valid`, and nothing is compared with them.
     """
-    label = Label(sound["measurement_type"]) if "measurement_type" in sound else None
-    batch = sound.get("batch")
+    label = Label(valid["measurement_type"]) if "measurement_type" in valid else None
+    batch = valid.get("batch")
     if label is Label.SINGLE_STREAM and batch not in (None, "1"):
         yield Contradiction("batch", str(batch), f"must be 1 in a row labelled {label}")
     if label in (Label.BATCHED_ONLINE, Label.OFFLINE) and batch == "1":
         yield Contradiction("batch", batch, f"must be above 1 in a row labelled {label}")
-    if "scenario_notes" not in sound:
+    if "scenario_notes" not in valid:
         return
-    notes = notes_of(sound["scenario_notes"])
+    notes = parse_notes(valid["scenario_notes"])
     for name in ("input_tokens", "output_tokens"):
-        if name in sound and notes[name] != sound[name]:
-            rule = f"must be what the column {name} says, {sound[name]}"
+        if name in valid and notes[name] != valid[name]:
+            rule = f"must equal the column {name}, {valid[name]}"
             yield Contradiction("scenario_notes", f"{name}={notes[name]}", rule)
     allowed = ("on", "off", "unknown") if label is None else BATCHING[label]
     if notes["batching"] not in allowed:
-        whose = "" if label is None else f" in a row labelled {label}"
-        rule = f"must be {' or '.join(allowed)}{whose}"
+        row = "" if label is None else f" in a row labelled {label}"
+        rule = f"must be {' or '.join(allowed)}{row}"
         yield Contradiction("scenario_notes", f"batching={notes['batching']}", rule)
 
 
@@ -93,7 +93,7 @@ def _text(value: str) -> str | None:
 
 
 def _one_line(value: str) -> str | None:
-    return "must be one line" if "\n" in value or "\r" in value else None
+    return "must be one line, without a line break" if "\n" in value or "\r" in value else None
 
 
 def _whole(least: int) -> Callable[[str], str | None]:
@@ -107,7 +107,7 @@ def _whole(least: int) -> Callable[[str], str | None]:
 
 def _throughput(value: str) -> str | None:
     if _DECIMAL.fullmatch(value) is None or not 0 < float(value) < math.inf:
-        return "must be tokens per second as a decimal number above 0, as 92.72"
+        return "must be tokens per second, a decimal number above 0 such as 92.72"
     return None
 
 
@@ -116,8 +116,8 @@ def _label(value: str) -> str | None:
         return None
     if value in LEGACY_LABELS:
         return (
-            "a label of older files, which does not say how the engine was batching; "
-            f"check --migrate-legacy makes it {Label.TO_BE_CONFIRMED}"
+            "is a label of older files, which does not state how the engine was batching; "
+            f"check --migrate-legacy changes it to {Label.TO_BE_CONFIRMED}"
         )
     return f"must be one of {', '.join(Label)}"
 
@@ -126,9 +126,9 @@ def _notes(value: str) -> str | None:
     if (rule := _one_line(value)) is not None:
         return rule
     try:
-        notes = notes_of(value)
+        notes = parse_notes(value)
     except ValueError as error:
-        return f"must be notes, as input_tokens=512; output_tokens=64; batching=on: {error}"
+        return f"must be notes such as input_tokens=512; output_tokens=64; batching=on: {error}"
     if tuple(notes)[: len(REQUIRED_NOTES)] != REQUIRED_NOTES:
         return f"must begin with the notes {', '.join(REQUIRED_NOTES)}, in this order"
     for name in (TTFT_P50_NOTE, TTFT_P95_NOTE):

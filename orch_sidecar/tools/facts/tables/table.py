@@ -1,8 +1,8 @@
-"""`tps_model_gpu.csv` as text: records that keep their place and their bytes (RFC 4180).
+"""Parses and writes `tps_model_gpu.csv` as records that keep their line and their bytes (RFC 4180).
 
-Pure. Knows how a record is written, and nothing of what its fields should say: what is ragged or
-badly quoted is read, too, so that a fault can be told at its place. A record that nobody changes
-is written as it was read, byte by byte.
+Pure. Knows how a record is written, and nothing about what its fields must contain: ragged and
+badly quoted records are parsed, too, so that a fault can be reported with its location. A record
+that is not changed is written back byte by byte.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Final
 
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 
-# A table without a line says nothing of how its lines end. RFC 4180 would have CRLF; facts live
-# in repositories, where every other file ends its lines with LF.
+# The line end of an empty table. RFC 4180 asks for CRLF; facts live in repositories, where every
+# other file ends its lines with LF.
 _LINE_END: Final = "\n"
 _MARK: Final = "\ufeff"
 
@@ -29,8 +29,8 @@ _END: Final = re.compile(r"(?:\r\n|\n|\r)\Z")
 _SIGNIFICANT_DIGITS: Final = 6
 
 
-class Unreadable(ValueError):
-    """A file that is no table at all; the message names the place and the rule."""
+class UnreadableFile(ValueError):
+    """A file that cannot be parsed at all; the message names the location and the rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class Table:
 
     @property
     def line_end(self) -> str:
-        """How its first line ends: what is added ends alike."""
+        """The line end of the first record, used for every record that is added."""
         return end_of(self.records[0].raw) or _LINE_END if self.records else _LINE_END
 
 
 def parse(name: str, text: str) -> Table:
-    """The table that a text is. Raises Unreadable for a field that no reader of CSV would take."""
+    """Parses a text into a table. Raises UnreadableFile for text that Python's csv rejects."""
     mark = _MARK if text.startswith(_MARK) else ""
     taken: list[str] = []
 
@@ -91,7 +91,7 @@ def parse(name: str, text: str) -> Table:
         except StopIteration:
             break
         except csv.Error as error:
-            raise Unreadable(f"{name}:{line}: no CSV: {error}") from error
+            raise UnreadableFile(f"{name}:{line}: invalid CSV: {error}") from error
         raw = "".join(taken)
         records.append(Record(line, tuple(fields), raw, _misquoted(raw)))
         line += len(taken)
@@ -99,49 +99,53 @@ def parse(name: str, text: str) -> Table:
 
 
 def end_of(raw: str) -> str:
-    """The line end of a record's text, "" where it has none (the last of a file may not)."""
+    """Returns the line end of a record's text, "" where the last record of a file has none."""
     found = _END.search(raw)
     return "" if found is None else found[0]
 
 
 def record_text(fields: Sequence[str], line_end: str) -> str:
-    """A record as RFC 4180 writes it, quoted only where it must be."""
+    """Formats a record according to RFC 4180, quoting only the fields that need it."""
     out = io.StringIO()
     # The writer quotes what its own line end would break: with CRLF, each of CR and LF.
     csv.writer(out, lineterminator="\r\n").writerow(fields)
     return out.getvalue().removesuffix("\r\n") + line_end
 
 
-def fields_of(row: Row) -> tuple[str, ...]:
-    """A fact as the fields of its record. Raises ValueError for a throughput that is no number."""
+def row_fields(row: Row) -> tuple[str, ...]:
+    """Formats a row as the fields of its record. Raises ValueError for an infinite throughput."""
     throughput = throughput_text(row.throughput_tokens_per_sec)
     texts = {"throughput_tokens_per_sec": throughput}
     return tuple(texts.get(name) or str(getattr(row, name)) for name in COLUMNS)
 
 
 def throughput_text(tokens_per_s: float) -> str:
-    """At most six significant digits and never an exponent. Raises ValueError unless finite."""
+    """Formats a throughput with at most six significant digits and without an exponent.
+
+    Raises ValueError unless it is finite.
+    """
     if not math.isfinite(tokens_per_s):
         raise ValueError(f"throughput_tokens_per_sec {tokens_per_s}: must be a finite number")
     return format(Decimal(f"{tokens_per_s:.{_SIGNIFICANT_DIGITS}g}"), "f")
 
 
 def with_changes(table: Table, changes: Mapping[int, Sequence[str]]) -> Table:
-    """The table with other fields in some records, by their index in `records`."""
+    """Returns the table with new fields in some records, by their index in `records`."""
     records = list(table.records)
     for index, fields in changes.items():
         raw = record_text(fields, end_of(records[index].raw))
         records[index] = replace(records[index], raw=raw)
-    return _again(replace(table, records=tuple(records)))
+    # Parsed again: line numbers move where a record gets longer or shorter by a line.
+    return parse(table.name, replace(table, records=tuple(records)).text)
 
 
 def with_records(table: Table, added: Iterable[Sequence[str]]) -> Table:
-    """The table with further records at its end."""
+    """Returns the table with further records at its end."""
     return with_raw(table, (record_text(fields, table.line_end) for fields in added))
 
 
 def with_raw(table: Table, added: Iterable[str]) -> Table:
-    """The same with records that are text already; the line end becomes that of the table."""
+    """Returns the table with records appended that are text already, with the table's line end."""
     end = table.line_end
     raws = [record.raw for record in table.records]
     for raw in added:
@@ -151,13 +155,8 @@ def with_raw(table: Table, added: Iterable[str]) -> Table:
     return parse(table.name, table.mark + "".join(raws))
 
 
-def _again(table: Table) -> Table:
-    """Read once more: lines have moved where a record got longer or shorter by one."""
-    return parse(table.name, table.text)
-
-
 def _misquoted(raw: str) -> int | None:
-    """The first column with a quote within it, text after its last quote, or no last quote."""
+    """Returns the first column with a quote inside, text after its closing quote, or none."""
     column, at = 1, 0
     while True:
         field = _FIELD.match(raw, at)

@@ -1,8 +1,8 @@
-"""Spans from a Jaeger query service, over HTTP.
+"""Reads spans from a Jaeger query service over HTTP.
 
-Two APIs give the same traces: `/api/traces`, which Jaeger's UI uses (and which other stores
-imitate), and `/api/v3/traces`, which gives OTLP. The first is asked first, for every version has
-it; where it is not there, the other one.
+Two APIs return the same traces: `/api/traces`, which Jaeger's UI uses (and which other backends
+imitate), and `/api/v3/traces`, which returns OTLP. The first is tried first, since every version
+has it; the second where the first is missing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -19,26 +19,28 @@ from urllib.parse import urlencode, urlsplit
 
 from pydantic.alias_generators import to_camel
 
+from orch_sidecar.tools.facts.tables import json_documents
+from orch_sidecar.tools.facts.tables.json_documents import InvalidJson
 from orch_sidecar.tools.facts.traces import jaeger_json, otlp
 from orch_sidecar.tools.facts.traces.otlp import Malformed
-from orch_sidecar.tools.facts.traces.paging import TooDense, all_spans
+from orch_sidecar.tools.facts.traces.paging import TooManyTraces, all_spans
 from orch_sidecar.tools.facts.traces.span import Span
 
-# Of an answer that is no JSON, or an error.
-_MOST_SHOWN: Final = 300
+# Of a response in an error message.
+_SHOWN_CHARACTERS: Final = 300
 
 
-class JaegerFailed(Exception):
-    """The traces cannot be read; the message says from where, and why."""
+class JaegerError(Exception):
+    """The traces cannot be read; the message names the URL and the reason."""
 
 
-class _NotThere(Exception):
-    """This server has no such API; the message says what it answered instead."""
+class _ApiUnavailable(Exception):
+    """The server does not have this API; the message is its response."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Api:
-    """One of the two: where it is, how a search is put, what an answer means."""
+    """One of the two APIs: its path, the query of a search, and the parser of a response."""
 
     path: str
     query: Callable[[str, int, int, int], dict[str, str]]  # service, start_us, end_us, limit
@@ -46,16 +48,16 @@ class _Api:
 
 
 class Jaeger:
-    """The query service at a URL."""
+    """A client of the query service at a URL."""
 
     def __init__(self, url: str, *, limit: int, timeout_s: float = 60.0) -> None:
-        """`url`: with the base path if it has one. `limit`: of the traces of one search.
+        """`url`: with the base path if there is one. `limit`: of the traces of one search.
 
-        Raises ValueError for what is no URL of HTTP, and a limit with which one trace is full.
+        Raises ValueError for a URL that is not HTTP, and for a limit that a single trace fills.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError(f"the URL {url!r} must be http://… or https://…")
+            raise ValueError(f"the URL {url!r} must begin with http:// or https://")
         if limit < 2:
             raise ValueError(f"the limit {limit} must be at least 2")
         self.url = url.rstrip("/")
@@ -64,9 +66,9 @@ class Jaeger:
         self._api: _Api | None = None
 
     def spans(self, service: str, first_us: int, last_us: int) -> list[Span]:
-        """All spans of the traces that have one of `service` that starts in the interval.
+        """Returns all spans of the traces with a span of `service` that starts in the interval.
 
-        Microseconds since 1970. Raises JaegerFailed.
+        Microseconds since 1970. Raises JaegerError.
         """
 
         def search(start_us: int, end_us: int) -> list[Span]:
@@ -74,28 +76,28 @@ class Jaeger:
 
         try:
             return all_spans(search, first_us, last_us, self._limit, service)
-        except TooDense as error:
-            raise JaegerFailed(f"{self.url}: {error}") from None
+        except TooManyTraces as error:
+            raise JaegerError(f"{self.url}: {error}") from None
 
     def _search(self, service: str, start_us: int, end_us: int) -> list[Span]:
-        answers = []
+        responses = []
         for api in _APIS if self._api is None else (self._api,):
             url = f"{self.url}{api.path}"
             query = api.query(service, start_us, end_us, self._limit)
             try:
                 spans = api.spans_of(self._get(url, query))
-            except _NotThere as answer:
-                answers.append(f"{url} answered {answer}")
+            except _ApiUnavailable as response:
+                responses.append(f"{url} returned {response}")
                 continue
             except Malformed as error:
-                raise JaegerFailed(f"{url}: {error}") from None
+                raise JaegerError(f"{url}: {error}") from None
             self._api = api
             return spans
-        raise JaegerFailed(f"no query API of Jaeger: {'; '.join(answers)}")
+        raise JaegerError(f"the server has no query API of Jaeger: {'; '.join(responses)}")
 
     def _get(self, url: str, query: dict[str, str]) -> str:
-        """The body of a 200, or of a 404 that is an answer in JSON."""
-        request = urllib.request.Request(  # noqa: S310 (its scheme was looked at)
+        """Returns the body of a 200, or of a 404 with JSON."""
+        request = urllib.request.Request(  # noqa: S310 (the scheme was checked)
             f"{url}?{urlencode(query)}", headers={"Accept": "application/json"}
         )
         try:
@@ -106,17 +108,17 @@ class Jaeger:
                 body = error.read().decode("utf-8", "replace")
             if error.code == 404 and body.lstrip().startswith("{"):
                 return body
-            said = f"{error.code} {error.reason}: {_shown(body)}"
+            response = f"{error.code} {error.reason}: {_shown(body)}"
             if error.code in (404, 405):
-                raise _NotThere(said) from None
-            raise JaegerFailed(f"{url}: {said}") from None
+                raise _ApiUnavailable(response) from None
+            raise JaegerError(f"{url}: {response}") from None
         except (OSError, http.client.HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else repr(error)
-            raise JaegerFailed(f"cannot read {url}: {reason}") from None
+            raise JaegerError(f"cannot read {url}: {reason}") from None
 
 
 def _ui_query(service: str, start_us: int, end_us: int, limit: int) -> dict[str, str]:
-    # raw: as the spans came, without times that Jaeger corrected (2.x; 1.x passes it over).
+    # raw: without the clock skew correction of 2.x (1.x ignores it).
     return {
         "service": service,
         "start": str(start_us),
@@ -127,9 +129,9 @@ def _ui_query(service: str, start_us: int, end_us: int, limit: int) -> dict[str,
 
 
 def _ui_spans(body: str) -> list[Span]:
-    documents = list(_documents(body))
+    documents = _documents(body)
     if len(documents) != 1 or not isinstance(documents[0], dict) or "data" not in documents[0]:
-        raise _NotThere(f"what is no list of traces: {_shown(body)}")
+        raise _ApiUnavailable(f"something other than a list of traces: {_shown(body)}")
     return jaeger_json.spans_of(documents[0])
 
 
@@ -142,54 +144,46 @@ def _v3_query(service: str, start_us: int, end_us: int, limit: int) -> dict[str,
         "raw_traces": "true",
     }
     query = {f"query.{name}": value for name, value in values.items()}
-    # The names of 1.x, and of 2.x before 2.20; newer ones pass these over for those of proto3's
-    # JSON (jaeger, docs/apis/api_v3_http.md).
+    # The names of 1.x, and of 2.x before 2.20; newer versions use those of proto3's JSON instead
+    # (jaeger, docs/apis/api_v3_http.md).
     query["query.num_traces"] = str(limit)
     query |= {f"query.{to_camel(name)}": value for name, value in values.items()}
     return query
 
 
 def _v3_spans(body: str) -> list[Span]:
-    """One object with all traces, or (1.x, by way of gRPC) one for each."""
+    """Parses one object with all traces, or (1.x, through its gRPC gateway) one for each."""
     found = []
     for document in _documents(body):
         if not isinstance(document, dict):
-            raise _NotThere(f"what is no object: {_shown(body)}")
+            raise _ApiUnavailable(f"something other than an object: {_shown(body)}")
         error: Any = document.get("error")
         if isinstance(error, dict) and "No traces found" in str(error.get("message")):
             continue  # with the status 404
         if error is not None:
-            raise Malformed(f"the answer is an error: {_shown(json.dumps(error))}")
+            raise Malformed(f"the response is an error: {_shown(json.dumps(error))}")
         if "result" not in document:
-            raise _NotThere(f"what is no traces: {_shown(body)}")
+            raise _ApiUnavailable(f"something other than traces: {_shown(body)}")
         found += otlp.spans_of(document["result"])
     return found
 
 
-def _documents(body: str) -> Iterator[object]:
-    """The JSON documents that a body is made of, one after the other."""
-    decoder, at, body = json.JSONDecoder(), 0, body.strip()
-    if not body:
-        raise _NotThere("nothing")
-    while at < len(body):
-        try:
-            document, at = decoder.raw_decode(body, at)
-        except json.JSONDecodeError:
-            raise _NotThere(f"what is no JSON: {_shown(body)}") from None
-        yield document
-        while at < len(body) and body[at].isspace():
-            at += 1
+def _documents(body: str) -> list[Any]:
+    try:
+        return json_documents.parse_all(body)
+    except InvalidJson:
+        raise _ApiUnavailable(f"invalid JSON: {_shown(body)}") from None
 
 
 def _time(microseconds: int) -> str:
-    """RFC 3339, exact to the microsecond."""
+    """Formats RFC 3339, exact to the microsecond."""
     seconds, rest = divmod(microseconds, 1_000_000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:06}Z"
 
 
 def _shown(body: str) -> str:
     line = " ".join(body.split())
-    return repr(line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}…")
+    return repr(line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}…")
 
 
 _APIS: Final = (

@@ -1,8 +1,8 @@
-"""Traces as Jaeger's query service tells them to its own UI.
+"""Parses traces in the JSON that Jaeger's query service returns to its own UI.
 
 Pure. The form is that of `uimodel.Trace` (jaeger, internal/uimodel/model.go; the same in 1.x and
-2.x): times in whole microseconds, typed tags, and the tags of whoever made a span kept apart, by
-`processes`. Parent and links are both `references`.
+2.x): times in microseconds, typed tags, and the tags of each process apart, in `processes`. Parent
+and links are both `references`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from orch_sidecar.tools.facts.traces.otlp import Malformed, told
+from orch_sidecar.tools.facts.traces.otlp import Malformed, describe_error
 from orch_sidecar.tools.facts.traces.span import SERVICE, Kind, Link, Span, Value
 
-# What OpenTelemetry has in fields of their own, Jaeger keeps as tags.
+# Tags for what OpenTelemetry has separate fields for.
 _KIND_TAG: Final = "span.kind"
 _ERROR_TAG: Final = "error"
 _CHILD_OF: Final = "CHILD_OF"
@@ -71,13 +71,13 @@ class _Reply(_Part):
 
 
 def spans_of(document: object) -> list[Span]:
-    """The spans of an answer to a search. Raises Malformed, also for an answer with errors."""
+    """Parses the response to a search. Raises Malformed, also for a response with errors."""
     try:
         reply = _Reply.model_validate(document)
     except ValidationError as error:
-        raise Malformed(told(error)) from None
+        raise Malformed(describe_error(error)) from None
     if reply.errors:
-        raise Malformed(f"the answer has errors: {reply.errors[0].msg}")
+        raise Malformed(f"the response has errors: {reply.errors[0].msg}")
     found = []
     for trace in reply.data or ():
         resources = {
@@ -86,7 +86,7 @@ def spans_of(document: object) -> list[Span]:
         }
         for span in trace.spans:
             if span.processID not in resources:
-                raise Malformed(f"span {span.spanID}: its process {span.processID!r} is not told")
+                raise Malformed(f"span {span.spanID}: its process {span.processID!r} is missing")
             found.append(_span(span, resources[span.processID]))
     return found
 
@@ -118,7 +118,7 @@ def _span(span: _Span, resource: dict[str, Value]) -> Span:
 
 
 def _id(text: str, digits: int) -> str:
-    """An id in full: Jaeger leaves out leading zeros of the older, shorter ones."""
+    """Pads an id: Jaeger omits leading zeros of the older, shorter ones."""
     if not text or len(text) > digits or not set(text.lower()) <= set("0123456789abcdef"):
         raise Malformed(f"the id {text!r} must be up to {digits} hexadecimal digits")
     return text.lower().rjust(digits, "0")
@@ -135,7 +135,7 @@ def _value(tag: _Tag) -> Value:
     try:
         match tag.type:
             case "int64":
-                return int(value)  # text where JavaScript could not hold it
+                return int(value)  # text where JavaScript would lose precision
             case "float64":
                 return float(value)
             case "binary":
@@ -146,4 +146,4 @@ def _value(tag: _Tag) -> Value:
                 return str(value)
     except (TypeError, ValueError, binascii.Error):
         pass
-    raise Malformed(f"the tag {tag.key} is {value!r}, must be of its type, {tag.type!r}")
+    raise Malformed(f"the tag {tag.key} is {value!r}, must have the type {tag.type!r}")

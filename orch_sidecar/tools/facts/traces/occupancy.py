@@ -1,8 +1,8 @@
-"""Which sequences were in the engines of a scenario, and when.
+"""Determines which sequences occupied the engines of a scenario, and when.
 
-Pure. Knows what spans tell: those of the engine for what it finished, those of the sidecar for
-what was given up. More than they tell of may have been there; a step that had more in it than
-were there by them says so.
+Pure. Spans of the engine show the sequences that it completed, spans of the sidecar those that
+were aborted. More may have been there than was traced; a step with a larger batch than the traced
+sequences account for shows it.
 """
 
 from __future__ import annotations
@@ -12,80 +12,89 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from orch_sidecar.tools.facts.traces.requests import Decode, Outcome, Traffic
+from orch_sidecar.tools.facts.traces.requests import EngineSequence, Outcome, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
 
-# Longer than an abort takes to the scheduler, or a step.
-_GIVEN_UP_WITHIN_NS: Final = 1_000_000_000
+# Longer than an abort takes to reach the scheduler, and than a step.
+_ABORT_WITHIN_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
-    """Sequences in an engine. `own`: of the scenario. `gone_ns`: when they surely were out."""
+class Occupancy:
+    """Sequences in an engine. `in_scenario`: they are the scenario's own.
+
+    `released_ns`: when they had certainly left the engine.
+    """
 
     start_ns: int
     end_ns: int
-    gone_ns: int
+    released_ns: int
     sequences: int
-    own: bool
+    in_scenario: bool
 
 
-def stays(scenario: Scenario, traffic: Traffic) -> list[Stay]:
-    """All that is told of the scenario's engines."""
-    engines = {decode.engine for decode in scenario.decodes}
-    pools = {decode.pool for decode in scenario.decodes}
+def engine_occupancies(scenario: Scenario, traffic: Traffic) -> list[Occupancy]:
+    """Returns all traced occupancies of the scenario's engines."""
+    engines = {sequence.engine for sequence in scenario.sequences}
+    pools = {sequence.pool for sequence in scenario.sequences}
     ids = {
         (request.trace_id, request.span_id)
         for request in (*scenario.requests, *scenario.before, *scenario.after)
     }
 
-    def was_there(decode: Decode) -> bool:
-        if decode.engine is None or None in engines:
-            return decode.pool in pools
-        return decode.engine in engines
+    def shares_engine(sequence: EngineSequence) -> bool:
+        if sequence.engine is None or None in engines:
+            return sequence.pool in pools
+        return sequence.engine in engines
 
-    def stay(decode: Decode, *, own: bool) -> Stay:
-        return Stay(decode.start_ns, decode.end_ns, decode.end_ns, 1, own)
-
-    found = [stay(decode, own=False) for decode in traffic.strays if was_there(decode)]
+    sequences = [(sequence, False) for sequence in traffic.orphans]
+    aborted: list[Occupancy] = []
     for request in traffic.requests:
         own = (request.trace_id, request.span_id) in ids
-        found += [stay(decode, own=own) for decode in request.decodes if was_there(decode)]
+        sequences += [(sequence, own) for sequence in request.sequences]
         if request.pool == scenario.key.pool:
-            # vLLM makes no span for what was given up, and worked on it all the same.
-            ended = request.dispatched[:-1] if request.decodes else request.dispatched
-            found += [
-                Stay(start, end, end + _GIVEN_UP_WITHIN_NS, request.sequences, own)
-                for start, end in ended
+            # vLLM exports no span for an aborted request, although it has worked on it.
+            attempts = request.dispatched[:-1] if request.sequences else request.dispatched
+            aborted += [
+                Occupancy(start, end, end + _ABORT_WITHIN_NS, request.requested_sequences, own)
+                for start, end in attempts
             ]
-    return found
+    completed = (
+        Occupancy(sequence.start_ns, sequence.end_ns, sequence.end_ns, 1, own)
+        for sequence, own in sequences
+        if shares_engine(sequence)
+    )
+    return [*completed, *aborted]
 
 
-def of_others(scenario: Scenario, there: list[Stay]) -> int:
-    """How many sequences of others were there while its requests were served."""
+def foreign_sequences(scenario: Scenario, occupancies: list[Occupancy]) -> int:
+    """Counts the sequences of others that occupied the engines while the scenario was served."""
     served = scenario.ended(Outcome.SERVED)
     start_ns = min(request.start_ns for request in served)
     end_ns = max(request.end_ns for request in served)
     return sum(
-        stay.sequences
-        for stay in there
-        if not stay.own and stay.end_ns >= start_ns and stay.start_ns <= end_ns
+        each.sequences
+        for each in occupancies
+        if not each.in_scenario and each.end_ns >= start_ns and each.start_ns <= end_ns
     )
 
 
-def with_unseen(scenario: Scenario, there: list[Stay]) -> int:
-    """How many of its sequences had a step with more in it than were there by what is told."""
-    begun = _Running([(stay.start_ns, stay.sequences) for stay in there])
-    gone = _Running([(stay.gone_ns, stay.sequences) for stay in there])
+def sequences_beside_untraced(scenario: Scenario, occupancies: list[Occupancy]) -> int:
+    """Counts the sequences of the scenario that shared a step with untraced ones.
+
+    Such a step has a larger batch than the traced occupancies account for.
+    """
+    started = _Cumulative([(each.start_ns, each.sequences) for each in occupancies])
+    released = _Cumulative([(each.released_ns, each.sequences) for each in occupancies])
     return sum(
-        decode.batch_max > begun.until(decode.end_ns) - gone.before(decode.start_ns)
-        for decode in scenario.decodes
-        if decode.batch_max is not None
+        sequence.batch_max > started.until(sequence.end_ns) - released.before(sequence.start_ns)
+        for sequence in scenario.sequences
+        if sequence.batch_max is not None
     )
 
 
-class _Running:
-    """How many there were, at times."""
+class _Cumulative:
+    """Cumulative counts over time."""
 
     def __init__(self, changes: list[tuple[int, int]]) -> None:
         changes.sort()

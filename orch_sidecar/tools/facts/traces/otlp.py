@@ -1,9 +1,9 @@
-"""OTLP as JSON: what a collector writes to files, and Jaeger's newer API answers.
+"""Parses OTLP/JSON, which the collector writes to files and Jaeger's newer API returns.
 
 Pure. The encoding is proto3's of `ExportTraceServiceRequest` with two differences: ids are
 hexadecimal, enumerations are numbers (opentelemetry.io/docs/specs/otlp, "JSON Protobuf
-Encoding"). Names of enumerations are taken, too: some writers keep to proto3 there. What is not
-known is passed over, as the specification demands.
+Encoding"). Names of enumerations are accepted, too, since some writers use them. Unknown fields
+are ignored, as the specification demands.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pydantic.alias_generators import to_camel
 
 from orch_sidecar.tools.facts.traces.span import Kind, Link, Span, Value
 
-# By the numbers of `Span.SpanKind` (opentelemetry-proto, trace.proto).
+# Indexed by the numbers of `Span.SpanKind` (opentelemetry-proto, trace.proto).
 _KINDS: Final = tuple(Kind)
 _ERROR: Final = 2  # Status.StatusCode
 
@@ -32,7 +32,7 @@ _TRACES: Final = "resourceSpans"
 
 
 class Malformed(ValueError):
-    """It is not what its format says; the message names the place, the value and the rule."""
+    """Input that violates its format; the message names the place, the value and the rule."""
 
 
 def _id(digits: int, text: str) -> str:
@@ -60,7 +60,7 @@ def _kind(value: object) -> Kind:
             return Kind(value)
     if isinstance(value, int) and 0 <= value < len(_KINDS):
         return _KINDS[value]
-    raise ValueError(f"must be a kind of span, as a number up to {len(_KINDS) - 1} or by name")
+    raise ValueError(f"must be a span kind, as a number up to {len(_KINDS) - 1} or by name")
 
 
 def _code(value: object) -> int:
@@ -69,7 +69,7 @@ def _code(value: object) -> int:
         return names.index(value)
     if isinstance(value, int) and 0 <= value < len(names):
         return value
-    raise ValueError("must be the code of a status, as 0, 1, 2 or by name")
+    raise ValueError("must be a status code: 0, 1, 2, or its name")
 
 
 def _bytes(value: object) -> bytes | None:
@@ -85,14 +85,14 @@ class _Message(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, document: object) -> object:
-        """In proto3's JSON a null is a field that is not there."""
+        """Drops nulls: in proto3's JSON a null is a missing field."""
         if not isinstance(document, dict):
             return document
         return {name: value for name, value in document.items() if value is not None}
 
 
 class _AnyValue(_Message):
-    """At most one of these is set. Whole numbers of 64 bits come as text."""
+    """At most one field is set. 64-bit integers are encoded as text."""
 
     string_value: str | None = None
     bool_value: bool | None = None
@@ -108,14 +108,14 @@ class _AnyValue(_Message):
             return tuple(each.value for each in self.array_value.values)
         if self.kvlist_value is not None:
             return tuple(_attributes(self.kvlist_value.values).items())
-        plain = (
+        scalars = (
             self.string_value,
             self.bool_value,
             self.int_value,
             self.double_value,
             self.bytes_value,
         )
-        return next((value for value in plain if value is not None), None)
+        return next((value for value in scalars if value is not None), None)
 
 
 class _KeyValue(_Message):
@@ -171,17 +171,18 @@ class _Request(_Message):
 
 
 def spans_of(document: object) -> list[Span]:
-    """The spans of one `ExportTraceServiceRequest` (or `TracesData`, which reads alike).
+    """Parses one `ExportTraceServiceRequest` (or a `TracesData`, which has the same form).
 
     Raises Malformed.
     """
     if not isinstance(document, dict) or _TRACES not in document:
-        has = ", ".join(document) if isinstance(document, dict) else "no object"
-        raise Malformed(f"no traces: must be an object with {_TRACES}, is {has or 'empty'}")
+        fields = ", ".join(document) if isinstance(document, dict) else ""
+        actual = f"an object with {fields}" if fields else f"{document!r:.60}"
+        raise Malformed(f"no traces: must be an object with {_TRACES}, not {actual}")
     try:
         request = _Request.model_validate(document)
     except ValidationError as error:
-        raise Malformed(told(error)) from None
+        raise Malformed(describe_error(error)) from None
     found = []
     for of_resource in request.resource_spans:
         resource = _attributes(of_resource.resource.attributes)
@@ -190,8 +191,8 @@ def spans_of(document: object) -> list[Span]:
     return found
 
 
-def told(error: ValidationError) -> str:
-    """The first thing that is wrong with a document: where, what stands there, and the rule."""
+def describe_error(error: ValidationError) -> str:
+    """Formats the first error of a document: its place, the value, and the rule."""
     first = error.errors(include_url=False)[0]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
     value = "" if first["type"] == "missing" else f" is {str(first['input'])[:60]!r}"

@@ -1,36 +1,33 @@
-"""Files of spans, as the OpenTelemetry collector's file exporter writes them.
+"""Reads spans from files of the OpenTelemetry collector's file exporter.
 
-Pure. One `ExportTraceServiceRequest` a line, in the order in which they came: the spans of one
-request stand in several lines, for the sidecar and the engine export each for itself. A file that
-is one JSON document is taken, too: a request, or a list of requests.
+Pure. Such a file has one `ExportTraceServiceRequest` per line, in the order of their arrival:
+sidecar and engine export separately, so the spans of one request are in several lines. A file that
+is one JSON document (an export, or a list of exports) is accepted, too.
 """
 
 from __future__ import annotations
 
-from orch_sidecar.tools.facts.tables import json_text
-from orch_sidecar.tools.facts.tables.json_text import NoJson
+from orch_sidecar.tools.facts.tables import json_documents
+from orch_sidecar.tools.facts.tables.json_documents import InvalidJson
 from orch_sidecar.tools.facts.traces.otlp import Malformed, spans_of
 from orch_sidecar.tools.facts.traces.span import Span
 
 
 def read(name: str, content: bytes) -> list[Span]:
-    """The spans of a file. Raises Malformed with file and line."""
+    """Returns the spans of a file. Raises Malformed with file and line."""
     try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        broken = content.count(b"\n", 0, error.start) + 1
-        raise Malformed(
-            f"{name}:{broken}: no UTF-8 (the file exporter's format must be json, "
-            "without compression)"
-        ) from None
-    # Not splitlines: U+2028 may stand within a JSON string.
+        text = json_documents.decode(content)
+    except InvalidJson as error:
+        hint = "the file exporter's format must be json, without compression"
+        raise Malformed(f"{name}:{error} ({hint})") from None
+    # Not splitlines: U+2028 may occur within a JSON string.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
-        raise Malformed(f"{name}: is empty")
+        raise Malformed(f"{name}: the file is empty")
     try:
-        json_text.whole(lines[0][1])
-    except NoJson:
-        # A document that is laid out over lines; or a first line that is broken.
+        json_documents.parse(lines[0][1])
+    except InvalidJson:
+        # One document over several lines; or a malformed first line.
         return _document(name, text)
     found = []
     for number, line in lines:
@@ -40,8 +37,8 @@ def read(name: str, content: bytes) -> list[Span]:
 
 def _document(name: str, text: str) -> list[Span]:
     try:
-        document = json_text.whole(text)
-    except NoJson as error:
+        document = json_documents.parse(text)
+    except InvalidJson as error:
         raise Malformed(f"{name}:{error}") from None
     try:
         return _spans(document)
@@ -51,9 +48,9 @@ def _document(name: str, text: str) -> list[Span]:
 
 def _request(name: str, number: int, line: str) -> list[Span]:
     try:
-        return _spans(json_text.whole(line))
-    except NoJson as error:
-        raise Malformed(f"{name}:{number}: no JSON: {error.rule}") from None
+        return _spans(json_documents.parse(line))
+    except InvalidJson as error:
+        raise Malformed(f"{name}:{number}: invalid JSON: {error.rule}") from None
     except Malformed as error:
         raise Malformed(f"{name}:{number}: {error}") from None
 

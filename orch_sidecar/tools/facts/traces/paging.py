@@ -1,12 +1,11 @@
-"""All traces of an interval, from a server that gives so many at most and has no pages.
+"""Fetches all traces of an interval from a server that limits results and has no pages.
 
-Pure: it is told how to ask. A search that comes back full may have left something out, so its
-interval is searched again in halves, until nothing comes back full.
+Pure: the search is a parameter. A search that returns as much as it may can be incomplete, so its
+interval is searched again in halves, until no search is full.
 
-What a search finds at the ends of its interval depends on the storage behind the server: with
-some both ends belong to it, with others neither does (Cassandra's `start_time > ? AND
-start_time < ?`). So each search reaches a microsecond further on either side than it must, and
-what is found twice counts once.
+Whether a search includes the ends of its interval depends on the storage behind the server: some
+include both, others neither (Cassandra's `start_time > ? AND start_time < ?`). So each search
+extends a microsecond further on either side, and spans that are found twice count once.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Final
 
 from orch_sidecar.tools.facts.traces.span import Span
 
-# Cassandra searches this many spans for each trace that it may give, and tells of fewer traces
-# than it may where these were not enough (`limitMultiple`, the same in Jaeger 1.x and 2.x).
+# Cassandra reads this many spans for each trace of the limit, and returns fewer traces where these
+# do not suffice (`limitMultiple`, the same in Jaeger 1.x and 2.x).
 _SPANS_PER_TRACE: Final = 3
 
 # (start, end) of an interval, microseconds since 1970 -> the spans of the traces that have a span
@@ -25,16 +24,16 @@ _SPANS_PER_TRACE: Final = 3
 Search = Callable[[int, int], Iterable[Span]]
 
 
-class TooDense(Exception):
-    """More traces at one moment than one search may give."""
+class TooManyTraces(Exception):
+    """More traces start at one moment than one search may return."""
 
 
 def all_spans(search: Search, first_us: int, last_us: int, limit: int, service: str) -> list[Span]:
-    """The spans of all traces that have a span of `service` that starts in the interval.
+    """Returns the spans of all traces with a span of `service` that starts in the interval.
 
-    Both ends belong to it. `limit`: how many traces a search gives at most. A span that was found
-    several times is in the result once. Raises TooDense, and ValueError for an interval that
-    ends before it begins.
+    The interval includes both ends. `limit`: the largest number of traces that a search returns.
+    Each span is returned once. Raises TooManyTraces, and ValueError for an interval that ends
+    before it begins.
     """
     if last_us < first_us:
         raise ValueError(f"the interval ends at {last_us} us, before it begins at {first_us} us")
@@ -48,9 +47,9 @@ def all_spans(search: Search, first_us: int, last_us: int, limit: int, service: 
         if not _full(spans, start, end, limit, service):
             continue
         if first == last:
-            raise TooDense(
-                f"the search from {start} to {end} us since 1970 came back full: more than one "
-                f"search may give ({limit} traces); a higher --limit may do"
+            raise TooManyTraces(
+                f"the search from {start} to {end} us since 1970 returned its limit of {limit} "
+                "traces, and cannot be split further: raise --limit"
             )
         middle = (first + last) // 2
         intervals += [(middle + 1, last), (first, middle)]
@@ -58,7 +57,7 @@ def all_spans(search: Search, first_us: int, last_us: int, limit: int, service: 
 
 
 def _full(spans: list[Span], start_us: int, end_us: int, limit: int, service: str) -> bool:
-    """Whether there may be more than was found."""
+    """Returns whether the search may have left traces out."""
     if len({span.trace_id for span in spans}) >= limit:
         return True
     searched = sum(

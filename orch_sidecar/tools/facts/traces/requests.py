@@ -1,10 +1,9 @@
-"""Requests, from the spans that the sidecar and the engine made of them.
+"""Reconstructs requests from the spans of sidecar and engine.
 
-Pure. Knows the names and attributes of this project's spans (README, "Traces and metrics") and
-what they say of one request; what several requests come to is not its business. A request is the
-server span of the sidecar that the client spoke to, and whatever hangs under it: its way to the
-engine, once or several times, by way of another sidecar or not, and one span of the engine for
-each sequence that was decoded.
+Pure. Knows the names and attributes of this project's spans (README, "Traces and metrics") and what
+they mean for one request. A request is the server span of the sidecar that the client called, and
+all spans below it: one or several attempts to reach the engine, perhaps through another sidecar,
+and a span of the engine for each sequence that it decoded.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from orch_sidecar.tools.facts.traces.span import Kind, Link, Span
 
 _ENGINE_SPAN: Final = "engine.request"
 _WAIT_SPAN: Final = "admission.wait"
-_DECODE_SPAN: Final = "llm_request"  # vLLM's
+_SEQUENCE_SPAN: Final = "llm_request"  # vLLM's
 
-# What the sidecar's server span has, and no span of anybody else.
+# Only the server spans of a sidecar have this attribute.
 _REQUEST_ID: Final = "orch.request_id"
 _COALESCED: Final = "orch.coalesced"
 
@@ -30,13 +29,13 @@ class Outcome(StrEnum):
     """How a request ended."""
 
     SERVED = "served"
-    FAILED = "failed"  # after it had been admitted
-    CANCELLED = "cancelled"  # by its client, with a word or by going away
+    FAILED = "failed"  # after it was admitted
+    CANCELLED = "cancelled"  # by its client: explicitly, or by disconnecting
     REFUSED = "refused"
 
 
-# Values of `orch.outcome`; every other one is a refusal by the sidecar, or (`client_error`) by the
-# engine.
+# Values of `orch.outcome`; every other value is a rejection by the sidecar, or (`client_error`) by
+# the engine.
 _OUTCOMES: Final = {
     "ok": Outcome.SERVED,
     "engine_error": Outcome.FAILED,
@@ -50,13 +49,12 @@ _OUTCOMES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Decode:
+class EngineSequence:
     """One sequence in the engine, from its arrival there to its last token.
 
-    `prompt`: the engine's id of the prompt that it belongs to; several sequences of one prompt
-    repeat it, and its tokens. `engine`: which one it was, where that is told; restarted, it is
-    another. `steps` are those that were known at the end; without one there are no batch
-    statistics.
+    `prompt`: the engine's id of its prompt; the sequences of one prompt share it, and its tokens.
+    `engine`: the engine instance, if known; it changes with a restart. `steps`: sequence steps that
+    were known at the end; without any there are no batch statistics.
     """
 
     start_ns: int
@@ -80,11 +78,11 @@ class Decode:
 class Request:
     """One request that has ended. Times are nanoseconds since 1970.
 
-    `sequences`: how many it would put into the engine (`n` times its prompts). `dispatched`: when
-    it was with an engine, or thought to be, each time. `decodes`: of the attempt that was answered.
-    `input_tokens`, `output_tokens`: as the sidecar was told, which not every stream tells.
-    `first_byte_ns`: of a streamed answer. `coalesced`: it got the answer of another request's
-    decode; `led`: another one got that of its decode.
+    `requested_sequences`: `n` times its prompts. `dispatched`: start and end of each attempt.
+    `sequences`: of the attempt that was answered. `input_tokens`, `output_tokens`: as reported to
+    the sidecar, None where they were not. `first_byte_ns`: of a streamed answer. `coalesced`: it
+    received the answer of another request's generation; `coalesced_leader`: another request
+    received the answer of its generation.
     """
 
     trace_id: str
@@ -96,30 +94,30 @@ class Request:
     profile: str | None
     service_class: str | None
     outcome: Outcome
-    sequences: int
+    requested_sequences: int
     start_ns: int
     end_ns: int
     first_byte_ns: int | None
     input_tokens: int | None
     output_tokens: int | None
     dispatched: tuple[tuple[int, int], ...]
-    decodes: tuple[Decode, ...]
+    sequences: tuple[EngineSequence, ...]
     coalesced: bool
-    led: bool
+    coalesced_leader: bool
 
     @property
-    def decoded_input_tokens(self) -> int:
-        """As the engine counted them: those of each prompt once."""
-        return sum({decode.prompt: decode.input_tokens for decode in self.decodes}.values())
+    def engine_input_tokens(self) -> int:
+        """Input tokens by the engine, those of each prompt once."""
+        return sum({sequence.prompt: sequence.input_tokens for sequence in self.sequences}.values())
 
     @property
-    def decoded_output_tokens(self) -> int:
-        return sum(decode.output_tokens for decode in self.decodes)
+    def engine_output_tokens(self) -> int:
+        return sum(sequence.output_tokens for sequence in self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What is known of a request without its server span: it has not ended, or is not told of.
+    """A request without a server span: it has not ended, or its span is missing.
 
     `end_ns`: None where it may still run.
     """
@@ -131,26 +129,31 @@ class Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """All that a set of spans tells of. `strays`: in the engine, and of no request of a sidecar."""
+    """All requests in a set of spans.
+
+    `orphans`: engine sequences that belong to no request of a sidecar.
+    """
 
     requests: tuple[Request, ...]
     unfinished: tuple[Unfinished, ...]
-    strays: tuple[Decode, ...]
+    orphans: tuple[EngineSequence, ...]
 
 
-def traffic_of(spans: Iterable[Span]) -> Traffic:
-    """The requests of these spans, by their start. A span that comes twice counts once.
+def build_traffic(spans: Iterable[Span]) -> Traffic:
+    """Returns the requests in these spans, by their start. Repeated spans count once.
 
-    Raises ValueError for an attribute that is not of its type.
+    Raises ValueError for an attribute of the wrong type.
     """
     traces: dict[str, dict[str, Span]] = defaultdict(dict)
     for span in spans:
         traces[span.trace_id][span.span_id] = span
-    followers = (span for trace in traces.values() for span in trace.values() if _is_request(span))
-    leaders = {link for span in followers if span.flag(_COALESCED) for link in span.links}
+    request_spans = (
+        span for trace in traces.values() for span in trace.values() if _is_request(span)
+    )
+    leaders = {link for span in request_spans if span.flag(_COALESCED) for link in span.links}
     requests: list[Request] = []
     unfinished: list[Unfinished] = []
-    strays: list[Decode] = []
+    orphans: list[EngineSequence] = []
     for trace in traces.values():
         below: dict[str | None, list[Span]] = defaultdict(list)
         for span in trace.values():
@@ -161,12 +164,12 @@ def traffic_of(spans: Iterable[Span]) -> Traffic:
                 if server.whole("orch.cost") or _outcome(server) is not Outcome.SERVED:
                     requests.append(_request(server, under, leaders))
                 continue
-            strays += [_decode(span) for span in under if _strays(span, trace)]
-            own = [span for span in under if span.name in (_WAIT_SPAN, _ENGINE_SPAN)]
-            if own:
-                unfinished.append(_unfinished(own))
+            orphans += [_engine_sequence(span) for span in under if _is_orphan(span, trace)]
+            attempts = [span for span in under if span.name in (_WAIT_SPAN, _ENGINE_SPAN)]
+            if attempts:
+                unfinished.append(_unfinished(attempts))
     requests.sort(key=lambda request: request.start_ns)
-    return Traffic(tuple(requests), tuple(unfinished), tuple(strays))
+    return Traffic(tuple(requests), tuple(unfinished), tuple(orphans))
 
 
 def _is_request(span: Span) -> bool:
@@ -174,9 +177,9 @@ def _is_request(span: Span) -> bool:
 
 
 def _request_above(span: Span, trace: dict[str, Span]) -> str | None:
-    """The topmost server span of a sidecar on the way up from a span, itself included.
+    """Returns the id of the topmost sidecar server span from a span upwards, itself included.
 
-    Under that of a sidecar above another one there is one of the latter for each attempt.
+    A parent sidecar's span has a server span of the child sidecar below it for each attempt.
     """
     found, seen = None, set()
     at: Span | None = span
@@ -188,18 +191,18 @@ def _request_above(span: Span, trace: dict[str, Span]) -> str | None:
     return found
 
 
-def _strays(span: Span, trace: dict[str, Span]) -> bool:
-    """Whether this is a decode that no sidecar's span in its trace tells of."""
+def _is_orphan(span: Span, trace: dict[str, Span]) -> bool:
+    """Returns whether this is an engine sequence without a span of a sidecar above it."""
     parent = trace.get(span.parent_id or "")
-    return span.name == _DECODE_SPAN and (parent is None or parent.name != _ENGINE_SPAN)
+    return span.name == _SEQUENCE_SPAN and (parent is None or parent.name != _ENGINE_SPAN)
 
 
-def _unfinished(own: list[Span]) -> Unfinished:
-    ends = [span.end_ns for span in own if span.name == _ENGINE_SPAN]
+def _unfinished(attempts: list[Span]) -> Unfinished:
+    ends = [span.end_ns for span in attempts if span.name == _ENGINE_SPAN]
     return Unfinished(
-        start_ns=min(span.start_ns for span in own),
+        start_ns=min(span.start_ns for span in attempts),
         end_ns=max(ends, default=None),
-        pool=own[0].text("orch.pool"),
+        pool=attempts[0].text("orch.pool"),
     )
 
 
@@ -209,7 +212,7 @@ def _outcome(server: Span) -> Outcome:
 
 def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request:
     attempts = [span for span in under if span.name == _ENGINE_SPAN]
-    # One that failed before its first byte was tried again; its sequences were thrown away.
+    # An attempt that failed before its first byte was retried; its sequences were discarded.
     failed = {span.span_id for span in attempts if _outcome(span) is not Outcome.SERVED}
     first_byte_s = server.number("orch.first_byte_s") if server.flag("orch.stream") else None
     return Request(
@@ -222,25 +225,25 @@ def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request:
         profile=server.text("orch.profile"),
         service_class=server.text("orch.class"),
         outcome=_outcome(server),
-        sequences=server.whole("orch.cost") or 0,
+        requested_sequences=server.whole("orch.cost") or 0,
         start_ns=server.start_ns,
         end_ns=server.end_ns,
         first_byte_ns=None if first_byte_s is None else server.start_ns + round(first_byte_s * 1e9),
         input_tokens=server.whole("gen_ai.usage.input_tokens"),
         output_tokens=server.whole("gen_ai.usage.output_tokens"),
         dispatched=tuple(sorted((span.start_ns, span.end_ns) for span in attempts)),
-        decodes=tuple(
-            _decode(span)
+        sequences=tuple(
+            _engine_sequence(span)
             for span in under
-            if span.name == _DECODE_SPAN and span.parent_id not in failed
+            if span.name == _SEQUENCE_SPAN and span.parent_id not in failed
         ),
         coalesced=server.flag(_COALESCED),
-        led=Link(server.trace_id, server.span_id) in leaders,
+        coalesced_leader=Link(server.trace_id, server.span_id) in leaders,
     )
 
 
-def _decode(span: Span) -> Decode:
-    return Decode(
+def _engine_sequence(span: Span) -> EngineSequence:
+    return EngineSequence(
         start_ns=span.start_ns,
         end_ns=span.end_ns,
         engine=_engine(span),
@@ -260,6 +263,6 @@ def _decode(span: Span) -> Decode:
 
 
 def _engine(span: Span) -> str | None:
-    """Which engine made a span: another one, or one that was restarted, is another."""
+    """Returns the engine instance that made a span; a restart changes it."""
     instance = span.text("orch.epoch") or span.resource.get("service.instance.id")
     return None if instance is None else str(instance)

@@ -1,8 +1,8 @@
-"""Scenarios, from requests: what was measured together and may make one figure.
+"""Groups requests into scenarios: those that were measured together and may make one figure.
 
-Pure. Requests belong together that were labelled alike and ran on engines alike; a client that
-gave its run an id has said itself what belongs together, and otherwise a scenario ends where
-nothing of its kind ran for a while. Whether a scenario earns its label is not its business.
+Pure. The requests of a scenario have the same labels and ran on engines of one kind. A client can
+mark them with an id; without one, a scenario ends where nothing of its kind ran for a while.
+Whether a scenario earns its label is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from orch_sidecar.tools.facts.traces.requests import Decode, Outcome, Request, Traffic
+from orch_sidecar.tools.facts.traces.requests import EngineSequence, Outcome, Request, Traffic
 
-# What `orch bench` adds to the id of a run for the requests before it.
+# `orch bench` adds this to the id of a run for the warm-up requests before it.
 WARMUP: Final = ".warmup"
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """What the requests of a scenario have in common; None where the spans do not say."""
+class ScenarioKey:
+    """What the requests of a scenario have in common; None where the spans do not contain it."""
 
     scenario: str | None
     measurement_type: str
@@ -37,10 +37,10 @@ class Key:
 class Scenario:
     """Requests that were measured together, by their arrival; at least one.
 
-    `before`, `after`: those that belong to them and arrived beyond the ends of what was asked for.
+    `before`, `after`: requests of the scenario that arrived outside of the requested interval.
     """
 
-    key: Key
+    key: ScenarioKey
     requests: tuple[Request, ...]
     before: tuple[Request, ...] = ()
     after: tuple[Request, ...] = ()
@@ -61,58 +61,59 @@ class Scenario:
         return tuple(request for request in self.requests if request.outcome is outcome)
 
     @property
-    def decodes(self) -> tuple[Decode, ...]:
-        """Of the requests that were answered."""
-        return tuple(decode for each in self.ended(Outcome.SERVED) for decode in each.decodes)
+    def sequences(self) -> tuple[EngineSequence, ...]:
+        """The sequences of the requests that were served."""
+        return tuple(sequence for each in self.ended(Outcome.SERVED) for sequence in each.sequences)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The scenarios, by their start; and the requests that were turned away for none of them."""
+class Grouping:
+    """The scenarios, by their start, and the rejected requests that belong to none."""
 
     scenarios: tuple[Scenario, ...]
-    elsewhere: tuple[Request, ...]
+    unassigned: tuple[Request, ...]
 
 
-def scenarios_of(
+def group_scenarios(
     traffic: Traffic, gap_s: float, first_ns: int | None = None, last_ns: int | None = None
-) -> Found:
-    """The scenarios of a traffic.
+) -> Grouping:
+    """Groups requests into scenarios.
 
-    `gap_s`: without an id, a scenario ends where nothing of its kind ran for so long. `first_ns`,
-    `last_ns`: what arrived outside of these only tells that a scenario is cut (None: no such end).
+    `gap_s`: without an id, a scenario ends where nothing of its kind ran for this long. `first_ns`,
+    `last_ns`: the requested interval, None for no such end. Requests that arrived outside of it
+    only show that a scenario is cut.
     """
-    labelled: dict[Key, list[Request]] = defaultdict(list)
-    loose: list[Request] = []
+    labelled: dict[ScenarioKey, list[Request]] = defaultdict(list)
+    unlabelled: list[Request] = []
     for request in traffic.requests:
         key = _labels(request)
         if key is None:
-            loose.append(request)
+            unlabelled.append(request)
         else:
             labelled[key].append(request)
     whole: list[Scenario] = []
     for key, requests in labelled.items():
-        parts = [requests] if key.scenario is not None else _in_time(requests, gap_s)
+        parts = [requests] if key.scenario is not None else _split_at_gaps(requests, gap_s)
         for part in parts:
             whole += _by_engine(key, part)
-    gathered, elsewhere = _with_loose(whole, loose)
-    cut = (_within(each, first_ns, last_ns) for each in gathered)
+    gathered, unassigned = _with_unlabelled(whole, unlabelled)
+    cut = (_clipped(each, first_ns, last_ns) for each in gathered)
     scenarios = [each for each in cut if each is not None]
     scenarios.sort(key=lambda scenario: scenario.start_ns)
-    return Found(tuple(scenarios), tuple(elsewhere))
+    return Grouping(tuple(scenarios), tuple(unassigned))
 
 
-def _labels(request: Request) -> Key | None:
-    """None of one that was turned away before it was known where it would go."""
+def _labels(request: Request) -> ScenarioKey | None:
+    """Returns the key of a request, None if it was rejected before it had a pool."""
     if request.measurement_type is None or request.model is None or request.pool is None:
         return None
-    return Key(
+    return ScenarioKey(
         request.scenario, request.measurement_type, request.model, request.pool, request.profile
     )
 
 
-def _in_time(requests: Sequence[Request], gap_s: float) -> list[list[Request]]:
-    """Parts with nothing for `gap_s` between them. `requests`: by their start."""
+def _split_at_gaps(requests: Sequence[Request], gap_s: float) -> list[list[Request]]:
+    """Splits requests, given by their start, where nothing ran for `gap_s`."""
     parts: list[list[Request]] = []
     end_ns = 0
     for request in requests:
@@ -123,21 +124,21 @@ def _in_time(requests: Sequence[Request], gap_s: float) -> list[list[Request]]:
     return parts
 
 
-def _by_engine(labels: Key, requests: Sequence[Request]) -> list[Scenario]:
-    """One for each kind of engine that decoded; what never came to one goes with its neighbours."""
-    kinds: dict[Key, list[Request]] = defaultdict(list)
+def _by_engine(labels: ScenarioKey, requests: Sequence[Request]) -> list[Scenario]:
+    """Returns a scenario for each kind of engine; requests that reached none join the nearest."""
+    kinds: dict[ScenarioKey, list[Request]] = defaultdict(list)
     others: list[Request] = []
     for request in requests:
-        if not request.decodes:
+        if not request.sequences:
             others.append(request)
             continue
-        decode = request.decodes[0]
+        sequence = request.sequences[0]
         key = replace(
             labels,
-            engine_version=decode.engine_version,
-            precision=decode.precision,
-            gpu=decode.gpu,
-            gpu_count=decode.gpu_count,
+            engine_version=sequence.engine_version,
+            precision=sequence.precision,
+            gpu=sequence.gpu,
+            gpu_count=sequence.gpu_count,
         )
         kinds[key].append(request)
     if not kinds:
@@ -148,17 +149,17 @@ def _by_engine(labels: Key, requests: Sequence[Request]) -> list[Scenario]:
     def nearest(request: Request) -> int:
         return min(range(len(windows)), key=lambda index: _distance_ns(windows[index], request))
 
-    return _joined(scenarios, [(nearest(request), request) for request in others])
+    return _with_requests(scenarios, [(nearest(request), request) for request in others])
 
 
-def _with_loose(
-    scenarios: list[Scenario], loose: Iterable[Request]
+def _with_unlabelled(
+    scenarios: list[Scenario], unlabelled: Iterable[Request]
 ) -> tuple[list[Scenario], list[Request]]:
-    """Requests without labels go to the scenario of their id, or to the one that went on then."""
+    """Assigns requests without labels to the scenario of their id, or to one that ran then."""
     windows = _windows(scenarios)
     chosen: list[tuple[int, Request]] = []
-    elsewhere: list[Request] = []
-    for request in loose:
+    unassigned: list[Request] = []
+    for request in unlabelled:
         alike = [
             (_distance_ns(window, request), index)
             for index, (scenario, window) in enumerate(zip(scenarios, windows, strict=True))
@@ -169,12 +170,14 @@ def _with_loose(
         if alike and (request.scenario is not None or not distance_ns):
             chosen.append((index, request))
         else:
-            elsewhere.append(request)
-    return _joined(scenarios, chosen), elsewhere
+            unassigned.append(request)
+    return _with_requests(scenarios, chosen), unassigned
 
 
-def _joined(scenarios: Sequence[Scenario], chosen: Iterable[tuple[int, Request]]) -> list[Scenario]:
-    """The scenarios with further requests, each in the one of that index."""
+def _with_requests(
+    scenarios: Sequence[Scenario], chosen: Iterable[tuple[int, Request]]
+) -> list[Scenario]:
+    """Returns the scenarios with further requests, each in the scenario of its index."""
     more: dict[int, list[Request]] = defaultdict(list)
     for index, request in chosen:
         more[index].append(request)
@@ -190,13 +193,13 @@ def _windows(scenarios: Sequence[Scenario]) -> list[tuple[int, int]]:
 
 
 def _distance_ns(window: tuple[int, int], request: Request) -> int:
-    """How far from a window it arrived, 0 within."""
+    """Returns how far from a window a request arrived, 0 within."""
     start_ns, end_ns = window
     return max(start_ns - request.start_ns, request.start_ns - end_ns, 0)
 
 
-def _within(scenario: Scenario, first_ns: int | None, last_ns: int | None) -> Scenario | None:
-    """What of it arrived within the ends; None of nothing."""
+def _clipped(scenario: Scenario, first_ns: int | None, last_ns: int | None) -> Scenario | None:
+    """Returns the part of a scenario that arrived in the interval, None if there is none."""
     early = [
         each for each in scenario.requests if first_ns is not None and each.start_ns < first_ns
     ]

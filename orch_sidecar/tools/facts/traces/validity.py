@@ -1,8 +1,8 @@
-"""What speaks against making a fact of a scenario.
+"""Finds the objections to making a row of a scenario.
 
-Pure. A label is earned by the steps that the engine really ran: one sequence a step for
-single-stream, several for the others, and nobody else in the engine meanwhile. What cannot be
-seen counts as not so.
+Pure. A label is earned by the steps that the engine ran: one sequence per step for single-stream,
+several for the others, and no traffic of others at the time. What the spans do not show counts as
+not satisfied.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.traces.occupancy import of_others, stays, with_unseen
-from orch_sidecar.tools.facts.traces.requests import Decode, Outcome, Request, Traffic
+from orch_sidecar.tools.facts.traces.occupancy import (
+    engine_occupancies,
+    foreign_sequences,
+    sequences_beside_untraced,
+)
+from orch_sidecar.tools.facts.traces.requests import EngineSequence, Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
 
 _INTERACTIVE: Final = "interactive"
 
 
 class Reason(StrEnum):
-    """Why a scenario makes no fact."""
+    """Why a scenario makes no row."""
 
     UNKNOWN_LABEL = "unknown_label"
     NOTHING_SERVED = "nothing_served"
@@ -37,38 +41,38 @@ class Reason(StrEnum):
     OTHER_TRAFFIC = "other_traffic"
     UNSEEN_TRAFFIC = "unseen_traffic"
     ENGINE_CHANGED = "engine_changed"
-    NOT_SAID = "not_said"  # what a row must have, and neither spans nor options say
+    NOT_SAID = "not_said"  # neither spans nor options have a value that a row needs
     UNSOUND_ROW = "unsound_row"
 
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """One reason, and in words what was seen."""
+    """One reason, and what was observed."""
 
     reason: Reason
-    says: str
+    detail: str
 
 
 def objections(scenario: Scenario, traffic: Traffic) -> list[Objection]:
-    """All that speaks against a scenario. `traffic`: all there was, this scenario's included."""
+    """Returns all objections to a scenario. `traffic`: all requests, including its own."""
     label, served = scenario.key.measurement_type, scenario.ended(Outcome.SERVED)
     if label not in (Label.SINGLE_STREAM, Label.BATCHED_ONLINE, Label.OFFLINE):
-        says = f"measurement_type is {label!r}, which is no label of a measurement"
-        return [Objection(Reason.UNKNOWN_LABEL, says)]
+        detail = f"measurement_type is {label!r}, which is not the label of a measurement"
+        return [Objection(Reason.UNKNOWN_LABEL, detail)]
     if not served:
         return [Objection(Reason.NOTHING_SERVED, "no request was answered")]
     return [
-        *_untold(scenario, served, traffic),
+        *_incomplete(scenario, served, traffic),
         *_contradictions(scenario, served),
-        *_steps(scenario, Label(label)),
-        *_company(scenario, traffic),
+        *_batching(scenario, Label(label)),
+        *_other_traffic(scenario, traffic),
     ]
 
 
-def _untold(
+def _incomplete(
     scenario: Scenario, served: tuple[Request, ...], traffic: Traffic
 ) -> Iterator[Objection]:
-    """What happened and was not told."""
+    """Finds requests and sequences whose spans are missing."""
     unended = [
         each
         for each in traffic.unfinished
@@ -77,97 +81,104 @@ def _untold(
         and (each.end_ns is None or each.end_ns >= scenario.start_ns)
     ]
     if unended:
-        says = "not ended, or not told of in full, when the traces were read"
-        yield Objection(Reason.NOT_ENDED, f"{_requests(len(unended))}: {says}")
-    # One that shares a decode has no sequence of its own.
+        detail = "not ended, or without a server span, when the traces were read"
+        yield Objection(Reason.NOT_ENDED, f"{_requests(len(unended))}: {detail}")
+    # A coalesced request has no sequence of its own.
     alone = [request for request in served if not request.coalesced]
-    missing = sum(not request.decodes for request in alone)
+    missing = sum(not request.sequences for request in alone)
     if missing:
-        says = "no span of the engine (it was not traced, or its spans have yet to come)"
-        yield Objection(Reason.ENGINE_NOT_TRACED, f"{missing} of {_requests(len(served))}: {says}")
-    partly = sum(0 < len(request.decodes) < request.sequences for request in alone)
+        detail = "no span of the engine (it is not traced, or has not exported its spans yet)"
+        yield Objection(
+            Reason.ENGINE_NOT_TRACED, f"{missing} of {_requests(len(served))}: {detail}"
+        )
+    partly = sum(0 < len(request.sequences) < request.requested_sequences for request in alone)
     if partly:
-        says = "fewer spans of the engine than sequences"
-        yield Objection(Reason.ENGINE_NOT_TRACED, f"{_requests(partly)}: {says}")
+        detail = "fewer spans of the engine than sequences"
+        yield Objection(Reason.ENGINE_NOT_TRACED, f"{_requests(partly)}: {detail}")
 
 
 def _contradictions(scenario: Scenario, served: tuple[Request, ...]) -> Iterator[Objection]:
-    """What sidecar and engine say differently of the same request."""
+    """Finds contradictions between sidecar and engine about one request."""
 
-    def contradiction(count: int, says: str) -> Iterator[Objection]:
+    def contradiction(count: int, detail: str) -> Iterator[Objection]:
         if count:
-            yield Objection(Reason.CONTRADICTION, f"{_requests(count)}: {says}")
+            yield Objection(Reason.CONTRADICTION, f"{_requests(count)}: {detail}")
 
     label = scenario.key.measurement_type
-    others = {decode.measurement_type for decode in scenario.decodes} - {label}
+    others = {sequence.measurement_type for sequence in scenario.sequences} - {label}
     yield from contradiction(
-        sum(any(decode.measurement_type != label for decode in each.decodes) for each in served),
-        f"the sidecar says {label}, the engine {', '.join(sorted(map(str, others)))}",
+        sum(
+            any(sequence.measurement_type != label for sequence in each.sequences)
+            for each in served
+        ),
+        f"the sidecar reports {label}, the engine {', '.join(sorted(map(str, others)))}",
     )
-    told = [each for each in served if each.decodes]
+    traced = [each for each in served if each.sequences]
     yield from contradiction(
-        sum(each.input_tokens not in (None, each.decoded_input_tokens) for each in told),
-        "the sidecar counts other input tokens than the engine",
+        sum(each.input_tokens not in (None, each.engine_input_tokens) for each in traced),
+        "sidecar and engine report different input tokens",
     )
     yield from contradiction(
-        sum(each.output_tokens not in (None, each.decoded_output_tokens) for each in told),
-        "the sidecar counts other output tokens than the engine",
+        sum(each.output_tokens not in (None, each.engine_output_tokens) for each in traced),
+        "sidecar and engine report different output tokens",
     )
     backwards = [each for each in served if each.end_ns < each.start_ns]
-    yield from contradiction(len(backwards), "the end comes before the start")
+    yield from contradiction(len(backwards), "the end is before the start")
 
 
-def _steps(scenario: Scenario, label: Label) -> Iterator[Objection]:
-    """Whether the label is what the engine's steps say."""
-    decodes = scenario.decodes
-    if not decodes:
-        return  # said already
-    batches = [decode.batch_max for decode in decodes if decode.batch_max is not None]
+def _batching(scenario: Scenario, label: Label) -> Iterator[Objection]:
+    """Compares the label with the engine's steps."""
+    found = scenario.sequences
+    if not found:
+        return  # `_incomplete` has objected
+    batches = [sequence.batch_max for sequence in found if sequence.batch_max is not None]
     if not batches:
-        says = "no span of the engine tells of its steps, which takes the plugin and two tokens"
-        yield Objection(Reason.NO_STEPS, says)
+        detail = "no span of the engine has steps (these need the plugin and two tokens)"
+        yield Objection(Reason.NO_STEPS, detail)
     elif label is Label.SINGLE_STREAM and max(batches) > 1:
         beside = sum(batch > 1 for batch in batches)
-        says = f"{beside} of {len(decodes)} sequences shared a step, up to {max(batches)} at once"
-        yield Objection(Reason.BATCH_ABOVE_ONE, says)
+        detail = f"{beside} of {len(found)} sequences shared a step, up to {max(batches)} in one"
+        yield Objection(Reason.BATCH_ABOVE_ONE, detail)
     elif label is not Label.SINGLE_STREAM and max(batches) == 1:
-        says = f"no step had more than one of its sequences ({len(decodes)})"
-        yield Objection(Reason.NEVER_BATCHED, says)
-    if label is Label.SINGLE_STREAM and (overlaps := _overlaps(decodes)):
-        says = f"{overlaps} of {len(decodes)} sequences came while another was in the engine"
-        yield Objection(Reason.OVERLAP, says)
+        detail = f"no step had more than one sequence (of {len(found)})"
+        yield Objection(Reason.NEVER_BATCHED, detail)
+    if label is Label.SINGLE_STREAM and (overlaps := _overlaps(found)):
+        detail = f"{overlaps} of {len(found)} sequences arrived while another was in the engine"
+        yield Objection(Reason.OVERLAP, detail)
 
 
-def _overlaps(decodes: tuple[Decode, ...]) -> int:
+def _overlaps(sequences: tuple[EngineSequence, ...]) -> int:
     count, end_ns = 0, 0
-    for decode in sorted(decodes, key=lambda each: each.start_ns):
-        count += decode.start_ns < end_ns
-        end_ns = max(end_ns, decode.end_ns)
+    for sequence in sorted(sequences, key=lambda each: each.start_ns):
+        count += sequence.start_ns < end_ns
+        end_ns = max(end_ns, sequence.end_ns)
     return count
 
 
-def _company(scenario: Scenario, traffic: Traffic) -> Iterator[Objection]:
-    """Who else was served meanwhile, and by whom."""
-    shared = sum(request.coalesced or request.led for request in scenario.requests)
+def _other_traffic(scenario: Scenario, traffic: Traffic) -> Iterator[Objection]:
+    """Finds traffic that shared the engines, and shared generations."""
+    shared = sum(request.coalesced or request.coalesced_leader for request in scenario.requests)
     if shared:
-        says = "a decode was shared, its tokens would count several times"
-        yield Objection(Reason.COALESCED, f"{_requests(shared)}: {says}")
+        detail = "a generation was shared, its tokens would count several times"
+        yield Objection(Reason.COALESCED, f"{_requests(shared)}: {detail}")
     if scenario.key.measurement_type == Label.OFFLINE:
         online = sum(each.service_class == _INTERACTIVE for each in scenario.requests)
         if online:
-            says = f"{_requests(online)} of class {_INTERACTIVE}"
-            yield Objection(Reason.ONLINE_TRAFFIC, says)
-    there = stays(scenario, traffic)
-    if others := of_others(scenario, there):
-        says = f"sequences of others in the same engine meanwhile: {others}"
-        yield Objection(Reason.OTHER_TRAFFIC, says)
-    if unseen := with_unseen(scenario, there):
-        says = "in a step with more than were traced (traces must not be sampled)"
-        yield Objection(Reason.UNSEEN_TRAFFIC, f"sequences {says}: {unseen}")
-    engines = {decode.engine for decode in scenario.decodes}
+            detail = f"{_requests(online)} of class {_INTERACTIVE}"
+            yield Objection(Reason.ONLINE_TRAFFIC, detail)
+    found = engine_occupancies(scenario, traffic)
+    if others := foreign_sequences(scenario, found):
+        detail = f"foreign sequences in the same engine at the time: {others}"
+        yield Objection(Reason.OTHER_TRAFFIC, detail)
+    if unseen := sequences_beside_untraced(scenario, found):
+        detail = (
+            f"sequences that shared a step with untraced ones (tracing must not sample): {unseen}"
+        )
+        yield Objection(Reason.UNSEEN_TRAFFIC, detail)
+    engines = {sequence.engine for sequence in scenario.sequences}
     if len(engines) > 1:
-        says = f"{len(engines)} engines decoded: it was replaced, or there are several"
-        yield Objection(Reason.ENGINE_CHANGED, says)
+        detail = f"{len(engines)} engines served it: it was restarted, or there are several"
+        yield Objection(Reason.ENGINE_CHANGED, detail)
 
 
 def _requests(count: int) -> str:

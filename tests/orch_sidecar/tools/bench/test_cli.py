@@ -30,7 +30,7 @@ def code_of(*words: str) -> int:
         ((), "the following arguments are required: COMMAND"),
         (("batched-online",), "--rate (requests per second) or --concurrency must be given"),
         (("sweep", "--concurrency", "2,1"), "'2,1' must be ascending, each once"),
-        (("sweep", "--plot", "x.gif"), "x.gif: a plot is a .png or a .svg file"),
+        (("sweep", "--plot", "x.gif"), "x.gif: the suffix of a plot must be .png or .svg"),
         ((*ONLINE, "--output", "/nowhere/x.json"), "must be a file in a folder that is there"),
         ((*ONLINE, "--facts", "/"), "--facts /: must be a file in a folder that is there"),
     ],
@@ -57,7 +57,7 @@ def test_table_to_which_no_row_can_be_added_is_told_before_minutes_of_measuring(
     broken = tmp_path / "broken.csv"
     broken.write_text(f'{HEADER}\nm/x,"x', encoding="utf-8")
     assert code_of(*ONLINE, "--facts", str(broken)) == 2
-    assert f"--facts {broken}:2:2: the last record must end" in capsys.readouterr().err
+    assert f"--facts {broken}:2:2: rows cannot be appended" in capsys.readouterr().err
 
 
 def test_one_file_for_two_things_is_refused(

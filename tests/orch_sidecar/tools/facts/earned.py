@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orch_sidecar.tools.facts.traces.requests import Traffic
-from orch_sidecar.tools.facts.traces.scenarios import scenarios_of
+from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
 from orch_sidecar.tools.facts.traces.validity import objections
 from tests.orch_sidecar.tools.facts.spans import one, told
@@ -19,10 +19,10 @@ def against(*requests: list[Span], scenario: str | None = None) -> dict[str, str
 
 
 def against_of(traffic: Traffic, scenario: str | None) -> dict[str, str]:
-    [found] = [s for s in scenarios_of(traffic, 60.0).scenarios if s.key.scenario == scenario]
+    [found] = [s for s in group_scenarios(traffic, 60.0).scenarios if s.key.scenario == scenario]
     said = objections(found, traffic)
     assert len({each.reason for each in said}) == len(said)
-    return {each.reason.value: each.says for each in said}
+    return {each.reason.value: each.detail for each in said}
 
 
 def earned(label: str, number: int, start_s: float, end_s: float, **more: object) -> list[Span]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, notes_text
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, format_notes
 from orch_sidecar.tools.facts.tables.table import Table, with_records
 
 LEGACY = Path(__file__).with_name("legacy.csv")
@@ -59,5 +59,5 @@ def fact(label: Label = Label.BATCHED_ONLINE, **changes: Any) -> Row:
     }
     extra = values.pop("notes", {})
     if "scenario_notes" not in changes:
-        values["scenario_notes"] = notes_text(notes | extra)
+        values["scenario_notes"] = format_notes(notes | extra)
     return Row(**values)

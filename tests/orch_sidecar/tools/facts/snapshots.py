@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orch_sidecar.tools.facts.evidence.snapshot import Snapshot, snapshot_of
+from orch_sidecar.tools.facts.evidence.snapshot import Snapshot, parse_snapshot
 
 
 def document(**fields: Any) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def document(**fields: Any) -> dict[str, Any]:
 
 
 def snapshot(**fields: Any) -> Snapshot:
-    return snapshot_of(document(**fields))
+    return parse_snapshot(document(**fields))
 
 
 def home(**fields: Any) -> Snapshot:

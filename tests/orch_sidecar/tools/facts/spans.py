@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orch_sidecar.tools.facts.traces.otlp_file import read
-from orch_sidecar.tools.facts.traces.requests import Traffic, traffic_of
+from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.span import Kind, Link, Span, Value
 
 TRACES = Path(__file__).with_name("traces")
@@ -122,4 +122,4 @@ def one(
 
 def told(*requests: list[Span]) -> Traffic:
     """The traffic of these requests' spans."""
-    return traffic_of(span for request in requests for span in request)
+    return build_traffic(span for request in requests for span in request)

@@ -63,7 +63,7 @@ class TestCheck:
         assert code == 1
         lines = out.splitlines()
         assert lines[0].startswith(f"{sound}: 3 rows")
-        assert lines[-1] == f"{legacy}: 24 rows (none sound), 41 faults"
+        assert lines[-1] == f"{legacy}: 24 rows (none valid), 41 faults"
         assert sum(line.startswith(f"{legacy}:") for line in lines) == 42
         assert any(line.startswith(f"{legacy}:10:8: input_tokens '~45000': ") for line in lines)
 
@@ -79,11 +79,11 @@ class TestCheck:
         )
         code, out, _ = run("check", "--confirmed", path)
         assert code == 1
-        assert out.startswith(f"{path}:3:11: measurement_type 'to_be_confirmed': nobody has")
+        assert out.startswith(f"{path}:3:11: measurement_type 'to_be_confirmed': the batching")
 
     @pytest.mark.parametrize(
         ("content", "said"),
-        [(b"\xff\xfe", "no UTF-8"), (None, "No such file"), (b"x" * 200_000, "no CSV")],
+        [(b"\xff\xfe", "not UTF-8"), (None, "No such file"), (b"x" * 200_000, "invalid CSV")],
     )
     def test_file_that_cannot_be_read_exits_with_2(
         self, run: Run, tmp_path: Path, content: bytes | None, said: str
@@ -108,7 +108,7 @@ class TestMigrate:
         lines = out.splitlines()
         assert sum(": relabelled: " in line for line in lines) == 15
         assert sum(": notes added: " in line for line in lines) == 6
-        assert sum(": left as it is: " in line for line in lines) == 3
+        assert sum(": unchanged: " in line for line in lines) == 3
         assert lines[-1] == f"{to}: 24 rows (6 single_stream, 15 to_be_confirmed), 5 faults"
         assert f"{to}:10:8: input_tokens '~45000'" in out
 
@@ -160,7 +160,7 @@ class TestMerge:
         other, to = tmp_path / "b.csv", tmp_path / "out.csv"
         append(other, [fact(), fact(gpu="A100")])
         code, out, _ = run("merge", "-o", to, sound, other)
-        assert (code, out) == (0, f"{to}: 4 rows, 1 that stood there twice left out\n")
+        assert (code, out) == (0, f"{to}: 4 rows (1 repeated omitted)\n")
         assert to.read_text().startswith(sound.read_text())
         assert run("check", to)[0] == 0
 
@@ -177,7 +177,7 @@ class TestMerge:
         append(other, [fact(throughput_tokens_per_sec=2500.0)])
         code, out, _ = run("merge", "-o", to, sound, other)
         assert code == 1
-        assert out.startswith(f"{other}:2:10: throughput_tokens_per_sec '2500': {sound}:4:10 says")
+        assert out.startswith(f"{other}:2:10: throughput_tokens_per_sec '2500': {sound}:4:10 has")
         assert out.endswith(f"1 fault: {to} is not written\n")
         assert not to.exists()
 
@@ -198,7 +198,7 @@ class TestCompare:
         assert (code, err) == (0, "")
         assert "tokens out, single_stream\n" in out
         assert "tokens out, batched_online\n" in out
-        assert "kept apart" in out
+        assert "not compared" in out
 
     def test_says_everything_as_json(self, run: Run, sound: Path) -> None:
         code, out, _ = run("compare", "--json", sound)
@@ -226,12 +226,12 @@ class TestCompare:
         code, out, err = run("compare", path)
         assert code == 1
         assert f"{path}:2: to_be_confirmed" in out
-        assert "no row that can be compared" in err
+        assert "have no row that can be compared" in err
 
     def test_plot_of_no_kind_is_bad_usage(self, run: Run, sound: Path, tmp_path: Path) -> None:
         code, out, err = run("compare", sound, "--plot", tmp_path / "p.gif")
         assert (code, out) == (2, "")
-        assert "a plot is a .png or a .svg file" in err
+        assert "must be .png or .svg" in err
 
     def test_plot_without_matplotlib_says_what_to_install(
         self, run: Run, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -254,5 +254,5 @@ def test_bad_usage_exits_with_2(run: Run, words: list[str]) -> None:
 def test_help_names_the_commands_and_exit_codes() -> None:
     command = [sys.executable, "-m", "orch_sidecar", "facts", "--help"]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
-    for word in ("check", "merge", "compare", "exit codes: 0 fine"):
+    for word in ("check", "merge", "compare", "exit codes: 0 success"):
         assert word in result.stdout

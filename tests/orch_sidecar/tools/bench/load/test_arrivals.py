@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.load import arrivals
 from orch_sidecar.tools.bench.load.arrivals import constant, gamma, poisson, until
-from orch_sidecar.tools.facts.evidence.verdict import LEAST_QUERIES, LEAST_SECONDS, shortfalls
+from orch_sidecar.tools.facts.evidence.verdict import MIN_DURATION_S, MIN_QUERIES, shortfalls
 from orch_sidecar.tools.facts.tables.row import Label
 
 MANY = 20_000
@@ -127,7 +127,7 @@ def test_schedule_of_a_rate_has_the_requests_and_the_seconds() -> None:
 def test_default_run_is_never_too_short_to_be_published(rate: float) -> None:
     """The window is from the first arrival on: long enough even of answers that take no time."""
     for times in (constant(rate), *(poisson(rate, seed) for seed in range(20))):
-        due_s = until(times, LEAST_QUERIES[Label.BATCHED_ONLINE], LEAST_SECONDS)
+        due_s = until(times, MIN_QUERIES[Label.BATCHED_ONLINE], MIN_DURATION_S)
         assert shortfalls(Label.BATCHED_ONLINE, len(due_s), due_s[-1] - due_s[0]) == []
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from orch_sidecar.tools.bench.load.scenario import Slo
-from orch_sidecar.tools.facts.evidence.figures import Served
+from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import OFFLINE, ONLINE, SINGLE
 
 # TTFT 100 ms, TPOT 10 ms, latency 200 ms.
-SERVED = Served(0.0, 0.1, 0.2, 32, 11)
+SERVED = CompletedRequest(0.0, 0.1, 0.2, 32, 11)
 
 
 @pytest.mark.parametrize(

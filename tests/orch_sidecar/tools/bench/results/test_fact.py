@@ -14,8 +14,8 @@ from orch_sidecar.tools.bench.results.identity import Given
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.evidence.measured import LATENCIES, Arrivals
 from orch_sidecar.tools.facts.tables.check import row_faults
-from orch_sidecar.tools.facts.tables.row import Label, notes_of
-from orch_sidecar.tools.facts.tables.table import Record, fields_of, record_text
+from orch_sidecar.tools.facts.tables.row import Label, parse_notes
+from orch_sidecar.tools.facts.tables.table import Record, record_text, row_fields
 from tests.orch_sidecar.tools.bench.sample_results import (
     OFFLINE,
     ONLINE,
@@ -34,7 +34,7 @@ TYPED = Given(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
 
 
 def sound(row: Any) -> bool:
-    fields = fields_of(row)
+    fields = row_fields(row)
     return not row_faults("t.csv", Record(1, fields, record_text(fields, "")))
 
 
@@ -51,7 +51,7 @@ def test_row_says_what_the_engine_did(scenario: Scenario, batch: int, batching: 
     assert row.engine == "vLLM 0.32.0"
     assert (row.gpu, row.gpu_count, row.precision) == ("CPU (test)", 0, "FP32")
     assert row.source_tag == "orch-bench:20261121T211711Z-x-4037a0"
-    notes = notes_of(row.scenario_notes)
+    notes = parse_notes(row.scenario_notes)
     assert notes["batching"] == batching
     assert notes["arrivals"] == scenario.arrivals
     assert (notes["requests"], notes["window_s"], notes["preliminary"]) == ("10", "1.1", "yes")
@@ -59,7 +59,7 @@ def test_row_says_what_the_engine_did(scenario: Scenario, batch: int, batching: 
 
 def test_notes_have_the_names_that_other_rows_have() -> None:
     row = row_of(result([*CALLS, refused(0.0)], replace(ONLINE, slo=Slo(ttft_ms=500.0))))
-    notes = notes_of(row.scenario_notes)
+    notes = parse_notes(row.scenario_notes)
     assert set(notes) == {
         "input_tokens", "output_tokens", "batching", "tool", "arrivals", "rate_per_s", "requests",
         "window_s", "seed", "refused", "goodput_share", "batch_mean", "profile", "preliminary",
@@ -71,13 +71,13 @@ def test_notes_have_the_names_that_other_rows_have() -> None:
 
 
 def test_offline_row_says_nothing_of_latency() -> None:
-    notes = notes_of(row_of(result(CALLS, OFFLINE)).scenario_notes)
+    notes = parse_notes(row_of(result(CALLS, OFFLINE)).scenario_notes)
     assert not [name for name in notes if name.endswith("_ms")]
 
 
 def test_clients_of_a_closed_loop_are_noted() -> None:
     closed = replace(ONLINE, arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, clients=8)
-    notes = notes_of(row_of(result(CALLS, closed)).scenario_notes)
+    notes = parse_notes(row_of(result(CALLS, closed)).scenario_notes)
     assert (notes["arrivals"], notes["at_once"]) == ("closed_loop", "8")
     assert "rate_per_s" not in notes
 
@@ -85,7 +85,7 @@ def test_clients_of_a_closed_loop_are_noted() -> None:
 def test_doubts_are_noted() -> None:
     calls = [answered(0.0, counted_by_events=True), *CALLS]
     row = row_of(result(calls, given=Given(gpu="H100", model_id="org/m"), pulse=Pulse((), 0.95)))
-    notes = notes_of(row.scenario_notes)
+    notes = parse_notes(row.scenario_notes)
     assert (notes["given"], notes["served_as"]) == ("gpu,model_id", "tiny")
     assert (notes["client_bottleneck"], notes["counted_by_events"]) == ("yes", "1")
     assert (row.model_id, row.model_name, row.gpu) == ("org/m", "m", "H100")
@@ -95,7 +95,7 @@ def test_endpoint_that_tells_nothing_makes_a_row_to_be_confirmed() -> None:
     calls = [answered(0.0), answered(0.01), answered(1.0)]
     row = row_of(result_of(unverified(calls, given=TYPED)))
     assert sound(row)
-    notes = notes_of(row.scenario_notes)
+    notes = parse_notes(row.scenario_notes)
     assert (row.measurement_type, row.batch) == (Label.TO_BE_CONFIRMED, 2)
     assert (notes["batching"], notes["claim"]) == ("unknown", "batched_online")
     assert (notes["batch_is"], notes["given"]) == ("overlap", "engine,precision,gpu,gpu_count")
@@ -130,7 +130,7 @@ def test_nothing_answered_makes_no_row() -> None:
 
 
 def test_name_that_no_note_can_hold_makes_no_row() -> None:
-    with pytest.raises(ValueError, match="must be one line without ;"):
+    with pytest.raises(ValueError, match="must be one line without a semicolon"):
         row_of(
             result(
                 CALLS,

@@ -42,8 +42,8 @@ def test_run_that_is_long_enough_is_valid() -> None:
 @pytest.mark.parametrize(
     ("calls", "missing"),
     [
-        (in_a_row(10, every_s=100.0), "10 queries, and at least 662 are needed"),
-        (in_a_row(700), "70.1 s, and at least 600 s are needed"),
+        (in_a_row(10, every_s=100.0), "10 queries, at least 662 are required"),
+        (in_a_row(700), "70.1 s, at least 600 s are required"),
     ],
 )
 def test_shorter_run_is_preliminary_and_says_what_it_lacks(calls: list[Call], missing: str) -> None:
@@ -53,14 +53,14 @@ def test_shorter_run_is_preliminary_and_says_what_it_lacks(calls: list[Call], mi
 
 def test_single_stream_needs_64_queries() -> None:
     calls = in_a_row(63, every_s=10.0, due=False)
-    assert result(calls, SINGLE).shortfalls == ["63 queries, and at least 64 are needed"]
+    assert result(calls, SINGLE).shortfalls == ["63 queries, at least 64 are required"]
     assert result([*calls, answered(640.0, due=False)], SINGLE).status is Status.VALID
 
 
 @pytest.mark.parametrize(
     ("after", "reason"),
     [
-        ({"requests_total": 111}, "others used it at the same time"),
+        ({"requests_total": 111}, "the engine served other clients"),
         ({"requests_total": 109}, "answers were shared (coalesced)"),
         ({"epoch": "e2"}, "the engine was restarted"),
         ({"profile": "offline"}, "the profile changed"),
@@ -88,7 +88,7 @@ def test_engine_that_was_not_idle_at_an_end_of_it_makes_it_invalid() -> None:
 def test_more_decoded_than_was_generated_is_seen_unless_something_is_not_known() -> None:
     told: dict[str, Any] = {"requests_total": 110, "steps_by_batch": {"4": [33, 0.5]}}
     found = result(CALLS, after=snapshot(**told))
-    said = "the engine decoded 112 times a sequence in the window, and this measurement has 110"
+    said = "the engine decoded 112 tokens in the window, but this measurement received 110"
     assert [reason[: len(said)] for reason in found.reasons] == [said]
     cut = Call(due_s=1.0, sent_s=1.0, ended_s=1.1, fate=Fate.CUT, connected=True)
     for unknown in (cut, answered(1.0, counted_by_events=True)):
@@ -105,8 +105,8 @@ def test_what_never_reached_the_engine_hides_no_request_of_others(away: Call) ->
     assert result([*CALLS, away]).status is Status.PRELIMINARY
     found = result([*CALLS, away], after=snapshot(requests_total=111, steps_by_batch=steps))
     assert found.reasons == [
-        "the engine took 11 requests in the window, and 10 were of this measurement: others used "
-        "it at the same time"
+        "the engine accepted 11 requests in the window, but this measurement sent 10: "
+        "the engine served other clients, too"
     ]
     assert found.counts.sent == 11
 
@@ -157,13 +157,13 @@ def test_trial_beside_another_client_is_invalid() -> None:
     after = snapshot(requests_total=111, steps_by_batch=NEVER_BATCHED)
     found = result(CALLS, after=after, trial=True)
     assert found.status is Status.INVALID
-    assert ["others used it at the same time" in reason for reason in found.reasons] == [True]
+    assert ["the engine served other clients" in reason for reason in found.reasons] == [True]
 
 
 def test_offline_run_that_lasted_less_than_was_asked_for_says_so() -> None:
     found = result(CALLS, replace(OFFLINE, least_seconds=5.0))
     assert found.shortfalls == [
-        "1.1 s, and at least 600 s are needed",
+        "1.1 s, at least 600 s are required",
         "1.1 s, and 5 s were asked for: it takes more requests",
     ]
     assert len(result(CALLS, replace(OFFLINE, least_seconds=600.0)).shortfalls) == 1

@@ -30,8 +30,8 @@ def test_single_stream_is_told_with_its_90th_latency_and_its_tokens_per_stream()
     told = words(result(in_a_row(10, due=False), SINGLE)).splitlines()
     assert told == [
         "single_stream: PRELIMINARY",
-        "  to be published: 10 queries, and at least 64 are needed",
-        "  to be published: 1.1 s, and at least 600 s are needed",
+        "  to be published: 10 queries, at least 64 are required",
+        "  to be published: 1.1 s, at least 600 s are required",
         "tiny on vllm 0.32.0, FP32, CPU (test), profile home, slots: 1",
         "one by one, prompts: synthetic, 32 in, 11 out, seed 0",
         "requests: 10 sent, 10 answered, 0 refused, 0 failed, 0 cut",

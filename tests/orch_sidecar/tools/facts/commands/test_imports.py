@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.cli import main
-from orch_sidecar.tools.facts.tables.check import check, sound_rows
+from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
 from tests.orch_sidecar.tools.facts.imports import document, path
@@ -55,11 +55,11 @@ def test_appends_a_sound_row_once(
 ) -> None:
     table = tmp_path / "facts.csv"
     words = command, path(name), *ends(name), "--output", table
-    assert run(*words) == (0, "", f"{table}: 1 added, 0 were there\n")
-    assert run(*words) == (0, "", f"{table}: 0 added, 1 were there\n")
+    assert run(*words) == (0, "", f"{table}: 1 added, 0 already present\n")
+    assert run(*words) == (0, "", f"{table}: 0 added, 1 already present\n")
     found = read(table)
     assert check(found, confirmed=True) == []
-    [placed] = sound_rows(found)
+    [placed] = valid_rows(found)
     assert placed.row.measurement_type is label
     assert placed.row.source_tag.startswith(f"{name}.json sha256:")
 
@@ -137,11 +137,11 @@ def test_what_is_given_must_be_a_fact(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "either both --capabilities-..., or all of"),
-        (GIVEN[:-2], "either both --capabilities-..., or all of"),
+        ([], "give either both --capabilities-before"),
+        (GIVEN[:-2], "give either both --capabilities-before"),
         (ends("guidellm_home")[:2], "go together"),
-        ([*ends("guidellm_home"), *GIVEN], "are in the capabilities"),
-        ([path("guidellm_cloud"), *ends("guidellm_home")], "the files have 2"),
+        ([*ends("guidellm_home"), *GIVEN], "are part of the capabilities"),
+        ([path("guidellm_cloud"), *ends("guidellm_home")], "not 2"),
     ],
 )
 def test_words_that_do_not_go_together_exit_with_2(
@@ -154,7 +154,12 @@ def test_words_that_do_not_go_together_exit_with_2(
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"{", ":1: no JSON"), (b"", ":1: no JSON"), (b"\xff", "no UTF-8"), (b"{} x", "no JSON")],
+    [
+        (b"{", ":1: invalid JSON"),
+        (b"", ":1: invalid JSON"),
+        (b"\xff", "not UTF-8"),
+        (b"{} x", "invalid JSON"),
+    ],
 )
 def test_file_that_cannot_be_read_exits_with_2(
     run: Run, tmp_path: Path, content: bytes, said: str
@@ -197,7 +202,7 @@ def test_pool_that_was_measured_is_named_where_there_are_several(run: Run, tmp_p
     words = "--capabilities-before", paths[0], "--capabilities-after", paths[1]
     code, _, err = run("from-guidellm", path("guidellm_home"), *words)
     assert code == 2
-    assert "one pool must be named" in err
+    assert "a pool must be given" in err
     code, out, _ = run("from-guidellm", path("guidellm_home"), *words, "--pool", "home")
     assert code == 0
     assert ",single_stream," in out
@@ -214,7 +219,7 @@ def test_json_that_cannot_be_read_is_told_with_its_place(
     odd.write_text(content)
     code, _, err = run("from-vllm-bench", odd, *GIVEN)
     assert code == 2
-    assert err.startswith(f"orch facts: {odd}:1: no JSON: ")
+    assert err.startswith(f"orch facts: {odd}:1: invalid JSON: ")
     assert said in err
 
 
@@ -225,9 +230,9 @@ def test_another_figure_for_a_measurement_that_is_there_is_refused(
     words = "from-vllm-bench", path("vllm_bench_home"), *GIVEN, "--output", table
     assert run(*words)[0] == 0
     before = table.read_text()
-    figure = sound_rows(read(table))[0].record.fields[9]
+    figure = valid_rows(read(table))[0].record.fields[9]
     table.write_text(before.replace(f",{figure},", ",1.5,"))
     code, _, err = run(*words)
     assert code == 1
-    assert f"{table}:2:10 says '1.5' of the same measurement" in err
+    assert f"{table}:2:10 has '1.5' for the same measurement" in err
     assert table.read_text() == before.replace(f",{figure},", ",1.5,")

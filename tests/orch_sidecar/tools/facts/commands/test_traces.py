@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.commands import traces as traces_cli
-from orch_sidecar.tools.facts.tables.check import check, sound_rows
+from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
-from orch_sidecar.tools.facts.tables.row import notes_of
+from orch_sidecar.tools.facts.tables.row import parse_notes
 from orch_sidecar.tools.facts.tables.table import parse
 from orch_sidecar.tools.facts.traces.span import Span
 from tests.orch_sidecar.tools.facts.scripted_jaeger import ScriptedJaeger, export_of
@@ -46,7 +46,7 @@ def labels(text: str) -> list[tuple[str, str]]:
     table = parse("stdout", text)
     assert check(table) == []
     return [
-        (placed.row.measurement_type.value, placed.row.source_tag) for placed in sound_rows(table)
+        (placed.row.measurement_type.value, placed.row.source_tag) for placed in valid_rows(table)
     ]
 
 
@@ -63,11 +63,11 @@ def test_prints_a_table_of_what_was_earned_and_tells_the_rest(
     ]
     assert told.err.splitlines() == [
         "invalid: shared-1 (batched_online, tiny, pool cloud, 3 requests)",
-        "  never_batched: no step had more than one of its sequences (1)",
-        "  coalesced: 3 requests: a decode was shared, its tokens would count several times",
+        "  never_batched: no step had more than one sequence (of 1)",
+        "  coalesced: 3 requests: a generation was shared, its tokens would count several times",
         "invalid: bulk-1 (batched_online, tiny, pool cloud, 2 requests)",
-        "  never_batched: no step had more than one of its sequences (2)",
-        "left out: home-1.warmup (before a measurement)",
+        "  never_batched: no step had more than one sequence (of 2)",
+        "excluded warm-up: home-1.warmup",
     ]
 
 
@@ -101,7 +101,7 @@ async def test_jaeger_gives_the_same_rows_as_a_file(capsys: pytest.CaptureFixtur
             row["throughput_tokens_per_sec"] = pytest.approx(
                 row["throughput_tokens_per_sec"], rel=1e-4
             )
-            notes = notes_of(row.pop("scenario_notes"))
+            notes = parse_notes(row.pop("scenario_notes"))
             row["notes"] = {k: v for k, v in notes.items() if not k.endswith(("_ms", "_s"))}
     assert by_file == by_jaeger
     assert [row["source_tag"] for row in by_jaeger["rows"]] == [
@@ -120,7 +120,7 @@ def test_rows_are_added_to_a_file_once(tmp_path: Path, capsys: pytest.CaptureFix
     assert run("from-otlp", HOME, "--output", str(path)) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{path}: no rows added"
     assert check(read(path)) == []
-    assert [each.row.measurement_type.value for each in sound_rows(read(path))] == [
+    assert [each.row.measurement_type.value for each in valid_rows(read(path))] == [
         "single_stream",
         "single_stream",  # from two files: another source
         "batched_online",
@@ -156,7 +156,7 @@ def test_one_scenario_is_asked_for_by_its_id(capsys: pytest.CaptureFixture[str])
     assert labels(told.out) == [("batched_online", "otlp:home.jsonl+mixed.jsonl/two-1")]
     assert told.err == ""
     assert run("from-otlp", HOME, "--scenario", "moon") == 1
-    assert f"no scenario of scenario 'moon' in {HOME} (6 requests)" in capsys.readouterr().err
+    assert f"no scenario 'moon' in {HOME} (6 requests)" in capsys.readouterr().err
 
 
 def test_what_the_spans_do_not_tell_is_given(
@@ -166,13 +166,13 @@ def test_what_the_spans_do_not_tell_is_given(
     path = tmp_path / "bare.jsonl"
     path.write_text(json.dumps(export_of(without(real("cloud"), *names))))
     assert run("from-otlp", str(path)) == 1
-    assert "not_said: gpu: the spans do not tell it" in capsys.readouterr().err
+    assert "not_said: gpu: the spans do not contain it" in capsys.readouterr().err
     given = ("--gpu", "L40S", "--gpu-count", "1", "--engine", "vLLM 0.32.0", "--precision", "BF16")
     assert run("from-otlp", str(path), *given, "--model-id", "org/tiny-1") == 0
-    [placed] = sound_rows(parse("stdout", capsys.readouterr().out))
+    [placed] = valid_rows(parse("stdout", capsys.readouterr().out))
     assert (placed.row.gpu, placed.row.gpu_count, placed.row.precision) == ("L40S", 1, "BF16")
     assert (placed.row.model_id, placed.row.model_name) == ("org/tiny-1", "tiny-1")
-    notes = notes_of(placed.row.scenario_notes)
+    notes = parse_notes(placed.row.scenario_notes)
     assert notes["given"] == "engine,precision,gpu,gpu_count"
 
 
@@ -195,8 +195,8 @@ async def test_a_scenario_that_goes_on_beyond_the_interval_is_told_of(
     spans = [span for request in requests for span in request]
     ends = ("--since", "2026-11-21T21:03:22.5Z", "--until", "2026-11-21T21:03:26.5Z")
     assert await from_jaeger(spans, *ends) == 0
-    [placed] = sound_rows(parse("stdout", capsys.readouterr().out))
-    notes = notes_of(placed.row.scenario_notes)
+    [placed] = valid_rows(parse("stdout", capsys.readouterr().out))
+    notes = parse_notes(placed.row.scenario_notes)
     assert (notes["requests"], notes["cut"]) == ("4", "before,after")
 
 
@@ -207,7 +207,7 @@ async def test_traffic_that_only_the_engine_tells_of_is_seen(
     *_, around = one(2, 1_795_295_004, 1_795_295_005)
     assert await from_jaeger([*run_, replace(around, parent_id=None)], *ALL) == 1
     assert (
-        "other_traffic: sequences of others in the same engine meanwhile: 1"
+        "other_traffic: foreign sequences in the same engine at the time: 1"
         in capsys.readouterr().err
     )
     assert (
@@ -233,7 +233,7 @@ def test_a_server_that_is_not_there_is_told_with_2(capsys: pytest.CaptureFixture
         "orch facts: from-jaeger: cannot read http://127.0.0.1:1/api/traces: "
     )
     assert run("from-jaeger", "--url", "jaeger:16686") == 2
-    assert "the URL 'jaeger:16686' must be http" in capsys.readouterr().err
+    assert "the URL 'jaeger:16686' must begin with http" in capsys.readouterr().err
 
 
 def test_a_file_that_is_none_is_told_with_2(
@@ -252,14 +252,14 @@ def test_a_file_that_is_none_is_told_with_2(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["from-jaeger", "--since", "yesterday"], "'yesterday' must be so long ago"),
+        (["from-jaeger", "--since", "yesterday"], "'yesterday' must be an age"),
         (["from-jaeger", "--since", "2026-11-21T00:00:00"], "with its zone"),
-        (["from-jaeger", "--limit", "1"], "'1' must be a whole number from 2"),
+        (["from-jaeger", "--limit", "1"], "'1' must be a whole number of at least 2"),
         (["from-jaeger", "--limit", "2.5"], "'2.5' must be a whole number"),
         (["from-jaeger", "--since", "1h", "--until", "2h"], "is before --since"),
         (["from-otlp", HOME, "--gap", "0"], "'0' must be a number of seconds above 0"),
         (["from-otlp", HOME, "--gap", "nan"], "'nan' must be"),
-        (["from-otlp", HOME, "--gpu-count", "-1"], "'-1' must be a whole number from 0"),
+        (["from-otlp", HOME, "--gpu-count", "-1"], "'-1' must be a whole number of at least 0"),
         (["from-otlp", HOME, "--gpu", " "], "must not be empty"),
         (["from-otlp"], "the following arguments are required: FILE"),
     ],
@@ -281,4 +281,4 @@ def test_one_name_is_not_given_to_several_models(
     path.write_text(json.dumps(export_of([*one(1, 0, 1), *one(2, 0, 1, server=other)])))
     with pytest.raises(SystemExit):
         run("from-otlp", str(path), "--model-id", "x")
-    assert "several models: model, other" in capsys.readouterr().err
+    assert "not model, other" in capsys.readouterr().err

@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.comparison import report
 from orch_sidecar.tools.facts.comparison.compare import (
-    WHY_APART,
+    DIFFERENCES,
     Comparison,
     Conditions,
+    FigureRange,
     Loop,
-    Middle,
     compare,
 )
-from orch_sidecar.tools.facts.tables.check import Placed, sound_rows
+from orch_sidecar.tools.facts.comparison.report import as_document, as_text
+from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
-from orch_sidecar.tools.facts.tables.table import Table, fields_of, with_records
+from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
 from tests.orch_sidecar.tools.facts.rows import fact
 
 SINGLE, ONLINE, OFFLINE = Label.SINGLE_STREAM, Label.BATCHED_ONLINE, Label.OFFLINE
 
 
-def placed(*rows: Row, name: str = "t.csv") -> list[Placed]:
-    found = sound_rows(with_records(Table(name), [COLUMNS, *map(fields_of, rows)]))
+def placed(*rows: Row, name: str = "t.csv") -> list[LocatedRow]:
+    found = valid_rows(with_records(Table(name), [COLUMNS, *map(row_fields, rows)]))
     assert len(found) == len(rows)
     return found
 
@@ -51,8 +51,8 @@ def test_several_rows_for_one_batch_count_as_their_median() -> None:
     rows = (at(2, 100), at(4, 190), at(4, 210), at(4, 150), at(2, 110))
     [found] = compared(*rows).sets
     two, four = found.points
-    assert (two.rows, two.tokens_per_s) == (2, Middle(105, 100, 110))
-    assert (four.rows, four.tokens_per_s) == (3, Middle(190, 150, 210))
+    assert (two.rows, two.tokens_per_s) == (2, FigureRange(105, 100, 110))
+    assert (four.rows, four.tokens_per_s) == (3, FigureRange(190, 150, 210))
     assert four.speedup == pytest.approx(190 / 105)
 
 
@@ -81,7 +81,7 @@ def test_rows_that_differ_in_a_condition_are_kept_apart(condition: str, value: s
     found = compared(at(2, 100), at(4, 180, **changes))
     assert len(found.sets) == 2
     assert [(each.condition, each.values[1]) for each in found.apart] == [(condition, value)]
-    assert WHY_APART[condition] in report.text(found)
+    assert DIFFERENCES[condition] in as_text(found)
 
 
 def test_rows_that_differ_in_two_conditions_are_no_pair_to_tell_of() -> None:
@@ -103,7 +103,7 @@ def test_load_that_waits_for_answers_stands_apart_from_one_that_does_not() -> No
     assert [len(each.points) for each in found.sets] == [2, 1]
     [apart] = found.apart
     assert (apart.condition, apart.values) == ("arrivals", (Loop.CLOSED, Loop.OPEN))
-    assert "closed loop" in report.text(found)
+    assert "closed loop" in as_text(found)
     # Of rows with other labels it is the label that parts them.
     label = compared(at(1, 90, SINGLE), came(4, "closed_loop"), came(6, "poisson")).apart[0]
     assert (label.condition, label.values) == ("measurement_type", (SINGLE, ONLINE))
@@ -119,18 +119,18 @@ def test_loads_that_do_not_wait_for_answers_make_one_set() -> None:
 
 @pytest.mark.parametrize("label", [ONLINE, Label.OFFLINE])
 def test_row_that_does_not_say_how_requests_came_stands_apart(label: Label) -> None:
-    said = at(4, 100, label, notes={"arrivals": "closed_loop"})
+    stated = at(4, 100, label, notes={"arrivals": "closed_loop"})
     silent, odd = at(6, 90, label), at(8, 90, label, notes={"arrivals": "in waves"})
     once = at(8, 300, label, notes={"arrivals": "at_once"})
-    found = compared(said, silent, odd, once)
+    found = compared(stated, silent, odd, once)
     assert [len(each.points) for each in found.sets] == [1, 2, 1]
     [apart] = found.apart
-    assert apart.values == (Loop.CLOSED, Loop.NOT_TOLD, Loop.AT_ONCE)
-    assert "closed loop, not told, all at once" in report.text(found)
+    assert apart.values == (Loop.CLOSED, Loop.UNKNOWN, Loop.AT_ONCE)
+    assert "closed loop, unknown, all at once" in as_text(found)
 
 
 def test_every_condition_has_its_reason() -> None:
-    assert tuple(WHY_APART) == Conditions.__match_args__
+    assert tuple(DIFFERENCES) == Conditions.__match_args__
 
 
 def test_row_to_be_confirmed_takes_part_in_nothing_and_is_told() -> None:
@@ -139,7 +139,7 @@ def test_row_to_be_confirmed_takes_part_in_nothing_and_is_told() -> None:
     assert [point.batch for point in of_set.points] == [2]
     [left_out] = found.left_out
     assert left_out.place == "t.csv:3"
-    assert "left out:\n  t.csv:3: to_be_confirmed" in report.text(found)
+    assert "excluded:\n  t.csv:3: to_be_confirmed" in as_text(found)
 
 
 def test_row_that_stands_in_two_files_counts_once() -> None:
@@ -169,14 +169,14 @@ def test_no_row_makes_no_set() -> None:
 
 class TestReport:
     def test_set_is_a_table_with_its_conditions_above(self) -> None:
-        text = report.text(compared(at(1, 92.72, SINGLE), at(8, 700), at(32, 1400)))
+        text = as_text(compared(at(1, 92.72, SINGLE), at(8, 700), at(32, 1400)))
         assert text.splitlines()[:9] == [
             "meta-llama/Llama-3.1-8B-Instruct, vLLM 0.32.0, BF16, 1 x H100, "
             "512 tokens in, 512 tokens out, single_stream",
             "",
             "batch  rows  tokens/s    min    max  per sequence  speed-up  efficiency",
             "    1     1     92.72  92.72  92.72         92.72      1.00        1.00",
-            "one batch only: nothing to compare it with",
+            "only one batch: there is no other to compare it with",
             "",
             "meta-llama/Llama-3.1-8B-Instruct, vLLM 0.32.0, BF16, 1 x H100, "
             "512 tokens in, 512 tokens out, batched_online",
@@ -184,13 +184,13 @@ class TestReport:
             "batch  rows  tokens/s      min      max  per sequence  speed-up  efficiency",
         ]
         assert "   32     1   1400.00  1400.00  1400.00         43.75      2.00        0.50" in text
-        assert "speed-up and efficiency against batch 8" in text
+        assert "speed-up and efficiency relative to batch 8" in text
 
     def test_first_token_has_columns_where_a_row_notes_it(self) -> None:
-        noted = report.text(compared(at(2, 100, notes={"ttft_p50_ms": 10.0}), at(4, 180)))
+        noted = as_text(compared(at(2, 100, notes={"ttft_p50_ms": 10.0}), at(4, 180)))
         assert "TTFT p50 ms  p95 ms" in noted
         assert noted.splitlines()[3].split()[-2:] == ["10.0", "-"]
-        assert "TTFT" not in report.text(compared(at(2, 100)))
+        assert "TTFT" not in as_text(compared(at(2, 100)))
 
     def test_what_is_kept_apart_is_told_by_condition_with_what_tells_sets_apart(self) -> None:
         rows = (
@@ -199,22 +199,22 @@ class TestReport:
             at(1, 80, SINGLE, gpu="A100"),
             at(2, 150, gpu="A100"),
         )
-        text = report.text(compared(*rows))
-        assert text.split("kept apart")[1].splitlines()[1:] == [
-            "  gpu: another accelerator",
+        text = as_text(compared(*rows))
+        assert text.split("not compared")[1].splitlines()[1:] == [
+            "  gpu: different accelerators",
             "    H100, A100 (single_stream)",
             "    H100, A100 (batched_online)",
-            f"  measurement_type: {WHY_APART['measurement_type']}",
+            f"  measurement_type: {DIFFERENCES['measurement_type']}",
             "    single_stream, batched_online (H100)",
             "    single_stream, batched_online (A100)",
         ]
 
     def test_machine_without_accelerator_is_told_by_its_name(self) -> None:
-        text = report.text(compared(at(2, 10, gpu="CPU (some Xeon)", gpu_count=0)))
+        text = as_text(compared(at(2, 10, gpu="CPU (some Xeon)", gpu_count=0)))
         assert ", BF16, CPU (some Xeon), 512 tokens in" in text
 
     def test_document_has_all_of_it(self) -> None:
-        found = report.document(compared(at(1, 92.72, SINGLE), at(8, 700), at(32, 1400)))
+        found = as_document(compared(at(1, 92.72, SINGLE), at(8, 700), at(32, 1400)))
         assert found["sets"][1]["conditions"]["measurement_type"] == "batched_online"
         assert found["sets"][1]["points"][1] == {
             "batch": 32,
@@ -226,5 +226,5 @@ class TestReport:
             "ttft_p50_ms": None,
             "ttft_p95_ms": None,
         }
-        assert found["apart"][0]["why"] == WHY_APART["measurement_type"]
+        assert found["apart"][0]["why"] == DIFFERENCES["measurement_type"]
         assert found["left_out"] == ()

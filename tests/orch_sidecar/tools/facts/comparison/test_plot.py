@@ -22,7 +22,7 @@ from orch_sidecar.tools.facts.comparison.plot import (
 )
 
 MEASURED = Series("measured", Kind.MEASURED, (1, 2, 4, 8), (90, 170, 320, 560), letter="A")
-FITTED = Series("fitted", Kind.CURVE, (1, 4, 8), (91, 318, 562), Style(line=":", colour=1))
+FITTED = Series("fitted", Kind.CURVE, (1, 4, 8), (91, 318, 562), Style(line=":", color=1))
 
 
 def panel(*series: Series, y_label: str = "generated tokens/s") -> Panel:
@@ -46,34 +46,34 @@ def test_png_is_a_png_of_a_size_to_be_read(tmp_path: Path) -> None:
 
 
 def test_picture_names_axes_with_units_series_and_title(tmp_path: Path) -> None:
-    said = drawn(tmp_path / "p.svg", panel(MEASURED, FITTED), title="Llama on H100")
+    svg = drawn(tmp_path / "p.svg", panel(MEASURED, FITTED), title="Llama on H100")
     for words in ("Llama on H100", "throughput", "generated tokens/s", "A   measured", "fitted"):
-        assert f"<!-- {words} -->" in said
-    assert "<!-- batch b (sequences per step) -->" in said
+        assert f"<!-- {words} -->" in svg
+    assert "<!-- batch b (sequences per step) -->" in svg
     # The letter at the line's end.
-    assert "<!-- A -->" in said
+    assert "<!-- A -->" in svg
 
 
 def test_batches_are_the_ticks_as_plain_numbers(tmp_path: Path) -> None:
-    said = drawn(tmp_path / "p.svg", panel(MEASURED))
+    svg = drawn(tmp_path / "p.svg", panel(MEASURED))
     for batch in (1, 2, 4, 8):
-        assert f"<!-- {batch} -->" in said
-    assert "10^" not in said
+        assert f"<!-- {batch} -->" in svg
+    assert "10^" not in svg
 
 
-def ticks(said: str, axis: str) -> list[tuple[str, float]]:
+def ticks(svg: str, axis: str) -> list[tuple[str, float]]:
     """What the ticks of an axis say, and where they are along it, in pixels."""
     found = re.findall(
         rf'<g id="{axis}tick_\d+">.*?<use [^>]*x="([\d.]+)" y="([\d.]+)".*?<!-- (.*?) -->',
-        said,
+        svg,
         re.DOTALL,
     )
     return [(label, float(x if axis == "x" else y)) for x, y, label in found]
 
 
-def apart_by(said: str, axis: str, *labels: str) -> list[float]:
+def apart_by(svg: str, axis: str, *labels: str) -> list[float]:
     """How far each of the labelled ticks is from the one before."""
-    places = dict(ticks(said, axis))
+    places = dict(ticks(svg, axis))
     pairs = itertools.pairwise(labels)
     return [abs(places[after] - places[before]) for before, after in pairs]
 
@@ -89,13 +89,13 @@ def test_batches_that_double_are_equally_far_apart(tmp_path: Path) -> None:
 
 def test_values_far_apart_get_a_logarithmic_axis_and_others_one_from_0(tmp_path: Path) -> None:
     far = Series("far", Kind.MEASURED, (1, 1024), (10, 20000))
-    said = drawn(tmp_path / "p.svg", panel(far))
-    first, second = apart_by(said, "y", "100", "1,000", "10,000")
+    svg = drawn(tmp_path / "p.svg", panel(far))
+    first, second = apart_by(svg, "y", "100", "1,000", "10,000")
     assert first == pytest.approx(second)
     near = Series("near", Kind.MEASURED, (1, 1024), (10000, 20000))
-    said = drawn(tmp_path / "q.svg", panel(near))
-    assert ticks(said, "y")[0][0] == "0"
-    first, second = apart_by(said, "y", "0", "10000", "20000")
+    svg = drawn(tmp_path / "q.svg", panel(near))
+    assert ticks(svg, "y")[0][0] == "0"
+    first, second = apart_by(svg, "y", "0", "10000", "20000")
     assert first == pytest.approx(second)
 
 
@@ -111,15 +111,15 @@ def test_names_are_words_and_no_formulas(tmp_path: Path) -> None:
     """As a formula, this one would be an error."""
     odd = r"$\no_such$"
     series = Series(odd, Kind.MEASURED, (1,), (1,), letter=odd)
-    said = drawn(tmp_path / "p.svg", Panel(odd, odd, odd, (series,)), title=odd)
-    assert said.count(f"<!-- {odd} -->") == 5
-    assert f"<!-- {odd}   {odd} -->" in said
+    svg = drawn(tmp_path / "p.svg", Panel(odd, odd, odd, (series,)), title=odd)
+    assert svg.count(f"<!-- {odd} -->") == 5
+    assert f"<!-- {odd}   {odd} -->" in svg
 
 
 def test_letters_of_lines_that_end_together_stand_apart(tmp_path: Path) -> None:
-    def places(said: str) -> set[str]:
+    def places(svg: str) -> set[str]:
         """Where each letter stands: the line below its comment begins with the translation."""
-        lines = said.splitlines()
+        lines = svg.splitlines()
         return {
             lines[index + 1].split("scale")[0]
             for index, line in enumerate(lines)
@@ -157,13 +157,13 @@ def test_ranges_are_drawn_around_points(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["p.gif", "p", "p.pdf"])
 def test_other_suffix_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=r"a plot is a \.png or a \.svg file"):
+    with pytest.raises(ValueError, match=r"must be \.png or \.svg"):
         draw(tmp_path / name, "a title", [panel(MEASURED)])
 
 
 def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
     for panels in ([], [panel()]):
-        with pytest.raises(ValueError, match="nothing to draw"):
+        with pytest.raises(ValueError, match="at least one panel"):
             draw(tmp_path / "p.svg", "a title", panels)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence.guidellm import read
-from orch_sidecar.tools.facts.evidence.measured import Arrivals, Measured, Refused
+from orch_sidecar.tools.facts.evidence.measured import Arrivals, MeasuredRun, Rejection
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.imports import document
 
@@ -23,15 +23,15 @@ def changed(change: Change, name: str = "guidellm_cloud") -> dict[str, Any]:
     return report
 
 
-def measured(report: object) -> Measured:
+def measured(report: object) -> MeasuredRun:
     [found] = read(report)
-    assert isinstance(found, Measured), found
+    assert isinstance(found, MeasuredRun), found
     return found
 
 
-def refused(report: object) -> Refused:
+def refused(report: object) -> Rejection:
     [found] = read(report)
-    assert isinstance(found, Refused), found
+    assert isinstance(found, Rejection), found
     return found
 
 
@@ -110,9 +110,9 @@ def test_each_benchmark_of_a_report_is_one_run() -> None:
     report["benchmarks"] += document("guidellm_cloud")["benchmarks"]
     report["benchmarks"][0]["config"]["warmup"]["value"] = 2
     first, second = read(report)
-    assert isinstance(first, Refused)
-    assert isinstance(second, Refused)  # single_stream is the claim of both
-    assert "no limit on requests" in second.rule
+    assert isinstance(first, Rejection)
+    assert isinstance(second, Rejection)  # single_stream is the claim of both
+    assert "no limit of concurrent requests" in second.rule
 
 
 def test_poisson_of_several_processes_is_told_as_repeated_gaps() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.figures import Served, figures
+from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.evidence.measured import (
     Arrivals,
-    Unfit,
+    InvalidRun,
     claim_of,
     latency_notes,
     overlap,
@@ -15,8 +15,10 @@ from orch_sidecar.tools.facts.evidence.measured import (
 from orch_sidecar.tools.facts.tables.row import Label
 
 
-def served(arrived_s: float, first_s: float | None, ended_s: float, tokens: int = 3) -> Served:
-    return Served(arrived_s, first_s, ended_s, 5, tokens)
+def served(
+    arrived_s: float, first_s: float | None, ended_s: float, tokens: int = 3
+) -> CompletedRequest:
+    return CompletedRequest(arrived_s, first_s, ended_s, 5, tokens)
 
 
 def test_answers_overlap_between_first_token_and_end() -> None:
@@ -76,10 +78,10 @@ def test_claim_that_the_load_allows_is_a_label(
     [
         ("single_stream", Arrivals.CLOSED_LOOP, 8, "was closed_loop, with a limit of 8"),
         ("single_stream", Arrivals.AT_ONCE, None, "was at_once, with no limit"),
-        ("single_stream", Arrivals.POISSON, 1, "the next when the one before has ended"),
+        ("single_stream", Arrivals.POISSON, 1, "requires one request at a time"),
         ("batched_online", Arrivals.ONE_BY_ONE, 1, "a limit of 1"),
         ("offline", Arrivals.ONE_BY_ONE, 1, "a limit of 1"),
-        ("offline", Arrivals.POISSON, None, "is everything at once"),
+        ("offline", Arrivals.POISSON, None, "requires all requests at once"),
         ("offline", Arrivals.CONSTANT, 64, "the load was constant"),
         ("aggregate", Arrivals.AT_ONCE, 8, "must be one of single_stream, batched_online"),
     ],
@@ -87,6 +89,6 @@ def test_claim_that_the_load_allows_is_a_label(
 def test_claim_that_the_load_contradicts_is_refused(
     said: str, arrivals: Arrivals, at_once: int | None, rule: str
 ) -> None:
-    with pytest.raises(Unfit, match=rule) as refused:
+    with pytest.raises(InvalidRun, match=rule) as refused:
         claim_of(said, arrivals, at_once)
     assert (refused.value.refused.name, refused.value.refused.value) == ("measurement_type", said)

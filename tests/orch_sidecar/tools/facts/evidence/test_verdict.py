@@ -6,17 +6,23 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.verdict import Own, batches_of, judge, objections, shortfalls
+from orch_sidecar.tools.facts.evidence.verdict import (
+    RequestCounts,
+    batches_between,
+    judge,
+    objections,
+    shortfalls,
+)
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.snapshots import home, snapshot
 
 SINGLE, ONLINE, OFFLINE = Label.SINGLE_STREAM, Label.BATCHED_ONLINE, Label.OFFLINE
-OWN = Own(sent=10, answered=10)
+OWN = RequestCounts(sent=10, answered=10)
 ONE_BY_ONE = {"1": [90, 0.9]}
 BATCHED = {"1": [10, 0.1], "4": [25, 0.5], "6": [10, 0.3]}
 
 
-def reasons_of(label: Label, before: Any, after: Any, own: Own = OWN) -> str:
+def reasons_of(label: Label, before: Any, after: Any, own: RequestCounts = OWN) -> str:
     return "; ".join(judge(label, before, after, own))
 
 
@@ -27,7 +33,7 @@ def test_single_stream_is_earned_on_one_slot_and_one_at_a_time() -> None:
 def test_batched_online_is_earned_by_steps_of_more_than_one() -> None:
     after = snapshot(requests_total=110, steps_by_batch=BATCHED)
     assert judge(ONLINE, snapshot(), after, OWN) == []
-    found = batches_of(snapshot(), after)
+    found = batches_between(snapshot(), after)
     assert (found.steps, found.largest) == (30, 6)
     assert found.mean == pytest.approx((20 * 4 + 10 * 6) / 30)
 
@@ -38,9 +44,10 @@ def test_offline_is_earned_alone_on_an_offline_engine() -> None:
         profile="offline", measurement_type="offline", requests_total=110, steps_by_batch=BATCHED
     )
     assert judge(OFFLINE, before, after, OWN) == []
-    crowded = Own(sent=9, answered=9)
-    assert "the engine took 10 requests in the window, and 9 were of this" in reasons_of(
-        OFFLINE, before, after, crowded
+    crowded = RequestCounts(sent=9, answered=9)
+    assert (
+        "the engine accepted 10 requests in the window, but this measurement sent 9"
+        in reasons_of(OFFLINE, before, after, crowded)
     )
 
 
@@ -48,7 +55,7 @@ def test_offline_is_earned_alone_on_an_offline_engine() -> None:
 def test_label_that_the_pool_does_not_have_is_objected_to_before_anything_runs(
     label: Label,
 ) -> None:
-    assert f"nothing measured there is {label}" in "; ".join(objections(label, snapshot()))
+    assert f"a measurement of it cannot be {label}" in "; ".join(objections(label, snapshot()))
     assert objections(ONLINE, snapshot()) == []
     assert objections(SINGLE, home()) == []
 
@@ -60,8 +67,9 @@ def test_slots_must_fit_the_label() -> None:
 
 def test_second_client_during_a_single_stream_window_is_seen() -> None:
     after = home(requests_total=111, steps_by_batch=ONE_BY_ONE)
-    assert "the engine took 11 requests in the window, and 10 were of this" in reasons_of(
-        SINGLE, home(), after
+    assert (
+        "the engine accepted 11 requests in the window, but this measurement sent 10"
+        in reasons_of(SINGLE, home(), after)
     )
 
 
@@ -92,30 +100,30 @@ def test_batch_that_never_exceeded_one_is_no_offline() -> None:
 
 def test_coalesced_answers_are_seen() -> None:
     after = snapshot(requests_total=108, steps_by_batch=BATCHED)
-    assert "10 requests were answered, and the engine took 8" in reasons_of(
+    assert "10 requests were answered, but the engine accepted 8" in reasons_of(
         ONLINE, snapshot(), after
     )
 
 
 def test_requests_that_failed_may_or_may_not_have_reached_the_engine() -> None:
     after = snapshot(requests_total=109, steps_by_batch=BATCHED)
-    assert judge(ONLINE, snapshot(), after, Own(sent=10, answered=8)) == []
+    assert judge(ONLINE, snapshot(), after, RequestCounts(sent=10, answered=8)) == []
 
 
 def test_more_sequence_steps_than_tokens_are_of_others() -> None:
     """20 steps of four and 10 of six: 140 tokens at least."""
     after = snapshot(requests_total=110, steps_by_batch=BATCHED)
-    assert judge(ONLINE, snapshot(), after, Own(10, 10, 140)) == []
-    assert judge(ONLINE, snapshot(), after, Own(10, 10, None)) == []
-    [said] = judge(ONLINE, snapshot(), after, Own(10, 10, 139))
-    assert said.startswith("the engine decoded 140 times a sequence in the window, and this")
+    assert judge(ONLINE, snapshot(), after, RequestCounts(10, 10, 140)) == []
+    assert judge(ONLINE, snapshot(), after, RequestCounts(10, 10, None)) == []
+    [said] = judge(ONLINE, snapshot(), after, RequestCounts(10, 10, 139))
+    assert said.startswith("the engine decoded 140 tokens in the window, but this")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_sequences_that_are_in_the_engine_at_either_end_are_seen(when: str) -> None:
     before = snapshot(leased=2 * (when == "before"))
     after = snapshot(requests_total=110, steps_by_batch=BATCHED, leased=2 * (when == "after"))
-    said = f"2 sequences were still in the engine {when} it"
+    said = f"2 sequences were still in the engine {when} the measurement"
     assert reasons_of(ONLINE, before, after) == said
 
 
@@ -123,7 +131,9 @@ def test_sequences_that_are_in_the_engine_at_either_end_are_seen(when: str) -> N
 def test_foreign_sequences_at_either_end_are_seen(when: str) -> None:
     before = snapshot(foreign=int(when == "before"))
     after = snapshot(requests_total=110, steps_by_batch=BATCHED, foreign=int(when == "after"))
-    assert f"1 foreign sequences were in the engine {when} it" in reasons_of(ONLINE, before, after)
+    assert f"1 foreign sequences were in the engine {when} the measurement" in reasons_of(
+        ONLINE, before, after
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.measured import Arrivals, Measured, Refused
+from orch_sidecar.tools.facts.evidence.measured import Arrivals, MeasuredRun, Rejection
 from orch_sidecar.tools.facts.evidence.vllm_bench import read
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.imports import document
@@ -24,15 +24,15 @@ def without_details(name: str = "vllm_bench_cloud", **fields: Any) -> dict[str, 
     return changed(name, **dict.fromkeys(DETAILS, "(left out)"), **fields)
 
 
-def measured(found: object) -> Measured:
+def measured(found: object) -> MeasuredRun:
     [one] = read(found)
-    assert isinstance(one, Measured), one
+    assert isinstance(one, MeasuredRun), one
     return one
 
 
-def refused(found: object) -> Refused:
+def refused(found: object) -> Rejection:
     [one] = read(found)
-    assert isinstance(one, Refused), one
+    assert isinstance(one, Rejection), one
     return one
 
 
@@ -158,15 +158,19 @@ def test_file_of_the_offline_benchmark_is_refused_because_it_counts_prompts() ->
         ({"completed": True}, "completed", "valid integer"),
         ({"failed": "(left out)"}, "failed", "is missing"),
         ({"backend": "openai-audio"}, "backend", "'vllm', 'openai' or 'openai-chat'"),
-        ({"ramp_up_strategy": "linear"}, "ramp_up_strategy", "no one condition"),
+        ({"ramp_up_strategy": "linear"}, "ramp_up_strategy", "must be constant"),
         ({"probe_completed": 3}, "probe_completed", "not counted"),
         ({"total_input_sequences": 9}, "total_input_sequences", "pooling"),
         ({"avg_latency": 9}, "avg_latency", "no tokens"),
-        ({"measurement_type": "single_stream"}, "measurement_type", "no limit on requests"),
+        (
+            {"measurement_type": "single_stream"},
+            "measurement_type",
+            "no limit of concurrent requests",
+        ),
         ({"measurement_type": "fast"}, "measurement_type", "must be one of"),
-        ({"ttfts": [0.1]}, "ttfts", "must be of all 45 requests"),
-        ({"output_lens": [32] * 44 + [31]}, "output_lens", "must be of 45 answers, 1440 tokens"),
-        ({"output_lens": [32] * 44 + [0]}, "output_lens", "must be of 45 answers, 1440 tokens"),
+        ({"ttfts": [0.1]}, "ttfts", "for each of 45 requests"),
+        ({"output_lens": [32] * 44 + [31]}, "output_lens", "must be 1440 tokens of 45 answers"),
+        ({"output_lens": [32] * 44 + [0]}, "output_lens", "must be 1440 tokens of 45 answers"),
     ],
 )
 def test_what_does_not_map_is_refused_by_field_value_and_rule(

@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from orch_sidecar.tools.facts.evidence.imported import Proof
-from orch_sidecar.tools.facts.evidence.snapshot import snapshot_of
+from orch_sidecar.tools.facts.evidence.run_row import Proof
+from orch_sidecar.tools.facts.evidence.snapshot import parse_snapshot
 
 HERE = Path(__file__).parent
 
@@ -28,5 +28,5 @@ def document(name: str) -> Any:
 
 def proof(name: str) -> Proof:
     """Both ends of the run of that file."""
-    before, after = (snapshot_of(document(f"{name}_{end}")) for end in ("before", "after"))
+    before, after = (parse_snapshot(document(f"{name}_{end}")) for end in ("before", "after"))
     return Proof(before, after)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.tables.check import Fault, check, header_fault, row_of, sound_rows
+from orch_sidecar.tools.facts.tables.check import Fault, check, header_fault, parse_row, valid_rows
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
-from orch_sidecar.tools.facts.tables.table import Table, fields_of, parse, with_records
+from orch_sidecar.tools.facts.tables.table import Table, parse, row_fields, with_records
 from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, SOUND, fact, fields, table
 
 Place = tuple[int, str]
@@ -28,10 +28,10 @@ def notes(input_tokens: int = 512, output_tokens: int = 512, batching: str = "on
 
 def test_sound_rows_have_no_fault() -> None:
     rows = [fact(label) for label in (Label.SINGLE_STREAM, Label.BATCHED_ONLINE, Label.OFFLINE)]
-    found = with_records(Table("t.csv"), [COLUMNS, *(fields_of(row) for row in rows)])
+    found = with_records(Table("t.csv"), [COLUMNS, *(row_fields(row) for row in rows)])
     assert check(found) == []
-    assert [placed.row for placed in sound_rows(found)] == rows
-    assert [placed.place for placed in sound_rows(found)] == ["t.csv:2", "t.csv:3", "t.csv:4"]
+    assert [placed.row for placed in valid_rows(found)] == rows
+    assert [placed.place for placed in valid_rows(found)] == ["t.csv:2", "t.csv:3", "t.csv:4"]
 
 
 def test_fault_names_file_line_column_value_and_rule() -> None:
@@ -72,7 +72,7 @@ class TestHeader:
         found = parse("t.csv", f"{header}\n1,2,3\n")
         [fault] = check(found)
         assert (fault.line, fault.column, fault.value) == (1, column, value)
-        assert sound_rows(found) == []
+        assert valid_rows(found) == []
 
     def test_header_after_a_byte_order_mark_in_quotes_and_crlf_is_the_header(self) -> None:
         quoted = ",".join(f'"{name}"' for name in COLUMNS)
@@ -143,8 +143,8 @@ def test_identical_row_is_a_fault_that_names_the_first() -> None:
     again = fields(throughput_tokens_per_sec="2461.670")
     faults = check(table(fields(), fields(source_tag="run-2"), fields(), again))
     assert [(fault.line, fault.rule) for fault in faults] == [
-        (4, "the same row as in line 2"),
-        (5, "the same row as in line 2"),
+        (4, "the row repeats line 2"),
+        (5, "the row repeats line 2"),
     ]
 
 
@@ -219,17 +219,17 @@ def test_sound_fact_is_written_and_read_as_itself(
         output_tokens=output_tokens,
         throughput_tokens_per_sec=float(f"{throughput:.6g}"),
     )
-    found = with_records(Table("t.csv"), [COLUMNS, fields_of(row)])
+    found = with_records(Table("t.csv"), [COLUMNS, row_fields(row)])
     assert check(found) == []
-    assert row_of(found.rows[0]) == row
+    assert parse_row(found.rows[0]) == row
 
 
 def test_two_figures_of_one_measurement_are_told_at_the_second() -> None:
     other = fields(throughput_tokens_per_sec="99.5")
     [fault] = check(table(fields(), fields(source_tag="run-2"), other))
     assert str(fault) == (
-        "t.csv:4:10: throughput_tokens_per_sec '99.5': t.csv:2:10 says '2461.67' of the same "
-        "measurement (all of its key alike)"
+        "t.csv:4:10: throughput_tokens_per_sec '99.5': t.csv:2:10 has '2461.67' for the same "
+        "measurement (an identical key)"
     )
     [fault] = check(table(fields(), fields(model_name="Llama")))
     assert (fault.line, fault.name) == (3, "model_name")

@@ -22,7 +22,7 @@ from orch_sidecar.tools.facts.tables.files import (
     write,
 )
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.tables.table import Unreadable
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from tests.orch_sidecar.tools.facts.rows import HEADER, fact, fields
 
 LINE = ",".join(fields())
@@ -85,10 +85,10 @@ def test_append_leaves_faults_of_other_rows_alone(path: Path) -> None:
 def test_append_to_an_end_that_would_swallow_the_row_writes_nothing(path: Path, end: str) -> None:
     before = f'{HEADER}\n{LINE}\nm/x,x,"vLLM; out{end if end != chr(34) else chr(34) * 2}'
     path.write_text(before)
-    place = r"tps_model_gpu\.csv:3:3: the last record must end"
-    with pytest.raises(Unreadable, match=place):
+    place = r"tps_model_gpu\.csv:3:3: rows cannot be appended"
+    with pytest.raises(UnreadableFile, match=place):
         append(path, [fact(source_tag="run-2")])
-    with pytest.raises(Unreadable, match=place):
+    with pytest.raises(UnreadableFile, match=place):
         check_appendable(path)
     assert path.read_text() == before
     assert alone(path)
@@ -98,12 +98,10 @@ def test_row_that_says_something_else_of_a_measurement_is_not_added(path: Path) 
     append(path, [fact()])
     before = path.read_bytes()
     other = fact(throughput_tokens_per_sec=99.5)
-    said = r"2461\.67' of the same measurement"
-    with pytest.raises(
-        Conflict, match=f"throughput_tokens_per_sec '99.5': .*csv:2:10 says '{said}"
-    ):
+    said = r"2461\.67' for the same measurement"
+    with pytest.raises(Conflict, match=f"throughput_tokens_per_sec '99.5': .*csv:2:10 has '{said}"):
         append(path, [fact(source_tag="run-2"), other])
-    with pytest.raises(Conflict, match=r"says '99\.5' of the same"):
+    with pytest.raises(Conflict, match=r"has '99\.5' for the same"):
         append(path, [replace(other, source_tag="run-3"), fact(source_tag="run-3")])
     assert path.read_bytes() == before
 
@@ -120,14 +118,16 @@ def test_looking_whether_a_file_can_be_written_leaves_nothing_behind(path: Path)
     assert alone(path)
     with pytest.raises(FileNotFoundError, match="no such folder"):
         check_writable(path.parent / "none" / "t.csv")
-    with pytest.raises(OSError, match="no plain file"):
+    with pytest.raises(OSError, match="regular file"):
         check_writable(path.parent)
 
 
 def test_append_refuses_another_header(path: Path) -> None:
     before = HEADER.replace("batch,", "")
     path.write_text(f"{before}\n")
-    with pytest.raises(Unreadable, match=r"tps_model_gpu\.csv:1:7: batch 'input_tokens': the head"):
+    with pytest.raises(
+        UnreadableFile, match=r"tps_model_gpu\.csv:1:7: batch 'input_tokens': the head"
+    ):
         append(path, [fact()])
     assert path.read_text() == f"{before}\n"
 
@@ -141,7 +141,7 @@ def test_append_refuses_a_row_that_check_would_and_writes_none_of_them(path: Pat
 
 def test_text_that_is_no_utf8_is_refused_with_its_line(path: Path) -> None:
     path.write_bytes(HEADER.encode() + b"\nMod\xe8le,\n")
-    with pytest.raises(Unreadable, match=r"tps_model_gpu\.csv:2: no UTF-8: .* 0xe8"):
+    with pytest.raises(UnreadableFile, match=r"csv:2: the text is not UTF-8: .* 0xe8"):
         read(path)
 
 
@@ -166,7 +166,7 @@ def test_link_stays_a_link(path: Path) -> None:
 
 def test_what_is_no_plain_file_is_not_written(path: Path) -> None:
     os.mkfifo(path)
-    with pytest.raises(OSError, match="no plain file"):
+    with pytest.raises(OSError, match="regular file"):
         write(path, "text")
     assert path.is_fifo()
 

@@ -60,7 +60,7 @@ def test_different_figures_for_one_measurement_are_refused_with_both_places() ->
     [fault] = refused(a, b)
     assert str(fault) == (
         "b.csv:2:10: throughput_tokens_per_sec '2500': "
-        "a.csv:3:10 says '2461.67' of the same measurement (all of its key alike)"
+        "a.csv:3:10 has '2461.67' for the same measurement (an identical key)"
     )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.facts.tables.check import check
-from orch_sidecar.tools.facts.tables.migrate import Did, Migration, migrate
-from orch_sidecar.tools.facts.tables.row import COLUMNS, notes_of
+from orch_sidecar.tools.facts.tables.migrate import Action, Migration, migrate
+from orch_sidecar.tools.facts.tables.row import COLUMNS, parse_notes
 from orch_sidecar.tools.facts.tables.table import Table, parse, with_records
 from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, fields, table
 
@@ -30,7 +32,7 @@ def test_legacy_label_is_to_be_confirmed_whatever_the_batch(label: str, batch: s
     found, now, notes = migrated(measurement_type=label, batch=batch, scenario_notes=text)
     assert now == "to_be_confirmed"
     assert notes == f"{DERIVED}unknown; legacy_label={label}; legacy_notes=64 clients, warm"
-    assert [step.did for step in found.steps] == [Did.RELABELLED]
+    assert [step.action for step in found.steps] == [Action.RELABELLED]
     assert check(found.table) == []
 
 
@@ -42,8 +44,8 @@ def test_legacy_row_without_notes_has_no_legacy_notes() -> None:
 def test_notes_of_a_legacy_row_are_kept_as_text_and_its_batching_is_not_believed() -> None:
     text = f"{DERIVED}on; clients=64"
     _, _, notes = migrated(measurement_type="aggregate", scenario_notes=text)
-    assert notes_of(notes)["batching"] == "unknown"
-    assert notes_of(notes)["legacy_notes"] == text.replace(";", ",")
+    assert parse_notes(notes)["batching"] == "unknown"
+    assert parse_notes(notes)["legacy_notes"] == text.replace(";", ",")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_known_label_gets_the_notes_that_follow_and_keeps_its_text(
     found, now, notes = migrated(measurement_type=label, batch=batch, scenario_notes="one\n user")
     assert now == label
     assert notes == f"{DERIVED}{batching}; legacy_notes=one user"
-    assert [step.did for step in found.steps] == [Did.NOTES_ADDED]
+    assert [step.action for step in found.steps] == [Action.NOTES_ADDED]
     assert check(found.table) == []
 
 
@@ -78,15 +80,15 @@ def test_notes_that_are_there_are_kept_behind_the_required_ones() -> None:
         ({"gpu": "", "measurement_type": "per_user_stream"}, "gpu ''"),
         ({"measurement_type": "Aggregate"}, "measurement_type 'Aggregate'"),
         ({"measurement_type": "multi_stream"}, "measurement_type 'multi_stream'"),
-        ({"measurement_type": "single_stream"}, "batch '32' must be 1"),
-        ({"batch": "1"}, "batch '1' must be above 1"),
-        ({"scenario_notes": "input_tokens=64"}, "'input_tokens=64' must be what the column"),
-        ({"scenario_notes": "warm; input_tokens=64"}, "'input_tokens=64' must be what the column"),
-        ({"scenario_notes": "warm; batching=off"}, "'batching=off' must be on"),
-        ({"scenario_notes": "batching=on\nhere"}, "'batching=on here' must be on"),
+        ({"measurement_type": "single_stream"}, "batch '32': must be 1"),
+        ({"batch": "1"}, "batch '1': must be above 1"),
+        ({"scenario_notes": "input_tokens=64"}, "'input_tokens=64': must equal the column"),
+        ({"scenario_notes": "warm; input_tokens=64"}, "'input_tokens=64': must equal the column"),
+        ({"scenario_notes": "warm; batching=off"}, "'batching=off': must be on"),
+        ({"scenario_notes": "batching=on\nhere"}, "'batching=on here': must be on"),
         (
             {"measurement_type": "aggregate", "scenario_notes": "warm; output_tokens=9"},
-            "'output_tokens=9' must be what the column",
+            "'output_tokens=9': must equal the column",
         ),
     ],
 )
@@ -95,9 +97,9 @@ def test_row_with_another_fault_is_left_and_told(changes: dict[str, str], in_the
     found = migrate(before)
     assert found.table.text == before.text
     [step] = found.steps
-    assert step.did is Did.LEFT
+    assert step.action is Action.UNCHANGED
     assert in_the_way in str(step)
-    assert str(step).startswith("t.csv:2: left as it is: ")
+    assert str(step).startswith("t.csv:2: unchanged: ")
 
 
 def test_ragged_and_misquoted_rows_are_left_and_told() -> None:
@@ -106,7 +108,7 @@ def test_ragged_and_misquoted_rows_are_left_and_told() -> None:
     before = parse("t.csv", f"{HEADER}\n{ragged}\n{quoted}\n")
     found = migrate(before)
     assert found.table.text == before.text
-    assert [step.did for step in found.steps] == [Did.LEFT, Did.LEFT]
+    assert [step.action for step in found.steps] == [Action.UNCHANGED, Action.UNCHANGED]
 
 
 def test_sound_rows_keep_their_bytes_and_need_no_step() -> None:
@@ -138,22 +140,18 @@ def test_migrated_row_keeps_its_figures_as_they_were_written_and_its_line_end() 
 def test_legacy_file_keeps_all_rows_and_only_what_cannot_be_known_stays_a_fault() -> None:
     before = parse("legacy.csv", LEGACY.read_text(encoding="utf-8"))
     found = migrate(before)
-    did = [step.did for step in found.steps]
-    assert (did.count(Did.RELABELLED), did.count(Did.NOTES_ADDED), did.count(Did.LEFT)) == (
-        15,
-        6,
-        3,
-    )
-    assert [step.line for step in found.steps if step.did is Did.LEFT] == [10, 15, 20]
+    counts = Counter(step.action for step in found.steps)
+    assert counts == {Action.RELABELLED: 15, Action.NOTES_ADDED: 6, Action.UNCHANGED: 3}
+    assert [step.line for step in found.steps if step.action is Action.UNCHANGED] == [10, 15, 20]
     for old, new in zip(before.rows, found.table.rows, strict=True):
         if old.line in (10, 15, 20):
             assert old.raw == new.raw
         else:
             kept = [index for index in range(len(COLUMNS)) if index not in (LABEL, NOTES)]
             assert [old.fields[index] for index in kept] == [new.fields[index] for index in kept]
-            assert notes_of(new.fields[NOTES]).get("legacy_notes", "") == old.fields[NOTES].replace(
-                ";", ","
-            )
+            assert parse_notes(new.fields[NOTES]).get("legacy_notes", "") == old.fields[
+                NOTES
+            ].replace(";", ",")
     assert [(fault.line, fault.name) for fault in check(found.table)] == [
         (10, "input_tokens"),
         (10, "measurement_type"),
@@ -177,8 +175,8 @@ ODD_NOTES = st.text(st.sampled_from('ab=;, \n\r"1'), max_size=20) | st.sampled_f
 
 
 def lines_at_fault(table: Table) -> set[int]:
-    """By themselves, and not by what another row says."""
-    of_two = ("the same row", "of the same measurement")
+    """By themselves, and not because of another row."""
+    of_two = ("the row repeats", "for the same measurement")
     faults = [fault for fault in check(table) if not any(each in fault.rule for each in of_two)]
     return {fault.line for fault in faults}
 
@@ -208,7 +206,7 @@ def test_no_row_is_ever_lost_and_no_fault_is_made(
     # One step for each row that was not sound; rows that are alike may have become so before.
     faulty = lines_at_fault(before)
     assert {step.line for step in found.steps} == faulty
-    left = {step.line for step in found.steps if step.did is Did.LEFT}
+    left = {step.line for step in found.steps if step.action is Action.UNCHANGED}
     for old, new in zip(before.records, found.table.records, strict=True):
         if old.line in left or old.line not in faulty:
             assert new.raw == old.raw

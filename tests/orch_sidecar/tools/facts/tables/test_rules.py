@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.tools.facts.tables.row import COLUMNS
-from orch_sidecar.tools.facts.tables.rules import contradictions, rule_broken
+from orch_sidecar.tools.facts.tables.rules import contradictions, violated_rule
 from tests.orch_sidecar.tools.facts.rows import SOUND
 
 COUNTS = ("gpu_count", "batch", "input_tokens", "output_tokens")
@@ -23,50 +23,50 @@ def contradicted(**changes: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_sound_value_breaks_no_rule(name: str) -> None:
-    assert rule_broken(name, SOUND[name]) is None
+    assert violated_rule(name, SOUND[name]) is None
 
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("value", ["", " ", " H100", "H100\t", "H\n100", "H\r100"])
 def test_text_is_one_line_with_something_in_it(name: str, value: str) -> None:
-    assert rule_broken(name, value) is not None
+    assert violated_rule(name, value) is not None
 
 
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("value", NO_COUNTS)
 def test_count_is_a_whole_number_in_plain_digits(name: str, value: str) -> None:
-    rule = rule_broken(name, value)
+    rule = violated_rule(name, value)
     assert rule is not None
     assert "whole number" in rule
 
 
 @pytest.mark.parametrize(("name", "least"), [*zip(COUNTS, (0, 1, 0, 1), strict=True)])
 def test_count_has_a_least_value(name: str, least: int) -> None:
-    assert rule_broken(name, str(least)) is None
-    assert (rule_broken(name, "0") is None) == (least == 0)
+    assert violated_rule(name, str(least)) is None
+    assert (violated_rule(name, "0") is None) == (least == 0)
 
 
 @pytest.mark.parametrize("value", NO_THROUGHPUTS)
 def test_throughput_is_a_decimal_above_0(value: str) -> None:
-    rule = rule_broken("throughput_tokens_per_sec", value)
+    rule = violated_rule("throughput_tokens_per_sec", value)
     assert rule is not None
     assert "decimal number above 0" in rule
 
 
 @pytest.mark.parametrize("value", ["92.72", "92.720", "92", "0.001", "123456789.5"])
 def test_throughput_may_be_written_with_any_number_of_digits(value: str) -> None:
-    assert rule_broken("throughput_tokens_per_sec", value) is None
+    assert violated_rule("throughput_tokens_per_sec", value) is None
 
 
 @pytest.mark.parametrize("value", ["online", "Offline", "batched-online", "multi_stream", ""])
 def test_unknown_label_is_told_the_known_ones(value: str) -> None:
-    rule = rule_broken("measurement_type", value)
+    rule = violated_rule("measurement_type", value)
     assert rule == "must be one of single_stream, batched_online, offline, to_be_confirmed"
 
 
 @pytest.mark.parametrize("value", ["aggregate", "per_user_stream"])
 def test_legacy_label_is_told_the_migration(value: str) -> None:
-    rule = rule_broken("measurement_type", value)
+    rule = violated_rule("measurement_type", value)
     assert rule is not None
     assert "older files" in rule
     assert "--migrate-legacy" in rule
@@ -80,7 +80,7 @@ def test_legacy_label_is_told_the_migration(value: str) -> None:
         ("input_tokens=1; output_tokens=1", "must begin with the notes"),
         ("output_tokens=1; input_tokens=1; batching=on", "in this order"),
         ("slots=8; input_tokens=1; output_tokens=1; batching=on", "must begin with the notes"),
-        ("input_tokens=1; output_tokens=1; batching=on; batching=on", "stands there twice"),
+        ("input_tokens=1; output_tokens=1; batching=on; batching=on", "occurs twice"),
         ("input_tokens=1; output_tokens=1; batching=on;", "'' is not key=value"),
         ("input_tokens=1;\noutput_tokens=1; batching=on", "must be one line"),
         ("input_tokens=1; output_tokens=1; batching=on; ttft_p50_ms=~9", "ttft_p50_ms=~9 must be"),
@@ -92,12 +92,12 @@ def test_legacy_label_is_told_the_migration(value: str) -> None:
     ],
 )
 def test_notes_that_break_a_rule_are_told_it(value: str, said: str) -> None:
-    assert said in str(rule_broken("scenario_notes", value))
+    assert said in str(violated_rule("scenario_notes", value))
 
 
 def test_notes_may_say_more_after_those_that_are_required() -> None:
     more = "input_tokens=1; output_tokens=1; batching=on; ttft_p50_ms=1.5e+06; gpu_cost=2 a=b"
-    assert rule_broken("scenario_notes", more) is None
+    assert violated_rule("scenario_notes", more) is None
 
 
 def test_sound_row_contradicts_itself_nowhere() -> None:

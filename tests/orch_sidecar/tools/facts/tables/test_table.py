@@ -14,10 +14,10 @@ from orch_sidecar.tools.facts.tables.check import identity
 from orch_sidecar.tools.facts.tables.row import COLUMNS
 from orch_sidecar.tools.facts.tables.table import (
     Table,
-    Unreadable,
-    fields_of,
+    UnreadableFile,
     parse,
     record_text,
+    row_fields,
     throughput_text,
     with_changes,
     with_records,
@@ -119,7 +119,7 @@ def test_column_of_a_wrong_quote_is_known(text: str, column: int | None) -> None
 
 
 def test_field_that_no_reader_takes_is_refused_with_its_line() -> None:
-    with pytest.raises(Unreadable, match=r"t\.csv:2: no CSV: field larger than field limit"):
+    with pytest.raises(UnreadableFile, match=r"t\.csv:2: invalid CSV: field larger than"):
         parse("t.csv", f"{HEADER}\n{'x' * (csv.field_size_limit() + 1)}\n")
 
 
@@ -143,12 +143,12 @@ def test_throughput_has_six_digits_and_no_exponent(value: float, text: str) -> N
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_throughput_that_is_no_number_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="must be a finite number"):
-        fields_of(fact(throughput_tokens_per_sec=value))
+        row_fields(fact(throughput_tokens_per_sec=value))
 
 
 def test_fact_becomes_the_columns_in_their_order() -> None:
-    assert fields_of(fact()) == fields()
-    assert with_records(Table("t.csv"), [COLUMNS, fields_of(fact())]).text.count("\n") == 2
+    assert row_fields(fact()) == fields()
+    assert with_records(Table("t.csv"), [COLUMNS, row_fields(fact())]).text.count("\n") == 2
 
 
 def test_identity_takes_one_figure_written_twice_as_one() -> None:

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from orch_sidecar.tools.facts.traces.jaeger import Jaeger, JaegerFailed
+from orch_sidecar.tools.facts.traces.jaeger import Jaeger, JaegerError
 from orch_sidecar.tools.facts.traces.jaeger_json import spans_of
 from orch_sidecar.tools.facts.traces.otlp import Malformed
 from orch_sidecar.tools.facts.traces.span import Kind, Link, Span
@@ -84,8 +84,8 @@ async def test_an_interval_without_traces_has_none(api: str) -> None:
 
 async def test_only_traces_with_a_span_of_the_service_in_the_interval_are_found() -> None:
     near, far = one(1, 1_795_500_000, 1_795_500_001), one(2, 1_700_000_000, 1_700_000_001)
-    elsewhere = [replace(span, trace_id="e" * 32) for span in near if span.service == "vllm"]
-    async with ScriptedJaeger([*near, *far, *elsewhere]).running() as url:
+    unassigned = [replace(span, trace_id="e" * 32) for span in near if span.service == "vllm"]
+    async with ScriptedJaeger([*near, *far, *unassigned]).running() as url:
         found = await read(url)
         assert {span.trace_id for span in found} == {near[0].trace_id}
         assert {span.service for span in found} == {"orch-sidecar", "vllm"}  # whole traces
@@ -96,7 +96,7 @@ async def test_only_traces_with_a_span_of_the_service_in_the_interval_are_found(
 async def test_more_traces_at_one_moment_than_the_limit_are_an_error() -> None:
     spans = [span for number in range(4) for span in one(number, 1_795_500_000, 1_795_500_001)]
     async with ScriptedJaeger(spans).running() as url:
-        with pytest.raises(JaegerFailed, match=r"came back full.*4 traces.*--limit"):
+        with pytest.raises(JaegerError, match=r"limit of 4 traces.*--limit"):
             await read(url, limit=4)
         assert len(await read(url, limit=5)) == len(spans)
 
@@ -111,7 +111,7 @@ async def test_a_base_path_belongs_to_the_url() -> None:
 
 async def test_an_answer_with_an_error_is_told_with_its_body() -> None:
     async with ScriptedJaeger(most=10).running() as url:
-        with pytest.raises(JaegerFailed) as raised:
+        with pytest.raises(JaegerError) as raised:
             await read(url, limit=11)
     text = str(raised.value)
     assert text.startswith(f"{url}/api/traces: 500 Internal Server Error: ")
@@ -122,7 +122,7 @@ async def test_an_answer_with_an_error_is_told_with_its_body() -> None:
 async def test_what_stands_before_it_is_told_with_its_words(status: int) -> None:
     failing = ScriptedJaeger(failing=(status, "<h1>go\n   away</h1>" + "x" * 1000))
     async with failing.running() as url:
-        with pytest.raises(JaegerFailed, match=rf"/api/traces: {status} .*<h1>go away</h1>x+…'$"):
+        with pytest.raises(JaegerError, match=rf"/api/traces: {status} .*<h1>go away</h1>x+…'$"):
             await read(url)
     assert failing.asked == ["ui"]
 
@@ -134,18 +134,18 @@ async def test_what_is_no_jaeger_is_told_with_what_both_paths_answer(
     status: int, body: str
 ) -> None:
     async with ScriptedJaeger(apis=("ui",), failing=(status, body)).running() as url:
-        with pytest.raises(JaegerFailed) as raised:
+        with pytest.raises(JaegerError) as raised:
             await read(url)
     text = str(raised.value)
-    assert text.startswith(f"no query API of Jaeger: {url}/api/traces answered ")
-    assert f"{url}/api/v3/traces answered what is no JSON: '<!doctype html>" in text
+    assert text.startswith(f"the server has no query API of Jaeger: {url}/api/traces returned ")
+    assert f"{url}/api/v3/traces returned invalid JSON: '<!doctype html>" in text
 
 
 async def test_a_server_that_cannot_be_reached_is_told() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(JaegerFailed, match=rf"cannot read {url}/api/traces: .*refused"):
+        with pytest.raises(JaegerError, match=rf"cannot read {url}/api/traces: .*refused"):
             await read(url)
 
 
@@ -158,13 +158,13 @@ async def test_a_server_that_speaks_no_http_is_told() -> None:
     server = await asyncio.start_server(babble, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        with pytest.raises(JaegerFailed, match=r"cannot read .*BadStatusLine"):
+        with pytest.raises(JaegerError, match=r"cannot read .*BadStatusLine"):
             await read(url)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:16686", "file:///etc/hosts", "http://", ""])
 def test_a_url_of_anything_but_http_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="must be http"):
+    with pytest.raises(ValueError, match="must begin with http"):
         Jaeger(url, limit=100)
 
 
@@ -229,12 +229,15 @@ def test_short_ids_are_filled_up_and_references_told_apart() -> None:
     [
         (ui(traceID="xyz"), "the id 'xyz' must be up to 32 hexadecimal digits"),
         (ui(spanID=""), "the id '' must be up to 16"),
-        (ui(processID="p2"), "span 2: its process 'p2' is not told"),
+        (ui(processID="p2"), "span 2: its process 'p2' is missing"),
         (ui(startTime="soon"), r"data\[0\].spans\[0\].startTime is 'soon'"),
-        (ui(tags=[{"key": "a", "type": "int64", "value": "x"}]), "the tag a is 'x', must be of"),
-        (ui(tags=[{"key": "a", "type": "bool", "value": "x"}]), "its type, 'bool'"),
-        (ui(tags=[{"key": "a", "type": "new", "value": "x"}]), "its type, 'new'"),
-        ({"data": [], "errors": [{"code": 1, "msg": "half"}]}, "the answer has errors: half"),
+        (
+            ui(tags=[{"key": "a", "type": "int64", "value": "x"}]),
+            "the tag a is 'x', must have",
+        ),
+        (ui(tags=[{"key": "a", "type": "bool", "value": "x"}]), "the type 'bool'"),
+        (ui(tags=[{"key": "a", "type": "new", "value": "x"}]), "the type 'new'"),
+        ({"data": [], "errors": [{"code": 1, "msg": "half"}]}, "the response has errors: half"),
         ({"data": 3}, "data is '3'"),
     ],
 )

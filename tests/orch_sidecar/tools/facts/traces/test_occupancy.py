@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.requests import traffic_of
-from orch_sidecar.tools.facts.traces.scenarios import scenarios_of
+from orch_sidecar.tools.facts.traces.requests import build_traffic
+from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
 from orch_sidecar.tools.facts.traces.validity import objections
 from tests.orch_sidecar.tools.facts.earned import LABELS, against, against_of, earned
@@ -22,15 +22,15 @@ def test_requests_of_others_in_the_same_engine_spoil_a_run(label: str) -> None:
     assert against(*run, *before_and_after, scenario="run-1") == {}
     says = against(*run, *before_and_after, meanwhile, scenario="run-1")
     count = 1 if label == "single_stream" else 2
-    expected = f"sequences of others in the same engine meanwhile: {count}"
+    expected = f"foreign sequences in the same engine at the time: {count}"
     assert says.pop("other_traffic") == expected
     assert says == {}
 
 
 def test_requests_in_another_engine_spoil_nothing() -> None:
     run = earned("offline", 1, 0, 10)
-    elsewhere = earned("batched_online", 2, 4, 5, server={}, decode={"orch.epoch": "e2"})
-    assert against(run, elsewhere, scenario="run-1") == {}
+    unassigned = earned("batched_online", 2, 4, 5, server={}, decode={"orch.epoch": "e2"})
+    assert against(run, unassigned, scenario="run-1") == {}
 
 
 def test_a_warmup_that_goes_on_spoils_the_run() -> None:
@@ -63,7 +63,7 @@ def test_requests_of_others_that_were_given_up_spoil_a_run_of_the_same_pool() ->
 
 def test_an_attempt_of_others_that_came_to_nothing_spoils_a_run() -> None:
     run = earned("offline", 1, 0, 10)
-    server, wait, engine, *decodes = earned("offline", 2, 12, 13, server={})
+    server, wait, engine, *sequences = earned("offline", 2, 12, 13, server={})
     failed = replace(
         engine,
         span_id="c" * 16,
@@ -71,8 +71,8 @@ def test_an_attempt_of_others_that_came_to_nothing_spoils_a_run() -> None:
         end_ns=5 * 10**9,
         attributes={**engine.attributes, "orch.outcome": "engine_failed"},
     )
-    assert against(run, [server, wait, engine, *decodes], scenario="run-1") == {}
-    says = against(run, [server, wait, engine, *decodes, failed], scenario="run-1")
+    assert against(run, [server, wait, engine, *sequences], scenario="run-1") == {}
+    says = against(run, [server, wait, engine, *sequences, failed], scenario="run-1")
     assert list(says) == ["other_traffic"]
 
 
@@ -87,7 +87,7 @@ def test_more_in_a_step_than_anybody_tells_of_spoils_a_run(label: str) -> None:
     """Traces that were sampled, or traffic around the sidecar that nobody traced."""
     run = [earned(label, 1, 0, 10), earned(label, 2, 10.5, 20, batch=(4, 3, 2.5))]
     count = 1 if label == "single_stream" else 2
-    says = f"sequences in a step with more than were traced (traces must not be sampled): {count}"
+    says = f"sequences that shared a step with untraced ones (tracing must not sample): {count}"
     assert against(*run, scenario="run-1")["unseen_traffic"] == says
 
 
@@ -107,11 +107,11 @@ def test_every_real_step_is_told_of() -> None:
     spans = real("cloud")
     for left_out in {span.trace_id for span in spans}:
         fewer = [span for span in spans if span.trace_id != left_out]
-        assert list(against_of(traffic_of(fewer), "cloud-1")) == ["unseen_traffic"]
+        assert list(against_of(build_traffic(fewer), "cloud-1")) == ["unseen_traffic"]
 
 
 def test_what_came_before_the_interval_is_not_of_others() -> None:
     traffic = told(*(earned("batched_online", n, n, n + 2, server={}) for n in range(5)))
-    [found] = scenarios_of(traffic, 60.0, first_ns=2 * 10**9, last_ns=3 * 10**9).scenarios
+    [found] = group_scenarios(traffic, 60.0, first_ns=2 * 10**9, last_ns=3 * 10**9).scenarios
     assert (len(found.before), len(found.requests), len(found.after)) == (2, 2, 1)
     assert objections(found, traffic) == []

@@ -122,9 +122,9 @@ def test_a_first_span_has_no_parent_whether_it_says_so_or_not() -> None:
         ),
         ({"spanId": ""}, "spanId is '': must be 16 hexadecimal digits"),
         ({"parentSpanId": "xyz"}, "parentSpanId is 'xyz': must be 16"),
-        ({"kind": 6}, "kind is '6': must be a kind of span"),
+        ({"kind": 6}, "kind is '6': must be a span kind"),
         ({"kind": "SPAN_KIND_BLUE"}, "kind is 'SPAN_KIND_BLUE'"),
-        ({"status": {"code": 9}}, "status.code is '9': must be the code of a status"),
+        ({"status": {"code": 9}}, "status.code is '9': must be a status code"),
         ({"startTimeUnixNano": "now"}, "startTimeUnixNano is 'now'"),
         ({"attributes": [{"value": {}}]}, "attributes[0].key: Field required"),
         (
@@ -148,9 +148,9 @@ def test_what_is_wrong_is_told_with_its_place_its_value_and_the_rule(
 @pytest.mark.parametrize(
     ("no_traces", "said"),
     [
-        ({"resourceMetrics": []}, "is resourceMetrics"),
-        ({}, "is empty"),
-        ([], "is no object"),
+        ({"resourceMetrics": []}, "not an object with resourceMetrics"),
+        ({}, "not {}"),
+        ([], r"not \[\]"),
         ({"resourceSpans": 3}, "resourceSpans is '3'"),
     ],
 )
@@ -160,13 +160,13 @@ def test_what_is_no_traces_is_told(no_traces: object, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "requests", "decodes"),
+    ("name", "requests", "sequences"),
     [("home", 6, 6), ("cloud", 6, 6), ("mixed", 8, 5), ("offline", 6, 6)],
 )
-def test_a_file_of_exports_is_read_whole(name: str, requests: int, decodes: int) -> None:
+def test_a_file_of_exports_is_read_whole(name: str, requests: int, sequences: int) -> None:
     spans = real(name)
     assert sum(span.name.startswith("/v1/") for span in spans) == requests
-    assert sum(span.service == "vllm" for span in spans) == decodes
+    assert sum(span.service == "vllm" for span in spans) == sequences
     assert {span.service for span in spans} == {"vllm", "orch-sidecar"}
 
 
@@ -189,14 +189,14 @@ def test_a_line_separator_within_a_text_ends_no_line() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "f: is empty"),
-        (b"\n \n", "f: is empty"),
-        (b'{"resourceSpans":[]}\n{"resourceSp', "f:2: no JSON"),
+        (b"", "f: the file is empty"),
+        (b"\n \n", "f: the file is empty"),
+        (b'{"resourceSpans":[]}\n{"resourceSp', "f:2: invalid JSON"),
         (b'{"resourceSpans":[]}\n\n{"resourceLogs":[]}', "f:3: no traces"),
-        (b'{"resourceSpans":[\n]\n', "f:3: no JSON"),
+        (b'{"resourceSpans":[\n]\n', "f:3: invalid JSON"),
         (b'[{"resourceSpans":[]},{"a":1}]', r"f:1: \[1\]: no traces"),
         (b'{\n"resourceSpans": 3}', "f: resourceSpans is '3'"),
-        (b"ok\n\x28\xb5\x2f\xfd", "f:2: no UTF-8 .*without compression"),
+        (b"ok\n\x28\xb5\x2f\xfd", "f:2: .*not UTF-8 .*without compression"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_by_its_line(content: bytes, said: str) -> None:
@@ -217,5 +217,5 @@ def test_null_is_a_field_that_is_not_there() -> None:
 )
 def test_line_that_no_reader_takes_is_told_by_its_number(line: str, said: str) -> None:
     content = json.dumps(document()).encode() + b"\n" + line.encode()
-    with pytest.raises(Malformed, match=f"^f:2: no JSON: .*{said}"):
+    with pytest.raises(Malformed, match=f"^f:2: invalid JSON: .*{said}"):
         otlp_file.read("f", content)

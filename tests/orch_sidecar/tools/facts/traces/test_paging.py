@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.traces.paging import Search, TooDense, all_spans
+from orch_sidecar.tools.facts.traces.paging import Search, TooManyTraces, all_spans
 from orch_sidecar.tools.facts.traces.span import Kind, Span
 
 FIRST_US, LAST_US = 1_000, 1_400
@@ -95,7 +95,7 @@ def test_every_trace_is_found_or_it_is_said_that_they_are_too_dense(
     traces = traces_of(starts)
     try:
         found = all_spans(store(traces, limit), FIRST_US, LAST_US, limit, "s")
-    except TooDense:
+    except TooManyTraces:
         assert any(_dense(traces, moment, limit) for moment in range(FIRST_US, LAST_US + 1))
         return
     keys = [(each.trace_id, each.span_id) for each in found]
@@ -124,7 +124,7 @@ def _dense(traces: list[list[Span]], moment_us: int, limit: int) -> bool:
 
 def test_more_at_one_moment_than_a_search_may_give_is_an_error() -> None:
     traces = traces_of([[1_100_000] for _ in range(5)])
-    with pytest.raises(TooDense, match=r"5 traces.*--limit"):
+    with pytest.raises(TooManyTraces, match=r"5 traces.*--limit"):
         all_spans(in_memory(traces, 5), FIRST_US, LAST_US, 5, "s")
     assert len(all_spans(in_memory(traces, 6), FIRST_US, LAST_US, 6, "s")) == 10
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.requests import Outcome, Request, traffic_of
+from orch_sidecar.tools.facts.traces.requests import Outcome, Request, build_traffic
 from orch_sidecar.tools.facts.traces.span import Kind, Link, Span
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.spans import SIDECAR, real, told
@@ -33,8 +33,8 @@ def only(*requests: list[Span]) -> Request:
 
 def test_a_real_stream_has_the_sidecars_times_and_the_engines_counts() -> None:
     spans = real("cloud")
-    traffic = traffic_of(spans)
-    assert (len(traffic.requests), traffic.unfinished, traffic.strays) == (6, (), ())
+    traffic = build_traffic(spans)
+    assert (len(traffic.requests), traffic.unfinished, traffic.orphans) == (6, (), ())
     for request in traffic.requests:
         [server] = [s for s in spans if s.span_id == request.span_id]
         assert (request.start_ns, request.end_ns) == (server.start_ns, server.end_ns)
@@ -43,25 +43,27 @@ def test_a_real_stream_has_the_sidecars_times_and_the_engines_counts() -> None:
         assert request.scenario == "cloud-1"
         assert (request.measurement_type, request.model) == ("batched_online", "tiny")
         assert (request.pool, request.profile) == ("cloud", "cloud")
-        assert (request.outcome, request.sequences) == (Outcome.SERVED, 1)
+        assert (request.outcome, request.requested_sequences) == (Outcome.SERVED, 1)
         assert request.output_tokens is None  # its client did not ask for usage
-        [decode] = request.decodes
+        [decode] = request.sequences
         assert decode.batch_max == 6
         assert decode.steps == decode.output_tokens - 1
         assert request.dispatched[0][0] <= decode.start_ns < decode.end_ns <= request.end_ns
-    assert sorted(r.decoded_output_tokens for r in traffic.requests) == list(range(24, 30))
+    assert sorted(r.engine_output_tokens for r in traffic.requests) == list(range(24, 30))
     # All spans of an engine since its start name the same one.
-    assert len({decode.engine for r in traffic.requests for decode in r.decodes}) == 1
+    assert len({decode.engine for r in traffic.requests for decode in r.sequences}) == 1
 
 
 def test_what_was_not_streamed_has_no_first_byte() -> None:
     """Its client saw all of it at once."""
-    assert {request.first_byte_ns for request in traffic_of(real("offline")).requests} == {None}
+    assert {request.first_byte_ns for request in build_traffic(real("offline")).requests} == {None}
 
 
 def test_real_requests_end_in_every_way() -> None:
-    traffic = traffic_of(real("mixed"))
-    by_scenario = Counter((r.scenario, r.outcome, r.coalesced, r.led) for r in traffic.requests)
+    traffic = build_traffic(real("mixed"))
+    by_scenario = Counter(
+        (r.scenario, r.outcome, r.coalesced, r.coalesced_leader) for r in traffic.requests
+    )
     assert by_scenario == {
         ("shared-1", Outcome.SERVED, False, True): 1,
         ("shared-1", Outcome.SERVED, True, False): 2,
@@ -73,20 +75,20 @@ def test_real_requests_end_in_every_way() -> None:
     # vLLM tells nothing of what was given up.
     for request in traffic.requests:
         expected = 0 if request.coalesced or request.outcome is not Outcome.SERVED else 1
-        assert bool(request.decodes) == bool(expected)
+        assert bool(request.sequences) == bool(expected)
 
 
 def test_sequences_of_one_prompt_count_its_tokens_once() -> None:
-    [request] = [r for r in traffic_of(real("mixed")).requests if r.sequences == 2]
-    assert [decode.input_tokens for decode in request.decodes] == [22, 22]
-    assert request.decoded_input_tokens == request.input_tokens == 22
-    assert request.decoded_output_tokens == request.output_tokens == 16
+    [request] = [r for r in build_traffic(real("mixed")).requests if r.requested_sequences == 2]
+    assert [decode.input_tokens for decode in request.sequences] == [22, 22]
+    assert request.engine_input_tokens == request.input_tokens == 22
+    assert request.engine_output_tokens == request.output_tokens == 16
 
 
 def test_several_prompts_of_one_request_count_each() -> None:
     spans = one(1, 0, 1, sequences=2, tokens=(10, 5))
     second = replace(spans[-1], attributes={**spans[-1].attributes, "gen_ai.request.id": "other"})
-    assert only([*spans[:-1], second]).decoded_input_tokens == 20
+    assert only([*spans[:-1], second]).engine_input_tokens == 20
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_outcomes_are_of_four_kinds(outcome: str, expected: Outcome) -> None:
 
 def test_spans_that_come_twice_or_in_any_order_count_once() -> None:
     spans = real("home")
-    assert traffic_of([*reversed(spans), *spans]) == traffic_of(spans)
+    assert build_traffic([*reversed(spans), *spans]) == build_traffic(spans)
 
 
 def test_several_requests_of_one_trace_are_several() -> None:
@@ -117,7 +119,7 @@ def test_several_requests_of_one_trace_are_several() -> None:
     first, second = one(1, 0, 1), one(2, 2, 3)
     joined = [replace(moved(span, 100), trace_id=first[0].trace_id) for span in second]
     found = told(first, joined).requests
-    assert [(r.start_ns, len(r.decodes)) for r in found] == [(0, 1), (2_000_000_000, 1)]
+    assert [(r.start_ns, len(r.sequences)) for r in found] == [(0, 1), (2_000_000_000, 1)]
 
 
 def test_what_a_client_does_around_it_is_no_part_of_a_request() -> None:
@@ -137,7 +139,7 @@ def test_by_way_of_two_sidecars_it_is_one_request_of_the_upper_one() -> None:
 
     request = only(upper, below(1, 20, "queue_full"), below(2, 40, "ok"))
     assert (request.pool, request.start_ns, request.end_ns) == ("above", 0, 4_000_000_000)
-    assert (request.outcome, len(request.decodes)) == (Outcome.SERVED, 1)
+    assert (request.outcome, len(request.sequences)) == (Outcome.SERVED, 1)
 
 
 def test_an_attempt_that_failed_has_no_part_in_the_answer() -> None:
@@ -150,7 +152,7 @@ def test_an_attempt_that_failed_has_no_part_in_the_answer() -> None:
     thrown_away = replace(decode, span_id="d" * 16, parent_id="c" * 16)
     request = only([server, wait, engine, decode, failed, thrown_away])
     assert len(request.dispatched) == 2
-    assert request.decoded_output_tokens == 5
+    assert request.engine_output_tokens == 5
 
 
 def test_a_request_without_its_server_span_has_not_ended() -> None:
@@ -159,14 +161,14 @@ def test_a_request_without_its_server_span_has_not_ended() -> None:
     assert (waiting.start_ns, waiting.end_ns, waiting.pool) == (0, None, "pool")
     assert running.unfinished[0].end_ns == 1_000_000_000
     # It is known whose decode it is.
-    assert (running.requests, running.strays) == ((), ())
+    assert (running.requests, running.orphans) == ((), ())
 
 
 def test_a_decode_that_no_sidecar_tells_of_is_a_stray() -> None:
     *_, decode = one(1, 0, 1)
     for parent_id in (None, "9" * 16, decode.parent_id):
         traffic = told([replace(decode, parent_id=parent_id)])
-        assert [stray.output_tokens for stray in traffic.strays] == [5]
+        assert [stray.output_tokens for stray in traffic.orphans] == [5]
         assert (traffic.requests, traffic.unfinished) == ((), ())
 
 
@@ -180,9 +182,9 @@ def test_only_followers_make_a_leader() -> None:
     leader = one(1, 0, 1)
     link = Link(leader[0].trace_id, leader[0].span_id)
     linked = one(2, 0, 1, links=(link,))
-    assert [r.led for r in told(leader, linked).requests] == [False, False]
+    assert [r.coalesced_leader for r in told(leader, linked).requests] == [False, False]
     follower = one(2, 0, 1, decoded=0, server={"orch.coalesced": True}, links=(link,))[:1]
-    assert [r.led for r in told(leader, follower).requests] == [True, False]
+    assert [r.coalesced_leader for r in told(leader, follower).requests] == [True, False]
 
 
 def test_spans_that_hang_under_each_other_in_a_circle_end_the_search() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.traces.requests import Outcome, traffic_of
-from orch_sidecar.tools.facts.traces.scenarios import Scenario, scenarios_of
+from orch_sidecar.tools.facts.traces.requests import Outcome, build_traffic
+from orch_sidecar.tools.facts.traces.scenarios import Scenario, group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
 from tests.orch_sidecar.tools.facts.spans import one, real, told, without
 
@@ -18,7 +18,7 @@ GAP_S = 60.0
 
 def split(*requests: list[Span], gap_s: float = GAP_S) -> list[list[int]]:
     """The numbers of the requests of each scenario."""
-    return [numbers(each) for each in scenarios_of(told(*requests), gap_s).scenarios]
+    return [numbers(each) for each in group_scenarios(told(*requests), gap_s).scenarios]
 
 
 def numbers(scenario: Scenario) -> list[int]:
@@ -26,13 +26,13 @@ def numbers(scenario: Scenario) -> list[int]:
 
 
 def test_real_requests_belong_to_the_runs_that_their_clients_named() -> None:
-    found = scenarios_of(traffic_of([*real("home"), *real("mixed")]), GAP_S)
+    found = group_scenarios(build_traffic([*real("home"), *real("mixed")]), GAP_S)
     sizes = {each.key.scenario: len(each.requests) for each in found.scenarios}
     assert sizes == {"home-1.warmup": 1, "home-1": 5, "shared-1": 3, "two-1": 3, "bulk-1": 2}
     assert [each.key.scenario for each in found.scenarios if each.is_warmup] == ["home-1.warmup"]
     home = found.scenarios[1]
     assert (home.key.engine_version, home.key.precision) == ("0.32.0", "FP32")
-    assert (home.key.gpu_count, len(home.decodes)) == (0, 5)
+    assert (home.key.gpu_count, len(home.sequences)) == (0, 5)
 
 
 def test_without_an_id_a_scenario_ends_where_nothing_ran_for_the_gap() -> None:
@@ -77,7 +77,7 @@ def test_requests_that_never_came_to_an_engine_go_with_those_that_did_then() -> 
         one(4, 10.5, 10.6, outcome="cancelled"),
     ]
     assert split(*requests) == [[1, 2], [3, 4]]
-    [first, _] = scenarios_of(told(*requests), GAP_S).scenarios
+    [first, _] = group_scenarios(told(*requests), GAP_S).scenarios
     assert [numbers(first), len(first.ended(Outcome.REFUSED))] == [[1, 2], 1]
 
 
@@ -97,19 +97,19 @@ def test_requests_of_no_pool_go_where_they_belong_by_id_or_by_time() -> None:
         refused(5, 50, named),
         refused(6, 3, {"gen_ai.request.model": "another"}),
     )
-    found = scenarios_of(traffic, GAP_S)
+    found = group_scenarios(traffic, GAP_S)
     assert [sorted(numbers(each)) for each in found.scenarios] == [[1, 3], [2, 5]]
-    assert sorted(int(each.trace_id, 16) for each in found.elsewhere) == [4, 6]
+    assert sorted(int(each.trace_id, 16) for each in found.unassigned) == [4, 6]
 
 
 def test_what_arrived_beyond_the_ends_only_tells_that_it_is_cut() -> None:
     traffic = told(*(one(number, number, number + 0.5) for number in range(1, 6)))
-    [found] = scenarios_of(traffic, GAP_S, first_ns=2 * 10**9, last_ns=4 * 10**9).scenarios
+    [found] = group_scenarios(traffic, GAP_S, first_ns=2 * 10**9, last_ns=4 * 10**9).scenarios
     assert numbers(found) == [2, 3, 4]
     assert (len(found.before), len(found.after)) == (1, 1)
-    [whole] = scenarios_of(traffic, GAP_S, first_ns=10**9, last_ns=5 * 10**9).scenarios
+    [whole] = group_scenarios(traffic, GAP_S, first_ns=10**9, last_ns=5 * 10**9).scenarios
     assert (len(whole.requests), whole.before, whole.after) == (5, (), ())
-    assert scenarios_of(traffic, GAP_S, first_ns=6 * 10**9).scenarios == ()
+    assert group_scenarios(traffic, GAP_S, first_ns=6 * 10**9).scenarios == ()
 
 
 @given(st.lists(st.tuples(st.floats(0, 1000), st.floats(0, 100)), max_size=30))
@@ -119,7 +119,7 @@ def test_every_request_is_in_one_scenario_and_pauses_are_between_them(
     requests = [
         one(number, start, start + length) for number, (start, length) in enumerate(times, start=1)
     ]
-    found = scenarios_of(told(*requests), 10.0).scenarios
+    found = group_scenarios(told(*requests), 10.0).scenarios
     every = sorted(number for each in found for number in numbers(each))
     assert every == list(range(1, len(times) + 1))
     for earlier, later in pairwise(found):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.requests import traffic_of
+from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.span import Link, Value
 from tests.orch_sidecar.tools.facts.earned import ALONE, LABELS, RUN, against, against_of, earned
 from tests.orch_sidecar.tools.facts.spans import one, real, without
@@ -16,22 +16,22 @@ from tests.orch_sidecar.tools.facts.spans import one, real, without
     ("name", "scenario"), [("home", "home-1"), ("cloud", "cloud-1"), ("offline", "offline-1")]
 )
 def test_nothing_speaks_against_a_real_run(name: str, scenario: str) -> None:
-    traffic = traffic_of([span for each in ("home", "cloud", "offline") for span in real(each)])
+    traffic = build_traffic([span for each in ("home", "cloud", "offline") for span in real(each)])
     assert against_of(traffic, scenario) == {}
 
 
 def test_real_requests_that_shared_a_decode_are_not_counted() -> None:
-    says = against_of(traffic_of(real("mixed")), "shared-1")
-    assert says["coalesced"].startswith("3 requests: a decode was shared")
+    says = against_of(build_traffic(real("mixed")), "shared-1")
+    assert says["coalesced"].startswith("3 requests: a generation was shared")
 
 
 def test_real_requests_that_never_met_in_a_step_are_not_batched() -> None:
-    says = against_of(traffic_of(real("mixed")), "bulk-1")
-    assert says == {"never_batched": "no step had more than one of its sequences (2)"}
+    says = against_of(build_traffic(real("mixed")), "bulk-1")
+    assert says == {"never_batched": "no step had more than one sequence (of 2)"}
 
 
 def test_without_ids_a_real_warmup_is_part_of_the_run_and_other_runs_are_not() -> None:
-    traffic = traffic_of(without(real("home"), "orch.scenario"))
+    traffic = build_traffic(without(real("home"), "orch.scenario"))
     assert against_of(traffic, None) == {}
 
 
@@ -43,7 +43,7 @@ def test_nothing_speaks_against_a_run_as_its_label_says(label: str) -> None:
 @pytest.mark.parametrize("label", ["to_be_confirmed", "aggregate", "none"])
 def test_what_is_no_label_of_a_measurement_says_so(label: str) -> None:
     assert against(one(1, 0, 1, label=label)) == {
-        "unknown_label": f"measurement_type is '{label}', which is no label of a measurement"
+        "unknown_label": f"measurement_type is '{label}', which is not the label of a measurement"
     }
 
 
@@ -59,14 +59,14 @@ def test_single_stream_with_another_sequence_in_a_step_is_none() -> None:
         earned("single_stream", 2, 1, 2, batch=(4, 3, 1.5)),
         scenario="run-1",
     )
-    assert says["batch_above_one"] == "1 of 2 sequences shared a step, up to 3 at once"
+    assert says["batch_above_one"] == "1 of 2 sequences shared a step, up to 3 in one"
 
 
 def test_single_stream_with_two_in_the_engine_at_once_is_none() -> None:
     says = against(
         earned("single_stream", 1, 0, 1.5), earned("single_stream", 2, 1, 2), scenario="run-1"
     )
-    assert says == {"overlap": "1 of 2 sequences came while another was in the engine"}
+    assert says == {"overlap": "1 of 2 sequences arrived while another was in the engine"}
 
 
 @pytest.mark.parametrize("label", ["batched_online", "offline"])
@@ -100,15 +100,15 @@ def test_fewer_sequences_than_were_asked_for_are_not_all() -> None:
     [
         (
             {"decode": {"measurement_type": "offline"}},
-            "1 request: the sidecar says batched_online, the engine offline",
+            "1 request: the sidecar reports batched_online, the engine offline",
         ),
         (
             {"server": {**RUN, "gen_ai.usage.input_tokens": 11}},
-            "1 request: the sidecar counts other input tokens than the engine",
+            "1 request: sidecar and engine report different input tokens",
         ),
         (
             {"server": {**RUN, "gen_ai.usage.output_tokens": 4}},
-            "1 request: the sidecar counts other output tokens than the engine",
+            "1 request: sidecar and engine report different output tokens",
         ),
     ],
 )
@@ -121,7 +121,7 @@ def test_spans_that_contradict_each_other_make_no_fact(more: dict[str, object], 
 def test_a_clock_that_was_set_back_makes_no_fact() -> None:
     [server, *rest] = earned("batched_online", 1, 5, 6)
     says = against([replace(server, end_ns=server.start_ns - 1), *rest], scenario="run-1")
-    assert "the end comes before the start" in says["contradiction"]
+    assert "the end is before the start" in says["contradiction"]
 
 
 def test_interactive_requests_are_no_offline_traffic() -> None:
@@ -157,8 +157,8 @@ def test_requests_that_have_not_ended_spoil_the_run_that_went_on_then() -> None:
     assert list(against(run, [wait, engine], scenario="run-1")) == ["not_ended"]
     _, wait, engine, _ = one(2, 1, 5, sequences=1)
     assert against(run, [wait, engine], scenario="run-1") == {}  # it was over before
-    elsewhere = replace(wait, attributes={**wait.attributes, "orch.pool": "another"})
-    assert against(run, [elsewhere], scenario="run-1") == {}
+    unassigned = replace(wait, attributes={**wait.attributes, "orch.pool": "another"})
+    assert against(run, [unassigned], scenario="run-1") == {}
     _, later, *_ = one(2, 25, 30)
     assert against(run, [later], scenario="run-1") == {}
 

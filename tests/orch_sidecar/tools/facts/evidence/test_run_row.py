@@ -8,32 +8,34 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.imported import Given, Proof, Source, fact
-from orch_sidecar.tools.facts.evidence.measured import Arrivals, Measured, Refused
-from orch_sidecar.tools.facts.tables.row import Label, Row, notes_of
+from orch_sidecar.tools.facts.evidence.measured import Arrivals, MeasuredRun, Rejection
+from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Proof, Source, to_row
+from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from tests.orch_sidecar.tools.facts.imports import document, proof
 
-GIVEN = Given(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+GIVEN = DeclaredEngine(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
 SOURCE = Source("run-1")
 RUNS = ("vllm_bench_home", "guidellm_home", "vllm_bench_cloud", "guidellm_cloud")
 
 
-def run(name: str, **changes: Any) -> Measured:
+def run(name: str, **changes: Any) -> MeasuredRun:
     read = vllm_bench.read if name.startswith("vllm") else guidellm.read
     [found] = read(document(name))
-    assert isinstance(found, Measured), found
+    assert isinstance(found, MeasuredRun), found
     return replace(found, **changes)
 
 
-def row(measured: Measured, known: Proof | Given, source: Source = SOURCE) -> Row:
-    made = fact(measured, known, source)
+def row(measured: MeasuredRun, known: Proof | DeclaredEngine, source: Source = SOURCE) -> Row:
+    made = to_row(measured, known, source)
     assert isinstance(made, Row), made
     return made
 
 
-def refused(measured: Measured, known: Proof | Given, source: Source = SOURCE) -> Refused:
-    made = fact(measured, known, source)
-    assert isinstance(made, Refused), made
+def refused(
+    measured: MeasuredRun, known: Proof | DeclaredEngine, source: Source = SOURCE
+) -> Rejection:
+    made = to_row(measured, known, source)
+    assert isinstance(made, Rejection), made
     return made
 
 
@@ -43,7 +45,7 @@ def test_run_earns_its_label_by_what_the_engine_did(name: str) -> None:
     single = name.endswith("home")
     assert made.measurement_type is (Label.SINGLE_STREAM if single else Label.BATCHED_ONLINE)
     assert (made.batch == 1) is single
-    assert notes_of(made.scenario_notes)["batching"] == ("off" if single else "on")
+    assert parse_notes(made.scenario_notes)["batching"] == ("off" if single else "on")
     assert made.engine.startswith("vLLM 0.")
     assert (made.gpu_count, made.precision) == (0, "FP32")
     assert made.gpu.startswith("CPU (")
@@ -68,13 +70,13 @@ def test_engine_decoded_what_the_file_says_but_for_first_tokens(name: str) -> No
 def test_batch_is_what_the_engine_counted_and_not_the_clients_overlap() -> None:
     made = row(run("vllm_bench_cloud", overlap=64), proof("vllm_bench_cloud"))
     assert 1 < made.batch <= 8
-    notes = notes_of(made.scenario_notes)
+    notes = parse_notes(made.scenario_notes)
     assert 1 < float(notes["batch_mean"]) < made.batch
     assert "batch_is" not in notes
 
 
 def test_notes_say_how_it_was_measured() -> None:
-    notes = notes_of(row(run("vllm_bench_cloud"), proof("vllm_bench_cloud")).scenario_notes)
+    notes = parse_notes(row(run("vllm_bench_cloud"), proof("vllm_bench_cloud")).scenario_notes)
     assert list(notes)[:5] == ["input_tokens", "output_tokens", "batching", "tool", "arrivals"]
     assert (notes["arrivals"], notes["rate_per_s"], notes["requests"]) == ("poisson", "3", "45")
     assert notes["profile"] == "cloud"
@@ -85,7 +87,7 @@ def test_notes_say_how_it_was_measured() -> None:
 
 def test_failed_requests_are_noted() -> None:
     made = row(run("vllm_bench_cloud", failed=2), proof("vllm_bench_cloud"))
-    assert notes_of(made.scenario_notes)["failed"] == "2"
+    assert parse_notes(made.scenario_notes)["failed"] == "2"
 
 
 def test_without_a_claim_the_label_is_the_engines() -> None:
@@ -97,7 +99,7 @@ def test_without_a_claim_the_label_is_the_engines() -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_without_proof_nothing_is_confirmed_and_the_claim_is_a_note(name: str) -> None:
     made = row(run(name), GIVEN)
-    notes = notes_of(made.scenario_notes)
+    notes = parse_notes(made.scenario_notes)
     assert made.measurement_type is Label.TO_BE_CONFIRMED
     assert notes["claim"] == ("single_stream" if name.endswith("home") else "batched_online")
     assert notes["batching"] == "unknown"
@@ -108,12 +110,14 @@ def test_without_proof_nothing_is_confirmed_and_the_claim_is_a_note(name: str) -
 def test_without_proof_the_batch_is_the_overlap_that_the_tool_saw() -> None:
     made = row(run("guidellm_cloud", overlap=5), GIVEN)
     assert made.batch == 5
-    assert notes_of(made.scenario_notes)["batch_is"] == "overlap"
+    assert parse_notes(made.scenario_notes)["batch_is"] == "overlap"
 
 
 def test_limit_of_a_load_is_no_batch() -> None:
     found = run("vllm_bench_cloud", overlap=None, at_once=8)
-    assert str(refused(found, GIVEN)).startswith("max_concurrency '8': is no batch")
+    assert str(refused(found, GIVEN)).startswith(
+        "max_concurrency '8': is a limit, not a measured batch"
+    )
     assert row(replace(found, at_once=1), GIVEN).batch == 1
     # The engine's word suffices.
     assert row(found, proof("vllm_bench_cloud")).batch > 1
@@ -122,11 +126,15 @@ def test_limit_of_a_load_is_no_batch() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("vllm_bench_home", {"claim": Label.OFFLINE}, "nothing measured there is offline"),
+        ("vllm_bench_home", {"claim": Label.OFFLINE}, "a measurement of it cannot be offline"),
         ("vllm_bench_cloud", {"claim": Label.SINGLE_STREAM}, "needs an engine with one slot"),
-        ("vllm_bench_home", {"requests": 21}, "21 requests were answered, and the engine took 20"),
-        ("vllm_bench_home", {"requests": 19}, "others used it at the same time"),
-        ("vllm_bench_home", {"output_tokens": 600}, "or this is of another run"),
+        (
+            "vllm_bench_home",
+            {"requests": 21},
+            "21 requests were answered, but the engine accepted 20",
+        ),
+        ("vllm_bench_home", {"requests": 19}, "the engine served other clients"),
+        ("vllm_bench_home", {"output_tokens": 600}, "or the snapshots are of another run"),
     ],
 )
 def test_what_the_engine_did_not_do_is_refused(
@@ -159,7 +167,7 @@ def test_offline_by_a_schedule_is_refused() -> None:
     offline: dict[str, Any] = {"measurement_type": "offline", "profile": "offline"}
     known = Proof(replace(ends.before, **offline), replace(ends.after, **offline))
     found = run("vllm_bench_cloud", claim=None)
-    assert "is everything at once" in refused(found, known).rule
+    assert "requires all requests at once" in refused(found, known).rule
     assert row(replace(found, arrivals=Arrivals.AT_ONCE), known).measurement_type is Label.OFFLINE
 
 
@@ -179,7 +187,7 @@ def test_every_name_that_the_engine_serves_is_a_model() -> None:
 
 def test_tokens_of_failed_requests_are_in_no_file() -> None:
     """The engine may have decoded them."""
-    made = fact(
+    made = to_row(
         run("vllm_bench_home", requests=19, failed=1, output_tokens=608),
         proof("vllm_bench_home"),
         SOURCE,
@@ -188,7 +196,10 @@ def test_tokens_of_failed_requests_are_in_no_file() -> None:
 
 
 def test_capabilities_of_another_run_are_refused() -> None:
-    assert "others used it" in refused(run("vllm_bench_home"), proof("vllm_bench_cloud")).rule
+    assert (
+        "the engine served other clients"
+        in refused(run("vllm_bench_home"), proof("vllm_bench_cloud")).rule
+    )
 
 
 def test_ends_that_are_swapped_are_refused() -> None:
@@ -208,4 +219,4 @@ def test_path_is_no_name_of_a_model() -> None:
 def test_lengths_are_means_per_request() -> None:
     made = row(run("vllm_bench_cloud", input_tokens=45 * 32 + 30), GIVEN)
     assert (made.input_tokens, made.output_tokens) == (33, 32)
-    assert notes_of(made.scenario_notes)["input_tokens"] == "33"
+    assert parse_notes(made.scenario_notes)["input_tokens"] == "33"

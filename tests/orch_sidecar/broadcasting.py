@@ -1,23 +1,29 @@
-"""A shared answer without sockets: clients and an engine whose transports are lists of bytes."""
+"""A shared response without sockets: clients and an engine whose transports are bytes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
+from aiohttp import HttpVersion10, HttpVersion11, web
+
+from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.coalescing.subscriber import Subscriber
 from orch_sidecar.observability.record import RequestRecord
-from orch_sidecar.proxy.engine_response import Decode
-from orch_sidecar.wire.backpressure import TurningAway
+from orch_sidecar.pools.pool import Pool
+from orch_sidecar.proxy.client_writer import ClientWriter
+from orch_sidecar.proxy.engine_response import EngineResponse
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import Head, body_of, parse_head
-from tests.orch_sidecar import apis
+from tests.orch_sidecar.records import identity_of
 
 SHARED_ID = "shared-0123456789abcdef"
-EXTRA = b"x-orch-request-id: ours\r\n"
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"server: uvicorn\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -99,44 +105,79 @@ class Transport(asyncio.Transport):
         self.reading = True
 
 
+WATCHDOG = StallWatchdog(60.0, 60.0)
+
+POOL = cast(
+    Pool,
+    SimpleNamespace(
+        fields=b"x-measurement-type: batched_online\r\n",
+        fields_at_once=b"x-orch-queue-position: 0\r\n",
+        gate=SimpleNamespace(core=SimpleNamespace(draining=None)),
+    ),
+)
+
+
+class Ending(NamedTuple):
+    """How a response ended. `answered`: with something of it having been sent."""
+
+    failure: Refusal | None
+    answered: bool
+
+
+def record_of(request_id: str, **more: Any) -> RequestRecord:
+    identity = identity_of(request_id=request_id, correlation_id=request_id)
+    return RequestRecord(identity, **({"stream": True} | more))
+
+
+def http_of(transport: asyncio.Transport, *, http10: bool = False) -> web.BaseRequest:
+    """What a writer needs of a request."""
+    protocol = SimpleNamespace(response=None, writing_paused=False)
+    version = HttpVersion10 if http10 else HttpVersion11
+    http = SimpleNamespace(transport=transport, version=version, keep_alive=True, protocol=protocol)
+    return cast(web.BaseRequest, http)
+
+
 class Client(Transport):
-    """A client, and the follower that writes to it. `room`: bytes before its transport is full."""
+    """A client, and its subscriber. `room`: bytes before its transport is full."""
 
     def __init__(self, name: str, room: int | None = None) -> None:
         super().__init__()
         self.name = name
         self.room = room
         self.buffered = 0
-        self.follower: Subscriber = cast(Subscriber, None)
-        self.record = RequestRecord(
-            endpoint=apis.CHAT, id="own", request_id=name,
-            correlation_id=name, stream=True,
-        )  # fmt: skip
+        self.subscriber: Subscriber = cast(Subscriber, None)
+        self.writer: ClientWriter = cast(ClientWriter, None)
+        self.record = record_of(name)
 
-    def join(self, fanout: Broadcast, *, http10: bool = False) -> Client:
-        self.follower = fanout.join(
-            self, self.record, lambda: EXTRA, http10=http10, keep_alive=True
-        )
-        self.follower.start(paused=False)
+    def join(self, broadcast: Broadcast, *, http10: bool = False) -> Client:
+        self.writer = ClientWriter(http_of(self, http10=http10), self.record, WATCHDOG)
+        self.subscriber = broadcast.join(self.writer)
+        self.subscriber.start()
         return self
+
+    @property
+    def ending(self) -> Ending:
+        """How the response ended; it has."""
+        assert self.subscriber.done.done()
+        return Ending(self.subscriber.failure, self.writer.started)
 
     def write(self, data: Any) -> None:
         super().write(data)
         if self.room is not None:
             self.buffered += len(data)
-            if self.buffered > self.room and not self.follower.paused:
-                self.follower.pause()
+            if self.buffered > self.room and not self.subscriber.paused:
+                self.subscriber.pause()
 
     def read(self, room: int | None = None) -> None:
         """The client takes all that was written. `room`: from now on."""
         self.room, self.buffered = room, 0
-        if self.follower.paused:
-            self.follower.resume()
+        if self.subscriber.paused:
+            self.subscriber.resume()
 
     def leave(self) -> None:
         """It disconnects, and its handler ends."""
         self.closed = True
-        self.follower.leave()
+        self.subscriber.close()
 
     def get_write_buffer_size(self) -> int:
         return self.buffered
@@ -161,44 +202,48 @@ class Client(Transport):
     @property
     def ended_well(self) -> bool:
         """Whether it was told that the answer is complete."""
-        done = self.follower.done
-        return done.done() and done.result().failure is None
+        return self.subscriber.done.done() and self.subscriber.failure is None
 
 
 class Engine:
-    """An engine's connection, and the decode that it feeds."""
+    """An engine's connection, and the response that it feeds."""
 
-    def __init__(self, fanout: Broadcast, *, turned_away: TurningAway | None = None) -> None:
+    def __init__(self, broadcast: Broadcast, *, rejection: RejectionReader | None = None) -> None:
+        self.broadcast = broadcast
         self.pool = ConnectionPool("http://127.0.0.1:9", 1.0)
         self.transport = Transport()
         self.connection = EngineConnection()
         self.connection.connection_made(self.transport)
-        self.decode = Decode(fanout, self.pool, turned_away=turned_away)
-        self.decode.start(self.connection, b"POST / HTTP/1.1\r\n\r\n")
+        self.response = EngineResponse(broadcast, self.pool, events=True, rejection=rejection)
+        broadcast.attach(self.response, POOL)
+        self.response.start(self.connection, b"POST / HTTP/1.1\r\n\r\n")
 
     def says(self, *data: bytes) -> None:
         """Each piece comes with a read of its own."""
         for piece in data:
             if self.connection.receiver is not None:
                 self.connection.data_received(piece)
+        self._detach()
 
     def closes(self, error: Exception | None = None) -> None:
         self.connection.connection_lost(error)
+        self._detach()
+
+    def _detach(self) -> None:
+        """As the stage does that waits for the response."""
+        if self.response.done.done():
+            self.broadcast.detach()
+
+    @property
+    def ending(self) -> Ending:
+        """How the response ended; it has."""
+        assert self.response.done.done()
+        return Ending(self.response.failure, self.broadcast.started)
 
     @property
     def kept(self) -> bool:
         """Whether its connection may serve another request."""
         return self.connection in self.pool._idle
-
-
-class Abandoned:
-    """Counts how often a fanout was given up."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def __call__(self) -> None:
-        self.times += 1
 
 
 def stream_for(name: str, count: int = len(WORDS)) -> bytes:
@@ -220,7 +265,5 @@ def error_in(body: bytes) -> dict[str, Any]:
     return error
 
 
-def fanout_of(
-    buffer_bytes: int = 1 << 20, abandoned: Abandoned | None = None, *, stream: bool = True
-) -> Broadcast:
-    return Broadcast(SHARED_ID, abandoned or Abandoned(), stream=stream, buffer_bytes=buffer_bytes)
+def broadcast_of(buffer_bytes: int = 1 << 20) -> Broadcast:
+    return Broadcast(record_of(SHARED_ID), WATCHDOG, buffer_bytes=buffer_bytes)

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.tools.facts.comparison.compare import compare
-from orch_sidecar.tools.facts.comparison.compare_plot import LOOKS, title_and_panels
+from orch_sidecar.tools.facts.comparison.panels import STYLES, title_and_panels
 from orch_sidecar.tools.facts.comparison.plot import Panel, draw
-from orch_sidecar.tools.facts.tables.check import Placed, sound_rows
+from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
-from orch_sidecar.tools.facts.tables.table import Table, fields_of, with_records
+from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
 from tests.orch_sidecar.tools.facts.rows import fact
 
 SINGLE, ONLINE = Label.SINGLE_STREAM, Label.BATCHED_ONLINE
 
 
-def placed(*rows: Row) -> list[Placed]:
-    return sound_rows(with_records(Table("t.csv"), [COLUMNS, *map(fields_of, rows)]))
+def placed(*rows: Row) -> list[LocatedRow]:
+    return valid_rows(with_records(Table("t.csv"), [COLUMNS, *map(row_fields, rows)]))
 
 
 def shown(*rows: Row) -> tuple[str, list[Panel]]:
@@ -47,17 +47,17 @@ def test_legend_of_a_single_set_says_how_the_engine_was_batching() -> None:
 
 
 def test_each_measurement_type_has_a_line_and_a_marker_of_its_own() -> None:
-    assert set(LOOKS) == set(Label) - {Label.TO_BE_CONFIRMED}
-    assert len({look.line for look in LOOKS.values()}) == len(LOOKS)
-    assert len({look.marker for look in LOOKS.values()}) == len(LOOKS)
+    assert set(STYLES) == set(Label) - {Label.TO_BE_CONFIRMED}
+    assert len({look.line for look in STYLES.values()}) == len(STYLES)
+    assert len({look.marker for look in STYLES.values()}) == len(STYLES)
 
 
-def test_colour_is_the_machines_and_line_style_the_measurement_types() -> None:
+def test_color_is_the_machines_and_line_style_the_measurement_types() -> None:
     rows = (fact(SINGLE), fact(), fact(SINGLE, gpu="A100"), fact(gpu="A100"))
     _, [panel] = shown(*rows)
     styles = [series.style for series in panel.series]
-    assert [style.colour for style in styles] == [0, 0, 1, 1]
-    assert [replace(style, colour=0) for style in styles] == 2 * [LOOKS[SINGLE], LOOKS[ONLINE]]
+    assert [style.color for style in styles] == [0, 0, 1, 1]
+    assert [replace(style, color=0) for style in styles] == 2 * [STYLES[SINGLE], STYLES[ONLINE]]
 
 
 def test_points_are_medians_with_the_range_of_several_rows() -> None:

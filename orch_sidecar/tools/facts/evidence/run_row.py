@@ -1,28 +1,40 @@
-"""A measured run of another tool, and what proves its label, as a row; or why it becomes none.
+"""Converts the run of another tool, and the evidence for its label, to a row or a rejection.
 
-Pure. A tool's file alone proves nothing about the engine: its row is `to_be_confirmed`, with the
-file's claim among the notes. With the engine's own state at both ends of the run, `verdict`
-judges; what it objects to becomes no row at all.
+Pure. A file alone proves nothing about the engine: its row is `to_be_confirmed`, and the label
+that the file claims becomes a note. With snapshots of the engine from both ends of the run,
+`verdict` judges; a run that did not earn its label is rejected.
 
-The column `batch` is what the engine counted. Without its state nobody knows, and the limit that
-the load had (`--max-concurrency`) is none: it says what was allowed, not what happened. The row
-has then the most answers that were under way at once by the tool's own times, and says so
-(`batch_is=overlap`); a file that does not have them, and allowed more than one, becomes no row.
+The column `batch` is what the engine counted. Without snapshots it is unknown, and the tool's
+concurrency limit (`--max-concurrency`) does not replace it: a limit is not an observation. The
+row then has the largest number of answers that overlapped by the tool's own times, with the note
+`batch_is=overlap`; a file without these times and with a limit above one is rejected.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orch_sidecar.tools.facts.evidence.measured import Measured, Refused, contradiction
+from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection, contradiction
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
-from orch_sidecar.tools.facts.evidence.verdict import Own, batches_of, judge, shortfalls
-from orch_sidecar.tools.facts.tables.row import Label, Row, engine_text, notes_text
+from orch_sidecar.tools.facts.evidence.verdict import (
+    RequestCounts,
+    batches_between,
+    judge,
+    shortfalls,
+)
+from orch_sidecar.tools.facts.tables.row import (
+    Label,
+    Row,
+    format_engine,
+    format_notes,
+    is_path,
+    last_part,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What somebody says of the engine: `engine` is its name and version."""
+class DeclaredEngine:
+    """The engine as the user declares it: `engine` is its name and version."""
 
     engine: str
     precision: str
@@ -32,7 +44,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The engine before the first request of a run and after its last answer."""
+    """Snapshots of the engine before the first request of a run and after its last answer."""
 
     before: Snapshot
     after: Snapshot
@@ -40,43 +52,44 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a figure is from, and what the model is called there. `model_id`: None for the name
-    that the file has; `model_name`: None for the last part of the id."""
+    """The origin of a figure, and the names of its model.
+
+    `model_id`: None for the name in the file; `model_name`: None for the last part of the id.
+    """
 
     tag: str
     model_id: str | None = None
     model_name: str | None = None
 
 
-def fact(measured: Measured, known: Proof | Given, source: Source) -> Row | Refused:
-    """The row. Raises ValueError for a text in it that no note may be."""
+def to_row(measured: MeasuredRun, known: Proof | DeclaredEngine, source: Source) -> Row | Rejection:
+    """Converts a run to a row. Raises ValueError for text that cannot be part of a note."""
     model_id = source.model_id or measured.model
-    # A path means nothing on any other machine.
-    if model_id.startswith(("/", "~", ".")):
-        return Refused("model", model_id, "is a path: say what model it is, by --model-id")
+    if is_path(model_id):
+        return Rejection("model", model_id, "is a path: name the model with --model-id")
     if isinstance(known, Proof):
         return _proven(measured, known, source, model_id)
     return _claimed(measured, known, source, model_id)
 
 
-def _proven(measured: Measured, proof: Proof, source: Source, model_id: str) -> Row | Refused:
+def _proven(measured: MeasuredRun, proof: Proof, source: Source, model_id: str) -> Row | Rejection:
     engine = proof.before
     label = measured.claim
     if label is None or label is Label.TO_BE_CONFIRMED:
         label = Label(engine.measurement_type)
-    # Who says what the model is called has said that it is that one.
+    # With --model-id, the user declares which of the served models it is.
     if source.model_id is None and model_id not in engine.models:
-        rule = f"the engine serves {', '.join(engine.models)}: say what model it is, by --model-id"
-        return Refused("model", model_id, rule)
+        rule = f"the engine serves {', '.join(engine.models)}: name the model with --model-id"
+        return Rejection("model", model_id, rule)
     reasons = _objections(measured, proof, label)
     if reasons:
-        return Refused("measurement_type", label.value, "; ".join(reasons))
-    batches = batches_of(proof.before, proof.after)
+        return Rejection("measurement_type", label.value, "; ".join(reasons))
+    batches = batches_between(proof.before, proof.after)
     notes: dict[str, str | int | float] = {"profile": engine.profile, "batch_mean": batches.mean}
     if shortfalls(label, measured.requests, measured.window_s):
         notes["preliminary"] = "yes"
-    known = Given(
-        engine=engine_text(engine.engine, engine.engine_version),
+    known = DeclaredEngine(
+        engine=format_engine(engine.engine, engine.engine_version),
         precision=engine.precision,
         gpu=engine.gpu,
         gpu_count=engine.gpu_count,
@@ -85,25 +98,30 @@ def _proven(measured: Measured, proof: Proof, source: Source, model_id: str) -> 
     return _row(measured, known, source, model_id, label, batches.largest, batching, notes)
 
 
-def _objections(measured: Measured, proof: Proof, label: Label) -> list[str]:
-    own = Own(
+def _objections(measured: MeasuredRun, proof: Proof, label: Label) -> list[str]:
+    own = RequestCounts(
         sent=measured.requests + measured.failed,
         answered=measured.requests,
-        # What a failed request generated is in no file.
+        # No file contains what a failed request generated.
         output_tokens=None if measured.failed else measured.output_tokens,
     )
-    # A file without a claim has a load all the same.
+    reasons = judge(label, proof.before, proof.after, own)
+    # The label may be the engine's: the load in the file must fit it, too.
     load = contradiction(label, measured.arrivals, measured.at_once)
-    of_load = [] if load is None else [load]
-    return judge(label, proof.before, proof.after, own) + of_load
+    return reasons if load is None else [*reasons, load]
 
 
-def _claimed(measured: Measured, known: Given, source: Source, model_id: str) -> Row | Refused:
+def _claimed(
+    measured: MeasuredRun, known: DeclaredEngine, source: Source, model_id: str
+) -> Row | Rejection:
     batch = 1 if measured.at_once == 1 else measured.overlap
     if not batch:
         limit = "no limit" if measured.at_once is None else str(measured.at_once)
-        rule = "is no batch that was measured: save details, or give the engine's capabilities"
-        return Refused("max_concurrency", limit, rule)
+        rule = (
+            "is a limit, not a measured batch: save the tool's detailed results, or give "
+            "--capabilities-before and --capabilities-after"
+        )
+        return Rejection("max_concurrency", limit, rule)
     notes: dict[str, str | int | float] = {
         "claim": "none" if measured.claim is None else measured.claim,
         "batch_is": "overlap",
@@ -114,8 +132,8 @@ def _claimed(measured: Measured, known: Given, source: Source, model_id: str) ->
 
 
 def _row(
-    measured: Measured,
-    known: Given,
+    measured: MeasuredRun,
+    known: DeclaredEngine,
     source: Source,
     model_id: str,
     label: Label,
@@ -144,7 +162,7 @@ def _row(
     notes |= more
     return Row(
         model_id=model_id,
-        model_name=source.model_name or model_id.rpartition("/")[2],
+        model_name=source.model_name or last_part(model_id),
         engine=known.engine,
         precision=known.precision,
         gpu=known.gpu,
@@ -154,6 +172,6 @@ def _row(
         output_tokens=output_tokens,
         throughput_tokens_per_sec=measured.tokens_per_s,
         measurement_type=label,
-        scenario_notes=notes_text(notes),
+        scenario_notes=format_notes(notes),
         source_tag=source.tag,
     )

@@ -1,4 +1,7 @@
-"""A comparison as panels of a picture: tokens per second, and the first token, by batch."""
+"""Converts a comparison to the panels of a plot: throughput and TTFT by batch.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,62 +11,62 @@ from string import ascii_uppercase
 from typing import Final
 
 from orch_sidecar.tools.facts.comparison.compare import (
-    WHY_APART,
+    DIFFERENCES,
+    ComparableSet,
     Comparison,
     Conditions,
     Point,
-    Set,
-    differing,
+    differing_conditions,
 )
 from orch_sidecar.tools.facts.comparison.plot import Kind, Panel, Series, Style
-from orch_sidecar.tools.facts.comparison.report import said
+from orch_sidecar.tools.facts.comparison.report import describe
 from orch_sidecar.tools.facts.tables.row import Label
 
-# One line style and marker for each way of batching: without colours, too, nobody reads two of
-# them as one. Rows to be confirmed are in no comparison, and have none.
-LOOKS: Final[Mapping[Label, Style]] = {
+# A line style and marker for each way of batching, to tell them apart without colors. Rows to be
+# confirmed are in no comparison, and have none.
+STYLES: Final[Mapping[Label, Style]] = {
     Label.SINGLE_STREAM: Style(line="-", marker="o"),
     Label.BATCHED_ONLINE: Style(line="--", marker="s"),
     Label.OFFLINE: Style(line="-.", marker="^"),
 }
 
-BATCH_LABEL: Final = "batch b (sequences per step)"
+_BATCH_LABEL: Final = "batch b (sequences per step)"
 
 
 def title_and_panels(comparison: Comparison) -> tuple[str, list[Panel]]:
-    """What all sets share, and the panels for `plot.draw`. TTFT has one where any row notes it.
+    """Returns the conditions that all sets share, and the panels for `plot.draw`.
 
-    A set's letter and colour are those of its place; colours are shared by sets that differ in
-    the measurement type alone. Raises ValueError for a comparison without a set.
+    TTFT has a panel if any row notes it. The letter of a set is that of its place; sets that differ
+    in the measurement type only share a color. Raises ValueError for a comparison without a set.
     """
     sets = comparison.sets
     if not sets:
-        raise ValueError("there is no set to draw")
-    # What the legend must tell; how the engine was batching is always told there.
-    told = {*differing(sets), "measurement_type"}
-    shared = [name for name in WHY_APART if name not in told]
-    colours: dict[Conditions, int] = {}
+        raise ValueError("the comparison has no set to draw")
+    # The conditions in the legend, always with the way of batching.
+    named = {*differing_conditions(sets), "measurement_type"}
+    shared = [name for name in DIFFERENCES if name not in named]
+    colors: dict[Conditions, int] = {}
     speeds, ttfts = [], []
     for place, of_set in enumerate(sets):
-        name = said(of_set.conditions, without=shared)
-        # Which label stands in for all does not matter; it is the same for every set.
+        name = describe(of_set.conditions, without=shared)
+        # Any label that is the same for all sets makes their conditions comparable.
         subject = replace(of_set.conditions, measurement_type=Label.TO_BE_CONFIRMED)
-        colour = colours.setdefault(subject, len(colours))
-        style = replace(LOOKS[of_set.conditions.measurement_type], colour=colour)
+        color = colors.setdefault(subject, len(colors))
+        style = replace(STYLES[of_set.conditions.measurement_type], color=color)
         letter = _letter(place)
         speeds.append(_speeds(of_set, name, style, letter))
         ttfts += _ttfts(of_set, name, style, letter)
-    panels = [Panel("throughput", BATCH_LABEL, "generated tokens/s", tuple(speeds))]
+    panels = [Panel("throughput", _BATCH_LABEL, "generated tokens/s", tuple(speeds))]
     if ttfts:
-        panels.append(Panel("time to first token", BATCH_LABEL, "TTFT (ms)", tuple(ttfts)))
-    return said(sets[0].conditions, without=list(told)), panels
+        panels.append(Panel("time to first token", _BATCH_LABEL, "TTFT (ms)", tuple(ttfts)))
+    return describe(sets[0].conditions, without=list(named)), panels
 
 
 def _letter(place: int) -> str:
     return ascii_uppercase[place] if place < len(ascii_uppercase) else str(place + 1)
 
 
-def _speeds(of_set: Set, name: str, style: Style, letter: str) -> Series:
+def _speeds(of_set: ComparableSet, name: str, style: Style, letter: str) -> Series:
     points = of_set.points
     several = any(point.rows > 1 for point in points)
     figures = [point.tokens_per_s for point in points]
@@ -78,8 +81,8 @@ def _speeds(of_set: Set, name: str, style: Style, letter: str) -> Series:
     )
 
 
-def _ttfts(of_set: Set, name: str, style: Style, letter: str) -> list[Series]:
-    """p50 with filled markers and p95 with hollow ones, of the batches that note them."""
+def _ttfts(of_set: ComparableSet, name: str, style: Style, letter: str) -> list[Series]:
+    """Returns p50 with filled markers and p95 with hollow ones, of the batches that have them."""
     found = []
     for percentile in ("p50", "p95"):
         value_of = {

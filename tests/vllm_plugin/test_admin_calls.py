@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.vllm_plugin.asgi import Call
-from tests.vllm_plugin.test_board import FACTS
-from vllm_plugin import operators
-from vllm_plugin.board import Board
-from vllm_plugin.operators import HoldMiddleware, follow_duty
+from tests.vllm_plugin.examples import FACTS
+from vllm_plugin import admin_calls
+from vllm_plugin.admin_calls import AdminCallMiddleware, watch_readiness
+from vllm_plugin.engine_state import EngineState
 
 PATHS = {"/pause", "/sleep", "/start_weight_update", "/update_weights", "/finish_weight_update"}
 
@@ -20,12 +20,14 @@ class Operated:
     """An application behind the middleware; its routes answer when they are let."""
 
     def __init__(self) -> None:
-        self.board = Board(FACTS)
+        self.engine_state = EngineState(FACTS)
         self.began = asyncio.Event()
         self.go_on = asyncio.Event()
         self.fails = False
         self.asked: list[None] = []
-        self.app = HoldMiddleware(self.answer, self.board, PATHS, lambda: self.asked.append(None))
+        self.app = AdminCallMiddleware(
+            self.answer, self.engine_state, PATHS, lambda: self.asked.append(None)
+        )
 
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
         self.began.set()
@@ -43,11 +45,13 @@ class Operated:
         self.answered(sleeping=False)
 
     def answered(self, *, sleeping: bool) -> None:
-        self.board.duty.answered(self.board.duty.asking(), sleeping=sleeping)
+        self.engine_state.readiness.query_answered(
+            self.engine_state.readiness.query_began(), sleeping=sleeping
+        )
 
     @property
     def state(self) -> str:
-        return str(self.board.slow()["state"])
+        return str(self.engine_state.heartbeat_fields()["state"])
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ async def test_engine_is_held_up_from_the_begin_of_the_call(engine: Operated) ->
     call = Call(engine.app, "POST", "/sleep")
     await engine.began.wait()
     assert engine.state == "asleep"
-    assert "POST /wake_up" in engine.board.slow()["message"]
+    assert "POST /wake_up" in engine.engine_state.heartbeat_fields()["message"]
     engine.go_on.set()
     await call.task
     assert engine.asked == [None]
@@ -90,7 +94,7 @@ async def test_weights_are_changing_until_their_update_ends(engine: Operated) ->
     await engine.post("/update_weights")
     assert engine.state == "paused"
     await engine.post("/finish_weight_update", fails=True)
-    assert engine.board.slow()["message"].startswith("weights are being updated")
+    assert engine.engine_state.heartbeat_fields()["message"].startswith("weights are being updated")
     await engine.post("/finish_weight_update")
     assert engine.state == "ready"
 
@@ -98,8 +102,8 @@ async def test_weights_are_changing_until_their_update_ends(engine: Operated) ->
 async def test_engine_that_fails_to_answer_is_logged_and_asked_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(operators, "ASK_EVERY_S", 0.0)
-    board, lives = Board(FACTS), [True]
+    monkeypatch.setattr(admin_calls, "ASK_EVERY_S", 0.0)
+    engine_state, lives = EngineState(FACTS), [True]
 
     async def is_sleeping() -> bool:
         if caplog.messages:
@@ -107,21 +111,25 @@ async def test_engine_that_fails_to_answer_is_logged_and_asked_again(
             return True
         raise RuntimeError("no answer")
 
-    await asyncio.wait_for(follow_duty(board, is_sleeping, lambda: bool(lives), asyncio.Event()), 5)
-    assert "whether it takes work" in caplog.messages[0]
-    assert board.slow()["state"] == "paused"
+    await asyncio.wait_for(
+        watch_readiness(engine_state, is_sleeping, lambda: bool(lives), asyncio.Event()), 5
+    )
+    assert "did not answer whether it is asleep" in caplog.messages[0]
+    assert engine_state.heartbeat_fields()["state"] == "paused"
 
 
 async def test_engine_that_ends_while_it_is_asked_is_no_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(operators, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(admin_calls, "ASK_EVERY_S", 0.0)
     lives = [True]
 
     async def is_sleeping() -> bool:
         lives.clear()
         raise RuntimeError("the engine is dead")
 
-    board = Board(FACTS)
-    await asyncio.wait_for(follow_duty(board, is_sleeping, lambda: bool(lives), asyncio.Event()), 5)
+    engine_state = EngineState(FACTS)
+    await asyncio.wait_for(
+        watch_readiness(engine_state, is_sleeping, lambda: bool(lives), asyncio.Event()), 5
+    )
     assert caplog.messages == []

@@ -6,36 +6,36 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.facts.tables.row import Label, Row, notes_of
-from orch_sidecar.tools.facts.traces.requests import Outcome, traffic_of
-from orch_sidecar.tools.facts.traces.row import Given, Judged, judge
-from orch_sidecar.tools.facts.traces.scenarios import scenarios_of
+from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
+from orch_sidecar.tools.facts.traces.requests import Outcome, build_traffic
+from orch_sidecar.tools.facts.traces.scenario_row import Declared, ScenarioVerdict, judge
+from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
 from tests.orch_sidecar.tools.facts.spans import one, real, told, without
 
 RUN: dict[str, Value] = {"orch.scenario": "run-1"}
 FACTS = ("orch.engine_version", "orch.precision", "orch.gpu", "orch.gpu_count")
-GIVEN = Given(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+GIVEN = Declared(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
 
 
-def judged(*requests: list[Span], given: Given | None = None) -> Judged:
+def judged(*requests: list[Span], given: Declared | None = None) -> ScenarioVerdict:
     """What becomes of their one scenario."""
     traffic = told(*requests)
-    [scenario] = scenarios_of(traffic, 60.0).scenarios
-    return judge(scenario, traffic, given or Given(), "jaeger:orch-sidecar")
+    [scenario] = group_scenarios(traffic, 60.0).scenarios
+    return judge(scenario, traffic, given or Declared(), "jaeger:orch-sidecar")
 
 
-def row_of(*requests: list[Span], given: Given | None = None) -> Row:
+def row_of(*requests: list[Span], given: Declared | None = None) -> Row:
     found = judged(*requests, given=given)
     assert found.row is not None, found.objections
     assert found.objections == ()
     return found.row
 
 
-def said_against(*requests: list[Span], given: Given | None = None) -> list[tuple[str, str]]:
+def said_against(*requests: list[Span], given: Declared | None = None) -> list[tuple[str, str]]:
     found = judged(*requests, given=given)
     assert found.row is None
-    return [(each.reason.value, each.says) for each in found.objections]
+    return [(each.reason.value, each.detail) for each in found.objections]
 
 
 def test_throughput_is_generated_tokens_over_first_arrival_to_last_end() -> None:
@@ -43,7 +43,7 @@ def test_throughput_is_generated_tokens_over_first_arrival_to_last_end() -> None
         one(1, 10, 14, sequences=3, tokens=(100, 10), batch=(9, 4, 3.0), server=RUN),
         one(2, 12, 20, sequences=3, tokens=(103, 20), batch=(19, 6, 5.0), server=RUN),
     )
-    notes = notes_of(row.scenario_notes)
+    notes = parse_notes(row.scenario_notes)
     assert row == Row(
         model_id="model",
         model_name="model",
@@ -87,18 +87,18 @@ def test_throughput_is_generated_tokens_over_first_arrival_to_last_end() -> None
     ],
 )
 def test_a_real_run_becomes_a_row(name: str, label: Label, batch: int, batching: str) -> None:
-    traffic = traffic_of(real(name))
-    scenario = scenarios_of(traffic, 60.0).scenarios[-1]
-    row = judge(scenario, traffic, Given(), f"otlp:{name}.jsonl").row
+    traffic = build_traffic(real(name))
+    scenario = group_scenarios(traffic, 60.0).scenarios[-1]
+    row = judge(scenario, traffic, Declared(), f"otlp:{name}.jsonl").row
     assert row is not None
     served = scenario.ended(Outcome.SERVED)
-    tokens = sum(decode.output_tokens for request in served for decode in request.decodes)
+    tokens = sum(decode.output_tokens for request in served for decode in request.sequences)
     seconds = (max(r.end_ns for r in served) - min(r.start_ns for r in served)) / 1e9
     assert row.throughput_tokens_per_sec == pytest.approx(tokens / seconds)
     assert (row.measurement_type, row.batch) == (label, batch)
     assert (row.model_id, row.engine, row.precision) == ("tiny", "vLLM 0.32.0", "FP32")
     assert (row.gpu, row.gpu_count) == ("CPU (AMD EPYC)", 0)
-    assert notes_of(row.scenario_notes)["batching"] == batching
+    assert parse_notes(row.scenario_notes)["batching"] == batching
     assert row.source_tag == f"otlp:{name}.jsonl/{name}-1"
 
 
@@ -111,29 +111,29 @@ def test_what_the_spans_do_not_tell_must_be_given_and_the_row_says_so() -> None:
     request = without(one(1, 0, 1, server=RUN), *FACTS)
     said = said_against(request)
     assert [reason for reason, _ in said] == ["not_said"] * 4
-    assert said[3][1] == "gpu_count: the spans do not tell it, it must be given by --gpu-count"
+    assert said[3][1] == "gpu_count: the spans do not contain it; give it with --gpu-count"
     row = row_of(request, given=GIVEN)
     assert (row.engine, row.precision, row.gpu, row.gpu_count) == ("vLLM 0.32.0", "BF16", "H100", 1)
-    assert notes_of(row.scenario_notes)["given"] == "engine,precision,gpu,gpu_count"
-    row = row_of(without(one(1, 0, 1), "orch.gpu"), given=Given(gpu="L40S"))
-    assert notes_of(row.scenario_notes)["given"] == "gpu"
+    assert parse_notes(row.scenario_notes)["given"] == "engine,precision,gpu,gpu_count"
+    row = row_of(without(one(1, 0, 1), "orch.gpu"), given=Declared(gpu="L40S"))
+    assert parse_notes(row.scenario_notes)["given"] == "gpu"
 
 
 def test_what_is_given_and_told_alike_is_not_given() -> None:
-    assert "given" not in notes_of(row_of(one(1, 0, 1), given=GIVEN).scenario_notes)
+    assert "given" not in parse_notes(row_of(one(1, 0, 1), given=GIVEN).scenario_notes)
 
 
 def test_what_is_given_against_the_spans_makes_no_row() -> None:
     assert said_against(one(1, 0, 1), given=replace(GIVEN, gpu_count=0)) == [
-        ("contradiction", "gpu_count: the spans say 1, and --gpu-count 0")
+        ("contradiction", "gpu_count: the spans contain 1, which contradicts --gpu-count 0")
     ]
 
 
 def test_a_model_may_be_known_by_another_name_than_it_is_served_by() -> None:
-    row = row_of(one(1, 0, 1), given=Given(model_id="org/Model-1B"))
+    row = row_of(one(1, 0, 1), given=Declared(model_id="org/Model-1B"))
     assert (row.model_id, row.model_name) == ("org/Model-1B", "Model-1B")
-    assert notes_of(row.scenario_notes)["served_as"] == "model"
-    row = row_of(one(1, 0, 1), given=Given(model_id="org/Model-1B", model_name="Model"))
+    assert parse_notes(row.scenario_notes)["served_as"] == "model"
+    row = row_of(one(1, 0, 1), given=Declared(model_id="org/Model-1B", model_name="Model"))
     assert row.model_name == "Model"
 
 
@@ -141,7 +141,7 @@ def test_a_path_names_no_model() -> None:
     path: dict[str, Value] = {"gen_ai.request.model": "/models/m"}
     [(reason, says)] = said_against(one(1, 0, 1, server=path))
     assert (reason, "is a path" in says) == ("not_said", True)
-    assert row_of(one(1, 0, 1, server=path), given=Given(model_id="m")).model_id == "m"
+    assert row_of(one(1, 0, 1, server=path), given=Declared(model_id="m")).model_id == "m"
 
 
 def test_only_whole_answers_count_and_the_others_are_noted() -> None:
@@ -152,7 +152,7 @@ def test_only_whole_answers_count_and_the_others_are_noted() -> None:
         one(4, 1, 99, outcome="engine_timeout"),
         one(5, 1, 1, outcome="queue_full"),
     )
-    notes = notes_of(row.scenario_notes)
+    notes = parse_notes(row.scenario_notes)
     assert row.throughput_tokens_per_sec == 5.0
     assert {name: notes.get(name) for name in ("requests", "failed", "cancelled", "refused")} == {
         "requests": "1",
@@ -163,7 +163,7 @@ def test_only_whole_answers_count_and_the_others_are_noted() -> None:
 
 
 def test_first_tokens_are_told_where_every_answer_was_streamed() -> None:
-    notes = notes_of(row_of(one(1, 0, 2), one(2, 1, 2, stream=False)).scenario_notes)
+    notes = parse_notes(row_of(one(1, 0, 2), one(2, 1, 2, stream=False)).scenario_notes)
     assert not {"ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms"} & set(notes)
     assert notes["latency_p50_ms"] == "1500"
 
@@ -198,17 +198,17 @@ def test_below_the_standards_minimum_a_row_is_preliminary(
             for number in range(count)
         )
     )
-    assert (notes_of(row.scenario_notes).get("preliminary") == "yes") is preliminary
+    assert (parse_notes(row.scenario_notes).get("preliminary") == "yes") is preliminary
 
 
 def test_a_scenario_that_is_cut_says_where() -> None:
     traffic = told(*(one(number, number, number + 0.5) for number in range(1, 6)))
     ends = [(2, 4, "before,after"), (2, 9, "before"), (0, 4, "after"), (1, 5, None)]
     for first, last, cut in ends:
-        [scenario] = scenarios_of(traffic, 60.0, first * 10**9, last * 10**9).scenarios
-        row = judge(scenario, traffic, Given(), "s").row
+        [scenario] = group_scenarios(traffic, 60.0, first * 10**9, last * 10**9).scenarios
+        row = judge(scenario, traffic, Declared(), "s").row
         assert row is not None
-        assert notes_of(row.scenario_notes).get("cut") == cut
+        assert parse_notes(row.scenario_notes).get("cut") == cut
 
 
 def test_what_no_row_can_say_is_told() -> None:
@@ -218,7 +218,10 @@ def test_what_no_row_can_say_is_told() -> None:
     [(reason, says)] = said_against(one(1, 0, 1, tokens=(3, 0)))
     assert (reason, "output_tokens '0'" in says) == ("unsound_row", True)
     [(reason, says)] = said_against(one(1, 5, 5))
-    assert (reason, says) == ("unsound_row", "the window has no length")
+    assert (reason, says) == (
+        "unsound_row",
+        "the window from the first arrival to the last end has no length",
+    )
 
 
 def test_all_that_speaks_against_a_scenario_is_told_at_once() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_plugin.outline import outline, outlines_below
+from vllm_plugin.symbols import parse_symbols, symbols_below
 
 SOURCE = '''
 """A module."""
@@ -43,7 +43,7 @@ def function(p, *, q): ...
 
 
 def test_outline_of_a_module() -> None:
-    assert outline(SOURCE) == {
+    assert parse_symbols(SOURCE) == {
         "": [
             "__version__", "number", "LIMIT", "NAME", "NAME='x'", "OTHER", "OTHER='x'", "lazy",
             "eager", "Thing", "function",
@@ -61,13 +61,13 @@ def test_outline_of_a_module() -> None:
 
 
 def test_outline_executes_nothing() -> None:
-    assert outline("raise SystemExit\nimport nonexistent_package")[""] == []
+    assert parse_symbols("raise SystemExit\nimport nonexistent_package")[""] == []
 
 
 def test_outlines_are_read_from_a_directory_once(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("X = 1")
-    outline_of = outlines_below(tmp_path)
-    assert outline_of("a.py") == {"": ["X"]}
+    symbols_of = symbols_below(tmp_path)
+    assert symbols_of("a.py") == {"": ["X"]}
     (tmp_path / "a.py").unlink()
-    assert outline_of("a.py") == {"": ["X"]}
-    assert outline_of("b.py") is None
+    assert symbols_of("a.py") == {"": ["X"]}
+    assert symbols_of("b.py") is None

@@ -1,10 +1,9 @@
-"""The outline of a module's source: which names are where, and the few strings that matter.
+"""Lists the symbols of a module from its source, without importing or executing it.
 
-Pure but for `outlines_below`, which reads sources. It reads syntax, imports nothing and executes
-nothing of what it reads. An outline maps "" to the names at the top level, `Class` to its fields
-and methods, and `Class.method` or `function` to its parameters. Beside a name that is set to a
-string stands `NAME='value'`; beside the parameters of a function stand the strings that its body
-passes by keyword, `keyword='value'`, and the attributes that it sets, `object.attribute`.
+The symbols of a module map "" to the names at the top level, `Class` to its fields and methods,
+and `Class.method` or `function` to its parameters. A name that is set to a string also appears as
+`NAME='value'`. After the parameters of a function follow the strings that its body passes by
+keyword, `keyword='value'`, and the attributes that it sets, `object.attribute`.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ import ast
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-Outline = Mapping[str, list[str]]
+Symbols = Mapping[str, list[str]]
 
 
-def outline(source: str) -> dict[str, list[str]]:
-    """The outline of a module. Raises SyntaxError if it is none."""
+def parse_symbols(source: str) -> dict[str, list[str]]:
+    """Returns the symbols of a module. Raises SyntaxError if the source is not valid Python."""
     found: dict[str, list[str]] = {"": []}
 
     def visit(body: list[ast.stmt], prefix: str) -> None:
@@ -29,7 +28,7 @@ def outline(source: str) -> dict[str, list[str]]:
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 names.append(node.name)
                 key = f"{prefix}.{node.name}" if prefix else node.name
-                found[key] = [*_parameters(node.args), *_mentioned(node)]
+                found[key] = [*_parameters(node.args), *_passed_and_set(node)]
                 if node.name == "__init__":
                     names.extend(_assigned_to_self(node))
             elif isinstance(node, ast.AnnAssign):
@@ -39,7 +38,7 @@ def outline(source: str) -> dict[str, list[str]]:
             elif isinstance(node, ast.ImportFrom):
                 names.extend(each.asname or each.name for each in node.names)
             elif isinstance(node, ast.If):
-                visit([*node.body, *node.orelse], prefix)  # `if TYPE_CHECKING:`, say
+                visit([*node.body, *node.orelse], prefix)  # such as `if TYPE_CHECKING:`
 
     visit(ast.parse(source).body, "")
     return found
@@ -57,7 +56,7 @@ def _assigned(targets: list[ast.expr], value: ast.expr | None) -> Iterator[str]:
                 yield f"{target.id}={value.value!r}"
 
 
-def _mentioned(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+def _passed_and_set(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
     for node in ast.walk(function):
         if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
             if isinstance(node.value.value, str):
@@ -77,14 +76,16 @@ def _assigned_to_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Itera
             yield node.attr
 
 
-def outlines_below(root: Path) -> Callable[[str], Outline | None]:
-    """Outlines of the sources of a vLLM package whose directory is `root`."""
-    known: dict[str, Outline | None] = {}
+def symbols_below(root: Path) -> Callable[[str], Symbols | None]:
+    """Returns a function from a file below `root` to its symbols, None if it does not exist."""
+    known: dict[str, Symbols | None] = {}
 
-    def outline_of(file: str) -> Outline | None:
+    def symbols_of(file: str) -> Symbols | None:
         if file not in known:
             path = root / file
-            known[file] = outline(path.read_text(encoding="utf-8")) if path.is_file() else None
+            known[file] = (
+                parse_symbols(path.read_text(encoding="utf-8")) if path.is_file() else None
+            )
         return known[file]
 
-    return outline_of
+    return symbols_of

@@ -1,0 +1,99 @@
+"""The path of a request: built here, in one function, and read from the bottom to the top.
+
+    OwnEndpoints  answers probes, pages and control requests: they never enter the pipeline
+    Frontend      ids, key, body, limits;                    finally: record, trace, budgets
+    Coalesce      identical requests, one generation;        finally: the subscription
+    Route         chooses a pool, and the next one on failure
+    Admit         slots: ask, wait, queue again;             finally: the lease
+    Forward       engine connection, response to the sink;   finally: the connection
+
+A stage returns `Sent`, or `NotSent` with what may be tried next (`proxy/result.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from aiohttp import web
+
+from orch_sidecar.api.endpoints import ENDPOINTS, Endpoint
+from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.auth.authorizer import Authorizer
+from orch_sidecar.coalescing.coalescer import Coalesce
+from orch_sidecar.config.settings import SidecarSettings
+from orch_sidecar.control.endpoints import Control
+from orch_sidecar.observability.metrics import Metrics
+from orch_sidecar.observability.tracing import Tracing
+from orch_sidecar.pools.parent_leases import ParentLeases
+from orch_sidecar.pools.registry import PoolRegistry
+from orch_sidecar.proxy.admit import Admit
+from orch_sidecar.proxy.forward import Forward
+from orch_sidecar.proxy.frontend import Frontend
+from orch_sidecar.proxy.in_flight import InFlight
+from orch_sidecar.proxy.route import Route
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from orch_sidecar.wire.request_body import BodyReader
+
+
+class Pipeline(NamedTuple):
+    """The stages that others need to know: to configure, to drain, to close."""
+
+    entry: OwnEndpoints
+    frontend: Frontend
+    coalesce: Coalesce
+
+
+def build(
+    settings: SidecarSettings,
+    pools: PoolRegistry,
+    watchdog: StallWatchdog,
+    metrics: Metrics,
+    tracing: Tracing,
+    control: Control,
+    authorizer: Authorizer,
+    in_flight: InFlight,
+    parent_leases: ParentLeases,
+    common_headers: Mapping[str, str],
+) -> Pipeline:
+    """Builds the stages, the last one first."""
+    bodies = BodyReader(settings)
+    forward = Forward(watchdog)
+    admit = Admit(forward, parent_leases)
+    route = Route(admit, forward, pools, bodies)
+    coalesce = Coalesce(route, pools, watchdog, metrics)
+    frontend = Frontend(
+        coalesce,
+        route,
+        bodies,
+        settings,
+        pools,
+        authorizer,
+        in_flight,
+        parent_leases,
+        metrics,
+        tracing,
+        common_headers,
+    )
+    return Pipeline(OwnEndpoints(control, frontend, authorizer), frontend, coalesce)
+
+
+class OwnEndpoints:
+    """Answers what is meant for the sidecar itself, before anything else looks at it."""
+
+    def __init__(self, control: Control, frontend: Frontend, authorizer: Authorizer) -> None:
+        self._control = control
+        self._frontend = frontend
+        self._authorizer = authorizer
+
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Serves one request; aiohttp calls this."""
+        path = http.rel_url.raw_path
+        endpoint: Endpoint | None = ENDPOINTS.get(path)
+        if endpoint is None or not endpoint.admitted:
+            key = self._authorizer.check(path, http.headers)
+            if not isinstance(key, Refusal):
+                own = await self._control.answer(http, path, key)
+                if own is not None:
+                    return own
+        return await self._frontend.handle(http, path, endpoint)

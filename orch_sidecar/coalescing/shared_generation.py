@@ -1,0 +1,94 @@
+"""A generation that several requests share: what makes them one, and who may join it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, NamedTuple
+
+from orch_sidecar.api.options import RequestOptions
+from orch_sidecar.coalescing.broadcast import Broadcast
+from orch_sidecar.coalescing.tenant import Tenant, tenant
+from orch_sidecar.pools.pool import Wanted
+from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from vllm_plugin.profile import MeasurementType, ServiceClass
+
+# Of the response, for late and for slow clients: about 10 000 events of a stream.
+BUFFER_BYTES: Final = 4 << 20
+
+
+class Key(NamedTuple):
+    """Equal for requests that may share a generation."""
+
+    digest: bytes
+    tenant: Tenant
+    pool: str | None
+    prefers: bool
+    measurement_type: MeasurementType | None
+
+
+class SharedGeneration:
+    """A generation that several requests share.
+
+    `request`: as it goes to the engine, with a record and a trace of its own. `retry_alone`: it
+    failed, but a pool from which it was excluded may still serve each request alone.
+    """
+
+    __slots__ = ("broadcast", "call", "key", "request", "retry_alone", "task")
+
+    def __init__(
+        self,
+        key: Key,
+        request: Request,
+        call: Wanted,
+        excluded: frozenset[str],
+        watchdog: StallWatchdog,
+    ) -> None:
+        """`request`: the one that starts it. `excluded`: pools it must not be sent to."""
+        record = request.record.of_generation()
+        self.key = key
+        self.broadcast = Broadcast(record, watchdog, buffer_bytes=BUFFER_BYTES)
+        self.call = call
+        self.request = Request(
+            request.http,
+            request.endpoint,
+            record,
+            request.trace.shared(record),
+            strip_keys=request.strip_keys,
+            body=request.body,
+            options=request.options,
+            call=call,
+            parent_lease=request.parent_lease,
+            sink=self.broadcast,
+            excluded=excluded,
+        )
+        self.retry_alone = False
+        self.task: asyncio.Task[None] | None = None
+
+    def accepts(self, call: Wanted) -> bool:
+        """Whether joining serves a request no worse than a generation of its own."""
+        if self.broadcast.admitted:
+            return True
+        queued_as_bulk = self.call.service_class is ServiceClass.BULK
+        outranks = call.service_class is ServiceClass.INTERACTIVE and queued_as_bulk
+        return not (outranks or limits_wait(call.options) or limits_wait(self.call.options))
+
+
+def key_of(request: Request, call: Wanted) -> Key:
+    """Returns the key of a request that another's generation can answer."""
+    options, digest = call.options, call.demand.coalescing_key
+    assert digest is not None
+    return Key(
+        digest,
+        tenant(request.http.raw_headers),
+        options.pool,
+        options.prefers,
+        options.measurement_type,
+    )
+
+
+def limits_wait(options: RequestOptions) -> bool:
+    """Whether the client limits the wait, which the generation's owner cannot know."""
+    return (
+        options.deadline_ms is not None or options.max_wait_ms is not None or options.do_not_queue
+    )

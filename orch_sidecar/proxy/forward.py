@@ -1,0 +1,95 @@
+"""Forwards a request to an engine, and the engine's response to the request's sink."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.api.body_outline import LARGE_BYTES
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.pools.pool import Pool
+from orch_sidecar.proxy.client_writer import ClientWriter
+from orch_sidecar.proxy.engine_response import EngineResponse, Sink
+from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+
+_RESTARTED: Final = Refusal(Reason.ENGINE_DOWN, "the engine was restarted")
+_QUEUE_FULL: Final = Refusal(Reason.QUEUE_FULL, "the child sidecar has no free slot")
+_STOPPING: Final = Refusal(
+    Reason.ENGINE_DOWN, "the engine is shutting down and accepts no more requests"
+)
+
+
+class Forward:
+    """The last stage: its `finally` ends the connection to the engine."""
+
+    def __init__(self, watchdog: StallWatchdog) -> None:
+        self._watchdog = watchdog
+
+    async def handle(self, request: Request, pool: Pool, lease: Lease | None) -> Result:
+        """Forwards a request; `lease`: None for one that occupies no slot.
+
+        `request.response` is set from the moment at which the engine gets something of it.
+        """
+        connection = pool.connections.take()
+        if connection is None:
+            try:
+                connection = await pool.connections.acquire()
+            except (OSError, TimeoutError) as error:
+                return NotSent(pool.unreachable(error), Retry.OTHER_POOL)
+        sink = request.sink
+        try:
+            if (obstacle := _obstacle(request, pool, lease)) is not None:
+                return obstacle
+            if sink is None:
+                sink = ClientWriter(request.http, request.record, self._watchdog)
+            response = EngineResponse(
+                sink,
+                pool.connections,
+                events=request.record.stream,
+                rejection=None if lease is None else pool.rejection,
+            )
+            sink.attach(response, pool)
+            head = request.head(pool, lease)
+            request.response = response
+            if len(request.body) <= LARGE_BYTES:
+                response.start(connection, head + request.body)
+            else:
+                response.start(connection, head, request.body)  # a large body is never copied
+            await response.done
+            return _result(response, sink, pool)
+        finally:
+            if request.response is None:
+                connection.close()
+            else:
+                request.failure = request.response.failure
+                request.response.stop()
+            if sink is not None:
+                sink.detach()
+
+
+def _obstacle(request: Request, pool: Pool, lease: Lease | None) -> NotSent | None:
+    """Why a request must not be sent although there is a connection."""
+    if request.cancelled is not None:
+        return NotSent(request.cancelled)
+    if lease is None:
+        return None
+    core = pool.gate.core
+    if core.unavailable is not None:
+        return NotSent(core.unavailable, Retry.OTHER_POOL)
+    if not core.ledger.holds(lease.id):  # the connection may be to that engine's successor
+        return NotSent(_RESTARTED, Retry.OTHER_POOL)
+    return None
+
+
+def _result(response: EngineResponse, sink: Sink, pool: Pool) -> Result:
+    failure = response.failure
+    if failure is None:
+        if response.retry_after_ms is not None:
+            return NotSent(_QUEUE_FULL if pool.tier else _STOPPING, Retry.REQUEUE)
+        return Sent(sink.keep_alive, response.outcome)
+    if sink.started:
+        return Sent(sink.keep_alive, failure.reason)
+    retry = Retry.OTHER_POOL if response.unanswered else Retry.NO
+    return NotSent(failure, retry, reached_engine=True)

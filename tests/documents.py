@@ -1,0 +1,69 @@
+"""The documentation as tests read it: files, sections, rows of tables, links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+SIDECAR: Final = ROOT / "orch_sidecar" / "README.md"
+PROFILES: Final = ROOT / "profiles" / "README.md"
+
+_FENCED: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_HEADING: Final = re.compile(r"^(#+) +(.+)$", re.MULTILINE)
+_RULE: Final = re.compile(r"\|[-|]+$")
+_LINK: Final = re.compile(r"\]\(([^()\s]+)\)")
+
+
+def documents() -> list[Path]:
+    """Every page of documentation in the tree."""
+    folders = ("k8s", "orch_sidecar", "profiles", "tests", "vllm_plugin")
+    below = (path for folder in folders for path in sorted((ROOT / folder).rglob("README.md")))
+    return [*sorted(ROOT.glob("*.md")), *below]
+
+
+def text_of(path: Path) -> str:
+    """A page without its blocks of code: no heading, link or table row is in one."""
+    return _FENCED.sub("", path.read_text(encoding="utf-8"))
+
+
+def links(path: Path) -> list[str]:
+    """The targets of a page's links to files and headings of this tree."""
+    return [link for link in _LINK.findall(text_of(path)) if "://" not in link]
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for _, heading in _HEADING.findall(text_of(path))
+    }
+
+
+def section(path: Path, heading: str) -> str:
+    """The text below a heading, up to the next one of its level or above."""
+    text = text_of(path)
+    found = [match for match in _HEADING.finditer(text) if match[2] == heading]
+    assert len(found) == 1, f"{path}: {len(found)} headings {heading!r}"
+    [start] = found
+    following = (
+        match.start()
+        for match in _HEADING.finditer(text, start.end())
+        if len(match[1]) <= len(start[1])
+    )
+    return text[start.end() : next(following, len(text))]
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    """The cells of each row of each table, without the head."""
+    lines = text.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith("|") and not (_RULE.match(line) or _RULE.match(following)):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def quoted(text: str) -> list[str]:
+    """What stands in backticks."""
+    return re.findall(r"`([^`]+)`", text)

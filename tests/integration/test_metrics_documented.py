@@ -1,0 +1,48 @@
+"""The metrics, holds and states in the sidecar's documentation are those that a scrape returns."""
+
+from __future__ import annotations
+
+import re
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.documents import SIDECAR, quoted, rows, section
+from tests.integration.running import Running
+from tests.integration.scripted_engine import ScriptedEngine
+
+
+def first_cells(heading: str) -> list[str]:
+    """What the first cells of a section's tables name."""
+    return [name for first, *_ in rows(section(SIDECAR, heading)) for name in quoted(first)]
+
+
+async def test_every_metric_is_documented_and_no_other(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    text = (await client.get("/metrics")).body.decode()
+    names = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in text_string_to_metric_families(text)
+    }
+    documented = first_cells("Metrics")
+    assert len(set(documented)) == len(documented)
+    assert set(documented) == {name for name in names if not name.startswith("process_")}
+
+
+async def test_every_hold_and_every_state_is_documented_and_no_other(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    metrics = await sidecar.metrics()
+    holds = {
+        match[1]
+        for name in metrics
+        if (match := re.fullmatch(r'orch_queue_hold\{.*reason="(\w+)".*\}', name))
+    }
+    states = {
+        match[1]
+        for name in metrics
+        if (match := re.fullmatch(r'orch_engine_state\{.*state="(\w+)".*\}', name))
+    }
+    assert set(first_cells("Constraints")) == holds
+    assert set(first_cells("Operating")) == states | {"absent"}

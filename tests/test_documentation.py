@@ -1,0 +1,186 @@
+"""The documentation: links work, and the reference is complete against the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar import cli
+from orch_sidecar.api.endpoints import ENDPOINTS, ResourcePath
+from orch_sidecar.api.errors import FORMS
+from orch_sidecar.config.settings import PoolSettings, SidecarSettings
+from tests.documents import (
+    PROFILES,
+    ROOT,
+    SIDECAR,
+    anchors,
+    documents,
+    links,
+    quoted,
+    rows,
+    section,
+    text_of,
+)
+from vllm_plugin.profile import AdmissionRules, ClassRules, Profile
+
+every_document = pytest.mark.parametrize(
+    "path", documents(), ids=lambda path: str(path.relative_to(ROOT))
+)
+
+
+@every_document
+def test_every_relative_link_and_anchor_exists(path: Path) -> None:
+    broken = []
+    for link in links(path):
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@every_document
+def test_every_make_target_exists(path: Path) -> None:
+    targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = re.findall(r"(?:^|`)make ([a-z0-9-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(named) <= set(targets)
+
+
+@every_document
+def test_every_module_that_a_command_runs_exists(path: Path) -> None:
+    named = re.findall(r"python -m (tests[.\w]+)", path.read_text(encoding="utf-8"))
+    files = (ROOT.joinpath(*module.split(".")) for module in named)
+    assert [file for file in files if not (file.with_suffix(".py").exists() or file.is_dir())] == []
+
+
+def commands() -> list[list[str]]:
+    """The words of every `orch` command in the documentation; what follows a `>` is the shell's."""
+    found = (
+        command
+        for path in documents()
+        for command in re.findall(
+            r"(?:^|`)(orch [a-z][^`#|>\n]*)", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    )
+    return [command.split()[1:] for command in sorted(set(found))]
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_documented_command_and_option_exists(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if words[0] == "engine":
+        options &= {"--profile"}  # all others are vLLM's
+    subcommand = words[:2] if words[0] in ("bench", "facts") else words[:1]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*subcommand, "--help"])
+    assert ended.value.code == 0
+    help_text = capsys.readouterr().out
+    assert [name for name in options if not re.search(rf"{name}(?![\w-])", help_text)] == []
+
+
+def test_readme_has_at_most_200_lines() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    reached = {(ROOT / link.partition("#")[0]).resolve() for link in links(ROOT / "README.md")}
+    assert set(documents()) - {ROOT / "README.md"} <= reached
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    documented = {name: default for name, default, *_ in rows(section(SIDECAR, "Settings"))
+                  if name.startswith("`ORCH_")}  # fmt: skip
+    defaults = {
+        f"`ORCH_{name.upper()}`": "" if field.default is None else f"`{field.default}`"
+        for name, field in SidecarSettings.model_fields.items()
+    }
+    assert documented == defaults
+
+
+def test_every_field_of_a_pool_is_documented() -> None:
+    documented = [quoted(name)[0] for name, *_ in rows(section(SIDECAR, "Pools"))]
+    assert sorted(documented) == sorted(PoolSettings.model_fields)
+
+
+def test_every_key_of_a_profile_is_documented() -> None:
+    documented = {key for name, *_ in rows(section(PROFILES, "Keys")) for key in quoted(name)}
+    keys = set(Profile.model_fields) - {"admission"} | set(ClassRules.model_fields)
+    assert documented == keys | {f"admission.{name}" for name in AdmissionRules.model_fields}
+
+
+def test_every_endpoint_is_documented_with_its_method() -> None:
+    documented = set()
+    for _, cells in rows(section(SIDECAR, "Endpoints")):
+        method = ""
+        for name in quoted(cells):
+            method, _, path = name.rpartition(" ") if " " in name else (method, "", name)
+            documented.add((method, path))
+    paths = {(route.method, route.path) for route in ENDPOINTS.values()}
+    assert documented == paths | {(each.method, each.value) for each in ResourcePath}
+
+
+def test_every_refusal_is_documented_with_its_status() -> None:
+    documented: dict[str, int] = {}
+    for names, statuses, _ in rows(section(SIDECAR, "Refusals")):
+        codes, numbers = quoted(names), [int(status) for status in statuses.split(",")]
+        pairs = zip(codes, numbers * (len(codes) // len(numbers)), strict=True)
+        documented |= dict(pairs)
+    assert documented == {form.code: form.status for form in FORMS.values()}
+
+
+def constants(*packages: str) -> set[str]:
+    """Every text in the code of the packages, but for docstrings' parts and loggers' names."""
+    found: set[str] = set()
+    for package in packages:
+        for path in (ROOT / package).rglob("*.py"):
+            if "tools" in path.relative_to(ROOT).parts:
+                continue
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            loggers = {
+                id(argument)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.getLogger"
+                for argument in node.args
+            }
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and id(node) not in loggers:
+                    if isinstance(node.value, bytes):
+                        found.add(node.value.decode("latin-1"))
+                    elif isinstance(node.value, str):
+                        found.add(node.value)
+    return found
+
+
+def test_every_header_of_the_sidecar_is_documented_and_no_other() -> None:
+    interface = section(SIDECAR, "HTTP interface")
+    documented = {name.lower() for name in re.findall(r"\b[Xx]-[A-Za-z-]*[A-Za-z]", interface)}
+    known = {text.lower() for text in constants("orch_sidecar", "vllm_plugin")}
+    ours = {text for text in known if re.fullmatch(r"x-orch-[a-z-]*[a-z]", text)}
+    assert ours <= documented
+    assert documented <= known
+
+
+def test_every_span_attribute_is_documented_and_no_other() -> None:
+    documented = {
+        name
+        for first, *_ in rows(section(SIDECAR, "Traces"))
+        for name in quoted(first)
+        if name.startswith("orch.")
+    }
+    written = {
+        text
+        for text in constants("orch_sidecar", "vllm_plugin")
+        if re.fullmatch(r"orch\.[a-z_.]*[a-z_]", text)
+    }
+    assert documented == written
+
+
+def test_documentation_names_no_variable_that_does_not_exist() -> None:
+    settings = {f"ORCH_{name.upper()}" for name in SidecarSettings.model_fields}
+    for path in documents():
+        assert set(re.findall(r"ORCH_[A-Z_]+", text_of(path))) <= settings | {"ORCH_CONFIG"}, path

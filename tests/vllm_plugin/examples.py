@@ -1,0 +1,45 @@
+"""An engine's facts and leases, reports of its scheduler, and a subscriber of its state."""
+
+from __future__ import annotations
+
+from vllm_plugin.engine_state import EngineFacts, EngineState, Hardware, SchedulerReport, Subscriber
+
+US, THEM = "a" * 16, "b" * 16
+LEASE = f"{US}.{1:032x}.4"
+
+FACTS = EngineFacts(
+    engine_version="0.32.0",
+    pool="cloud",
+    models=("tiny", "alias"),
+    ctx_max=2048,
+    profile="cloud",
+    measurement_type="batched_online",
+    batching=True,
+    slots_total=8,
+    epoch="e1",
+    features={"speculative_decoding": False},
+    hardware=Hardware("NVIDIA H100 80GB HBM3", 2, "BF16"),
+)
+
+
+def report(
+    running: int = 0,
+    waiting: int = 0,
+    *,
+    batch: int | None = None,
+    usage: float = 0.0,
+    preempted: int = 0,
+    at_s: float = 100.0,
+    decode_only: bool = True,
+) -> SchedulerReport:
+    return SchedulerReport(at_s, running, waiting, usage, preempted, batch, decode_only, 0.01)
+
+
+def subscribed(
+    engine_state: EngineState, instance: str | None = US
+) -> tuple[Subscriber, list[None]]:
+    """A listener, and one entry for each time that it was woken."""
+    woken: list[None] = []
+    subscriber = Subscriber(instance, lambda: woken.append(None))
+    engine_state.subscribe(subscriber)
+    return subscriber, woken

@@ -1,0 +1,160 @@
+"""The scheduler's state, its document, and the subscribers that are woken by its changes."""
+
+from __future__ import annotations
+
+from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, report, subscribed
+from vllm_plugin.engine_state import EngineState, SchedulerReport
+
+
+def test_state_has_the_facts_and_the_counts() -> None:
+    engine_state = EngineState(FACTS)
+    engine_state.record(report(3, 1, batch=3, usage=0.25))
+    state = engine_state.document(None)
+    assert state["engine"] == "vllm"
+    assert state["engine_version"] == "0.32.0"
+    assert state["models"] == ["tiny", "alias"]
+    assert state["measurement_type"] == "batched_online"
+    assert state["epoch"] == "e1"
+    assert state["state"] == "ready"
+    assert (state["running"], state["waiting"], state["slots_free"]) == (3, 1, 4)
+    assert state["kv_cache_usage"] == 0.25
+    assert state["steps_by_batch"] == {"3": [1, 0.01]}
+
+
+def test_slots_free_is_never_negative() -> None:
+    engine_state = EngineState(FACTS)
+    engine_state.record(report(8, 5))
+    assert engine_state.change_fields(None)["slots_free"] == 0
+
+
+def test_peak_is_the_most_that_was_ever_held() -> None:
+    engine_state = EngineState(FACTS)
+    for running, waiting in ((2, 1), (5, 0), (0, 0)):
+        engine_state.record(report(running, waiting))
+    assert engine_state.change_fields(None)["peak"] == 5
+
+
+def test_peak_sees_what_ended_within_its_step() -> None:
+    """Counts are taken after a step: requests that ended in it are in its batch only."""
+    engine_state = EngineState(FACTS)
+    engine_state.record(report(0, 2, batch=6))
+    assert engine_state.change_fields(None)["peak"] == 8
+    engine_state.record(report(7, 2, batch=6))
+    assert engine_state.change_fields(None)["peak"] == 9
+
+
+def test_prompts_that_wait_or_are_being_read_are_counted() -> None:
+    engine_state = EngineState(FACTS)
+    engine_state.record(SchedulerReport(0.0, 5, 2, 0.1, 0, 5, False, 0.01, 900, decoding=3))
+    assert engine_state.change_fields(None)["prefilling"] == 4
+    _, woken = subscribed(engine_state)
+    engine_state.record(SchedulerReport(0.0, 5, 2, 0.1, 0, 5, False, 0.01, 300, decoding=4))
+    assert engine_state.change_fields(None)["prefilling"] == 3
+    assert len(woken) == 1
+    engine_state.record(report(5, batch=5))
+    assert engine_state.change_fields(None)["prefilling"] == 0
+
+
+def test_preemptions_add_up() -> None:
+    engine_state = EngineState(FACTS)
+    engine_state.record(report(2, preempted=1))
+    engine_state.record(report(2, preempted=2))
+    assert engine_state.change_fields(None)["preemptions_total"] == 3
+
+
+def test_report_without_a_step_is_no_step() -> None:
+    engine_state = EngineState(FACTS)
+    engine_state.record(report(1, batch=None))
+    assert engine_state.steps.count == 0
+    engine_state.record(report(1, batch=1))
+    assert engine_state.steps.count == 1
+
+
+def test_listeners_are_woken_by_changes_only() -> None:
+    engine_state = EngineState(FACTS)
+    engine_state.enter(LEASE)
+    _, woken = subscribed(engine_state)
+    engine_state.record(report(1, batch=1, usage=0.1001))
+    assert len(woken) == 1
+    for _ in range(100):
+        engine_state.record(report(1, batch=1, usage=0.1002))
+    assert len(woken) == 1, "steady decoding costs no wake-ups"
+    assert engine_state.steps.count == 101
+    engine_state.record(report(1, batch=1, usage=0.102))
+    assert len(woken) == 2
+    engine_state.record(report(0, usage=0.102))
+    assert len(woken) == 3
+    engine_state.record(report(0, usage=0.102, preempted=1))
+    assert len(woken) == 4
+
+
+def test_peak_that_only_the_batch_shows_wakes_listeners() -> None:
+    engine_state = EngineState(FACTS)
+    engine_state.record(report(1, batch=1))
+    _, woken = subscribed(engine_state)
+    engine_state.record(report(1, batch=5))
+    assert len(woken) == 1
+
+
+def test_requests_coming_and_going_wake_listeners() -> None:
+    engine_state = EngineState(FACTS)
+    _, woken = subscribed(engine_state)
+    key = engine_state.enter(None)
+    assert key is not None
+    engine_state.leave(key)
+    assert len(woken) == 2
+
+
+def test_spent_lease_is_turned_away_without_waking_anyone() -> None:
+    engine_state = EngineState(FACTS)
+    engine_state.leases.revoke(LEASE)
+    _, woken = subscribed(engine_state)
+    assert engine_state.enter(LEASE) is None
+    assert woken == []
+
+
+def test_end_of_a_lease_is_told_to_the_instance_that_gave_it() -> None:
+    engine_state = EngineState(FACTS)
+    ours, theirs, nobodys = (subscribed(engine_state, who)[0] for who in (US, THEM, None))
+    key = engine_state.enter(LEASE)
+    assert key is not None
+    engine_state.leave(key)
+    assert (ours.ended, theirs.ended, nobodys.ended) == ([LEASE], [], [])
+
+
+def test_end_of_a_request_without_a_lease_is_told_to_nobody() -> None:
+    engine_state = EngineState(FACTS)
+    subscriber, _ = subscribed(engine_state, None)
+    key = engine_state.enter("nonsense")
+    assert key is not None
+    engine_state.leave(key)
+    assert subscriber.ended == []
+
+
+def test_who_no_longer_listens_is_not_woken() -> None:
+    engine_state = EngineState(FACTS)
+    subscriber, woken = subscribed(engine_state)
+    engine_state.unsubscribe(subscriber)
+    engine_state.unsubscribe(subscriber)
+    engine_state.record(report(3))
+    assert woken == []
+
+
+def test_foreign_is_seen_from_each_instance() -> None:
+    engine_state = EngineState(FACTS)
+    engine_state.enter(LEASE)
+    engine_state.record(report(4))
+    assert engine_state.change_fields(US)["foreign"] == 0
+    assert engine_state.change_fields(THEM)["foreign"] == 4
+    assert engine_state.change_fields(None)["leased"] == 4
+    engine_state.enter(None)
+    engine_state.record(report(7))
+    assert engine_state.change_fields(US)["foreign"] == 3
+    assert engine_state.change_fields(THEM)["foreign"] == 7
+
+
+def test_engine_says_of_itself_only_what_its_counts_say() -> None:
+    """slots_free of the engine is about sequences, not about leases that are on their way."""
+    engine_state = EngineState(FACTS)
+    engine_state.enter(LEASE)
+    assert engine_state.change_fields(US)["slots_free"] == 8
