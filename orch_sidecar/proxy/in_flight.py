@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, Protocol
 
+from orch_sidecar.api.headers import X_ORCH_REQUEST_ID
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.keys import credential, key_bytes, without_scheme
 
@@ -72,8 +73,8 @@ class InFlight:
             return name
         return Refusal(
             Reason.INVALID_REQUEST,
-            f"X-Orch-Request-Id, where a client brings its own, {rule}",
-            param="X-Orch-Request-Id",
+            f"{X_ORCH_REQUEST_ID}, where a client brings its own, {rule}",
+            param=X_ORCH_REQUEST_ID,
         )
 
     def begin(self, name: Name, request: Cancellable) -> None:
