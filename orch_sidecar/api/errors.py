@@ -17,7 +17,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ErrorKind:
     """Status, error code, OpenAI and Anthropic error types, and whether a retry can succeed."""
 
     status: int
@@ -28,35 +28,37 @@ class Form:
     policy_label: str | None = None
 
 
-def _bad(status: int, code: str) -> Form:
-    return Form(status, code, "invalid_request_error", "invalid_request_error")
+def _bad(status: int, code: str) -> ErrorKind:
+    return ErrorKind(status, code, "invalid_request_error", "invalid_request_error")
 
 
-def _taken(code: str, label: str) -> Form:
-    return Form(429, code, "rate_limit_error", "rate_limit_error", True, label)
+def _taken(code: str, label: str) -> ErrorKind:
+    return ErrorKind(429, code, "rate_limit_error", "rate_limit_error", True, label)
 
 
-def _unavailable(code: str) -> Form:
-    return Form(503, code, "service_unavailable_error", "overloaded_error", retriable=True)
+def _unavailable(code: str) -> ErrorKind:
+    return ErrorKind(503, code, "service_unavailable_error", "overloaded_error", retriable=True)
 
 
-FORMS: Final[dict[Reason, Form]] = {
+BY_REASON: Final[dict[Reason, ErrorKind]] = {
     Reason.INVALID_REQUEST: _bad(400, "invalid_request"),
     Reason.INFEASIBLE: _bad(400, "infeasible"),
     Reason.COST_EXCEEDS_SLOTS: _bad(400, "cost_exceeds_slots"),
-    Reason.NOT_FOUND: Form(404, "not_found", "invalid_request_error", "not_found_error"),
-    Reason.FORBIDDEN: Form(403, "forbidden", "permission_error", "permission_error"),
+    Reason.NOT_FOUND: ErrorKind(404, "not_found", "invalid_request_error", "not_found_error"),
+    Reason.FORBIDDEN: ErrorKind(403, "forbidden", "permission_error", "permission_error"),
     Reason.METHOD_NOT_ALLOWED: _bad(405, "method_not_allowed"),
-    Reason.BODY_TOO_LARGE: Form(
+    Reason.BODY_TOO_LARGE: ErrorKind(
         413, "body_too_large", "invalid_request_error", "request_too_large"
     ),
     Reason.BODY_TIMEOUT: _bad(400, "body_timeout"),
     Reason.UNSUPPORTED_ENCODING: _bad(415, "unsupported_encoding"),
     Reason.LEASE_SPENT: _bad(409, "lease_spent"),
-    Reason.UNAUTHORIZED: Form(
+    Reason.UNAUTHORIZED: ErrorKind(
         401, "invalid_api_key", "invalid_request_error", "authentication_error"
     ),
-    Reason.CLASS_FORBIDDEN: Form(403, "class_forbidden", "permission_error", "permission_error"),
+    Reason.CLASS_FORBIDDEN: ErrorKind(
+        403, "class_forbidden", "permission_error", "permission_error"
+    ),
     Reason.COST_EXCEEDS_KEY: _bad(400, "cost_exceeds_key"),
     Reason.QUEUE_FULL: _taken("ADMISSION_REJECT", "reject"),
     Reason.QUEUE_FULL_DROP_LRU: _taken("QUEUE_FULL_DROP_LRU", "drop-lru"),
@@ -77,13 +79,13 @@ FORMS: Final[dict[Reason, Form]] = {
     Reason.NO_POOL: _unavailable("no_pool"),
     Reason.DRAINING: _unavailable("draining"),
     Reason.BODY_BUDGET_FULL: _unavailable("body_budget_full"),
-    Reason.ENGINE_FAILED: Form(502, "engine_failed", "server_error", "api_error", True),
-    Reason.ENGINE_TIMEOUT: Form(504, "engine_timeout", "server_error", "timeout_error", True),
+    Reason.ENGINE_FAILED: ErrorKind(502, "engine_failed", "server_error", "api_error", True),
+    Reason.ENGINE_TIMEOUT: ErrorKind(504, "engine_timeout", "server_error", "timeout_error", True),
     # Sent to a client only within a stream that it shares with others; any other is disconnected.
-    Reason.CLIENT_STALLED: Form(499, "client_stalled", "server_error", "api_error"),
+    Reason.CLIENT_STALLED: ErrorKind(499, "client_stalled", "server_error", "api_error"),
     # No standard status fits; this one is known from nginx, and clients do not retry it.
     Reason.CANCELLED: _bad(499, "cancelled"),
-    Reason.INTERNAL_ERROR: Form(500, "internal_error", "server_error", "api_error"),
+    Reason.INTERNAL_ERROR: ErrorKind(500, "internal_error", "server_error", "api_error"),
 }
 
 # For a retriable refusal without an estimate.
@@ -92,7 +94,7 @@ _DEFAULT_RETRY_MS: Final = 1000
 
 def retry_after_ms(refusal: Refusal) -> int | None:
     """Returns after how many milliseconds to retry; None if a retry cannot succeed."""
-    if not FORMS[refusal.reason].retriable:
+    if not BY_REASON[refusal.reason].retriable:
         return None
     return _DEFAULT_RETRY_MS if refusal.retry_after_ms is None else refusal.retry_after_ms
 
@@ -121,20 +123,20 @@ class ErrorFormat:
 
 
 def _error(refusal: Refusal, error_type: str) -> dict[str, Any]:
-    form = FORMS[refusal.reason]
+    kind = BY_REASON[refusal.reason]
     return {
         "message": refusal.message,
         "type": error_type,
         "param": refusal.param,
-        "code": form.code,
-        "policy_label": form.policy_label or refusal.reason.value,
-        "retriable": form.retriable,
+        "code": kind.code,
+        "policy_label": kind.policy_label or refusal.reason.value,
+        "retriable": kind.retriable,
         "retry_after_ms": retry_after_ms(refusal),
     }
 
 
 def _openai_error(refusal: Refusal) -> dict[str, Any]:
-    return _error(refusal, FORMS[refusal.reason].openai_type)
+    return _error(refusal, BY_REASON[refusal.reason].openai_type)
 
 
 def _openai_body(refusal: Refusal) -> bytes:
@@ -152,7 +154,7 @@ def _responses_event(refusal: Refusal) -> bytes:
 
 
 def _anthropic_envelope(refusal: Refusal) -> dict[str, Any]:
-    return {"type": "error", "error": _error(refusal, FORMS[refusal.reason].anthropic_type)}
+    return {"type": "error", "error": _error(refusal, BY_REASON[refusal.reason].anthropic_type)}
 
 
 def _anthropic_body(refusal: Refusal) -> bytes:

@@ -147,7 +147,7 @@ class Control:
         """With what all answers of this sidecar carry, unless it has been sent already."""
         if isinstance(answer, Refusal):
             answer = web.Response(
-                status=errors.FORMS[answer.reason].status,
+                status=errors.BY_REASON[answer.reason].status,
                 body=errors.OPENAI.body(answer),
                 content_type="application/json",
                 headers=errors.headers(answer),

@@ -147,7 +147,7 @@ class Frontend:
                     return SENT if result.keep_alive else SENT_CLOSE
                 refusal = request.cancelled or result.refusal
             assert refusal is not None
-            outcome, status = refusal.reason, errors.FORMS[refusal.reason].status
+            outcome, status = refusal.reason, errors.BY_REASON[refusal.reason].status
             return response_to(http, record, refusal, endpoint, self._common_headers)
         except asyncio.CancelledError:
             if request is not None and request.failure is not None:

@@ -55,7 +55,7 @@ def response_to(
     if refusal.predicted_start_ms is not None:
         headers[X_ORCH_PREDICTED_START_MS] = str(refusal.predicted_start_ms)
     response = web.Response(
-        status=errors.FORMS[refusal.reason].status,
+        status=errors.BY_REASON[refusal.reason].status,
         body=identity.endpoint.error_format.body(refusal),
         content_type="application/json",
         headers=headers,

@@ -67,7 +67,7 @@ def json_of(api: Endpoint, refusal: Refusal) -> dict[str, Any]:
 @pytest.mark.parametrize("api", apis.GENERATING)
 def test_every_reason_has_a_form_in_every_api(reason: Reason, api: Endpoint) -> None:
     error = json_of(api, Refusal(reason, "why"))["error"]
-    form = errors.FORMS[reason]
+    form = errors.BY_REASON[reason]
     assert 400 <= form.status < 600
     assert error["message"] == "why"
     assert error["code"] == form.code
@@ -80,8 +80,8 @@ def test_every_reason_has_a_form_in_every_api(reason: Reason, api: Endpoint) -> 
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_status_says_whether_capacity_is_taken_or_missing(reason: Reason) -> None:
-    status = errors.FORMS[reason].status
+def test_status_distinguishes_capacity_in_use_from_unavailable_engines(reason: Reason) -> None:
+    status = errors.BY_REASON[reason].status
     assert (status == 429) == (reason in CAPACITY_TAKEN)
     assert (status == 503) == (reason in CANNOT_SERVE)
     assert status != 408, "clients and proxies retry it at once"
@@ -89,7 +89,7 @@ def test_status_says_whether_capacity_is_taken_or_missing(reason: Reason) -> Non
 
 @pytest.mark.parametrize(("reason", "status"), OTHERS.items())
 def test_statuses_are_the_usual_ones(reason: Reason, status: int) -> None:
-    assert errors.FORMS[reason].status == status
+    assert errors.BY_REASON[reason].status == status
 
 
 def test_every_reason_has_a_status_that_is_tested() -> None:
@@ -97,13 +97,13 @@ def test_every_reason_has_a_status_that_is_tested() -> None:
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_what_is_taken_or_failed_may_be_tried_again_and_nothing_else(reason: Reason) -> None:
+def test_only_capacity_in_use_and_failures_are_retriable(reason: Reason) -> None:
     failed = {Reason.ENGINE_FAILED, Reason.ENGINE_TIMEOUT}
-    assert errors.FORMS[reason].retriable == (reason in CAPACITY_TAKEN | CANNOT_SERVE | failed)
+    assert errors.BY_REASON[reason].retriable == (reason in CAPACITY_TAKEN | CANNOT_SERVE | failed)
 
 
-def test_what_the_client_did_wrong_is_not_to_be_retried() -> None:
-    wrong = [reason for reason, form in errors.FORMS.items() if form.status in range(400, 429)]
+def test_errors_of_the_client_are_not_retriable() -> None:
+    wrong = [reason for reason, form in errors.BY_REASON.items() if form.status in range(400, 429)]
     assert Reason.INVALID_REQUEST in wrong
     for reason in wrong:
         refusal = Refusal(reason, "why", retry_after_ms=500)
@@ -112,12 +112,12 @@ def test_what_the_client_did_wrong_is_not_to_be_retried() -> None:
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_only_who_needs_a_key_is_told_how_to_send_one(reason: Reason) -> None:
+def test_only_an_unauthorized_request_gets_www_authenticate(reason: Reason) -> None:
     told = errors.headers(Refusal(reason, "why")).get("WWW-Authenticate")
     assert told == ("Bearer" if reason is Reason.UNAUTHORIZED else None)
 
 
-def test_refused_key_is_said_as_each_api_says_it() -> None:
+def test_rejected_key_has_the_error_type_of_each_api() -> None:
     refusal = Refusal(Reason.UNAUTHORIZED, "why")
     for api in apis.GENERATING:
         error = json_of(api, refusal)["error"]
@@ -125,7 +125,7 @@ def test_refused_key_is_said_as_each_api_says_it() -> None:
         assert (error["type"], error["code"]) == (told, "invalid_api_key")
 
 
-def test_headers_say_when_to_come_back_in_each_unit() -> None:
+def test_retry_headers_have_each_unit() -> None:
     assert errors.headers(Refusal(Reason.QUEUE_FULL, "", retry_after_ms=1234)) == {
         "Retry-After": "2",
         "retry-after-ms": "1234",
@@ -139,7 +139,7 @@ def test_retry_after_in_seconds_is_never_zero() -> None:
     assert headers["retry-after-ms"] == "50"
 
 
-def test_retriable_refusal_that_cannot_tell_how_long_says_a_second() -> None:
+def test_retriable_refusal_without_an_estimate_says_one_second() -> None:
     refusal = Refusal(Reason.ENGINE_DOWN, "gone")
     assert errors.headers(refusal)["retry-after-ms"] == "1000"
     assert json_of(apis.CHAT, refusal)["error"]["retry_after_ms"] == 1000
@@ -160,7 +160,7 @@ def test_openai_envelope_names_the_field() -> None:
     }
 
 
-def test_admission_refusals_carry_their_policy() -> None:
+def test_admission_refusals_have_their_policy_label() -> None:
     told = {
         Reason.QUEUE_FULL: ("ADMISSION_REJECT", "reject"),
         Reason.QUEUE_FULL_DROP_LRU: ("QUEUE_FULL_DROP_LRU", "drop-lru"),

@@ -27,26 +27,26 @@ from tests.orch_sidecar.api.test_generation import read_json, refusal_of
         ({"prompt": [1, 2, 3], "truncate_prompt_tokens": None}, 3),
     ],
 )
-def test_prompt_tokens_are_known_where_all_prompts_are_token_ids(
+def test_prompt_tokens_are_known_if_all_prompts_are_token_ids(
     fields: dict[str, Any], tokens: int | None
 ) -> None:
-    demand = read_json(apis.COMPLETIONS, **fields)
-    assert isinstance(demand, GenerationRequest)
-    assert demand.prompt_tokens == tokens
+    generation = read_json(apis.COMPLETIONS, **fields)
+    assert isinstance(generation, GenerationRequest)
+    assert generation.prompt_tokens == tokens
 
 
 def test_only_completions_have_prompts_of_token_ids() -> None:
-    demand = read_json(apis.CHAT, messages=[], prompt=[1, 2, 3])
-    assert isinstance(demand, GenerationRequest)
-    assert demand.prompt_tokens is None
+    generation = read_json(apis.CHAT, messages=[], prompt=[1, 2, 3])
+    assert isinstance(generation, GenerationRequest)
+    assert generation.prompt_tokens is None
 
 
 @pytest.mark.parametrize("api", apis.GENERATING)
 def test_service_tier_is_a_string(api: Endpoint) -> None:
     for tier in ("flex", "auto", "", None):
-        demand = read_json(api, prompt="a", service_tier=tier)
-        assert isinstance(demand, GenerationRequest)
-        assert demand.service_tier == tier
+        generation = read_json(api, prompt="a", service_tier=tier)
+        assert isinstance(generation, GenerationRequest)
+        assert generation.service_tier == tier
     wrongs: list[Any] = [5, True, [], {}]
     for wrong in wrongs:
         refusal = refusal_of(read_json(api, prompt="a", service_tier=wrong))
@@ -57,9 +57,9 @@ def test_service_tier_is_a_string(api: Endpoint) -> None:
 @pytest.mark.parametrize("api", [apis.CHAT, apis.COMPLETIONS, apis.RESPONSES])
 def test_priority_is_an_integer_of_64_bits(api: Endpoint) -> None:
     for priority in (0, 5, -5, 2**63 - 1, -(2**63), None):
-        demand = read_json(api, prompt="a", priority=priority)
-        assert isinstance(demand, GenerationRequest)
-        assert demand.priority == priority
+        generation = read_json(api, prompt="a", priority=priority)
+        assert isinstance(generation, GenerationRequest)
+        assert generation.priority == priority
     wrongs: list[Any] = ["5", 5.0, True, [], {}, 2**63, -(2**63) - 1]
     for wrong in wrongs:
         refusal = refusal_of(read_json(api, prompt="a", priority=wrong))
@@ -67,7 +67,7 @@ def test_priority_is_an_integer_of_64_bits(api: Endpoint) -> None:
         assert refusal.message.startswith("priority must be ")
 
 
-def test_message_has_no_priority_whatever_it_says() -> None:
-    demand = read_json(apis.MESSAGES, priority="5")
-    assert isinstance(demand, GenerationRequest)
-    assert demand.priority is None
+def test_priority_of_a_message_is_ignored() -> None:
+    generation = read_json(apis.MESSAGES, priority="5")
+    assert isinstance(generation, GenerationRequest)
+    assert generation.priority is None

@@ -32,7 +32,7 @@ PROMETHEUS = [
         "text/html;q=0.9, application/openmetrics-text;q=0.2",
     ],
 )
-def test_who_asks_for_openmetrics_gets_it(accept: str) -> None:
+def test_openmetrics_is_rendered_if_accepted(accept: str) -> None:
     assert prefers_openmetrics(accept)
 
 
@@ -54,11 +54,11 @@ def test_who_asks_for_openmetrics_gets_it(accept: str) -> None:
         "application/openmetrics-textual",
     ],
 )
-def test_everybody_else_gets_the_classic_text(accept: str) -> None:
+def test_classic_text_is_rendered_otherwise(accept: str) -> None:
     assert not prefers_openmetrics(accept)
 
 
-def test_each_format_is_what_its_content_type_says() -> None:
+def test_each_format_matches_its_content_type() -> None:
     registry = CollectorRegistry()
     Counter("things", "Some.", registry=registry).inc(3)
     body, content_type = render(registry, "application/openmetrics-text; version=1.0.0")

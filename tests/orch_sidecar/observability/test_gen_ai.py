@@ -111,7 +111,7 @@ def test_stream_has_a_duration_a_first_token_and_a_time_per_token() -> None:
         {"endpoint": apis.RESPONSES},  # vLLM begins it before it generates
     ],
 )
-def test_answer_that_does_not_show_its_first_token_has_a_duration_only(
+def test_answer_without_a_visible_first_token_has_only_a_duration(
     more: dict[str, Any],
 ) -> None:
     gen = gen_ai()
@@ -135,7 +135,7 @@ def test_time_per_token_is_that_of_one_sequence_of_known_length_at_the_engines_p
 
 
 @pytest.mark.parametrize("outcome", [Reason.QUEUE_FULL, Outcome.CANCELLED, Outcome.ENGINE_ERROR])
-def test_duration_of_what_failed_is_told_apart_by_its_outcome(outcome: Outcome | Reason) -> None:
+def test_failed_requests_have_durations_by_outcome(outcome: Outcome | Reason) -> None:
     gen = gen_ai()
     served(gen, exchange_of(outcome=outcome), ms=10)
     served(gen, exchange_of(outcome=outcome), ms=20)
@@ -145,7 +145,7 @@ def test_duration_of_what_failed_is_told_apart_by_its_outcome(outcome: Outcome |
     assert only(gen, FIRST_TOKEN) == (1, 0.3)
 
 
-def test_routes_of_one_operation_are_counted_together() -> None:
+def test_endpoints_of_one_operation_are_counted_together() -> None:
     gen = gen_ai()
     served(gen, exchange_of())
     served(gen, exchange_of(endpoint=apis.MESSAGES))
@@ -184,5 +184,5 @@ def test_model_is_a_label_once_its_pool_serves_it() -> None:
     assert len(told(gen, DURATION)) == 2
 
 
-def test_only_completions_are_no_chat() -> None:
+def test_completions_are_the_only_text_completion() -> None:
     assert [api.operation for api in apis.GENERATING] == ["chat", "text_completion", "chat", "chat"]

@@ -90,7 +90,7 @@ def samples(families: Iterable[Metric]) -> dict[tuple[str, str], float]:
 INTERACTIVE = "class=interactive measurement_type=batched_online"
 
 
-async def test_tokens_are_counted_and_so_are_answers_that_do_not_tell_theirs(
+async def test_tokens_and_answers_without_usage_are_counted(
     metrics: Metrics,
 ) -> None:
     metrics.request_ended(exchange_of())
@@ -107,7 +107,7 @@ async def test_tokens_are_counted_and_so_are_answers_that_do_not_tell_theirs(
     assert found["orch_output_tokens_total class=bulk measurement_type=batched_online"] == 0
 
 
-async def test_every_request_is_counted_however_many_end_between_two_scrapes(
+async def test_every_request_between_two_scrapes_is_counted(
     metrics: Metrics,
 ) -> None:
     """They are counted some in a row."""
@@ -122,7 +122,7 @@ async def test_every_request_is_counted_however_many_end_between_two_scrapes(
         assert found[f"orch_admission_wait_seconds_count {INTERACTIVE}"] == total
 
 
-async def test_shared_decode_is_counted_once_and_each_of_its_requests_has_a_duration(
+async def test_shared_generation_is_counted_once_and_its_requests_have_durations(
     metrics: Metrics,
 ) -> None:
     leader = exchange_of(shared=True)
@@ -146,7 +146,7 @@ async def test_shared_decode_is_counted_once_and_each_of_its_requests_has_a_dura
     }
 
 
-async def test_decode_that_came_to_nothing_generated_nothing(metrics: Metrics) -> None:
+async def test_failed_generation_counts_no_tokens(metrics: Metrics) -> None:
     metrics.generation_ended(exchange_of(outcome=Reason.ENGINE_FAILED))
     metrics.generation_ended(exchange_of(admitted=None))
     found = await told(metrics)
@@ -154,7 +154,7 @@ async def test_decode_that_came_to_nothing_generated_nothing(metrics: Metrics) -
     assert found[f"orch_answers_total {INTERACTIVE} tokens=unknown"] == 0
 
 
-async def test_what_no_pool_was_asked_for_is_no_generation(metrics: Metrics) -> None:
+async def test_request_without_a_pool_is_no_generation(metrics: Metrics) -> None:
     refused: dict[str, Any] = {
         "admitted": None,
         "first_byte": None,
@@ -193,9 +193,7 @@ def anything(chance: random.Random) -> RequestRecord:
     return record
 
 
-async def test_no_request_makes_a_series_that_another_of_its_kind_has_not_made(
-    metrics: Metrics,
-) -> None:
+async def test_number_of_series_is_bounded(metrics: Metrics) -> None:
     chance = random.Random(39)
     for _ in range(2000):  # every kind has been there
         metrics.request_ended(anything(chance))
@@ -208,7 +206,7 @@ async def test_no_request_makes_a_series_that_another_of_its_kind_has_not_made(
     assert len({name for name in durations if "_count" in name}) == 2 * 2 * 2 * 3
 
 
-async def test_both_formats_are_valid_and_say_the_same(metrics: Metrics) -> None:
+async def test_both_formats_are_valid_and_equal(metrics: Metrics) -> None:
     chance = random.Random(40)
     for _ in range(300):
         metrics.request_ended(anything(chance))

@@ -44,10 +44,15 @@ def test_body_says_to_the_sidecar_what_the_prompt_says(
 ) -> None:
     prompt = Prompt(content, None, 16)
     sent = body(prompt, "llama", ignore_eos=ignore_eos, stream=stream)
-    demand = ENDPOINTS[prompt.path].read(sent, max_depth=10, ctx_max=None)
-    assert isinstance(demand, GenerationRequest)
-    assert (demand.cost, demand.stream, demand.model, demand.max_tokens) == (1, stream, "llama", 16)
-    assert demand.prompt_tokens == (3 if content == (1, 2, 3) else None)
+    generation = ENDPOINTS[prompt.path].read(sent, max_depth=10, ctx_max=None)
+    assert isinstance(generation, GenerationRequest)
+    assert (generation.cost, generation.stream, generation.model, generation.max_tokens) == (
+        1,
+        stream,
+        "llama",
+        16,
+    )
+    assert generation.prompt_tokens == (3 if content == (1, 2, 3) else None)
 
 
 def test_ids_and_texts_are_completions_and_messages_a_chat() -> None:
