@@ -37,11 +37,12 @@ def test_wheel_contains_nothing_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
     [info] = [top for top in tops if top.endswith(".dist-info")]
     assert tops == {*PACKAGES, "orch_vllm_plugin.pth", info}
-    assert not [name for name in wheel.namelist() if "__pycache__" in name or "/tests/" in name]
+    unwanted = re.compile(r"__pycache__|/tests/|\.md$")
+    assert not [name for name in wheel.namelist() if unwanted.search(name)]
 
 
 def test_wheel_ships_the_profiles_as_they_are(wheel: zipfile.ZipFile) -> None:
-    shipped = {path.name: path.read_bytes() for path in (ROOT / "profiles").iterdir()}
+    shipped = {path.name: path.read_bytes() for path in (ROOT / "profiles").glob("*.yaml")}
     assert set(shipped) == {"home.yaml", "cloud.yaml", "offline.yaml"}
     for name, content in shipped.items():
         assert wheel.read(f"vllm_plugin/profiles/{name}") == content

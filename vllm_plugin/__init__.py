@@ -1,9 +1,10 @@
 """The vLLM plugin: enforces a batching profile, reports the scheduler's state, labels spans.
 
-It imports nothing of `orch_sidecar`; the sidecar reads profiles by `profile`. Entry points and the
-composition root are in `register`; every use of vLLM is listed in `hooks`.
+It imports nothing of `orch_sidecar`, which imports only `profile` and `lease_protocol` of it. Entry
+points and the composition root are in `register`; every use of vLLM is listed in `hooks`.
 
-Pure: `allowlist`, `connectors`, `curve`, `engine_state`, `hooks`, `kv_cache`, `leases`,
-`profile`, `readiness`, `routes`, `stall_detector`, `step_time`, `steps`, `symbols`, `workloads`.
+Pure: `allowlist`, `connectors`, `curve`, `engine_state`, `hooks`, `kv_cache`, `lease_protocol`,
+`leases`, `profile`, `readiness`, `routes`, `stall_detector`, `step_time`, `steps`, `symbols`,
+`workloads`.
 They import no asyncio, HTTP library, vLLM or OpenTelemetry, and read no clock.
 """

@@ -1,24 +1,16 @@
 """Serves the engine's state over HTTP: once, as a stream of its changes, and lease revocation.
 
-    GET    /v1/capabilities                    the state, once
-    GET    /v1/capabilities/stream?instance=I  the state as seen by sidecar instance I, then its
-                                               changes, as server-sent events: `state` first,
-                                               then `change`, `ended` and `heartbeat`, which has
-                                               what grew, or became (not) ready, since the last
-    DELETE /v1/capabilities/leases/{lease}     revokes a lease: {"ended": true} means that no
-                                               request carries it and none ever will
-
+`GET /v1/capabilities` returns the state once; the stream and the revocation are those of
+`lease_protocol`. A heartbeat contains what grew, or became (not) ready, since the last one.
 The middleware here tracks which generating requests are in the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -29,11 +21,19 @@ from vllm_plugin.admin_calls import AdminCallMiddleware, set_within, watch_readi
 from vllm_plugin.allowlist import NAME
 from vllm_plugin.engine_state import API_VERSION, EngineState, State, Subscriber
 from vllm_plugin.kv_cache import KvCache
+from vllm_plugin.lease_protocol import (
+    CHANGE,
+    CHANGES_EVERY_S,
+    ENDED,
+    HEARTBEAT,
+    HEARTBEAT_EVERY_S,
+    STATE,
+    event,
+    timestamp,
+)
 from vllm_plugin.routes import generates
 from vllm_plugin.workloads import workloads_of
 
-CHANGES_EVERY_S: Final = 0.020
-HEARTBEAT_EVERY_S: Final = 1.0
 # An open stream delays the engine's shutdown: it checks this often whether it must end.
 CHECK_EVERY_S: Final = 0.5
 # After a disconnect vLLM cancels the generating task and answers without waiting for it, so the
@@ -63,18 +63,8 @@ class LeaseShorteningFilter(logging.Filter):
         return True
 
 
-def now_text() -> str:
-    """Returns the time in RFC 3339, to the millisecond."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def event(name: str, data: State) -> bytes:
-    """Formats a server-sent event."""
-    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
-
-
 def _observed(name: str, data: State) -> bytes:
-    return event(name, data | {"observed_at": now_text()})
+    return event(name, data | {"observed_at": timestamp(time.time())})
 
 
 def _changed(now: State, before: State) -> State:
@@ -232,7 +222,7 @@ class CapabilitiesEndpoint:
         self._refresh_models()
         instance = request.query_params.get("instance")
         entry = self._engine_state.document(instance, time.time())
-        entry |= {"observed_at": now_text(), "age_ms": 0}
+        entry |= {"observed_at": timestamp(time.time()), "age_ms": 0}
         return JSONResponse({"api_version": API_VERSION, "engines": [entry]})
 
     async def _revoke(self, lease: str) -> Response:
@@ -268,7 +258,7 @@ class CapabilitiesEndpoint:
             heartbeat = engine_state.heartbeat_fields(time.time())
             leases = {"leases": sorted(engine_state.leases.of(instance))}
             first = engine_state.document(instance, time.time()) | heartbeat | leases
-            yield _observed("state", first)
+            yield _observed(STATE, first)
             changes_at = heartbeat_at = time.monotonic()
             dirty = False
             while self._is_alive():
@@ -278,18 +268,18 @@ class CapabilitiesEndpoint:
                     dirty = True
                 if subscriber.ended:
                     ended, subscriber.ended = subscriber.ended, []
-                    yield event("ended", {"leases": ended})
+                    yield event(ENDED, {"leases": ended})
                 now = time.monotonic()
                 if now - heartbeat_at >= HEARTBEAT_EVERY_S or not_ready != readiness.not_ready:
                     not_ready = readiness.not_ready
                     before, heartbeat = heartbeat, engine_state.heartbeat_fields(time.time())
                     heartbeat_at = now
-                    yield _observed("heartbeat", _changed(heartbeat, before))
+                    yield _observed(HEARTBEAT, _changed(heartbeat, before))
                 if dirty and now - changes_at >= CHANGES_EVERY_S:
                     before, changes = changes, engine_state.change_fields(instance)
                     changes_at, dirty = now, False
                     if changed := _changed(changes, before):
-                        yield _observed("change", changed)
+                        yield _observed(CHANGE, changed)
                 wait_s = changes_at + CHANGES_EVERY_S - now if dirty else CHECK_EVERY_S
                 await set_within(woken, min(wait_s, heartbeat_at + HEARTBEAT_EVERY_S - now))
         finally:

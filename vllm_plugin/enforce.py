@@ -32,6 +32,13 @@ class ProfileContradiction(ValueError):
     """The engine's arguments contradict its profile; the message lists all contradictions."""
 
 
+def _contradiction(subject: str, profile: Profile, found: Sequence[str]) -> ProfileContradiction:
+    return ProfileContradiction(
+        f"{subject} contradict profile {profile.name!r} ({profile.measurement_type}): "
+        f"{'; '.join(found)}. Change them, or select another profile by ORCH_PROFILE"
+    )
+
+
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
@@ -186,10 +193,7 @@ def apply(
     """Sets the arguments that were not given. Raises ProfileContradiction if any contradicts."""
     found = contradictions(args, profile, environ, argv)
     if found:
-        raise ProfileContradiction(
-            f"these settings contradict profile {profile.name!r} "
-            f"({profile.measurement_type}): " + "; ".join(found)
-        )
+        raise _contradiction("these settings", profile, found)
     for name, rule in profile.engine.items():
         if not _is_given(args, name, argv):
             setattr(args, name, rule.value)
@@ -227,10 +231,7 @@ def verify(config: Any, profile: Profile, *, headless: bool = False) -> None:
             "server the engine's state would be unknown"
         )
     if found:
-        raise ProfileContradiction(
-            f"vLLM's configuration contradicts profile {profile.name!r} "
-            f"({profile.measurement_type}): " + "; ".join(found)
-        )
+        raise _contradiction("settings in vLLM's configuration", profile, found)
 
 
 def slots_of(scheduler_config: Any) -> int:

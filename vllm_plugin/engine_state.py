@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from vllm_plugin.kv_cache import KvCache
-from vllm_plugin.leases import EngineRequest, Leases
+from vllm_plugin.leases import Leases
 from vllm_plugin.readiness import READY, STALLED, NotReady, Readiness
 from vllm_plugin.stall_detector import StallDetector
 from vllm_plugin.step_time import StepSamples, StepTime
@@ -22,7 +22,7 @@ API_VERSION: Final = "1.0.0"
 # A fit takes up to 2 ms of the event loop, and is reported no more often.
 FIT_EVERY_S: Final = 1.0
 
-_STALL: Final = NotReady(STALLED, "the engine holds sequences and has made no step for too long")
+_STALL: Final = NotReady(STALLED, "the engine has sequences, but has reported no step for too long")
 
 State = dict[str, Any]
 
@@ -67,9 +67,9 @@ class SchedulerReport:
     waiting: int
     kv_cache_usage: float
     preempted: int
-    batch: int | None
-    decode_only: bool
-    elapsed_s: float
+    batch: int | None = None
+    decode_only: bool = False
+    elapsed_s: float = 0.0
     prompt_tokens: int = 0  # computed in this step
     decoding: int = 0  # sequences of the batch that were past their prompts
     recomputing: bool = False  # one of these was preempted and computes its tokens again
@@ -196,7 +196,7 @@ class EngineState:
         """Expects the scheduler to report soon: the request has been received completely."""
         self._stall_detector.expect_report(key, at_s)
 
-    def leave(self, key: int) -> EngineRequest:
+    def leave(self, key: int) -> None:
         """Removes a request that has ended, and passes its lease to the owner's subscribers."""
         self._stall_detector.forget(key)
         request = self.leases.leave(key)
@@ -204,7 +204,6 @@ class EngineState:
             if request.lease is not None and request.instance == subscriber.instance:
                 subscriber.ended.append(request.lease)
         self._wake_all()
-        return request
 
     def _wake_all(self) -> None:
         for subscriber in self._subscribers:

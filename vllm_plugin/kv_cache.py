@@ -66,10 +66,6 @@ class KvCache:
         """Returns the blocks of a sequence of so many tokens after prefill, in all groups."""
         return sum(group.blocks_of(tokens) for group in self.groups)
 
-    def blocks_in_prefill(self, tokens: int) -> int:
-        """Returns the most blocks of a prompt of so many tokens during prefill, in all groups."""
-        return sum(group.blocks_in_prefill(tokens) for group in self.groups)
-
     def document(self, ctx_max: int) -> dict[str, Any]:
         """Returns its part of the engine's state; `kv_tokens_total`: for sequences of `ctx_max`."""
         longest = self.blocks_of(ctx_max)

@@ -1,23 +1,15 @@
 """Tracks which generating requests are in the engine, and which lease each of them carries.
 
-A lease is written `<instance>.<random>.<cost>`: the sidecar instance that granted it, a part that
-makes it unguessable, and the number of sequences that it covers. A request without a valid lease
-counts as one sequence that no instance owns.
+A request without a valid lease counts as one sequence that no instance owns.
 """
 
 from __future__ import annotations
 
-import re
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-_LEASE = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{32})\.([1-9][0-9]{0,6})")
-
-# Spent leases are remembered, so that a revoked one is rejected if its request still arrives. What
-# is in a socket's buffer arrives within a second or so; 65536 leases cover that at any rate at
-# which an engine can end requests, in under 10 MiB.
-SPENT_KEPT = 65_536
+from vllm_plugin.lease_protocol import SpentLeases, parse_lease, require_lease
 
 # A request is counted here on arrival, and by the scheduler only once it is tokenized and handed
 # over: well under a second later, but for the largest prompts. A lower bound on the sequences that
@@ -40,7 +32,7 @@ class Leases:
     def __init__(self) -> None:
         self._requests: dict[int, EngineRequest] = {}
         self._by_lease: dict[str, int] = {}
-        self._spent: OrderedDict[str, None] = OrderedDict()
+        self._spent = SpentLeases()
         self._next = 0
         self._leased = 0  # sequences
         self._unleased = 0  # requests
@@ -59,14 +51,13 @@ class Leases:
 
         Returns its key for `leave`, or None if the lease is spent and the request is rejected.
         """
-        match = _LEASE.fullmatch(header) if header else None
-        if match is None:
+        lease = parse_lease(header) if header else None
+        if lease is None:
             request = EngineRequest(None, None, 1)
+        elif lease.text in self._spent or lease.text in self._by_lease:
+            return None
         else:
-            lease = match.group(0)
-            if lease in self._spent or lease in self._by_lease:
-                return None
-            request = EngineRequest(match.group(1), lease, int(match.group(3)))
+            request = EngineRequest(lease.instance, lease.text, lease.cost)
         self._next += 1
         self._requests[self._next] = request
         if request.lease is not None:
@@ -85,7 +76,7 @@ class Leases:
         if request.lease is not None:
             del self._by_lease[request.lease]
             self._leased -= request.cost
-            self._spend(request.lease)
+            self._spent.add(request.lease)
         else:
             self._unleased -= 1
             if not self._unleased:
@@ -99,20 +90,11 @@ class Leases:
         Returns True if the lease has ended: no request carries it, and none ever will. Raises
         ValueError for a text that is not a lease.
         """
-        if _LEASE.fullmatch(lease) is None:
-            raise ValueError(
-                f"{lease[:80]!r} is not a lease; give the value of an X-Orch-Lease header, "
-                "<instance>.<random>.<cost>"
-            )
+        require_lease(lease)
         if lease in self._by_lease:
             return False
-        self._spend(lease)
+        self._spent.add(lease)
         return True
-
-    def _spend(self, lease: str) -> None:
-        self._spent[lease] = None
-        if len(self._spent) > SPENT_KEPT:
-            self._spent.popitem(last=False)
 
     def of(self, instance: str | None) -> list[str]:
         """Returns the leases in the engine that were granted by this sidecar instance."""

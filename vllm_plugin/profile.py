@@ -60,7 +60,7 @@ class ArgumentRule(_Strict):
         if (self.fixed is None) == (self.default is None):
             raise ValueError("exactly one of `fixed` and `default` must be given")
         if self.fixed is not None and self.minimum is not None:
-            raise ValueError("`minimum` goes with `default`, not with `fixed`")
+            raise ValueError("`minimum` is allowed with `default` only, not with `fixed`")
         if self.minimum is not None and (
             not isinstance(self.default, int)
             or isinstance(self.default, bool)
@@ -145,57 +145,40 @@ class Profile(_Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
         rule = self.engine.get(SLOTS_ARGUMENT)
-        if rule is None or isinstance(rule.value, bool) or not isinstance(rule.value, int):
+        if rule is None or type(rule.value) is not int:
             raise ValueError(f"`engine.{SLOTS_ARGUMENT}` must be given, as an integer rule")
-        if self.measurement_type is MeasurementType.SINGLE_STREAM:
-            if self.batching:
-                raise ValueError("measurement_type single_stream requires batching: false")
-            if rule.fixed != 1:
-                raise ValueError(
-                    f"measurement_type single_stream requires engine.{SLOTS_ARGUMENT}: {{fixed: 1}}"
-                )
-        else:
-            if not self.batching:
-                raise ValueError(
-                    f"measurement_type {self.measurement_type} requires batching: true"
-                )
-            least = rule.fixed if rule.fixed is not None else rule.minimum
-            if not isinstance(least, int) or least < 2:
-                raise ValueError(
-                    f"measurement_type {self.measurement_type} requires "
-                    f"engine.{SLOTS_ARGUMENT} with more than one slot: a `fixed` value or a "
-                    "`minimum` of at least 2"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _admission_consistent(self) -> Profile:
-        interactive, share = self.admission.interactive, self.admission.reserved_share
-        if self.measurement_type is MeasurementType.OFFLINE:
-            if interactive is not None:
-                raise ValueError(
-                    "measurement_type offline requires admission.interactive: null (every "
-                    "request is bulk)"
-                )
-        elif interactive is None:
-            raise ValueError(
-                f"measurement_type {self.measurement_type} requires admission.interactive"
-            )
-        if share and self.measurement_type is not MeasurementType.BATCHED_ONLINE:
-            why = (
-                "there is one slot"
-                if self.measurement_type is MeasurementType.SINGLE_STREAM
-                else "no request is interactive"
-            )
-            raise ValueError(
-                f"measurement_type {self.measurement_type} requires admission.reserved_share: 0 "
-                f"({why})"
-            )
-        if self.measurement_type is MeasurementType.SINGLE_STREAM and self.admission.window_ms:
-            raise ValueError(
-                "measurement_type single_stream requires admission.window_ms: null (with one slot "
-                "there is no batch)"
-            )
+        single = self.measurement_type is MeasurementType.SINGLE_STREAM
+        offline = self.measurement_type is MeasurementType.OFFLINE
+        least_slots = rule.value if rule.fixed is not None else rule.minimum or 1
+        admission = self.admission
+        for broken, requirement in (
+            (self.batching is single, f"batching: {'false' if single else 'true'}"),
+            (single and rule.fixed != 1, f"engine.{SLOTS_ARGUMENT}: {{fixed: 1}}"),
+            (
+                not single and least_slots < 2,
+                f"engine.{SLOTS_ARGUMENT} with more than one slot: a `fixed` value or a `minimum` "
+                "of at least 2",
+            ),
+            (
+                offline and admission.interactive is not None,
+                "admission.interactive: null (every request is bulk)",
+            ),
+            (not offline and admission.interactive is None, "admission.interactive"),
+            (
+                single and admission.reserved_share,
+                "admission.reserved_share: 0 (there is one slot)",
+            ),
+            (
+                offline and admission.reserved_share,
+                "admission.reserved_share: 0 (no request is interactive)",
+            ),
+            (
+                single and admission.window_ms,
+                "admission.window_ms: null (with one slot there is no batch)",
+            ),
+        ):
+            if broken:
+                raise ValueError(f"measurement_type {self.measurement_type} requires {requirement}")
         return self
 
 

@@ -45,16 +45,7 @@ class SchedulerStatLogger(StatLoggerBase):
         usage = scheduler_stats.kv_cache_usage
         details = scheduler_stats.iteration_details
         if details is None or details.is_dummy:
-            report = SchedulerReport(
-                at_s,
-                running,
-                waiting,
-                usage,
-                preempted,
-                batch=None,
-                decode_only=False,
-                elapsed_s=0.0,
-            )
+            report = SchedulerReport(at_s, running, waiting, usage, preempted)
         else:
             decoding = details.num_generation_requests
             decode_only = details.num_ctx_requests == 0

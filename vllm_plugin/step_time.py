@@ -23,7 +23,7 @@ What is fitted depends on the number of distinct sizes:
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -159,23 +159,20 @@ class StepSamples:
             offsets = sorted([log_s - means[batch] for batch, log_s in block if batch in means])
             if len(offsets) >= MINIMUM_FOR_A_LEVEL:
                 level = offsets[len(offsets) // 2]
-            levels.append(level)  # of the previous block where samples are too few
+            levels.append(level)  # that of the previous block if samples are too few
         return levels
 
     def _at_one_level(self) -> dict[int, list[float]]:
         """Returns the sorted log seconds of each size, adjusted to the newest block's level."""
-        found: dict[int, list[float]] = {}
+        found: defaultdict[int, list[float]] = defaultdict(list)
         levels = self._levels()
-        newest = _newest(levels)
+        newest = _newest_level(levels)
         for block, level in zip(self._blocks, levels, strict=True):
             offset = level - newest
             if abs(offset) <= SAME_LEVEL:
                 offset = 0.0
             for batch, log_s in block:
-                if batch in found:
-                    found[batch].append(log_s - offset)
-                else:
-                    found[batch] = [log_s - offset]
+                found[batch].append(log_s - offset)
         return {
             batch: sorted(logs)
             for batch, logs in sorted(found.items())
@@ -183,7 +180,7 @@ class StepSamples:
         }
 
 
-def _newest(levels: Sequence[float]) -> float:
+def _newest_level(levels: Sequence[float]) -> float:
     """Returns the mean of the newest levels that are the same, which is less noisy than one."""
     same = []
     for level in reversed(levels):

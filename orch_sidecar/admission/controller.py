@@ -1,168 +1,179 @@
-"""Who gets a slot, who waits, who is refused.
+"""Decides which requests get slots, which are queued and which are refused.
 
-Pure: times are seconds of a monotonic clock and come as arguments; whatever a call decides
-about other requests than its own is in the decisions that it returns.
+Pure: times are seconds of a monotonic clock and are passed as arguments; decisions about other
+requests than the one of a call are returned as values.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from typing import Final
 
 from orch_sidecar.admission import refusals
-from orch_sidecar.admission.constraints.batch import Limits, limits_for
-from orch_sidecar.admission.constraints.kv_cache import KvNeed
-from orch_sidecar.admission.constraints.rules import AdmissionConstraints, BlockedBy
-from orch_sidecar.admission.decision import Decision, Statistics
-from orch_sidecar.admission.draining import Drain, of_next_engine, stronger
+from orch_sidecar.admission.constraints.batch import limits_for
+from orch_sidecar.admission.constraints.rules import AdmissionConstraints
+from orch_sidecar.admission.draining import Drain, after_restart, stronger
 from orch_sidecar.admission.forecast import Forecaster
-from orch_sidecar.admission.ledger import Lease, Ledger
+from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.ordering import QueueOrder
-from orch_sidecar.admission.prediction.service_time import Forecast, RunningRequest, ServiceTimes
+from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes
 from orch_sidecar.admission.queue_entry import QueueEntry
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Queued
+from orch_sidecar.admission.status import AdmissionStatus, status_of
+from orch_sidecar.admission.types import (
+    AdmissionRequest,
+    BlockedBy,
+    Decision,
+    EngineReport,
+    KvNeed,
+    Lease,
+    Queued,
+)
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.profile import AdmissionRules, ServiceClass
+from vllm_plugin.profile import AdmissionRules
 
-# Who turned one away below has its reasons for so long at least; the queue rests no longer.
+# How long dispatch pauses after an upstream rejected a request.
 _SHORTEST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 1.0
-# Bound once: looking up a member of an enum is slow.
-_BULK: Final = ServiceClass.BULK
 
-# Between two looks at the same thing, whatever rounding does.
+# The shortest time between two timer events, whatever rounding does.
 _LEAST_SLEEP_S: Final = 0.001
 
 
 class AdmissionController:
-    """The admission of one engine. Request ids are chosen by the caller, unique and secret."""
+    """The admission of one engine. Tickets are chosen by the caller, unique and secret."""
 
     def __init__(self, rules: AdmissionRules, jitter: random.Random | None = None) -> None:
         self.rules = rules
         self.ledger = Ledger()
         self.queues = Queues()
-        self.outlook = ServiceTimes(self.ledger)
-        self.scarce = AdmissionConstraints(rules, self.ledger, self.queues, self.outlook)
-        # It spreads retries, it keeps no secret.
-        chance = jitter or random.Random()  # noqa: S311
-        self.prospects = Forecaster(self.ledger, self.queues, self.scarce, self.outlook, chance)
-        self.order = QueueOrder(rules, self.queues, self.scarce)
-        self.statistics = Statistics()
-        self.waiting_room = QueueEntry(
-            rules, self.ledger, self.queues, self.scarce.clock, self.prospects, self.statistics
+        self.service_times = ServiceTimes(self.ledger)
+        self.constraints = AdmissionConstraints(rules, self.ledger, self.queues, self.service_times)
+        self.order = QueueOrder(rules, self.queues, self.constraints)
+        self._forecaster = Forecaster(
+            self.ledger,
+            self.queues,
+            self.constraints,
+            self.service_times,
+            jitter or random.Random(),  # noqa: S311 (it spreads retries, and keeps no secret)
         )
-        self.displaced: list[Decision] = []  # what the last arrival decided about others
-        # Why nothing can be admitted now, if so.
+        self._queue_entry = QueueEntry(
+            rules,
+            self.ledger,
+            self.queues,
+            self.constraints.reserve.clock,
+            self.service_times,
+            self._forecaster,
+        )
+        self.displaced: list[Decision] = []  # decisions about others by the last arrival
+        # Why no request can be admitted; None: they can.
         self.unavailable: Refusal | None = Refusal(
-            Reason.ENGINE_STARTING, "the engine has not reported its slots yet"
+            Reason.ENGINE_STARTING,
+            "the engine has not reported its slots yet: retry when it has started",
         )
         self.draining: Drain | None = None
 
-    # What the engine says.
+    # Engine events
 
     def engine_reports(self, report: EngineReport, now: float) -> list[Decision]:
-        """The engine is ready, and this is how it is."""
-        ledger, outlook = self.ledger, self.outlook
+        """The engine is ready, in this state."""
+        ledger, service_times = self.ledger, self.service_times
         if report.epoch != ledger.epoch:
             ledger.begin_epoch(report.epoch)
-            self.scarce.begin_epoch()
-            self.outlook.runs.clear()
-            self.draining = of_next_engine(self.draining)
+            self.constraints.begin_epoch()
+            self.draining = after_restart(self.draining)
         for lease, cost in report.leases:
             ledger.adopt(lease, cost)
-        before = (ledger.slots_total, outlook.step_time)
+        before = (ledger.slots_total, service_times.step_time)
         ledger.slots_total, ledger.foreign = report.slots_total, report.foreign
-        outlook.step_time = report.step_time
-        outlook.prefill_tokens_per_s = report.prefill_tokens_per_s
+        service_times.step_time = report.step_time
+        service_times.prefill_tokens_per_s = report.prefill_tokens_per_s
         if before != (report.slots_total, report.step_time):
             self._set_limits()
-        self.scarce.reported(report, now)
+        self.constraints.reported(report, now)
         self.unavailable = None
-        outlook.changed()
+        service_times.invalidate()
         if not self.queues.depth:
             return []
         decisions = [
-            self.waiting_room.turn_away(each, refusals.too_large(each.ask.cost, report.slots_total))
+            self._queue_entry.refuse(
+                each, refusals.too_large(each.request.cost, report.slots_total)
+            )
             for each in self.queues.all()
-            if each.ask.cost > report.slots_total
+            if each.request.cost > report.slots_total
         ]
-        return decisions + self._fill(now)
+        return decisions + self.dispatch(now)
 
     def engine_unavailable(self, refusal: Refusal) -> None:
-        """Nothing is admitted until the engine reports again; who is queued keeps waiting."""
+        """Admits nothing until the engine reports again; queued requests keep waiting."""
         self.unavailable = refusal
 
-    def engine_ended(self, leases: Iterable[str], now: float) -> list[Decision]:
-        """The engine says that nothing carries these leases any more."""
-        return [decision for lease in leases for decision in self.release(lease, now)]
+    # Request events
 
-    # What requests do.
+    def arrive(
+        self, ticket: str, request: AdmissionRequest, now: float
+    ) -> Lease | Refusal | Queued:
+        """Decides about a new request. Queued: its outcome follows as a decision.
 
-    def arrive(self, request: str, ask: AdmissionRequest, now: float) -> Lease | Refusal | Queued:
-        """A request wants slots. Queued: it waits, and its outcome comes as a decision.
-
-        What it decides about others (who makes room for it, who starts with it) is to be taken
-        by `take_displaced`.
+        Decisions about others (evicted for it, or dispatched with it) are in `take_displaced`.
         """
         if self.draining is not None:
-            return self.statistics.refuse(ask, refusals.draining(self.draining.ordered_by))
+            return refusals.draining(self.draining.ordered_by)
         if self.unavailable is not None:
-            return self.statistics.refuse(ask, self.unavailable)
-        if ask.cost > self.ledger.slots_total:
-            return self.statistics.refuse(
-                ask, refusals.too_large(ask.cost, self.ledger.slots_total)
-            )
-        self.scarce.arrived(ask, now)
-        bulk = ask.service_class is _BULK  # windows are theirs
-        if bulk and self.scarce.ends_window(ask, now):
-            self.displaced += self._fill(now)
-        need = self.scarce.need(ask)
-        hold = self.order.holds(ask, need, now)
-        if hold is None and bulk and self.scarce.opens_window(ask, now):
-            hold = BlockedBy.WINDOW
-        if hold is not None:
-            return self._wait(request, ask, hold, now)
-        if ask.deadline_ms is not None:
-            late = self.prospects.late(ask, self.rules.of(ask.service_class), 0)
+            return self.unavailable
+        if request.cost > self.ledger.slots_total:
+            return refusals.too_large(request.cost, self.ledger.slots_total)
+        constraints = self.constraints
+        constraints.arrived(request, now)
+        if constraints.closes_window(request, now):
+            self.displaced += self.dispatch(now)
+        kv = constraints.kv_need(request)
+        blocked_by = self.order.blocks(request, kv, now)
+        if blocked_by is None and constraints.opens_window(request, now):
+            blocked_by = BlockedBy.WINDOW
+        if blocked_by is not None:
+            return self._enqueue(ticket, request, blocked_by, now)
+        if request.deadline_ms is not None:
+            late = self._forecaster.late(request, self.rules.of(request.service_class), 0)
             if late is not None and late.reason is Reason.DEADLINE_MISS:
-                return self.statistics.refuse(ask, late)
-        lease = self._grant(request, ask, need, now)
+                return late
+        lease = self._grant(ticket, request, kv, now)
         if self.queues.depth:
-            self.displaced += self._fill(now)
+            self.displaced += self.dispatch(now)
         return lease
 
     def take_displaced(self) -> list[Decision]:
-        """`displaced`, once."""
+        """Returns `displaced`, and clears it."""
         displaced, self.displaced = self.displaced, []
         return displaced
 
-    def turned_away(self, pause_s: float, now: float) -> None:
-        """A request was turned away below. Nothing is granted for `pause_s`: it would be, too.
+    def pause(self, pause_s: float, now: float) -> None:
+        """Dispatches nothing for `pause_s`: the upstream rejected a request, and would others.
 
         To be called before the lease of that request is released.
         """
         pause_s = min(max(pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
         self.order.paused_until = max(self.order.paused_until, now + pause_s)
 
-    def put_back(
-        self, request: str, ask: AdmissionRequest, since: float, now: float
+    def requeue(
+        self, ticket: str, request: AdmissionRequest, since: float, now: float
     ) -> Queued | Refusal:
-        """It was turned away below: it waits again, by its old time limits, before all that came
-        later."""
-        outcome = self.waiting_room.enter_again(request, ask, since, self.unavailable, now)
+        """Queues a request again that the upstream rejected, before all that arrived later.
+
+        `since`: its arrival, from which its time limits count.
+        """
+        outcome = self._queue_entry.reenter(ticket, request, since, self.unavailable, now)
         if isinstance(outcome, Queued):
-            self.order.hold = BlockedBy.PAUSE
-            self.scarce.turn_clock(now)
+            self.order.blocked_by = BlockedBy.PAUSE
+            self.constraints.update_delay(now)
         return outcome
 
-    def leave(self, request: str, now: float) -> list[Decision]:
-        """A queued request went away (its client left). Does nothing if it is not queued."""
-        if self.queues.remove(request) is None:
+    def leave(self, ticket: str, now: float) -> list[Decision]:
+        """Removes a queued request whose client left. Does nothing if it is not queued."""
+        if self.queues.remove(ticket) is None:
             return []
-        self.outlook.changed()
-        return self._fill(now)
+        self.service_times.invalidate()
+        return self.dispatch(now)
 
     def release(
         self,
@@ -172,38 +183,31 @@ class AdmissionController:
         *,
         served: bool = True,
     ) -> list[Decision]:
-        """The engine has done with this lease. Does nothing if it was released before.
+        """Frees the slots of a lease. Does nothing if it was released before.
 
-        `output_tokens`: what the whole request generated, if it ended of itself. `served`: the
-        engine had it; else its end says nothing of how fast slots come free.
+        `output_tokens`: of the whole request, if it completed. `served`: the engine ran it; else
+        its end is no measure of how fast slots come free.
         """
-        cost = self.ledger.release(lease_id)
-        if not cost:
+        lease = self.ledger.release(lease_id)
+        if lease is None:
             return []
-        run = self.outlook.runs.pop(lease_id, None)
-        if run is not None:
-            self.scarce.released(run, now)
+        request, cost = lease.request, lease.cost
+        if request is not None:
+            self.constraints.released(request, now)
             if output_tokens is not None:
-                self.outlook.ended(run, now, output_tokens / cost)
+                elapsed_s = now - lease.granted_at
+                self.service_times.completed(request, elapsed_s, output_tokens / cost, now)
         if served:
-            self.prospects.drain_rate.released(cost, now)
+            self._forecaster.release_rate.released(cost, now)
         if not self.queues.depth:
             return []
-        self.outlook.changed()
-        return self._fill(now)
+        self.service_times.invalidate()
+        return self.dispatch(now)
 
-    def abandon(self, lease_id: str) -> None:
-        """The answer was cut short; the lease stays out until the engine says that it ended."""
-        self.ledger.abandon(lease_id)
-
-    # What time and the operator do.
-
-    def tick(self, now: float) -> list[Decision]:
-        """Refuses those who have waited too long, and lets those go whose time has come."""
-        return self._fill(now)
+    # Timer and operator events
 
     def next_event(self, now: float) -> float | None:
-        """When `tick` has something to do; None: not before something else happens."""
+        """When `dispatch` has something to do; None: not before another event."""
         if not self.queues.depth:
             return None
         times = [self.queues.next_expiry()]
@@ -213,92 +217,90 @@ class AdmissionController:
         return None if first is None else max(first, now + _LEAST_SLEEP_S)
 
     def drain(self, drain: Drain) -> None:
-        """Refuses new requests; those that are queued or run are served."""
+        """Refuses new requests; queued and running ones are served."""
         self.draining = stronger(self.draining, drain)
 
     def resume(self) -> None:
-        """Takes requests again."""
+        """Accepts requests again."""
         self.draining = None
 
-    def dismiss(self, refusal: Refusal) -> list[Decision]:
-        """Refuses all who are still queued."""
-        self.order.hold = None
-        return [self.waiting_room.turn_away(each, refusal) for each in self.queues.all()]
+    def refuse_queued(self, refusal: Refusal) -> list[Decision]:
+        """Refuses all queued requests."""
+        self.order.blocked_by = None
+        return [self._queue_entry.refuse(each, refusal) for each in self.queues.all()]
 
     def replace_rules(self, rules: AdmissionRules, now: float) -> list[Decision]:
-        """Other rules for what comes; who waits keeps the time limits that it came with."""
-        self.rules = self.order.rules = self.scarce.rules = self.waiting_room.rules = rules
+        """Applies reloaded rules; queued requests keep their time limits."""
+        self.rules = self.order.rules = self.constraints.rules = self._queue_entry.rules = rules
         self._set_limits()
-        return self._fill(now)
+        return self.dispatch(now)
 
-    # What is so.
-
-    @property
-    def hold(self) -> BlockedBy | None:
-        """What the first of those who wait waits for."""
-        return self.order.hold if self.queues.depth else None
-
-    @property
-    def limits(self) -> Limits:
-        return self.scarce.limits
+    # State
 
     @property
     def queue_depth(self) -> int:
+        """Queued requests of both classes."""
         return self.queues.depth
 
-    def queued(self, service_class: ServiceClass) -> int:
-        """Requests of a class that wait."""
-        return self.queues.size(service_class)
+    @property
+    def blocked_by(self) -> BlockedBy | None:
+        """The constraint that blocks the head of the queue."""
+        return self.order.blocked_by if self.queues.depth else None
 
-    def leased_by(self, service_class: ServiceClass) -> int:
-        """Sequences of a class that have leases."""
-        scarce = self.scarce
-        return scarce.bulk if service_class is ServiceClass.BULK else scarce.interactive
+    def status(self) -> AdmissionStatus:
+        """Returns the current state."""
+        return status_of(
+            self.ledger,
+            self.queues,
+            self.constraints,
+            self.blocked_by,
+            self.draining,
+            self.unavailable,
+        )
 
-    def forecast(self, ask: AdmissionRequest, now: float) -> Forecast | None:
-        """What would become of a request that came now. None: unknown."""
-        hold = self.order.holds(ask, self.scarce.need(ask), now)
-        at = None if hold is None else self.order.ends_at(hold, now)
-        return self.prospects.forecast(ask, hold, at, now)
+    def forecast(self, request: AdmissionRequest, now: float) -> Forecast | None:
+        """Predicts the course of a request that arrives now. None: unknown."""
+        blocked_by = self.order.blocks(request, self.constraints.kv_need(request), now)
+        clears_at = None if blocked_by is None else self.order.clears_at(blocked_by, now)
+        return self._forecaster.forecast(request, blocked_by, clears_at, now)
 
-    # Granting.
+    # Dispatch
 
-    def _fill(self, now: float) -> list[Decision]:
-        # A timer may be late: who has waited too long is refused first, whatever came free.
-        decisions = self.waiting_room.close(self.unavailable, now)
-        while self.unavailable is None and (waiting := self.order.next(now)) is not None:
-            self.queues.remove(waiting.request)
-            need = self.scarce.need(waiting.ask)
-            lease = self._grant(waiting.request, waiting.ask, need, now)
-            decisions.append(Decision(waiting.request, lease))
-        self.scarce.turn_clock(now)
+    def dispatch(self, now: float) -> list[Decision]:
+        """Refuses requests whose wait has expired, and dispatches those that can start."""
+        # A timer may be late: expired requests are refused first, whatever came free.
+        decisions = self._queue_entry.expire(self.unavailable, now)
+        while self.unavailable is None and (head := self.order.next(now)) is not None:
+            self.queues.remove(head.ticket)
+            kv = self.constraints.kv_need(head.request)
+            lease = self._grant(head.ticket, head.request, kv, now)
+            decisions.append(Decision(head.ticket, lease))
+        self.constraints.update_delay(now)
         return decisions
 
-    def _grant(self, request: str, ask: AdmissionRequest, need: KvNeed, now: float) -> Lease:
-        lease = self.ledger.grant(request, ask.cost)
-        run = RunningRequest(ask, now, need)
-        outlook = self.outlook
-        outlook.runs[request] = run
-        outlook.changed()
-        self.scarce.granted(run, now)
-        self.statistics.granted[ask.service_class] += 1
+    def _grant(self, ticket: str, request: AdmissionRequest, kv: KvNeed, now: float) -> Lease:
+        lease = self.ledger.grant(ticket, request, kv, now)
+        self.service_times.invalidate()
+        self.constraints.granted(lease, request, now)
         return lease
 
-    def _wait(
-        self, request: str, ask: AdmissionRequest, hold: BlockedBy, now: float
+    def _enqueue(
+        self, ticket: str, request: AdmissionRequest, blocked_by: BlockedBy, now: float
     ) -> Lease | Refusal | Queued:
-        until = self.order.ends_at(hold, now)
+        clears_at = self.order.clears_at(blocked_by, now)
         outcome: Lease | Refusal | Queued
-        outcome, dropped = self.waiting_room.enter(request, ask, hold, until, now)
-        self.displaced += dropped
+        outcome, evicted = self._queue_entry.enter(ticket, request, blocked_by, clears_at, now)
+        self.displaced += evicted
         if isinstance(outcome, Refusal):
             return outcome
-        for decision in self._fill(now):  # a window may be full with it, or its time be over
-            if decision.request == request:
+        for decision in self.dispatch(now):  # it may complete the batch of a window
+            if decision.ticket == ticket:
                 outcome = decision.outcome
             else:
                 self.displaced.append(decision)
         return outcome
 
     def _set_limits(self) -> None:
-        self.scarce.limits = limits_for(self.rules, self.ledger.slots_total, self.outlook.step_time)
+        self.constraints.limits = limits_for(
+            self.rules, self.ledger.slots_total, self.service_times.step_time
+        )

@@ -1,72 +1,114 @@
-"""The asyncio shell around the admission core: a future per waiting request, one timer.
+"""Runs the admission of one engine on an event loop: a future per queued request, and one timer.
 
 A ticket is the id of an attempt to get slots, and of the lease that it may get. It has an owner
-from `open` to `close`, whatever raises in between; `reconcile` looks for what an exception left
+from `open` to `close`, whatever raises in between; `reconcile` finds what an exception left
 behind: tickets and leases without an owner, and decisions that never reached theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.draining import Drain, OrderedBy
-from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Queued
+from orch_sidecar.admission.lease_ids import LeaseIds
+from orch_sidecar.admission.prediction.service_time import Forecast
+from orch_sidecar.admission.status import AdmissionStatus
+from orch_sidecar.admission.types import AdmissionRequest, Decision, EngineReport, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules
 
-_BLOCK_BYTES: Final = 4096
-
 _LOST: Final = Refusal(
-    Reason.INTERNAL_ERROR, "the sidecar lost this request's place in the queue; its log says why"
+    Reason.INTERNAL_ERROR,
+    "the sidecar lost this request's place in the queue, and its log states the cause: retry",
 )
 
 
 class Owner(Protocol):
-    """Asks for slots under one ticket at a time."""
+    """Holds one ticket at a time."""
 
     ticket: str | None  # None: it neither waits for slots nor has any
 
 
 class Gate:
-    """Performs the core's decisions. Lives on one event loop."""
+    """Performs the decisions of an admission controller. Lives on one event loop."""
 
-    def __init__(self, core: AdmissionController) -> None:
-        self.core = core
-        # Tells this sidecar's leases from those of another, or of itself before a restart.
-        self.instance = os.urandom(8).hex()
-        # Who is told that something changed; nobody, while there is no tier above.
-        self.changed: Callable[[], None] | None = None
+    def __init__(self, controller: AdmissionController) -> None:
+        # Called after each change, while a parent sidecar subscribes to them.
+        self.on_change: Callable[[], None] | None = None
+        self.orphans = 0  # leases found without an owner, since the start
+        self.ids = LeaseIds()
+        self.instance = self.ids.instance
+        self._controller = controller
+        self.ledger, self._queues = controller.ledger, controller.queues
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[str, asyncio.Future[Lease | Refusal]] = {}
-        self._decided: dict[str, asyncio.Future[Lease | Refusal]] = {}  # not yet taken notice of
+        self._decided: dict[str, asyncio.Future[Lease | Refusal]] = {}  # not yet read by `wait`
         self._owners: dict[str, Owner] = {}
-        self.orphans = 0  # leases found without an owner, since the start
         self._timer: asyncio.Handle | None = None
-        # uvloop's `call_at` returns a handle without `when()` for a time that has come meanwhile.
+        # uvloop's `call_at` returns a handle without `when()` for a time that is past.
         self._timer_at = 0.0
-        self._random: list[str] = []  # to be used, each once
 
-    def new_id(self, cost: int) -> str:
-        """An id for a request, and for the lease that it may get."""
-        if not self._random:
-            block = os.urandom(_BLOCK_BYTES).hex()  # the system is asked once for many
-            self._random = [block[at : at + 32] for at in range(0, len(block), 32)]
-        return f"{self.instance}.{self._random.pop()}.{cost}"
+    # State
+
+    @property
+    def unavailable(self) -> Refusal | None:
+        """Why no request is admitted now; a drain is not a reason."""
+        return self._controller.unavailable
+
+    @property
+    def draining(self) -> Drain | None:
+        return self._controller.draining
+
+    @property
+    def rules(self) -> AdmissionRules:
+        return self._controller.rules
+
+    @property
+    def slots_total(self) -> int:
+        return self.ledger.slots_total
+
+    @property
+    def room(self) -> int:
+        """Free slots; negative while foreign traffic exceeds what is left."""
+        return self.ledger.room
+
+    @property
+    def queue_depth(self) -> int:
+        return self._queues.depth
+
+    def owns(self, lease_id: str) -> bool:
+        """Whether this lease owns slots in the current epoch."""
+        return self.ledger.owns(lease_id)
+
+    def closing(self) -> list[str]:
+        """The ids of leases whose end the engine has yet to confirm."""
+        return self.ledger.closing()
+
+    def learns(self) -> bool:
+        """Whether a response that ends now would be learned from."""
+        return self._controller.service_times.learns(self._loop.time())
+
+    def forecast(self, request: AdmissionRequest) -> Forecast | None:
+        """Predicts the course of a request that arrives now. None: unknown."""
+        return self._controller.forecast(request, self._loop.time())
+
+    def status(self) -> AdmissionStatus:
+        """Returns the current state, for metrics and reports."""
+        return self._controller.status()
+
+    # Requests
 
     def open(self, owner: Owner, cost: int) -> str:
-        """Makes a ticket for `owner`, whose `ticket` it becomes. `cost`: in sequences.
+        """Creates a ticket for `cost` sequences and assigns it to `owner.ticket`.
 
-        To be closed in a `finally`. An owner that has another ticket, or None, owns this one no
+        To be closed in a `finally`. An owner with another ticket, or None, owns this one no
         longer, closed or not.
         """
-        ticket = owner.ticket = self.new_id(cost)
+        ticket = owner.ticket = self.ids.new(cost)
         self._owners[ticket] = owner
         return ticket
 
@@ -78,160 +120,175 @@ class Gate:
         """
         self._owners.pop(ticket, None)
         self._decided.pop(ticket, None)
-        queues = self.core.queues
-        if self._waiters.pop(ticket, None) is not None or (queues.depth and ticket in queues):
-            self._perform(self.core.leave(ticket, self._loop.time()))
-        if ticket in self.core.ledger.in_use():
-            self.core.abandon(ticket)
+        if self._waiters.pop(ticket, None) is not None or ticket in self._queues:
+            self._perform(self._controller.leave(ticket, self._loop.time()))
+        self.ledger.abandon(ticket)
 
-    def ask(self, request: str, ask: AdmissionRequest) -> Lease | Refusal | Queued:
-        """Asks for slots. Queued: `wait` for what becomes of it."""
-        outcome = self.core.arrive(request, ask, self._loop.time())
+    def arrive(self, ticket: str, request: AdmissionRequest) -> Lease | Refusal | Queued:
+        """Requests slots. Queued: `wait` returns the outcome."""
+        outcome = self._controller.arrive(ticket, request, self._loop.time())
         if type(outcome) is Queued:
-            self._waiters[request] = self._loop.create_future()
-        if self.core.displaced or self._waiters:
-            self._perform(self.core.take_displaced())
-        elif self.changed is not None:
-            self.changed()
+            self._waiters[ticket] = self._loop.create_future()
+        if self._controller.displaced or self._waiters:
+            self._perform(self._controller.take_displaced())
+        elif self.on_change is not None:
+            self.on_change()
         return outcome
 
-    def turned_away(self, retry_after_ms: float) -> None:
-        """A request was turned away below; to be said before its lease is released."""
-        self.core.turned_away(retry_after_ms / 1000, self._loop.time())
+    def pause(self, retry_after_ms: float) -> None:
+        """Pauses dispatch: the upstream rejected a request, whose lease is released after this."""
+        self._controller.pause(retry_after_ms / 1000, self._loop.time())
 
-    def put_back(self, request: str, ask: AdmissionRequest, since_s: float) -> Queued | Refusal:
-        """It was turned away below: it waits again, before all that came later.
+    def requeue(self, ticket: str, request: AdmissionRequest, since_s: float) -> Queued | Refusal:
+        """Queues a request again that the upstream rejected, before all that arrived later.
 
-        `since_s`: the loop's time when it first asked, from which its time limits count.
+        `since_s`: the loop's time of its arrival, from which its time limits count.
         """
-        outcome = self.core.put_back(request, ask, since_s, self._loop.time())
+        outcome = self._controller.requeue(ticket, request, since_s, self._loop.time())
         if isinstance(outcome, Queued):
-            self._waiters[request] = self._loop.create_future()
+            self._waiters[ticket] = self._loop.create_future()
             self._perform([])
         return outcome
 
-    async def wait(self, request: str) -> Lease | Refusal:
-        """What becomes of a queued request.
+    async def wait(self, ticket: str) -> Lease | Refusal:
+        """Returns the outcome of a queued request.
 
-        Cancellation leaves the queue, or gives an unused lease back.
+        Cancellation leaves the queue, or releases an unused lease.
         """
-        waiter = self._waiters.get(request) or self._decided[request]
+        waiter = self._waiters.get(ticket) or self._decided[ticket]
         try:
             return await waiter
         except asyncio.CancelledError:
-            if request in self._waiters:
-                self._perform(self.core.leave(request, self._loop.time()))
-            else:  # it was decided meanwhile: nobody takes that lease
-                self.release(request, served=False)
+            if ticket in self._waiters:
+                self._perform(self._controller.leave(ticket, self._loop.time()))
+            else:  # decided in the meantime, and the lease is not used
+                self.release(ticket, served=False)
             raise
         finally:
-            self._waiters.pop(request, None)
-            self._decided.pop(request, None)
+            self._waiters.pop(ticket, None)
+            self._decided.pop(ticket, None)
 
-    def refuse(self, request: str, refusal: Refusal) -> bool:
-        """Ends the wait of a request from outside. False: it does not wait (any more)."""
-        if request not in self._waiters:
+    def refuse(self, ticket: str, refusal: Refusal) -> bool:
+        """Ends the wait of a queued request. False: it is not queued (any more)."""
+        if ticket not in self._waiters:
             return False
-        self._decide(request, refusal)
-        self._perform(self.core.leave(request, self._loop.time()))
+        self._decide(ticket, refusal)
+        self._perform(self._controller.leave(ticket, self._loop.time()))
         return True
 
     def release(
         self, lease_id: str, output_tokens: int | None = None, *, served: bool = True
     ) -> None:
-        """The engine's answer has ended; `output_tokens` if it did so of itself.
+        """Frees the slots of a response that ended; `output_tokens` if it completed.
 
-        `served`: the engine had the request, and did not turn it away.
+        `served`: the engine ran the request, and did not reject it.
         """
-        decisions = self.core.release(lease_id, self._loop.time(), output_tokens, served=served)
-        if decisions or self._waiters or self.changed is not None:
+        now = self._loop.time()
+        decisions = self._controller.release(lease_id, now, output_tokens, served=served)
+        if decisions or self._waiters or self.on_change is not None:
             self._perform(decisions)
 
     def abandon(self, lease_id: str) -> None:
-        """The answer was cut short; the engine has to confirm the end of the lease."""
-        self.core.abandon(lease_id)
+        """Keeps the slots of a response that was cut short until the engine confirms its end."""
+        self.ledger.abandon(lease_id)
+
+    # Engine
 
     def engine_reports(self, report: EngineReport) -> None:
-        self._perform(self.core.engine_reports(report, self._loop.time()))
+        self._perform(self._controller.engine_reports(report, self._loop.time()))
 
     def engine_unavailable(self, refusal: Refusal) -> None:
-        self.core.engine_unavailable(refusal)
-        self.tell()
+        self._controller.engine_unavailable(refusal)
+        self.notify()
 
-    def engine_ended(self, leases: Iterable[str]) -> None:
-        self._perform(self.core.engine_ended(leases, self._loop.time()))
+    def leases_ended(self, leases: Iterable[str]) -> None:
+        """The engine confirmed that it runs nothing under these leases any more."""
+        now = self._loop.time()
+        self._perform([each for lease in leases for each in self._controller.release(lease, now)])
 
-    def dismiss(self, refusal: Refusal) -> None:
-        """Refuses all who are still queued."""
-        self._perform(self.core.dismiss(refusal))
+    def adopt(self, lease_id: str, cost: int) -> None:
+        """Books a lease of this sidecar that the engine reports."""
+        self.ledger.adopt(lease_id, cost)
+
+    def observe_peak(self, sequences: int, *, since_before: bool = False) -> None:
+        """Records the most sequences that the engine ever ran, `since_before` the connection."""
+        self.ledger.observe_peak(sequences, since_before=since_before)
+
+    # Operator
+
+    def refuse_queued(self, refusal: Refusal) -> None:
+        """Refuses all queued requests."""
+        self._perform(self._controller.refuse_queued(refusal))
 
     def reload(self, rules: AdmissionRules) -> None:
-        """Other rules, for what comes from now on."""
-        self._perform(self.core.replace_rules(rules, self._loop.time()))
+        """Applies reloaded rules to new requests."""
+        self._perform(self._controller.replace_rules(rules, self._loop.time()))
 
     def drain(self, ordered_by: OrderedBy) -> None:
-        """Refuses new requests, until what ends such an order."""
-        self.core.drain(Drain(ordered_by, time.time()))
-        self.tell()
+        """Refuses new requests, until the drain is resumed or ends with the engine."""
+        self._controller.drain(Drain(ordered_by, time.time()))
+        self.notify()
 
     def resume(self) -> None:
-        """Takes requests again."""
-        self.core.resume()
-        self.tell()
+        """Accepts requests again."""
+        self._controller.resume()
+        self.notify()
 
-    def tell(self) -> None:
-        """Something changed that a tier above would see."""
-        if self.changed is not None:
-            self.changed()
+    def notify(self) -> None:
+        """Reports a change that a parent sidecar can see."""
+        if self.on_change is not None:
+            self.on_change()
+
+    # Consistency
 
     def reconcile(self) -> list[str]:
-        """Restores what holds between two turns of the event loop, should an exception have
-        broken it: each queued ticket has an owner that waits, each owner that waits is queued,
-        each lease in use has an owner. Returns the leases that had none: they are closing now.
+        """Restores the invariants that an exception may have broken between two turns of the event
+        loop: each queued ticket has an owner that waits, each owner that waits is queued, each
+        lease in use has an owner. Returns the leases without one: they are closing now.
 
-        O(waiting + leased), about 0.1 us each.
+        O(queued + leased), about 0.1 us each.
         """
-        core, owners = self.core, self._owners
-        self._perform(core.take_displaced())
+        controller, owners = self._controller, self._owners
+        self._perform(controller.take_displaced())
         for ticket in [each for each, owner in owners.items() if owner.ticket != each]:
             del owners[ticket]
             self._decided.pop(ticket, None)
-        queued = core.queues.tickets()
+        queued = self._queues.tickets()
         for ticket in (queued | self._waiters.keys()) - owners.keys():
             self._waiters.pop(ticket, None)
-            self._perform(core.leave(ticket, self._loop.time()))
-        for ticket in self._waiters.keys() - core.queues.tickets():
-            self._decide(ticket, core.ledger.in_use().get(ticket) or _LOST)
-        orphans = sorted(core.ledger.in_use().keys() - owners.keys())
+            self._perform(controller.leave(ticket, self._loop.time()))
+        for ticket in self._waiters.keys() - self._queues.tickets():
+            self._decide(ticket, self.ledger.get(ticket) or _LOST)
+        orphans = sorted(self.ledger.in_use() - owners.keys())
         for lease in orphans:
-            core.abandon(lease)
+            self.ledger.abandon(lease)
         self.orphans += len(orphans)
         if self._waiters:  # the timer may be lost, too
-            self._perform(core.tick(self._loop.time()))
+            self._perform(controller.dispatch(self._loop.time()))
         return orphans
 
     def _perform(self, decisions: list[Decision]) -> None:
         for decision in decisions:
-            self._decide(decision.request, decision.outcome)
+            self._decide(decision.ticket, decision.outcome)
         if self._waiters:
             self._set_timer()
-        if self.changed is not None:
-            self.changed()
+        if self.on_change is not None:
+            self.on_change()
 
-    def _decide(self, request: str, outcome: Lease | Refusal) -> None:
-        waiter = self._waiters.pop(request, None)
+    def _decide(self, ticket: str, outcome: Lease | Refusal) -> None:
+        waiter = self._waiters.pop(ticket, None)
         if waiter is None:
-            return  # an exception took its owner away; `reconcile` finds the lease
-        self._decided[request] = waiter
+            return  # an exception removed its owner, and `reconcile` finds the lease
+        self._decided[ticket] = waiter
         if not waiter.done():
             waiter.set_result(outcome)
 
     def _set_timer(self) -> None:
-        """One timer, for whatever is next."""
-        at = self.core.next_event(self._loop.time())
+        """Sets the one timer to the next event."""
+        at = self._controller.next_event(self._loop.time())
         if self._timer is not None:
             if at is None or self._timer_at <= at + 1e-3:
-                return  # it may be early: it looks, and is set anew
+                return  # it may fire early, and is then set again
             self._timer.cancel()
             self._timer = None
         if at is not None:
@@ -240,4 +297,4 @@ class Gate:
 
     def _on_time(self) -> None:
         self._timer = None
-        self._perform(self.core.tick(self._loop.time()))
+        self._perform(self._controller.dispatch(self._loop.time()))

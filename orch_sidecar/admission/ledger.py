@@ -1,99 +1,135 @@
-"""The slots of one engine: how many there are, and which leases hold them.
+"""The slots of one engine, and the one record of each lease that owns some of them.
 
 Pure. BATCHING/ORCH-3911, 3922.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
+from orch_sidecar.admission.types import AdmissionRequest, KvNeed, Lease
+from vllm_plugin.profile import ServiceClass
 
-@dataclass(slots=True)
-class Lease:
-    """The right to have `cost` sequences in the engine of this `epoch`."""
-
-    id: str
-    cost: int
-    epoch: str
+_BULK = ServiceClass.BULK
 
 
 class Ledger:
-    """Counts in sequences. A lease is released exactly once; later releases do nothing."""
+    """Grants and releases leases, and keeps their sums. Slots are counted in sequences.
+
+    A lease is released exactly once; later releases do nothing.
+    """
 
     def __init__(self) -> None:
         self.slots_total = 0
         self.foreign = 0
         self.epoch = ""
-        self.leased = 0
         self.violations = 0
+        self.granted = dict.fromkeys(ServiceClass, 0)  # leases since the start
         self._peak = 0
-        self._held: dict[str, Lease] = {}
-        self._closing: dict[str, Lease] = {}
+        self._leases: dict[str, Lease] = {}
+        self._reset_sums()
+
+    def _reset_sums(self) -> None:
+        # Sequences: of all leases, and of those with a known request by class.
+        self.leased = self.interactive = self.bulk = 0
+        # KV blocks of all leases: at their ends, and what of them they take after their prefills.
+        self.kv_committed = self.kv_growth = 0
+        self.kv_unknown = 0  # leases whose output length cannot be estimated
 
     @property
     def room(self) -> int:
-        """Slots that may be given now; negative while foreign traffic takes more than is left."""
+        """Slots that may be granted now; negative while foreign traffic exceeds what is left."""
         return self.slots_total - self.leased - self.foreign
 
-    def grant(self, lease_id: str, cost: int) -> Lease:
-        """Gives a lease. The caller has looked at `room`; a grant beyond it is a violation."""
-        lease = Lease(lease_id, cost, self.epoch)
+    @property
+    def adopted(self) -> int:
+        """Sequences of leases whose requests are unknown."""
+        return self.leased - self.interactive - self.bulk
+
+    def grant(self, lease_id: str, request: AdmissionRequest, kv: KvNeed, now: float) -> Lease:
+        """Grants a lease. The caller has checked `room`; a grant beyond it is a violation."""
+        cost, service_class = request.cost, request.service_class
         if cost > self.slots_total - self.leased - self.foreign:
             self.violations += 1
-        self._held[lease_id] = lease
-        self.leased += cost
+        lease = self._leases[lease_id] = Lease(lease_id, cost, self.epoch, request, now, kv)
+        self.granted[service_class] += 1
+        self._add(lease, 1)
         return lease
 
-    def release(self, lease_id: str) -> int:
-        """Takes a lease back. Returns its cost, 0 if it is not out (any more)."""
-        lease = self._held.pop(lease_id, None) or self._closing.pop(lease_id, None)
-        if lease is None:
-            return 0
-        self.leased -= lease.cost
-        return lease.cost
+    def release(self, lease_id: str) -> Lease | None:
+        """Ends a lease and returns it; None if it had ended before."""
+        lease = self._leases.pop(lease_id, None)
+        if lease is not None:
+            self._add(lease, -1)
+        return lease
 
     def abandon(self, lease_id: str) -> None:
-        """The answer was cut short: the lease stays out until the engine says that it ended."""
-        lease = self._held.pop(lease_id, None)
+        """Keeps the slots of a response that was cut short until the engine confirms its end."""
+        lease = self._leases.get(lease_id)
         if lease is not None:
-            self._closing[lease_id] = lease
-
-    def in_use(self) -> Mapping[str, Lease]:
-        """Leases by id, without those that are closing. Not to be kept: it changes."""
-        return self._held
-
-    def holds(self, lease_id: str) -> bool:
-        """Whether this lease is out, in this epoch."""
-        return lease_id in self._held or lease_id in self._closing
+            lease.closing = True
 
     def adopt(self, lease_id: str, cost: int) -> None:
-        """A lease of ours that the engine has and we do not know of: it ends like an abandoned."""
-        if not self.holds(lease_id):
-            self._closing[lease_id] = Lease(lease_id, cost, self.epoch)
-            self.leased += cost
+        """Books a lease that the engine reports; an unknown one is closing from the start."""
+        if lease_id not in self._leases:
+            lease = self._leases[lease_id] = Lease(lease_id, cost, self.epoch, closing=True)
+            self._add(lease, 1)
 
-    def engine_held(self, peak: int, *, since_before: bool = False) -> None:
-        """The most sequences the engine ever held: a violation when it rises beyond the slots.
+    def get(self, lease_id: str) -> Lease | None:
+        """The lease, unless it has ended or is closing."""
+        lease = self._leases.get(lease_id)
+        return None if lease is None or lease.closing else lease
 
-        `since_before`: it was so before this ledger knew the engine.
+    def owns(self, lease_id: str) -> bool:
+        """Whether this lease owns slots in the current epoch."""
+        return lease_id in self._leases
+
+    def all(self) -> Iterator[Lease]:
+        """All leases, in the order in which they were granted."""
+        return iter(self._leases.values())
+
+    @property
+    def lease_count(self) -> int:
+        return len(self._leases)
+
+    def in_use(self) -> set[str]:
+        """The ids of all leases that are not closing."""
+        return {lease.id for lease in self._leases.values() if not lease.closing}
+
+    def closing(self) -> list[str]:
+        """The ids of leases whose end the engine has yet to confirm."""
+        return [lease.id for lease in self._leases.values() if lease.closing]
+
+    def observe_peak(self, peak: int, *, since_before: bool = False) -> None:
+        """Records the most sequences that the engine ever ran; a rise beyond the slots is a
+        violation.
+
+        `since_before`: the peak precedes the connection to this engine.
         """
         if peak > max(self._peak, self.slots_total) and not since_before:
             self.violations += 1
         self._peak = peak
 
-    def closing(self) -> list[str]:
-        """Leases whose end the engine has yet to confirm."""
-        return list(self._closing)
-
-    def leases(self) -> int:
-        """How many leases are out."""
-        return len(self._held) + len(self._closing)
-
     def begin_epoch(self, epoch: str) -> None:
-        """The engine is another one than before: all that was in the old one is gone."""
+        """Forgets all leases: the engine restarted, and its requests are gone."""
         self.epoch = epoch
-        self._held.clear()
-        self._closing.clear()
-        self.leased = 0
         self.foreign = 0
+        self._leases.clear()
+        self._reset_sums()
+
+    def _add(self, lease: Lease, sign: int) -> None:
+        """Updates all sums: `sign` is 1 for a new lease, -1 for one that ends."""
+        cost, request, kv = sign * lease.cost, lease.request, lease.kv
+        self.leased += cost
+        if request is None:
+            return
+        if request.service_class is _BULK:
+            self.bulk += cost
+        else:
+            self.interactive += cost
+        output = kv.output
+        if output is None:
+            self.kv_unknown += sign
+            output = 0
+        self.kv_committed += sign * (kv.prompt + output)
+        self.kv_growth += sign * (output + kv.swing)

@@ -1,99 +1,102 @@
-"""Who goes next.
+"""Decides which queued request is dispatched next.
 
-Pure: times are seconds of a monotonic clock. A bulk request that interactive traffic has delayed
-by `aging_s`; else interactive requests; else bulk ones; within a class first come, first served.
-A request that does not fit holds up those behind it, so that one that needs many slots is not
-passed by for ever; only one that waits for others of its own class to end (an interactive one
-for `Hold.BATCH`, a bulk one for `Hold.RESERVE`) lets the other class go. Nobody waits who could
-go: the first one waits only for what `BlockedBy` names.
+Pure: times are seconds of a monotonic clock. The order: a bulk request that interactive traffic
+has delayed by `aging_s`; else interactive requests; else bulk ones; within a class first come,
+first served. A blocked request blocks those behind it, so that one that needs many slots is not
+overtaken forever; only a request that waits for others of its own class to end (an interactive
+one for `BlockedBy.BATCH`, a bulk one for `BlockedBy.RESERVE`) lets the other class pass.
+Dispatch is work-conserving: the head of the queue waits only for what `BlockedBy` names.
 """
 
 from __future__ import annotations
 
-from orch_sidecar.admission.constraints.kv_cache import KvNeed
-from orch_sidecar.admission.constraints.rules import AdmissionConstraints, BlockedBy
+from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.queues import QueuedRequest, Queues
-from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, KvNeed
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
 
 class QueueOrder:
-    """The order of those who wait for one engine."""
+    """The order in which the queued requests of one engine are dispatched."""
 
-    def __init__(self, rules: AdmissionRules, queues: Queues, scarce: AdmissionConstraints) -> None:
+    def __init__(
+        self, rules: AdmissionRules, queues: Queues, constraints: AdmissionConstraints
+    ) -> None:
         self.rules = rules
-        self.hold: BlockedBy | None = None  # what the first of those who wait waits for
+        self.blocked_by: BlockedBy | None = None  # the head of the queue
         self.paused_until = float("-inf")
         self._queues = queues
-        self._scarce = scarce
+        self._constraints = constraints
+        self._clock = constraints.reserve.clock
 
     def next(self, now: float) -> QueuedRequest | None:
-        """Who goes now; if nobody does, `hold` says why."""
-        self.hold = None
+        """The request to dispatch now; if there is none, `blocked_by` names the constraint."""
+        self.blocked_by = None
         if not self._queues.depth:
             return None
         if now < self.paused_until:
-            self.hold = BlockedBy.PAUSE
+            self.blocked_by = BlockedBy.PAUSE
             return None
         bulk, interactive = self._queues.head(_BULK), self._queues.head(_INTERACTIVE)
         aged = bulk is not None and self._is_aged(bulk, now)
-        for waiting in (bulk, interactive) if aged else (interactive, bulk):
-            if waiting is None:
+        for head in (bulk, interactive) if aged else (interactive, bulk):
+            if head is None:
                 continue
-            need = self._scarce.need(waiting.ask)
-            hold = self._scarce.hold(waiting.ask, need, now, aged=aged and waiting is bulk)
-            if hold is None:
-                return waiting
-            self.hold = self.hold or hold
-            if hold is not (BlockedBy.RESERVE if waiting is bulk else BlockedBy.BATCH):
+            kv = self._constraints.kv_need(head.request)
+            is_bulk = head is bulk
+            blocked_by = self._constraints.blocked_by(head.request, kv, now, aged=aged and is_bulk)
+            if blocked_by is None:
+                return head
+            self.blocked_by = self.blocked_by or blocked_by
+            if blocked_by is not (BlockedBy.RESERVE if is_bulk else BlockedBy.BATCH):
                 return None
         return None
 
-    def holds(self, ask: AdmissionRequest, need: KvNeed, now: float) -> BlockedBy | None:
-        """What a request that comes now has to wait for; None: nothing.
-
-        `need`: what it will take of the KV cache.
-        """
-        if self._queues.depth and self._somebody_ahead(ask.service_class, now):
-            return self.hold or BlockedBy.SLOT
+    def blocks(self, request: AdmissionRequest, kv: KvNeed, now: float) -> BlockedBy | None:
+        """What blocks a request that arrives now; None: nothing. `kv`: its KV need."""
+        if self._queues.depth and self._must_queue(request.service_class, now):
+            return self.blocked_by or BlockedBy.SLOT
         if now < self.paused_until:
             return BlockedBy.PAUSE
-        return self._scarce.hold(ask, need, now)
+        return self._constraints.blocked_by(request, kv, now)
 
-    def ends_at(self, hold: BlockedBy, now: float) -> float | None:
-        """When this hold ends of itself; None: that cannot be foreseen."""
-        if hold is BlockedBy.PAUSE:
+    def clears_at(self, blocked_by: BlockedBy, now: float) -> float | None:
+        """When the constraint may clear without any event; None: unpredictable."""
+        if blocked_by is BlockedBy.PAUSE:
             return self.paused_until
-        return self._scarce.eases_at(hold, now)
+        return self._constraints.clears_at(blocked_by, now)
 
     def changes_at(self, now: float) -> float | None:
-        """When somebody may go although nothing happens; None: not foreseeable."""
+        """When a request may be dispatched without any event; None: unpredictable."""
         bulk = self._queues.head(_BULK)
-        times = [] if self.hold is None else [self.ends_at(self.hold, now)]
+        times = [] if self.blocked_by is None else [self.clears_at(self.blocked_by, now)]
         if bulk is not None and not self._is_aged(bulk, now):
-            times.append(self._scarce.clock.reaches_at(bulk.delay_s + self.rules.aging_s))
+            times.append(self._clock.reaches_at(bulk.delay_s + self.rules.aging_s))
         return min((at for at in times if at is not None), default=None)
 
-    def _somebody_ahead(self, service_class: ServiceClass, now: float) -> bool:
-        """Whether somebody waits whom a request of this class must not pass by."""
+    def _must_queue(self, service_class: ServiceClass, now: float) -> bool:
+        """Whether a request is queued that a new one of this class must not overtake."""
         bulk, interactive = self._queues.head(_BULK), self._queues.head(_INTERACTIVE)
         if service_class is _BULK:
-            # Interactive ones that only wait for each other let bulk ones go.
-            return bulk is not None or not self._only_waits(interactive, BlockedBy.BATCH, now)
+            # Interactive requests that wait only for each other let bulk ones pass.
+            return bulk is not None or not self._waits_only_for(BlockedBy.BATCH, interactive, now)
         if interactive is not None:
             return True
-        # An aged one that waits for the reserve waits for other bulk ones only.
+        # An aged request that waits for the reserve waits for other bulk requests only.
         return (
             bulk is not None
-            and not self._only_waits(bulk, BlockedBy.RESERVE, now)
+            and not self._waits_only_for(BlockedBy.RESERVE, bulk, now)
             and self._is_aged(bulk, now)
         )
 
-    def _only_waits(self, first: QueuedRequest | None, hold: BlockedBy, now: float) -> bool:
-        """Whether it waits for that. Whose time is over goes: the next may wait for another."""
-        return self.hold is hold and first is not None and now < first.expires
+    def _waits_only_for(
+        self, blocked_by: BlockedBy, head: QueuedRequest | None, now: float
+    ) -> bool:
+        """Whether the head waits for that. An expired one leaves, and the next may wait for
+        another constraint."""
+        return self.blocked_by is blocked_by and head is not None and now < head.expires
 
     def _is_aged(self, bulk: QueuedRequest, now: float) -> bool:
-        return self._scarce.clock.value(now) >= bulk.delay_s + self.rules.aging_s
+        return self._clock.value(now) >= bulk.delay_s + self.rules.aging_s

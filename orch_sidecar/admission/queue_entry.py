@@ -1,7 +1,7 @@
-"""Who may wait, for how long, and who makes room for whom.
+"""Decides which requests may queue, for how long, and which are evicted for others.
 
 Pure: times are seconds of a monotonic clock. The queues are bounded, and so is the wait in them;
-the order in which those who wait go is none of its business.
+the order of dispatch is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orch_sidecar.admission import refusals
-from orch_sidecar.admission.constraints.aging import DelayClock
-from orch_sidecar.admission.constraints.rules import BlockedBy
-from orch_sidecar.admission.decision import Decision, Statistics
+from orch_sidecar.admission.constraints.reserve import DelayClock
 from orch_sidecar.admission.forecast import Forecaster
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import QueuedRequest, Queues
-from orch_sidecar.admission.types import AdmissionRequest, Queued
+from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
 
@@ -23,7 +22,7 @@ _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
 
 class QueueEntry:
-    """Lets requests into the queues of one engine, and refuses those who may not wait (longer)."""
+    """Adds requests to the queues of one engine, and refuses those that may not wait (longer)."""
 
     def __init__(
         self,
@@ -31,125 +30,125 @@ class QueueEntry:
         ledger: Ledger,
         queues: Queues,
         clock: DelayClock,
-        prospects: Forecaster,
-        statistics: Statistics,
+        service_times: ServiceTimes,
+        forecaster: Forecaster,
     ) -> None:
         self.rules = rules
         self._ledger = ledger
         self._queues = queues
         self._clock = clock
-        self._prospects = prospects
-        self._statistics = statistics
+        self._service_times = service_times
+        self._forecaster = forecaster
 
     def enter(
-        self, request: str, ask: AdmissionRequest, hold: BlockedBy, at: float | None, now: float
+        self,
+        ticket: str,
+        request: AdmissionRequest,
+        blocked_by: BlockedBy,
+        clears_at: float | None,
+        now: float,
     ) -> tuple[Queued | Refusal, list[Decision]]:
-        """A request has to wait for `hold`, which ends of itself `at` (where foreseeable).
+        """Queues a request that is `blocked_by` a constraint, until `clears_at` if predictable.
 
-        Returns what becomes of it, and what was decided about others to make room for it.
+        Returns its outcome, and the evictions that made room for it.
         """
-        prospects = self._prospects
-        position = prospects.position(ask.service_class)
-        plan = prospects.plan(ask.service_class, hold, now)
-        start_s = prospects.start_s(plan, ask, hold, at, now)
+        forecaster = self._forecaster
+        position = forecaster.position(request.service_class)
+        schedule = forecaster.schedule(request.service_class, blocked_by, now)
+        start_s = forecaster.start_s(schedule, request, blocked_by, clears_at, now)
         start_ms = None if start_s is None else round(1000 * start_s)
         refusal: Refusal | None = None
-        if hold is not BlockedBy.WINDOW:  # it could have begun at once: nothing speaks against it
-            rules = self.rules.of(ask.service_class)
-            refusal = prospects.unqueueable(ask, rules, start_ms)
-        dropped: list[Decision] = []
-        if refusal is None and self._is_full(ask):
+        if blocked_by is not BlockedBy.WINDOW:  # else it could start at once
+            rules = self.rules.of(request.service_class)
+            refusal = forecaster.queue_refusal(request, rules, start_ms)
+        evicted: list[Decision] = []
+        if refusal is None and self._is_full(request):
             oldest = self._queues.head(_BULK)
             if self.rules.full_queue is FullQueue.DROP_LRU and oldest is not None:
-                dropped = [self._drop(oldest, now)]
+                evicted = [self._evict(oldest, now)]
             else:
-                refusal = refusals.full(ask, self._ledger.slots_total, self._capacity(ask))
+                refusal = refusals.full(request, self._ledger.slots_total, self._capacity(request))
         if refusal is not None:
             refusal = replace(refusal, queue_position=position, predicted_start_ms=start_ms)
-            refusal = prospects.come_back(refusal, ask.cost, now)
-            return self._statistics.refuse(ask, refusal), dropped
-        self._queues.add(self._waiting(request, ask, now, now))
-        if plan is not None:
-            prospects.outlook.placed(plan, ask)
-        return Queued(position, start_ms), dropped
+            return forecaster.with_retry_after(refusal, request.cost, now), evicted
+        self._queues.add(self._queued(ticket, request, now, now))
+        if schedule is not None:
+            self._service_times.place(schedule, request)
+        return Queued(position, start_ms), evicted
 
-    def enter_again(
+    def reenter(
         self,
-        request: str,
-        ask: AdmissionRequest,
+        ticket: str,
+        request: AdmissionRequest,
         since: float,
         unavailable: Refusal | None,
         now: float,
     ) -> Queued | Refusal:
-        """One that was already served waits as since then, before all that came later."""
-        head = self._queues.head(ask.service_class)
-        waiting = self._waiting(request, ask, since, now)
-        if head is not None:  # whoever it passes by does not wait the longer for it
-            waiting = replace(waiting, delay_s=min(waiting.delay_s, head.delay_s))
-        if waiting.expires <= now:
-            refusal = unavailable or self._waited_too_long(waiting, now)
-            return self._statistics.refuse(ask, refusal)
-        if ask.cost > self._ledger.slots_total:
-            refusal = refusals.too_large(ask.cost, self._ledger.slots_total)
-            return self._statistics.refuse(ask, refusal)
-        self._queues.add(waiting, at_head=True)
-        self._prospects.outlook.changed()
+        """Requeues a request that arrived at `since`, before all that arrived later."""
+        head = self._queues.head(request.service_class)
+        queued = self._queued(ticket, request, since, now)
+        if head is not None:  # the request that it overtakes is not delayed by that
+            queued = replace(queued, delay_s=min(queued.delay_s, head.delay_s))
+        if queued.expires <= now:
+            return unavailable or self._expired(queued, now)
+        if request.cost > self._ledger.slots_total:
+            return refusals.too_large(request.cost, self._ledger.slots_total)
+        self._queues.add(queued, at_head=True)
+        self._service_times.invalidate()
         return Queued(0, None)
 
-    def close(self, unavailable: Refusal | None, now: float) -> list[Decision]:
-        """Refuses those who have waited too long: for that they cannot be served now, if so."""
+    def expire(self, unavailable: Refusal | None, now: float) -> list[Decision]:
+        """Refuses requests that have waited too long, as `unavailable` if the engine is."""
         decisions = [
-            Decision(
-                each.request,
-                self._statistics.refuse(each.ask, unavailable or self._waited_too_long(each, now)),
-            )
+            Decision(each.ticket, unavailable or self._expired(each, now))
             for each in self._queues.expired(now)
         ]
         if decisions:
-            self._prospects.outlook.changed()
+            self._service_times.invalidate()
         return decisions
 
-    def turn_away(self, waiting: QueuedRequest, refusal: Refusal) -> Decision:
-        """Refuses one that waits."""
-        self._queues.remove(waiting.request)
-        return Decision(waiting.request, self._statistics.refuse(waiting.ask, refusal))
+    def refuse(self, queued: QueuedRequest, refusal: Refusal) -> Decision:
+        """Removes a request from its queue."""
+        self._queues.remove(queued.ticket)
+        return Decision(queued.ticket, refusal)
 
-    def _waiting(
-        self, request: str, ask: AdmissionRequest, since: float, now: float
+    def _queued(
+        self, ticket: str, request: AdmissionRequest, since: float, now: float
     ) -> QueuedRequest:
-        rules = self.rules.of(ask.service_class)
+        rules = self.rules.of(request.service_class)
         limits = [(since + rules.max_wait_s, Reason.QUEUE_TIMEOUT)]
-        if ask.max_wait_ms is not None:
-            limits.append((since + ask.max_wait_ms / 1000, Reason.QUEUE_TIMEOUT))
-        if ask.deadline_ms is not None:
-            limits.append((since + ask.deadline_ms / 1000, Reason.DEADLINE_MISS))
-        first_token_s = self._prospects.outlook.first_token_s(ask)
+        if request.max_wait_ms is not None:
+            limits.append((since + request.max_wait_ms / 1000, Reason.QUEUE_TIMEOUT))
+        if request.deadline_ms is not None:
+            limits.append((since + request.deadline_ms / 1000, Reason.DEADLINE_MISS))
+        first_token_s = self._service_times.first_token_s(request)
         if rules.ttft_p95_ms is not None:
-            # Later than that it would be served for nothing.
+            # After that its first token would miss the SLO.
             latest = max(0.0, rules.ttft_p95_ms / 1000 - (first_token_s or 0.0))
             limits.append((since + latest, Reason.SLO_MISS))
         expires, expiry = min(limits)
-        return QueuedRequest(request, ask, since, expires, expiry, self._clock.value(now))
+        return QueuedRequest(ticket, request, since, expires, expiry, self._clock.value(now))
 
-    def _is_full(self, ask: AdmissionRequest) -> bool:
-        return self._queues.size(ask.service_class) >= self._capacity(ask)
+    def _is_full(self, request: AdmissionRequest) -> bool:
+        return self._queues.size(request.service_class) >= self._capacity(request)
 
-    def _capacity(self, ask: AdmissionRequest) -> int:
-        capacity = self.rules.of(ask.service_class).queue_capacity
-        return capacity - self._taken_places() if ask.service_class is _BULK else capacity
+    def _capacity(self, request: AdmissionRequest) -> int:
+        capacity = self.rules.of(request.service_class).queue_capacity
+        return capacity - self._taken_places() if request.service_class is _BULK else capacity
 
     def _taken_places(self) -> int:
-        """Places of bulk requests that interactive ones got by dropping some."""
+        """Places of bulk requests that interactive ones took by evicting some."""
         if self.rules.full_queue is not FullQueue.DROP_LRU:
             return 0
-        waiting = self._queues.size(_INTERACTIVE)
-        return max(0, waiting - self.rules.of(_INTERACTIVE).queue_capacity)
+        queued = self._queues.size(_INTERACTIVE)
+        return max(0, queued - self.rules.of(_INTERACTIVE).queue_capacity)
 
-    def _drop(self, oldest: QueuedRequest, now: float) -> Decision:
-        refusal = self._prospects.come_back(refusals.dropped(), oldest.ask.cost, now)
-        self._prospects.outlook.changed()
-        return self.turn_away(oldest, refusal)
+    def _evict(self, oldest: QueuedRequest, now: float) -> Decision:
+        refusal = refusals.evicted()
+        refusal = self._forecaster.with_retry_after(refusal, oldest.request.cost, now)
+        self._service_times.invalidate()
+        return self.refuse(oldest, refusal)
 
-    def _waited_too_long(self, waiting: QueuedRequest, now: float) -> Refusal:
-        refusal = refusals.waited_too_long(waiting)
-        return self._prospects.come_back(refusal, waiting.ask.cost, now)
+    def _expired(self, queued: QueuedRequest, now: float) -> Refusal:
+        refusal = refusals.expired(queued)
+        return self._forecaster.with_retry_after(refusal, queued.request.cost, now)

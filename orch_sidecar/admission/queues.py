@@ -1,4 +1,4 @@
-"""Who waits: one queue for each class, and when each of those who wait has waited too long.
+"""The queued requests: one queue per class, and the times at which their waits expire.
 
 Pure: times are seconds of a monotonic clock.
 """
@@ -18,13 +18,13 @@ from vllm_plugin.profile import ServiceClass
 
 @dataclass(frozen=True, slots=True)
 class QueuedRequest:
-    """A queued request. `delay_s`: what the delay clock showed when it came."""
+    """A queued request. `delay_s`: the delay clock when it was queued."""
 
-    request: str
-    ask: AdmissionRequest
+    ticket: str
+    request: AdmissionRequest
     arrived: float
     expires: float
-    expiry: Reason  # which of its time limits that is
+    expiry: Reason  # of the time limit that expires first
     delay_s: float
 
 
@@ -54,53 +54,53 @@ class Queues:
         return iter(self._by_class[service_class].values())
 
     def all(self) -> list[QueuedRequest]:
-        return [waiting for queue in self._by_class.values() for waiting in queue.values()]
+        return [queued for queue in self._by_class.values() for queued in queue.values()]
 
-    def __contains__(self, request: str) -> bool:
-        return any(request in queue for queue in self._by_class.values())
+    def __contains__(self, ticket: str) -> bool:
+        return self.depth > 0 and any(ticket in queue for queue in self._by_class.values())
 
     def tickets(self) -> set[str]:
-        """The ids of all requests."""
-        return {request for queue in self._by_class.values() for request in queue}
+        return {ticket for queue in self._by_class.values() for ticket in queue}
 
-    def add(self, waiting: QueuedRequest, *, at_head: bool = False) -> None:
-        service_class = waiting.ask.service_class
+    def add(self, queued: QueuedRequest, *, at_head: bool = False) -> None:
+        """Adds a request; `at_head`: only behind those that arrived before it."""
+        service_class = queued.request.service_class
         queue = self._by_class[service_class]
-        queue[waiting.request] = waiting
+        queue[queued.ticket] = queued
         if at_head:
-            earlier = list(takewhile(lambda other: other.arrived < waiting.arrived, queue.values()))
-            for each in (waiting, *reversed(earlier)):
-                queue.move_to_end(each.request, last=False)
-        self._costs[service_class] += waiting.ask.cost
+            earlier = list(takewhile(lambda other: other.arrived < queued.arrived, queue.values()))
+            for each in (queued, *reversed(earlier)):
+                queue.move_to_end(each.ticket, last=False)
+        self._costs[service_class] += queued.request.cost
         self.depth += 1
-        heapq.heappush(self._expiring, (waiting.expires, waiting.request, service_class))
+        heapq.heappush(self._expiring, (queued.expires, queued.ticket, service_class))
 
-    def remove(self, request: str) -> QueuedRequest | None:
-        """Takes a request out; None if it is not here."""
+    def remove(self, ticket: str) -> QueuedRequest | None:
+        """Removes and returns a request; None if it is not queued."""
         for service_class, queue in self._by_class.items():
-            waiting = queue.pop(request, None)
-            if waiting is not None:
-                self._costs[service_class] -= waiting.ask.cost
+            queued = queue.pop(ticket, None)
+            if queued is not None:
+                self._costs[service_class] -= queued.request.cost
                 self.depth -= 1
                 if len(self._expiring) > 2 * self.depth + 64:
                     self._expiring = [entry for entry in self._expiring if self._live(entry)]
                     heapq.heapify(self._expiring)
-                return waiting
+                return queued
         return None
 
     def next_expiry(self) -> float | None:
-        """When the first of those who wait will have waited too long."""
+        """When the first wait expires; None if no request is queued."""
         while self._expiring and not self._live(self._expiring[0]):
             heapq.heappop(self._expiring)
         return self._expiring[0][0] if self._expiring else None
 
     def expired(self, now: float) -> list[QueuedRequest]:
-        """Takes out all who have waited too long, in the order of their limits."""
+        """Removes and returns all requests whose waits have expired, in that order."""
         found = []
         while (expiry := self.next_expiry()) is not None and expiry <= now:
-            waiting = self.remove(heapq.heappop(self._expiring)[1])
-            assert waiting is not None
-            found.append(waiting)
+            queued = self.remove(heapq.heappop(self._expiring)[1])
+            assert queued is not None
+            found.append(queued)
         return found
 
     def _live(self, entry: tuple[float, str, ServiceClass]) -> bool:

@@ -1,4 +1,4 @@
-"""What is said to those who are not admitted. Pure."""
+"""The refusals of admission: each names the value, the rule and the remedy. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import ClassRules
 
-_DRAINED_BECAUSE: Final = {
+_DRAIN_CAUSES: Final = {
     OrderedBy.SHUTDOWN: "this sidecar is shutting down",
     OrderedBy.OPERATOR: "an operator is draining this pool",
-    OrderedBy.ENGINE_STOP: "the engine is being stopped; the next one to report is sent requests",
+    OrderedBy.ENGINE_STOP: "its engine is being stopped, and requests resume with the next one",
 }
 
 
 def draining(ordered_by: OrderedBy) -> Refusal:
-    text = f"no new requests are taken here: {_DRAINED_BECAUSE[ordered_by]}"
+    cause = _DRAIN_CAUSES[ordered_by]
+    text = f"this pool accepts no new requests: {cause}; retry later or at another sidecar"
     return Refusal(Reason.DRAINING, text, retry_after_ms=1000)
 
 
@@ -29,68 +30,85 @@ def shutting_down() -> Refusal:
 def too_large(cost: int, slots_total: int) -> Refusal:
     return Refusal(
         Reason.COST_EXCEEDS_SLOTS,
-        f"this request needs {cost} sequences at once (n times the number of prompts), "
-        f"the engine has {slots_total} slots",
+        f"the request asks for {cost} sequences at once (n times the number of prompts), and this "
+        f"engine has {slots_total} slots: ask for at most {slots_total}",
     )
 
 
-def full(ask: AdmissionRequest, slots_total: int, capacity: int) -> Refusal:
+def full(request: AdmissionRequest, slots_total: int, capacity: int) -> Refusal:
     return Refusal(
         Reason.QUEUE_FULL,
-        f"all {slots_total} slots are taken and the {ask.service_class} queue holds its "
-        f"{capacity} requests",
+        f"all {slots_total} slots are in use, and the {request.service_class} queue is full with "
+        f"{capacity} requests: retry after the time in Retry-After",
     )
 
 
-def dropped() -> Refusal:
+def evicted() -> Refusal:
     return Refusal(
         Reason.QUEUE_FULL_DROP_LRU,
-        "the queue is full and this was the bulk request that had waited longest: it made room "
-        "for a newer one",
+        "the queue is full, and this bulk request, which had waited longest, was evicted for a "
+        "newer one: retry after the time in Retry-After",
     )
 
 
 def may_not_queue() -> Refusal:
-    return Refusal(Reason.DO_NOT_QUEUE, "no slot is free, and X-Orch-Do-Not-Queue is set")
+    return Refusal(
+        Reason.DO_NOT_QUEUE,
+        "no slot is free, and X-Orch-Do-Not-Queue forbids to queue the request: retry later or "
+        "omit the header",
+    )
 
 
 def waits_too_long(
-    ask: AdmissionRequest, rules: ClassRules, start_ms: float | None
+    request: AdmissionRequest, rules: ClassRules, start_ms: float | None
 ) -> Refusal | None:
     """The refusal of a request that would wait longer than it may; None: it may wait."""
-    own, most_ms = ask.max_wait_ms, 1000 * rules.max_wait_s
-    if own is not None and (own <= 0 or (start_ms is not None and start_ms > own)):
-        told = "it would have to wait" if start_ms is None else f"it would start in {start_ms} ms"
-        return Refusal(Reason.QUEUE_TIMEOUT, f"{told}, X-Orch-Max-Wait-Ms is {own:g}")
-    if start_ms is not None and start_ms > most_ms:
+    requested_ms, limit_ms = request.max_wait_ms, 1000 * rules.max_wait_s
+    expected = "has to wait" if start_ms is None else f"would start in {start_ms} ms"
+    if requested_ms is not None:
+        late = start_ms is not None and start_ms > requested_ms
+        if late or requested_ms <= 0:
+            return Refusal(
+                Reason.QUEUE_TIMEOUT,
+                f"the request {expected}, and X-Orch-Max-Wait-Ms allows {requested_ms:g} ms: "
+                "retry later or allow a longer wait",
+            )
+    if start_ms is not None and start_ms > limit_ms:
         return Refusal(
             Reason.QUEUE_TIMEOUT,
-            f"it would start in {start_ms} ms, the longest wait of {ask.service_class} requests "
-            f"is {rules.max_wait_s:g} s",
+            f"the request {expected}, and {request.service_class} requests wait at most "
+            f"{rules.max_wait_s:g} s: retry later",
         )
     return None
 
 
-def late(ask: AdmissionRequest, rules: ClassRules, first_token_ms: float) -> Refusal | None:
-    """The refusal of a request whose first token would come too late; None: it would not."""
-    expected = f"its first token would come in {round(first_token_ms)} ms"
-    if ask.deadline_ms is not None and first_token_ms > ask.deadline_ms:
+def late(request: AdmissionRequest, rules: ClassRules, first_token_ms: float) -> Refusal | None:
+    """The refusal of a request whose first token would be late; None: it is in time."""
+    expected = f"the first token is expected in {round(first_token_ms)} ms"
+    if request.deadline_ms is not None and first_token_ms > request.deadline_ms:
         return Refusal(
-            Reason.DEADLINE_MISS, f"{expected}, X-Orch-Deadline-Ms is {ask.deadline_ms:g}"
+            Reason.DEADLINE_MISS,
+            f"{expected}, and X-Orch-Deadline-Ms allows {request.deadline_ms:g} ms: retry later or "
+            "allow more time",
         )
     slo_ms = rules.ttft_p95_ms
     if slo_ms is not None and first_token_ms > slo_ms:
         return Refusal(
             Reason.SLO_MISS,
-            f"{expected}, the SLO of {ask.service_class} requests is {slo_ms:g} ms",
+            f"{expected}, and the SLO of {request.service_class} requests is {slo_ms:g} ms: "
+            "retry later",
         )
     return None
 
 
-def waited_too_long(waiting: QueuedRequest) -> Refusal:
-    waited_s = waiting.expires - waiting.arrived
-    promise = {
+def expired(queued: QueuedRequest) -> Refusal:
+    """The refusal of a queued request whose wait has expired."""
+    waited_s = queued.expires - queued.arrived
+    limit = {
         Reason.DEADLINE_MISS: "its deadline cannot be met any more",
-        Reason.SLO_MISS: f"the SLO of {waiting.ask.service_class} requests cannot be met any more",
-    }.get(waiting.expiry, "longer it may not wait")
-    return Refusal(waiting.expiry, f"no slot came free within {waited_s:.3g} s, and {promise}")
+        Reason.SLO_MISS: f"the SLO of {queued.request.service_class} requests cannot be met any "
+        "more",
+    }.get(queued.expiry, "that is the longest wait allowed")
+    return Refusal(
+        queued.expiry, f"no slot came free within {waited_s:.3g} s, and {limit}: retry later"
+    )

@@ -1,23 +1,26 @@
-"""What admission is asked and told: values that the core, its shell and the simulator share.
+"""Values that the controller, its gate and the simulator share: requests, leases, engine reports.
 
 Pure.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from math import ceil
+from typing import Final
 
+from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.profile import ServiceClass
 
 
 @dataclass(slots=True)
 class AdmissionRequest:
-    """What a request asks of an engine.
+    """What a request needs of an engine, and how long it can wait.
 
-    `cost` in sequences. `prompt_tokens`: of all its prompts together, as well as is known.
-    `max_tokens`: the most that each sequence may generate, None where the request does not say.
-    `deadline_ms`: its first token must come within that time. `max_wait_ms`: its slot must.
+    `cost`: sequences. `prompt_tokens`: of all prompts together, estimated where not counted.
+    `max_tokens`: limit per sequence; None: no limit was requested. `deadline_ms`: time to the
+    first token. `max_wait_ms`: time to the slot.
     """
 
     service_class: ServiceClass
@@ -31,18 +34,29 @@ class AdmissionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """It waits: how many are ahead of it, and when it should start (ms from now) if that can be
-    told."""
+    """A request was queued, behind `position` others. `predicted_start_ms`: None if unknown."""
 
     position: int
     predicted_start_ms: int | None
+
+
+class BlockedBy(StrEnum):
+    """The constraint that keeps the head of the queue waiting."""
+
+    SLOT = "slot"
+    BATCH = "batch"
+    RESERVE = "reserve"
+    KV = "kv"
+    PREFILL = "prefill"
+    WINDOW = "window"
+    PAUSE = "pause"  # the upstream rejected a request a moment ago
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """t_step(b) = t0 + c * b^alpha, measured by the engine up to a batch of `largest`.
 
-    `tokens`: of a sequence in a step, on average; more than one with speculative decoding.
+    `tokens`: mean tokens of a sequence per step; more than one with speculative decoding.
     """
 
     t0_ms: float
@@ -56,7 +70,7 @@ class StepTime:
         return float(self.t0_ms + self.c_ms * batch**self.alpha)
 
     def token_ms(self, batch: int) -> float:
-        """Milliseconds of a token of each of `batch` sequences."""
+        """Milliseconds per token of each of `batch` sequences."""
         return self.ms(batch) / self.tokens
 
 
@@ -66,8 +80,8 @@ class KvGroup:
 
         min(ceil(L / block_tokens), blocks_most) + blocks_extra
 
-    blocks. `blocks_reading` takes the place of `blocks_most` while prompts are read, if all
-    tokens of a step are of one prompt. None: there is no such bound.
+    blocks. During prefill `blocks_reading` replaces `blocks_most`, if all tokens of a step belong
+    to one prompt. None: no such bound.
     """
 
     block_tokens: int
@@ -77,7 +91,7 @@ class KvGroup:
     count: int = 1
 
     def blocks_of(self, tokens: float, most: int | None) -> int:
-        """Blocks of a sequence in all of these groups, `most` of them in each but for the extra."""
+        """Blocks of a sequence in all of these groups, at most `most` in each plus the extra."""
         blocks = ceil(tokens / self.block_tokens)
         if most is not None and blocks > most:
             blocks = most
@@ -92,19 +106,19 @@ class KvCache:
     groups: tuple[KvGroup, ...]
 
     def blocks_of(self, tokens: float) -> int:
-        """Blocks that a sequence of so many tokens takes, once its prompt was read."""
+        """Blocks of a sequence of this many tokens, after the prefill of its prompt."""
         return sum(group.blocks_of(tokens, group.blocks_most) for group in self.groups)
 
     def blocks_while_read(self, tokens: float) -> int:
-        """The most blocks that a prompt of so many tokens takes while it is read."""
+        """The most blocks that a prompt of this many tokens takes during its prefill."""
         return sum(
             group.blocks_of(tokens, group.blocks_reading or group.blocks_most)
             for group in self.groups
         )
 
     def swing(self, tokens: float) -> int:
-        """Blocks that a sequence of so many tokens gives back and takes again, as what it looks
-        back at begins in one block or in the next."""
+        """Blocks that a sequence of this many tokens frees and takes again, as the start of its
+        sliding window moves from one block to the next."""
         return sum(
             group.count
             for group in self.groups
@@ -114,8 +128,8 @@ class KvCache:
 
     @property
     def reading_most(self) -> int:
-        """The most blocks that all prompts of a step take while they are read, beyond those that
-        they keep: they share its tokens."""
+        """The most blocks that all prompts of a step take during prefill, beyond those that they
+        keep: they share the tokens of the step."""
         return sum(
             group.count * (group.blocks_reading - group.blocks_most)
             for group in self.groups
@@ -124,15 +138,64 @@ class KvCache:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineReport:
-    """What an engine says of itself. None: not known, and nothing is guessed in its place.
+class KvNeed:
+    """KV cache blocks that a request is expected to take.
 
-    `kv`: the KV cache, and `kv_usage` (0 to 1) how full it is. `prefilling`: sequences whose
-    prompts wait or were being read, and need not be in that usage; `waiting`: those of them that
-    are not begun. `scheduled`: of leases, in the scheduler; those beyond are still on their way
-    there. `prefill_tokens_per_s`: measured. `chunk_tokens`: the most of one prompt that a step
-    reads beside others. `leases`: with their costs, those of this sidecar that the engine has;
-    reported with a new epoch, for a request may reach an engine under its predecessor's.
+    `prompt`: after its prefill. `reading`: in addition, during its prefill. `output`: in addition,
+    at its end; None: unknown. `swing`: blocks among these that it frees for a while and takes
+    again.
+    """
+
+    prompt: int = 0
+    reading: int = 0
+    output: int | None = None
+    swing: int = 0
+
+    @property
+    def counted(self) -> int:
+        """Blocks at its end, as far as they are known."""
+        return self.prompt + (self.output or 0)
+
+
+NO_KV_NEED: Final = KvNeed()
+
+
+@dataclass(slots=True)
+class Lease:
+    """The right to run `cost` sequences in the engine of this `epoch`.
+
+    `request`: None for a lease that the engine reported and this sidecar does not know.
+    `granted_at`: seconds of the caller's clock. `kv`: what was committed for it in the KV cache.
+    `closing`: the response was cut short, and the engine has yet to confirm the end.
+    """
+
+    id: str
+    cost: int
+    epoch: str
+    request: AdmissionRequest | None = field(default=None, compare=False)
+    granted_at: float = field(default=0.0, compare=False)
+    kv: KvNeed = field(default=NO_KV_NEED, compare=False)
+    closing: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The outcome of a queued request. Its ticket is also the id of its lease."""
+
+    ticket: str
+    outcome: Lease | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """The state that an engine reports. None: unknown, and nothing is guessed in its place.
+
+    `kv_usage`: share of the KV cache in use (0 to 1). `prefilling`: sequences whose prefill is
+    not complete, which that usage may miss; `waiting`: those of them that have not started.
+    `scheduled`: sequences of leases in the scheduler; the others are still on their way to it.
+    `prefill_tokens_per_s`: measured. `chunk_tokens`: the most tokens of one prompt that a step
+    prefills beside decodes. `leases`: ids and costs of this sidecar's leases in the engine;
+    reported with a new epoch, since a request may reach an engine under its predecessor's.
     """
 
     epoch: str

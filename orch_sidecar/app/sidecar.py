@@ -22,6 +22,7 @@ from orch_sidecar.auth.admin_hosts import AdminHosts
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.key_file import KeyFile
 from orch_sidecar.config.changes import ReloadState
+from orch_sidecar.config.resolve import common_labels, configuration, load_pools, unplaced_labels
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.endpoints import Control
 from orch_sidecar.control.pages import Pages
@@ -30,15 +31,8 @@ from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.otel import tracing_from_environment
 from orch_sidecar.pools.discovery import Discovery
-from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.rebalancer import spread_again
-from orch_sidecar.pools.registry import (
-    PoolRegistry,
-    common_labels,
-    configuration,
-    configured,
-    unplaced_labels,
-)
+from orch_sidecar.pools.rebalancer import rebalance_forever
+from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.client_connection import ClientConnection, request_factory
@@ -70,20 +64,19 @@ class Sidecar:
 
         Raises ProfileError, InvalidKeyFile, and ValueError for unusable OTEL_* variables.
         """
-        told = configured(settings)
-        self.reloads = ReloadState(configuration(told, settings))
+        configured = load_pools(settings)
+        self.reloads = ReloadState(configuration(configured, settings))
         key_file = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file)
         guard = Authorizer(None if key_file is None else key_file.read_at_start())
-        common = common_labels(told)
+        common = common_labels(configured)
         unplaced = unplaced_labels(common)
         self.tracing = tracing_from_environment(common, unplaced)
         # From here on nothing fails: a session must be closed.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
         )
-        self.pools = PoolRegistry(told, settings, self._session)
-        self.following = Discovery(self.pools, self._joined, self._task_ended)
-        self._changed: Callable[[], None] | None = None
+        self.pools = PoolRegistry(configured, settings, self._session)
+        self.discovery = Discovery(self.pools)
         self.watch = StallWatchdog(settings.engine_silence_s, settings.client_stall_s)
         self.metrics = Metrics(self.pools, lambda pool: pool.state)
         self.connections = ClientConnections(most_connections(settings.max_connections), "clients")
@@ -92,9 +85,7 @@ class Sidecar:
             SERVER: "orch-sidecar",
             X_MEASUREMENT_TYPE: unplaced["measurement_type"],
         }
-        self.publisher = Publisher(
-            lambda: {pool.name: pool.told for pool in self.pools}, self._attach, self._headers
-        )
+        self.publisher = Publisher(self.pools, self._headers)
         in_flight = InFlight()
         pages = Pages(self.pools, self.metrics, self.reloads)
         hosts = AdminHosts((settings.admin_host, *settings.admin_allowed_hosts))
@@ -173,7 +164,8 @@ class Sidecar:
         self._tasks = [
             loop.create_task(self._check(), name="check relays"),
             loop.create_task(self.reloading.run(), name="reload"),
-            loop.create_task(spread_again(self.pools), name="spread who waits"),
+            loop.create_task(rebalance_forever(self.pools), name="rebalance queues"),
+            loop.create_task(self.discovery.run(), name="watch the pools"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
@@ -182,14 +174,13 @@ class Sidecar:
         gc.set_threshold(*_GC_THRESHOLDS)
         port: int = self._listener.sockets[0].getsockname()[1]
         logger.info("listening on %s:%d", settings.host, port)
-        self.following.start()
         return port
 
     async def stop(self) -> None:
         """Refuses what comes, finishes what runs (up to the limit), and leaves."""
         pools, serving = self.pools, self.serving
-        pools.leave()
-        queued = sum(pool.gate.core.queue_depth for pool in pools)
+        pools.shut_down()
+        queued = sum(pool.gate.queue_depth for pool in pools)
         logger.info("draining: %d running, %d queued", len(self.watch), queued)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_s):
@@ -199,7 +190,7 @@ class Sidecar:
         if serving.active:
             logger.warning("drain limit reached with %d requests left", serving.active)
         for pool in pools:
-            pool.gate.dismiss(shutting_down())
+            pool.gate.refuse_queued(shutting_down())
         self.watch.end_all(shutting_down())
         await asyncio.sleep(0)  # their handlers answer and release
         self.publisher.close()
@@ -207,7 +198,7 @@ class Sidecar:
         self._listener.close()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, self.following.stop(), return_exceptions=True)
+        await asyncio.gather(*self._tasks, self.discovery.stop(), return_exceptions=True)
         self._server.pre_shutdown()  # ends idle connections, which `shutdown` would wait for
         await self._server.shutdown(1.0)
         await self.coalesce.close()
@@ -226,7 +217,7 @@ class Sidecar:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("%s: failed; leaving", task.get_name(), exc_info=error)
             self.failed = True
-            self.pools.leave()  # fails closed
+            self.pools.shut_down()  # fails closed
             self.leave.set()
 
     async def _check(self) -> None:
@@ -237,15 +228,6 @@ class Sidecar:
             self.connections.end_stalled(CHECK_EVERY_S, self.settings.client_stall_s)
             for pool in self.pools:
                 pool.connections.prune()
-
-    def _attach(self, changed: Callable[[], None] | None) -> None:
-        """Sidecars above listen, or none does any more (None)."""
-        self._changed = changed
-        for pool in self.pools:
-            pool.gate.changed = changed
-
-    def _joined(self, pool: Pool) -> None:
-        pool.gate.changed = self._changed
 
 
 async def serve(

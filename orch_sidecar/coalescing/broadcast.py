@@ -101,7 +101,7 @@ class Broadcast:
         for subscriber in self._subscribers:
             subscriber.record.admitted = self.record.admitted
             self._watchdog.add(subscriber)  # before that nothing could make progress
-            if pool.gate.core.draining:
+            if pool.gate.draining:
                 subscriber.keep_alive = False
 
     def detach(self) -> None:

@@ -24,7 +24,7 @@ from orch_sidecar.coalescing.shared_generation import (
 )
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.pools.pool import Wanted
+from orch_sidecar.pools.pool import GenerationCall
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.request import Request
@@ -68,7 +68,7 @@ class Coalesce:
         """Serves a request by a shared generation, where it may share one."""
         call = request.call
         assert call is not None
-        if call.demand.coalescing_key is None:
+        if call.generation.coalescing_key is None:
             return self._route.handle(request)
         return self._share(request, call)
 
@@ -79,7 +79,7 @@ class Coalesce:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _share(self, request: Request, call: Wanted) -> Result:
+    async def _share(self, request: Request, call: GenerationCall) -> Result:
         record, key = request.record, key_of(request, call)
         while True:
             writer = ClientWriter(request.http, record, self._watchdog)
@@ -111,13 +111,11 @@ class Coalesce:
         away = self._pools.draining if name is None else self._pools[name].unavailable is not None
         return None if away else shared
 
-    def _excluded(self, call: Wanted, record: RequestRecord) -> frozenset[str] | None:
+    def _excluded(self, call: GenerationCall, record: RequestRecord) -> frozenset[str] | None:
         """Returns the pools that do not coalesce. None: the request goes to one of these."""
         if self._pools.one is not None:
             return _NONE
-        excluded = frozenset(
-            pool.group for pool in self._pools if not pool.gate.core.rules.coalescing
-        )
+        excluded = frozenset(pool.group for pool in self._pools if not pool.gate.rules.coalescing)
         if excluded:
             chosen = self._pools.choose(call, record.spent_ms())
             if not isinstance(chosen, Refusal) and chosen.pool.group in excluded:
@@ -125,7 +123,7 @@ class Coalesce:
         return excluded
 
     def _start(
-        self, key: Key, request: Request, call: Wanted, excluded: frozenset[str]
+        self, key: Key, request: Request, call: GenerationCall, excluded: frozenset[str]
     ) -> SharedGeneration:
         shared = SharedGeneration(key, request, call, excluded, self._watchdog)
         shared.task = self._loop.create_task(self._generate(shared))
@@ -205,8 +203,12 @@ class Coalesce:
         return result if isinstance(result, Sent) else NotSent(request.lost or failed.refusal)
 
     def _with_time_left(
-        self, shared: SharedGeneration, record: RequestRecord, call: Wanted, refusal: Refusal
-    ) -> Wanted | None:
+        self,
+        shared: SharedGeneration,
+        record: RequestRecord,
+        call: GenerationCall,
+        refusal: Refusal,
+    ) -> GenerationCall | None:
         """Returns the call to try again, if the refusal is not its own and there is time left.
 
         It waits no longer than it would have waited alone, counted from its arrival.
@@ -214,7 +216,7 @@ class Coalesce:
         name = shared.request.record.pool
         if refusal.reason not in _OF_ITS_PLACE or name is None:
             return None
-        rules = self._pools[name].gate.core.rules
+        rules = self._pools[name].gate.rules
         limit_ms = 1000 * rules.of(shared.call.service_class).max_wait_s
         if record.spent_ms() >= limit_ms:
             return None

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.coalescing.tenant import Tenant, tenant
-from orch_sidecar.pools.pool import Wanted
+from orch_sidecar.pools.pool import GenerationCall
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from vllm_plugin.profile import MeasurementType, ServiceClass
@@ -40,7 +40,7 @@ class SharedGeneration:
         self,
         key: Key,
         request: Request,
-        call: Wanted,
+        call: GenerationCall,
         excluded: frozenset[str],
         watchdog: StallWatchdog,
     ) -> None:
@@ -65,7 +65,7 @@ class SharedGeneration:
         self.retry_alone = False
         self.task: asyncio.Task[None] | None = None
 
-    def accepts(self, call: Wanted) -> bool:
+    def accepts(self, call: GenerationCall) -> bool:
         """Whether joining serves a request no worse than a generation of its own."""
         if self.broadcast.admitted:
             return True
@@ -74,9 +74,9 @@ class SharedGeneration:
         return not (outranks or limits_wait(call.options) or limits_wait(self.call.options))
 
 
-def key_of(request: Request, call: Wanted) -> Key:
+def key_of(request: Request, call: GenerationCall) -> Key:
     """Returns the key of a request that another's generation can answer."""
-    options, digest = call.options, call.demand.coalescing_key
+    options, digest = call.options, call.generation.coalescing_key
     assert digest is not None
     return Key(
         digest,

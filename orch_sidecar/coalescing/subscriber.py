@@ -231,7 +231,7 @@ class Subscriber:
         self._chunked = not whole and not http10
         if not whole and http10:
             self.keep_alive = False  # the end of the connection is the end of the body
-        fields = filtered_response_head(_reframed(head, not whole), http10)
+        fields, _ = filtered_response_head(_reframed(head, not whole), http10)
         if whole and head.status not in (204, 304):
             fields += _CONTENT_LENGTH_LINE % length
         self.record.copy_generation(self._broadcast.record)

@@ -1,63 +1,29 @@
-"""The engines' states and the ledgers in, the sidecar's `/v1/capabilities` document out.
+"""Builds the sidecar's `/v1/capabilities` document from snapshots of its pools.
 
 Pure. BATCHING/ORCH-3910 to 3912; the vocabulary is that of the plugin's document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
-from orch_sidecar.admission.controller import AdmissionController
+from orch_sidecar.admission.draining import Drain
 from orch_sidecar.api.endpoints import WORKLOADS
 from orch_sidecar.auth.keys import ApiKey
-from orch_sidecar.engine_state import report
-from vllm_plugin.profile import Profile, ServiceClass
+from orch_sidecar.pools.snapshot import PoolSnapshot, batching_stats
+from vllm_plugin.lease_protocol import timestamp
+from vllm_plugin.profile import Profile
 
 API_VERSION: Final = "1.0.0"
 
-# What the plugin tells sidecars only, or tells in its own terms.
-_NOT_PASSED_ON: Final = frozenset({"leases", "message"})
-
-
-@dataclass(frozen=True, slots=True)
-class BatchingStats:
-    """What batching does: `total_batches` are decode steps, sizes are sequences per step.
-
-    Means are over all decode steps since the engine started, None before the first.
-    `total_requests`: given to the engine by this sidecar. `max_batch_size`, `max_wait_ms`: what
-    holds now, the latter the longest time for which a batch is gathered before it begins (0: none
-    is).
-    """
-
-    total_batches: int
-    total_requests: int
-    avg_batch_size: float | None
-    avg_batch_duration_ms: float | None
-    queue_depth: int
-    max_batch_size: int
-    max_wait_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A pool as this sidecar sees it. `engine`: the document of its engine, None before it has
-    ever reported. `classes`: those of its profile."""
-
-    pool: str
-    profile: Profile
-    engine: Mapping[str, Any] | None
-    admission: AdmissionController
-    classes: Sequence[ServiceClass]
-    state: str
-    age_ms: int | None
-    busy_ratio: float | None
+# The fields of the engine's document that are for sidecars only, or replaced here.
+_NOT_FORWARDED: Final = frozenset({"leases", "message"})
 
 
 def document(
-    pools: Iterable[Seen],
+    pools: Iterable[PoolSnapshot],
     absent: Mapping[str, Profile],
     key: ApiKey | None,
     *,
@@ -66,10 +32,10 @@ def document(
     sidecar_version: str,
     generation: int,
 ) -> dict[str, Any]:
-    """The document, with an entry for every configured pool.
+    """Returns the document, with an entry for every configured pool.
 
-    `absent`: the profiles of headless pools that have no address. `key`: of whom the document is
-    for. `states`: of all pools by name, the absent ones included. `generation`: of the sidecar's
+    `absent`: the profiles of headless pools that have no address. `key`: of the client that asks.
+    `states`: of all pools by name, the absent ones included. `generation`: of the sidecar's
     configuration.
     """
     return {
@@ -84,7 +50,7 @@ def document(
 
 
 def _unknown(pool: str, profile: Profile, state: str) -> dict[str, Any]:
-    """A pool of which only the configuration is known: what is not known is null or empty."""
+    """The entry of a pool whose engine is unknown: null or empty but for the configuration."""
     return {
         "engine": None,
         "engine_version": None,
@@ -109,49 +75,48 @@ def _unknown(pool: str, profile: Profile, state: str) -> dict[str, Any]:
     }
 
 
-def entry(seen: Seen, key: ApiKey | None) -> dict[str, Any]:
-    """One pool: what its engine reports, and what this sidecar knows better."""
-    admission, engine = seen.admission, seen.engine or {}
-    ledger, limits = admission.ledger, admission.limits
-    reported = {name: value for name, value in engine.items() if name not in _NOT_PASSED_ON}
+def entry(pool: PoolSnapshot, key: ApiKey | None) -> dict[str, Any]:
+    """Returns the entry of a pool: its engine's document, with this sidecar's own values."""
+    engine, limits = pool.document or {}, pool.limits
+    reported = {name: value for name, value in engine.items() if name not in _NOT_FORWARDED}
     return (
-        _unknown(seen.pool, seen.profile, seen.state)
+        _unknown(pool.name, pool.profile, pool.state.value)
         | reported
         | {
-            "pool": seen.pool,
-            "slots_free": max(0, ledger.room) if seen.state == "ready" else 0,
-            "leased": ledger.leased,
-            "foreign": ledger.foreign,
-            "queue": {each.value: admission.queued(each) for each in seen.classes},
-            "hold": None if admission.hold is None else admission.hold.value,
+            "pool": pool.name,
+            "slots_free": pool.slots_free,
+            "leased": pool.leased,
+            "foreign": pool.foreign,
+            "queue": pool.queued,
+            "hold": None if pool.blocked_by is None else pool.blocked_by.value,
             "limits": {
-                **{each.value: {"batch": limits.batch(each)} for each in seen.classes},
+                **{each.value: {"batch": limits.batch(each)} for each in pool.classes},
                 "mixed_batch": limits.mixed,
                 "window_ms": limits.window_ms,
                 "measured": limits.measured,
             },
             "step_time": engine.get("step_time"),
-            "batching_stats": asdict(batching_stats(seen)),
-            "engine_busy_ratio": seen.busy_ratio,
-            "oversubscription_violations_total": ledger.violations,
-            "state": seen.state,
-            "drain": drain_of(admission),
-            "age_ms": seen.age_ms,
+            "batching_stats": asdict(batching_stats(pool)),
+            "engine_busy_ratio": pool.busy_ratio,
+            "oversubscription_violations_total": pool.violations,
+            "state": pool.state.value,
+            "drain": drain_entry(pool.drain),
+            "age_ms": pool.age_ms,
             "supported_workloads": [
                 each for each in engine.get("supported_workloads", ()) if each in WORKLOADS
             ],
-            "rate_limits": _rate_limits(seen, key),
+            "rate_limits": _rate_limits(pool, key),
         }
     )
 
 
-def _rate_limits(seen: Seen, key: ApiKey | None) -> dict[str, Any]:
-    """What is refused with a 429 beyond: nothing is counted by time, all of it is at once.
+def _rate_limits(pool: PoolSnapshot, key: ApiKey | None) -> dict[str, Any]:
+    """The limits beyond which requests get a 429. All limit concurrency, none a rate.
 
-    `queue_capacity` in waiting requests and `max_wait_s` in seconds, by class; and the sequences
-    that the key may have here at once, None where that is not limited.
+    `queue_capacity` in queued requests and `max_wait_s` in seconds, by class; and the concurrent
+    sequences of the key, None where they are not limited.
     """
-    rules = {each.value: seen.admission.rules.of(each) for each in seen.classes}
+    rules = {each.value: pool.rules.of(each) for each in pool.classes}
     return {
         "queue_capacity": {name: each.queue_capacity for name, each in rules.items()},
         "max_wait_s": {name: each.max_wait_s for name, each in rules.items()},
@@ -159,29 +124,8 @@ def _rate_limits(seen: Seen, key: ApiKey | None) -> dict[str, Any]:
     }
 
 
-def drain_of(admission: AdmissionController) -> dict[str, str] | None:
-    """Who has a pool drain, and since when (RFC 3339); None: it does not drain."""
-    drain = admission.draining
+def drain_entry(drain: Drain | None) -> dict[str, str] | None:
+    """Returns what ordered a drain and since when (RFC 3339); None without one."""
     if drain is None:
         return None
-    since = datetime.fromtimestamp(drain.since_s, UTC).isoformat(timespec="milliseconds")
-    return {"ordered_by": drain.ordered_by.value, "since": since.replace("+00:00", "Z")}
-
-
-def batching_stats(seen: Seen) -> BatchingStats:
-    """The statistics, from the engine's own count of its decode steps."""
-    admission = seen.admission
-    limits = admission.limits
-    decoded = report.decode_steps_of(seen.engine or {}) or []
-    steps = sum(count for _, count, _ in decoded)
-    sequences = sum(batch * count for batch, count, _ in decoded)
-    seconds = sum(time_s for _, _, time_s in decoded)
-    return BatchingStats(
-        total_batches=steps,
-        total_requests=sum(admission.statistics.granted.values()),
-        avg_batch_size=round(sequences / steps, 3) if steps else None,
-        avg_batch_duration_ms=round(1000 * seconds / steps, 3) if steps else None,
-        queue_depth=admission.queue_depth,
-        max_batch_size=max(limits.batch(each) for each in seen.classes),
-        max_wait_ms=limits.window_ms,
-    )
+    return {"ordered_by": drain.ordered_by.value, "since": timestamp(drain.since_s)}

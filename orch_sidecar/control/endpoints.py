@@ -1,14 +1,13 @@
-"""What this sidecar answers itself: its pages, and what clients, operators and sidecars above
-may ask of it.
+"""Routes the requests that the sidecar answers itself: pages, cancellation, leases, drains.
 
-Never through admission, and not counted as requests that are being served: a reader of the state
-stream must not hold up a drain.
+They are not counted as requests in flight: a reader of the state stream must not delay a drain.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Final
 
 from aiohttp import web
 
@@ -35,9 +34,13 @@ from orch_sidecar.proxy.in_flight import InFlight
 
 logger = logging.getLogger("orch.sidecar")
 
+_NO_BROWSERS: Final = (
+    "requests with an Origin header, which browsers send, are rejected here: use another client"
+)
+
 
 class Control:
-    """Answers what is asked of the sidecar itself."""
+    """Answers the requests to the sidecar itself."""
 
     def __init__(
         self,
@@ -58,67 +61,74 @@ class Control:
     async def answer(
         self, http: web.BaseRequest, path: str, key: ApiKey | None
     ) -> web.StreamResponse | None:
-        """The answer to a client. None: it is not for the sidecar itself."""
+        """Answers a client. None: the request is not for the sidecar itself."""
         if http.method == "GET":
             page = self._pages.at.get(path)
             if page is not None:
-                return self._ours(page(http, key))
+                return self._with_headers(page(http, key))
             if path == STREAM:
                 client = None if key is None else key.name
-                return self._ours(await self._publisher.stream(http, client))
+                return self._with_headers(await self._publisher.stream(http, client))
         if path in ENDPOINTS:
             return None
         found = match_resource(path)
         if found is None or found[0] not in PUBLIC:
             return None
-        return self._ours(self._ask(*found, http))
+        return self._with_headers(self._perform(*found, http))
 
     async def administer(self, http: web.BaseRequest) -> web.StreamResponse:
-        """The answer to an operator.
+        """Answers an operator.
 
-        A browser says where a request comes from that may change something. No page that an
-        operator happens to look at is to drain a pool, so none of these is answered.
+        Requests with an `Origin` are rejected: a browser sends it with any request that may
+        change something, and no page that an operator visits must be able to drain a pool.
         """
         path = http.rel_url.raw_path
         if (refused := self._hosts.check(http.headers.getall(HOST, []))) is not None:
-            return self._ours(refused)
+            return self._with_headers(refused)
         if ORIGIN in http.headers:
-            return self._ours(Refusal(Reason.FORBIDDEN, "this is not for browsers"))
+            return self._with_headers(Refusal(Reason.FORBIDDEN, _NO_BROWSERS))
         page = self._pages.at.get(path)
         if page is not None:
-            return self._ours(
-                page(http, None) if http.method == "GET" else _takes(path, "GET", http)
+            return self._with_headers(
+                page(http, None) if http.method == "GET" else _wrong_method(path, "GET", http)
             )
         found = match_resource(path)
         if found is None or found[0] not in ADMIN:
-            return self._ours(Refusal(Reason.NOT_FOUND, f"there is no {path[:200]} here"))
-        return self._ours(self._ask(*found, http))
+            return self._with_headers(
+                Refusal(Reason.NOT_FOUND, f"there is no endpoint {path[:200]} at this address")
+            )
+        return self._with_headers(self._perform(*found, http))
 
-    def _ask(self, what: ResourcePath, name: str, http: web.BaseRequest) -> web.Response | Refusal:
+    def _perform(
+        self, what: ResourcePath, name: str, http: web.BaseRequest
+    ) -> web.Response | Refusal:
         if http.method != what.method:
-            return _takes(what, what.method, http)
+            return _wrong_method(what, what.method, http)
         if what is ResourcePath.LEASE:
             return self._publisher.revoke(name)
         if what is ResourcePath.CANCEL:
             if self._in_flight.cancel(name, http.headers):
                 return web.Response(status=204)
-            return Refusal(Reason.NOT_FOUND, f"there is no request {name} of this API key here")
+            return Refusal(Reason.NOT_FOUND, f"no request {name} of this API key is in flight here")
         pool = next((pool for pool in self._pools if pool.name == name), None)
         if pool is None:
-            return Refusal(Reason.NOT_FOUND, f"there is no pool {name} here")
+            names = ", ".join(pool.name for pool in self._pools)
+            return Refusal(
+                Reason.NOT_FOUND, f"there is no pool {name[:80]!r}; the pools are {names}"
+            )
         if what is ResourcePath.HEALTH:
             return self._health(pool, probe=True)
         if what is ResourcePath.DRAIN:
             self._drain(pool, http.query.get("engine_epoch"))
-        elif self._pools.leaving:
+        elif self._pools.shutting_down:
             return refusals.shutting_down()
         else:
             pool.gate.resume()
-            logger.info("pool %s: takes requests again, as an operator asked", pool.name)
+            logger.info("pool %s: resumed by an operator", pool.name)
         return self._health(pool)
 
     def _health(self, pool: Pool, *, probe: bool = False) -> web.Response:
-        """The page of a pool. `probe`: the status says whether it is ready."""
+        """Returns the health of a pool. `probe`: with the status 503 unless the pool is ready."""
         health = self._pages.health(pool)
         return web.json_response(
             health,
@@ -127,24 +137,24 @@ class Control:
         )
 
     def _drain(self, pool: Pool, engine_epoch: str | None) -> None:
-        """Drains a pool: for an operator, or (`engine_epoch`) because that engine is being stopped.
+        """Drains a pool for an operator or, with `engine_epoch`, because that engine stops.
 
-        Empty, that is an engine that has not reported yet. One that another has replaced since
-        is none to drain for.
+        An empty epoch is that of an engine which has not reported yet. If another engine has
+        replaced it since, the pool is not drained.
         """
-        known = pool.gate.core.ledger.epoch
+        known = pool.gate.status().epoch
         if engine_epoch is None:
             pool.gate.drain(OrderedBy.OPERATOR)
-            logger.info("pool %s: drains, as an operator asked", pool.name)
+            logger.info("pool %s: drains, ordered by an operator", pool.name)
         elif engine_epoch == known:
             pool.gate.drain(OrderedBy.ENGINE_STOP)
-            logger.info("pool %s: drains, its engine (epoch %r) is being stopped", pool.name, known)
+            logger.info("pool %s: drains, its engine (epoch %r) is stopping", pool.name, known)
         else:
-            text = "pool %s: is not drained for engine epoch %.80r: another one has reported"
+            text = "pool %s: not drained for the engine of epoch %.80r, which another has replaced"
             logger.warning(text, pool.name, engine_epoch)
 
-    def _ours(self, answer: web.StreamResponse | Refusal) -> web.StreamResponse:
-        """With what all answers of this sidecar carry, unless it has been sent already."""
+    def _with_headers(self, answer: web.StreamResponse | Refusal) -> web.StreamResponse:
+        """Adds the common headers, unless the response has been sent already."""
         if isinstance(answer, Refusal):
             answer = web.Response(
                 status=errors.BY_REASON[answer.reason].status,
@@ -158,8 +168,8 @@ class Control:
         return answer
 
 
-def _takes(path: str, method: str, http: web.BaseRequest) -> web.Response:
-    """The answer to another method than the one that this path takes."""
-    text = f"{path} takes {method}, not {http.method[:20]}"
+def _wrong_method(path: str, method: str, http: web.BaseRequest) -> web.Response:
+    """Returns the response to a request with a method that this path does not support."""
+    text = f"{path} supports {method}, not {http.method[:20]}"
     refusal = Refusal(Reason.METHOD_NOT_ALLOWED, text)
     return web.json_response(body=errors.OPENAI.body(refusal), status=405, headers={ALLOW: method})

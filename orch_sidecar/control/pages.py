@@ -1,4 +1,4 @@
-"""What this sidecar says of itself: pages to be read, by people, probes and programs."""
+"""The pages of this sidecar: capabilities, models, metrics, readiness and health of pools."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
 
 
 class Pages:
-    """The pages. `at`: those that have a path of their own, for the key that asks for them."""
+    """Renders the pages. `at`: those with a path of their own, for the key that asks."""
 
     def __init__(self, pools: PoolRegistry, metrics: Metrics, reloads: ReloadState) -> None:
         self._pools = pools
@@ -39,14 +39,14 @@ class Pages:
             "/livez": lambda *_: web.json_response({"live": True}),
             "/readyz": lambda *_: self.readiness(),
             "/healthz": lambda *_: self.readiness(),
-            "/health": lambda *_: self.readiness(),  # vLLM's name for it, which its clients ask
+            "/health": lambda *_: self.readiness(),  # vLLM's path, which its clients use
         }
-        if pools.one is None:  # no single engine has them all
+        if pools.one is None:  # no single engine serves all models
             self.at = {**self.at, "/v1/models": lambda *_: self.models()}
 
     def capabilities(self, key: ApiKey | None) -> web.Response:
         document = capabilities.document(
-            [pool.seen(pool.state.value) for pool in self._pools],
+            [pool.snapshot() for pool in self._pools],
             self._pools.absent(),
             key,
             state=self._pools.state.value,
@@ -57,11 +57,11 @@ class Pages:
         return web.json_response(document)
 
     def models(self) -> web.Response:
-        """The models of all pools, in the form and the order of the engines' own lists."""
+        """Lists the models of all pools, in the form and the order of the engines' own lists."""
         longest: dict[str, int | None] = {}
         for pool in self._pools:
-            for model in pool.follower.models or ():
-                longest.setdefault(model, pool.follower.ctx_max)
+            for model in pool.watcher.models or ():
+                longest.setdefault(model, pool.watcher.ctx_max)
         models = [
             {
                 "id": model,
@@ -75,21 +75,21 @@ class Pages:
         return web.json_response({"object": "list", "data": models})
 
     def metrics(self, http: web.BaseRequest) -> web.Response:
-        """In the format that is asked for."""
+        """Exposes the metrics in the format that the `Accept` header selects."""
         accept = ",".join(http.headers.getall(ACCEPT, ()))
         body, content_type = render(self._metrics.registry, accept)
         return web.Response(body=body, headers={CONTENT_TYPE: content_type})
 
     def readiness(self) -> web.Response:
-        """Whether clients should come here: see Readiness. `state`: what the pools do."""
+        """Reports whether clients should send requests here (see Readiness)."""
         pools = self._pools
         several = pools.one is None
         errors = [
-            f"{pool.name}: {pool.follower.message}" if several else pool.follower.message
+            f"{pool.name}: {pool.watcher.message}" if several else pool.watcher.message
             for pool in pools
-            if pool.follower.message
+            if pool.watcher.message
         ]
-        errors += [refusal.message for refusal in pools.missing.values()]
+        errors += [refusal.message for refusal in pools.without_address.values()]
         body = {
             "live": True,
             "ready": self._readiness.ready,
@@ -102,26 +102,26 @@ class Pages:
         return web.json_response(body, status=200 if body["ready"] else 503)
 
     def health(self, pool: Pool) -> dict[str, Any]:
-        """Of one pool. Live: its engine answers, whether it can serve or not."""
-        core, follower = pool.gate.core, pool.follower
+        """Reports the health of one pool. `live`: its engine answers, ready or not."""
+        snapshot, watcher = pool.snapshot(), pool.watcher
         return {
             "pool": pool.name,
-            "live": follower.state in ANSWERING,
-            "ready": pool.state is EngineState.READY,
-            "draining": core.draining is not None,
-            "drain": capabilities.drain_of(core),
-            "state": pool.state.value,
-            "engine_epoch": core.ledger.epoch,
+            "live": watcher.state in ANSWERING,
+            "ready": snapshot.state is EngineState.READY,
+            "draining": snapshot.drain is not None,
+            "drain": capabilities.drain_entry(snapshot.drain),
+            "state": snapshot.state.value,
+            "engine_epoch": snapshot.epoch,
             "metrics": {
-                "slots_total": core.ledger.slots_total,
-                "slots_leased": core.ledger.leased,
-                "slots_foreign": core.ledger.foreign,
-                "leases_closing": len(core.ledger.closing()),
-                "queue_depth": {each.value: core.queued(each) for each in pool.classes},
-                "oversubscription_violations_total": core.ledger.violations,
-                "engine_busy_ratio": follower.busy_ratio,
-                "age_ms": follower.age_ms,
+                "slots_total": snapshot.slots_total,
+                "slots_leased": snapshot.leased,
+                "slots_foreign": snapshot.foreign,
+                "leases_closing": len(pool.gate.closing()),
+                "queue_depth": snapshot.queued,
+                "oversubscription_violations_total": snapshot.violations,
+                "engine_busy_ratio": snapshot.busy_ratio,
+                "age_ms": snapshot.age_ms,
             },
-            "last_error": follower.message or None,
+            "last_error": watcher.message or None,
             **self._reloads.document(),
         }

@@ -1,8 +1,8 @@
-"""Whether requests should come to this sidecar: what `/readyz` answers.
+"""Decides whether clients should send requests to this sidecar, for `/readyz`.
 
-Beside an engine: while that engine takes requests; a rollout waits for that. In front of several
-engines, or of other sidecars: while this one can answer, and be it by a refusal that says when to
-come back. Were it not ready while no pool takes requests, clients would find nobody to tell them.
+A sidecar of one engine is ready while the engine takes requests: a rollout waits for that. A
+sidecar of several engines, or of other sidecars, is ready while it can answer, if only by a
+refusal with a time to retry: if it were not, clients would get no answer at all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from orch_sidecar.pools.registry import PoolRegistry
 
 
 class Readiness:
-    """Of one sidecar. What has started once does not start again."""
+    """The readiness of this sidecar. It starts only once."""
 
     def __init__(self, pools: PoolRegistry) -> None:
         self._pools = pools
@@ -24,17 +24,17 @@ class Readiness:
         pools = self._pools
         if pools.one is not None and not pools.one.tier:
             return pools.one.state is EngineState.READY
-        self._started = self._started or self._looked_at_all()
-        return self._started and not pools.leaving and not self._drained()
+        self._started = self._started or self._all_known()
+        return self._started and not pools.shutting_down and not self._drained()
 
-    def _looked_at_all(self) -> bool:
-        """Whether of each pool something is known: what it takes, or why it takes nothing."""
+    def _all_known(self) -> bool:
+        """Whether the state of every pool, or the reason of its absence, is known."""
         pools = self._pools
-        if any(each.reason is Reason.ENGINE_STARTING for each in pools.missing.values()):
-            return False  # a name that has not been looked up yet
-        return all(each.follower.document is not None or each.follower.failed for each in pools)
+        if any(each.reason is Reason.ENGINE_STARTING for each in pools.without_address.values()):
+            return False  # the name has not been looked up yet
+        return all(each.watcher.document is not None or each.watcher.failed for each in pools)
 
     def _drained(self) -> bool:
-        """Whether an operator has taken this sidecar out, by draining each of its pools."""
-        drains = [pool.gate.core.draining for pool in self._pools]
+        """Whether an operator has taken this sidecar out of service, by draining each pool."""
+        drains = [pool.gate.draining for pool in self._pools]
         return bool(drains) and all(each and not each.ends_with_engine for each in drains)

@@ -1,65 +1,70 @@
-"""The engine's side of the state stream, served by this sidecar for one of its pools.
+"""Publishes the state of this sidecar's pools to parent sidecars.
 
     GET    /v1/capabilities/stream?instance=I[&pool=P]  the pool as seen by sidecar instance I,
-                                                        then its changes, as the plugin tells them
-    DELETE /v1/capabilities/leases/{lease}              spends a lease of a sidecar above
+                                                        then its changes (see `lease_protocol`)
+    DELETE /v1/capabilities/leases/{lease}              spends a lease of a parent sidecar
 
-The shell around `upper`. Between events a reader costs one sleeping wait, and nobody listening
-costs nothing: the pools are asked to tell of changes only while there is a reader. A reader that
-falls behind is dropped, and gets the whole state when it comes again. `readers` decides how many
-there may be in all, and of each client.
+Between events a stream costs one waiting task, and without streams nothing: the pools report their
+changes only while there is one. A reader that falls behind is disconnected, and gets the whole
+state when it reconnects. `stream_readers` limits the streams, in all and of each client.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from typing import Final
+import time
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 from aiohttp import web
 
 from orch_sidecar.api.headers import CACHE_CONTROL, CONTENT_TYPE, X_MEASUREMENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.control.state_feed import PublishedPool, State, StateFeed
 from orch_sidecar.control.stream_readers import Reader, Readers
-from orch_sidecar.pools.parent_leases import Feed, Listener, ParentLeases, PoolView, State
+from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
+from vllm_plugin import lease_protocol
+from vllm_plugin.lease_protocol import ENDED, STALE_AFTER_S
 
-# A reader gives up after 3 s of silence; one that takes nothing for so long is gone.
-TAKES_WITHIN_S: Final = 3.0
+# A reader gives a silent stream up after that time; so is a reader that takes nothing.
+WRITE_TIMEOUT_S = STALE_AFTER_S
 
 
-class _Stream:
-    """A stream that is served."""
+class PublishedPools(Protocol):
+    """As much of the pool registry as the publisher uses."""
 
-    def __init__(self, listener: Listener, transport: asyncio.Transport) -> None:
-        self.listener = listener
-        self.ended = False
+    def __iter__(self) -> Iterator[PublishedPool]: ...
+
+    def report_changes(self, leases: ParentLeases | None) -> None: ...
+
+
+class _Stream(StateSubscriber):
+    """A stream that is being served."""
+
+    def __init__(self, instance: str | None, transport: asyncio.Transport) -> None:
+        super().__init__(instance)
+        self.closed = False
+        self.woken = asyncio.Event()
         self._transport = transport
 
-    def end(self) -> None:
-        """Ends it, at once where its reader is behind."""
-        self.ended = True
+    def wake(self) -> None:
+        self.woken.set()
+
+    def close(self) -> None:
+        """Ends the stream, at once if its reader is behind."""
+        self.closed = True
         if self._transport.get_write_buffer_size():
             self._transport.abort()
-        self.listener.wake()
+        self.wake()
 
 
 class Publisher:
-    """Tells sidecars above of the pools of this one."""
+    """Serves the state streams of this sidecar's pools."""
 
-    def __init__(
-        self,
-        pools: Callable[[], Mapping[str, Callable[[], PoolView]]],
-        attach: Callable[[Callable[[], None] | None], None],
-        common_headers: Mapping[str, str],
-    ) -> None:
-        """`pools`: those there are, by name. `attach` has the pools call what it is given
-        whenever one of them changes; None: nobody listens any more."""
+    def __init__(self, pools: PublishedPools, common_headers: Mapping[str, str]) -> None:
         self.leases = ParentLeases(os.urandom(8).hex())
         self._pools = pools
-        self._attach = attach
         self._headers = {
             **common_headers,
             CONTENT_TYPE: "text/event-stream",
@@ -72,46 +77,45 @@ class Publisher:
     async def stream(
         self, http: web.BaseRequest, client: str | None
     ) -> web.StreamResponse | Refusal:
-        """Serves the stream until the reader goes, falls behind, loses its place to another, or
-        this is closed. `client`: the name of its API key; None: no keys are asked for."""
-        found = self._pool(http.query.get("pool"))
-        if isinstance(found, Refusal):
-            return found
-        pool, look = found
+        """Serves a stream until its reader disconnects, falls behind or is replaced by another, or
+        the publisher closes. `client`: the name of its API key, None where keys are not used."""
+        pool = self._pool(http.query.get("pool"))
+        if isinstance(pool, Refusal):
+            return pool
         if self._closed:
             return Refusal(Reason.DRAINING, "this sidecar is shutting down", retry_after_ms=1000)
         transport = http.transport
         if transport is None:
-            raise asyncio.CancelledError  # the reader has gone already
+            raise asyncio.CancelledError  # the reader has disconnected already
+        measurement_type = pool.snapshot().measurement_type.value
         response = web.StreamResponse(
-            headers={**self._headers, X_MEASUREMENT_TYPE: look().profile.measurement_type.value}
+            headers={**self._headers, X_MEASUREMENT_TYPE: measurement_type}
         )
         instance = http.query.get("instance")
-        reader = Reader(client or http.remote or "", instance, pool)
+        reader = Reader(client or http.remote or "", instance, pool.name)
         replaced = self._readers.enter(reader, self.leases.instances())
         if isinstance(replaced, Refusal):
             return replaced
         if replaced is not None:
-            self._streams[replaced].end()
-        woken = asyncio.Event()
-        stream = self._streams[reader] = _Stream(Listener(instance, woken.set), transport)
-        self._listen(stream.listener)
+            self._streams[replaced].close()
+        stream = self._streams[reader] = _Stream(instance, transport)
+        self._subscribe(stream)
         try:
             await response.prepare(http)
-            await self._tell(response, stream, look, woken)
+            await self._send(response, stream, pool)
         except TimeoutError:
             transport.abort()
         except ConnectionError:
-            pass  # the reader has gone, and aiohttp is about to say so
+            pass  # the reader has disconnected, and aiohttp is about to notice
         finally:
             self._readers.leave(reader)
             del self._streams[reader]
-            self._unlisten(stream.listener)
+            self._unsubscribe(stream)
         response.force_close()
         return response
 
     def revoke(self, lease: str) -> web.Response | Refusal:
-        """Answers the revocation of a lease."""
+        """Spends a lease and returns the answer to the request for that."""
         try:
             ended = self.leases.revoke(lease)
         except ValueError as error:
@@ -119,65 +123,57 @@ class Publisher:
         return web.json_response({"ended": ended})
 
     def close(self) -> None:
-        """Ends all streams, at once where the reader is behind; later ones are refused."""
+        """Ends all streams, at once where the reader is behind, and refuses new ones."""
         self._closed = True
         for stream in self._streams.values():
-            stream.end()
+            stream.close()
 
-    async def _tell(
-        self,
-        response: web.StreamResponse,
-        stream: _Stream,
-        look: Callable[[], PoolView],
-        woken: asyncio.Event,
+    async def _send(
+        self, response: web.StreamResponse, stream: _Stream, pool: PublishedPool
     ) -> None:
-        """Writes what is due. Raises TimeoutError when the reader does not take it."""
-        loop, feed = asyncio.get_running_loop(), Feed(self.leases, stream.listener, look)
-        while not stream.ended:
-            woken.clear()
+        """Sends the events of a stream. Raises TimeoutError when the reader takes none."""
+        loop, feed = asyncio.get_running_loop(), StateFeed(self.leases, stream, pool)
+        while not stream.closed:
+            stream.woken.clear()
             if events := feed.due(loop.time()):
-                async with asyncio.timeout(TAKES_WITHIN_S):
-                    await response.write(b"".join(_event(name, data) for name, data in events))
-            await _woken_within(woken, feed.rest_s(loop.time()))
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await response.write(b"".join(_encoded(*each) for each in events))
+            await _set_within(stream.woken, feed.rest_s(loop.time()))
 
-    def _pool(self, name: str | None) -> tuple[str, Callable[[], PoolView]] | Refusal:
-        pools = self._pools()
+    def _pool(self, name: str | None) -> PublishedPool | Refusal:
+        pools = {pool.name: pool for pool in self._pools}
         if name is None and len(pools) == 1:
-            return next(iter(pools.items()))
+            return next(iter(pools.values()))
         names = ", ".join(sorted(pools))
         if name is None:
-            text = f"this sidecar has several pools ({names}): say which, by ?pool=NAME"
+            text = f"this sidecar has several pools ({names}): select one by ?pool=NAME"
             return Refusal(Reason.INVALID_REQUEST, text, param="pool")
-        found = pools.get(name)
-        if found is None:
-            text = f"there is no pool {name[:80]!r} here; there are {names}"
+        if name not in pools:
+            text = f"there is no pool {name[:80]!r} here; the pools are {names}"
             return Refusal(Reason.NOT_FOUND, text, param="pool")
-        assert name is not None
-        return name, found
+        return pools[name]
 
-    def _listen(self, listener: Listener) -> None:
-        if not self.leases.listened:
-            self._attach(self.leases.changed)
-        self.leases.listen(listener)
+    def _subscribe(self, stream: _Stream) -> None:
+        if not self.leases.has_subscribers:
+            self._pools.report_changes(self.leases)
+        self.leases.subscribe(stream)
 
-    def _unlisten(self, listener: Listener) -> None:
-        self.leases.unlisten(listener)
-        if not self.leases.listened:
-            self._attach(None)
-
-
-def _event(name: str, data: State) -> bytes:
-    """One server-sent event."""
-    if name != "ended":
-        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        data = data | {"observed_at": now}
-    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+    def _unsubscribe(self, stream: _Stream) -> None:
+        self.leases.unsubscribe(stream)
+        if not self.leases.has_subscribers:
+            self._pools.report_changes(None)
 
 
-async def _woken_within(woken: asyncio.Event, timeout_s: float) -> None:
-    """Returns when woken, or when the time has passed."""
+def _encoded(name: str, data: State) -> bytes:
+    if name != ENDED:
+        data = data | {"observed_at": lease_protocol.timestamp(time.time())}
+    return lease_protocol.event(name, data)
+
+
+async def _set_within(event: asyncio.Event, timeout_s: float) -> None:
+    """Returns when the event is set, or after the timeout."""
     try:
         async with asyncio.timeout(timeout_s):
-            await woken.wait()
+            await event.wait()
     except TimeoutError:
         return

@@ -1,8 +1,8 @@
-"""Which readers of the state stream are served: so many in all, and for each client.
+"""Limits the readers of the state stream, in all and for each client.
 
-Pure. A sidecar above that holds leases here always gets in: without the stream it would not hear
-of their ends. For all others there are places, shared evenly: a client that has fewer than another
-takes one of the other's.
+Pure. A parent sidecar that owns leases here is always served: only the stream reports their ends.
+The other readers share a fixed number of places evenly: a client that has fewer than another
+replaces a reader of the other.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Final
 
 from orch_sidecar.api.refusal import Reason, Refusal
 
-# Each costs some microseconds whenever something changes; tiers have a handful of sidecars.
+# Each costs some microseconds at every change; a tier has a handful of sidecars.
 MOST_READERS: Final = 64
 MOST_OF_A_CLIENT: Final = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reader:
-    """One stream. `client`: its API key's name, or its address where no keys are asked for.
-    `instance`: of the sidecar above, as it says itself. `pool`: the one that it reads."""
+    """One stream. `client`: the name of its API key, or its address where keys are not used.
+    `instance`: of the parent sidecar, as it claims. `pool`: the name of the pool it reads."""
 
     client: str
     instance: str | None
@@ -30,18 +30,20 @@ class Reader:
 
 
 class Readers:
-    """Those that are served."""
+    """The readers that are served."""
 
     def __init__(self) -> None:
-        self._readers: dict[Reader, None] = {}  # in the order in which they came
+        self._readers: dict[Reader, None] = {}  # in order of arrival
 
     def __len__(self) -> int:
         return len(self._readers)
 
-    def enter(self, reader: Reader, holders: Collection[str]) -> Reader | Refusal | None:
-        """A reader came. A Reader: it takes the place of that one, which is to be ended; None:
-        it has one of its own. `holders`: the instances that hold leases."""
-        place = self._place_of(reader, holders)
+    def enter(self, reader: Reader, owners: Collection[str]) -> Reader | Refusal | None:
+        """Admits a reader. Returns the Reader that it replaces, which must be ended, or None.
+
+        `owners`: the instances that own leases here.
+        """
+        place = self._place_of(reader, owners)
         if not isinstance(place, Refusal):
             if place is not None:
                 del self._readers[place]
@@ -49,25 +51,25 @@ class Readers:
         return place
 
     def leave(self, reader: Reader) -> None:
-        """It has gone, or was ended."""
+        """Removes a reader that has disconnected or was ended."""
         self._readers.pop(reader, None)
 
-    def _place_of(self, new: Reader, holders: Collection[str]) -> Reader | Refusal | None:
-        if new.instance in holders:
-            # One stream for each pool: an earlier one is on a connection that was lost.
+    def _place_of(self, new: Reader, owners: Collection[str]) -> Reader | Refusal | None:
+        if new.instance in owners:
+            # One stream for each pool: the connection of an earlier one is lost.
             same = (each for each in self._readers if _same(each, new))
             return next(same, None)
-        others = [each for each in self._readers if each.instance not in holders]
+        others = [each for each in self._readers if each.instance not in owners]
         count = Counter(each.client for each in others)
         own = count[new.client]
         if own >= MOST_OF_A_CLIENT:
-            text = f"this client reads the state {own} times already, which is the most"
+            text = f"this client has {own} state streams open, which is the limit: close one first"
             return Refusal(Reason.READER_LIMIT, text)
         if len(others) < MOST_READERS:
             return None
         client, most = count.most_common(1)[0]
         if most <= own + 1:
-            text = f"the state is read {len(others)} times already, which is the most"
+            text = f"{len(others)} state streams are open, which is the limit: retry later"
             return Refusal(Reason.READER_LIMIT, text)
         return next(each for each in reversed(others) if each.client == client)
 

@@ -1,19 +1,19 @@
-"""The bytes of an engine's state event in, a document that can be relied on out.
+"""Parses and checks an engine's state events.
 
-Pure. Whatever is in a document has the type and the range that its field must have; a field that
-is unknown here is passed on as it is, and an engine of another version may leave out all but the
-required ones. One field that cannot be true makes the whole report invalid: a number that is
-nonsense says that the others may be, too.
+Pure. Every field of a checked document has the type and range that `_FIELDS` requires. Unknown
+fields are kept unchanged, and an engine of another version may omit all but the required fields.
+One invalid field makes the whole report invalid: where one number is nonsense, others may be, too.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
+
+from vllm_plugin.lease_protocol import parse_lease
 
 Document = dict[str, Any]
 
@@ -23,22 +23,19 @@ _TOKENS: Final = 10**12
 _EVENTS: Final = 2**63 - 1
 _SECONDS: Final = 10**12
 _MILLISECONDS: Final = 10**9
-_GROUPS: Final = 1000  # of layers; each entry costs time whenever a request is looked at
+_GROUPS: Final = 1000  # of layers; each entry costs time at every admission decision
 _EXPONENT: Final = 10  # of the batch in a step's time; measured ones are around 1
 
-_SHOWN: Final = 80  # characters of a value that a message shows
-
-# <instance>.<random>.<cost>, as `vllm_plugin.leases` has it; the instance asked for its own.
-_LEASE: Final = re.compile(r"[0-9a-f]{16}\.[0-9a-f]{32}\.[1-9][0-9]{0,6}")
+_SHOWN: Final = 80  # characters of a value in a message
 
 
 class InvalidReport(ValueError):
-    """A report that cannot be true; the message names the field, its value and the rule."""
+    """An invalid report; the message names the field, its value and the rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What a field must be: in words, and as a test."""
+    """The requirement of a field: in words, and as a test."""
 
     text: str
     holds: Callable[[Any], bool]
@@ -54,7 +51,7 @@ def _amount(most: float) -> _Rule:
 
 
 def _is_amount(value: Any, most: float) -> bool:
-    # The bounds come before any conversion: an integer may be too large for a float.
+    # Compared before any conversion: an integer may be too large for a float.
     return type(value) in (int, float) and 0 <= value <= most
 
 
@@ -68,7 +65,7 @@ def _texts(value: Any) -> bool:
 
 def _leases(value: Any) -> bool:
     return isinstance(value, list) and all(
-        isinstance(each, str) and _LEASE.fullmatch(each) for each in value
+        isinstance(each, str) and parse_lease(each) for each in value
     )
 
 
@@ -144,7 +141,7 @@ _FIELDS: Final[Mapping[str, _Rule]] = {
     "gpu": _TEXT,
     "precision": _TEXT,
     "batching": _Rule("true or false", lambda value: isinstance(value, bool)),
-    # 0 while a sidecar below has not heard of its own engine.
+    # 0 until the engine of a child sidecar reports.
     "slots_total": _count(0, _SLOTS),
     "slots_free": _count(0, _SLOTS),
     "foreign": _count(0, _SEQUENCES),
@@ -184,19 +181,19 @@ _REQUIRED: Final = ("epoch", "slots_total", "foreign", "peak", "profile", "measu
 
 
 def parsed(data: bytes) -> Document:
-    """The object of an event's data. Raises InvalidReport for what is no JSON object."""
+    """Parses an event's data. Raises InvalidReport for anything but a JSON object."""
     try:
         value = json.loads(data.decode(), parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        raise InvalidReport(f"{_shown(data)} is no JSON: {_shown(error)}") from None
+        raise InvalidReport(f"{_shown(data)} is not valid JSON: {_shown(error)}") from None
     if not isinstance(value, dict):
-        raise InvalidReport(f"{_shown(value)} is no JSON object")
+        raise InvalidReport(f"{_shown(value)} is not a JSON object")
     return value
 
 
 def checked(fields: Document, *, whole: bool) -> Document:
-    """The same fields, each of which holds what it must. `whole`: none that is required is
-    missing. Raises InvalidReport."""
+    """Checks and returns `fields`. `whole`: the required fields must be present. Raises
+    InvalidReport."""
     for name, value in fields.items():
         rule = _FIELDS.get(name)
         if rule is not None and not rule.holds(value):
@@ -204,14 +201,14 @@ def checked(fields: Document, *, whole: bool) -> Document:
     if whole:
         for name in _REQUIRED:
             if name not in fields:
-                raise InvalidReport(f"{name} is missing")
+                raise InvalidReport(f"{name} is missing: it is required")
     return fields
 
 
 def ended(fields: Document) -> list[str]:
-    """The leases of an `ended` event. Raises InvalidReport."""
+    """Returns the leases of an ENDED event. Raises InvalidReport."""
     if "leases" not in fields:
-        raise InvalidReport("leases is missing")
+        raise InvalidReport("leases is missing: it is required")
     leases: list[str] = checked({"leases": fields["leases"]}, whole=False)["leases"]
     return leases
 
@@ -219,16 +216,16 @@ def ended(fields: Document) -> list[str]:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:_SHOWN]} is no finite number")
+        raise ValueError(f"{text[:_SHOWN]} is not a finite number")
     return value
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _shown(value: Any) -> str:
-    """A value as far as a message shows it; an integer may have more digits than Python prints."""
+    """A value, shortened for messages; an integer may have more digits than Python prints."""
     if type(value) is int and value.bit_length() > 256:
         return f"an integer of about {int(value.bit_length() * math.log10(2))} digits"
     text = str(value) if isinstance(value, Exception) else repr(value)

@@ -1,7 +1,7 @@
-"""Reads an engine's state document into what admission and metrics must know.
+"""Parses the engine's state document into an EngineReport, and into the values for metrics.
 
-Pure. The documents are those that `state_document` has checked: what is there has its type and
-its range. What is not there is not known, and nothing is guessed in its place.
+Pure. The documents are checked by `document`: each field has the required type and range. Missing
+fields are unknown, and no default is guessed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 from orch_sidecar.admission.types import EngineReport, KvCache, KvGroup, StepTime
 from orch_sidecar.engine_state.document import InvalidReport
 
-# The fields that a report is made of: a change of any other need not be looked at.
+# The fields of a report; changes of other fields do not concern admission.
 FIELDS: Final = frozenset(
     {
         "epoch", "slots_total", "running", "waiting", "prefilling", "foreign", "ctx_max",
@@ -23,10 +23,12 @@ FIELDS: Final = frozenset(
 
 
 def report_of(document: Mapping[str, Any]) -> EngineReport:
-    """The report of an engine that is ready. Raises InvalidReport for one without slots."""
+    """Returns the report of a ready engine. Raises InvalidReport for an engine without slots."""
     slots_total, foreign = document["slots_total"], document["foreign"]
     if not slots_total:
-        raise InvalidReport("slots_total is 0, and the engine reports that it is ready")
+        raise InvalidReport(
+            "slots_total is 0 in the report of a ready engine: it must be at least 1"
+        )
     return EngineReport(
         epoch=document["epoch"],
         slots_total=slots_total,
@@ -45,7 +47,7 @@ def report_of(document: Mapping[str, Any]) -> EngineReport:
 
 
 def _kv_cache(document: Mapping[str, Any]) -> KvCache | None:
-    """The KV cache; None for an engine that has none, or reports no groups of it."""
+    """The KV cache; None for an engine without one, or that reports no groups of it."""
     blocks, entries = document.get("kv_blocks_total"), document.get("kv_groups")
     if not blocks or not entries:
         return None
@@ -65,27 +67,27 @@ def _kv_cache(document: Mapping[str, Any]) -> KvCache | None:
 
 
 def _scheduled(document: Mapping[str, Any], foreign: int) -> int | None:
-    """Sequences of leases in the scheduler."""
+    """Sequences in the scheduler that have leases."""
     running, waiting = document.get("running"), document.get("waiting")
     return None if running is None or waiting is None else max(0, running + waiting - foreign)
 
 
 def _chunk(features: Mapping[str, Any]) -> int | None:
-    """The most of one prompt that a step reads; 0 as the threshold means that there is none."""
+    """The tokens of one prompt that a step reads at most; a threshold of 0 means no threshold."""
     whole = _positive(features.get("max_num_batched_tokens"))
     chunk = _positive(features.get("long_prefill_token_threshold"))
     return chunk if whole is None else min(whole, chunk or whole)
 
 
 def _positive(value: Any) -> int | None:
-    """A count of an object whose members are not checked."""
+    """A positive integer, or None: the members of `features` are not checked."""
     return value if type(value) is int and value > 0 else None
 
 
 def decode_steps_of(document: Mapping[str, Any]) -> list[tuple[int, int, float]] | None:
-    """Batch size, decode steps of that size since the engine started, and their seconds.
+    """Returns batch size, decode steps of that size since the engine started, and their seconds.
 
-    None: not reported.
+    None if the engine does not report them.
     """
     counted = document.get("steps_by_batch")
     if counted is None:
@@ -94,11 +96,11 @@ def decode_steps_of(document: Mapping[str, Any]) -> list[tuple[int, int, float]]
 
 
 def step_time_of(document: Mapping[str, Any]) -> StepTime | None:
-    """The measured step time; None while there is none that the engine calls good."""
+    """Returns the measured step time; None until the engine reports one of good quality."""
     fit = document.get("step_time")
     if fit is None or fit["quality"] != "good" or not fit["largest"]:
         return None
-    # A step of no time would promise everything.
+    # A step time of 0 would predict that every deadline is met.
     if not fit["t0_ms"] + fit["c_ms"]:
         return None
     return StepTime(
@@ -111,5 +113,5 @@ def step_time_of(document: Mapping[str, Any]) -> StepTime | None:
 
 
 def models_of(document: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The names under which the engine serves, the base model's first; None: not reported."""
+    """Returns the names of the served models, the base model first; None if not reported."""
     return tuple(document.get("models", ())) or None

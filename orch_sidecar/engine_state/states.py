@@ -1,6 +1,6 @@
-"""What the sidecar knows of an engine, and why an engine takes no requests.
+"""The states of an engine, and the outages that keep it from taking requests.
 
-Pure. Whatever is not `ready` admits nothing; the message of an outage names cause and remedy.
+Pure. Only a `ready` engine is sent requests; the message of an outage names cause and remedy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 from orch_sidecar.api.refusal import Reason
 from vllm_plugin.profile import Profile
 
-# Texts of an engine, as far as messages show them.
+# Limits of an engine's own texts in messages.
 _STATE_CHARACTERS: Final = 40
 _MESSAGE_CHARACTERS: Final = 400
 
@@ -24,15 +24,15 @@ class EngineState(StrEnum):
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
-    PAUSED = "paused"  # an operator has paused or reconfigures it; its API server answers
-    ASLEEP = "asleep"  # an operator has put it to sleep; its API server answers
+    PAUSED = "paused"  # an operator paused or reconfigures it; its API server answers
+    ASLEEP = "asleep"  # an operator put it to sleep; its API server answers
     STALE = "stale"
-    STALLED = "stalled"  # it answers, but what is in it makes no progress
+    STALLED = "stalled"  # it answers, but its requests make no progress
     DOWN = "down"
-    UNUSABLE = "unusable"  # it answers, but not as an engine that this sidecar can serve
+    UNUSABLE = "unusable"  # it answers, but this sidecar cannot use it
 
 
-# In these the state stream is open, and the engine answers questions.
+# In these states the state stream is open, and the engine answers requests for leases.
 ANSWERING: Final = frozenset(
     {
         EngineState.READY,
@@ -57,9 +57,9 @@ _REASONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Why an engine takes no requests: the state it is in, the reason and a text for clients.
+    """An engine that takes no requests: its state, the reason and the message for clients.
 
-    `detail`: for the log alone. It may name addresses, which are no business of clients.
+    `detail`: for the log only. It may contain addresses, which clients must not see.
     """
 
     state: EngineState
@@ -69,10 +69,10 @@ class Outage:
 
 
 def outage_of(document: Mapping[str, Any], profile: Profile, engine: str) -> Outage | None:
-    """The outage that a state document reports; None where the engine is ready for `profile`.
+    """Returns the outage that a state document reports; None if the engine is ready.
 
-    `engine`: how messages call it. A state that this version does not know counts as paused: the
-    engine answers, and does not say that it is ready.
+    `engine`: its name in messages. A state that this version does not know counts as paused: the
+    engine answers, and does not report that it is ready.
     """
     theirs = (document["profile"], document["measurement_type"])
     ours = (profile.name, profile.measurement_type.value)
@@ -80,8 +80,8 @@ def outage_of(document: Mapping[str, Any], profile: Profile, engine: str) -> Out
         return Outage(
             EngineState.UNUSABLE,
             Reason.PROFILE_MISMATCH,
-            f"{engine} obeys profile {theirs[0]!r} ({theirs[1]}), this sidecar has "
-            f"{ours[0]!r} ({ours[1]}): give both the same ORCH_PROFILE",
+            f"{engine} uses profile {theirs[0]!r} ({theirs[1]}), this sidecar "
+            f"{ours[0]!r} ({ours[1]}): set the same ORCH_PROFILE for both",
         )
     reported = document.get("state", "ready")
     if reported == "ready":
@@ -91,7 +91,7 @@ def outage_of(document: Mapping[str, Any], profile: Profile, engine: str) -> Out
     except ValueError:
         state = EngineState.PAUSED
     if state is EngineState.STALLED:
-        text = f"{engine} has work and makes no progress"
+        text = f"{engine} has requests but makes no progress"
     else:
         text = f"{engine} reports that it is {reported[:_STATE_CHARACTERS]}"
     if message := document.get("message"):
@@ -100,7 +100,7 @@ def outage_of(document: Mapping[str, Any], profile: Profile, engine: str) -> Out
 
 
 def unreachable(engine: str, error: str, *, known: bool) -> Outage:
-    """No connection. `known`: the engine has reported before, so it has gone away."""
+    """Returns the outage of a failed connection. `known`: the engine has reported before."""
     if known:
         return Outage(EngineState.DOWN, Reason.ENGINE_DOWN, f"{engine} is down", error)
     text = f"waiting for {engine}"
@@ -108,24 +108,27 @@ def unreachable(engine: str, error: str, *, known: bool) -> Outage:
 
 
 def stale(text: str, detail: str = "") -> Outage:
-    """Its state is no longer known; the text says why."""
+    """Returns the outage of an engine whose state is no longer known, for the reason in `text`."""
     return Outage(EngineState.STALE, Reason.ENGINE_STALE, text, detail)
 
 
-def refused(engine: str, status: int, objection: str, profile: Profile, *, tier: bool) -> Outage:
-    """The state stream was answered with another status than 200. `tier`: by a sidecar."""
+def refused(engine: str, status: int, message: str, profile: Profile, *, tier: bool) -> Outage:
+    """Returns the outage of an engine that answers the request for its state stream with an error.
+
+    `message`: of the error response. `tier`: the upstream is a sidecar.
+    """
     if status in (401, 403):
         return Outage(
             EngineState.UNUSABLE,
             Reason.ENGINE_REFUSES_KEY,
-            f"{engine} refuses this sidecar's key ({status}): "
+            f"{engine} rejects this sidecar's API key ({status}): "
             "set ORCH_ENGINE_API_KEY to the engine's --api-key",
         )
     if tier and status in (400, 404):
         return Outage(
             EngineState.UNUSABLE,
             Reason.ENGINE_DOWN,
-            f"{engine} is a sidecar that does not report the pool ({status}): {objection}",
+            f"{engine} is a sidecar that does not publish this pool ({status}): {message}",
         )
     if status == 404:
         return Outage(
@@ -135,4 +138,4 @@ def refused(engine: str, status: int, objection: str, profile: Profile, *, tier:
             f"in its environment, set ORCH_PROFILE={profile.name} there (and, if "
             "VLLM_PLUGINS is set, add orch to it), and restart it",
         )
-    return stale(f"{engine} answered {status} to the request for its state", objection)
+    return stale(f"{engine} answered {status} to the request for its state", message)

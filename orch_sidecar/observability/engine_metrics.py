@@ -39,11 +39,11 @@ def engine_metrics(pools: Sequence[Pool]) -> Iterable[Metric]:
 
 def _reported(name: str) -> Callable[[Pool], Iterable[Sample]]:
     """Samples of a number in the engine's report."""
-    return per_pool(lambda pool: (pool.follower.document or {}).get(name))
+    return per_pool(lambda pool: (pool.watcher.document or {}).get(name))
 
 
 def _step_time(pool: Pool) -> Iterable[Sample]:
-    fit = report.step_time_of(pool.follower.document or {})
+    fit = report.step_time_of(pool.watcher.document or {})
     if fit is not None:
         yield ["t0_ms"], fit.t0_ms
         yield ["c_ms"], fit.c_ms
@@ -52,17 +52,17 @@ def _step_time(pool: Pool) -> Iterable[Sample]:
 
 
 def _prompt_tokens(pool: Pool) -> float | None:
-    prefill: Mapping[str, float] = (pool.follower.document or {}).get("prefill", {})
+    prefill: Mapping[str, float] = (pool.watcher.document or {}).get("prefill", {})
     return prefill.get("tokens")
 
 
 def _age_s(pool: Pool) -> float | None:
-    age_ms = pool.follower.age_ms
+    age_ms = pool.snapshot().age_ms
     return None if age_ms is None else age_ms / 1000
 
 
 def _decode_steps(pool: Pool) -> list[tuple[int, int, float]] | None:
-    return report.decode_steps_of(pool.follower.document or {})
+    return report.decode_steps_of(pool.watcher.document or {})
 
 
 def _decode_seconds(pool: Pool) -> float | None:
@@ -103,7 +103,7 @@ _FAMILIES: Final = (
     Family(
         "orch_engine_busy_ratio",
         "Fraction of the time between the last two heartbeats that the engine spent in steps.",
-        per_pool(lambda pool: pool.follower.busy_ratio),
+        per_pool(lambda pool: pool.watcher.busy_ratio),
     ),
     Family(
         "orch_decode_seconds",

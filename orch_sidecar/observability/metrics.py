@@ -60,7 +60,7 @@ class _Collector:
         self.coalesced: Counter[str] = Counter()
         self.gen_ai = GenAi(
             lambda pool: pools[pool].profile.measurement_type.value,
-            lambda pool, model: model in (pools[pool].follower.models or ()),
+            lambda pool, model: model in (pools[pool].watcher.models or ()),
         )
         # Records that are not counted yet, and when they ended: monotonic clock, nanoseconds.
         self.ended: list[tuple[RequestRecord, int]] = []

@@ -10,13 +10,13 @@ from typing import Final
 
 from prometheus_client.core import InfoMetricFamily, Metric
 
-from orch_sidecar.admission.constraints.rules import BlockedBy
 from orch_sidecar.admission.draining import OrderedBy
-from orch_sidecar.control.capabilities import BatchingStats, batching_stats
+from orch_sidecar.admission.types import BlockedBy
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.observability.engine_metrics import engine_metrics
 from orch_sidecar.observability.metric_family import Family, Sample, per_pool
 from orch_sidecar.pools.pool import Pool
+from orch_sidecar.pools.snapshot import BatchingStats, batching_stats
 
 
 def pool_metrics(pools: Sequence[Pool], state_of: Callable[[Pool], str]) -> Iterable[Metric]:
@@ -49,7 +49,7 @@ def _info(pools: Sequence[Pool]) -> Metric:
 
 def _stats(name: str) -> Callable[[Pool], Iterable[Sample]]:
     def number(pool: Pool) -> float | None:
-        value: float | None = getattr(batching_stats(pool.seen("")), name)
+        value: float | None = getattr(batching_stats(pool.snapshot()), name)
         return value
 
     assert name in BatchingStats.__dataclass_fields__
@@ -57,14 +57,14 @@ def _stats(name: str) -> Callable[[Pool], Iterable[Sample]]:
 
 
 def _admissions(pool: Pool) -> Iterable[Sample]:
-    granted = pool.gate.core.statistics.granted
-    yield from (([each.value, "admitted"], granted[each]) for each in pool.classes)
-    for (each, outcome), count in sorted(pool.turned_down.items()):
+    status = pool.gate.status()
+    yield from (([each.value, "admitted"], status.of(each).granted) for each in pool.classes)
+    for (each, outcome), count in sorted(pool.not_admitted.items()):
         yield [each.value, outcome], count
 
 
 def _drained_by(pool: Pool) -> OrderedBy | None:
-    drain = pool.gate.core.draining
+    drain = pool.gate.draining
     return None if drain is None else drain.ordered_by
 
 
@@ -72,73 +72,77 @@ _FAMILIES: Final = (
     Family(
         "orch_slots_total",
         "Slots of the engine, each for one sequence.",
-        per_pool(lambda pool: pool.gate.core.ledger.slots_total),
+        per_pool(lambda pool: pool.gate.slots_total),
     ),
     Family(
         "orch_slots_leased",
         "Slots leased to requests.",
-        per_pool(lambda pool: pool.gate.core.ledger.leased),
+        per_pool(lambda pool: pool.gate.status().leased),
     ),
     Family(
         "orch_slots_leased_by_class",
         "Slots leased to requests of the class.",
-        lambda pool: [([each.value], pool.gate.core.leased_by(each)) for each in pool.classes],
+        lambda pool: [([each.value], pool.gate.status().of(each).leased) for each in pool.classes],
         ("class",),
     ),
     Family(
         "orch_slots_foreign",
         "Slots used by requests that bypassed this sidecar.",
-        per_pool(lambda pool: pool.gate.core.ledger.foreign),
+        per_pool(lambda pool: pool.gate.status().foreign),
     ),
     Family(
         "orch_leases",
         "Active leases, each for all sequences of one request.",
-        per_pool(lambda pool: pool.gate.core.ledger.leases()),
+        per_pool(lambda pool: pool.gate.status().leases),
     ),
     Family(
         "orch_kv_blocks_committed",
         "KV cache blocks that the active leases are expected to use when they end.",
-        per_pool(lambda pool: pool.gate.core.scarce.kv.committed),
+        per_pool(lambda pool: pool.gate.status().kv_committed),
     ),
     Family(
         "orch_queue_depth",
         "Queued requests.",
-        lambda pool: [([each.value], pool.gate.core.queued(each)) for each in pool.classes],
+        lambda pool: [([each.value], pool.gate.status().of(each).queued) for each in pool.classes],
         ("class",),
     ),
     Family(
         "orch_queue_hold",
         "1 for the constraint that blocks the head of the queue, 0 for all others.",
-        lambda pool: [([each.value], float(pool.gate.core.hold is each)) for each in BlockedBy],
+        lambda pool: [
+            ([each.value], float(pool.gate.status().blocked_by is each)) for each in BlockedBy
+        ],
         ("reason",),
     ),
     Family(
         "orch_batch_limit",
         "Most sequences at once for the class.",
-        lambda pool: [([each.value], pool.gate.core.limits.batch(each)) for each in pool.classes],
+        lambda pool: [
+            ([each.value], pool.gate.status().limits.batch(each)) for each in pool.classes
+        ],
         ("class",),
     ),
     Family(
         "orch_window_ms",
         "Time in which bulk requests are collected for a batch, milliseconds; 0: no window.",
-        per_pool(lambda pool: pool.gate.core.limits.window_ms),
+        per_pool(lambda pool: pool.gate.status().limits.window_ms),
     ),
     Family(
         "orch_windows",
         "Windows in which requests were collected for a batch.",
-        per_pool(lambda pool: pool.gate.core.scarce.windows),
+        per_pool(lambda pool: pool.gate.status().windows),
         counts=True,
     ),
     Family(
         "orch_window_seconds",
         "Time of all windows, each from its first request to its end.",
-        per_pool(lambda pool: pool.gate.core.scarce.windows_s),
+        per_pool(lambda pool: pool.gate.status().windows_s),
         counts=True,
     ),
     Family(
         "orch_leases_closing",
         "Released leases whose end the engine has not confirmed yet.",
-        per_pool(lambda pool: len(pool.gate.core.ledger.closing())),
+        per_pool(lambda pool: len(pool.gate.closing())),
     ),
     Family(
         "orch_leases_orphaned",
@@ -155,14 +159,12 @@ _FAMILIES: Final = (
     Family(
         "orch_drain_started_timestamp_seconds",
         "Unix time at which the current drain of the pool began.",
-        per_pool(
-            lambda pool: None if (drain := pool.gate.core.draining) is None else drain.since_s
-        ),
+        per_pool(lambda pool: None if (drain := pool.gate.draining) is None else drain.since_s),
     ),
     Family(
         "orch_oversubscription_violations",
         "Times that leases, or sequences in the engine, exceeded the slots.",
-        per_pool(lambda pool: pool.gate.core.ledger.violations),
+        per_pool(lambda pool: pool.gate.status().violations),
         counts=True,
     ),
     Family(

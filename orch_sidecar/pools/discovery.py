@@ -1,7 +1,7 @@
-"""Follows pools: the state of each, and the addresses of those that are headless.
+"""Runs the tasks of the pools: their engine watchers, and the look-ups of headless pools.
 
-A headless pool is looked up every second. The records of Kubernetes' own name server are good
-for 5 s, so a sidecar that comes is known within 6.
+A headless pool's name is looked up every second. The records of Kubernetes' own name server are
+valid for 5 s, so a new address is used within 6 s.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -22,49 +21,48 @@ from orch_sidecar.pools.registry import PoolRegistry
 
 logger = logging.getLogger("orch.sidecar")
 
-LOOK_EVERY_S: Final = 1.0
+LOOK_UP_EVERY_S: Final = 1.0
 
-# The name has no address: that is an answer. Any other error of a look-up is none.
+# The name has no address. After any other error the addresses are unknown.
 _NO_ADDRESS: Final = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
 
 
 class Discovery:
-    """The tasks that follow pools. Lives on one event loop."""
+    """The tasks of all pools, and of the addresses of headless ones. Belongs to one event loop."""
 
-    def __init__(
-        self,
-        pools: PoolRegistry,
-        joined: Callable[[Pool], None],
-        ended: Callable[[asyncio.Task[None]], None],
-    ) -> None:
-        """`joined` is told of each pool that comes. `ended` is called with a task that has."""
+    def __init__(self, pools: PoolRegistry) -> None:
         self._pools = pools
-        self._joined = joined
-        self._ended = ended
         self._loop = asyncio.get_running_loop()
-        self._names: list[asyncio.Task[None]] = []
-        self._states: dict[Pool, list[asyncio.Task[None]]] = {}
+        self._failure: asyncio.Future[None] = self._loop.create_future()
+        self._look_ups: list[asyncio.Task[None]] = []
+        self._watchers: dict[Pool, list[asyncio.Task[None]]] = {}
 
-    def start(self) -> None:
-        """Begins."""
+    async def run(self) -> None:
+        """Starts the tasks, and raises the error of the first that fails. The others go on until
+        `stop`: requests that are running still need them."""
         for pool in self._pools:
-            self._follow(pool)
-        for told in self._pools.told:
-            if told.headless:
-                task = self._loop.create_task(
-                    self._look_again(told), name=f"look up the addresses of {told.name}"
-                )
-                task.add_done_callback(self._ended)
-                self._names.append(task)
+            self._watch(pool)
+        for settings in self._pools.settings:
+            if settings.headless:
+                name = f"look up the addresses of {settings.name}"
+                task = self._loop.create_task(self._look_up(settings), name=name)
+                task.add_done_callback(self._task_ended)
+                self._look_ups.append(task)
+        await self._failure
 
     async def stop(self) -> None:
-        """Ends all of it."""
-        tasks = self._names + [task for tasks in self._states.values() for task in tasks]
+        """Ends all tasks."""
+        tasks = self._look_ups + [task for tasks in self._watchers.values() for task in tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _follow(self, pool: Pool) -> None:
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) and not self._failure.done():
+            error.add_note(f"in the task: {task.get_name()}")
+            self._failure.set_exception(error)
+
+    def _watch(self, pool: Pool) -> None:
         logger.info(
             "pool %s: the %s at %s, profile %s (%s)",
             pool.name,
@@ -73,71 +71,74 @@ class Discovery:
             pool.profile.name,
             pool.profile.measurement_type,
         )
-        follower, name = pool.follower, pool.name
-        self._states[pool] = [
-            self._loop.create_task(follower.follow(), name=f"follow the engine of {name}"),
-            self._loop.create_task(follower.confirm(), name=f"confirm leases of {name}"),
+        watcher, name = pool.watcher, pool.name
+        self._watchers[pool] = [
+            self._loop.create_task(watcher.watch(), name=f"watch the engine of {name}"),
+            self._loop.create_task(watcher.reconcile(), name=f"reconcile the leases of {name}"),
         ]
-        for task in self._states[pool]:
-            task.add_done_callback(self._ended)
+        for task in self._watchers[pool]:
+            task.add_done_callback(self._task_ended)
 
-    async def _look_again(self, told: PoolSettings) -> None:
+    async def _look_up(self, settings: PoolSettings) -> None:
         members = Members()
         pools: dict[Member, Pool] = {}
         while True:
-            addresses = await self._addresses(told)
+            addresses = await self._addresses(settings)
             if addresses is not None:
-                self._found(told, addresses, members, pools)
-            await asyncio.sleep(LOOK_EVERY_S)
+                self._update(settings, addresses, members, pools)
+            await asyncio.sleep(LOOK_UP_EVERY_S)
 
-    def _found(
+    def _update(
         self,
-        told: PoolSettings,
+        settings: PoolSettings,
         addresses: frozenset[str],
         members: Members,
         pools: dict[Member, Pool],
     ) -> None:
-        changes = members.found(
-            addresses, self._loop.time(), lambda member: pools[member].state in ANSWERING
-        )
-        for member in changes.left:
+        """Adds and removes the pools of addresses, after a look-up found `addresses`."""
+        answering = {member for member, pool in pools.items() if pool.state in ANSWERING}
+        changes = members.update(addresses, answering, self._loop.time())
+        for member in changes.removed:
             pool = pools.pop(member)
             logger.info(
-                "pool %s: %s is no longer an address of %s", pool.name, member.address, told.url
+                "pool %s: %s is no longer an address of %s", pool.name, member.address, settings.url
             )
-            for task in self._states.pop(pool):
+            for task in self._watchers.pop(pool):
                 task.cancel()
-            self._pools.part(pool, f"the name of the pool {told.name} has lost this address")
-        for member in changes.joined:
-            pool = pools[member] = self._pools.join(told.name, member.number, member.address)
-            self._joined(pool)
-            self._follow(pool)
-        if told.name in self._pools.missing:
-            self._miss(told, f"the name of the pool {told.name} has no address")
+            self._pools.remove_address(
+                pool, f"the name of the pool {settings.name} no longer has this address"
+            )
+        for member in changes.added:
+            pool = self._pools.add_address(settings.name, member.number, member.address)
+            pools[member] = pool
+            self._watch(pool)
+        if settings.name in self._pools.without_address:
+            self._note(settings, f"the name of the pool {settings.name} has no address")
 
-    async def _addresses(self, told: PoolSettings) -> frozenset[str] | None:
-        """Those that the name has. None: it could not be learnt, and what is known holds."""
+    async def _addresses(self, settings: PoolSettings) -> frozenset[str] | None:
+        """Returns the addresses of the pool's name; None if the look-up failed, and the addresses
+        that are known stay in use."""
         try:
-            return await addresses_of(urlsplit(told.url).hostname or "")
+            return await addresses_of(urlsplit(settings.url).hostname or "")
         except socket.gaierror as error:
             if error.errno in _NO_ADDRESS:
                 return frozenset()
-            text = f"the addresses of the pool {told.name} are not known: {error.strerror}"
-            if told.name in self._pools.missing:
-                self._miss(told, text)
+            text = f"the addresses of the pool {settings.name} are unknown: {error.strerror}"
+            if settings.name in self._pools.without_address:
+                self._note(settings, text)
             else:
-                logger.warning("%s: %s", told.url, text)
+                logger.warning("%s: %s", settings.url, text)
             return None
 
-    def _miss(self, told: PoolSettings, why: str) -> None:
-        """It has no address that is known."""
-        if self._pools.missing[told.name].message != why:
-            logger.warning("%s: %s", told.url, why)
-            self._pools.missing[told.name] = Refusal(Reason.ENGINE_DOWN, why)
+    def _note(self, settings: PoolSettings, why: str) -> None:
+        """Notes, and logs once, why a pool has no address."""
+        if self._pools.without_address[settings.name].message != why:
+            logger.warning("%s: %s", settings.url, why)
+            self._pools.without_address[settings.name] = Refusal(Reason.ENGINE_DOWN, why)
 
 
 async def addresses_of(host: str) -> frozenset[str]:
-    """What the system's resolver finds for a name. Raises socket.gaierror."""
+    """Returns the addresses that the system's resolver finds. Raises socket.gaierror."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return frozenset(str(address[0]) for *_, address in found)

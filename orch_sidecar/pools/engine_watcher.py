@@ -1,10 +1,9 @@
-"""Follows one engine: its state, pushed by the plugin.
+"""Watches one engine: reads its state stream and reports its state to the gate.
 
-Fails closed: whenever the stream is broken or silent, nothing is admitted on a guess. The
-plugin sends an event at least every second; 3 s after the last good one (complete, understood and
-possible) the state is stale. That time is measured here and not by the HTTP client, whose reading
-may wait for ever where the framing is broken. A sidecar below this one is followed like an engine:
-its stream has the same form.
+Fails closed: while the stream is broken or silent, nothing is admitted. The plugin sends an event
+at least every second; 3 s after the last valid event the state is stale. That timeout is measured
+here and not by the HTTP client, which may wait for ever on broken framing. A child sidecar is
+watched like an engine: its stream has the same form.
 """
 
 from __future__ import annotations
@@ -27,24 +26,31 @@ from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state import states as engine_state
 from orch_sidecar.engine_state.document import Document, InvalidReport
 from orch_sidecar.engine_state.states import ANSWERING, EngineState, Outage
-from orch_sidecar.pools.lease_reconciler import LeaseReconciler
+from orch_sidecar.pools.lease_reconciler import RECONCILE_EVERY_S, LeaseReconciler
 from orch_sidecar.wire.event_stream import EventStream
 from orch_sidecar.wire.stream_timeout import StreamTimeout
+from vllm_plugin.lease_protocol import (
+    CHANGE,
+    ENDED,
+    HEARTBEAT,
+    STALE_AFTER_S,
+    STATE,
+    cost_of,
+)
 from vllm_plugin.profile import Profile
 
 logger = logging.getLogger("orch.engine")
 
-SILENCE_S: Final = 3.0
-# "Serves again within a second" after a restart: four looks in that second.
+# Four attempts in the second within which a restarted engine must be in use again.
 RECONNECT_S: Final = 0.25
-# One event holds all leases and steps of the engine: about 100 bytes per slot.
+# An event contains all leases and step counts of the engine: about 100 bytes per slot.
 EVENT_BYTES: Final = 2**20
 
-_MATTERS: Final = report.FIELDS | {"state", "message"}
+_ADMISSION_FIELDS: Final = report.FIELDS | {"state", "message"}
 
 
 class EngineWatcher:
-    """Reports the engine's state to the gate."""
+    """Watches one engine for its gate. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -56,32 +62,32 @@ class EngineWatcher:
         *,
         keeps_queue: bool = True,
         tier: bool = False,
-        below: str | None = None,
+        child_pool: str | None = None,
     ) -> None:
-        """`keeps_queue`: queued requests go on waiting while the engine is away; else they are
-        refused, because another engine may serve them. `tier`: it is a sidecar, and `below`
-        the name of its pool that is meant, which is needed where it has several."""
+        """`keeps_queue`: requests stay queued while the engine is unavailable; else they are
+        refused, because another engine may serve them. `tier`: the upstream is a sidecar, and
+        `child_pool` the name of its pool, which is required if it has several."""
         self._session = session
         self._url = url
-        self._engine = "the engine"  # to clients; where it is, the log says
+        self._engine = "the engine"  # in messages to clients; the log names the address
         self._headers = headers
         self._gate = gate
         self._profile = profile
         self._keeps_queue = keeps_queue
         self._tier = tier
         self._params = {"instance": gate.instance}
-        if below is not None:
-            self._params["pool"] = below
-        self._confirmation = LeaseReconciler(session, url, headers, gate)
+        if child_pool is not None:
+            self._params["pool"] = child_pool
+        self._reconciler = LeaseReconciler(session, url, headers, gate)
         self._loop = asyncio.get_running_loop()
-        self._heard_at: float | None = None
+        self.heard_at: float | None = None  # loop time of the last valid event
         self._reported: EngineReport | None = None
         self._busy: tuple[float, float] | None = None  # loop time, busy_seconds_total
         self.busy_ratio: float | None = None  # of the time between two heartbeats
         self.models: Collection[str] | None = None  # in the engine's order
         self.ctx_max: int | None = None
         self.document: Document | None = None
-        self.failed = False  # to follow it, once at least
+        self.failed = False  # to read its stream, at least once
         self.state = EngineState.STARTING
         self.message = f"waiting for {self._engine}"
         self._detail = ""
@@ -90,46 +96,47 @@ class EngineWatcher:
     def ready(self) -> bool:
         return self.state is EngineState.READY
 
-    @property
-    def age_ms(self) -> int | None:
-        """Milliseconds since the last good event of the engine."""
-        return None if self._heard_at is None else int((self._loop.time() - self._heard_at) * 1e3)
-
-    async def follow(self) -> None:
-        """Follows the stream, and again after every end of it, until cancelled."""
+    async def watch(self) -> None:
+        """Reads the stream, and reconnects after every end of it, until cancelled."""
         while True:
             try:
                 self._unavailable(await self._outage())
-            # A fault while the engine's absence is noted: the next attempt notes it again.
+            # A fault while an outage is reported: the next attempt reports it again.
             except Exception:
-                logger.exception("following the engine at %s failed", self._url)
+                logger.exception("watching the engine at %s failed", self._url)
             self.failed = True
             await asyncio.sleep(RECONNECT_S)
 
-    async def confirm(self) -> None:
-        """Asks, until cancelled, for leases whose end the stream has not reported in time."""
-        await self._confirmation.run(lambda: self.state in ANSWERING)
+    async def reconcile(self) -> None:
+        """Reconciles the leases at intervals, until cancelled."""
+        while True:
+            await asyncio.sleep(RECONCILE_EVERY_S)
+            try:
+                await self._reconciler.reconcile(engine_answers=self.state in ANSWERING)
+            # A fault of one look must not keep the leases of all later requests from ending.
+            except Exception:
+                logger.exception("reconciling the leases of the engine at %s failed", self._url)
 
     async def _outage(self) -> Outage:
-        """Follows the stream once; returns why it ended."""
-        silence = StreamTimeout(SILENCE_S)
+        """Reads the stream once; returns why it ended."""
+        limit = StreamTimeout(STALE_AFTER_S)
         try:
-            async with silence:
-                return await self._stream(silence)
+            async with limit:
+                return await self._stream(limit)
         except aiohttp.ClientConnectorError as error:
             known = self.document is not None
             return engine_state.unreachable(self._engine, str(error), known=known)
         except InvalidReport as error:
-            return engine_state.stale(f"the report of {self._engine} is refused: {error}")
-        # Whatever it is: it must not end the following.
+            return engine_state.stale(f"the report of {self._engine} is invalid: {error}")
+        # No error of one attempt may end the watching.
         except Exception as error:  # noqa: BLE001
-            if silence.expired:
-                text = f"{self._engine} has sent no valid event for {SILENCE_S:g} s"
+            if limit.expired:
+                text = f"{self._engine} has sent no valid event for {STALE_AFTER_S:g} s"
                 return engine_state.stale(text)
             text = f"the state stream of {self._engine} broke"
             return engine_state.stale(text, error_text(error))
 
-    async def _stream(self, silence: StreamTimeout) -> Outage:
+    async def _stream(self, limit: StreamTimeout) -> Outage:
         response = await self._session.get(
             f"{self._url}/v1/capabilities/stream",
             params=self._params,
@@ -141,7 +148,7 @@ class EngineWatcher:
                 return engine_state.refused(
                     self._engine,
                     response.status,
-                    await _objection(response),
+                    await _error_message(response),
                     self._profile,
                     tier=self._tier,
                 )
@@ -149,21 +156,22 @@ class EngineWatcher:
             async for piece in response.content.iter_any():
                 for name, data in events.feed(piece):
                     begun = self._event(name, state_document.parsed(data), begun=begun)
-                    self._heard_at = self._loop.time()
-                    silence.broken()
+                    self.heard_at = self._loop.time()
+                    limit.reset()
         finally:
-            response.close()  # what may still come on it is not waited for
+            response.close()  # without reading the rest
         raise ConnectionError("the engine ended it")
 
     def _event(self, name: str, data: Document, *, begun: bool) -> bool:
-        """Takes an event in. `begun`: whether this stream has sent the whole state before.
-        Returns whether it has by now. Raises InvalidReport, and then nothing has changed."""
-        if name == "ended":
-            self._gate.engine_ended(state_document.ended(data))
+        """Applies an event. `begun`: this stream has sent the whole state before. Returns whether
+        it has now. Raises InvalidReport, and then nothing has changed."""
+        if name == ENDED:
+            self._gate.leases_ended(state_document.ended(data))
             return begun
-        whole = name == "state"
-        if not whole and name not in ("change", "heartbeat"):
-            raise InvalidReport(f"an event is named {name[:80]!r}")
+        whole = name == STATE
+        if not whole and name not in (CHANGE, HEARTBEAT):
+            names = f"{STATE}, {CHANGE}, {HEARTBEAT} or {ENDED}"
+            raise InvalidReport(f"an event is named {name[:80]!r}: it must be {names}")
         if not whole and not begun:
             raise InvalidReport(f"a {name} came before the first state")
         state_document.checked(data, whole=whole)
@@ -172,33 +180,29 @@ class EngineWatcher:
         self.document = document
         if "models" in data:
             self.models = dict.fromkeys(report.models_of(document) or ()).keys() or None
-        if name != "change":
-            self._measure_busy(document, begins=whole)
-        # A request may have reached this engine under its predecessor's epoch.
-        ours = [(lease, int(lease.rpartition(".")[2])) for lease in data.get("leases", [])]
-        if whole or not _MATTERS.isdisjoint(data):
+        if name != CHANGE:
+            self._measure_busy(document, first=whole)
+        # Requests may have reached this engine under the epoch of its predecessor.
+        ours = [(lease, cost_of(lease)) for lease in data.get("leases", [])]
+        if whole or not _ADMISSION_FIELDS.isdisjoint(data):
             self._report(new, tuple(ours))
-        ledger = self._gate.core.ledger
         if whole:
             for lease, cost in ours:
-                ledger.adopt(lease, cost)  # those of one that is not ready, too
-            self._confirmation.overdue()
-            ledger.engine_held(document["peak"], since_before=True)
+                self._gate.adopt(lease, cost)  # also while the engine is not ready
+            self._reconciler.stream_restarted()
+            self._gate.observe_peak(document["peak"], since_before=True)
         elif "peak" in data:
-            ledger.engine_held(data["peak"])
-        self._gate.tell()
+            self._gate.observe_peak(data["peak"])
+        self._gate.notify()
         return True
 
     def _read(self, document: Document) -> EngineReport | Outage:
-        """What the document reports. Raises InvalidReport."""
+        """Returns what the document reports. Raises InvalidReport."""
         outage = engine_state.outage_of(document, self._profile, self._engine)
         return report.report_of(document) if outage is None else outage
 
     def _report(self, new: EngineReport | Outage, leases: tuple[tuple[str, int], ...]) -> None:
-        """Tells the gate, if something that matters to it has changed.
-
-        `leases`: those of this sidecar that the engine has, with their costs.
-        """
+        """Reports changes to the gate. `leases`: those of this sidecar in the engine, and costs."""
         if isinstance(new, Outage):
             self._unavailable(new)
             return
@@ -215,10 +219,10 @@ class EngineWatcher:
         self.ctx_max, self._reported = new.ctx_max, new
         self._gate.engine_reports(replace(new, leases=leases))
 
-    def _measure_busy(self, document: Document, *, begins: bool) -> None:
+    def _measure_busy(self, document: Document, *, first: bool) -> None:
         busy_s, now = document.get("busy_seconds_total"), self._loop.time()
         before, self._busy = self._busy, None if busy_s is None else (now, busy_s)
-        if begins or before is None or busy_s is None or now <= before[0]:
+        if first or before is None or busy_s is None or now <= before[0]:
             self.busy_ratio = None
         else:
             self.busy_ratio = min(1.0, max(0.0, (busy_s - before[1]) / (now - before[0])))
@@ -233,13 +237,13 @@ class EngineWatcher:
         refusal = Refusal(outage.reason, message)
         self._gate.engine_unavailable(refusal)
         if not self._keeps_queue:
-            self._gate.dismiss(refusal)
+            self._gate.refuse_queued(refusal)
 
 
-async def _objection(response: aiohttp.ClientResponse) -> str:
-    """The message of an error answer, which may be another version's."""
+async def _error_message(response: aiohttp.ClientResponse) -> str:
+    """Returns the message of an error response; any version may have sent it."""
     try:
         message = json.loads(await response.read())["error"]["message"]
     except (ValueError, LookupError, TypeError, RecursionError, aiohttp.ClientError):
-        return "it gives no reason"
+        return "the response contains no reason"
     return str(message)[:400]

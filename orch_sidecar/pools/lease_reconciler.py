@@ -1,16 +1,14 @@
-"""Has every lease end: those whose end the engine has not reported, and those without an owner.
+"""Ends leases whose end the engine has not reported, and leases without an owner.
 
-The state stream reports ends. What was lost with a stream that broke, or in a request that never
-arrived, is found out here by asking the engine. So is a lease that no live request owns, which an
-exception may leave behind: nobody else would give it back. Knows one engine's address and gate,
-and not how the engine is.
+The state stream reports ends. An end that was lost with a broken stream, or with a request that
+never arrived, is found by asking the engine. A lease that no live request owns, which an exception
+can leave behind, is revoked. Knows one engine's address and its gate, not the engine's state.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import aiohttp
@@ -20,12 +18,12 @@ from orch_sidecar.api.redaction import error_text, short_lease
 
 logger = logging.getLogger("orch.engine")
 
-LOOK_EVERY_S: Final = 0.5
-_ANSWERS_WITHIN_S: Final = 3.0
+RECONCILE_EVERY_S: Final = 0.5
+_TIMEOUT_S: Final = 3.0
 
 
 class LeaseReconciler:
-    """Spends leases whose requests are gone, until the engine says that they are over."""
+    """Revokes the leases of requests that are gone, until the engine confirms their ends."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], gate: Gate
@@ -34,32 +32,23 @@ class LeaseReconciler:
         self._url = url
         self._headers = headers
         self._gate = gate
-        self._unconfirmed: set[str] = set()  # closing at the last look, or overdue
-        self._reported: set[str] = set()  # closing leases of which the log knows
+        self._overdue: set[str] = set()  # closing at the last look, or their ends may be lost
+        self._logged: set[str] = set()
 
-    def overdue(self) -> None:
-        """All that are closing now: their ends may have been reported while nobody listened."""
-        self._unconfirmed.update(self._gate.core.ledger.closing())
+    def stream_restarted(self) -> None:
+        """Asks for all closing leases soon: their ends may have been reported in between."""
+        self._overdue.update(self._gate.closing())
 
-    async def run(self, answers: Callable[[], bool]) -> None:
-        """Until cancelled. `answers`: whether the engine can be asked now."""
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            try:
-                await self._look(answers)
-            # A fault of one look must not keep the leases of all later requests from their ends.
-            except Exception:
-                logger.exception("looking for leases that have to end failed")
-
-    async def _look(self, answers: Callable[[], bool]) -> None:
+    async def reconcile(self, *, engine_answers: bool) -> None:
+        """Looks once for leases that have to end; asks the engine for them if it answers."""
         orphans = self._gate.reconcile()
         for lease in orphans:
             logger.error("lease %s: no live request owns it; revoking it", short_lease(lease))
-        closing = set(self._gate.core.ledger.closing())
-        overdue = sorted(closing & self._unconfirmed | set(orphans))
-        self._unconfirmed = closing
-        self._reported &= closing
-        if answers():
+        closing = set(self._gate.closing())
+        overdue = sorted(closing & self._overdue | set(orphans))
+        self._overdue = closing
+        self._logged &= closing
+        if engine_answers:
             await self._revoke(overdue)
 
     async def _revoke(self, leases: list[str]) -> None:
@@ -69,18 +58,17 @@ class LeaseReconciler:
                     continue
             except (aiohttp.ClientConnectionError, TimeoutError) as error:
                 self._warn(lease, "its end could not be confirmed: %s", error_text(error))
-                return  # the engine does not answer; the stream will say so, and this runs again
+                return  # the engine does not answer: the others are asked for at the next look
             except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
-                # It says something else than it should of this one; the others may still end.
-                self._warn(lease, "the engine's answer is none: %s", error_text(error))
+                self._warn(lease, "the engine's answer is invalid: %s", error_text(error))
                 continue
-            self._gate.engine_ended([lease])
+            self._gate.leases_ended([lease])
 
     async def _has_ended(self, lease: str) -> bool:
         async with self._session.delete(
             f"{self._url}/v1/capabilities/leases/{lease}",
             headers=self._headers,
-            timeout=aiohttp.ClientTimeout(total=_ANSWERS_WITHIN_S),
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
         ) as response:
             if response.status == 200 and (await response.json())["ended"]:
                 return True
@@ -88,7 +76,7 @@ class LeaseReconciler:
             return False
 
     def _warn(self, lease: str, text: str, detail: object) -> None:
-        """Once for each lease."""
-        if lease not in self._reported:
-            self._reported.add(lease)
+        """Logs a warning, once for each lease."""
+        if lease not in self._logged:
+            self._logged.add(lease)
             logger.warning("lease %s: " + text, short_lease(lease), detail)

@@ -1,23 +1,23 @@
-"""Which addresses a name has, by numbers that stay while the addresses do.
+"""The addresses of a name, with numbers that are stable while an address stays.
 
-Pure: told at times what was found, it says who has joined and who has left. A sidecar that is
-about to leave says so itself, and long before its address goes; so one that is merely missing
-from an answer is not given up at once: a name server that restarts must not cost the pool.
+Pure. A sidecar that is about to stop reports that, long before its address is removed; so an
+address that is only missing from an answer is kept for a while: the restart of a name server must
+not cost the pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-# Longer than a name server takes to restart and to hear of all endpoints.
+# Longer than a name server takes to restart and to learn of all endpoints.
 MISSING_FOR_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An address. `number`: from 1, the lowest that was free when it joined."""
+    """An address. `number`: from 1, the lowest that was free when the address was added."""
 
     number: int
     address: str
@@ -25,10 +25,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What is another than before."""
+    """The difference that a look-up made."""
 
-    joined: tuple[Member, ...] = ()
-    left: tuple[Member, ...] = ()
+    added: tuple[Member, ...] = ()
+    removed: tuple[Member, ...] = ()
 
 
 @dataclass(slots=True)
@@ -38,26 +38,27 @@ class Members:
     _present: dict[str, Member] = field(default_factory=dict)
     _missing_since: dict[str, float] = field(default_factory=dict)
 
-    def found(
-        self, addresses: Collection[str], now: float, answers: Callable[[Member], bool]
+    def update(
+        self, addresses: Collection[str], answering: Collection[Member], now: float
     ) -> Changes:
-        """The name has these addresses now. `answers`: whether a member can be heard.
+        """Takes the result of a look-up, and returns what it changes.
 
-        One that is missing leaves at once if it cannot, else after MISSING_FOR_S.
+        A missing address is removed after MISSING_FOR_S, or at once unless its member is one of
+        those `answering`.
         """
-        left = []
+        removed = []
         for address, member in list(self._present.items()):
             if address in addresses:
                 self._missing_since.pop(address, None)
                 continue
             since = self._missing_since.setdefault(address, now)
-            if not answers(member) or now - since >= MISSING_FOR_S:
+            if member not in answering or now - since >= MISSING_FOR_S:
                 del self._present[address], self._missing_since[address]
-                left.append(member)
-        joined = [self._join(each) for each in sorted(addresses) if each not in self._present]
-        return Changes(tuple(joined), tuple(left))
+                removed.append(member)
+        added = [self._add(each) for each in sorted(addresses) if each not in self._present]
+        return Changes(tuple(added), tuple(removed))
 
-    def _join(self, address: str) -> Member:
+    def _add(self, address: str) -> Member:
         taken = {member.number for member in self._present.values()}
         number = next(each for each in range(1, len(taken) + 2) if each not in taken)
         self._present[address] = Member(number, address)

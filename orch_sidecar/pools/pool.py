@@ -1,10 +1,12 @@
-"""One engine with its admission, or one sidecar below this one (a tier)."""
+"""A pool: one upstream (an engine, or a child sidecar) with the admission in front of it.
+
+Makes the pool's snapshot. Decides nothing about requests: `admission` and `routing` do.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +15,7 @@ import aiohttp
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
+from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import (
@@ -28,23 +31,22 @@ from orch_sidecar.api.headers import (
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import PromptSize
+from orch_sidecar.config.resolve import labels_of
 from orch_sidecar.config.settings import PoolSettings
-from orch_sidecar.control.capabilities import Seen
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.engine_watcher import EngineWatcher
-from orch_sidecar.pools.parent_leases import PoolView
-from orch_sidecar.pools.routing import View
-from orch_sidecar.wire import backpressure as tier
+from orch_sidecar.pools.snapshot import PoolSnapshot, classes_of
+from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool
 from vllm_plugin.profile import AdmissionRules, Profile, ServiceClass
 
 logger = logging.getLogger("orch.sidecar")
 
-# Each request that finds no connection would be a line.
+# At most one log line about failed connections per second.
 _LOG_EVERY_S: Final = 1.0
 
-# Bound once: looking up a member of an enum is slow.
+# Named once: looking a member up in its enum is slow.
 _BULK: Final = ServiceClass.BULK
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 _INTERACTIVE_PRIORITY: Final = field_line(X_VLLM_PRIORITY, "0")
@@ -55,31 +57,21 @@ _AT_ONCE: Final = field_line(X_ORCH_QUEUE_POSITION, "0") + field_line(
 
 
 @dataclass(slots=True)
-class Wanted:
-    """What a request asks of whichever pool takes it."""
+class GenerationCall:
+    """A request for a generation, before a pool is chosen for it."""
 
-    demand: GenerationRequest
+    generation: GenerationRequest
     options: RequestOptions
     service_class: ServiceClass
     body_bytes: int
 
 
-def labels_of(told: PoolSettings, profile: Profile) -> dict[str, Any]:
-    """The span attributes of what a pool serves."""
-    return {
-        "measurement_type": profile.measurement_type.value,
-        "orch.profile": profile.name,
-        "orch.batching": profile.batching,
-        "orch.pool": told.name,
-    }
-
-
 class Pool:
-    """One engine and its admission. Lives on one event loop."""
+    """An upstream and its admission. Belongs to one event loop."""
 
     def __init__(
         self,
-        told: PoolSettings,
+        settings: PoolSettings,
         profile: Profile,
         rules: AdmissionRules,
         session: aiohttp.ClientSession,
@@ -88,163 +80,159 @@ class Pool:
         keeps_queue: bool,
         group: str | None = None,
     ) -> None:
-        """`group`: the headless pool that this is an address of."""
-        self.name = told.name
-        self.group = group or told.name
-        self.on_request = told.on_request
+        """`keeps_queue`: requests stay queued while the engine is unavailable. `group`: the name of
+        the headless pool that this is one address of."""
+        self.name = settings.name
+        self.group = group or settings.name
+        self.on_request = settings.on_request
         self.keeps_queue = keeps_queue
-        self.url = told.url
-        self.tier = told.tier
-        self.rejection: RejectionReader = tier.by_sidecar if told.tier else tier.by_engine
+        self.url = settings.url
+        self.tier = settings.tier
+        self.rejection: RejectionReader = (
+            backpressure.by_sidecar if settings.tier else backpressure.by_engine
+        )
         self.profile = profile
         self.gate = Gate(AdmissionController(rules))
-        self.connections = ConnectionPool(told.url, connect_timeout_s)
-        # What the head of every request begins with: for whom it is.
+        self.connections = ConnectionPool(settings.url, connect_timeout_s)
+        # The first lines of every request head.
         self.address = field_line(HOST, self.connections.authority.decode())
-        if told.below is not None:
-            self.address += field_line(X_ORCH_POOL, told.below)
-        key = None if told.api_key is None else f"Bearer {told.api_key.get_secret_value()}"
+        if settings.below is not None:
+            self.address += field_line(X_ORCH_POOL, settings.below)
+        key = None if settings.api_key is None else f"Bearer {settings.api_key.get_secret_value()}"
         self.authorization = None if key is None else key.encode("ascii")
-        self.follower = EngineWatcher(
+        self.watcher = EngineWatcher(
             session,
-            told.url,
+            settings.url,
             {} if key is None else {AUTHORIZATION: key},
             self.gate,
             profile,
             keeps_queue=keeps_queue,
-            tier=told.tier,
-            below=told.below,
+            tier=settings.tier,
+            child_pool=settings.below,
         )
-        # Who waits here and may wait at another pool of the group: class and sequences.
+        # Queued requests that the rebalancer may move, by ticket: class and sequences.
         self.movable: dict[str, tuple[ServiceClass, int]] = {}
         self.prompt_size = PromptSize()
-        # Refused and given up while waiting, by class and reason; the rest the core counts.
-        self.turned_down: Counter[tuple[ServiceClass, str]] = Counter()
-        self.labels = labels_of(told, profile)
+        # Requests that were not admitted, by class and reason; admission counts the others.
+        self.not_admitted: Counter[tuple[ServiceClass, str]] = Counter()
+        self.labels = labels_of(settings, profile)
         self._interactive_labels = self.labels | {"orch.class": ServiceClass.INTERACTIVE.value}
         self._bulk_labels = self.labels | {"orch.class": ServiceClass.BULK.value}
         self.fields = field_line(X_MEASUREMENT_TYPE, profile.measurement_type)
         self.fields_at_once = self.fields + _AT_ONCE
         self._unreachable_log_at = float("-inf")
         policy = profile.engine.get("scheduling_policy")
-        # Anything else than `priority` takes requests as they come; a sidecar below decides.
+        # Only this policy of vLLM reads priorities; a child sidecar sets its own.
         self._priorities = not self.tier and policy is not None and policy.value == "priority"
 
     @property
-    def classes(self) -> Sequence[ServiceClass]:
-        """The classes that its profile has."""
-        interactive = self.gate.core.rules.interactive is not None
-        return tuple(ServiceClass) if interactive else (ServiceClass.BULK,)
+    def classes(self) -> tuple[ServiceClass, ...]:
+        """The service classes that its rules define."""
+        return classes_of(self.gate.rules)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The slots of the engine and the leases that own them."""
+        return self.gate.ledger
 
     @property
     def state(self) -> EngineState:
-        """That of its engine, unless it takes no requests itself."""
-        return EngineState.DRAINING if self.gate.core.draining else self.follower.state
-
-    @property
-    def message(self) -> str:
-        """Why it is not ready, in words; empty if it is."""
-        drained = self._drained()
-        return self.follower.message if drained is None else drained.message
+        """The engine's state, or `draining` while the pool itself drains."""
+        return EngineState.DRAINING if self.gate.draining else self.watcher.state
 
     @property
     def unavailable(self) -> Refusal | None:
-        """Why it takes no request now, if so."""
-        return self._drained() or self.gate.core.unavailable
+        """The refusal of new requests while the pool takes none, else None."""
+        return self._drained() or self.gate.unavailable
 
     def _drained(self) -> Refusal | None:
-        drain = self.gate.core.draining
+        drain = self.gate.draining
         return None if drain is None else refusals.draining(drain.ordered_by)
 
     def unreachable(self, error: OSError) -> Refusal:
-        """No connection to its engine could be opened. Where to is for the log alone."""
+        """Logs a failed connection and returns the refusal, which does not reveal the address."""
         now = self.connections.loop.time()
         if now >= self._unreachable_log_at:
             self._unreachable_log_at = now + _LOG_EVERY_S
             cause = str(error) or type(error).__name__  # a timeout has no text
             logger.warning("pool %s: no connection to %s: %s", self.name, self.url, cause)
         text = "no connection to the engine could be opened"
-        return self.gate.core.unavailable or Refusal(Reason.ENGINE_DOWN, text)
+        return self.gate.unavailable or Refusal(Reason.ENGINE_DOWN, text)
 
     def labels_of(self, service_class: ServiceClass) -> dict[str, Any]:
-        """Span attributes of a request of that class."""
+        """Returns the span attributes of a request of that class."""
         return self._bulk_labels if service_class is _BULK else self._interactive_labels
 
     def priority(self, service_class: ServiceClass) -> bytes:
-        """The header line by which its engine orders requests, empty if it does not."""
+        """Returns the header line that sets the priority in vLLM, empty if vLLM ignores it."""
         if not self._priorities:
             return b""
         return _BULK_PRIORITY if service_class is _BULK else _INTERACTIVE_PRIORITY
 
-    def ask(self, wanted: Wanted, spent_ms: float) -> AdmissionRequest:
-        """What a request asks of this pool, `spent_ms` after it arrived."""
-        demand, options = wanted.demand, wanted.options
-        service_class = wanted.service_class
-        if service_class is _INTERACTIVE and self.gate.core.rules.interactive is None:
+    def admission_request(self, call: GenerationCall, spent_ms: float) -> AdmissionRequest:
+        """Returns what `call` asks of this pool's admission, `spent_ms` after its arrival."""
+        generation, options = call.generation, call.options
+        service_class = call.service_class
+        if service_class is _INTERACTIVE and self.gate.rules.interactive is None:
             service_class = _BULK
-        prompt_tokens = demand.prompt_tokens
+        prompt_tokens = generation.prompt_tokens
         if prompt_tokens is None:
-            ctx_max = self.follower.ctx_max
-            most = None if ctx_max is None else ctx_max * demand.cost
-            prompt_tokens = self.prompt_size.estimate(wanted.body_bytes, most)
+            ctx_max = self.watcher.ctx_max
+            most = None if ctx_max is None else ctx_max * generation.cost
+            prompt_tokens = self.prompt_size.estimate(call.body_bytes, most)
         if options is NO_OPTIONS:
-            return AdmissionRequest(service_class, demand.cost, prompt_tokens, demand.max_tokens)
+            return AdmissionRequest(
+                service_class, generation.cost, prompt_tokens, generation.max_tokens
+            )
         return AdmissionRequest(
             service_class,
-            demand.cost,
+            generation.cost,
             prompt_tokens,
-            demand.max_tokens,
+            generation.max_tokens,
             _left(options.deadline_ms, spent_ms),
             _left(options.max_wait_ms, spent_ms),
             not options.do_not_queue,
         )
 
-    def view(self, ask: AdmissionRequest | None, now: float) -> View:
-        """How it is now, for a request that would ask for that."""
-        core, follower = self.gate.core, self.follower
-        unavailable = self.unavailable
+    def snapshot(self, request: AdmissionRequest | None = None) -> PoolSnapshot:
+        """Returns the pool as it is now. With `request` (and while the pool takes requests) it
+        predicts when that request would end here."""
+        status, watcher = self.gate.status(), self.watcher
+        drain, unavailable = status.draining, status.unavailable
+        state, message = watcher.state, watcher.message
+        if drain is not None:
+            unavailable = refusals.draining(drain.ordered_by)
+            state, message = EngineState.DRAINING, unavailable.message
         forecast = None
-        if ask is not None and unavailable is None:
-            forecast = core.forecast(ask, now)
-        return View(
+        if request is not None and unavailable is None:
+            forecast = self.gate.forecast(request)
+        return PoolSnapshot(
             self.name,
-            self.profile.measurement_type,
-            follower.models,
-            core.ledger.slots_total,
-            follower.ctx_max,
-            core.ledger.room,
-            core.queue_depth,
-            unavailable,
-            None if forecast is None else forecast.end_ms,
             self.group,
+            self.profile,
+            status.rules,
             self.on_request,
-        )
-
-    def told(self) -> PoolView:
-        """How it is, for sidecars above."""
-        core = self.gate.core
-        return PoolView(
-            self.name,
-            self.profile,
-            core.ledger,
-            {each.value: core.queued(each) for each in self.classes},
-            self.state.value,
-            self.message,
-            self.follower.document,
-        )
-
-    def seen(self, state: str) -> Seen:
-        """How it is, for `capabilities`."""
-        follower = self.follower
-        return Seen(
-            self.name,
-            self.profile,
-            follower.document,
-            self.gate.core,
-            self.classes,
             state,
-            follower.age_ms,
-            follower.busy_ratio,
+            message,
+            unavailable,
+            drain,
+            watcher.document,
+            watcher.models,
+            watcher.ctx_max,
+            watcher.busy_ratio,
+            self.connections.loop.time(),
+            watcher.heard_at,
+            status.slots_total,
+            status.leased,
+            status.foreign,
+            status.epoch,
+            status.violations,
+            status.limits,
+            status.blocked_by,
+            status.queue_depth,
+            status.interactive.queued,
+            status.granted,
+            None if forecast is None else forecast.end_ms,
         )
 
 

@@ -1,8 +1,8 @@
-"""Has who waits at one address of a headless pool go to another that has room.
+"""Moves queued requests between the addresses of a headless pool, to where slots are free.
 
-Each address has a queue of its own. So that a sidecar that joins takes load at once, and none
-idles while requests wait for its neighbour, those who wait are placed anew when a neighbour has
-free slots and nobody waits for them. A request moves once: what it then waits for is no slot.
+Each address has its own queue. So that a new sidecar takes load at once, and none is idle while
+requests are queued for its neighbour, queued requests are placed again when a neighbour has free
+slots and an empty queue. A request moves once: what it waits for after that is not a slot.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from vllm_plugin.profile import ServiceClass
 
 logger = logging.getLogger("orch.sidecar")
 
-LOOK_EVERY_S: Final = 0.05
+REBALANCE_EVERY_S: Final = 0.05
 
-# Ends a wait, and is never told to a client: the request is placed anew.
-MOVED: Final = Refusal(Reason.QUEUE_FULL, "another address of its pool has room")
+# Ends the wait in a queue. No client sees it: the request is placed again.
+REBALANCED: Final = Refusal(Reason.QUEUE_FULL, "another address of the pool has free slots")
 
 
-async def spread_again(pools: PoolRegistry) -> None:
-    """Looks at times, until cancelled."""
+async def rebalance_forever(pools: PoolRegistry) -> None:
+    """Rebalances at intervals, until cancelled."""
     while True:
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(REBALANCE_EVERY_S)
         try:
-            spread(pools)
-        # Without it requests wait a little longer; it must not end the sidecar.
+            rebalance(pools)
+        # Without it requests only wait longer: it must not end the sidecar.
         except Exception:
-            logger.exception("moving waiting requests to another address failed")
+            logger.exception("moving queued requests to another address failed")
 
 
-def spread(pools: PoolRegistry) -> None:
-    """Moves who waits, as far as there is room."""
-    rooms = {pool: _room(pool) for pool in pools}
-    for donor in sorted(rooms, key=lambda pool: -pool.gate.core.queue_depth):
+def rebalance(pools: PoolRegistry) -> None:
+    """Moves queued requests as far as other addresses have free slots, the longest queue first."""
+    free = {pool: _free(pool) for pool in pools}
+    for donor in sorted(free, key=lambda pool: -pool.gate.queue_depth):
         if not donor.movable:
             continue
         for taker in pools:
-            if taker.group == donor.group and rooms[taker]:
-                # Who goes there is placed in a later turn of the event loop.
-                rooms[taker] = _move(donor, rooms[taker])
+            if taker.group == donor.group and free[taker]:
+                # Its requests are placed there in a later turn of the event loop.
+                free[taker] = _move(donor, free[taker])
 
 
-def _room(pool: Pool) -> int:
-    """Sequences that nobody waits for there."""
-    core = pool.gate.core
-    taken = pool.unavailable is not None or core.queue_depth
-    return 0 if taken else max(0, core.ledger.room)
+def _free(pool: Pool) -> int:
+    """Free slots that no queued request waits for."""
+    gate = pool.gate
+    taken = pool.unavailable is not None or gate.queue_depth
+    return 0 if taken else max(0, gate.room)
 
 
-def _move(donor: Pool, room: int) -> int:
-    """Interactive first; each class in the order in which it came. Returns what room is left."""
+def _move(donor: Pool, free: int) -> int:
+    """Moves requests, interactive ones first, each class in order. Returns the slots left."""
     for service_class in ServiceClass:
         for ticket, (of_class, cost) in list(donor.movable.items()):
-            if of_class is service_class and cost <= room and donor.gate.refuse(ticket, MOVED):
-                room -= cost
-    return room
+            if of_class is service_class and cost <= free and donor.gate.refuse(ticket, REBALANCED):
+                free -= cost
+    return free

@@ -1,8 +1,9 @@
-"""Which pool takes a request: pools as they are in, one of them out, and why.
+"""Chooses the pool that takes a request, from snapshots of all pools.
 
-Pure: the same views and the same wish have the same answer. What a client asked for is never
-traded for speed: a pinned pool is the pool, a measurement type is the type. A request that no
-configured pool could ever serve is told so (400); one whose pools are away now, that (503).
+Pure: the same snapshots and the same request give the same result. What a client requires is never
+traded for speed: a pinned pool and a measurement type are binding. A request that no configured
+pool could ever serve is refused as infeasible (400); where the pools that could serve it are
+unavailable, the refusal is temporary (503).
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from orch_sidecar.api.headers import X_ORCH_MEASUREMENT_TYPE, X_ORCH_POOL
+from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.profile import MeasurementType
+from orch_sidecar.pools.snapshot import PoolSnapshot
 
-_SHOWN_MODELS: Final = 20  # in a refusal; an engine may have adapters by the hundred
+_SHOWN_MODELS: Final = 20  # in a refusal; an engine may have hundreds of adapters
 
 
-class Why(StrEnum):
+class PlacementReason(StrEnum):
     """What decided for a pool; the span attribute `orch.placement`."""
 
     ONLY = "only"  # no other could take it
@@ -27,199 +29,185 @@ class Why(StrEnum):
     MEASUREMENT_TYPE = "measurement_type"
     PREDICTED_END = "predicted_end"
     FREE_SLOTS = "free_slots"
-    NAME = "name"  # nothing else tells them apart
+    NAME = "name"  # the pools differ in nothing else
 
 
-class View(NamedTuple):
-    """A pool at one moment. `models` and `ctx_max` are None, and `slots_total` is 0, while its
-    engine has never said. `end_ms`: when the request would end there, None where unknown.
-    `group`: what several pools are called that may stand in for each other, else its own name.
-    `on_request`: takes only what asks for it."""
-
-    name: str
-    measurement_type: MeasurementType
-    models: Collection[str] | None
-    slots_total: int
-    ctx_max: int | None
-    room: int
-    queue_depth: int
-    unavailable: Refusal | None
-    end_ms: float | None
-    group: str
-    on_request: bool = False
-
-    def called(self, name: str | None) -> bool:
-        """Whether that is its name, or that of its group."""
-        return name in (self.name, self.group)
-
-
-class Wish(NamedTuple):
-    """What a request needs of a pool. `tokens`: the least context that it takes, where known."""
+class PlacementRequest(NamedTuple):
+    """What a request requires of a pool. `cost` in sequences; 0: it takes no slot. `tokens`: the
+    smallest context that it fits into, None where unknown."""
 
     model: str
     cost: int
-    tokens: int | None = None
-    pool: str | None = None
-    prefers: bool = False
-    measurement_type: MeasurementType | None = None
+    tokens: int | None
+    options: RequestOptions
 
     @property
     def pinned(self) -> bool:
-        return self.pool is not None and not self.prefers
+        return self.options.pool is not None and not self.options.prefers
 
 
-class Placed(NamedTuple):
-    """The pool of that name takes it."""
+def place(
+    pools: Sequence[PoolSnapshot], request: PlacementRequest, tried: Collection[str] = ()
+) -> tuple[str, PlacementReason] | Refusal:
+    """Chooses the pool for `request` among all `pools`. Returns its name and what decided.
 
-    pool: str
-    why: Why
-
-
-def place(views: Sequence[View], wish: Wish, tried: Collection[str] = ()) -> Placed | Refusal:
-    """Chooses among `views`, all pools there are. `tried`: they failed this request before."""
-    able = _able(views, wish)
-    if isinstance(able, Refusal):
-        return able
-    up = [
-        view
-        for view in able
-        if view.unavailable is None and view.name not in tried and view.group not in tried
+    `tried`: names of pools and groups that failed to serve the request before.
+    """
+    capable = _capable(pools, request)
+    if isinstance(capable, Refusal):
+        return capable
+    available = [
+        pool
+        for pool in capable
+        if pool.unavailable is None and pool.name not in tried and pool.group not in tried
     ]
-    if not up:
-        return _none_now(able)
-    if wish.prefers and (preferred := [view for view in up if view.called(wish.pool)]):
-        best = preferred[0].name if len(preferred) == 1 else _best(preferred, wish).pool
-        return Placed(best, Why.PREFERRED)
-    if len(up) == 1:
-        return Placed(up[0].name, _why_only(views, wish))
-    return _best(up, wish)
+    if not available:
+        return _none_available(capable)
+    options = request.options
+    if options.prefers and (
+        preferred := [pool for pool in available if pool.has_name(options.pool)]
+    ):
+        best = preferred[0].name if len(preferred) == 1 else _best(preferred, request)[0]
+        return best, PlacementReason.PREFERRED
+    if len(available) == 1:
+        return available[0].name, _reason_of_only(pools, request)
+    return _best(available, request)
 
 
-def first(views: Sequence[View], wish: Wish) -> str | Refusal:
-    """The first pool that could take a request which needs no slot."""
-    able = _able(views, wish)
-    if isinstance(able, Refusal):
-        return able
-    up = [view for view in able if view.unavailable is None]
-    if wish.prefers:
-        up.sort(key=lambda view: not view.called(wish.pool))  # stable: else in their order
-    return up[0].name if up else _none_now(able)
+def first_available(pools: Sequence[PoolSnapshot], request: PlacementRequest) -> str | Refusal:
+    """Returns the name of the first pool that can take a request without a slot."""
+    capable = _capable(pools, request)
+    if isinstance(capable, Refusal):
+        return capable
+    available = [pool for pool in capable if pool.unavailable is None]
+    options = request.options
+    if options.prefers:
+        available.sort(key=lambda pool: not pool.has_name(options.pool))  # stable
+    return available[0].name if available else _none_available(capable)
 
 
-def _able(views: Sequence[View], wish: Wish) -> Sequence[View] | Refusal:
-    """The pools that could serve it if they were up."""
-    able = views
-    if len(views) > 1 and wish.model:
-        # A pool that has never reported may have any model.
-        able = [view for view in views if view.models is None or wish.model in view.models]
-        if not able:
-            return _no_such_model(views, wish)
-    if wish.pinned:
-        able = [view for view in able if view.called(wish.pool)]
-        if not able:
-            return _cannot_pin(views, wish)
-    if wish.measurement_type is not None:
-        fitting = [view for view in able if view.measurement_type is wish.measurement_type]
-        if not fitting:
+def _capable(
+    pools: Sequence[PoolSnapshot], request: PlacementRequest
+) -> Sequence[PoolSnapshot] | Refusal:
+    """The pools that could serve the request if they were available."""
+    capable, options = pools, request.options
+    if len(pools) > 1 and request.model:
+        # A pool whose engine has never reported may serve any model.
+        capable = [pool for pool in pools if pool.models is None or request.model in pool.models]
+        if not capable:
+            return _unknown_model(pools, request)
+    if request.pinned:
+        capable = [pool for pool in capable if pool.has_name(options.pool)]
+        if not capable:
+            return _cannot_pin(pools, request)
+    if options.measurement_type is not None:
+        matching = [pool for pool in capable if pool.measurement_type is options.measurement_type]
+        if not matching:
             return Refusal(
                 Reason.INFEASIBLE,
-                f"no pool that could take this measures {wish.measurement_type}; there are "
-                + ", ".join(f"{view.name} ({view.measurement_type})" for view in able),
+                f"no pool that could serve this request measures {options.measurement_type}; "
+                "the pools are "
+                + ", ".join(f"{pool.name} ({pool.measurement_type})" for pool in capable),
                 X_ORCH_MEASUREMENT_TYPE,
             )
-        able = fitting
-    elif wish.pool is None:
-        taking = [view for view in able if not view.on_request]
-        if not taking:
-            return _only_on_request(able, wish)
-        able = taking
-    if len(able) > 1:  # one alone says itself what it cannot take
-        fitting = [view for view in able if _fits(view, wish)]
+        capable = matching
+    elif options.pool is None:
+        open_to_all = [pool for pool in capable if not pool.on_request]
+        if not open_to_all:
+            return _only_on_request(capable, request)
+        capable = open_to_all
+    if len(capable) > 1:  # a single pool's admission refuses what does not fit
+        fitting = [pool for pool in capable if _fits(pool, request)]
         if not fitting:
-            return _too_large(able, wish)
-        able = fitting
-    return able
+            return _too_large(capable, request)
+        capable = fitting
+    return capable
 
 
-def _fits(view: View, wish: Wish) -> bool:
-    if view.slots_total and wish.cost > view.slots_total:
+def _fits(pool: PoolSnapshot, request: PlacementRequest) -> bool:
+    if pool.slots_total and request.cost > pool.slots_total:
         return False
-    return wish.tokens is None or view.ctx_max is None or wish.tokens <= view.ctx_max
+    return request.tokens is None or pool.ctx_max is None or request.tokens <= pool.ctx_max
 
 
-def _why_only(views: Sequence[View], wish: Wish) -> Why:
-    if wish.pinned:
-        return Why.PINNED
-    others = {view.measurement_type for view in views} - {wish.measurement_type}
-    if wish.measurement_type is not None and others:
-        return Why.MEASUREMENT_TYPE
-    return Why.ONLY
+def _reason_of_only(pools: Sequence[PoolSnapshot], request: PlacementRequest) -> PlacementReason:
+    if request.pinned:
+        return PlacementReason.PINNED
+    required = request.options.measurement_type
+    if required is not None and any(pool.measurement_type is not required for pool in pools):
+        return PlacementReason.MEASUREMENT_TYPE
+    return PlacementReason.ONLY
 
 
-def _best(up: Sequence[View], wish: Wish) -> Placed:
-    known = all(view.end_ms is not None for view in up)
+def _best(
+    available: Sequence[PoolSnapshot], request: PlacementRequest
+) -> tuple[str, PlacementReason]:
+    predicted = all(pool.end_ms is not None for pool in available)
 
-    def load(view: View) -> tuple[float, float]:
-        if known:
-            assert view.end_ms is not None
-            return round(view.end_ms), 0.0  # nobody feels less than a millisecond
-        free = view.room >= wish.cost and not view.queue_depth
-        return float(not free), 0.0 if free else view.queue_depth / max(1, view.slots_total)
+    def load(pool: PoolSnapshot) -> tuple[float, float]:
+        if predicted:
+            assert pool.end_ms is not None
+            return round(pool.end_ms), 0.0  # clients do not notice less than a millisecond
+        free = pool.room >= request.cost and not pool.queue_depth
+        return float(not free), 0.0 if free else pool.queue_depth / max(1, pool.slots_total)
 
-    ranked = sorted(up, key=lambda view: (load(view), -view.room, view.name))
+    ranked = sorted((load(pool), -pool.room, pool.name) for pool in available)
     best, second = ranked[:2]
-    if load(best) != load(second):
-        return Placed(best.name, Why.PREDICTED_END if known else Why.FREE_SLOTS)
-    return Placed(best.name, Why.FREE_SLOTS if best.room != second.room else Why.NAME)
+    if best[0] != second[0]:
+        reason = PlacementReason.PREDICTED_END if predicted else PlacementReason.FREE_SLOTS
+    else:
+        reason = PlacementReason.FREE_SLOTS if best[1] != second[1] else PlacementReason.NAME
+    return best[2], reason
 
 
-def _none_now(able: Sequence[View]) -> Refusal:
-    """Those that could serve it cannot now."""
-    if len(able) == 1 and able[0].unavailable is not None:
-        return able[0].unavailable
+def _none_available(capable: Sequence[PoolSnapshot]) -> Refusal:
+    if len(capable) == 1 and capable[0].unavailable is not None:
+        return capable[0].unavailable
     causes = "; ".join(
-        f"{view.name}: {'failed it' if view.unavailable is None else view.unavailable.message}"
-        for view in able
+        f"{pool.name}: {'failed it' if pool.unavailable is None else pool.unavailable.message}"
+        for pool in capable
     )
-    return Refusal(Reason.NO_POOL, f"no pool can take this now: {causes}")
+    return Refusal(Reason.NO_POOL, f"no pool can take this request now: {causes}")
 
 
-def _no_such_model(views: Sequence[View], wish: Wish) -> Refusal:
-    models = sorted({model for view in views for model in view.models or ()})
+def _unknown_model(pools: Sequence[PoolSnapshot], request: PlacementRequest) -> Refusal:
+    models = sorted({model for pool in pools for model in pool.models or ()})
     more = f" and {len(models) - _SHOWN_MODELS} more" if len(models) > _SHOWN_MODELS else ""
     return Refusal(
         Reason.NOT_FOUND,
-        f"the model {wish.model[:200]!r} is not served here; served are "
+        f"no pool serves the model {request.model[:200]!r}; the models are "
         f"{', '.join(models[:_SHOWN_MODELS])}{more}",
         "model",
     )
 
 
-def _cannot_pin(views: Sequence[View], wish: Wish) -> Refusal:
-    names = dict.fromkeys(name for view in views for name in (view.group, view.name))
-    if wish.pool in names:
-        text = f"the pool {wish.pool!r} does not serve the model {wish.model[:200]!r}"
+def _cannot_pin(pools: Sequence[PoolSnapshot], request: PlacementRequest) -> Refusal:
+    pool = request.options.pool
+    names = dict.fromkeys(name for each in pools for name in (each.group, each.name))
+    if pool in names:
+        text = f"the pool {pool!r} does not serve the model {request.model[:200]!r}"
     else:
-        text = f"there is no pool {wish.pool!r}; there are {', '.join(names)}"
+        text = f"there is no pool {pool!r}; the pools are {', '.join(names)}"
     return Refusal(Reason.INFEASIBLE, text, X_ORCH_POOL)
 
 
-def _only_on_request(able: Sequence[View], wish: Wish) -> Refusal:
-    names = ", ".join(view.name for view in able)
-    what = f"the model {wish.model[:200]!r} is served by" if wish.model else "there are"
+def _only_on_request(capable: Sequence[PoolSnapshot], request: PlacementRequest) -> Refusal:
+    names = ", ".join(pool.name for pool in capable)
+    model = f" of the model {request.model[:200]!r}" if request.model else ""
     return Refusal(
         Reason.INFEASIBLE,
-        f"{what} pools that take only what asks for them: {names}; "
-        f"ask by {X_ORCH_POOL} or {X_ORCH_MEASUREMENT_TYPE}",
+        f"the pools{model} serve only requests that select them: {names}; "
+        f"select one by {X_ORCH_POOL} or {X_ORCH_MEASUREMENT_TYPE}",
         X_ORCH_POOL,
     )
 
 
-def _too_large(able: Sequence[View], wish: Wish) -> Refusal:
+def _too_large(capable: Sequence[PoolSnapshot], request: PlacementRequest) -> Refusal:
     sizes = ", ".join(
-        f"{view.name} has {view.slots_total} slots and a context of {view.ctx_max}" for view in able
+        f"{pool.name} has {pool.slots_total} slots and a context of {pool.ctx_max} tokens"
+        for pool in capable
     )
-    needs = f"{wish.cost} sequences at once (n times the number of prompts)"
-    if wish.tokens is not None:
-        needs += f" and a context of {wish.tokens} tokens"
-    return Refusal(Reason.INFEASIBLE, f"this request needs {needs}: {sizes}")
+    needs = f"{request.cost} sequences at once (n times the number of prompts)"
+    if request.tokens is not None:
+        needs += f" and a context of {request.tokens} tokens"
+    return Refusal(Reason.INFEASIBLE, f"no pool is large enough for {needs}: {sizes}")

@@ -7,13 +7,12 @@ import time
 from collections.abc import Collection
 from typing import Final
 
-from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import AdmissionRequest, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.rebalancer import MOVED
+from orch_sidecar.pools.rebalancer import REBALANCED
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.request import Request
@@ -49,7 +48,7 @@ class Admit:
         ticket = gate.open(request, ask.cost)
         try:
             elsewhere: Collection[Reason] = _BUSY
-            outcome = gate.ask(ticket, ask)
+            outcome = gate.arrive(ticket, ask)
             if type(outcome) is Queued:
                 record.queued = time.monotonic_ns()
                 record.queue_position = outcome.position
@@ -61,7 +60,7 @@ class Admit:
                 record.lease = outcome.id
                 request.response = None
                 if request.parent_lease is not None:
-                    self._parent_leases.granted(request.parent_lease, gate.core.ledger, outcome)
+                    self._parent_leases.granted(request.parent_lease, gate.ledger, outcome)
                 result = await self._forward.handle(request, pool, outcome)
                 if isinstance(result, Sent) or not _requeues(request, pool, result):
                     return result
@@ -96,10 +95,10 @@ class Admit:
         record = request.record
         record.queued = record.queued or time.monotonic_ns()
         record.admitted = record.predicted_start_ms = None
-        away = pool.gate.core.unavailable
+        away = pool.gate.unavailable
         if away is not None and not pool.keeps_queue:
             return away  # the queue was dismissed before this request came back
-        outcome = pool.gate.put_back(ticket, ask, since_s)
+        outcome = pool.gate.requeue(ticket, ask, since_s)
         if isinstance(outcome, Refusal):
             return outcome
         return await self._wait(request, pool, ticket, ask)
@@ -114,7 +113,7 @@ class Admit:
         try:
             return await pool.gate.wait(ticket)
         except asyncio.CancelledError:
-            pool.turned_down[ask.service_class, Outcome.CANCELLED.value] += 1
+            pool.not_admitted[ask.service_class, Outcome.CANCELLED.value] += 1
             raise
         finally:
             request.waiting = None
@@ -127,7 +126,7 @@ class Admit:
         record = request.record
         record.input_tokens, record.output_tokens = response.answer.counts
         record.client_limited = response.client_limited
-        if response.client_limited or not pool.gate.core.outlook.learns(self._loop.time()):
+        if response.client_limited or not pool.gate.learns():
             return None
         if record.input_tokens is not None:
             pool.prompt_size.learn(len(request.body), record.input_tokens)
@@ -151,7 +150,7 @@ def _requeues(request: Request, pool: Pool, result: NotSent) -> bool:
         and request.record.queued is not None
     ):
         return False  # a request that has waited for the only pool waits for its return, too
-    pool.gate.turned_away(pause_ms)  # before its lease is released: nobody else is to be sent now
+    pool.gate.pause(pause_ms)  # before its lease is released: nobody else is to be sent now
     if request.cancelled is not None:
         return False
     request.trace.retried(result.refusal.reason)
@@ -162,9 +161,9 @@ def _refused(
     pool: Pool, ask: AdmissionRequest, refusal: Refusal, elsewhere: Collection[Reason]
 ) -> NotSent:
     """The pool has no slots for the request."""
-    if refusal is MOVED:
+    if refusal is REBALANCED:
         return NotSent(refusal, Retry.ANY_POOL)
-    pool.turned_down[ask.service_class, refusal.reason.value] += 1
-    if refusal is pool.gate.core.unavailable:
+    pool.not_admitted[ask.service_class, refusal.reason.value] += 1
+    if refusal is pool.gate.unavailable:
         return NotSent(refusal, Retry.ANY_POOL)
     return NotSent(refusal, Retry.OTHER_POOL if refusal.reason in elsewhere else Retry.NO)

@@ -33,7 +33,7 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.client_connection import ClientConnection
-from orch_sidecar.wire.forwarding import filtered_response_head, framed_for
+from orch_sidecar.wire.forwarding import filtered_response_head
 from orch_sidecar.wire.http1 import LAST_CHUNK, Head
 
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
@@ -93,7 +93,7 @@ class ClientWriter:
         client = self.client
         self._source = source
         self._extra = response_fields(self.record, pool)
-        if pool.gate.core.draining:
+        if pool.gate.draining:
             self.keep_alive = False
         client.response = self
         self._watchdog.add(self)
@@ -185,9 +185,10 @@ class ClientWriter:
     def _start(self) -> bytes:
         head = self._head
         assert head is not None
-        if not framed_for(head, self.dechunk):
+        fields, framed = filtered_response_head(head, self.dechunk)
+        if not framed:
             self.keep_alive = False  # the end of the connection is the end of the body
-        return self.head_bytes(filtered_response_head(head, self.dechunk), head.status, self._extra)
+        return self.head_bytes(fields, head.status, self._extra)
 
 
 def response_fields(record: RequestRecord, pool: Pool) -> bytes:

@@ -58,10 +58,11 @@ class Sink(Protocol):
 class EngineResponse:
     """One response of an engine: the receiver of its connection.
 
-    `complete`: the engine has finished, so the request's lease can be released. `failure`: why it
-    did not. `unanswered`: the connection was lost before any byte of a response.
-    `retry_after_ms`: the upstream rejected the request for now, and the sink has nothing of it.
-    `client_limited`: the sink paused the engine. `reads`: in a stream, about one per token.
+    `status`: 0 before the head has arrived. `complete`: the engine has finished, so the request's
+    lease can be released. `failure`: why it did not. `unanswered`: the connection was lost before
+    any byte of a response. `retry_after_ms`: the upstream rejected the request for now, and the
+    sink has nothing of it. `client_limited`: the sink paused the engine. `reads`: in a stream,
+    about one per token.
     """
 
     __slots__ = (
@@ -83,6 +84,7 @@ class EngineResponse:
         "outcome",
         "reads",
         "retry_after_ms",
+        "status",
         "unanswered",
     )
 
@@ -111,13 +113,9 @@ class EngineResponse:
         self.failure: Refusal | None = None
         self.unanswered = False
         self.retry_after_ms: int | None = None
+        self.status = 0
         self.reads = 0
         self.done: asyncio.Future[None] = connections.loop.create_future()
-
-    @property
-    def status(self) -> int:
-        """The engine's status; 0 before the head has arrived."""
-        return 0 if self._head is None else self._head.status
 
     def start(self, connection: EngineConnection, *request: bytes) -> None:
         """Sends the request, in these parts; from here on the response flows."""
@@ -208,6 +206,7 @@ class EngineResponse:
             if head.status < 200:
                 continue
             self._head = head
+            self.status = head.status
             if self._rejection is not None and head.status in backpressure.REJECTION_STATUSES:
                 self._withheld = b""
             self._sink.begin(head)

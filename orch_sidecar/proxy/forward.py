@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.types import Lease
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.pools.pool import Pool
@@ -75,10 +75,10 @@ def _obstacle(request: Request, pool: Pool, lease: Lease | None) -> NotSent | No
         return NotSent(request.cancelled)
     if lease is None:
         return None
-    core = pool.gate.core
-    if core.unavailable is not None:
-        return NotSent(core.unavailable, Retry.OTHER_POOL)
-    if not core.ledger.holds(lease.id):  # the connection may be to that engine's successor
+    gate = pool.gate
+    if gate.unavailable is not None:
+        return NotSent(gate.unavailable, Retry.OTHER_POOL)
+    if not gate.owns(lease.id):  # the connection may be to that engine's successor
         return NotSent(_RESTARTED, Retry.OTHER_POOL)
     return None
 

@@ -38,7 +38,7 @@ from orch_sidecar.observability.record import (
 )
 from orch_sidecar.observability.tracing import Tracing
 from orch_sidecar.pools.parent_leases import ParentLeases
-from orch_sidecar.pools.pool import Wanted
+from orch_sidecar.pools.pool import GenerationCall
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight, Name
 from orch_sidecar.proxy.rejection import response_to
@@ -215,7 +215,7 @@ class Frontend:
             if over is not None:
                 return NotSent(over)
             request.key_sequences = wanted.cost
-        request.call = Wanted(wanted, options, service_class, len(request.body))
+        request.call = GenerationCall(wanted, options, service_class, len(request.body))
         return await self._generate.handle(request)
 
     def _read_outline(self, endpoint: Endpoint, outline: bytes) -> GenerationRequest | Refusal:

@@ -9,7 +9,7 @@ from typing import Final, cast
 from aiohttp import web
 
 from orch_sidecar.admission.gate import Gate
-from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.types import Lease
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.headers import (
     ACCEPT_ENCODING,
@@ -25,7 +25,7 @@ from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.observability.tracing import Trace
 from orch_sidecar.pools.parent_leases import ParentLease
-from orch_sidecar.pools.pool import Pool, Wanted
+from orch_sidecar.pools.pool import GenerationCall, Pool
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.client_connection import ClientConnection
@@ -61,7 +61,7 @@ class Request:
     strip_keys: bool = False
     body: bytes = b""
     options: RequestOptions = NO_OPTIONS
-    call: Wanted | None = None
+    call: GenerationCall | None = None
     parent_lease: ParentLease | None = None
     ticket: str | None = None
     waiting: tuple[Gate, str] | None = None

@@ -15,17 +15,17 @@ from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.observability.record import RequestRecord
-from orch_sidecar.pools.pool import Pool, Wanted
-from orch_sidecar.pools.rebalancer import MOVED
+from orch_sidecar.pools.pool import GenerationCall, Pool
+from orch_sidecar.pools.rebalancer import REBALANCED
 from orch_sidecar.pools.registry import PoolRegistry
-from orch_sidecar.pools.routing import Why
+from orch_sidecar.pools.routing import PlacementReason
 from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.wire.request_body import BodyReader, model_of
 
-_ONLY: Final = Why.ONLY  # looking up a member of an enum is slow
+_ONLY: Final = PlacementReason.ONLY  # looking up a member of an enum is slow
 
 
 class Route:
@@ -46,11 +46,11 @@ class Route:
         assert call is not None
         if pool is None or call.options is not NO_OPTIONS:
             return self._place(request, call)
-        ask = pool.ask(call, 0.0)
+        ask = pool.admission_request(call, 0.0)
         _note(request.record, pool, ask, _ONLY)
         return self._admit.handle(request, pool, ask)
 
-    async def _place(self, request: Request, call: Wanted) -> Result:
+    async def _place(self, request: Request, call: GenerationCall) -> Result:
         """Places a request, and again as long as another pool may serve it."""
         record, pools = request.record, self._pools
         tried = set(request.excluded)
@@ -69,7 +69,7 @@ class Route:
                 # A parent sidecar may ask one other pool, too: this one then asks none.
                 if result.retry is Retry.NO or lost_before or request.parent_lease:
                     return NotSent(result.refusal)
-            if result.refusal is MOVED:
+            if result.refusal is REBALANCED:
                 request.moved = True
             elif refusal is None or errors.BY_REASON[refusal.reason].status != 429:
                 refusal = result.refusal  # that a better pool was busy remains the response
@@ -102,7 +102,7 @@ class Route:
         return await self._forward.handle(request, pool, None)
 
 
-def _note(record: RequestRecord, pool: Pool, ask: AdmissionRequest, why: Why) -> None:
+def _note(record: RequestRecord, pool: Pool, ask: AdmissionRequest, why: PlacementReason) -> None:
     """Records where the request goes."""
     record.pool = pool.name
     record.service_class = ask.service_class

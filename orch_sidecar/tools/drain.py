@@ -1,7 +1,7 @@
-"""`orch drain`: has a sidecar take nothing more, and waits for what it has.
+"""`orch drain`: drains pools of a sidecar, and waits until their requests have ended.
 
-For operators, and for what stops an engine: in Kubernetes the engine's container asks for this
-before it is told to end. It imports nothing but the standard library, so that it begins at once.
+For operators, and for hooks that stop an engine: in Kubernetes the engine's container runs this
+before it is terminated. Imports only the standard library, so that it starts at once.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from typing import Any, Final
 
 _POLL_S: Final = 0.2
-_ANSWERS_WITHIN_S: Final = 5.0
-# An engine that is to be stopped and has not been heard of for so long finishes nothing: what is
-# still waited for keeps the next one from starting. The sidecar hears of an engine each second.
+_TIMEOUT_S: Final = 5.0
+# An engine that is being stopped and has not reported for that long finishes no requests, and
+# waiting for it only delays the start of the next one. A live engine reports every second.
 _SILENT_S: Final = 10.0
 
-_HELP: Final = """Has the pools of a sidecar drain: they refuse what comes, and finish what runs
-and waits. Returns when nothing is left of it; with 1 when something is after --within seconds,
-when the sidecar does not answer, or when a pool takes requests again. `POST
-/v1/pools/NAME/resume` at the same address takes it back. With --engine-stops it ends by itself
-as soon as another engine reports in the place of this one."""
+_HELP: Final = """Drains the pools of a sidecar: they refuse new requests, and finish those that
+are running or queued. Exits with 0 when all of them have ended; with 1 if some remain after
+--within seconds, if the sidecar does not answer, or if a pool is resumed meanwhile. `POST
+/v1/pools/NAME/resume` at the same address ends the drain. With --engine-stops the drain ends by
+itself when another engine reports in place of the stopped one."""
 
 
 class NotDrained(Exception):
-    """What is left, or why nobody knows."""
+    """A pool is not drained; the message names the requests that remain, or the error."""
 
 
 def main(words: list[str]) -> None:
@@ -42,22 +41,33 @@ def main(words: list[str]) -> None:
         "--admin",
         default="http://127.0.0.1:9080",
         metavar="URL",
-        help="the operators' address of the sidecar (its admin_host and admin_port); "
+        help="the admin address of the sidecar (its admin_host and admin_port); "
         "default: %(default)s",
     )
-    parser.add_argument("--pool", action="append", metavar="NAME", help="only this one; repeatable")
     parser.add_argument(
-        "--within", type=float, default=60.0, metavar="SECONDS", help="default: %(default)g"
+        "--pool",
+        action="append",
+        metavar="NAME",
+        help="drain only this pool (repeatable); default: all",
+    )
+    parser.add_argument(
+        "--within",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long to wait for the requests to end; default: %(default)g",
     )
     parser.add_argument(
         "--engine-stops",
         action="store_true",
-        help="for what stops the engine, such as a preStop hook: the drain ends by itself when "
-        "another engine reports, and an engine that does not answer is not waited for",
+        help="for hooks that stop the engine, such as preStop: the drain ends by itself when "
+        "another engine reports, and is given up when the engine does not answer",
     )
     options = parser.parse_args(words)
     if not options.within >= 0:
-        parser.error(f"argument --within: {options.within}: must be seconds, from 0")
+        parser.error(
+            f"argument --within: {options.within} is invalid: it must be a number of seconds from 0"
+        )
     try:
         admin = options.admin.rstrip("/")
         drain(admin, options.pool, options.within, engine_stops=options.engine_stops)
@@ -66,20 +76,15 @@ def main(words: list[str]) -> None:
 
 
 def drain(
-    admin: str,
-    names: list[str] | None,
-    within_s: float,
-    *,
-    engine_stops: bool = False,
-    rest: Callable[[float], None] = time.sleep,
+    admin: str, names: list[str] | None, within_s: float, *, engine_stops: bool = False
 ) -> None:
     """Drains these pools (None: all). Raises NotDrained.
 
-    `engine_stops`: because their engines are being stopped; else until somebody resumes.
+    `engine_stops`: the drain belongs to the stop of their engines; else it lasts until a resume.
     """
     until = time.monotonic() + within_s
     if names is None:
-        # One that is absent has no address, and so nothing that could be left.
+        # An absent pool has no address, and so no requests.
         pools = _ask(f"{admin}/readyz")["pools"]
         names = [name for name, state in pools.items() if state != "absent"]
     draining = {name: _Draining(admin, name, engine_stops) for name in names}
@@ -87,12 +92,12 @@ def drain(
         pool.begin()
     while left := [text for pool in draining.values() if (text := pool.left())]:
         if time.monotonic() >= until:
-            raise NotDrained(f"after {within_s:g} s there are left: {'; '.join(left)}")
-        rest(_POLL_S)
+            raise NotDrained(f"not drained within {within_s:g} s: {'; '.join(left)}")
+        time.sleep(_POLL_S)
 
 
 class _Draining:
-    """One pool that was ordered to drain."""
+    """A pool that is being drained."""
 
     def __init__(self, admin: str, name: str, engine_stops: bool) -> None:
         self._name = name
@@ -101,7 +106,7 @@ class _Draining:
         self._heard_at = time.monotonic()
 
     def begin(self) -> None:
-        """Orders it, for a stop under the epoch of the engine that is there now."""
+        """Orders the drain; before the stop of an engine, with the current engine's epoch."""
         order = f"{self._url}/drain"
         if self._engine_stops:
             epoch = _ask(f"{self._url}/health")["engine_epoch"]
@@ -109,17 +114,17 @@ class _Draining:
         _ask(order, "POST")
 
     def left(self) -> str:
-        """What the pool still has; empty if nothing. Raises NotDrained if that will not end."""
+        """Returns what remains, empty if nothing. Raises NotDrained if that will not end."""
         health = _ask(f"{self._url}/health")
         if not health["draining"]:
             if self._engine_stops:
-                return ""  # the engine that was to be stopped has been replaced
-            raise NotDrained(f"pool {self._name}: it takes requests again, somebody has resumed it")
+                return ""  # another engine has replaced the one that was stopped
+            raise NotDrained(f"pool {self._name}: it was resumed and takes requests again")
         metrics = health["metrics"]
         counts = {
             "sequences": metrics["slots_leased"],
-            "leases whose end is to be confirmed": metrics["leases_closing"],
-            "waiting requests": sum(metrics["queue_depth"].values()),
+            "leases whose end the engine has not confirmed": metrics["leases_closing"],
+            "queued requests": sum(metrics["queue_depth"].values()),
         }
         found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         left = f"pool {self._name}: {found}" if found else ""
@@ -132,23 +137,23 @@ class _Draining:
 
 
 def _ask(url: str, method: str = "GET") -> dict[str, Any]:
-    """The JSON object that is answered, whatever the status says of readiness."""
+    """Returns the JSON object of the response; a health page may have the status 503."""
     try:
         request = urllib.request.Request(url, method=method)  # noqa: S310 (an operator's URL)
-        with urllib.request.urlopen(request, timeout=_ANSWERS_WITHIN_S) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
             document = json.load(response)
     except urllib.error.HTTPError as refused:
         with refused:
-            document = _refusal(url, refused)
+            document = _health_page(url, refused)
     except (OSError, ValueError) as error:
-        raise NotDrained(f"{url}: no sidecar answers: {error}") from error
+        raise NotDrained(f"{url}: the sidecar does not answer: {error}") from error
     if not isinstance(document, dict):
-        raise NotDrained(f"{url}: this is no sidecar's answer: {document!r:.200}")
+        raise NotDrained(f"{url}: the response is not a sidecar's: {document!r:.200}")
     return document
 
 
-def _refusal(url: str, refused: urllib.error.HTTPError) -> Any:
-    """The body of an answer that is not 2xx; a page about health is as good as another."""
+def _health_page(url: str, refused: urllib.error.HTTPError) -> Any:
+    """Returns the body of a 503 health page. Raises NotDrained for any other error response."""
     try:
         document = json.load(refused)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Server-sent events out of the bytes of a stream, as they come.
+"""Parses server-sent events from the bytes of a stream.
 
 Pure. An event is complete at the empty line behind it; comments and fields other than `event`
-and `data` are passed over. What is kept of an event that is not complete yet is bounded.
+and `data` are ignored. The memory for an incomplete event is bounded.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 
 class EventStream:
-    """The events of one stream."""
+    """Parses the events of one stream."""
 
     def __init__(self, most_bytes: int) -> None:
-        """`most_bytes`: of an event's data and of any line."""
+        """`most_bytes`: the limit of an event's data and of any line."""
         self._most_bytes = most_bytes
         self._line = bytearray()
         self._name = ""
@@ -21,9 +21,9 @@ class EventStream:
         self._data_bytes = 0
 
     def feed(self, piece: bytes) -> Iterator[tuple[str, bytes]]:
-        """Name and data of each event that `piece` completes.
+        """Yields name and data of each event that `piece` completes.
 
-        Raises ValueError for an event or a line that is too long, and for a name that is not
+        Raises ValueError for an event or a line beyond the limit, and for a name that is not
         UTF-8.
         """
         *ended, rest = piece.split(b"\n")
@@ -47,10 +47,10 @@ class EventStream:
             self._name = value.decode()
         elif field == b"data":
             self._data.append(value)
-            self._data_bytes += len(value) + 1  # what joins them counts: no empty lines for ever
+            self._data_bytes += len(value) + 1  # line ends count, too: so do empty lines
             self._check(self._data_bytes)
         return None
 
     def _check(self, size_bytes: int) -> None:
         if size_bytes > self._most_bytes:
-            raise ValueError(f"an event has more than {self._most_bytes} bytes")
+            raise ValueError(f"an event has more than the allowed {self._most_bytes} bytes")

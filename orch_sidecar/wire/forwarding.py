@@ -155,16 +155,12 @@ def _names(names: tuple[bytes, ...]) -> Names:
     )
 
 
-def framed_for(head: Head, http10: bool) -> bool:
-    """Whether the client can find the end of this response within its bytes."""
-    if head.chunked:
-        return not http10
-    return head.length is not None or head.status in (204, 304)
-
-
 @lru_cache(maxsize=256)
-def filtered_response_head(head: Head, http10: bool) -> bytes:
-    """Returns the status line and the fields that are forwarded; computed once for equal heads."""
+def filtered_response_head(head: Head, http10: bool) -> tuple[bytes, bool]:
+    """Returns the status line and the fields that are forwarded; computed once for equal heads.
+
+    And whether the client can find the end of the response within its bytes.
+    """
     dropped = _NOT_FORWARDED_BACK
     for name, value in head.fields:
         if name == _CONNECTION:
@@ -173,5 +169,6 @@ def filtered_response_head(head: Head, http10: bool) -> bytes:
     lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
     lines += [b"%b: %b" % field for field in head.fields if field[0] not in dropped]
     if head.chunked and not http10:
-        lines.append(_CHUNKED)
-    return b"\r\n".join(lines) + b"\r\n"
+        lines.append(b"transfer-encoding: chunked")
+    framed = not http10 if head.chunked else head.length is not None or head.status in (204, 304)
+    return b"\r\n".join(lines) + b"\r\n", framed

@@ -1,4 +1,4 @@
-"""Ends the reading of a stream on which nothing of use comes, whatever its transport does."""
+"""Ends the reading of a stream that delivers nothing useful, whatever its transport does."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 from types import TracebackType
 from typing import Final, Self
 
-# The end of the limit, in which what came while the event loop stood still is read.
-_CATCHES_UP_S: Final = 0.1
+# The last part of the limit: data that arrived while the event loop was blocked is read in it.
+_CATCH_UP_S: Final = 0.1
 
 
 class StreamTimeout:
-    """A context that ends its body with a TimeoutError after `limit_s` of silence.
+    """A context that ends its body with a TimeoutError `limit_s` after the last `reset`.
 
-    One timer, which a sound does not touch: it looks how long the last one is ago.
+    It has one timer, which `reset` does not touch: the timer checks how old the last reset is.
     """
 
     def __init__(self, limit_s: float) -> None:
-        self._quiet_s = max(0.0, limit_s - _CATCHES_UP_S)
+        self._quiet_s = max(0.0, limit_s - _CATCH_UP_S)
         self._loop = asyncio.get_running_loop()
         self._scope = asyncio.timeout(None)
         self._since = 0.0
@@ -28,15 +28,15 @@ class StreamTimeout:
     def expired(self) -> bool:
         return self._scope.expired()
 
-    def broken(self) -> None:
-        """Something of use has come."""
+    def reset(self) -> None:
+        """Restarts the limit: something useful has arrived."""
         self._since = self._loop.time()
         self._late = False
 
     async def __aenter__(self) -> Self:
         await self._scope.__aenter__()
-        self.broken()
-        self._timer = self._loop.call_later(self._quiet_s, self._look)
+        self.reset()
+        self._timer = self._loop.call_later(self._quiet_s, self._check)
         return self
 
     async def __aexit__(
@@ -49,12 +49,12 @@ class StreamTimeout:
         self._timer.cancel()
         await self._scope.__aexit__(kind, error, traceback)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         rest_s = self._since + self._quiet_s - self._loop.time()
         if rest_s > 0:
-            self._timer = self._loop.call_later(rest_s, self._look)
+            self._timer = self._loop.call_later(rest_s, self._check)
         elif not self._late:
             self._late = True
-            self._timer = self._loop.call_later(_CATCHES_UP_S, self._look)
+            self._timer = self._loop.call_later(_CATCH_UP_S, self._check)
         else:
             self._scope.reschedule(self._loop.time())

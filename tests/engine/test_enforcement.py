@@ -161,7 +161,7 @@ def test_kv_offloading_is_accepted(scripted: dict[str, str]) -> None:
         ("active", "--max-num-active-seqs is 2, must be 1"),
         ("servers", "--api-server-count is 2, must be 1"),
         ("scheduler", "--scheduler-cls is given, must not be"),
-        ("transfer", "--kv-transfer-config has connector 'X', must be an offloading one"),
+        ("transfer", "--kv-transfer-config has connector 'X', must have an offloading connector"),
         ("elastic", "--enable-elastic-ep is given, must not be"),
         ("rust", "VLLM_USE_RUST_FRONTEND is '1', must not be set"),
     ],

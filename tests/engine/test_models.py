@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from orch_sidecar.tools.bench.load.capabilities import read_capabilities
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
-from orch_sidecar.tools.bench.runs.idle import look
 from orch_sidecar.tools.local.stack import Stack, free_port, get_json
 from orch_sidecar.tools.local.up import tiny_model
 from tests.engine.clients import body, post, session, until
@@ -68,7 +68,7 @@ async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
 
     async def names() -> tuple[str, ...]:
         """As `orch bench` reads them, and refuses to measure any other."""
-        found = await look(Endpoint.of(stack.url, None, {}), "b")
+        found = await read_capabilities(Endpoint.of(stack.url, None, {}), "b")
         assert found is not None
         return found.snapshot.models
 
@@ -89,7 +89,7 @@ async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
         await until(both_ready, 10.0)
         assert await names() == ("tiny", "alias")
         assert (await status("alias"), await status("sql")) == (200, 404)
-        listed = await Endpoint.of(stack.url, None, {}).ask("/v1/models")
+        listed = await Endpoint.of(stack.url, None, {}).fetch_json("/v1/models")
         assert listed is not None
         assert [each["id"] for each in listed["data"]] == ["tiny", "alias"]
         await call("/v1/load_lora_adapter", lora_name="sql", lora_path=str(adapter))

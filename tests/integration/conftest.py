@@ -59,7 +59,7 @@ def no_freezing(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sidecar's periodic looks, without the wait. To be named before the sidecar."""
     monkeypatch.setattr("orch_sidecar.app.sidecar.CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr("orch_sidecar.pools.lease_reconciler.LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr("orch_sidecar.pools.engine_watcher.RECONCILE_EVERY_S", 0.1)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ async def start(engine: ScriptedEngine) -> AsyncIterator[Start]:
             await client.close()
         await running.stop()
         for pool in running.sidecar.pools:
-            assert pool.gate.core.ledger.violations == 0
+            assert pool.gate.status().violations == 0
     await eventually(lambda: not _left_over(before, engine))
 
 

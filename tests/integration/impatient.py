@@ -21,13 +21,14 @@ from tests.integration.running import Running
 from tests.integration.wire import Answer
 
 GATE = (
-    "ask", "put_back", "wait", "refuse", "release", "abandon", "close", "reconcile", "turned_away",
-    "engine_reports", "engine_unavailable", "engine_ended", "dismiss", "tell",
+    "arrive", "requeue", "wait", "refuse", "release", "abandon", "close", "reconcile", "pause",
+    "engine_reports", "engine_unavailable", "leases_ended", "refuse_queued", "notify",
 )  # fmt: skip
-CORE = (
-    "arrive", "take_displaced", "put_back", "leave", "release", "abandon", "tick", "next_event",
-    "engine_reports", "engine_unavailable", "engine_ended", "dismiss", "turned_away",
+CONTROLLER = (
+    "arrive", "take_displaced", "requeue", "leave", "release", "dispatch", "next_event",
+    "engine_reports", "engine_unavailable", "refuse_queued", "pause",
 )  # fmt: skip
+LEDGER = ("abandon",)
 FOLLOWER = ("_event", "_report")
 
 
@@ -80,13 +81,14 @@ def faults(running: Running, share: float, seed: int) -> Iterator[Counter[str]]:
     Before the call does anything, or after it has done everything. Yields how often, by name.
     """
     dice, raised = random.Random(seed), Counter[str]()
-    with patch.multiple("orch_sidecar.pools.lease_reconciler", LOOK_EVERY_S=0.2):
+    with patch("orch_sidecar.pools.engine_watcher.RECONCILE_EVERY_S", 0.2):
         wrapped: list[tuple[Any, str]] = []
         for pool in running.sidecar.pools:
             for target, names in (
                 (pool.gate, GATE),
-                (pool.gate.core, CORE),
-                (pool.follower, FOLLOWER),
+                (pool.gate._controller, CONTROLLER),
+                (pool.gate.ledger, LEDGER),
+                (pool.watcher, FOLLOWER),
             ):
                 for name in names:
                     method = getattr(target, name)

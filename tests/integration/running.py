@@ -40,12 +40,12 @@ class Running:
 
     @property
     def ledger(self) -> Any:
-        return self.pool.gate.core.ledger
+        return self.pool.gate.ledger
 
     @property
     def queued(self) -> int:
         """Over all pools."""
-        return sum(pool.gate.core.queue_depth for pool in self.sidecar.pools)
+        return sum(pool.gate.queue_depth for pool in self.sidecar.pools)
 
     @property
     def connections(self) -> list[RequestHandler]:
@@ -65,7 +65,7 @@ class Running:
         """Waits until no lease is out and no request is being handled."""
         await eventually(
             lambda: (
-                not any(pool.gate.core.ledger.leased for pool in self.sidecar.pools)
+                not any(pool.gate.status().leased for pool in self.sidecar.pools)
                 and not len(self.sidecar.watch)
                 and not self.queued
             ),
@@ -106,5 +106,5 @@ def pools(**engines: ScriptedEngine) -> dict[str, Any]:
 
 async def all_ready(running: Running) -> Running:
     """Waits until every pool is ready."""
-    await eventually(lambda: all(pool.follower.ready for pool in running.sidecar.pools))
+    await eventually(lambda: all(pool.watcher.ready for pool in running.sidecar.pools))
     return running

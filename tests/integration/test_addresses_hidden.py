@@ -37,7 +37,7 @@ async def running(start: Start, engines: list[ScriptedEngine]) -> AsyncIterator[
         {"name": "home", "url": f"http://{HOST}:2", "profile": "home", "on_request": True}
     )
     running = await start(**settings, connect_timeout_s=0.2)
-    await eventually(lambda: all(pool.follower.ready for pool in running.sidecar.pools.all[:2]))
+    await eventually(lambda: all(pool.watcher.ready for pool in running.sidecar.pools.all[:2]))
     yield running
     for pool in running.sidecar.pools:
         pool.gate.resume()

@@ -93,7 +93,7 @@ async def test_running_stream_ends_with_the_error_and_its_lease_comes_back(
     assert ("event: error" in said[0]) == (path in (RESPONSES, MESSAGES))
     await eventually(lambda: script.stopped)
     await sidecar.idle()
-    assert sidecar.ledger.leases() == 0
+    assert sidecar.ledger.lease_count == 0
     engine.answer = Held()  # the client's connection is as good as before
     client.start(path, stream=False)
     await eventually(lambda: engine.answer.waiting)  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ async def test_running_request_without_a_stream_is_answered_by_the_refusal(
     assert_cancelled(await client.response())
     await eventually(lambda: not held.waiting)
     await sidecar.idle()
-    assert sidecar.ledger.leases() == 0
+    assert sidecar.ledger.lease_count == 0
 
 
 async def test_answer_that_is_half_sent_is_cut(sidecar: Running, engine: ScriptedEngine) -> None:
@@ -191,7 +191,7 @@ async def test_request_that_gets_its_slot_and_is_cancelled_at_once_gives_it_back
     request_id = new_id()
     client = await started(sidecar, headers=[named(request_id)], path=MESSAGES)
     await eventually(lambda: sidecar.queued)
-    document = (sidecar.pool.follower.document or {}) | {"foreign": 0}
+    document = (sidecar.pool.watcher.document or {}) | {"foreign": 0}
     sidecar.pool.gate.engine_reports(report.report_of(document))
     assert sidecar.ledger.leased == 1
     assert sidecar.sidecar.serving._in_flight.cancel(request_id, {})

@@ -143,7 +143,7 @@ async def test_many_random_disconnects_leak_nothing_and_never_overfill_the_engin
     await running.idle()
     assert engine.peak <= engine.slots
     assert running.ledger.violations == 0
-    assert running.ledger.leases() == 0
+    assert running.ledger.lease_count == 0
     assert engine.present == 0
     document = await running.capabilities()
     assert (document["slots_free"], document["leased"], document["foreign"]) == (4, 0, 0)
@@ -180,5 +180,5 @@ async def test_abort_in_the_instant_of_admission_returns_the_slot(
         held.release()
         assert (await busy.response()).status == 200
         await sidecar.idle()
-        assert sidecar.ledger.leases() == 0
+        assert sidecar.ledger.lease_count == 0
         assert engine.present == 0

@@ -1,4 +1,4 @@
-"""`orch drain` against a sidecar: what it waits for, and what it says when it waited in vain."""
+"""`orch drain` against a sidecar: what it waits for, and its messages when it fails."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def admin_of(running: Running) -> tuple[str, str]:
     return "--admin", f"http://127.0.0.1:{running.sidecar.admin_port}"
 
 
-async def test_it_returns_when_nothing_is_left(sidecar: Running, held: Held) -> None:
+async def test_command_returns_when_no_request_is_left(sidecar: Running, held: Held) -> None:
     client = await started(sidecar)
     await eventually(lambda: held.waiting)
     command = await drain(*admin_of(sidecar), "--within", "30")
     await eventually(lambda: sidecar.sidecar.pools.draining)
-    await asyncio.sleep(0.3)  # longer than it rests between two looks
+    await asyncio.sleep(0.3)  # longer than its polling interval
     assert command.process.returncode is None
     refused = await (await sidecar.client()).post()
     assert (refused.status, refused.error["code"]) == (503, "draining")
@@ -55,49 +55,49 @@ async def test_idle_sidecar_is_drained_at_once(sidecar: Running) -> None:
     assert await (await drain(*admin_of(sidecar), "--within", "0")).ended() == (0, "")
 
 
-async def test_what_is_left_after_the_limit_is_told(sidecar: Running, held: Held) -> None:
+async def test_remaining_requests_after_the_limit_are_listed(sidecar: Running, held: Held) -> None:
     await started(sidecar, n=3)
     await eventually(lambda: held.waiting)
     waits = await started(sidecar, n=2)
     await eventually(lambda: sidecar.queued)
     code, told = await (await drain(*admin_of(sidecar), "--within", "0.1")).ended()
     assert code == 1
-    assert "after 0.1 s there are left: pool cloud: 3 sequences, 1 waiting requests" in told
+    assert "not drained within 0.1 s: pool cloud: 3 sequences, 1 queued requests" in told
     held.release()
     await eventually(lambda: held.waiting)
     held.release()
     assert (await waits.response()).status == 200
 
 
-async def test_one_pool_of_two_can_be_meant(pair: Running) -> None:
+async def test_one_pool_of_two_can_be_drained(pair: Running) -> None:
     assert await (await drain(*admin_of(pair), "--pool", "b")).ended() == (0, "")
-    drains = [pool.gate.core.draining for pool in pair.sidecar.pools]
+    drains = [pool.gate.draining for pool in pair.sidecar.pools]
     assert [drain is None for drain in drains] == [True, False]
 
 
-async def test_pool_that_is_not_there_and_sidecar_that_is_not_there_are_told(
+async def test_unknown_pool_and_unreachable_sidecar_are_errors(
     sidecar: Running,
 ) -> None:
     code, told = await (await drain(*admin_of(sidecar), "--pool", "nope")).ended()
-    assert (code, "404: there is no pool nope here" in told) == (1, True)
+    assert (code, "404: there is no pool 'nope'; the pools are cloud" in told) == (1, True)
     code, told = await (await drain("--admin", "http://127.0.0.1:1")).ended()
-    assert (code, "no sidecar answers" in told) == (1, True)
+    assert (code, "the sidecar does not answer" in told) == (1, True)
     code, told = await (await drain("--within", "-1")).ended()
-    assert (code, "must be seconds, from 0" in told) == (2, True)
+    assert (code, "-1.0 is invalid: it must be a number of seconds from 0" in told) == (2, True)
 
 
-async def test_drain_that_somebody_takes_back_is_told(sidecar: Running, held: Held) -> None:
+async def test_resumed_drain_is_an_error(sidecar: Running, held: Held) -> None:
     await started(sidecar)
     await eventually(lambda: held.waiting)
     command = await drain(*admin_of(sidecar))
-    await eventually(lambda: sidecar.pool.gate.core.draining)
+    await eventually(lambda: sidecar.pool.gate.draining)
     sidecar.pool.gate.resume()
     code, told = await command.ended()
-    assert (code, "pool cloud: it takes requests again" in told) == (1, True)
+    assert (code, "pool cloud: it was resumed" in told) == (1, True)
     held.release()
 
 
-# What stops an engine drains it first; another may start in its place.
+# A hook that stops an engine drains it first; another may start in its place.
 
 
 async def test_engine_that_is_stopped_and_starts_again_is_served_without_a_resume(
@@ -106,7 +106,7 @@ async def test_engine_that_is_stopped_and_starts_again_is_served_without_a_resum
     running = await started(sidecar)
     await eventually(lambda: held.waiting)
     command = await drain(*admin_of(sidecar), "--engine-stops")
-    await eventually(lambda: sidecar.pool.gate.core.draining)
+    await eventually(lambda: sidecar.pool.gate.draining)
     assert (await (await sidecar.client()).post()).error["code"] == "draining"
     assert (await sidecar.capabilities())["drain"]["ordered_by"] == "engine_stop"
     assert (await sidecar.metrics())['orch_drain{ordered_by="engine_stop",pool="cloud"}'] == 1
@@ -128,7 +128,7 @@ async def test_command_ends_with_the_engine_that_it_drains_for(
     await started(sidecar)
     await eventually(lambda: held.waiting)
     command = await drain(*admin_of(sidecar), "--engine-stops")
-    await eventually(lambda: sidecar.pool.gate.core.draining)
+    await eventually(lambda: sidecar.pool.gate.draining)
     await engine.restart()
     assert await command.ended() == (0, "")
 
@@ -140,11 +140,11 @@ async def test_frozen_engine_that_is_stopped_is_not_waited_for_until_the_limit(
     await started(sidecar)
     await eventually(lambda: held.waiting)
     engine.faults.mute = True
-    await eventually(lambda: sidecar.pool.follower.state == "stale")
+    await eventually(lambda: sidecar.pool.watcher.state == "stale")
     admin = admin_of(sidecar)[1]
     with pytest.raises(NotDrained, match="pool cloud: 1 sequences, and its engine has not answ"):
         await asyncio.to_thread(drain_pools, admin, None, 60.0, engine_stops=True)
-    assert sidecar.pool.gate.core.draining
+    assert sidecar.pool.gate.draining
     held.release()
 
 
@@ -165,7 +165,7 @@ async def test_engine_that_never_reported_can_be_stopped(
     await engine.stop()
     running = await start(wait=False)
     assert await (await drain(*admin_of(running), "--engine-stops")).ended() == (0, "")
-    assert running.pool.gate.core.draining
+    assert running.pool.gate.draining
     await engine.start()
     await running.ready()
     assert (await (await running.client()).post()).status == 200
@@ -184,11 +184,9 @@ async def test_order_for_an_engine_that_has_been_replaced_changes_nothing(
     await admin.close()
 
 
-async def test_pool_without_an_address_has_nothing_left(
-    start: Start, engine: ScriptedEngine
-) -> None:
+async def test_pool_without_an_address_is_drained(start: Start, engine: ScriptedEngine) -> None:
     absent = {"name": "a", "url": "http://no-such-name.invalid:1", "profile": "cloud"}
     there = {"name": "b", "url": engine.url, "profile": "cloud"}
     running = await start(pools=[absent | {"headless": True}, there])
     assert await (await drain(*admin_of(running))).ended() == (0, "")
-    assert running.pool.gate.core.draining
+    assert running.pool.gate.draining

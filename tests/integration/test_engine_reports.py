@@ -51,8 +51,8 @@ async def test_event_that_cannot_be_true_makes_stale_with_the_reason_and_nothing
 
     def look() -> bool:
         for pool in running.sidecar.pools:
-            if pool.follower.state == "stale":
-                reasons.setdefault(pool.name, pool.follower.message)
+            if pool.watcher.state == "stale":
+                reasons.setdefault(pool.name, pool.watcher.message)
         return len(reasons) == len(engines)
 
     seen.set()
@@ -60,7 +60,7 @@ async def test_event_that_cannot_be_true_makes_stale_with_the_reason_and_nothing
     assert "foreign is an integer of about 400 digits: it must be" in reasons["huge-foreign"]
     assert "waiting is 'x': it must be an integer from 0 to" in reasons["text-for-count"]
     for pool in running.sidecar.pools:
-        document = pool.follower.document
+        document = pool.watcher.document
         assert document is not None
         assert (document["slots_total"], document["waiting"]) == (4, 0)
     client = await running.client()
@@ -80,7 +80,7 @@ async def test_what_does_not_matter_to_admission_is_not_brought_before_it(
         engine.tell(
             requests_total=number, steps_total=number, prefill={"tokens": number, "seconds": 0.1}
         )
-        await eventually(lambda n=number: sidecar.pool.follower.document["steps_total"] == n)  # type: ignore[index,misc]
+        await eventually(lambda n=number: sidecar.pool.watcher.document["steps_total"] == n)  # type: ignore[index,misc]
     assert told == []
     engine.tell(prefill_tokens_per_s=100.0)
     await eventually(lambda: told)
@@ -90,12 +90,12 @@ async def test_what_does_not_matter_to_admission_is_not_brought_before_it(
 async def test_busy_engine_is_seen_by_its_heartbeats(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
-    assert sidecar.pool.follower.busy_ratio is None
+    assert sidecar.pool.watcher.busy_ratio is None
     engine.tell(busy_seconds_total=10.0)
-    await eventually(lambda: sidecar.pool.follower._busy is not None)
+    await eventually(lambda: sidecar.pool.watcher._busy is not None)
     await asyncio.sleep(0.2)
     engine.tell(busy_seconds_total=10.1)
-    await eventually(lambda: sidecar.pool.follower.busy_ratio)
+    await eventually(lambda: sidecar.pool.watcher.busy_ratio)
     ratio = (await sidecar.capabilities())["engine_busy_ratio"]
     assert 0.2 < ratio < 0.55
     metrics = await sidecar.metrics()

@@ -45,11 +45,11 @@ async def test_entry_is_not_ready_before_it_has_looked_at_each_of_its_pools(
 
     b._stream = late  # type: ignore[method-assign]
     entry = await start(pools=[tier(lower), *pools(b=b)["pools"]], wait=False)
-    await eventually(lambda: entry.pool.follower.ready)
+    await eventually(lambda: entry.pool.watcher.ready)
     starting = await readiness(entry)
     assert (starting.status, starting.json()["ready"]) == (503, False)
     silent.set()
-    await eventually(lambda: entry.sidecar.pools["b"].follower.ready)
+    await eventually(lambda: entry.sidecar.pools["b"].watcher.ready)
     assert (await readiness(entry)).status == 200
 
 
@@ -73,7 +73,7 @@ async def test_entry_that_an_operator_drains_or_that_leaves_is_not_ready(pair: R
     assert (await readiness(pair)).status == 503
     assert (await admin.request("POST", "/v1/pools/b/resume")).status == 200
     assert (await readiness(pair)).status == 200
-    pair.sidecar.pools.leave()
+    pair.sidecar.pools.shut_down()
     assert (await readiness(pair)).status == 503
     await admin.close()
 

@@ -111,5 +111,5 @@ async def test_engine_that_takes_no_connections_is_a_503(
     response = await (await sidecar.client()).post()
     assert response.status == 503
     assert response.error["code"] == "engine_down"
-    assert sidecar.ledger.leases() == 0
+    assert sidecar.ledger.lease_count == 0
     assert engine.generating == []

@@ -60,7 +60,7 @@ class Names:
 async def names(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Names]:
     names = Names()
     monkeypatch.setattr(discovery, "addresses_of", names.resolve)
-    monkeypatch.setattr(discovery, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(discovery, "LOOK_UP_EVERY_S", 0.02)
     yield names
     for engine in names.engines.values():
         await engine.stop()
@@ -69,7 +69,7 @@ async def names(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Names]:
 
 
 def ready(running: Running) -> list[str]:
-    return [pool.name for pool in running.sidecar.pools if pool.follower.ready]
+    return [pool.name for pool in running.sidecar.pools if pool.watcher.ready]
 
 
 async def test_each_address_is_a_pool_and_takes_requests(names: Names, start: Start) -> None:
@@ -198,7 +198,9 @@ async def test_name_without_an_address_is_told_and_refused_as_away(
     names.port = 1
     home = {"name": "other", "url": engine.url, "profile": "cloud"}
     running = await start(pools=[names.setting, home])
-    await eventually(lambda: "no address" in str(running.sidecar.pools.missing["cloud"].message))
+    await eventually(
+        lambda: "no address" in str(running.sidecar.pools.without_address["cloud"].message)
+    )
     client = await running.client()
     refused = await client.post(CHAT, headers=[("X-Orch-Pool", "cloud")])
     assert refused.status == 503

@@ -146,7 +146,7 @@ async def test_own_error_has_the_form_of_its_api_and_says_the_measurement_type(
     assert response.json().get("type") == ("error" if path == MESSAGES else None)
     assert b"secret" not in response.body
     assert response.header("x-measurement-type") == "batched_online"
-    assert sidecar.ledger.leases() == 0
+    assert sidecar.ledger.lease_count == 0
 
 
 async def test_measurement_type_is_the_profiles(engine: ScriptedEngine, start: Start) -> None:

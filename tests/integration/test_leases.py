@@ -92,10 +92,10 @@ async def test_no_log_line_has_a_whole_lease(
         client.start()
         await client.seen(b"data: more\n\n")
         await client.close()
-        await eventually(lambda: "the engine's answer is none" in caplog.text, within_s=5)
+        await eventually(lambda: "the engine's answer is invalid" in caplog.text, within_s=5)
     lease = engine.generating[0].lease
     assert lease is not None
-    assert f"lease {lease[:24]}: the engine's answer is none" in caplog.text
+    assert f"lease {lease[:24]}: the engine's answer is invalid" in caplog.text
     assert lease not in caplog.text
     await eventually(lambda: not sidecar.ledger.leased, within_s=5)
 
@@ -150,14 +150,14 @@ async def test_lease_is_given_back_once_however_often_its_end_is_told(
     await client.close()
     await eventually(lambda: sidecar.ledger.leased == 3)
     for request in engine.generating[1:] * 2:
-        sidecar.pool.gate.engine_ended([request.lease or ""])
+        sidecar.pool.gate.leases_ended([request.lease or ""])
     assert sidecar.ledger.leased == 3
     held.release()
     await busy.response()
     await eventually(lambda: sidecar.ledger.leased == 0)
     await asyncio.sleep(0.05)
     assert sidecar.ledger.leased == 0
-    assert sidecar.ledger.leases() == 0
+    assert sidecar.ledger.lease_count == 0
 
 
 async def test_engine_that_answers_before_it_lets_go_is_believed_about_its_answer(

@@ -127,7 +127,7 @@ async def test_refusal_of_a_pool_that_is_down_has_a_type(
     mixed: Running, engine: ScriptedEngine
 ) -> None:
     await engine.stop()
-    await eventually(lambda: mixed.sidecar.pools["cloud"].follower.state == "down")
+    await eventually(lambda: mixed.sidecar.pools["cloud"].watcher.state == "down")
     client = await mixed.client()
     for fields, expected in (([], NONE), ([("X-Orch-Pool", "cloud")], NONE)):
         answer = await client.post(CHAT, fields)

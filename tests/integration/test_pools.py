@@ -44,7 +44,7 @@ async def test_adapter_is_placed_where_it_is_loaded_from_its_load_to_its_unload(
     client = await pair.client()
     assert (await client.post(model="sql")).status == 404
     b.engine_state.set_models(("tiny", "alias", "sql"))
-    await eventually(lambda: "sql" in (pair.sidecar.pools["b"].follower.models or ()))
+    await eventually(lambda: "sql" in (pair.sidecar.pools["b"].watcher.models or ()))
     for model in ("sql", "alias"):
         assert (await client.post(CHAT, model=model)).status == 200
     assert (len(engine.generating), len(b.generating)) == (0, 2)
@@ -54,7 +54,7 @@ async def test_adapter_is_placed_where_it_is_loaded_from_its_load_to_its_unload(
     for model in ("sql", "alias"):
         assert any(f'gen_ai_request_model="{model}"' in name for name in metrics)
     b.engine_state.set_models(("tiny",))
-    await eventually(lambda: "sql" not in (pair.sidecar.pools["b"].follower.models or ()))
+    await eventually(lambda: "sql" not in (pair.sidecar.pools["b"].watcher.models or ()))
     assert (await client.post(model="sql")).status == 404
 
 
@@ -64,7 +64,7 @@ async def test_model_whose_pool_is_down_is_a_503_and_one_that_no_pool_serves_a_4
     large = await another(models=("large", "sql"))
     running = await all_ready(await start(**pools(a=engine, b=large)))
     await large.stop()
-    await eventually(lambda: running.sidecar.pools["b"].follower.state == "down")
+    await eventually(lambda: running.sidecar.pools["b"].watcher.state == "down")
     client = await running.client()
     for model in ("large", "sql"):
         down = await client.post(model=model)
@@ -96,7 +96,7 @@ async def test_pin_and_preference(pair: Running, engine: ScriptedEngine, b: Scri
     assert (seeds(engine), seeds(b)) == ([4], [0, 1, 2, 3])
     response = await client.post(CHAT, [("X-Orch-Pool", "c")])
     assert (response.status, response.error["code"]) == (400, "infeasible")
-    assert "there are a, b" in response.error["message"]
+    assert "the pools are a, b" in response.error["message"]
 
 
 async def test_measurement_type_is_demanded_and_never_downgraded(
@@ -115,7 +115,7 @@ async def test_measurement_type_is_demanded_and_never_downgraded(
     # It belongs to no pool, and the pools do not agree.
     assert offline.header("x-measurement-type") == "none"
     await home.stop()
-    await eventually(lambda: running.sidecar.pools["home"].follower.state == "down")
+    await eventually(lambda: running.sidecar.pools["home"].watcher.state == "down")
     gone = await client.post(CHAT, single)
     assert (gone.status, gone.error["code"]) == (503, "engine_down")
     assert len(engine.generating) == 1
@@ -169,7 +169,7 @@ async def test_request_that_no_pool_could_ever_serve_is_told_so(
     assert "small has 2 slots" in response.error["message"]
     assert response.error["retriable"] is False
     await engine.stop()
-    await eventually(lambda: running.sidecar.pools["a"].follower.state == "down")
+    await eventually(lambda: running.sidecar.pools["a"].watcher.state == "down")
     # It could be served if that engine were there.
     response = await client.post(CHAT, n=4)
     assert (response.status, response.error["code"]) == (503, "engine_down")
@@ -181,7 +181,7 @@ async def test_all_pools_away_is_a_503_that_names_them(
 ) -> None:
     await engine.stop()
     await b.stop()
-    followers = [pool.follower for pool in pair.sidecar.pools]
+    followers = [pool.watcher for pool in pair.sidecar.pools]
     await eventually(lambda: all(follower.state == "down" for follower in followers))
     client = await pair.client()
     response = await client.post()
@@ -197,7 +197,7 @@ async def test_pool_that_is_away_is_told_and_the_other_serves(
     pair: Running, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:
     await engine.stop()
-    await eventually(lambda: pair.pool.follower.state == "down")
+    await eventually(lambda: pair.pool.watcher.state == "down")
     client = await pair.client()
     ready = await client.get("/readyz")
     assert (ready.status, ready.json()["pools"]) == (200, {"a": "down", "b": "ready"})
@@ -232,13 +232,13 @@ async def test_stalled_engine_takes_nothing_until_it_moves_again(
     pair: Running, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:
     engine.tell(state="stalled")
-    await eventually(lambda: pair.pool.follower.state == "stalled")
+    await eventually(lambda: pair.pool.watcher.state == "stalled")
     client = await pair.client()
     assert (await client.post(seed=1)).status == 200
     pinned = await client.post(CHAT, [("X-Orch-Pool", "a")])
     assert (pinned.status, pinned.error["code"]) == (503, "engine_stalled")
     assert (await client.get("/readyz")).json()["pools"] == {"a": "stalled", "b": "ready"}
     engine.tell(state="ready")
-    await eventually(lambda: pair.pool.follower.ready)
+    await eventually(lambda: pair.pool.watcher.ready)
     assert (await client.post(seed=2)).status == 200
     assert (seeds(engine), seeds(b)) == ([2], [1])

@@ -38,7 +38,7 @@ async def test_engine_lost_before_the_first_byte_is_made_good_by_another(
     assert engine.generating[0].lease != b.generating[0].lease
     await pair.idle()
     for pool in pair.sidecar.pools:
-        assert pool.gate.core.ledger.leases() == 0
+        assert pool.gate.status().leases == 0
 
 
 async def test_engine_that_takes_no_connections_is_made_good_by_another(
@@ -197,7 +197,7 @@ async def test_client_that_leaves_during_the_second_attempt_leaks_nothing(
     await client.close()
     await pair.idle()
     for pool in pair.sidecar.pools:
-        assert pool.gate.core.ledger.leases() == 0
+        assert pool.gate.status().leases == 0
     metrics = await pair.metrics()
     label = '{outcome="cancelled",route="/v1/chat/completions",status="0"}'
     assert metrics[f"orch_requests_total{label}"] == 1

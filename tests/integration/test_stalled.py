@@ -84,7 +84,7 @@ async def test_leases_are_confirmed_while_it_is_stalled(
     await client.close()
     await eventually(lambda: engine.revoked)
     await running.idle()
-    assert running.ledger.leases() == 0
+    assert running.ledger.lease_count == 0
     assert running.sidecar.state == "stalled"
     await recovers(engine, running)
 
@@ -111,7 +111,7 @@ async def test_stall_is_told_to_a_sidecar_above(start: Start, engine: ScriptedEn
     parent_leases = await start(pools=[{"name": "l", "url": url, "profile": "cloud", "tier": True}])
     engine.tell(state="stalled")
     await eventually(lambda: parent_leases.sidecar.state == "stalled", 1.0)
-    assert "no progress" in parent_leases.pool.follower.message
+    assert "no progress" in parent_leases.pool.watcher.message
     refused = await (await parent_leases.client()).post()
     assert (refused.status, refused.error["code"]) == (503, "engine_stalled")
     await recovers(engine, lower)

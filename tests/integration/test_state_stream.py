@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from orch_sidecar.pools.engine_watcher import SILENCE_S
 from tests.integration.client import CHAT
 from tests.integration.readiness import assert_unavailable, state_is
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import Engine, Script, ScriptedEngine
 from tests.integration.wire import Answer
+from vllm_plugin.lease_protocol import STALE_AFTER_S
 
 EVERY_LOOP = True
 
@@ -93,20 +93,20 @@ async def test_stale_3_s_after_the_last_good_event_whatever_the_transport_does(
 
     def look() -> bool:
         for name, pool in of.items():
-            if pool.follower.state == "stale":
+            if pool.watcher.state == "stale":
                 stale_at.setdefault(name, loop.time())
         return len(stale_at) == len(of)
 
-    await eventually(look, within_s=SILENCE_S + 5)
+    await eventually(look, within_s=STALE_AFTER_S + 5)
     for name, at in stale_at.items():
-        assert 1.0 < at - last_at < SILENCE_S + 1.5, name
+        assert 1.0 < at - last_at < STALE_AFTER_S + 1.5, name
     assert_unavailable(await (await running.client()).post(), "no_pool")
     for each in engines.values():
         each.faults.stream, each.faults.stream_status, each.slots = None, 200, 7
         await each.restart()
     await all_ready(running)
     for name, pool in of.items():
-        assert (pool.gate.core.ledger.slots_total, pool.gate.core.ledger.epoch) == (7, "epoch-2")
+        assert (pool.gate.slots_total, pool.gate.status().epoch) == (7, "epoch-2")
         response = await (await running.client()).post(CHAT, [("X-Orch-Pool", name)])
         assert response.status == 200
     for each in engines.values():
@@ -130,7 +130,7 @@ async def test_change_on_a_new_stream_needs_a_whole_state_before_it(
         await state_is(sidecar, "stale")
         await asyncio.sleep(0.3)
         assert sidecar.sidecar.state == "stale"
-        assert "before the first state" in sidecar.pool.follower.message
+        assert "before the first state" in sidecar.pool.watcher.message
     await sidecar.ready()
 
 

@@ -103,7 +103,7 @@ async def test_request_that_is_turned_away_goes_back_and_is_served(
     leases = [request.lease for request in engine.generating]
     assert len(set(leases)) == 3  # a lease is used once
     await parent_leases.idle()
-    assert parent_leases.ledger.leases() == 0
+    assert parent_leases.ledger.lease_count == 0
 
 
 async def test_request_that_is_turned_away_keeps_its_place(
@@ -187,15 +187,15 @@ async def test_client_that_leaves_while_its_request_is_put_back_leaks_nothing(
     await client.close()
     await eventually(lambda: not parent_leases.queued)
     await parent_leases.idle()
-    assert parent_leases.ledger.leases() == 0
+    assert parent_leases.ledger.lease_count == 0
 
 
 async def test_nonsense_of_the_engine_makes_both_stale_and_breaks_neither(
     parent_leases: Running, lower: Running, engine: ScriptedEngine
 ) -> None:
     engine.tell(waiting="x")
-    await eventually(lambda: parent_leases.pool.follower.state == "stale")
-    assert "waiting is 'x'" in parent_leases.pool.follower.message
+    await eventually(lambda: parent_leases.pool.watcher.state == "stale")
+    assert "waiting is 'x'" in parent_leases.pool.watcher.message
     for running in (parent_leases, lower):
         client = await running.client()
         assert (await client.get("/v1/capabilities")).status == 200
@@ -224,7 +224,7 @@ async def test_state_of_the_sidecar_below_is_believed(
     parent_leases: Running, engine: ScriptedEngine, said: str, state: str, code: str
 ) -> None:
     engine.tell(state=said, message="because of this")
-    await eventually(lambda: parent_leases.pool.follower.state == state)
+    await eventually(lambda: parent_leases.pool.watcher.state == state)
     response = await (await parent_leases.client()).post()
     assert (response.status, response.error["code"]) == (503, code)
     assert "because of this" in response.error["message"]

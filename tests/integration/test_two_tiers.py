@@ -154,14 +154,14 @@ async def test_one_pool_of_several_below_is_named(
         assert (await client.post(seed=seed)).status == 200
     await client.request("POST", "/tokenize", {"model": "tiny", "prompt": "x"})
     assert (len(engine.received), len(b.generating)) == (0, 3)
-    assert parent_leases.pool.follower.document is not None
-    assert parent_leases.pool.follower.document["pool"] == "b"
+    assert parent_leases.pool.watcher.document is not None
+    assert parent_leases.pool.watcher.document["pool"] == "b"
     unnamed = await start(pools=[tier(lower)], wait=False)
     await eventually(lambda: unnamed.sidecar.state == "unusable")
-    assert "several pools (a, b)" in unnamed.pool.follower.message
+    assert "several pools (a, b)" in unnamed.pool.watcher.message
     wrong = await start(pools=[tier(lower, below="c")], wait=False)
     await eventually(lambda: wrong.sidecar.state == "unusable")
-    assert "there is no pool 'c'" in wrong.pool.follower.message
+    assert "there is no pool 'c'" in wrong.pool.watcher.message
     refused = await (await wrong.client()).post()
     assert refused.status == 503
     assert "there is no pool 'c'" in refused.error["message"]

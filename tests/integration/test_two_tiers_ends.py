@@ -76,14 +76,14 @@ async def test_cancelling_above_frees_all_levels(
 async def test_request_is_cancelled_while_it_goes_to_and_fro(
     parent_leases: Running, lower: Running, engine: ScriptedEngine, held: Held
 ) -> None:
-    lower.sidecar.publisher.leases._listeners.clear()  # the upper does not hear of changes
+    lower.sidecar.publisher.leases._subscribers.clear()  # the upper does not hear of changes
     busy = await started(lower, n=4)
     await eventually(lambda: held.waiting)
     request_id = os.urandom(16).hex()
     client = await started(
         parent_leases, headers=[("X-Orch-Request-Id", request_id)], path=MESSAGES
     )
-    await eventually(lambda: lower.pool.turned_down.total() > 1)
+    await eventually(lambda: lower.pool.not_admitted.total() > 1)
     other = await parent_leases.client()
     path = f"/v1/requests/{request_id}/cancel"
     assert (await other.request("POST", path, None)).status == 204

@@ -24,7 +24,7 @@ async def empty(*all_of_them: Running) -> None:
     """Waits until no lease is out on any level."""
     for running in all_of_them:
         await running.idle()
-        assert running.ledger.leases() == 0
+        assert running.ledger.lease_count == 0
 
 
 class Streaming:

@@ -112,7 +112,7 @@ POOL = cast(
     SimpleNamespace(
         fields=b"x-measurement-type: batched_online\r\n",
         fields_at_once=b"x-orch-queue-position: 0\r\n",
-        gate=SimpleNamespace(core=SimpleNamespace(draining=None)),
+        gate=SimpleNamespace(draining=None),
     ),
 )
 

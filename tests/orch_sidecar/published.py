@@ -1,43 +1,40 @@
-"""A server that publishes pools to sidecars above."""
+"""A server that publishes pools to parent sidecars."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from aiohttp import web
 
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.control.state_stream import Publisher
-from tests.orch_sidecar.above import US, ledger, view
+from orch_sidecar.pools.parent_leases import ParentLeases
+from tests.orch_sidecar.parents import US, FakePool, ledger
 
 STREAM = f"/v1/capabilities/stream?instance={US}"
 
 
 class Tier:
-    """A server that publishes pools, and what its pools are told to call."""
+    """A server that publishes pools, and their registry."""
 
-    def __init__(self, *pools: str) -> None:
+    def __init__(self, *names: str) -> None:
         self.slots = ledger()
-        self.views = {name: view(self.slots, name=name) for name in pools}
+        self.pools = {name: FakePool(self.slots, name) for name in names}
         self.attached: list[bool] = []
         self.changed: Callable[[], None] | None = None
-        self.publisher = Publisher(
-            lambda: {
-                name: lambda name=name: self.views[name]  # type: ignore[misc]
-                for name in pools
-            },
-            self.attach,
-            {"Server": "orch-sidecar"},
-        )
+        self.publisher = Publisher(self, {"Server": "orch-sidecar"})
         self.leases = self.publisher.leases
         self.url = ""
         self.port = 0
 
-    def attach(self, changed: Callable[[], None] | None) -> None:
-        self.attached.append(changed is not None)
-        self.changed = changed
+    def __iter__(self) -> Iterator[FakePool]:
+        return iter(self.pools.values())
+
+    def report_changes(self, leases: ParentLeases | None) -> None:
+        self.attached.append(leases is not None)
+        self.changed = None if leases is None else leases.changed
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         if http.method == "DELETE":

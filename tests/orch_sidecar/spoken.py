@@ -123,14 +123,14 @@ SPOKEN = [
         spoken
         for api in (apis.CHAT, apis.COMPLETIONS)
         for spoken in (
-            Spoken(f"{api} stream", api, True, openai_stream(api, text=MISLEADING), _TOLD),
-            Spoken(f"{api} n=2", api, True, openai_stream(api, n=2), (5, 6)),
-            Spoken(f"{api} continuous", api, True, openai_stream(api, continuous=True), _TOLD),
-            Spoken(f"{api} unasked", api, True, openai_stream(api, told=False), _NOTHING),
-            Spoken(f"{api} answer", api, False, openai_answer(api), _TOLD),
-            Spoken(f"{api} answer n=2", api, False, openai_answer(api, n=2), (5, 6)),
-            Spoken(f"{api} long tail", api, False, openai_answer(api, after=_LONG), _TOLD),
-            Spoken(f"{api} error", api, True, _STREAMED + sse(_ERROR) + DONE, _NOTHING, True),
+            Spoken(f"{api.path} stream", api, True, openai_stream(api, text=MISLEADING), _TOLD),
+            Spoken(f"{api.path} n=2", api, True, openai_stream(api, n=2), (5, 6)),
+            Spoken(f"{api.path} continuous", api, True, openai_stream(api, continuous=True), _TOLD),
+            Spoken(f"{api.path} unasked", api, True, openai_stream(api, told=False), _NOTHING),
+            Spoken(f"{api.path} answer", api, False, openai_answer(api), _TOLD),
+            Spoken(f"{api.path} answer n=2", api, False, openai_answer(api, n=2), (5, 6)),
+            Spoken(f"{api.path} long tail", api, False, openai_answer(api, after=_LONG), _TOLD),
+            Spoken(f"{api.path} error", api, True, _STREAMED + sse(_ERROR) + DONE, _NOTHING, True),
         )
     ),
     Spoken("messages stream", apis.MESSAGES, True, message_stream(at_end=True), _TOLD),

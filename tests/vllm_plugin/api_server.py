@@ -1,4 +1,4 @@
-"""An engine's application with the endpoint attached to it as vLLM attaches it."""
+"""An API server's application with the endpoint attached as vLLM attaches it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ STREAM = f"/v1/capabilities/stream?instance={US}"
 
 
 async def kv_cache_of(client: EngineClient) -> KvCache:
-    """Stands in for the question to the engine core."""
+    """Replaces the query of the engine core."""
     return KvCache(256, (KvGroup(16),))
 
 
 @dataclass
 class EngineClient:
-    """What the endpoint asks vLLM's engine client."""
+    """The part of vLLM's engine client that the endpoint uses."""
 
     is_running: bool = True
     errored: bool = False
-    sleeping: bool = False  # paused, too: vLLM makes no difference here
+    sleeping: bool = False  # or paused: vLLM does not distinguish them here
 
     async def is_sleeping(self) -> bool:
         return self.sleeping
@@ -36,14 +36,14 @@ class EngineClient:
 
 @dataclass
 class Named:
-    """One entry of vLLM's base models."""
+    """An entry of vLLM's base models."""
 
     name: str
 
 
 @dataclass
 class Models:
-    """vLLM's list of what it serves."""
+    """vLLM's registry of served models."""
 
     base_model_paths: list[Named] = field(
         default_factory=lambda: [Named(name) for name in FACTS.models]
@@ -70,7 +70,7 @@ class Engine:
         return Call(self.app, method, path)
 
     async def stream(self) -> tuple[Call, dict[str, Any]]:
-        """An open stream, and its first state."""
+        """Opens a stream, and returns it with its first state."""
         call = self.call("GET", STREAM)
         assert await call.status() == 200
         first = await call.event()

@@ -1,4 +1,4 @@
-"""A caller of ASGI applications that sees each message as it is sent, streams included."""
+"""A client of ASGI applications that receives each message as it is sent, also of streams."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class Call:
-    """One request to an application. The answer's messages come one by one."""
+    """A request to an application, whose response messages are read one by one."""
 
     def __init__(self, app: Any, method: str, path: str, headers: dict[str, str] | None = None):
         path, _, query = path.partition("?")
         scope = {
             "type": "http",
-            # as uvicorn says it: Starlette then listens for the disconnect
+            # as of uvicorn: Starlette then waits for the disconnect
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
             "method": method,
@@ -30,12 +30,12 @@ class Call:
         }
         self._messages: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
         self._gone = asyncio.Event()
-        self._asked = False
+        self._sent = False
         self.task = asyncio.ensure_future(app(scope, self._receive, self._messages.put))
 
     async def _receive(self) -> MutableMapping[str, Any]:
-        if not self._asked:
-            self._asked = True
+        if not self._sent:
+            self._sent = True
             return {"type": "http.request", "body": b"", "more_body": False}
         await self._gone.wait()
         return {"type": "http.disconnect"}
@@ -53,7 +53,7 @@ class Call:
         return status
 
     async def chunk(self) -> bytes:
-        """The next piece of the body; b"" at its end."""
+        """Returns the next chunk of the body, b"" at its end."""
         while (message := await self.message()).get("more_body") and not message["body"]:
             pass
         body: bytes = message["body"]
@@ -63,7 +63,7 @@ class Call:
         return json.loads(await self.chunk())
 
     async def event(self) -> tuple[str, dict[str, Any]] | None:
-        """The next server-sent event as (name, data); None at the end."""
+        """Returns the next server-sent event as (name, data), None at the end."""
         text = (await self.chunk()).decode()
         if not text:
             return None
@@ -71,9 +71,9 @@ class Call:
         assert rest == ["", ""]
         return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
-    async def event_named(self, wanted: str) -> dict[str, Any]:
-        """The next event of this name."""
+    async def event_named(self, expected: str) -> dict[str, Any]:
+        """Returns the data of the next event of this name."""
         while (event := await self.event()) is not None:
-            if event[0] == wanted:
+            if event[0] == expected:
                 return event[1]
-        raise AssertionError(f"the stream ended without {wanted!r}")
+        raise AssertionError(f"the stream ended without {expected!r}")

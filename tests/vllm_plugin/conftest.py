@@ -1,4 +1,4 @@
-"""An engine's endpoint with quick looks, and a place for a profile of one's own."""
+"""An engine's endpoint with short intervals, and a path for a custom profile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vllm_plugin import endpoint
 
 @pytest.fixture
 async def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """An application with the endpoint attached; its streams look often whether to end."""
+    """Returns an application with the endpoint; its streams check often whether to end."""
     monkeypatch.setattr(endpoint, "CHECK_EVERY_S", 0.02)
     engine = Engine()
     await engine.start()
@@ -21,5 +21,5 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where a test writes a profile of its own."""
+    """Returns the path of a custom profile."""
     return tmp_path / "mine.yaml"

@@ -1,4 +1,4 @@
-"""A stand-in with the fields of vLLM's `EngineArgs`, and a profile applied to it."""
+"""A substitute for vLLM's `EngineArgs`, and the application of a profile to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_plugin.profile import Profile, load
 
 @dataclass
 class Args:
-    """What `enforce` looks at, with vLLM's defaults."""
+    """The fields that `enforce` reads, with vLLM's defaults."""
 
     max_num_seqs: int | None = None
     max_num_active_seqs: int | None = None
@@ -37,19 +37,21 @@ class Args:
 def apply(
     profile: str | Profile, args: Args, environ: dict[str, str] | None = None, argv: str = ""
 ) -> dict[str, str]:
-    """The environment after it. `argv`: what follows `vllm` on the command line."""
+    """Applies a profile and returns the environment. `argv`: the command line after `vllm`."""
     environ = {} if environ is None else environ
     chosen = load(profile) if isinstance(profile, str) else profile
     enforce.apply(args, chosen, environ, ["vllm", *argv.split()])
     return environ
 
 
-def refusal(profile: str, args: Args, environ: dict[str, str] | None = None, argv: str = "") -> str:
-    """The message for arguments that contradict the profile."""
+def rejection(
+    profile: str, args: Args, environ: dict[str, str] | None = None, argv: str = ""
+) -> str:
+    """Returns the message for arguments that contradict the profile."""
     before = replace(args)
-    with pytest.raises(ProfileContradiction) as refused:
+    with pytest.raises(ProfileContradiction) as rejected:
         apply(profile, args, environ, argv)
-    assert args == before, "nothing is set, nothing is clamped"
-    message = str(refused.value)
+    assert args == before, "nothing is set or clamped"
+    message = str(rejected.value)
     assert message.startswith(f"these settings contradict profile {profile!r} (")
     return message

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from vllm_plugin.engine_state import EngineFacts, EngineState, Hardware, SchedulerReport, Subscriber
+from vllm_plugin.leases import Leases
 
 US, THEM = "a" * 16, "b" * 16
-LEASE = f"{US}.{1:032x}.4"
+
+
+def lease_of(instance: str, number: int = 0, cost: int = 1) -> str:
+    return f"{instance}.{number:032x}.{cost}"
+
+
+LEASE = lease_of(US, 1, cost=4)
 
 FACTS = EngineFacts(
     engine_version="0.32.0",
@@ -38,8 +45,15 @@ def report(
 def subscribed(
     engine_state: EngineState, instance: str | None = US
 ) -> tuple[Subscriber, list[None]]:
-    """A listener, and one entry for each time that it was woken."""
+    """Returns a subscriber, and a list with an entry for each time that it was woken."""
     woken: list[None] = []
     subscriber = Subscriber(instance, lambda: woken.append(None))
     engine_state.subscribe(subscriber)
     return subscriber, woken
+
+
+def enter(leases: Leases, header: str | None) -> int:
+    """Adds a request whose lease is not spent, and returns its key."""
+    entry = leases.enter(header)
+    assert entry is not None
+    return entry[0]

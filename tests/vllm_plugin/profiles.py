@@ -1,4 +1,4 @@
-"""Profiles that load, as documents, and changes of them."""
+"""Valid profiles as documents, and changes to them."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ OFFLINE = {
 
 
 def admission(**change: Any) -> dict[str, Any]:
-    """A change of the profile's admission rules."""
+    """Returns a change of the profile's admission rules."""
     return {"admission": ADMISSION | change}
 
 
 def bulk(**change: Any) -> dict[str, Any]:
-    """A change of the rules of bulk requests."""
+    """Returns a change of the rules of bulk requests."""
     return admission(bulk=CLASS | change)

@@ -1,4 +1,4 @@
-"""What operators' calls do to the engine, as it is reported."""
+"""The readiness that is reported while operators pause an engine or put it to sleep."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from vllm_plugin.engine_state import EngineState
 PATHS = {"/pause", "/sleep", "/start_weight_update", "/update_weights", "/finish_weight_update"}
 
 
-class Operated:
-    """An application behind the middleware; its routes answer when they are let."""
+class PausableApp:
+    """An application behind the middleware, whose routes respond once `go_on` is set."""
 
     def __init__(self) -> None:
         self.engine_state = EngineState(FACTS)
@@ -38,7 +38,7 @@ class Operated:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def post(self, path: str, *, fails: bool = False) -> None:
-        """A call from begin to end, and the engine's answer that it is awake."""
+        """Makes a call, after which the engine answers that it is awake."""
         self.fails = fails
         self.go_on.set()
         await asyncio.gather(Call(self.app, "POST", path).task, return_exceptions=True)
@@ -55,11 +55,11 @@ class Operated:
 
 
 @pytest.fixture
-async def engine() -> Operated:
-    return Operated()
+async def engine() -> PausableApp:
+    return PausableApp()
 
 
-async def test_engine_is_held_up_from_the_begin_of_the_call(engine: Operated) -> None:
+async def test_engine_is_not_ready_from_the_beginning_of_the_call(engine: PausableApp) -> None:
     call = Call(engine.app, "POST", "/sleep")
     await engine.began.wait()
     assert engine.state == "asleep"
@@ -77,8 +77,10 @@ async def test_engine_is_held_up_from_the_begin_of_the_call(engine: Operated) ->
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", "/pause"), ("POST", "/wake_up"), ("POST", "/v1/completions")]
 )
-async def test_other_calls_hold_nothing_up(engine: Operated, method: str, path: str) -> None:
-    """Nor does one of a route that this server does not have."""
+async def test_other_calls_do_not_suspend_the_engine(
+    engine: PausableApp, method: str, path: str
+) -> None:
+    """Nor does a call of a route that this server does not have."""
     call = Call(engine.app, method, path)
     await engine.began.wait()
     assert engine.state == "ready"
@@ -87,9 +89,9 @@ async def test_other_calls_hold_nothing_up(engine: Operated, method: str, path: 
     assert engine.asked == []
 
 
-async def test_weights_are_changing_until_their_update_ends(engine: Operated) -> None:
+async def test_engine_is_paused_until_an_update_of_its_weights_ends(engine: PausableApp) -> None:
     await engine.post("/start_weight_update", fails=True)
-    assert engine.state == "ready", "a start that failed is none"
+    assert engine.state == "ready", "the update failed to start"
     await engine.post("/start_weight_update")
     await engine.post("/update_weights")
     assert engine.state == "paused"
@@ -99,7 +101,7 @@ async def test_weights_are_changing_until_their_update_ends(engine: Operated) ->
     assert engine.state == "ready"
 
 
-async def test_engine_that_fails_to_answer_is_logged_and_asked_again(
+async def test_failed_query_is_logged_and_repeated(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(admin_calls, "ASK_EVERY_S", 0.0)
@@ -118,7 +120,7 @@ async def test_engine_that_fails_to_answer_is_logged_and_asked_again(
     assert engine_state.heartbeat_fields()["state"] == "paused"
 
 
-async def test_engine_that_ends_while_it_is_asked_is_no_error(
+async def test_failed_query_of_a_dying_engine_is_not_logged_as_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(admin_calls, "ASK_EVERY_S", 0.0)

@@ -1,4 +1,4 @@
-"""VLLM_PLUGINS names us whenever a profile is selected."""
+"""VLLM_PLUGINS contains this plugin whenever a profile is selected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(allowlist.__file__).parents[1]
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *others: EntryPoint) -> None:
-    """Two other plugins of vLLM, ours, a package that is none, and `others`."""
+    """Installs two other plugins of vLLM, this one, another package, and `others`."""
     points = EntryPoints(
         [
             EntryPoint("lora", "a:b", "vllm.general_plugins"),
@@ -43,30 +43,30 @@ def test_without_a_profile_nothing_changes(environ: dict[str, str], installed: N
     assert environ == before
 
 
-def test_unset_list_becomes_all_that_is_installed(installed: None) -> None:
+def test_unset_list_becomes_all_installed_plugins(installed: None) -> None:
     environ = {"ORCH_PROFILE": "home"}
     ensure(environ)
     assert environ["VLLM_PLUGINS"] == "lora,metrics,orch"
 
 
-def test_endpoint_plugins_of_others_stay_off(
+def test_endpoint_plugins_of_other_packages_are_not_enabled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They open HTTP routes: vLLM loads them only where the operator names them."""
+    """They open HTTP routes: vLLM loads them only if the operator names them."""
     install(monkeypatch, EntryPoint("debug_routes", "a:b", "vllm.endpoint_plugins"))
     environ = {"ORCH_PROFILE": "home"}
     ensure(environ)
     assert environ["VLLM_PLUGINS"] == "lora,metrics,orch"
-    assert caplog.messages == [], "without us it would not be loaded either"
+    assert caplog.messages == [], "without a profile it would not be loaded either"
     environ = {"ORCH_PROFILE": "home", "VLLM_PLUGINS": "debug_routes"}
     ensure(environ)
     assert environ["VLLM_PLUGINS"] == "debug_routes,orch"
 
 
-def test_name_that_opens_routes_is_left_out_of_all_groups_with_a_warning(
+def test_name_of_an_endpoint_plugin_is_left_out_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The list has one name for the plugins of all groups."""
+    """The list is shared by all groups."""
     install(
         monkeypatch,
         EntryPoint("ops", "a:b", "vllm.endpoint_plugins"),
@@ -78,10 +78,12 @@ def test_name_that_opens_routes_is_left_out_of_all_groups_with_a_warning(
     [message] = caplog.messages
     assert "ops; to load both, set VLLM_PLUGINS" in message
     ensure(environ)
-    assert len(caplog.messages) == 1, "said once"
+    assert len(caplog.messages) == 1, "logged once"
 
 
-def test_list_names_us_even_if_our_metadata_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_contains_the_plugin_even_without_its_metadata(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(allowlist, "entry_points", lambda: EntryPoints([]))
     environ = {"ORCH_PROFILE": "home"}
     ensure(environ)
@@ -99,7 +101,9 @@ def test_list_names_us_even_if_our_metadata_is_not_found(monkeypatch: pytest.Mon
         ("lora, orch", "lora, orch,orch"),  # vLLM does not strip names
     ],
 )
-def test_list_that_is_set_gets_us_appended(given: str, expected: str, installed: None) -> None:
+def test_plugin_is_appended_to_a_list_that_is_set(
+    given: str, expected: str, installed: None
+) -> None:
     environ = {"ORCH_PROFILE": "home", "VLLM_PLUGINS": given}
     ensure(environ)
     assert environ["VLLM_PLUGINS"] == expected
@@ -114,7 +118,7 @@ def test_installed_distribution_registers_under_this_name() -> None:
 
 
 def started(**environ: str) -> str:
-    """VLLM_PLUGINS as a fresh interpreter sees it after reading our `.pth` line."""
+    """Returns VLLM_PLUGINS of a new interpreter after the line of the `.pth` file."""
     line = (ROOT / "vllm_plugin" / "orch_vllm_plugin.pth").read_text()
     code = f"{line}\nimport os; print(repr(os.environ.get('VLLM_PLUGINS')))"
     clean = {k: v for k, v in os.environ.items() if k not in ("ORCH_PROFILE", "VLLM_PLUGINS")}
@@ -135,6 +139,6 @@ def test_pth_line_prepares_the_list_at_interpreter_start() -> None:
 
 
 def test_pth_file_is_one_line_that_imports() -> None:
-    """`site` executes lines that begin with `import`, and takes others for paths."""
+    """`site` executes lines that begin with `import`, and adds all others as paths."""
     [line] = (ROOT / "vllm_plugin" / "orch_vllm_plugin.pth").read_text().splitlines()
     assert line.startswith("import ")

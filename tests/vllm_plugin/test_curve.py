@@ -1,4 +1,4 @@
-"""The curve through given points."""
+"""The curve that is fitted to given points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vllm_plugin.curve import Curve, fit
     "true",
     [Curve(3.1, 0.4, 0.8), Curve(0.0, 2.0, 0.5), Curve(7.0, 0.1, 1.0), Curve(1.0, 1.0, 0.1)],
 )
-def test_exact_points_give_the_curve_back(true: Curve) -> None:
+def test_exact_points_recover_the_curve(true: Curve) -> None:
     sizes = (1, 2, 4, 8, 16)
     found = fit({b: true.seconds(b) for b in sizes}, dict.fromkeys(sizes, 10))
     assert found.t0_s == pytest.approx(true.t0_s, abs=0.03)
@@ -20,30 +20,30 @@ def test_exact_points_give_the_curve_back(true: Curve) -> None:
     assert found.alpha == pytest.approx(true.alpha, abs=0.01)
 
 
-def test_two_points_give_the_line() -> None:
+def test_two_points_give_a_line() -> None:
     found = fit({2: 3.0, 4: 4.0}, {2: 1, 4: 100}, alpha=1.0)
     assert found.t0_s == pytest.approx(2.0)
     assert found.c_s == pytest.approx(0.5)
 
 
-def test_what_falls_with_the_batch_is_a_constant_between() -> None:
+def test_times_that_fall_with_the_batch_give_a_constant() -> None:
     found = fit({1: 4.0, 8: 2.0}, {1: 1, 8: 1}, alpha=1.0)
     assert found.c_s == 0.0
     assert 2.0 <= found.t0_s <= 4.0
 
 
-def test_what_grows_faster_than_the_batch_goes_through_nothing() -> None:
+def test_times_that_grow_faster_than_the_batch_give_no_fixed_part() -> None:
     found = fit({1: 1.0, 8: 64.0}, {1: 1, 8: 1}, alpha=1.0)
     assert found.t0_s == 0.0
     assert found.c_s > 1.0
 
 
-def test_weight_decides_between_points_that_disagree() -> None:
+def test_points_with_larger_weights_dominate() -> None:
     found = fit({1: 1.0, 2: 9.0, 3: 1.0}, {1: 100, 2: 1, 3: 100}, alpha=1.0)
     assert found.seconds(2) == pytest.approx(1.0, rel=0.1)
 
 
-def test_many_sizes_are_few_points() -> None:
+def test_many_sizes_are_merged_into_few_points() -> None:
     sizes = range(1, 4097)
     points = curve._points(dict.fromkeys(sizes, 1.0), dict.fromkeys(sizes, 1))
     assert len(points) <= 120
@@ -51,5 +51,5 @@ def test_many_sizes_are_few_points() -> None:
     assert points[0].log_b == 0.0
 
 
-def test_no_sequences_take_the_fixed_part() -> None:
+def test_empty_batch_takes_the_fixed_part() -> None:
     assert Curve(2.0, 1.0, 0.5).seconds(0) == 2.0

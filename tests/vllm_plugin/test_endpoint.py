@@ -1,4 +1,4 @@
-"""The engine's HTTP side: state, revocation and who is turned away. No vLLM: any FastAPI."""
+"""The engine's HTTP endpoint: state, revocation and rejection. Needs FastAPI, not vLLM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_plugin.endpoint import CapabilitiesEndpoint
 from vllm_plugin.engine_state import EngineState
 
 
-async def test_state_is_told_once_on_request(engine: Engine) -> None:
+async def test_state_is_returned_on_request(engine: Engine) -> None:
     engine.engine_state.record(report(3))
     call = engine.call("GET", "/v1/capabilities")
     assert await call.status() == 200
@@ -27,7 +27,7 @@ async def test_state_is_told_once_on_request(engine: Engine) -> None:
     assert "leases" not in entry
 
 
-async def test_foreign_is_told_as_the_asking_instance_sees_it(engine: Engine) -> None:
+async def test_foreign_is_reported_as_seen_by_the_requesting_instance(engine: Engine) -> None:
     engine.engine_state.enter(LEASE)
     for instance, foreign in ((US, 0), (THEM, 4)):
         call = engine.call("GET", f"/v1/capabilities?instance={instance}")
@@ -35,12 +35,10 @@ async def test_foreign_is_told_as_the_asking_instance_sees_it(engine: Engine) ->
         assert (await call.json())["engines"][0]["foreign"] == foreign
 
 
-@pytest.mark.parametrize("dies", ["errored", "stopped", "leaving"])
-async def test_engine_that_is_going_turns_requests_away_untouched(
-    engine: Engine, dies: str
-) -> None:
-    """Its API server outlives it by some milliseconds; whoever asks can wait for the successor."""
-    engine.app.state.server = SimpleNamespace(should_exit=dies == "leaving")
+@pytest.mark.parametrize("dies", ["errored", "stopped", "exiting"])
+async def test_engine_that_shuts_down_rejects_requests_untouched(engine: Engine, dies: str) -> None:
+    """Its API server outlives it by some milliseconds; clients can retry with its successor."""
+    engine.app.state.server = SimpleNamespace(should_exit=dies == "exiting")
     engine.client.errored = dies == "errored"
     engine.client.is_running = dies != "stopped"
     call = Call(engine.app, "POST", "/v1/completions", {"X-Orch-Lease": LEASE})
@@ -53,7 +51,7 @@ async def test_engine_that_is_going_turns_requests_away_untouched(
     assert (await engine.call("GET", "/v1/capabilities").status()) == 200
 
 
-async def test_revocation_says_whether_the_lease_has_ended(engine: Engine) -> None:
+async def test_revocation_reports_whether_the_lease_has_ended(engine: Engine) -> None:
     key = engine.engine_state.enter(LEASE)
     assert key is not None
     for ended in (False, True, True):
@@ -62,7 +60,7 @@ async def test_revocation_says_whether_the_lease_has_ended(engine: Engine) -> No
         assert await call.json() == {"ended": ended}
         if not ended:
             engine.engine_state.leave(key)
-    assert engine.engine_state.enter(LEASE) is None, "it never comes in again"
+    assert engine.engine_state.enter(LEASE) is None, "it is never accepted again"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +70,7 @@ async def test_revocation_says_whether_the_lease_has_ended(engine: Engine) -> No
         ("/v1/capabilities?instance=1", "/v1/capabilities?instance=1"),
     ],
 )
-async def test_access_log_of_the_server_has_no_whole_lease(
+async def test_access_log_contains_no_complete_lease(
     engine: Engine, caplog: pytest.LogCaptureFixture, path: str, logged: str
 ) -> None:
     """The line as uvicorn logs it."""
@@ -83,13 +81,13 @@ async def test_access_log_of_the_server_has_no_whole_lease(
 
 
 @pytest.mark.parametrize("lease", ["nonsense", f"{LEASE}\n", LEASE.upper()])
-async def test_revocation_of_what_is_no_lease_is_a_bad_request(engine: Engine, lease: str) -> None:
+async def test_revocation_of_an_invalid_lease_is_a_bad_request(engine: Engine, lease: str) -> None:
     call = engine.call("DELETE", f"/v1/capabilities/leases/{lease}")
     assert await call.status() == 400
     assert (await call.json())["error"]["code"] == 400
 
 
-async def test_without_a_board_nothing_is_attached() -> None:
+async def test_without_an_engine_state_nothing_is_attached() -> None:
     app = FastAPI()
     before = len(app.routes)
     plugin = CapabilitiesEndpoint(lambda: None, kv_cache_of)
@@ -99,8 +97,8 @@ async def test_without_a_board_nothing_is_attached() -> None:
     assert app.user_middleware == []
 
 
-async def test_state_has_the_cache_of_the_engine_core(engine: Engine) -> None:
-    """It is asked for once, before anything is served."""
+async def test_state_contains_the_kv_cache_of_the_engine_core(engine: Engine) -> None:
+    """It is queried once, before anything is served."""
     call = engine.call("GET", "/v1/capabilities")
     assert await call.status() == 200
     state = (await call.json())["engines"][0]
@@ -108,7 +106,7 @@ async def test_state_has_the_cache_of_the_engine_core(engine: Engine) -> None:
     assert state["kv_groups"] == [{"count": 1, "block_tokens": 16}]
 
 
-async def test_server_without_an_engine_has_no_cache_to_ask_for() -> None:
+async def test_server_without_an_engine_has_no_kv_cache() -> None:
     engine_state, state = EngineState(FACTS), SimpleNamespace(openai_serving_models=None)
     await CapabilitiesEndpoint(lambda: engine_state, kv_cache_of).init_state(None, state, None)
     assert engine_state.kv_cache.groups == ()

@@ -1,4 +1,4 @@
-"""The names under which an engine serves, as they come and go."""
+"""The names under which an engine serves, as adapters are loaded and unloaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_all_names_and_adapters_are_reported_the_base_models_first(engine:
     assert await models_of(engine) == ["tiny", "alias", "gpt", "sql", "chat"]
 
 
-async def test_names_that_vllm_starts_with_are_known_before_anybody_asks() -> None:
+async def test_names_that_vllm_starts_with_are_known_before_any_request() -> None:
     engine = Engine(models=Models([Named("a"), Named("b")]))
     await engine.start()
     assert engine.engine_state.models == ("a", "b")
@@ -51,7 +51,7 @@ async def test_load_and_unload_of_an_adapter_are_changes_of_the_stream(engine: E
 
 
 async def test_adapter_that_a_resolver_loads_is_noticed_without_a_call(engine: Engine) -> None:
-    """Within the time in which the stream looks whether it is to end."""
+    """Within the interval at which the stream checks whether it must end."""
     assert CHECK_EVERY_S <= 0.5
     call, _ = await engine.stream()
     engine.models.lora_requests["found"] = object()
@@ -59,7 +59,7 @@ async def test_adapter_that_a_resolver_loads_is_noticed_without_a_call(engine: E
     await engine.stop(call)
 
 
-def test_listeners_are_woken_only_by_other_names() -> None:
+def test_subscribers_are_woken_only_by_other_names() -> None:
     engine_state = EngineState(FACTS)
     _, woken = subscribed(engine_state)
     engine_state.set_models(FACTS.models)

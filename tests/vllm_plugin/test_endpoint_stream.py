@@ -1,4 +1,4 @@
-"""The stream of an engine's state: what it tells and when, and what ends it. No vLLM."""
+"""The stream of an engine's state: its events, their timing, and its end. Needs no vLLM."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from tests.vllm_plugin.api_server import STREAM, Engine
 from tests.vllm_plugin.examples import LEASE, THEM, report
-from vllm_plugin import admin_calls, endpoint
-from vllm_plugin.endpoint import event
+from vllm_plugin import admin_calls, endpoint, lease_protocol
+from vllm_plugin.lease_protocol import event
 from vllm_plugin.stall_detector import STALLED_AFTER_S
 
 
@@ -24,7 +24,7 @@ async def test_stream_begins_with_the_whole_state_and_the_instances_leases(engin
     await engine.stop(call)
 
 
-async def test_change_tells_only_what_changed(engine: Engine) -> None:
+async def test_change_contains_only_changed_fields(engine: Engine) -> None:
     call, _ = await engine.stream()
     engine.engine_state.record(report(3))
     change = await call.event_named("change")
@@ -49,7 +49,7 @@ async def test_changes_are_coalesced_to_one_in_20_ms(engine: Engine) -> None:
     await engine.stop(call)
 
 
-async def test_change_back_to_what_was_told_is_none(engine: Engine) -> None:
+async def test_change_back_to_the_value_sent_before_is_not_sent(engine: Engine) -> None:
     engine.engine_state.record(report(5))
     call, _ = await engine.stream()
     engine.engine_state.record(report(4))
@@ -62,7 +62,7 @@ async def test_change_back_to_what_was_told_is_none(engine: Engine) -> None:
     await engine.stop(call)
 
 
-async def test_end_of_a_lease_is_told_at_once_and_before_the_counts(engine: Engine) -> None:
+async def test_end_of_a_lease_is_sent_at_once_and_before_the_counts(engine: Engine) -> None:
     key = engine.engine_state.enter(LEASE)
     assert key is not None
     call, _ = await engine.stream()
@@ -72,7 +72,7 @@ async def test_end_of_a_lease_is_told_at_once_and_before_the_counts(engine: Engi
     await engine.stop(call)
 
 
-async def test_lease_that_ends_while_the_first_state_is_on_its_way_is_told(engine: Engine) -> None:
+async def test_lease_that_ends_while_the_first_state_is_sent_is_reported(engine: Engine) -> None:
     key = engine.engine_state.enter(LEASE)
     assert key is not None
     call = engine.call("GET", STREAM)
@@ -85,7 +85,7 @@ async def test_lease_that_ends_while_the_first_state_is_on_its_way_is_told(engin
     await engine.stop(call)
 
 
-async def test_heartbeat_comes_while_nothing_changes(
+async def test_heartbeat_is_sent_while_nothing_changes(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "HEARTBEAT_EVERY_S", 0.05)
@@ -98,12 +98,12 @@ async def test_heartbeat_comes_while_nothing_changes(
         pass
     assert beat["steps_by_batch"] == {"2": [1, 0.01]}
     assert beat["steps_total"] == 1
-    assert "prefill" not in beat, "only what changed"
+    assert "prefill" not in beat, "only changed fields"
     assert set(await call.event_named("heartbeat")) == {"observed_at"}
     await engine.stop(call)
 
 
-async def test_stall_is_told_with_the_heartbeat_once_and_so_is_its_end(
+async def test_stall_and_its_end_are_each_sent_with_one_heartbeat(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "HEARTBEAT_EVERY_S", 0.05)
@@ -124,8 +124,8 @@ async def test_stall_is_told_with_the_heartbeat_once_and_so_is_its_end(
     await asyncio.wait_for(asyncio.gather(call.task, late.task), 5)
 
 
-async def test_pause_and_its_end_are_told_at_once() -> None:
-    """Not with the next heartbeat: nothing is to be sent to an engine that is held up."""
+async def test_pause_and_its_end_are_sent_at_once() -> None:
+    """Not with the next heartbeat: no request must be dispatched to a suspended engine."""
     engine, paused = Engine(), asyncio.Event()
 
     async def pause() -> None:
@@ -157,7 +157,7 @@ async def test_pause_and_its_end_are_told_at_once() -> None:
     await engine.stop(call)
 
 
-async def test_pause_that_came_another_way_is_told_within_a_second_or_two(
+async def test_pause_not_requested_over_http_is_sent_within_two_seconds(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "HEARTBEAT_EVERY_S", 0.05)
@@ -172,13 +172,13 @@ async def test_pause_that_came_another_way_is_told_within_a_second_or_two(
     states = []
     while "ready" not in states:
         states.append((await call.event_named("heartbeat")).get("state"))
-    assert "stalled" not in states, "an engine that was held up owes no step"
+    assert "stalled" not in states, "a suspended engine owes no step"
     await engine.stop(call)
 
 
-def test_timing_is_what_the_contract_says() -> None:
-    assert endpoint.CHANGES_EVERY_S == 0.020
-    assert endpoint.HEARTBEAT_EVERY_S == 1.0
+def test_timing_follows_the_contract() -> None:
+    assert lease_protocol.CHANGES_EVERY_S == 0.020
+    assert lease_protocol.HEARTBEAT_EVERY_S == 1.0
     assert endpoint.CHECK_EVERY_S <= 0.5
 
 
@@ -196,15 +196,15 @@ async def test_stream_ends_when_the_engine_fails(engine: Engine) -> None:
     assert await call.event() is None
 
 
-async def test_stream_ends_when_the_server_is_told_to_leave(engine: Engine) -> None:
-    """An open response would hold up uvicorn's shutdown for ever."""
+async def test_stream_ends_when_the_server_shuts_down(engine: Engine) -> None:
+    """An open response would block uvicorn's shutdown for ever."""
     engine.app.state.server = SimpleNamespace(should_exit=False)
     call, _ = await engine.stream()
     engine.app.state.server.should_exit = True
     assert await call.event() is None
 
 
-async def test_stream_whose_reader_left_stops_listening(engine: Engine) -> None:
+async def test_stream_whose_reader_disconnects_unsubscribes(engine: Engine) -> None:
     call, _ = await engine.stream()
     assert len(engine.engine_state._subscribers) == 1
     call.disconnect()
@@ -212,7 +212,7 @@ async def test_stream_whose_reader_left_stops_listening(engine: Engine) -> None:
     assert engine.engine_state._subscribers == set()
 
 
-async def test_each_stream_sees_for_itself(engine: Engine) -> None:
+async def test_each_stream_reports_as_seen_by_its_instance(engine: Engine) -> None:
     ours, _ = await engine.stream()
     theirs = engine.call("GET", f"/v1/capabilities/stream?instance={THEM}")
     await theirs.status()
@@ -223,9 +223,9 @@ async def test_each_stream_sees_for_itself(engine: Engine) -> None:
     assert (await theirs.event_named("change"))["foreign"] == 4
     engine.engine_state.leave(key)
     assert await ours.event() == ("ended", {"leases": [LEASE]})
-    event_ = await theirs.event()
-    assert event_ is not None
-    assert (event_[0], event_[1]["foreign"]) == ("change", 0)
+    last = await theirs.event()
+    assert last is not None
+    assert (last[0], last[1]["foreign"]) == ("change", 0)
     engine.client.is_running = False
     await asyncio.wait_for(asyncio.gather(ours.task, theirs.task), 5)
 

@@ -1,4 +1,4 @@
-"""A profile applied to engine arguments: what it sets, and what of the operator's it keeps."""
+"""A profile applied to engine arguments: which it sets, and which it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.vllm_plugin.engine_args import Args, apply, refusal
+from tests.vllm_plugin.engine_args import Args, apply, rejection
 from vllm_plugin.enforce import ProfileContradiction
 from vllm_plugin.profile import load
 
@@ -20,7 +20,7 @@ def test_arguments_that_were_not_given_are_set(profile: str, slots: int) -> None
     assert args == Args(max_num_seqs=slots, enable_logging_iteration_details=True)
 
 
-def test_cloud_sets_who_goes_first_and_what_a_step_may_hold() -> None:
+def test_cloud_sets_the_scheduling_policy_and_the_token_budgets() -> None:
     args = Args()
     apply("cloud", args)
     assert args == Args(
@@ -32,7 +32,7 @@ def test_cloud_sets_who_goes_first_and_what_a_step_may_hold() -> None:
     )
 
 
-def test_budgets_that_the_operator_gave_are_kept() -> None:
+def test_budgets_given_by_the_operator_are_kept() -> None:
     args = Args(
         max_num_seqs=4096,
         max_num_batched_tokens=8192,
@@ -44,14 +44,14 @@ def test_budgets_that_the_operator_gave_are_kept() -> None:
 
 
 @pytest.mark.parametrize("max_model_len", [None, -1, 256, 131_072])
-def test_context_length_that_is_long_enough_or_not_known_yet_is_none_of_ours(
+def test_context_length_that_is_sufficient_or_unknown_is_accepted(
     max_model_len: int | None,
 ) -> None:
     apply("cloud", Args(max_model_len=max_model_len))
 
 
 @pytest.mark.parametrize("profile", ["home", "offline"])
-def test_profile_that_sets_no_budget_has_no_say_in_it(profile: str) -> None:
+def test_budgets_without_a_rule_are_kept(profile: str) -> None:
     args = Args(
         max_num_batched_tokens=64,
         long_prefill_token_threshold=512,
@@ -62,11 +62,11 @@ def test_profile_that_sets_no_budget_has_no_say_in_it(profile: str) -> None:
     assert args.max_num_batched_tokens == 64
 
 
-def test_default_of_vllm_that_the_command_line_gives_is_given(tmp_path: Path) -> None:
-    """It looks like an argument that was not given, except on the command line."""
-    message = refusal("cloud", Args(), argv="--scheduling-policy fcfs")
+def test_vllms_default_on_the_command_line_counts_as_given(tmp_path: Path) -> None:
+    """Only the command line distinguishes it from an argument that was not given."""
+    message = rejection("cloud", Args(), argv="--scheduling-policy fcfs")
     assert "--scheduling-policy is 'fcfs', must be 'priority'" in message
-    message = refusal("cloud", Args(), argv="--long_prefill_token_threshold=0")
+    message = rejection("cloud", Args(), argv="--long_prefill_token_threshold=0")
     assert "--long-prefill-token-threshold is 0, must be at least 64" in message
     file = tmp_path / "mine.yaml"
     document = yaml.safe_load((Path(__file__).parents[2] / "profiles/cloud.yaml").read_text())
@@ -92,7 +92,7 @@ def test_applying_twice_changes_nothing() -> None:
     assert (args, environ) == (once, environ_once)
 
 
-def test_own_profile_may_fix_other_arguments(tmp_path: Path) -> None:
+def test_custom_profile_may_fix_other_arguments(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     document = yaml.safe_load((Path(__file__).parents[2] / "profiles/home.yaml").read_text())
     document["engine"]["max_num_active_seqs"] = {"fixed": 1}

@@ -1,4 +1,4 @@
-"""The configuration that vLLM has made of arguments and environment, checked once more."""
+"""vLLM's final configuration, made from arguments and environment, is checked as well."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_plugin.profile import load
 
 @dataclass
 class ParallelConfig:
-    """What `verify` looks at."""
+    """The fields that `verify` reads."""
 
     data_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -26,7 +26,7 @@ class ParallelConfig:
 
 @dataclass
 class Config:
-    """The finished configuration, as far as `verify` looks at it."""
+    """The parts of the final configuration that `verify` reads."""
 
     scheduler_config: Any
     parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
@@ -35,13 +35,13 @@ class Config:
 
 @dataclass
 class SchedulerConfig:
-    """What `verify` looks at."""
+    """The fields that `verify` reads."""
 
     max_num_seqs: int = 1
     max_num_active_seqs: int | None = None
 
 
-def test_finished_configuration_is_checked_once_more() -> None:
+def test_final_configuration_with_too_many_or_too_few_slots_is_rejected() -> None:
     home, cloud = load("home"), load("cloud")
     enforce.verify(Config(SchedulerConfig(1)), home)
     enforce.verify(Config(SchedulerConfig(64, 2)), cloud)
@@ -53,7 +53,7 @@ def test_finished_configuration_is_checked_once_more() -> None:
 @pytest.mark.parametrize(
     ("profile", "config", "words"),
     [
-        # VLLM_DP_SIZE does that without any argument.
+        # VLLM_DP_SIZE has this effect without any argument.
         ("home", {"parallel_config": ParallelConfig(data_parallel_size=2)}, "size is 2, must be 1"),
         ("home", {"parallel_config": ParallelConfig(_api_process_count=3)}, "3 API servers"),
         ("home", {"parallel_config": ParallelConfig(enable_elastic_ep=True)}, "enable_elastic_ep"),
@@ -69,7 +69,7 @@ def test_finished_configuration_is_checked_once_more() -> None:
         ),
     ],
 )
-def test_what_vllm_made_of_its_environment_is_checked_too(
+def test_settings_from_the_environment_are_checked(
     profile: str, config: dict[str, Any], words: str
 ) -> None:
     slots = SchedulerConfig(1 if profile == "home" else 8)
@@ -77,23 +77,23 @@ def test_what_vllm_made_of_its_environment_is_checked_too(
         enforce.verify(Config(slots, **config), load(profile))
 
 
-def test_what_offloads_and_stages_of_one_sequence_are_let_through() -> None:
+def test_offloading_and_pipeline_stages_of_one_sequence_are_accepted() -> None:
     offloading = SimpleNamespace(kv_connector="OffloadingConnector", kv_role="kv_both")
     stages = ParallelConfig(pipeline_parallel_size=2)
     enforce.verify(Config(SchedulerConfig(1), stages, offloading), load("home"))
 
 
-def test_engine_without_an_api_server_is_refused_and_its_workers_elsewhere_are_not() -> None:
-    for node, refused in ((0, True), (1, False)):
+def test_engine_without_an_api_server_is_rejected_but_not_workers_on_other_nodes() -> None:
+    for node, rejected in ((0, True), (1, False)):
         config = Config(SchedulerConfig(1), ParallelConfig(node_rank_within_dp=node))
         enforce.verify(config, load("home"))
-        if refused:
+        if rejected:
             with pytest.raises(ProfileContradiction, match="--headless is given, must not be"):
                 enforce.verify(config, load("home"), headless=True)
         else:
             enforce.verify(config, load("home"), headless=True)
 
 
-def test_slots_are_the_active_sequences_where_they_are_bounded() -> None:
+def test_slots_are_the_active_sequences_if_those_are_limited() -> None:
     assert enforce.slots_of(SchedulerConfig(64)) == 64
     assert enforce.slots_of(SchedulerConfig(64, 8)) == 8

@@ -1,4 +1,4 @@
-"""Settings that contradict the profile: refused all at once, with value and rule."""
+"""Settings that contradict the profile are all rejected in one message, with value and rule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.vllm_plugin.engine_args import Args, apply, refusal
+from tests.vllm_plugin.engine_args import Args, apply, rejection
 from vllm_plugin.enforce import ProfileContradiction
 from vllm_plugin.profile import load
 
@@ -103,10 +103,10 @@ from vllm_plugin.profile import load
         ("cloud", Args(), {}, "serve model --grpc", "--grpc is given, must not be"),
     ],
 )
-def test_contradiction_is_refused_with_setting_value_and_rule(
+def test_contradiction_is_rejected_with_setting_value_and_rule(
     profile: str, args: Args, environ: dict[str, str], argv: str, expected: str
 ) -> None:
-    assert expected in refusal(profile, args, environ, argv)
+    assert expected in rejection(profile, args, environ, argv)
 
 
 def test_one_message_lists_every_contradiction() -> None:
@@ -119,7 +119,7 @@ def test_one_message_lists_every_contradiction() -> None:
         scheduler_cls="x",
         _api_process_count=2,
     )
-    message = refusal("home", args, {"VLLM_USE_RUST_FRONTEND": "1"})
+    message = rejection("home", args, {"VLLM_USE_RUST_FRONTEND": "1"})
     for setting in (
         "--max-num-seqs", "--max-num-active-seqs", "--data-parallel-size", "--api-server-count",
         "--enable-elastic-ep", "--scheduler-cls", "VLLM_USE_RUST_FRONTEND",
@@ -141,18 +141,18 @@ def test_one_message_lists_every_contradiction() -> None:
         ({}, "--served-model-name 2"),
     ],
 )
-def test_what_contradicts_nothing_is_let_through(environ: dict[str, str], argv: str) -> None:
+def test_settings_that_contradict_nothing_are_accepted(environ: dict[str, str], argv: str) -> None:
     apply("cloud", Args(), environ, argv)
 
 
-def test_tensor_parallelism_is_free_and_stages_are_where_one_sequence_runs() -> None:
+def test_tensor_parallelism_and_stages_of_one_sequence_are_accepted() -> None:
     args = Args(pipeline_parallel_size=2)
     args.tensor_parallel_size = 4  # type: ignore[attr-defined]
     apply("home", args)
 
 
 @pytest.mark.parametrize("profile", ["home", "cloud", "offline"])
-def test_kv_offloading_is_free(profile: str) -> None:
+def test_kv_offloading_is_accepted(profile: str) -> None:
     apply(profile, Args(kv_offloading_size=4.0))
     apply(profile, Args(kv_offloading_size=4.0, kv_offloading_backend="lmcache"))
     connector = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
@@ -168,7 +168,7 @@ def test_rule_for_an_argument_that_vllm_does_not_have_is_a_contradiction(tmp_pat
         apply(load(str(file)), Args())
 
 
-def test_an_argument_of_the_wrong_type_is_a_contradiction_and_no_crash() -> None:
+def test_argument_of_the_wrong_type_is_a_contradiction() -> None:
     args = Args()
     args.max_num_seqs = "1"  # type: ignore[assignment]
     with pytest.raises(ProfileContradiction, match="--max-num-seqs is '1', must be"):

@@ -1,4 +1,4 @@
-"""What a profile does to telemetry: vLLM's trace endpoint, the resource's labels, the log."""
+"""The effects of a profile on telemetry: vLLM's traces endpoint, the resource, the log."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_endpoint_that_the_operator_gave_is_kept() -> None:
     assert after["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] == GRPC
 
 
-def test_resource_is_labelled_and_the_operators_attributes_kept() -> None:
+def test_resource_is_labelled_and_keeps_the_operators_attributes() -> None:
     environ = {"OTEL_RESOURCE_ATTRIBUTES": "team=ml,k8s.pod.name=p%2C1"}
     enforce.label_resource(load("cloud"), environ)
     assert environ["OTEL_RESOURCE_ATTRIBUTES"] == (

@@ -1,4 +1,4 @@
-"""The scheduler's state, its document, and the subscribers that are woken by its changes."""
+"""The engine's state, its document, and the subscribers that are woken by its changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, report, subscribe
 from vllm_plugin.engine_state import EngineState, SchedulerReport
 
 
-def test_state_has_the_facts_and_the_counts() -> None:
+def test_document_contains_the_facts_and_the_counts() -> None:
     engine_state = EngineState(FACTS)
     engine_state.record(report(3, 1, batch=3, usage=0.25))
     state = engine_state.document(None)
@@ -27,15 +27,15 @@ def test_slots_free_is_never_negative() -> None:
     assert engine_state.change_fields(None)["slots_free"] == 0
 
 
-def test_peak_is_the_most_that_was_ever_held() -> None:
+def test_peak_is_the_maximum_of_running_and_waiting_sequences() -> None:
     engine_state = EngineState(FACTS)
     for running, waiting in ((2, 1), (5, 0), (0, 0)):
         engine_state.record(report(running, waiting))
     assert engine_state.change_fields(None)["peak"] == 5
 
 
-def test_peak_sees_what_ended_within_its_step() -> None:
-    """Counts are taken after a step: requests that ended in it are in its batch only."""
+def test_peak_includes_sequences_that_ended_in_the_step() -> None:
+    """Counts are taken after a step: sequences that ended in it are in its batch only."""
     engine_state = EngineState(FACTS)
     engine_state.record(report(0, 2, batch=6))
     assert engine_state.change_fields(None)["peak"] == 8
@@ -43,7 +43,7 @@ def test_peak_sees_what_ended_within_its_step() -> None:
     assert engine_state.change_fields(None)["peak"] == 9
 
 
-def test_prompts_that_wait_or_are_being_read_are_counted() -> None:
+def test_prefilling_counts_prompts_that_wait_or_are_computed() -> None:
     engine_state = EngineState(FACTS)
     engine_state.record(SchedulerReport(0.0, 5, 2, 0.1, 0, 5, False, 0.01, 900, decoding=3))
     assert engine_state.change_fields(None)["prefilling"] == 4
@@ -62,7 +62,7 @@ def test_preemptions_add_up() -> None:
     assert engine_state.change_fields(None)["preemptions_total"] == 3
 
 
-def test_report_without_a_step_is_no_step() -> None:
+def test_report_without_a_batch_is_not_a_step() -> None:
     engine_state = EngineState(FACTS)
     engine_state.record(report(1, batch=None))
     assert engine_state.steps.count == 0
@@ -70,7 +70,7 @@ def test_report_without_a_step_is_no_step() -> None:
     assert engine_state.steps.count == 1
 
 
-def test_listeners_are_woken_by_changes_only() -> None:
+def test_subscribers_are_woken_by_changes_only() -> None:
     engine_state = EngineState(FACTS)
     engine_state.enter(LEASE)
     _, woken = subscribed(engine_state)
@@ -88,7 +88,7 @@ def test_listeners_are_woken_by_changes_only() -> None:
     assert len(woken) == 4
 
 
-def test_peak_that_only_the_batch_shows_wakes_listeners() -> None:
+def test_peak_seen_only_in_the_batch_wakes_subscribers() -> None:
     engine_state = EngineState(FACTS)
     engine_state.record(report(1, batch=1))
     _, woken = subscribed(engine_state)
@@ -96,7 +96,7 @@ def test_peak_that_only_the_batch_shows_wakes_listeners() -> None:
     assert len(woken) == 1
 
 
-def test_requests_coming_and_going_wake_listeners() -> None:
+def test_entering_and_leaving_requests_wake_subscribers() -> None:
     engine_state = EngineState(FACTS)
     _, woken = subscribed(engine_state)
     key = engine_state.enter(None)
@@ -105,7 +105,7 @@ def test_requests_coming_and_going_wake_listeners() -> None:
     assert len(woken) == 2
 
 
-def test_spent_lease_is_turned_away_without_waking_anyone() -> None:
+def test_spent_lease_is_rejected_without_waking_subscribers() -> None:
     engine_state = EngineState(FACTS)
     engine_state.leases.revoke(LEASE)
     _, woken = subscribed(engine_state)
@@ -113,16 +113,16 @@ def test_spent_lease_is_turned_away_without_waking_anyone() -> None:
     assert woken == []
 
 
-def test_end_of_a_lease_is_told_to_the_instance_that_gave_it() -> None:
+def test_end_of_a_lease_is_reported_to_the_instance_that_granted_it() -> None:
     engine_state = EngineState(FACTS)
-    ours, theirs, nobodys = (subscribed(engine_state, who)[0] for who in (US, THEM, None))
+    ours, theirs, unowned = (subscribed(engine_state, instance)[0] for instance in (US, THEM, None))
     key = engine_state.enter(LEASE)
     assert key is not None
     engine_state.leave(key)
-    assert (ours.ended, theirs.ended, nobodys.ended) == ([LEASE], [], [])
+    assert (ours.ended, theirs.ended, unowned.ended) == ([LEASE], [], [])
 
 
-def test_end_of_a_request_without_a_lease_is_told_to_nobody() -> None:
+def test_end_of_a_request_without_a_lease_is_reported_to_no_instance() -> None:
     engine_state = EngineState(FACTS)
     subscriber, _ = subscribed(engine_state, None)
     key = engine_state.enter("nonsense")
@@ -131,7 +131,7 @@ def test_end_of_a_request_without_a_lease_is_told_to_nobody() -> None:
     assert subscriber.ended == []
 
 
-def test_who_no_longer_listens_is_not_woken() -> None:
+def test_unsubscribed_reader_is_not_woken() -> None:
     engine_state = EngineState(FACTS)
     subscriber, woken = subscribed(engine_state)
     engine_state.unsubscribe(subscriber)
@@ -140,7 +140,7 @@ def test_who_no_longer_listens_is_not_woken() -> None:
     assert woken == []
 
 
-def test_foreign_is_seen_from_each_instance() -> None:
+def test_foreign_depends_on_the_instance() -> None:
     engine_state = EngineState(FACTS)
     engine_state.enter(LEASE)
     engine_state.record(report(4))
@@ -153,8 +153,8 @@ def test_foreign_is_seen_from_each_instance() -> None:
     assert engine_state.change_fields(THEM)["foreign"] == 7
 
 
-def test_engine_says_of_itself_only_what_its_counts_say() -> None:
-    """slots_free of the engine is about sequences, not about leases that are on their way."""
+def test_slots_free_follows_the_scheduler_not_the_leases() -> None:
+    """A lease whose sequences have not reached the scheduler takes no slot of the engine yet."""
     engine_state = EngineState(FACTS)
     engine_state.enter(LEASE)
     assert engine_state.change_fields(US)["slots_free"] == 8

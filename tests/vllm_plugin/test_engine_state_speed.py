@@ -1,4 +1,4 @@
-"""What the board says of the engine's speed, and of an engine that has none any more."""
+"""The engine's speed in its state: step times, prefill, and stalls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vllm_plugin.stall_detector import STALLED_AFTER_S
 def decode(
     engine_state: EngineState, at_s: float, batch: int, elapsed_s: float, **more: bool
 ) -> None:
-    """A step that did nothing but decode."""
+    """Records a step that only decoded."""
     engine_state.record(
         SchedulerReport(at_s, batch, 0, 0.0, 0, batch, True, elapsed_s, decoding=batch, **more)
     )
@@ -21,7 +21,7 @@ def decode(
 def prefill(
     engine_state: EngineState, at_s: float, tokens: int, decoding: int, elapsed_s: float
 ) -> None:
-    """A step that computed a prompt beside what it decoded."""
+    """Records a step that computed a prompt and decoded `decoding` sequences."""
     batch = decoding + 1
     engine_state.record(
         SchedulerReport(at_s, batch, 0, 0.0, 0, batch, False, elapsed_s, tokens, decoding)
@@ -29,7 +29,7 @@ def prefill(
 
 
 def warmed_up() -> EngineState:
-    """A board that has seen steps of 10 ms plus 1 ms per sequence, and fitted them."""
+    """Returns a state with fitted steps of 10 ms plus 1 ms per sequence."""
     engine_state = EngineState(FACTS)
     for index in range(200):
         batch = 1 + index % 8
@@ -37,7 +37,7 @@ def warmed_up() -> EngineState:
     return engine_state
 
 
-def test_before_any_step_nothing_is_said_about_speed() -> None:
+def test_before_any_step_the_speed_is_unknown() -> None:
     heartbeat_fields = EngineState(FACTS).heartbeat_fields(100.0)
     assert heartbeat_fields == {
         "state": "ready",
@@ -53,7 +53,7 @@ def test_before_any_step_nothing_is_said_about_speed() -> None:
     }
 
 
-def test_state_has_the_step_time_that_was_fitted_to_the_steps() -> None:
+def test_state_contains_the_fitted_step_time() -> None:
     state = warmed_up().document(None, 110.0)
     assert state["step_time"] == {
         "t0_ms": pytest.approx(10.0, rel=0.01),
@@ -70,18 +70,18 @@ def test_state_has_the_step_time_that_was_fitted_to_the_steps() -> None:
     assert state["busy_seconds_total"] == pytest.approx(200 * 0.0145)
 
 
-def test_fit_is_made_at_most_once_a_second_and_only_of_news() -> None:
+def test_fit_is_computed_at_most_once_a_second_and_only_for_new_steps() -> None:
     engine_state = EngineState(FACTS)
     for index in range(10):
         decode(engine_state, 100.0 + index * 0.01, 1, 0.01)
     first = engine_state.step_time
-    assert first is None, "of the first step"
+    assert first is None, "one step is too few"
     assert engine_state.heartbeat_fields(100.5)["step_time"] is None
-    told = engine_state.heartbeat_fields(101.1)["step_time"]
-    assert told["samples"] == 10
+    step_time = engine_state.heartbeat_fields(101.1)["step_time"]
+    assert step_time["samples"] == 10
     made = engine_state.step_time
     engine_state.heartbeat_fields(200.0)
-    assert engine_state.step_time is made, "nothing new"
+    assert engine_state.step_time is made, "no new step"
     decode(engine_state, 200.1, 1, 0.01)
     assert engine_state.step_time is not made
 
@@ -101,7 +101,7 @@ def test_prefill_and_recomputation_are_kept_out_of_the_fit() -> None:
     assert engine_state.heartbeat_fields(1000.0)["step_time"]["samples"] == 200
 
 
-def test_prefill_is_what_the_fit_does_not_explain() -> None:
+def test_prefill_time_is_the_step_without_its_fitted_decode_part() -> None:
     engine_state = warmed_up()
     engine_state.heartbeat_fields(110.0)
     prefill(engine_state, 111.0, 256, 4, 0.114)
@@ -111,7 +111,7 @@ def test_prefill_is_what_the_fit_does_not_explain() -> None:
     assert heartbeat_fields["prefill_tokens_per_s"] == pytest.approx(2560, rel=0.01)
 
 
-def test_without_a_good_fit_the_whole_step_was_prefill() -> None:
+def test_without_a_good_fit_the_whole_step_counts_as_prefill() -> None:
     engine_state = EngineState(FACTS)
     prefill(engine_state, 100.0, 256, 4, 0.114)
     for index in range(20):
@@ -132,12 +132,12 @@ def test_engine_that_stops_stepping_is_stalled_until_the_next_step() -> None:
     assert engine_state.heartbeat_fields(late + 1000)["state"] == "ready", "idle"
 
 
-def test_request_that_the_scheduler_never_mentions_is_a_stall() -> None:
+def test_request_that_the_scheduler_never_reports_is_a_stall() -> None:
     engine_state = EngineState(FACTS)
     key = engine_state.enter(LEASE)
     assert key is not None
     assert engine_state.heartbeat_fields(1000.0)["state"] == "ready", (
-        "its client may still be sending it"
+        "the client may still be sending it"
     )
     engine_state.body_received(key, 1000.0)
     assert engine_state.heartbeat_fields(1000.0 + STALLED_AFTER_S)["state"] == "ready"
@@ -146,7 +146,7 @@ def test_request_that_the_scheduler_never_mentions_is_a_stall() -> None:
     assert engine_state.heartbeat_fields(1001.0 + STALLED_AFTER_S)["state"] == "ready"
 
 
-def test_slow_reader_is_no_stall() -> None:
+def test_slow_reader_is_not_a_stall() -> None:
     engine_state = EngineState(FACTS)
     key = engine_state.enter(None)
     assert key is not None
@@ -156,5 +156,5 @@ def test_slow_reader_is_no_stall() -> None:
     assert engine_state.heartbeat_fields(10_000.0)["state"] == "ready"
 
 
-def test_without_a_time_nothing_takes_too_long() -> None:
+def test_without_a_time_no_stall_is_reported() -> None:
     assert warmed_up().document(None)["state"] == "ready"

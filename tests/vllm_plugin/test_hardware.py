@@ -1,4 +1,4 @@
-"""What an engine says it runs on."""
+"""The hardware and precision that an engine reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_cpu_is_named_as_linux_names_it(tmp_path: Path) -> None:
     assert cpu_model(tmp_path / "none") == "unknown"
 
 
-def test_state_says_what_the_engine_runs_on() -> None:
+def test_state_contains_the_hardware() -> None:
     state = EngineState(FACTS).document(None)
     assert (state["gpu"], state["gpu_count"]) == ("NVIDIA H100 80GB HBM3", 2)
     assert state["precision"] == "BF16"
@@ -46,7 +46,7 @@ def test_state_says_what_the_engine_runs_on() -> None:
 def test_gpus_are_all_that_one_copy_of_the_model_is_spread_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Context parallelism multiplies them, too: vLLM's world size has all kinds in it."""
+    """vLLM's world size includes context parallelism, too."""
     platform = SimpleNamespace(is_cpu=lambda: False, get_device_name=lambda: "NVIDIA H100")
     platforms = ModuleType("vllm.platforms")
     platforms.current_platform = platform  # type: ignore[attr-defined]

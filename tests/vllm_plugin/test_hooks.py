@@ -1,4 +1,4 @@
-"""The self-test: what of vLLM we touch, and how we find that it is still there."""
+"""The self-test: that vLLM has every name that the plugin uses is checked and reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_plugin.symbols import symbols_below
 
 
 def complete(file: str) -> dict[str, list[str]]:
-    """An outline that has everything that is looked for."""
+    """Returns symbols with every name of the hooks."""
     return {hook.what: list(hook.names) for hook in HOOKS if hook.file == file}
 
 
@@ -27,14 +27,14 @@ def test_everything_found_is_reported_hook_by_hook() -> None:
         assert f"found {hook.file}:{hook.what or '(module)'} ({hook.needed_for})" in text
 
 
-def test_missed_name_is_reported_with_its_place_and_use() -> None:
-    def without_peak(file: str) -> dict[str, list[str]]:
+def test_missing_name_is_reported_with_its_place_and_use() -> None:
+    def without_one(file: str) -> dict[str, list[str]]:
         found = complete(file)
         if "SchedulerStats" in found:
             found["SchedulerStats"].remove("num_skipped_waiting_reqs")
         return found
 
-    findings = check(without_peak)
+    findings = check(without_one)
     text, good = report("9.9.9", findings)
     assert not good
     assert f"{len(HOOKS) - 1} of {len(HOOKS)} hooks found" in text
@@ -59,7 +59,7 @@ def test_missing_file_or_class_misses_all_of_its_names(hook: Hook) -> None:
 
 
 def test_installed_vllm_has_every_hook() -> None:
-    """Reads its sources; imports nothing of it."""
+    """Its sources are parsed, not imported."""
     spec = find_spec("vllm")
     if spec is None or spec.origin is None:
         pytest.skip("vLLM is not installed: install the extra `cpu` or `gpu`")
@@ -79,7 +79,7 @@ def test_check_imports_no_vllm() -> None:
     assert (result.stdout.strip(), result.stderr) == ("False", "")
 
 
-def test_every_hook_says_what_needs_it() -> None:
+def test_every_hook_states_its_use() -> None:
     for hook in hooks.HOOKS:
         assert hook.names
         assert hook.needed_for

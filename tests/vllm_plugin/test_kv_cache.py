@@ -1,6 +1,6 @@
-"""What a sequence takes of the KV cache, by what an engine core says of its groups of layers.
+"""The blocks of the KV cache that a sequence takes, by the engine core's groups of layers.
 
-That vLLM's own managers give out so many blocks is shown with the engine's tests.
+The engine tests show that vLLM allocates as many.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_group_of_each_kind(kind: dict[str, Any], engine: Scheduling, group: KvG
     assert groups_of([kind], engine) == (group,)
 
 
-def test_groups_of_unknown_kinds_take_what_the_engine_reckons_beyond_the_others() -> None:
+def test_groups_of_unknown_kinds_take_the_blocks_that_vllm_computes_beyond_the_others() -> None:
     rows = [row("full_attention"), row("new"), row("newer", 4)]
     groups = groups_of(rows, replace(ENGINE, ctx_max_blocks=2048 + 512))
     assert groups == (KvGroup(16), KvGroup(64))
@@ -57,11 +57,11 @@ def test_groups_of_unknown_kinds_take_what_the_engine_reckons_beyond_the_others(
     assert [cache.blocks_of(tokens) for tokens in (1, 6400, 32_768)] == [2, 500, 2560]
 
 
-def test_groups_of_unknown_kinds_take_a_block_each_where_nothing_is_reckoned() -> None:
+def test_groups_of_unknown_kinds_take_a_block_each_if_vllm_computes_none() -> None:
     assert groups_of([row("full_attention"), row("new")], ENGINE) == (KvGroup(16), KvGroup(32_768))
 
 
-def test_document_has_equal_groups_once() -> None:
+def test_document_merges_equal_groups() -> None:
     sliding = KvGroup(16, 65, 193)
     cache = KvCache(10_000, (sliding, KvGroup(16), sliding, sliding))
     assert cache.document(16_000) == {
@@ -74,11 +74,11 @@ def test_document_has_equal_groups_once() -> None:
     }
 
 
-def test_cache_of_one_group_has_all_its_tokens() -> None:
+def test_kv_cache_of_one_group_holds_all_its_tokens() -> None:
     assert KvCache(255, (KvGroup(128),)).document(2048)["kv_tokens_total"] == 255 * 128
 
 
-def test_cache_of_a_model_without_attention_is_not_known() -> None:
+def test_kv_cache_of_a_model_without_attention_is_empty() -> None:
     assert KvCache(0, ()).document(2048) == {
         "kv_tokens_total": 0,
         "kv_blocks_total": 0,
@@ -87,7 +87,7 @@ def test_cache_of_a_model_without_attention_is_not_known() -> None:
 
 
 class EngineClient:
-    """What is asked of vLLM's client of an engine core."""
+    """The parts of vLLM's client of an engine core that are used."""
 
     def __init__(self, answer: list[dict[str, Any]] | Exception) -> None:
         self._answer = answer
@@ -114,14 +114,14 @@ class EngineClient:
         return self._answer
 
 
-async def test_groups_are_asked_of_the_engine_core() -> None:
+async def test_groups_are_queried_from_the_engine_core() -> None:
     client = EngineClient([row("full_attention", 128), row("sliding_window", 128, 256)])
     assert scheduling_of(client.vllm_config) == Scheduling(2048, 20, 2, 512)
     assert await kv_cache_of(client) == KvCache(255, (KvGroup(128), KvGroup(128, 3, 11)))
 
 
 @pytest.mark.parametrize("answer", [RuntimeError("it failed"), [{"kind": "full_attention"}]])
-async def test_engine_core_that_does_not_answer_counts_as_one_group(
+async def test_failing_engine_core_counts_as_one_group(
     answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await kv_cache_of(EngineClient(answer)) == KvCache(255, (KvGroup(128),))

@@ -1,4 +1,4 @@
-"""The middleware that counts generating requests in and out, whatever happens to them."""
+"""The middleware that adds generating requests to the state, and removes them however they end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vllm_plugin.endpoint import ABORT_TURNS, LeaseMiddleware
 from vllm_plugin.engine_state import EngineState, Subscriber
 
 
-class Generating:
-    """An application that answers when it is told to."""
+class GeneratingApp:
+    """An application that finishes its response once `go_on` is set."""
 
     def __init__(self) -> None:
         self.engine_state = EngineState(FACTS)
@@ -42,7 +42,7 @@ class Generating:
                 raise RuntimeError("the handler failed")
             await send({"type": "http.response.body", "body": b"b", "more_body": False})
         finally:
-            engine_side.cancel()  # as vLLM does: cancelled, not waited for
+            engine_side.cancel()  # as vLLM does: cancelled, not awaited
 
     async def output(self) -> None:
         try:
@@ -58,17 +58,17 @@ class Generating:
         for _ in range(ABORT_TURNS + 2):
             await asyncio.sleep(0)
 
-    def assert_nothing_left(self) -> None:
+    def assert_no_request_left(self) -> None:
         assert self.engine_state.leases.leased() == 0
         assert self.engine_state.leases.foreign_to(US) == 0
 
 
 @pytest.fixture
-async def engine() -> Generating:
-    return Generating()
+async def engine() -> GeneratingApp:
+    return GeneratingApp()
 
 
-async def test_request_is_counted_while_it_generates(engine: Generating) -> None:
+async def test_request_is_counted_while_it_generates(engine: GeneratingApp) -> None:
     call = engine.call()
     await engine.entered.wait()
     assert engine.engine_state.leases.of(US) == [LEASE]
@@ -77,35 +77,37 @@ async def test_request_is_counted_while_it_generates(engine: Generating) -> None
     await call.task
     await engine.settled()
     assert engine.subscriber.ended == [LEASE]
-    engine.assert_nothing_left()
+    engine.assert_no_request_left()
 
 
-async def test_an_answer_that_vllm_made_up_after_a_disconnect_does_not_end_the_lease_early(
-    engine: Generating,
+async def test_response_after_a_disconnect_does_not_end_the_lease_early(
+    engine: GeneratingApp,
 ) -> None:
-    """Its handler answers `null` to the client that left, before its task has let go."""
-    engine.subscriber.wake = lambda: engine.order.append("told")
+    """vLLM's handler answers `null` to the disconnected client before its task has ended."""
+    engine.subscriber.wake = lambda: engine.order.append("reported")
     call = engine.call()
     await engine.entered.wait()
     engine.order.clear()
-    engine.go_on.set()  # a whole answer is sent, and the generating task is only cancelled
+    engine.go_on.set()  # the response is complete, and the generating task only cancelled
     await call.task
     await engine.settled()
-    assert engine.order == ["aborted in the engine", "told"]
+    assert engine.order == ["aborted in the engine", "reported"]
 
 
-async def test_request_without_a_lease_is_counted_as_foreign(engine: Generating) -> None:
+async def test_request_without_a_lease_is_counted_as_foreign(engine: GeneratingApp) -> None:
     call = engine.call(lease=None)
     await engine.entered.wait()
     assert engine.engine_state.leases.foreign_to(US) == 1
     engine.go_on.set()
     await call.task
     await engine.settled()
-    engine.assert_nothing_left()
+    engine.assert_no_request_left()
 
 
 @pytest.mark.parametrize(("path", "counted"), [("/v1/completions", True), ("/ping", False)])
-async def test_what_generates_counts(engine: Generating, path: str, counted: bool) -> None:
+async def test_only_generating_requests_are_counted(
+    engine: GeneratingApp, path: str, counted: bool
+) -> None:
     call = engine.call(path, lease=None)
     await engine.entered.wait()
     assert engine.engine_state.leases.foreign_to(US) == int(counted)
@@ -113,7 +115,7 @@ async def test_what_generates_counts(engine: Generating, path: str, counted: boo
     await call.task
 
 
-async def test_get_is_not_counted(engine: Generating) -> None:
+async def test_get_is_not_counted(engine: GeneratingApp) -> None:
     call = Call(engine.app, "GET", "/v1/models")
     await engine.entered.wait()
     assert engine.engine_state.leases.foreign_to(US) == 0
@@ -121,16 +123,18 @@ async def test_get_is_not_counted(engine: Generating) -> None:
     await call.task
 
 
-async def test_spent_lease_is_turned_away(engine: Generating) -> None:
+async def test_spent_lease_is_rejected(engine: GeneratingApp) -> None:
     engine.engine_state.leases.revoke(LEASE)
     call = engine.call()
     assert await call.status() == 409
     assert (await call.json())["error"]["type"] == "lease_spent"
     assert not engine.entered.is_set()
-    engine.assert_nothing_left()
+    engine.assert_no_request_left()
 
 
-async def test_lease_in_use_is_turned_away_and_the_first_goes_on(engine: Generating) -> None:
+async def test_lease_in_use_is_rejected_and_its_first_request_continues(
+    engine: GeneratingApp,
+) -> None:
     first = engine.call()
     await engine.entered.wait()
     assert await engine.call().status() == 409
@@ -139,7 +143,7 @@ async def test_lease_in_use_is_turned_away_and_the_first_goes_on(engine: Generat
     await first.task
 
 
-async def test_failing_handler_gives_its_lease_back(engine: Generating) -> None:
+async def test_failing_handler_releases_its_lease(engine: GeneratingApp) -> None:
     engine.fails = True
     call = engine.call()
     await engine.entered.wait()
@@ -148,26 +152,28 @@ async def test_failing_handler_gives_its_lease_back(engine: Generating) -> None:
         await call.task
     await engine.settled()
     assert engine.subscriber.ended == [LEASE]
-    engine.assert_nothing_left()
+    engine.assert_no_request_left()
 
 
-async def test_end_of_a_cancelled_request_is_told_after_the_engine_was_told(
-    engine: Generating,
+async def test_end_of_a_cancelled_request_is_reported_after_its_abort(
+    engine: GeneratingApp,
 ) -> None:
-    """What is admitted for an ended lease must come behind the abort in the engine's channel."""
-    engine.subscriber.wake = lambda: engine.order.append("told")
+    """A request admitted in its place must follow the abort in the engine's channel."""
+    engine.subscriber.wake = lambda: engine.order.append("reported")
     call = engine.call()
     await engine.entered.wait()
     engine.order.clear()
     call.task.cancel()
     await engine.settled()
-    assert engine.order == ["aborted in the engine", "told"]
+    assert engine.order == ["aborted in the engine", "reported"]
     assert engine.subscriber.ended == [LEASE]
-    engine.assert_nothing_left()
+    engine.assert_no_request_left()
 
 
 @pytest.mark.parametrize("turns", range(ABORT_TURNS + 2))
-async def test_second_cancellation_leaves_nothing_behind(engine: Generating, turns: int) -> None:
+async def test_second_cancellation_leaves_no_request_behind(
+    engine: GeneratingApp, turns: int
+) -> None:
     call = engine.call()
     await engine.entered.wait()
     call.task.cancel()
@@ -176,11 +182,11 @@ async def test_second_cancellation_leaves_nothing_behind(engine: Generating, tur
     call.task.cancel()
     await engine.settled()
     assert call.task.done()
-    engine.assert_nothing_left()
+    engine.assert_no_request_left()
 
 
-async def test_cancel_scope_that_repeats_itself_leaves_nothing_behind(engine: Generating) -> None:
-    """As in Starlette: an anyio scope cancels again at each turn until its task has left it."""
+async def test_repeated_cancel_scope_leaves_no_request_behind(engine: GeneratingApp) -> None:
+    """As in Starlette: an anyio scope cancels at each turn until its task has left it."""
 
     async def scoped() -> None:
         with anyio.CancelScope() as scope:
@@ -190,11 +196,11 @@ async def test_cancel_scope_that_repeats_itself_leaves_nothing_behind(engine: Ge
     await scoped()
     await engine.settled()
     assert engine.subscriber.ended == [LEASE]
-    engine.assert_nothing_left()
+    engine.assert_no_request_left()
 
 
-async def test_request_is_expected_in_the_engine_once_it_has_come_in_whole() -> None:
-    """A client that takes its time to send is no sign of an engine that hangs."""
+async def test_report_is_expected_once_the_request_body_is_complete() -> None:
+    """A client that sends slowly is not a stall of the engine."""
     engine_state = EngineState(FACTS)
     body: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 

@@ -1,4 +1,4 @@
-"""Profiles: the shipped ones and one's own, found by name or path, and the rules they give."""
+"""Shipped and custom profiles, loaded by name or path, and their rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_three_profiles_are_shipped() -> None:
         ("offline", MeasurementType.OFFLINE, True, 256),
     ],
 )
-def test_shipped_profile_is_what_its_name_says(
+def test_shipped_profile_matches_its_name(
     name: str, measurement_type: MeasurementType, batching: bool, slots: int
 ) -> None:
     profile = load(name)
@@ -44,7 +44,7 @@ def test_shipped_profile_is_what_its_name_says(
 
 
 @pytest.mark.parametrize("document", [GOOD, GOOD | SINGLE, GOOD | OFFLINE])
-def test_own_profile_is_loaded_by_path(file: Path, document: dict[str, Any]) -> None:
+def test_custom_profile_is_loaded_by_path(file: Path, document: dict[str, Any]) -> None:
     file.write_text(yaml.safe_dump(document))
     assert load(str(file)).name == "mine"
 
@@ -56,7 +56,7 @@ def test_bare_file_name_is_a_path(file: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("name", ["hoem", "", "..", "home.yml.bak"])
-def test_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
+def test_unknown_name_is_rejected_with_the_known_ones(name: str) -> None:
     with pytest.raises(ProfileError, match="cloud, home, offline"):
         load(name)
 
@@ -82,7 +82,7 @@ def test_rules_of_admission_are_read(file: Path) -> None:
     assert (rules.bulk.batch.least, rules.bulk.batch.most) == (1, 8)
 
 
-def test_where_every_request_is_bulk_the_rules_of_bulk_are_everybodys() -> None:
+def test_without_an_interactive_class_the_rules_of_bulk_apply() -> None:
     rules = load("offline").admission
     assert rules.interactive is None
     assert rules.of(ServiceClass.INTERACTIVE) is rules.of(ServiceClass.BULK) is rules.bulk
@@ -93,7 +93,7 @@ def test_batched_profile_of_a_fixed_size_loads(file: Path) -> None:
     assert load(str(file)).slots.value == 4
 
 
-def test_rule_tells_what_it_objects_to() -> None:
+def test_rule_states_its_objection() -> None:
     fixed = ArgumentRule(fixed=1)
     assert fixed.objection(1) is None
     assert fixed.objection(8) == "must be 1"
@@ -103,7 +103,7 @@ def test_rule_tells_what_it_objects_to() -> None:
     assert ArgumentRule(default=64).objection(1) is None
 
 
-def test_rule_of_false_is_a_rule() -> None:
+def test_rule_with_the_value_false_applies() -> None:
     rule = ArgumentRule(fixed=False)
     assert rule.value is False
     assert rule.objection(True) == "must be False"

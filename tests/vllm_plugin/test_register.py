@@ -1,4 +1,4 @@
-"""What the composition root reads from vLLM's finished configuration."""
+"""The parts of the engine's state that are read from vLLM's final configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm_plugin.register import features_of, pool_of, rate_limits_of
 
 
 @pytest.mark.parametrize("speculative_config", [None, object()])
-def test_features_are_those_of_the_finished_configuration(speculative_config: object) -> None:
+def test_features_are_those_of_the_final_configuration(speculative_config: object) -> None:
     scheduler = SimpleNamespace(
         policy="priority", max_num_batched_tokens=2048, long_prefill_token_threshold=512
     )
@@ -41,5 +41,5 @@ def test_rate_limits_are_those_that_vllm_enforces(
 @pytest.mark.parametrize(
     ("environ", "pool"), [({}, "cloud"), ({"ORCH_POOL": ""}, "cloud"), ({"ORCH_POOL": "a"}, "a")]
 )
-def test_pool_is_never_without_a_name(environ: dict[str, str], pool: str) -> None:
+def test_pool_always_has_a_name(environ: dict[str, str], pool: str) -> None:
     assert pool_of(environ, "cloud") == pool

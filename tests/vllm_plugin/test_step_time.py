@@ -1,4 +1,4 @@
-"""The step-time fit: what it finds in noisy steps, and what it says when it cannot know."""
+"""The fit of step times: its accuracy with noisy steps, and its quality with few of them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def true_ms(curve: Curve, batch: float) -> float:
 
 
 class Machine:
-    """Runs steps as a machine with neighbours does: 10 % noise, 2 % outliers of 10 to 100 times."""
+    """A shared machine: steps have 10 % noise, and 2 % of them take 10 to 100 times as long."""
 
     def __init__(self, curve: Curve, seed: int, slots: int = 64) -> None:
         self.curve = curve
         self.random = random.Random(seed)
-        self.times = StepSamples(slots)
+        self.samples = StepSamples(slots)
         self.slower = 1.0
 
     def step(self, batch: int) -> None:
@@ -39,19 +39,19 @@ class Machine:
         seconds *= math.exp(self.random.gauss(0, 0.1))
         if self.random.random() < 0.02:
             seconds *= self.random.uniform(10, 100)
-        self.times.record(batch, seconds)
+        self.samples.record(batch, seconds)
 
     def run(self, steps: int, largest: int) -> None:
         for _ in range(steps):
             self.step(self.random.randint(1, largest))
 
     def fit(self) -> StepTime:
-        found = self.times.fit()
+        found = self.samples.fit()
         assert found is not None
         return found
 
-    def furthest(self, found: StepTime, largest: int) -> float:
-        """How far the fit is from the truth at most, relatively."""
+    def largest_error(self, found: StepTime, largest: int) -> float:
+        """Returns the largest relative deviation of the fit from the truth."""
         return max(
             abs(found.seconds(batch) * 1000 / (true_ms(self.curve, batch) * self.slower) - 1)
             for batch in range(1, largest + 1)
@@ -67,37 +67,41 @@ def test_known_constants_are_recovered_from_noisy_steps(
     machine = Machine(curve, seed)
     machine.run(6000, largest)
     found = machine.fit()
-    assert machine.furthest(found, largest) < 0.03
-    told = found.document()
+    assert machine.largest_error(found, largest) < 0.03
+    document = found.document()
     for name, true in zip(("t0_ms", "c_ms", "alpha"), curve, strict=True):
-        assert told[name] == pytest.approx(true, rel=0.10)
-    assert (told["batches"], told["largest"], told["quality"]) == (largest, largest, "good")
-    assert told["error"] < 0.03
-    assert told["samples"] > 4000
+        assert document[name] == pytest.approx(true, rel=0.10)
+    assert (document["batches"], document["largest"], document["quality"]) == (
+        largest,
+        largest,
+        "good",
+    )
+    assert document["error"] < 0.03
+    assert document["samples"] > 4000
 
 
-def test_compilation_of_many_seconds_does_not_move_it() -> None:
+def test_compilation_of_many_seconds_does_not_distort_the_fit() -> None:
     machine = Machine(MODEST, 1)
     for batch in range(1, 33):
-        machine.times.record(batch, 20.0)  # each size once, when it is first seen
+        machine.samples.record(batch, 20.0)  # each size once, when it is first seen
     machine.run(1000, 32)
-    assert machine.furthest(machine.fit(), 32) < 0.05
+    assert machine.largest_error(machine.fit(), 32) < 0.05
 
 
-def test_nothing_is_said_before_a_size_was_seen_often_enough() -> None:
-    times = StepSamples(8)
-    assert times.fit() is None
+def test_fit_is_unknown_before_a_size_has_enough_samples() -> None:
+    samples = StepSamples(8)
+    assert samples.fit() is None
     for batch in (1, 2, 3, 4) * (step_time.MINIMUM_OF_A_SIZE - 1):
-        times.record(batch, 0.01)
-    assert times.fit() is None
+        samples.record(batch, 0.01)
+    assert samples.fit() is None
 
 
-def test_what_took_no_time_or_ran_nothing_is_no_step() -> None:
-    times = StepSamples(8)
-    times.record(0, 0.01)
-    times.record(4, 0.0)
-    times.record(4, -0.1)
-    assert not times.fresh
+def test_steps_without_duration_or_sequences_are_ignored() -> None:
+    samples = StepSamples(8)
+    samples.record(0, 0.01)
+    samples.record(4, 0.0)
+    samples.record(4, -0.1)
+    assert not samples.fresh
 
 
 def test_one_size_is_a_constant_and_poor() -> None:
@@ -110,7 +114,7 @@ def test_one_size_is_a_constant_and_poor() -> None:
     assert (found.batches, found.largest, found.good) == (1, 4, False)
 
 
-def test_one_size_is_all_that_an_engine_of_one_slot_has() -> None:
+def test_one_size_is_good_for_an_engine_of_one_slot() -> None:
     machine = Machine(MODEST, 3, slots=1)
     for _ in range(step_time.GOOD_SAMPLES - 1):
         machine.step(1)
@@ -123,17 +127,17 @@ def test_one_size_is_all_that_an_engine_of_one_slot_has() -> None:
 
 
 @pytest.mark.parametrize(("slots", "good"), [(2, True), (64, False)])
-def test_two_sizes_are_a_line(slots: int, good: bool) -> None:
+def test_two_sizes_give_a_line(slots: int, good: bool) -> None:
     machine = Machine(MODEST, 4, slots=slots)
     machine.run(500, 2)
     found = machine.fit()
     assert found.curve.alpha == 1.0
-    assert machine.furthest(found, 2) < 0.03
+    assert machine.largest_error(found, 2) < 0.03
     assert found.good is good
 
 
-def test_line_through_sizes_that_are_close_never_promises_too_much() -> None:
-    """Where alpha cannot be told, what lies beyond is told too slow, not too fast."""
+def test_line_through_close_sizes_overestimates_the_times_beyond_them() -> None:
+    """Where alpha is unknown, other sizes must be predicted too slow rather than too fast."""
     machine = Machine((2.0, 2.0, 0.7), 5)
     for _ in range(4000):
         machine.step(machine.random.randint(20, 40))
@@ -152,19 +156,19 @@ def test_few_steps_are_poor() -> None:
     assert (found.samples, found.batches, found.good) == (24, 4, False)
 
 
-def test_times_that_follow_no_such_curve_are_poor() -> None:
-    times = StepSamples(64)
+def test_times_that_do_not_follow_the_curve_are_poor() -> None:
+    samples = StepSamples(64)
     for _ in range(50):
         for batch, seconds in ((1, 0.1), (2, 0.01), (4, 0.2), (8, 0.02), (16, 0.3)):
-            times.record(batch, seconds)
-    found = times.fit()
+            samples.record(batch, seconds)
+    found = samples.fit()
     assert found is not None
     assert found.error > step_time.GOOD_ERROR
     assert not found.good
 
 
 def test_the_curve_follows_a_change_of_speed_within_a_block_of_steps() -> None:
-    """At all sizes, although steps of one size only have run since."""
+    """At all sizes, although only steps of one size have run since."""
     machine = Machine(MODEST, 7)
     machine.run(3000, 32)
     machine.fit()
@@ -173,7 +177,7 @@ def test_the_curve_follows_a_change_of_speed_within_a_block_of_steps() -> None:
         for _ in range(2 * step_time.BLOCK_STEPS):
             machine.step(8)
         found = machine.fit()
-        assert machine.furthest(found, 32) < 0.10
+        assert machine.largest_error(found, 32) < 0.10
         assert found.good
 
 
@@ -187,20 +191,20 @@ def test_the_curve_follows_a_speed_that_drifts_while_batches_come_and_go() -> No
         if index % 100 == 99:
             found = machine.fit()
             if index > 3000:  # every size was seen, in fast times and in slow ones
-                assert machine.furthest(found, 32) < 0.2
+                assert machine.largest_error(found, 32) < 0.2
                 here = found.seconds(batch) * 1000 / (true_ms(MODEST, batch) * machine.slower)
                 assert here == pytest.approx(1.0, abs=0.12)
 
 
-def test_hours_at_one_size_forget_nothing_of_the_others() -> None:
+def test_hours_at_one_size_do_not_erase_the_others() -> None:
     machine = Machine(MODEST, 9)
     machine.run(3000, 32)
     for index in range(50_000):
         machine.step(8)
         if index % 200 == 0:
-            machine.times.fit()
+            machine.samples.fit()
     found = machine.fit()
-    assert machine.furthest(found, 32) < 0.06
+    assert machine.largest_error(found, 32) < 0.06
     assert found.batches == 32
 
 
@@ -209,22 +213,20 @@ def test_hours_at_one_size_forget_nothing_of_the_others() -> None:
     st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 60)), min_size=1, max_size=400),
     st.integers(1, 512),
 )
-def test_no_steps_break_it_and_more_sequences_are_never_faster(
-    steps: list[tuple[int, float]], slots: int
-) -> None:
-    times = StepSamples(slots)
+def test_any_steps_give_a_finite_monotonic_fit(steps: list[tuple[int, float]], slots: int) -> None:
+    samples = StepSamples(slots)
     for batch, seconds in steps:
         for _ in range(3):
-            times.record(batch, seconds)
-    found = times.fit()
+            samples.record(batch, seconds)
+    found = samples.fit()
     if found is None:
         return
     assert 0 < found.curve.alpha <= 1
     assert found.curve.t0_s >= 0
     assert found.curve.c_s >= 0
-    told = [found.seconds(batch) for batch in (0, 1, 2, 3, 8, 64, 512, 4096)]
-    assert told == sorted(told)
-    assert told[1] > 0
+    predicted = [found.seconds(batch) for batch in (0, 1, 2, 3, 8, 64, 512, 4096)]
+    assert predicted == sorted(predicted)
+    assert predicted[1] > 0
     assert math.isfinite(found.error)
 
 
@@ -234,17 +236,17 @@ def test_memory_is_bounded_with_and_without_fits() -> None:
         for index in range(40_000):
             machine.step(1 + index % 300)
             if fits and index % 1000 == 999:
-                machine.times.fit()
-        blocks = machine.times._blocks
+                machine.samples.fit()
+        blocks = machine.samples._blocks
         assert len(blocks) <= 2 * step_time.BLOCKS
         assert max(map(len, blocks)) <= step_time.BLOCK_STEPS
-        machine.times.fit()
+        machine.samples.fit()
         assert len(blocks) <= step_time.BLOCKS
-        assert len(machine.times._means) <= 300
+        assert len(machine.samples._means) <= 300
 
 
-def test_fit_of_all_that_is_kept_takes_milliseconds() -> None:
-    """About 2 on an idle core; the bound leaves room for one that is not."""
+def test_fit_of_all_samples_takes_milliseconds() -> None:
+    """About 2 on an idle core; the limit allows for a busy one."""
     machine = Machine(MODEST, 11, slots=256)
     machine.run(10_000, 256)
     took = []
@@ -256,10 +258,10 @@ def test_fit_of_all_that_is_kept_takes_milliseconds() -> None:
     assert statistics.median(took) < 0.020
 
 
-def test_steps_since_the_last_fit_are_known_of() -> None:
-    times = StepSamples(8)
-    assert not times.fresh
-    times.record(1, 0.01)
-    assert times.fresh
-    times.fit()
-    assert not times.fresh
+def test_new_samples_since_the_last_fit_are_flagged() -> None:
+    samples = StepSamples(8)
+    assert not samples.fresh
+    samples.record(1, 0.01)
+    assert samples.fresh
+    samples.fit()
+    assert not samples.fresh

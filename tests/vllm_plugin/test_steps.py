@@ -1,4 +1,4 @@
-"""The ring of engine steps and the statistics of a window."""
+"""The ring of engine steps, the statistics of a window, and the rate of prefill."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ def ring_of(*batches: int, capacity: int = 1000) -> StepRing:
     return ring
 
 
-def test_window_without_steps_says_so() -> None:
+def test_window_without_steps_is_empty() -> None:
     assert StepRing().since(0.0) == BatchStatistics(0, 0, 0.0)
     assert ring_of(1, 2).since(200.0) == BatchStatistics(0, 0, 0.0)
 
 
-def test_window_has_largest_and_mean_batch() -> None:
+def test_window_has_the_largest_and_the_mean_batch() -> None:
     assert ring_of(1, 2, 6).since(100.0) == BatchStatistics(3, 6, 3.0)
 
 
-def test_window_leaves_out_what_was_before() -> None:
+def test_window_excludes_earlier_steps() -> None:
     assert ring_of(8, 8, 1, 3).since(100.02) == BatchStatistics(2, 3, 2.0)
 
 
-def test_step_belongs_to_the_window_that_its_middle_lies_in() -> None:
-    """A step is heard of a little after its end, so the end would count one too many."""
-    ring = ring_of(8, 1)  # middles at 100.005 and 100.015
+def test_step_belongs_to_the_window_that_contains_its_midpoint() -> None:
+    """Reports are delayed, so by their ends one step too many would be counted."""
+    ring = ring_of(8, 1)  # midpoints at 100.005 and 100.015
     assert ring.since(100.004).steps == 2
     assert ring.since(100.006).steps == 1
     assert ring.since(100.0149).steps == 1
     assert ring.since(100.0151).steps == 0
 
 
-def test_clock_that_was_set_back_keeps_the_order() -> None:
+def test_clock_that_is_set_back_keeps_the_order() -> None:
     ring = ring_of(1, 2)
     ring.record(50.0, 0.01, 3, decode_only=True)
     assert ring.since(100.014).steps == 2
@@ -57,8 +57,8 @@ def test_ring_keeps_at_least_its_capacity_and_less_than_twice() -> None:
     assert ring.since(97.0) == BatchStatistics(3, 100, 99.0)
 
 
-def test_window_leaves_out_steps_that_also_computed_prompts() -> None:
-    """As the totals do: a figure from spans and one from totals are told with one batch."""
+def test_window_excludes_steps_that_also_computed_prompts() -> None:
+    """So do the totals, so that figures from spans and from totals have the same batch."""
     ring = ring_of(6, 6)
     ring.record(100.03, 0.01, 7, decode_only=False)
     ring.record(100.04, 0.01, 0, decode_only=True)
@@ -89,15 +89,15 @@ def test_seconds_in_steps_of_any_kind_add_up() -> None:
     assert ring.busy_s == pytest.approx(5.0)
 
 
-def test_late_report_takes_nothing_from_the_step_behind_it() -> None:
-    """Three steps of 10 ms; the report of the second comes 8 ms late."""
+def test_late_report_does_not_shorten_the_next_step() -> None:
+    """Three steps of 10 ms; the report of the second is 8 ms late."""
     ring = StepRing()
     for end_s in (100.010, 100.028, 100.030):
         ring.record(end_s, 0.010, 1, decode_only=True)
     assert ring.busy_s == pytest.approx(0.030)
 
 
-def test_no_time_is_busy_twice() -> None:
+def test_no_time_is_counted_as_busy_twice() -> None:
     ring = StepRing()
     ring.record(100.0, 0.010, 1, decode_only=True)
     ring.record(100.005, 0.010, 1, decode_only=True)
@@ -106,10 +106,10 @@ def test_no_time_is_busy_twice() -> None:
     ring.record(200.005, 0.010, 1, decode_only=True)
     assert ring.busy_s == pytest.approx(0.030), "nor after a pause"
     ring.record(50.0, 0.010, 1, decode_only=True)
-    assert ring.busy_s == pytest.approx(0.040), "a clock that was set back stops nothing"
+    assert ring.busy_s == pytest.approx(0.040), "a clock that is set back stops nothing"
 
 
-def test_prefill_is_what_a_step_took_beyond_its_decode_part() -> None:
+def test_prefill_time_is_the_step_without_its_decode_part() -> None:
     prefill = Prefill()
     assert prefill.document() == {"tokens": 0, "seconds": 0.0}
     prefill.record(100, 0.5, 0.1)
@@ -118,7 +118,7 @@ def test_prefill_is_what_a_step_took_beyond_its_decode_part() -> None:
     assert prefill.document() == {"tokens": 160, "seconds": pytest.approx(0.6)}
 
 
-def test_rate_of_prefill_waits_for_enough_tokens() -> None:
+def test_rate_of_prefill_is_unknown_until_enough_tokens() -> None:
     prefill = Prefill()
     assert prefill.tokens_per_s() is None
     prefill.record(200, 0.2, 0.0)
@@ -127,7 +127,7 @@ def test_rate_of_prefill_waits_for_enough_tokens() -> None:
     assert prefill.tokens_per_s() == pytest.approx(1000)
 
 
-def test_rate_of_prefill_is_not_that_of_one_compilation() -> None:
+def test_rate_of_prefill_ignores_a_compilation() -> None:
     prefill = Prefill()
     prefill.record(200, 30.0, 0.0)
     for _ in range(5):
@@ -135,7 +135,7 @@ def test_rate_of_prefill_is_not_that_of_one_compilation() -> None:
     assert prefill.tokens_per_s() == pytest.approx(1000)
 
 
-def test_rate_of_prefill_is_the_recent_one() -> None:
+def test_rate_of_prefill_follows_recent_steps() -> None:
     prefill = Prefill()
     for seconds in (1.0, 0.1):
         for _ in range(PREFILL_STEPS):
@@ -144,7 +144,7 @@ def test_rate_of_prefill_is_the_recent_one() -> None:
     assert prefill.tokens == 2 * PREFILL_STEPS * 100
 
 
-def test_prefill_that_took_no_time_has_no_rate() -> None:
+def test_prefill_without_duration_has_no_rate() -> None:
     prefill = Prefill()
     for _ in range(10):
         prefill.record(100, 0.1, 0.2)
@@ -155,7 +155,7 @@ def test_prefill_that_took_no_time_has_no_rate() -> None:
     st.lists(st.tuples(st.floats(0.0001, 0.5), st.integers(1, 256)), max_size=60),
     st.floats(0, 20),
 )
-def test_window_is_what_a_plain_list_says(
+def test_window_agrees_with_a_plain_list(
     steps: list[tuple[float, int]], before_the_end_s: float
 ) -> None:
     ring, now = StepRing(), 1000.0

@@ -1,4 +1,4 @@
-"""The outline of a module's source."""
+"""The symbols of a module, read from its source."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def function(p, *, q): ...
 '''
 
 
-def test_outline_of_a_module() -> None:
+def test_symbols_of_a_module() -> None:
     assert parse_symbols(SOURCE) == {
         "": [
             "__version__", "number", "LIMIT", "NAME", "NAME='x'", "OTHER", "OTHER='x'", "lazy",
@@ -60,11 +60,11 @@ def test_outline_of_a_module() -> None:
     }  # fmt: skip
 
 
-def test_outline_executes_nothing() -> None:
+def test_parsing_executes_nothing() -> None:
     assert parse_symbols("raise SystemExit\nimport nonexistent_package")[""] == []
 
 
-def test_outlines_are_read_from_a_directory_once(tmp_path: Path) -> None:
+def test_each_file_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("X = 1")
     symbols_of = symbols_below(tmp_path)
     assert symbols_of("a.py") == {"": ["X"]}

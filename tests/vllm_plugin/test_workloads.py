@@ -1,4 +1,4 @@
-"""The workloads of an engine."""
+"""The workloads of an engine, derived from its routes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.vllm_plugin.api_server import Engine
 from vllm_plugin.workloads import workloads_of
 
 
-def test_workloads_are_those_of_the_routes_always_in_the_same_order() -> None:
+def test_workloads_are_those_of_the_routes_in_a_fixed_order() -> None:
     paths = ["/v1/chat/completions", "/health", "/v1/embeddings", "/v1/completions"]
     assert (
         workloads_of(paths) == workloads_of(reversed(paths)) == ("completion", "chat", "embedding")
@@ -14,7 +14,7 @@ def test_workloads_are_those_of_the_routes_always_in_the_same_order() -> None:
     assert workloads_of(["/health"]) == ()
 
 
-async def test_engine_reports_the_workloads_of_the_routes_that_it_has() -> None:
+async def test_engine_reports_the_workloads_of_its_routes() -> None:
     engine = Engine()
 
     @engine.app.post("/v1/completions")

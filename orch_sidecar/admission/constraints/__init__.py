@@ -1,1 +1,1 @@
-"""constraints."""
+"""Decides whether a request can be dispatched now: one module per constraint. Pure."""

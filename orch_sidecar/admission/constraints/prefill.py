@@ -1,4 +1,4 @@
-"""What else than slots and the KV cache is scarce: the engine's time for prompts.
+"""Decides whether the engine has time for another bulk prompt beside interactive requests.
 
 Pure: times are seconds of a monotonic clock. Counts are tokens.
 """
@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from typing import Final
 
-# Bulk prompts may keep the engine busy for so long while interactive requests wait or stream:
-# a quarter of the time in which an interactive answer must begin, and never long enough for a
-# reader to notice.
+from orch_sidecar.admission.types import EngineReport
+
+# Prefill of bulk prompts may delay interactive requests by this: a quarter of the SLO of their
+# first token, and never long enough for a reader to notice.
 STALL_SHARE: Final = 0.25
 LONGEST_STALL_S: Final = 0.5
 
 
 class PrefillBudget:
-    """Bulk prompts that the engine was given and has yet to read.
+    """Tokens of bulk prompts that the engine has been sent and has yet to prefill.
 
-    Drains at the engine's measured rate; until that is known, one prompt at a time.
+    Drains at the engine's measured rate; while that is unknown, one prompt at a time.
     """
 
     def __init__(self) -> None:
@@ -26,26 +27,39 @@ class PrefillBudget:
         self._at = 0.0
 
     def begin_epoch(self) -> None:
-        """Another engine: it was given nothing yet."""
+        """The engine restarted, with nothing to prefill."""
         self._level = 0.0
 
+    def reported(self, report: EngineReport, leased: int) -> None:
+        """The engine reported how fast it prefills: one prompt, between the decodes of `leased`
+        sequences."""
+        rate, chunk, step_time = (
+            report.prefill_tokens_per_s,
+            report.chunk_tokens,
+            report.step_time,
+        )
+        if rate is not None and chunk is not None and step_time is not None:
+            rate = chunk / (step_time.ms(max(1, leased)) / 1000 + chunk / rate)
+        self.tokens_per_s = rate
+
     def granted(self, tokens: float, now: float) -> None:
+        """A bulk request was granted a lease."""
         self._level = self._left(now) + tokens
         self._at = now
 
-    def settled(self) -> None:
-        """A bulk request ended: without a rate, this says that its prompt was read."""
+    def released(self) -> None:
+        """A bulk request ended: while the rate is unknown, this shows that its prefill did."""
         if self.tokens_per_s is None:
             self._level = 0.0
 
     def fits(self, tokens: float, stall_s: float, now: float) -> bool:
-        """Whether a prompt may be admitted beside interactive requests; one always may."""
+        """Whether a prompt may be admitted beside interactive requests; a single one always may."""
         left = self._left(now)
         rate = self.tokens_per_s
         return left <= 0 or (rate is not None and left + tokens <= rate * stall_s)
 
     def fits_at(self, tokens: float, stall_s: float, now: float) -> float | None:
-        """When it will fit, at the latest; None while no rate is known."""
+        """When it will fit, at the latest; None while the rate is unknown."""
         rate = self.tokens_per_s
         if rate is None:
             return None
@@ -58,7 +72,7 @@ class PrefillBudget:
 
 
 def stall_s(ttft_p95_ms: float | None) -> float:
-    """For how long bulk prompts may keep the engine busy, by the interactive SLO."""
+    """How long prefill of bulk prompts may occupy the engine, given the interactive SLO."""
     if ttft_p95_ms is None:
         return LONGEST_STALL_S
     return min(LONGEST_STALL_S, STALL_SHARE * ttft_p95_ms / 1000)

@@ -1,4 +1,4 @@
-"""How fast slots come free, measured, and what that says to someone who is refused.
+"""Measures how fast slots come free, and derives the Retry-After of rejected requests from it.
 
 Pure: times are seconds of a monotonic clock.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-# Enough releases for a stable rate, young enough to follow the load.
+# Enough releases for a stable rate, recent enough to follow the load.
 WINDOW_RELEASES: Final = 64
 WINDOW_S: Final = 60.0
 
@@ -27,7 +27,7 @@ class ReleaseRate:
         self._releases.append((now, slots))
 
     def per_second(self, now: float) -> float | None:
-        """Slots per second, None while too little is known."""
+        """Slots per second; None until two releases are known."""
         recent = [(at, slots) for at, slots in self._releases if now - at <= WINDOW_S]
         if len(recent) < 2:
             return None
@@ -36,7 +36,7 @@ class ReleaseRate:
         return sum(slots for _, slots in recent[1:]) / span
 
     def retry_after_ms(self, slots_ahead: int, now: float) -> int:
-        """When `slots_ahead` slots will have come free at the measured rate, in milliseconds."""
+        """Milliseconds until `slots_ahead` slots have come free at the measured rate."""
         rate = self.per_second(now)
         if not rate:
             return UNKNOWN_MS

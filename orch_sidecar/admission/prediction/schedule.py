@@ -1,7 +1,7 @@
-"""When slots come free, and so when those who wait will start.
+"""Predicts when slots come free, and so when queued requests will start.
 
 Pure: times are seconds from now. The slots are a heap of the times at which they come free;
-a request takes the earliest it can get and gives them back when it should have ended.
+a request takes the earliest ones and frees them at its predicted end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class Schedule:
-    """The slots of an engine, as far as can be foreseen."""
+    """The predicted use of an engine's slots."""
 
     def __init__(self, free_in_s: Iterable[float]) -> None:
         self._free = sorted(free_in_s)  # a sorted list is a heap
@@ -20,11 +20,11 @@ class Schedule:
         return len(self._free)
 
     def copy(self, *, without: int = 0) -> Schedule:
-        """The same plan, without the slots that come free first: those are kept for others."""
+        """A copy without the first slots to come free: those are reserved for others."""
         return Schedule(sorted(self._free)[without:])
 
     def place(self, cost: int, service_s: float) -> float | None:
-        """Takes `cost` slots for so long. Returns when they are had; None: it has not so many."""
+        """Takes `cost` slots for `service_s`. Returns the start; None: there are fewer slots."""
         if cost > len(self._free):
             return None
         start = 0.0
@@ -35,7 +35,7 @@ class Schedule:
         return start
 
     def start(self, cost: int) -> float | None:
-        """When `cost` slots are had, without taking them."""
+        """When `cost` slots will be free, without taking them."""
         if cost > len(self._free):
             return None
         return self._free[0] if cost == 1 else heapq.nsmallest(cost, self._free)[-1]

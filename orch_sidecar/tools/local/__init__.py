@@ -1,1 +1,5 @@
-"""Running everything on this machine: a small model, the engine, the sidecar, a check."""
+"""Runs everything on this machine: a small model, the engine, the sidecar, a check.
+
+Imports nothing of the sidecar but the names of its spans; the sidecar and the engine are child
+processes. Pure but for `check`, `otlp` and `up`, which import OpenTelemetry.
+"""

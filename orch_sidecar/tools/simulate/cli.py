@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
+from orch_sidecar.tools.arguments import count, non_negative, positive, share
 from orch_sidecar.tools.simulate.compare import (
     Policy,
     Scenario,
@@ -141,21 +141,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--profile", default="cloud", help="name of a shipped profile, or a path (default cloud)")
     names = [policy.value for policy in Policy]
     add("--policies", nargs="+", choices=names, default=names, metavar="POLICY", help="(all)")
-    add("--seconds", type=_above(0), default=300.0, help="for which requests come (300)")
+    add("--seconds", type=positive, default=300.0, help="for which requests come (300)")
     add("--seed", type=int, default=1, help="of arrivals and lengths (1)")
     add("--json", action="store_true", help="everything, as JSON")
     add("--retry", action="store_true", help="who is refused comes back when it was told to")
     how_much = parser.add_mutually_exclusive_group()
-    how_much.add_argument("--rate", type=_above(0), help="requests per second")
+    how_much.add_argument("--rate", type=positive, help="requests per second")
     how_much.add_argument(
-        "--load", type=_above(0), default=1.0, help="the rate, in multiples of the capacity (1)"
+        "--load", type=positive, default=1.0, help="the rate, in multiples of the capacity (1)"
     )
     slo = parser.add_mutually_exclusive_group()
     slo.add_argument(
-        "--slo-ms", type=_above(0), help="of the first interactive token (the profile's)"
+        "--slo-ms", type=positive, help="of the first interactive token (the profile's)"
     )
     slo.add_argument(
-        "--slo-factor", type=_above(0), help="the same, in multiples of the p95 without load"
+        "--slo-factor", type=positive, help="the same, in multiples of the p95 without load"
     )
     _add_engine(parser)
     _add_traffic(parser)
@@ -165,24 +165,24 @@ def _parser() -> argparse.ArgumentParser:
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     plain = EngineShape()
     add = parser.add_argument_group("engine").add_argument
-    add("--slots", type=_count, help="sequences at once (the profile's)")
-    add("--t0-ms", type=_above(0), default=plain.t0_ms, help=f"of a step ({plain.t0_ms:g})")
-    add("--c-ms", type=_least(0), default=plain.c_ms, help=f"of a step ({plain.c_ms:g})")
-    add("--alpha", type=_least(0), default=plain.alpha, help=f"of a step ({plain.alpha:g})")
+    add("--slots", type=count, help="sequences at once (the profile's)")
+    add("--t0-ms", type=positive, default=plain.t0_ms, help=f"of a step ({plain.t0_ms:g})")
+    add("--c-ms", type=non_negative, default=plain.c_ms, help=f"of a step ({plain.c_ms:g})")
+    add("--alpha", type=non_negative, default=plain.alpha, help=f"of a step ({plain.alpha:g})")
     add(
         "--prefill-rate",
-        type=_above(0),
+        type=positive,
         default=plain.prefill_tokens_per_s,
         help=f"prompt tokens per second ({plain.prefill_tokens_per_s:g})",
     )
-    add("--kv-tokens", type=_count, help="size of the KV cache (never full)")
-    add("--step-tokens", type=_count, help="max_num_batched_tokens (the profile's, or 2048)")
+    add("--kv-tokens", type=count, help="size of the KV cache (never full)")
+    add("--step-tokens", type=count, help="max_num_batched_tokens (the profile's, or 2048)")
     add(
         "--long-prefill-tokens",
-        type=_count,
+        type=count,
         help="long_prefill_token_threshold (the profile's, or none)",
     )
-    add("--noise", type=_least(0), default=0.0, help="sigma of a step's lognormal factor (0)")
+    add("--noise", type=non_negative, default=0.0, help="sigma of a step's lognormal factor (0)")
 
 
 def _add_traffic(parser: argparse.ArgumentParser) -> None:
@@ -190,37 +190,37 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("traffic").add_argument
     add(
         "--bulk-share",
-        type=_share,
+        type=share,
         default=plain.bulk_share,
         help=f"of the requests, from 0 to 1 ({plain.bulk_share:g})",
     )
     add(
         "--bulk-factor",
-        type=_above(0),
+        type=positive,
         default=plain.bulk_factor,
         help=f"how many times as long bulk requests are ({plain.bulk_factor:g})",
     )
     add(
         "--prompt",
-        type=_above(0),
+        type=positive,
         default=plain.prompt,
         help=f"mean tokens of an interactive prompt ({plain.prompt:g})",
     )
     add(
         "--output",
-        type=_above(0),
+        type=positive,
         default=plain.output,
         help=f"mean tokens of an interactive answer ({plain.output:g})",
     )
     add(
         "--spread",
-        type=_least(0),
+        type=non_negative,
         default=plain.spread,
         help=f"sigma of the logarithm of lengths ({plain.spread:g})",
     )
     add(
         "--burstiness",
-        type=_above(0),
+        type=positive,
         default=plain.burstiness,
         help=f"1: Poisson arrivals, below: in bursts ({plain.burstiness:g})",
     )
@@ -230,37 +230,3 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
         default=plain.max_tokens_known,
         help="whether requests say how much they will generate (they do)",
     )
-
-
-def _number(text: str, objection: Callable[[float], str | None]) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    problem = objection(value)
-    if problem is not None:
-        raise argparse.ArgumentTypeError(f"{text}: {problem}")
-    return value
-
-
-def _above(least: float) -> Callable[[str], float]:
-    return lambda text: _number(
-        text, lambda value: None if least < value < 1e12 else f"must be above {least:g}"
-    )
-
-
-def _least(least: float) -> Callable[[str], float]:
-    return lambda text: _number(
-        text, lambda value: None if least <= value < 1e12 else f"must be at least {least:g}"
-    )
-
-
-def _share(text: str) -> float:
-    return _number(text, lambda value: None if 0 <= value <= 1 else "must be from 0 to 1")
-
-
-def _count(text: str) -> int:
-    whole = _number(text, lambda value: None if value >= 1 else "must be at least 1")
-    if whole != int(whole):
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number")
-    return int(whole)

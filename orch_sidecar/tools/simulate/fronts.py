@@ -12,13 +12,13 @@ from random import Random
 from typing import Final, Protocol
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.decision import Decision
-from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.admission.types import (
     AdmissionRequest,
+    Decision,
     EngineReport,
     KvCache,
     KvGroup,
+    Lease,
     Queued,
     StepTime,
 )
@@ -106,20 +106,20 @@ class Admitted:
     """The admission of a sidecar in front of the engine."""
 
     def __init__(self, rules: AdmissionRules, sight: Sight, outcomes: Outcomes, seed: int) -> None:
-        self.core = AdmissionController(rules, Random(seed))  # noqa: S311 (spreads retries)
+        self._controller = AdmissionController(rules, Random(seed))  # noqa: S311 (spreads retries)
         self._sight = sight
         self._classes = sight.classes and rules.interactive is not None
         self._outcomes = outcomes
 
     @property
     def queued(self) -> int:
-        return self.core.queue_depth
+        return self._controller.queue_depth
 
     def arrive(self, number: int, arrival: Arrival, now: float) -> None:
         service_class = arrival.service_class if self._classes else ServiceClass.BULK
         ask = AdmissionRequest(service_class, 1, arrival.prompt, arrival.max_tokens)
-        outcome = self.core.arrive(str(number), ask, now)
-        displaced = self.core.take_displaced()
+        outcome = self._controller.arrive(str(number), ask, now)
+        displaced = self._controller.take_displaced()
         if isinstance(outcome, Queued):
             self._outcomes.queued(number, outcome.predicted_start_ms)
         else:
@@ -127,7 +127,7 @@ class Admitted:
         self._perform(displaced)
 
     def ended(self, number: int, arrival: Arrival, now: float) -> None:
-        self._perform(self.core.release(str(number), now, arrival.output))
+        self._perform(self._controller.release(str(number), now, arrival.output))
 
     def report(self, engine: Engine, now: float) -> None:
         shape, sight = engine.shape, self._sight
@@ -148,17 +148,17 @@ class Admitted:
             prefill_tokens_per_s=shape.prefill_tokens_per_s / off if known else None,
             chunk_tokens=min(shape.long_prefill_tokens, shape.step_tokens),
         )
-        self._perform(self.core.engine_reports(report, now))
+        self._perform(self._controller.engine_reports(report, now))
 
     def tick(self, now: float) -> None:
-        self._perform(self.core.tick(now))
+        self._perform(self._controller.dispatch(now))
 
     def next_event(self, now: float) -> float | None:
-        return self.core.next_event(now)
+        return self._controller.next_event(now)
 
     def _perform(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            self._tell(int(decision.request), decision.outcome)
+            self._tell(int(decision.ticket), decision.outcome)
 
     def _tell(self, number: int, outcome: Lease | Refusal) -> None:
         if isinstance(outcome, Lease):

@@ -10,10 +10,10 @@ from tests.integration.scripted_engine import Engine, ScriptedEngine
 
 
 @pytest.fixture
-def told_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def fast_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scripted engine tells its counts at once, and need not be waited for."""
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.idle.TOLD_EVERY_S", 0.1)
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.idle.IDLE_WITHIN_S", 3.0)
+    monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.REPORT_INTERVAL_S", 0.1)
+    monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.IDLE_TIMEOUT_S", 3.0)
 
 
 @pytest.fixture

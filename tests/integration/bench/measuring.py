@@ -10,9 +10,10 @@ from typing import Any
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.prompts import Prompt, cycle, synthetic
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.results.identity import Given
+from orch_sidecar.tools.bench.plan.plan import Plan
+from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.result import Result
-from orch_sidecar.tools.bench.runs.run import Plan, measure
+from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.running import Running
@@ -33,9 +34,9 @@ def plan(url: str, scenario: Scenario, **more: Any) -> Plan:
         "pool": None,
         "scenario": scenario,
         "prompts": lambda seed: synthetic(range(100), INPUT_TOKENS, OUTPUT_TOKENS, seed),
-        "prompts_told": "synthetic",
+        "prompts_text": "synthetic",
         "ignore_eos": True,
-        "given": Given(),
+        "given": IdentityOverrides(),
     }
     return Plan(**values | more)
 

@@ -156,7 +156,7 @@ async def test_invalid_result_exits_with_1_and_makes_no_row(
     assert ran.code == 1
     assert "single_stream: INVALID" in ran.printed
     assert "the engine served other clients" in ran.printed
-    assert "no row: the result is invalid: the engine took 61 requests" in ran.printed
+    assert "no row: the result is invalid: the engine accepted 61 requests" in ran.printed
     assert (ran.result.status, ran.rows) == ("invalid", [])
 
 
@@ -167,13 +167,13 @@ async def test_silent_endpoint_makes_a_row_to_be_confirmed_of_what_is_typed(
     words = ("batched-online", "--concurrency", "3", "--requests", "9")
     ran = await bench.run(engine.url, *words)
     assert ran.code == 1
-    assert "a row needs --engine, --precision, --gpu, --gpu-count" in ran.printed
+    assert "give --engine, --precision, --gpu, --gpu-count" in ran.printed
     assert engine.generating == []
     typed = ("--engine", "vLLM 0.32.0", "--precision", "BF16", "--gpu", "H100", "--gpu-count", "1")
     ran = await bench.run(engine.url, *words, *typed)
     assert ran.code == 0, ran.printed
     assert "batched_online: UNVERIFIED" in ran.printed
-    assert "typed by hand, not told by the engine: engine, precision, gpu" in ran.printed
+    assert "given by the user, not reported by the engine: engine, precision, gpu" in ran.printed
     [row] = ran.rows
     assert (row.measurement_type, row.batch) == (Label.TO_BE_CONFIRMED, 3)
 
@@ -186,7 +186,7 @@ async def test_interruption_writes_what_there_is_as_incomplete_and_exits_with_1(
     process.send_signal(signal.SIGINT)
     ran = await bench.ended(process)
     assert ran.code == 1
-    assert "single_stream: INCOMPLETE\n  it was stopped before its end" in ran.printed
+    assert "single_stream: INCOMPLETE\n  the user interrupted the run" in ran.printed
     result = ran.result
     assert (result.status, ran.rows) == ("incomplete", [])
     assert result.counts.answered >= 8
@@ -205,7 +205,7 @@ async def test_second_interruption_does_not_wait_for_the_engine(
     process.send_signal(signal.SIGINT)
     ran = await bench.ended(process)
     assert ran.code == 1
-    assert "what the engine did is not known: nobody waited until it told" in ran.printed
+    assert "work is unknown: interrupted before the engine's next report" in ran.printed
     assert ran.result.status == "incomplete"
     assert ran.result.batches is None
 
@@ -220,5 +220,5 @@ async def test_interruption_of_the_warm_up_ends_cleanly_and_writes_nothing(
     process.send_signal(number)
     ran = await bench.ended(process)
     assert ran.code == 1
-    assert ran.printed == "orch bench: stopped before anything was measured\n"
+    assert ran.printed == "orch bench: interrupted before anything was measured\n"
     assert not ran.output.exists()

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
+from orch_sidecar.tools.bench.load import capabilities
 from orch_sidecar.tools.bench.load.interrupt import Interrupted
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.result import Result, Status
-from orch_sidecar.tools.bench.runs import idle
 from orch_sidecar.tools.bench.runs.run import measure
 from tests.integration.bench.measuring import CLOSED, plan, url_of
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
 
-pytestmark = pytest.mark.usefixtures("told_often")
+pytestmark = pytest.mark.usefixtures("fast_reports")
 
 
 def begun(url: str, scenario: Scenario) -> tuple[asyncio.Event, asyncio.Task[Result]]:
@@ -42,7 +42,7 @@ async def test_interruption_of_the_warm_up_ends_it_without_a_result(
 async def test_interruption_while_it_waits_for_the_engine_ends_it_without_a_result(
     cloud: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.idle.TOLD_EVERY_S", 60.0)
+    monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.REPORT_INTERVAL_S", 60.0)
     interrupted, running = begun(url_of(cloud), CLOSED)
     await asyncio.sleep(0.1)
     interrupted.set()
@@ -58,7 +58,7 @@ async def test_interruption_of_the_measurement_is_told_with_what_there_is(
     interrupted.set()
     result = await running
     assert result.status is Status.INCOMPLETE
-    assert result.reasons == ["it was stopped before its end"]
+    assert result.reasons == ["the user interrupted the run"]
     assert result.counts.answered >= 6
     assert result.counts.cut <= 4
     assert result.figures is not None
@@ -70,7 +70,7 @@ async def test_interruption_of_the_measurement_is_told_with_what_there_is(
 async def test_interruption_of_the_last_wait_makes_it_incomplete(
     cloud: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = [idle.look_when_idle]
+    looks = [capabilities.wait_until_idle]
     waiting = asyncio.Event()
 
     async def slowly(*arguments: Any) -> Any:
@@ -79,11 +79,13 @@ async def test_interruption_of_the_last_wait_makes_it_incomplete(
         waiting.set()
         return await asyncio.Event().wait()
 
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.run.look_when_idle", slowly)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.run.wait_until_idle", slowly)
     interrupted, running = begun(url_of(cloud), CLOSED)
     await waiting.wait()
     interrupted.set()
     result = await running
     assert result.status is Status.INCOMPLETE
-    assert result.reasons[1:] == ["what the engine did is not known: nobody waited until it told"]
+    assert result.reasons[1:] == [
+        "the engine's work is unknown: interrupted before the engine's next report"
+    ]
     assert result.counts.answered == 24

@@ -34,7 +34,7 @@ from tests.integration.client import COMPLETIONS
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 
-pytestmark = pytest.mark.usefixtures("told_often")
+pytestmark = pytest.mark.usefixtures("fast_reports")
 
 
 def reasons(result: Result) -> str:
@@ -106,7 +106,7 @@ async def test_label_that_the_pool_does_not_have_is_refused_before_anything_is_s
 async def test_single_stream_is_refused_where_nobody_says_what_the_pool_is(
     engine: ScriptedEngine,
 ) -> None:
-    with pytest.raises(NotMeasurable, match="single_stream is measured only where the pool says"):
+    with pytest.raises(NotMeasurable, match="single_stream needs a pool that reports"):
         await measured(engine.url, SINGLE)
     assert engine.generating == []
 
@@ -142,12 +142,12 @@ async def test_engine_that_restarts_in_the_window_makes_it_invalid(
 async def test_engine_that_is_gone_at_the_end_makes_it_invalid_and_loses_nothing(
     home: Running, at_home: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.tools.bench.load.driver.PAUSE_S", 0.01)
+    monkeypatch.setattr("orch_sidecar.tools.bench.load.driver.RETRY_DELAY_S", 0.01)
     running = asyncio.create_task(measured(url_of(home), replace(SINGLE, least_seconds=0.2)))
     await eventually(lambda: len(at_home.generating) > 2)
     await at_home.stop()
     result = await running
-    assert "what the engine did is not known: it is" in reasons(result)
+    assert "the engine's work is unknown: the engine is" in reasons(result)
     assert result.counts.answered >= 2
 
 
@@ -200,7 +200,7 @@ async def test_request_that_is_under_way_before_it_and_after_makes_it_invalid(
     another: Engine, start: Start, scenario: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is taken before the window and ends after it: no count of requests shows it."""
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.idle.IDLE_WITHIN_S", 0.5)
+    monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.IDLE_TIMEOUT_S", 0.5)
     profile = "offline" if scenario is OFFLINE else "cloud"
     engine = await another(profile=profile, slots=8)
     Decoding(engine)
@@ -215,9 +215,9 @@ async def test_request_that_is_under_way_before_it_and_after_makes_it_invalid(
     assert not long.done()
     long.cancel()
     await asyncio.gather(long, return_exceptions=True)
-    assert "the engine was not idle before this measurement: others used it" in reasons(result)
-    assert "the engine was not idle after this measurement: others used it" in reasons(result)
-    assert "1 sequences were still in the engine before it" in reasons(result)
+    assert "the engine was not idle before the run" in reasons(result)
+    assert "the engine was not idle after the run" in reasons(result)
+    assert "1 sequences were still in the engine before the" in reasons(result)
     with pytest.raises(NoFact):
         row_of(result)
 
@@ -226,7 +226,7 @@ async def test_our_refusals_do_not_hide_the_requests_of_others(
     home: Running, at_home: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the others are served this client is turned away, more often than they are let in."""
-    monkeypatch.setattr("orch_sidecar.tools.bench.load.driver.PAUSE_S", 0.01)
+    monkeypatch.setattr("orch_sidecar.tools.bench.load.driver.RETRY_DELAY_S", 0.01)
     unqueued = Endpoint.of(url_of(home), None, {"X-Orch-Do-Not-Queue": "true"})
     scenario = replace(SINGLE, least_seconds=1.0)
     running = asyncio.create_task(measured(url_of(home), scenario, endpoint=unqueued))
@@ -251,9 +251,9 @@ async def test_run_whose_prompts_are_used_up_is_incomplete_and_loses_nothing(
 ) -> None:
     """How many it takes in its time nobody knows beforehand."""
     scenario = replace(CLOSED, least_requests=4, least_seconds=30.0)
-    result = await measured(url_of(cloud), scenario, prompts=few, most_prompts=16)
+    result = await measured(url_of(cloud), scenario, prompts=few, max_prompts=16)
     assert result.status is Status.INCOMPLETE
-    assert result.reasons[0].startswith("16 prompts of 4 tokens out of 2 ids are all that differ")
+    assert result.reasons[0].startswith("all 16 distinct prompts of 4 tokens")
     assert result.counts.answered >= 8
     assert result.figures is not None
 
@@ -270,12 +270,12 @@ async def test_run_whose_prompts_are_used_up_is_incomplete_and_loses_nothing(
 async def test_fewer_prompts_than_are_needed_are_told_before_anything_is_sent(
     cloud: Running, engine: ScriptedEngine, scenario: Any, needed: int
 ) -> None:
-    with pytest.raises(NotMeasurable, match=f"{needed} prompts are needed at least.* are 16:"):
-        await measured(url_of(cloud), scenario, prompts=few, most_prompts=16)
+    with pytest.raises(NotMeasurable, match=f"at least {needed} prompts, and only 16"):
+        await measured(url_of(cloud), scenario, prompts=few, max_prompts=16)
     assert engine.generating == []
 
 
 async def test_just_as_many_prompts_as_are_needed_are_enough(cloud: Running) -> None:
     scenario = replace(CLOSED, least_requests=12, warm_up=12)
-    result = await measured(url_of(cloud), scenario, prompts=few, most_prompts=16)
+    result = await measured(url_of(cloud), scenario, prompts=few, max_prompts=16)
     assert (result.status, result.counts.answered) == (Status.PRELIMINARY, 12)

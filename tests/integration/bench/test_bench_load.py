@@ -11,8 +11,8 @@ import pytest
 
 from orch_sidecar.tools.bench.load import client
 from orch_sidecar.tools.bench.load import driver as load
-from orch_sidecar.tools.bench.load.call import Ask, Call, Fate, Pulse
-from orch_sidecar.tools.bench.load.driver import Load
+from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate, Request
+from orch_sidecar.tools.bench.load.driver import LoadGenerator
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from tests.integration.bench.decoding import Decoding
 from tests.integration.running import eventually
@@ -29,12 +29,12 @@ def endpoint(engine: ScriptedEngine) -> Endpoint:
     return Endpoint.of(engine.url, None, {})
 
 
-def asks(engine: ScriptedEngine, **tokens: Any) -> Iterator[Ask]:
-    return repeat(Ask(endpoint(engine).message("/v1/completions", BODY, {}), **tokens))
+def requests_to(engine: ScriptedEngine, **tokens: Any) -> Iterator[Request]:
+    return repeat(Request(endpoint(engine).message("/v1/completions", BODY, {}), **tokens))
 
 
-def made(engine: ScriptedEngine, stopping: asyncio.Event | None = None) -> Load:
-    return Load(endpoint(engine), lambda call: None, stopping)
+def made(engine: ScriptedEngine, stopping: asyncio.Event | None = None) -> LoadGenerator:
+    return LoadGenerator(endpoint(engine), lambda call: None, stopping)
 
 
 def after(requests: int) -> Any:
@@ -43,7 +43,7 @@ def after(requests: int) -> Any:
 
 async def one(engine: ScriptedEngine, **tokens: Any) -> Call:
     made_ = made(engine)
-    await made_.watched(made_.closed(asks(engine, **tokens), 1, after(1)))
+    await made_.run(made_.closed_loop(requests_to(engine, **tokens), 1, after(1)))
     [call] = made_.calls
     return call
 
@@ -51,7 +51,7 @@ async def one(engine: ScriptedEngine, **tokens: Any) -> Call:
 async def test_one_client_asks_again_when_its_answer_has_ended(engine: ScriptedEngine) -> None:
     Decoding(engine)
     found = made(engine)
-    pulse = await found.watched(found.closed(asks(engine), 1, after(10)))
+    client_health = await found.run(found.closed_loop(requests_to(engine), 1, after(10)))
     assert [call.fate for call in found.calls] == [Fate.ANSWERED] * 10
     assert all(call.reached for call in found.calls)
     for before, call in zip(found.calls, found.calls[1:], strict=False):
@@ -62,16 +62,16 @@ async def test_one_client_asks_again_when_its_answer_has_ended(engine: ScriptedE
         assert call.late_s >= 0
     assert len({request.connection for request in engine.generating}) == 1
     assert engine.peak == 1
-    assert pulse.cpu_share > 0
-    assert isinstance(pulse, Pulse)
+    assert client_health.cpu_share > 0
+    assert isinstance(client_health, ClientHealth)
     assert not found.stopped
 
 
 async def test_clients_of_a_closed_loop_are_under_way_together(engine: ScriptedEngine) -> None:
     Decoding(engine)
     ended: list[Call] = []
-    found = Load(endpoint(engine), ended.append)
-    await found.watched(found.closed(asks(engine), 3, after(20)))
+    found = LoadGenerator(endpoint(engine), ended.append)
+    await found.run(found.closed_loop(requests_to(engine), 3, after(20)))
     assert len(found.calls) == 20
     assert engine.peak == 3
     assert sorted(map(id, ended)) == sorted(map(id, found.calls))
@@ -80,7 +80,7 @@ async def test_clients_of_a_closed_loop_are_under_way_together(engine: ScriptedE
 async def test_closed_loop_goes_on_until_it_has_enough_time(engine: ScriptedEngine) -> None:
     Decoding(engine)
     found = made(engine)
-    await found.watched(found.closed(asks(engine), 2, lambda sent, now_s: now_s >= 0.3))
+    await found.run(found.closed_loop(requests_to(engine), 2, lambda sent, now_s: now_s >= 0.3))
     assert found.now() >= 0.3
     assert {call.fate for call in found.calls} == {Fate.ANSWERED}
     assert len(found.calls) >= 2
@@ -93,7 +93,7 @@ async def test_requests_of_a_schedule_are_never_early_and_wait_for_nobody(
     Decoding(engine, step_s=0.02)
     due_s = [0.01 * number for number in range(1, 21)]
     found = made(engine)
-    await found.watched(found.open(asks(engine), due_s))
+    await found.run(found.open_loop(requests_to(engine), due_s))
     assert [call.due_s for call in found.calls] == due_s
     for call in found.calls:
         assert call.fate is Fate.ANSWERED
@@ -108,7 +108,7 @@ async def test_all_are_sent_at_once(engine: ScriptedEngine) -> None:
     engine.slots = 200
     Decoding(engine)
     found = made(engine)
-    await found.watched(found.at_once([next(asks(engine)) for _ in range(200)]))
+    await found.run(found.at_once([next(requests_to(engine)) for _ in range(200)]))
     assert {call.fate for call in found.calls} == {Fate.ANSWERED}
     assert len({call.due_s for call in found.calls}) == 1
     assert len({request.connection for request in engine.generating}) == 200
@@ -122,9 +122,9 @@ async def test_no_more_connections_are_made_at_once_than_a_server_takes(
     Decoding(engine)
     connecting: list[int] = [0]
     most: list[int] = []
-    connected = client.Connections._connected
+    connected = client.ConnectionPool._connect
 
-    async def counted(self: client.Connections) -> client.Connection:
+    async def counted(self: client.ConnectionPool) -> client.Connection:
         connecting[0] += 1
         most.append(connecting[0])
         try:
@@ -132,9 +132,9 @@ async def test_no_more_connections_are_made_at_once_than_a_server_takes(
         finally:
             connecting[0] -= 1
 
-    monkeypatch.setattr(client.Connections, "_connected", counted)
+    monkeypatch.setattr(client.ConnectionPool, "_connect", counted)
     found = made(engine)
-    await found.watched(found.at_once([next(asks(engine)) for _ in range(20)]))
+    await found.run(found.at_once([next(requests_to(engine)) for _ in range(20)]))
     assert {call.fate for call in found.calls} == {Fate.ANSWERED}
     assert max(most) == 2
 
@@ -143,13 +143,13 @@ async def test_new_connection_is_part_of_the_answers_time(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Decoding(engine)
-    connected = client.Connections._connected
+    connected = client.ConnectionPool._connect
 
-    async def slowly(self: client.Connections) -> client.Connection:
+    async def slowly(self: client.ConnectionPool) -> client.Connection:
         await asyncio.sleep(0.2)
         return await connected(self)
 
-    monkeypatch.setattr(client.Connections, "_connected", slowly)
+    monkeypatch.setattr(client.ConnectionPool, "_connect", slowly)
     call = await one(engine)
     assert call.served is not None
     assert call.served.ttft_s is not None
@@ -166,11 +166,11 @@ async def test_stop_cuts_what_is_under_way_and_sends_nothing_more(
     stopping = asyncio.Event()
     found = made(engine, stopping)
     work = {
-        "closed": lambda: found.closed(asks(engine), 2, after(100)),
-        "open": lambda: found.open(asks(engine), [0.01, 0.02, 60.0]),
-        "at_once": lambda: found.at_once([next(asks(engine)), next(asks(engine))]),
+        "closed": lambda: found.closed_loop(requests_to(engine), 2, after(100)),
+        "open": lambda: found.open_loop(requests_to(engine), [0.01, 0.02, 60.0]),
+        "at_once": lambda: found.at_once([next(requests_to(engine)), next(requests_to(engine))]),
     }[kind]()
-    running = asyncio.create_task(found.watched(work))
+    running = asyncio.create_task(found.run(work))
     await eventually(lambda: [call.status for call in found.calls] == [200, 200])
     stopping.set()
     async with asyncio.timeout(2):
@@ -187,10 +187,10 @@ async def test_who_is_turned_away_pauses_before_asking_again(
     async def full(answer: Answer) -> None:
         answer.json({"error": {"code": "queue_full"}}, 429)
 
-    monkeypatch.setattr(load, "PAUSE_S", 0.1)
+    monkeypatch.setattr(load, "RETRY_DELAY_S", 0.1)
     engine.answer = full
     found = made(engine)
-    await found.watched(found.closed(asks(engine), 1, after(3)))
+    await found.run(found.closed_loop(requests_to(engine), 1, after(3)))
     assert [(call.fate, call.why) for call in found.calls] == [(Fate.REFUSED, "queue_full")] * 3
     assert not any(call.reached for call in found.calls)
     sent_s = [call.sent_s for call in found.calls if call.sent_s is not None]
@@ -201,7 +201,7 @@ async def test_nobody_to_connect_to_is_a_failure(engine: ScriptedEngine) -> None
     await engine.stop()
     call = await one(engine)
     assert call.fate is Fate.FAILED
-    assert call.why.startswith("no connection: ")
+    assert call.why.startswith("connection failed: ")
     assert not call.reached
     assert call.late_s is not None
 
@@ -221,7 +221,7 @@ async def test_connection_that_was_idle_for_long_is_not_used_again(
     monkeypatch.setattr(client, "REUSE_WITHIN_S", 0.05)
     Decoding(engine)
     found = made(engine)
-    await found.watched(found.open(asks(engine), [0.001, 0.2]))
+    await found.run(found.open_loop(requests_to(engine), [0.001, 0.2]))
     assert [call.fate for call in found.calls] == [Fate.ANSWERED] * 2
     assert len({request.connection for request in engine.generating}) == 2
 
@@ -233,19 +233,19 @@ async def test_connection_that_the_server_has_closed_is_not_used_again(
     found = made(engine)
 
     async def work() -> None:
-        await found.open(asks(engine), [0.001])
+        await found.open_loop(requests_to(engine), [0.001])
         for wire in list(engine.wires):
             assert wire.transport is not None
             wire.transport.close()
         await asyncio.sleep(0.05)
-        await found.open(asks(engine), [0.1])
+        await found.open_loop(requests_to(engine), [0.1])
 
-    await found.watched(work())
+    await found.run(work())
     assert [call.fate for call in found.calls] == [Fate.ANSWERED] * 2
 
 
 @pytest.mark.parametrize(
-    ("asked", "as_asked"),
+    ("asked", "length_as_requested"),
     [
         ({}, True),
         ({"input_tokens": 3, "output_tokens": 4}, True),
@@ -254,11 +254,15 @@ async def test_connection_that_the_server_has_closed_is_not_used_again(
     ],
 )
 async def test_lengths_are_held_against_what_was_asked_for(
-    engine: ScriptedEngine, asked: dict[str, int], as_asked: bool
+    engine: ScriptedEngine, asked: dict[str, int], length_as_requested: bool
 ) -> None:
     Decoding(engine)
     call = await one(engine, **asked)
-    assert (call.input_tokens, call.output_tokens, call.as_asked) == (3, 4, as_asked)
+    assert (call.input_tokens, call.output_tokens, call.length_as_requested) == (
+        3,
+        4,
+        length_as_requested,
+    )
 
 
 async def test_prompt_that_is_known_needs_nobody_to_count_it(engine: ScriptedEngine) -> None:
@@ -271,11 +275,11 @@ async def test_prompt_that_is_known_needs_nobody_to_count_it(engine: ScriptedEng
 async def test_prompts_that_run_out_end_the_load_with_their_error(engine: ScriptedEngine) -> None:
     Decoding(engine)
 
-    def few() -> Iterator[Ask]:
-        yield next(asks(engine))
-        yield next(asks(engine))
+    def few() -> Iterator[Request]:
+        yield next(requests_to(engine))
+        yield next(requests_to(engine))
         raise ValueError("all that differ")
 
     found = made(engine)
     with pytest.raises(ValueError, match="all that differ"):
-        await found.watched(found.closed(few(), 1, after(10)))
+        await found.run(found.closed_loop(few(), 1, after(10)))

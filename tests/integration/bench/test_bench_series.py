@@ -14,8 +14,8 @@ from orch_sidecar.tools.bench import cli
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.interrupt import Interrupted
 from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.bench.runs.run import measure
-from orch_sidecar.tools.bench.runs.sweep import Sweep
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from tests.integration.bench.decoding import Decoding
@@ -24,7 +24,7 @@ from tests.integration.client import COMPLETIONS
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 
-pytestmark = pytest.mark.usefixtures("told_often")
+pytestmark = pytest.mark.usefixtures("fast_reports")
 
 Run = Callable[..., Coroutine[None, None, int]]
 
@@ -78,7 +78,7 @@ async def test_search_finds_the_rate_that_the_engine_can_do(
     result = result_of(tmp_path)
     assert result.scenario.rate_per_s is not None
     assert 15 < result.scenario.rate_per_s < 150
-    assert f"largest rate that keeps the SLO: {result.scenario.rate_per_s:.4g}/s" in told.err
+    assert f"largest rate that meets the SLO: {result.scenario.rate_per_s:.4g}/s" in told.err
     kept = [trial.rate_per_s for trial in result.trials if trial.kept]
     missed = [trial.rate_per_s for trial in result.trials if not trial.kept]
     assert max(kept) == result.scenario.rate_per_s
@@ -91,7 +91,7 @@ async def test_rate_at_which_nothing_is_batched_keeps_its_slo_and_earns_no_label
     run: Run, tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Decoding(engine).most = 1
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.rate_search.MOST_TRIALS", 2)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.rate_search.MAX_TRIALS", 2)
     assert await run(*SEARCH, "--burstiness", "inf", "--slo-latency-ms", "10000") == 1
     result = result_of(tmp_path)
     assert [(trial.rate_per_s, trial.kept) for trial in result.trials] == [(25, True), (50, True)]
@@ -106,10 +106,10 @@ async def test_search_ends_where_no_rate_keeps_the_slo(
     """A trial of 20 requests takes 0.2 s, and none is to take more than five times that."""
     assert await run(*SEARCH, "--rate", "70", "--slo-latency-ms", "1") == 1
     told = capsys.readouterr().out
-    assert "no rate kept the SLO, down to 35/s: a trial at 17.5/s would take 1 s" in told
+    assert "no rate met the SLO, down to 35/s: a trial at 17.5/s would take 1 s" in told
     result = result_of(tmp_path)
     assert result.status == "incomplete"
-    assert result.reasons[0].startswith("no rate kept the SLO")
+    assert result.reasons[0].startswith("no rate met the SLO")
     assert [(trial.rate_per_s, trial.kept) for trial in result.trials] == [(70, False), (35, False)]
     assert result.calls
     assert not (tmp_path / "f.csv").exists()
@@ -130,7 +130,8 @@ async def test_trial_beside_another_client_ends_the_search(
 
 
 @pytest.mark.parametrize(
-    "error", [Interrupted("it was stopped"), EndpointError("GET /: refused"), ValueError("odd")]
+    "error",
+    [Interrupted("interrupted"), EndpointError("GET /: refused"), ValueError("odd")],
 )
 async def test_whatever_ends_the_search_between_trials_keeps_what_was_measured(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -145,7 +146,7 @@ async def test_whatever_ends_the_search_between_trials_keeps_what_was_measured(
     monkeypatch.setattr("orch_sidecar.tools.bench.runs.find_rate.measure", once)
     assert await run(*SEARCH, "--slo-latency-ms", "6000") == 1
     result = result_of(tmp_path)
-    assert (result.status, result.reasons[0]) == ("incomplete", f"the search was ended: {error}")
+    assert (result.status, result.reasons[0]) == ("incomplete", f"the search ended early: {error}")
     assert [(trial.rate_per_s, trial.kept) for trial in result.trials] == [(25, True)]
     with pytest.raises(type(error)):
         await run(*SEARCH, "--slo-latency-ms", "6000")
@@ -195,7 +196,7 @@ async def test_sweep_whose_endpoint_goes_away_keeps_what_was_measured(
             return await measured.pop()(*arguments)
         raise EndpointError("GET /v1/capabilities: refused")
 
-    monkeypatch.setattr(cli, "measure", once)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.sweep.measure", once)
     assert await run("sweep", "--concurrency", "2,4", "--duration", "0.2") == 1
     found = sweep_of(tmp_path)
     assert [point.clients for point in found.points] == [2]
@@ -216,7 +217,7 @@ async def test_interruption_of_a_sweep_keeps_what_was_measured(
     assert await running == 1
     found = sweep_of(tmp_path)
     assert not found.complete
-    assert found.ended_by.startswith("at 4 clients: it was stopped")
+    assert found.ended_by.startswith("at 4 clients: the user interrupted the run")
     assert found.points[0].clients == 2
 
 

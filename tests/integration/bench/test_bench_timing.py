@@ -11,8 +11,8 @@ from statistics import median
 import pytest
 
 from orch_sidecar.tools.bench.load import arrivals
-from orch_sidecar.tools.bench.load.call import Ask
-from orch_sidecar.tools.bench.load.driver import Load
+from orch_sidecar.tools.bench.load.call import Request
+from orch_sidecar.tools.bench.load.driver import LoadGenerator
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.prompts import body
 from orch_sidecar.tools.bench.results.result import Status
@@ -29,19 +29,21 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
         yield running
 
 
-def asks(upstream: Upstream) -> Iterator[Ask]:
+def requests_to(upstream: Upstream) -> Iterator[Request]:
     endpoint = Endpoint.of(upstream.url, None, {})
     for prompt in plan(upstream.url, CLOSED).prompts(0):
         written = body(replace(prompt, output_tokens=SCRIPT.tokens), MODEL, ignore_eos=True)
-        yield Ask(endpoint.message(prompt.path, written, {}), prompt.input_tokens, SCRIPT.tokens)
+        yield Request(
+            endpoint.message(prompt.path, written, {}), prompt.input_tokens, SCRIPT.tokens
+        )
 
 
-def made(upstream: Upstream) -> Load:
+def made(upstream: Upstream) -> LoadGenerator:
     upstream.forget()
-    return Load(Endpoint.of(upstream.url, None, {}), lambda call: None)
+    return LoadGenerator(Endpoint.of(upstream.url, None, {}), lambda call: None)
 
 
-def zero_s(load: Load) -> float:
+def zero_s(load: LoadGenerator) -> float:
     """The monotonic time that is the zero of a load."""
     # A pause between the two readings makes it too small.
     return max(time.monotonic() - load.now() for _ in range(5))
@@ -52,7 +54,7 @@ def told_s(upstream: Upstream) -> list[tuple[float, ...]]:
     return sorted(each.written_s for each in upstream.seen().requests)
 
 
-def seen_s(load: Load) -> list[list[float]]:
+def seen_s(load: LoadGenerator) -> list[list[float]]:
     zero = zero_s(load)
     return sorted([zero + at_s for at_s in call.event_s] for call in load.calls)
 
@@ -73,7 +75,7 @@ async def best_of_rounds(round_: Callable[[], Awaitable[float]], within_s: float
 async def test_tokens_are_seen_when_they_were_written(upstream: Upstream) -> None:
     async def off_s() -> float:
         load = made(upstream)
-        await load.watched(load.closed(asks(upstream), 1, lambda sent, _: sent >= 10))
+        await load.run(load.closed_loop(requests_to(upstream), 1, lambda sent, _: sent >= 10))
         written, seen = told_s(upstream), seen_s(load)
         assert [len(each) for each in seen] == [SCRIPT.tokens] * 10
         later_s, gaps_s = [], []
@@ -92,7 +94,7 @@ async def test_time_to_the_first_token_is_the_servers_and_what_lies_between(
 ) -> None:
     async def more_s() -> float:
         load = made(upstream)
-        await load.watched(load.closed(asks(upstream), 1, lambda sent, _: sent >= 10))
+        await load.run(load.closed_loop(requests_to(upstream), 1, lambda sent, _: sent >= 10))
         ttft_s = [served.ttft_s for call in load.calls if (served := call.served) is not None]
         known = [each for each in ttft_s if each is not None]
         assert len(known) == 10
@@ -107,7 +109,7 @@ async def test_poisson_arrivals_are_sent_when_they_are_due(upstream: Upstream) -
 
     async def late_s() -> float:
         load = made(upstream)
-        await load.watched(load.open(asks(upstream), due_s))
+        await load.run(load.open_loop(requests_to(upstream), due_s))
         each_s = [late for call in load.calls if (late := call.late_s) is not None]
         assert len(each_s) == 100
         assert min(each_s) >= 0

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.draining import Drain, OrderedBy
-from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.admission.types import (
     AdmissionRequest,
+    Decision,
     EngineReport,
     KvCache,
     KvGroup,
+    Lease,
     Queued,
     StepTime,
 )
@@ -90,12 +90,17 @@ def bulk(cost: int = 1, **asked: Any) -> AdmissionRequest:
 
 def granted(decisions: Iterable[Decision]) -> list[str]:
     """Who got a lease, in order."""
-    return [each.request for each in decisions if isinstance(each.outcome, Lease)]
+    return [each.ticket for each in decisions if isinstance(each.outcome, Lease)]
 
 
 def refused(decisions: Iterable[Decision]) -> dict[str, Reason]:
     """Who was refused, and why."""
-    return {each.request: reason_of(each.outcome) for each in decisions if is_refused(each)}
+    return {each.ticket: reason_of(each.outcome) for each in decisions if is_refused(each)}
+
+
+def ended(core: AdmissionController, leases: Iterable[str], now: float) -> list[Decision]:
+    """The engine confirms that these leases have ended."""
+    return [decision for lease in leases for decision in core.release(lease, now)]
 
 
 def is_refused(decision: Decision) -> bool:
@@ -107,19 +112,21 @@ def reason_of(outcome: Lease | Refusal | Queued) -> Reason:
     return outcome.reason
 
 
-def fill(core: AdmissionController, ask: AdmissionRequest, *names: str, at: float = 0.0) -> None:
+def fill(
+    core: AdmissionController, request: AdmissionRequest, *names: str, at: float = 0.0
+) -> None:
     """Each of these gets a lease at once."""
     for name in names:
-        assert isinstance(core.arrive(name, ask, at), Lease), name
+        assert isinstance(core.arrive(name, request, at), Lease), name
 
 
 def queue(
-    core: AdmissionController, ask: AdmissionRequest, *names: str, at: float = 0.0
+    core: AdmissionController, request: AdmissionRequest, *names: str, at: float = 0.0
 ) -> list[Queued]:
     """Each of these has to wait."""
     found = []
     for name in names:
-        outcome = core.arrive(name, ask, at)
+        outcome = core.arrive(name, request, at)
         assert isinstance(outcome, Queued), (name, outcome)
         found.append(outcome)
     return found

@@ -7,8 +7,7 @@ import random
 
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
-from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import AdmissionRequest, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     class_rules,
@@ -30,16 +29,16 @@ def gate_of(slots: int, of_rules: AdmissionRules | None = None) -> Gate:
     return gate
 
 
-async def admit(gate: Gate, ask: AdmissionRequest) -> Outcome:
+async def admit(gate: Gate, request: AdmissionRequest) -> Outcome:
     """Asks, and waits if it must."""
-    request = gate.new_id(ask.cost)
-    outcome = gate.ask(request, ask)
-    return await gate.wait(request) if isinstance(outcome, Queued) else outcome
+    ticket = gate.ids.new(request.cost)
+    outcome = gate.arrive(ticket, request)
+    return await gate.wait(ticket) if isinstance(outcome, Queued) else outcome
 
 
-def lease_at_once(gate: Gate, ask: AdmissionRequest | None = None) -> Lease:
-    ask = ask or interactive()
-    outcome = gate.ask(gate.new_id(ask.cost), ask)
+def lease_at_once(gate: Gate, request: AdmissionRequest | None = None) -> Lease:
+    request = request or interactive()
+    outcome = gate.arrive(gate.ids.new(request.cost), request)
     assert isinstance(outcome, Lease), outcome
     return outcome
 
@@ -50,19 +49,19 @@ async def lease_of(task: asyncio.Task[Outcome]) -> Lease:
     return outcome
 
 
-async def queued(gate: Gate, ask: AdmissionRequest | None = None) -> asyncio.Task[Outcome]:
+async def queued(gate: Gate, request: AdmissionRequest | None = None) -> asyncio.Task[Outcome]:
     """A task that waits in the queue."""
-    depth = gate.core.queue_depth
-    task = asyncio.ensure_future(admit(gate, ask or interactive()))
+    depth = gate.queue_depth
+    task = asyncio.ensure_future(admit(gate, request or interactive()))
     await asyncio.sleep(0)
-    assert gate.core.queue_depth == depth + 1
+    assert gate.queue_depth == depth + 1
     return task
 
 
 def assert_nothing_left(gate: Gate) -> None:
-    assert gate.core.ledger.leased == 0
-    assert gate.core.ledger.leases() == 0
-    assert gate.core.queue_depth == 0
+    assert gate.status().leased == 0
+    assert gate.status().leases == 0
+    assert gate.queue_depth == 0
     assert gate._waiters == {}
     assert gate._decided == {}
 

@@ -40,7 +40,7 @@ RULES = (
     bulk_only(of(queue_capacity=4, batch=UP_TO[4]), window_ms=WINDOW),
 )
 
-ASKS = st.builds(
+REQUESTS = st.builds(
     AdmissionRequest,
     st.sampled_from(ServiceClass),
     st.sampled_from((1, 1, 1, 1, 2, 3, 6)),

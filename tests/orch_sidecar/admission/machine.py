@@ -8,13 +8,10 @@ from collections.abc import Collection, Iterable
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from orch_sidecar.admission.constraints.rules import BlockedBy
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.decision import Decision
-from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import AdmissionRequest, Queued
+from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
-from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, report, rules
+from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, ended, report, rules
 from tests.orch_sidecar.admission.model import Model
 from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
 
@@ -33,13 +30,13 @@ class Checked(RuleBasedStateMachine):
         self.serial = 0
 
     def named(
-        self, ask: AdmissionRequest, since: float | None = None
+        self, request: AdmissionRequest, since: float | None = None
     ) -> tuple[str, AdmissionRequest]:
         """A new request, that first came now or at that time."""
         self.serial += 1
-        request = f"r{self.serial}"
-        self.model.asks[request] = (ask, self.model.now if since is None else since)
-        return request, ask
+        ticket = f"r{self.serial}"
+        self.model.requests[ticket] = (request, self.model.now if since is None else since)
+        return ticket, request
 
     @staticmethod
     def pick(among: Iterable[str], pick: int) -> str:
@@ -53,9 +50,9 @@ class Checked(RuleBasedStateMachine):
         model = self.model
         turned_away = [each for each in decisions if isinstance(each.outcome, Refusal)]
         late = {name for name, waits in model.waiting.items() if waits.expires <= model.now}
-        assert {each.request for each in turned_away} == {*refused} | late
+        assert {each.ticket for each in turned_away} == {*refused} | late
         for each in turned_away:
-            if each.request not in refused:
+            if each.ticket not in refused:
                 self.check_late(each)
         self.settle(turned_away)
         self.settle(each for each in decisions if isinstance(each.outcome, Lease))
@@ -63,35 +60,37 @@ class Checked(RuleBasedStateMachine):
 
     def check_late(self, decision: Decision) -> None:
         """It waited as long as it may."""
-        model, waits = self.model, self.model.waiting[decision.request]
+        model, waits = self.model, self.model.waiting[decision.ticket]
         assert waits.expires <= model.now
         assert isinstance(decision.outcome, Refusal)
         assert decision.outcome is model.unavailable or decision.outcome.reason is waits.expiry
 
     def settle(self, decisions: Iterable[Decision]) -> None:
         for each in decisions:
-            self.model.settle(each.request, each.outcome)
+            self.model.settle(each.ticket, each.outcome)
 
     def settle_among(self, own: Decision, others: list[Decision]) -> None:
         """A request goes at once, and others with it: those who are ahead of it before it."""
         model = self.model
-        asks = [model.asks[each.request][0] for each in (own, *others)]
+        requests = [model.requests[each.ticket][0] for each in (own, *others)]
         ahead = len(others)
-        if asks[0].service_class is INTERACTIVE:
-            places = [at for at, ask in enumerate(asks) if ask.service_class is INTERACTIVE]
+        if requests[0].service_class is INTERACTIVE:
+            places = [
+                at for at, request in enumerate(requests) if request.service_class is INTERACTIVE
+            ]
             ahead = places[-1]
         self.settle(others[:ahead])
         rest = others[ahead:]
-        while rest and rest[0].request == model.head(BULK) and model.aged(rest[0].request)[0]:
+        while rest and rest[0].ticket == model.head(BULK) and model.aged(rest[0].ticket)[0]:
             self.settle([rest.pop(0)])
         self.settle([own, *rest])
 
-    def see_slo(self, request: str) -> None:
+    def see_slo(self, ticket: str) -> None:
         """The SLO of its first token may end its wait before its other time limits do."""
         model = self.model
-        waits = model.waiting[request]
-        slo_ms = model.rules.of(waits.ask.service_class).ttft_p95_ms
-        [waiting] = [each for each in self.core.queues.all() if each.request == request]
+        waits = model.waiting[ticket]
+        slo_ms = model.rules.of(waits.request.service_class).ttft_p95_ms
+        [waiting] = [each for each in self.core.queues.all() if each.ticket == ticket]
         if waiting.expiry is Reason.SLO_MISS:
             assert slo_ms is not None
             assert waits.since <= waiting.expires <= waits.since + slo_ms / 1000
@@ -100,10 +99,10 @@ class Checked(RuleBasedStateMachine):
             )
         assert (waits.expires, waits.expiry) == (waiting.expires, waiting.expiry)
 
-    def misses_slo(self, ask: AdmissionRequest, since: float) -> bool:
+    def misses_slo(self, request: AdmissionRequest, since: float) -> bool:
         """Whether its first token would come too late even if it began now."""
-        slo_ms = self.model.rules.of(ask.service_class).ttft_p95_ms
-        first_token_s = self.core.outlook.first_token_s(ask) or 0.0
+        slo_ms = self.model.rules.of(request.service_class).ttft_p95_ms
+        first_token_s = self.core.service_times.first_token_s(request) or 0.0
         if slo_ms is None:
             return False
         return self.model.now - since + first_token_s > slo_ms / 1000 - 1e-6
@@ -117,35 +116,44 @@ class Checked(RuleBasedStateMachine):
 
     def whoever_waits_has_a_reason(self) -> None:
         """Work is conserved: the first waits for what it is said to wait for, and it is true."""
-        model, hold = self.model, self.core.hold
+        model, blocked_by = self.model, self.core.blocked_by
         bulk, interactive = model.head(BULK), model.head(INTERACTIVE)
         if not model.depth:
-            assert hold is None
+            assert blocked_by is None
             return
-        assert hold is not None
+        assert blocked_by is not None
         surely, maybe = model.aged(bulk)
         if bulk is not None and (maybe or interactive is None):
-            held = model.is_held(model.queues[BULK][bulk].ask, hold, surely_aged=surely)
-            if held and (interactive is None or hold is not BlockedBy.RESERVE):
+            held = model.is_blocked(
+                model.queues[BULK][bulk].request, blocked_by, surely_aged=surely
+            )
+            if held and (interactive is None or blocked_by is not BlockedBy.RESERVE):
                 return
-            assert interactive is not None, (bulk, hold)
+            assert interactive is not None, (bulk, blocked_by)
             if held:
-                ask = model.queues[INTERACTIVE][interactive].ask
-                self.is_truly_held(ask, "a delayed one that waits for the reserve holds nobody up")
+                request = model.queues[INTERACTIVE][interactive].request
+                self.is_truly_held(
+                    request, "a delayed one that waits for the reserve holds nobody up"
+                )
                 return
-            assert not surely, (bulk, hold)
+            assert not surely, (bulk, blocked_by)
         assert interactive is not None
-        assert model.is_held(model.queues[INTERACTIVE][interactive].ask, hold), (interactive, hold)
-        if hold is BlockedBy.BATCH and bulk is not None:
-            ask = model.queues[BULK][bulk].ask
-            self.is_truly_held(ask, "interactive ones that wait for each other hold nobody up")
+        assert model.is_blocked(model.queues[INTERACTIVE][interactive].request, blocked_by), (
+            interactive,
+            blocked_by,
+        )
+        if blocked_by is BlockedBy.BATCH and bulk is not None:
+            request = model.queues[BULK][bulk].request
+            self.is_truly_held(request, "interactive ones that wait for each other hold nobody up")
 
-    def is_truly_held(self, ask: AdmissionRequest, why: str) -> None:
-        hold = self.core.scarce.hold(ask, self.core.scarce.need(ask), self.model.now)
-        assert hold is not None, why
-        assert self.model.is_held(ask, hold), (ask, hold)
+    def is_truly_held(self, request: AdmissionRequest, why: str) -> None:
+        blocked_by = self.core.constraints.blocked_by(
+            request, self.core.constraints.kv_need(request), self.model.now
+        )
+        assert blocked_by is not None, why
+        assert self.model.is_blocked(request, blocked_by), (request, blocked_by)
 
-    def check_refusal(self, ask: AdmissionRequest, refusal: Refusal, usual: bool) -> None:
+    def check_refusal(self, request: AdmissionRequest, refusal: Refusal, usual: bool) -> None:
         """`usual`: the engine is ready, takes requests, and this one is not too large for it."""
         model = self.model
         if not usual:
@@ -154,31 +162,33 @@ class Checked(RuleBasedStateMachine):
             return
         match refusal.reason:
             case Reason.QUEUE_FULL:
-                assert model.places(ask.service_class) <= 0
+                assert model.places(request.service_class) <= 0
                 assert model.rules.full_queue is FullQueue.REJECT or not model.queues[BULK]
             case Reason.DO_NOT_QUEUE:
-                assert not ask.may_queue
+                assert not request.may_queue
             case Reason.QUEUE_TIMEOUT:
-                assert ask.max_wait_ms == 0 or refusal.predicted_start_ms is not None
+                assert request.max_wait_ms == 0 or refusal.predicted_start_ms is not None
             case Reason.DEADLINE_MISS:
-                assert model.engine.step_time or ask.deadline_ms == 0
-                assert ask.deadline_ms is not None
+                assert model.engine.step_time or request.deadline_ms == 0
+                assert request.deadline_ms is not None
                 return  # also if it could go
             case _:
                 assert refusal.reason is Reason.SLO_MISS
                 assert model.engine.step_time
         assert refusal.retry_after_ms is not None
-        ahead = model.queues[ask.service_class] or (ask.service_class is BULK and model.depth)
+        ahead = model.queues[request.service_class] or (
+            request.service_class is BULK and model.depth
+        )
         if not ahead and not model.aged(model.head(BULK))[1] and model.now >= model.paused_until:
-            self.is_truly_held(ask, "who could go is not refused")
+            self.is_truly_held(request, "who could go is not refused")
 
-    def check_put_back(
-        self, ask: AdmissionRequest, since: float, outcome: Queued | Refusal
+    def check_requeued(
+        self, request: AdmissionRequest, since: float, outcome: Queued | Refusal
     ) -> None:
         """It is refused only if its time is over or the engine became too small for it."""
         model = self.model
-        expires, expiry = model.limits_of(ask, since)
-        too_large = ask.cost > model.engine.slots_total
+        expires, expiry = model.limits_of(request, since)
+        too_large = request.cost > model.engine.slots_total
         if isinstance(outcome, Queued):
             assert expires > model.now
             assert not too_large
@@ -186,7 +196,7 @@ class Checked(RuleBasedStateMachine):
             assert outcome is model.unavailable or outcome.reason in (expiry, Reason.SLO_MISS)
         elif not too_large:
             assert outcome is model.unavailable or outcome.reason is Reason.SLO_MISS
-            assert self.misses_slo(ask, since), "who has time left is not refused"
+            assert self.misses_slo(request, since), "who has time left is not refused"
 
     # What must hold.
 
@@ -195,24 +205,24 @@ class Checked(RuleBasedStateMachine):
         ledger, model = self.core.ledger, self.model
         assert ledger.violations == 0
         assert ledger.leased + ledger.foreign == model.taken, "never leaked"
-        assert ledger.leases() == len(model.out)
+        assert ledger.lease_count == len(model.out)
         assert set(ledger.closing()) == model.closing
         assert ledger.slots_total == model.engine.slots_total
         for service_class in ServiceClass:
-            assert self.core.leased_by(service_class) == model.leased(service_class)
+            assert self.core.status().of(service_class).leased == model.leased(service_class)
 
     @invariant()
     def queues_are_as_the_model_says(self) -> None:
         model, core = self.model, self.core
         assert core.queue_depth == model.depth
         for service_class in ServiceClass:
-            waiting = [each.request for each in core.queues.of(service_class)]
+            waiting = [each.ticket for each in core.queues.of(service_class)]
             assert waiting == list(model.queues[service_class])
-            assert core.queued(service_class) == len(waiting)
+            assert core.status().of(service_class).queued == len(waiting)
 
     @invariant()
     def limits_are_those_of_rules_and_engine(self) -> None:
-        assert self.core.limits == self.model.limits
+        assert self.core.constraints.limits == self.model.limits
 
     @invariant()
     def next_event_is_to_come(self) -> None:
@@ -228,21 +238,20 @@ class Checked(RuleBasedStateMachine):
     @invariant()
     def every_request_is_in_exactly_one_place(self) -> None:
         model = self.model
-        assert model.asks.keys() == model.waiting.keys() | model.outcome.keys() | model.left
-        assert len(model.asks) == model.depth + len(model.outcome) + len(model.left)
+        assert model.requests.keys() == model.waiting.keys() | model.outcome.keys() | model.left
+        assert len(model.requests) == model.depth + len(model.outcome) + len(model.left)
 
     @invariant()
     def counts_are_of_what_was_decided(self) -> None:
-        model, statistics = self.model, self.core.statistics
+        model, status = self.model, self.core.status()
         for service_class in ServiceClass:
             outcomes = [
                 outcome
-                for request, outcome in model.outcome.items()
-                if model.asks[request][0].service_class is service_class
+                for ticket, outcome in model.outcome.items()
+                if model.requests[ticket][0].service_class is service_class
             ]
             leases = sum(isinstance(outcome, Lease) for outcome in outcomes)
-            assert statistics.granted[service_class] == leases
-            assert statistics.refused[service_class] == len(outcomes) - leases
+            assert status.of(service_class).granted == leases
 
     def teardown(self) -> None:
         """When everything has ended, nothing is out and nobody waits."""
@@ -250,14 +259,18 @@ class Checked(RuleBasedStateMachine):
             return  # one failure at a time
         model, core = self.model, self.core
         model.pass_time(1e5)
-        self.take(core.tick(model.now), set(model.waiting))
+        self.take(core.dispatch(model.now), set(model.waiting))
         if model.unavailable is not None:
             model.engine, model.unavailable = report(8, model.engine.epoch), None
             self.take(core.engine_reports(model.engine, model.now))
         for lease in list(model.out):
             model.end(lease)
-            self.take(core.engine_ended([lease], model.now))
-        assert (core.ledger.leased, core.ledger.leases(), core.queue_depth) == (0, 0, 0)
-        assert core.scarce.kv.committed == 0
+            self.take(ended(core, [lease], model.now))
+        assert (
+            core.ledger.leased,
+            core.ledger.lease_count,
+            core.queue_depth,
+        ) == (0, 0, 0)
+        assert core.ledger.kv_committed == 0
         assert core.next_event(model.now) is None
         self.every_request_is_in_exactly_one_place()

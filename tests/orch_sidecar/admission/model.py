@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orch_sidecar.admission.constraints.batch import Limits, limits_for
-from orch_sidecar.admission.constraints.rules import CLAIM_S, SPARE_SHARE, BlockedBy
-from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import AdmissionRequest, EngineReport
+from orch_sidecar.admission.constraints.reserve import CLAIM_S, SPARE_SHARE
+from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, EngineReport, Lease
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE
 from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
@@ -23,7 +22,7 @@ _ROUNDING_S = 1e-6
 class Waits:
     """A queued request; `delay_s` what the bounds of the delay showed when it came."""
 
-    ask: AdmissionRequest
+    request: AdmissionRequest
     since: float
     expires: float
     expiry: Reason
@@ -42,7 +41,7 @@ class Model:
     paused_until: float = 0.0
     window_until: float = 0.0
     unread: bool = False  # bulk prompts that the engine may still have to read
-    asks: dict[str, tuple[AdmissionRequest, float]] = field(
+    requests: dict[str, tuple[AdmissionRequest, float]] = field(
         default_factory=dict
     )  # and when it first came
     out: dict[str, AdmissionRequest | None] = field(default_factory=dict)  # None: not one of ours
@@ -75,15 +74,18 @@ class Model:
 
     @property
     def taken(self) -> int:
-        return sum(1 if ask is None else ask.cost for ask in self.out.values()) + self.foreign
+        return (
+            sum(1 if request is None else request.cost for request in self.out.values())
+            + self.foreign
+        )
 
     @property
     def foreign(self) -> int:
         return self.engine.foreign
 
     def leased(self, service_class: ServiceClass) -> int:
-        asks = [ask for ask in self.out.values() if ask is not None]
-        return sum(ask.cost for ask in asks if ask.service_class is service_class)
+        requests = [request for request in self.out.values() if request is not None]
+        return sum(request.cost for request in requests if request.service_class is service_class)
 
     def head(self, service_class: ServiceClass) -> str | None:
         return next(iter(self.queues[service_class]), None)
@@ -116,7 +118,7 @@ class Model:
         slots, reserved = self.engine.slots_total, self.reserved
         if not reserved or not traffic:
             return slots
-        queued = sum(waits.ask.cost for waits in self.queues[INTERACTIVE].values())
+        queued = sum(waits.request.cost for waits in self.queues[INTERACTIVE].values())
         spare = max(1, int(SPARE_SHARE * reserved))
         return slots - min(reserved, self.leased(INTERACTIVE) + queued + spare)
 
@@ -127,7 +129,7 @@ class Model:
         left = min(most, self.lendable(traffic) + mine, slots) - self.foreign - mine
         first = next(iter(self.queues[BULK].values()))
         alone = min(limits.mixed, slots - self.foreign) - self.reserved
-        if traffic and first.ask.cost > max(left, alone):
+        if traffic and first.request.cost > max(left, alone):
             return 1.0
         return min(1.0, max(0.0, 1 - max(0, left) / max(1, alone)))
 
@@ -144,28 +146,30 @@ class Model:
         low, high = self.delay_s
         self.delay_s = (low + passed_s * self.share[0], high + passed_s * self.share[1])
 
-    def may_have_claimed(self, ask: AdmissionRequest) -> tuple[bool, bool]:
+    def may_have_claimed(self, request: AdmissionRequest) -> tuple[bool, bool]:
         """Whether it surely is, and may be, too large for what is beside the claimed reserve."""
         surely, maybe = self.traffic
-        return ask.cost > self.lendable(surely), ask.cost > self.lendable(maybe)
+        return request.cost > self.lendable(surely), request.cost > self.lendable(maybe)
 
-    def aged(self, request: str | None) -> tuple[bool, bool]:
+    def aged(self, ticket: str | None) -> tuple[bool, bool]:
         """Whether interactive traffic has surely, and may have, delayed it by the bound."""
-        if request is None:
+        if ticket is None:
             return False, False
-        waits, bound_s = self.queues[BULK][request], self.rules.aging_s
+        waits, bound_s = self.queues[BULK][ticket], self.rules.aging_s
         least, most = (now - then for now, then in zip(self.delay_s, waits.delay_s, strict=True))
         return least >= bound_s + _ROUNDING_S, most >= bound_s - _ROUNDING_S
 
     # Who may go.
 
-    def is_held(self, ask: AdmissionRequest, hold: BlockedBy, *, surely_aged: bool = False) -> bool:
+    def is_blocked(
+        self, request: AdmissionRequest, blocked_by: BlockedBy, *, surely_aged: bool = False
+    ) -> bool:
         """Whether it is true that a request waits for that."""
-        limits, mine, cost = self.limits, self.leased(INTERACTIVE), ask.cost
-        slots, taken, is_bulk = self.engine.slots_total, self.taken, ask.service_class is BULK
+        limits, mine, cost = self.limits, self.leased(INTERACTIVE), request.cost
+        slots, taken, is_bulk = self.engine.slots_total, self.taken, request.service_class is BULK
         held_for_others = is_bulk and bool(taken) and not surely_aged
         traffic = self.traffic[1]
-        match hold:
+        match blocked_by:
             case BlockedBy.SLOT:
                 return taken + cost > slots
             case BlockedBy.PAUSE:
@@ -177,7 +181,7 @@ class Model:
             case BlockedBy.PREFILL:
                 return held_for_others and traffic and self.unread
             case BlockedBy.RESERVE:
-                too_large = surely_aged and self.may_have_claimed(ask)[0]
+                too_large = surely_aged and self.may_have_claimed(request)[0]
                 beyond = taken - mine + cost > self.lendable(traffic)
                 return is_bulk and taken > 0 and beyond and not too_large
             case BlockedBy.BATCH if is_bulk:
@@ -186,78 +190,83 @@ class Model:
             case BlockedBy.BATCH:
                 return mine > 0 and mine + cost > limits.interactive
 
-    def check_grant(self, request: str, ask: AdmissionRequest) -> None:
+    def check_grant(self, ticket: str, request: AdmissionRequest) -> None:
         """It goes now: it fits, and it passes nobody by."""
         heads = {each: self.head(each) for each in ServiceClass}
         assert self.unavailable is None, "nothing is admitted on a guess"
         assert self.now >= self.paused_until
-        assert not self.is_held(ask, BlockedBy.SLOT), "never over"
-        assert heads[ask.service_class] in (None, request), "first come, first served"
+        assert not self.is_blocked(request, BlockedBy.SLOT), "never over"
+        assert heads[request.service_class] in (None, ticket), "first come, first served"
         surely, maybe = self.aged(heads[BULK])
-        if ask.service_class is INTERACTIVE:
-            assert not self.is_held(ask, BlockedBy.BATCH)
+        if request.service_class is INTERACTIVE:
+            assert not self.is_blocked(request, BlockedBy.BATCH)
             first = next(iter(self.queues[BULK].values()), None)
             if surely and first is not None:
-                held = self.is_held(first.ask, BlockedBy.RESERVE, surely_aged=True)
+                held = self.is_blocked(first.request, BlockedBy.RESERVE, surely_aged=True)
                 assert held, "nobody else passes by a delayed one"
             return
-        maybe = maybe and heads[BULK] == request
+        maybe = maybe and heads[BULK] == ticket
         first = next(iter(self.queues[INTERACTIVE].values()), None)
         if first is not None and not maybe:
-            assert self.is_held(first.ask, BlockedBy.BATCH), "interactive before bulk"
+            assert self.is_blocked(first.request, BlockedBy.BATCH), "interactive before bulk"
         if self.taken:
-            assert self.taken + ask.cost <= self.limits.bulk
+            assert self.taken + request.cost <= self.limits.bulk
             mine = self.leased(INTERACTIVE)
-            fits = self.taken - mine + ask.cost <= self.lendable(self.traffic[0])
-            assert fits or (maybe and self.may_have_claimed(ask)[1]), "the reserve is not its own"
-            assert maybe or not mine or self.taken + ask.cost <= self.limits.mixed
+            fits = self.taken - mine + request.cost <= self.lendable(self.traffic[0])
+            assert fits or (maybe and self.may_have_claimed(request)[1]), (
+                "the reserve is not its own"
+            )
+            assert maybe or not mine or self.taken + request.cost <= self.limits.mixed
 
     # What happens.
 
-    def limits_of(self, ask: AdmissionRequest, since: float) -> tuple[float, Reason]:
+    def limits_of(self, request: AdmissionRequest, since: float) -> tuple[float, Reason]:
         """When the first of its time limits ends, and which that is; but for the SLO."""
-        limits = [(since + self.rules.of(ask.service_class).max_wait_s, Reason.QUEUE_TIMEOUT)]
-        if ask.max_wait_ms is not None:
-            limits.append((since + ask.max_wait_ms / 1000, Reason.QUEUE_TIMEOUT))
-        if ask.deadline_ms is not None:
-            limits.append((since + ask.deadline_ms / 1000, Reason.DEADLINE_MISS))
+        limits = [(since + self.rules.of(request.service_class).max_wait_s, Reason.QUEUE_TIMEOUT)]
+        if request.max_wait_ms is not None:
+            limits.append((since + request.max_wait_ms / 1000, Reason.QUEUE_TIMEOUT))
+        if request.deadline_ms is not None:
+            limits.append((since + request.deadline_ms / 1000, Reason.DEADLINE_MISS))
         return min(limits)
 
-    def enqueue(self, request: str) -> None:
-        ask, since = self.asks[request]
-        limits = self.limits_of(ask, since)
-        self.queues[ask.service_class][request] = Waits(ask, since, *limits, self.delay_s)
+    def enqueue(self, ticket: str) -> None:
+        request, since = self.requests[ticket]
+        limits = self.limits_of(request, since)
+        self.queues[request.service_class][ticket] = Waits(request, since, *limits, self.delay_s)
 
-    def put_back(self, request: str) -> None:
+    def requeue(self, ticket: str) -> None:
         """It was served, and refused below: it goes before all that came later."""
-        ask = self.asks[request][0]
-        queue = self.queues[ask.service_class]
-        self.enqueue(request)
-        first = queue[self.head(ask.service_class) or request].delay_s
+        request = self.requests[ticket][0]
+        queue = self.queues[request.service_class]
+        self.enqueue(ticket)
+        first = queue[self.head(request.service_class) or ticket].delay_s
         low, high = self.delay_s
-        queue[request].delay_s = (min(low, first[0]), min(high, first[1]))
-        by_arrival = sorted(queue.items(), key=lambda item: (item[1].since, item[0] != request))
-        self.queues[ask.service_class] = dict(by_arrival)
+        queue[ticket].delay_s = (min(low, first[0]), min(high, first[1]))
+        by_arrival = sorted(queue.items(), key=lambda item: (item[1].since, item[0] != ticket))
+        self.queues[request.service_class] = dict(by_arrival)
 
-    def settle(self, request: str, outcome: Lease | Refusal) -> None:
+    def settle(self, ticket: str, outcome: Lease | Refusal) -> None:
         """It goes, or is refused."""
-        ask = self.asks[request][0]
-        assert request not in self.outcome, "a request ends exactly once"
-        assert request not in self.left, "nothing is decided about a request that went away"
+        request = self.requests[ticket][0]
+        assert ticket not in self.outcome, "a request ends exactly once"
+        assert ticket not in self.left, "nothing is decided about a request that went away"
         if isinstance(outcome, Lease):
-            assert outcome == Lease(request, ask.cost, self.engine.epoch)
-            self.check_grant(request, ask)
-            self.out[request] = ask
-            self.unread = self.unread or (ask.service_class is BULK and ask.prompt_tokens > 0)
-        self.queues[ask.service_class].pop(request, None)
-        self.outcome[request] = outcome
+            assert outcome == Lease(ticket, request.cost, self.engine.epoch)
+            assert (outcome.request, outcome.granted_at) == (request, self.now)
+            self.check_grant(ticket, request)
+            self.out[ticket] = request
+            self.unread = self.unread or (
+                request.service_class is BULK and request.prompt_tokens > 0
+            )
+        self.queues[request.service_class].pop(ticket, None)
+        self.outcome[ticket] = outcome
 
     def end(self, lease: str) -> None:
         """Nothing carries this lease any more."""
-        ask = self.out[lease]
-        if ask is not None and ask.service_class is INTERACTIVE:
+        request = self.out[lease]
+        if request is not None and request.service_class is INTERACTIVE:
             self.claimed_at = self.now
-        elif ask is not None and self.engine.prefill_tokens_per_s is None:
+        elif request is not None and self.engine.prefill_tokens_per_s is None:
             self.unread = False
         del self.out[lease]
         self.closing.discard(lease)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from orch_sidecar.admission.constraints.rules import BlockedBy
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.decision import Decision
-from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import Queued
+from orch_sidecar.admission.types import BlockedBy, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     BULK,
@@ -37,17 +34,31 @@ def test_request_that_fits_gets_its_lease_at_once() -> None:
     core = core_of(4)
     assert core.arrive("a", interactive(4), 0.0) == Lease("a", 4, "e1")
     assert core.ledger.room == 0
-    assert (core.leased_by(INTERACTIVE), core.leased_by(BULK)) == (4, 0)
+    assert (core.status().of(INTERACTIVE).leased, core.status().of(BULK).leased) == (
+        4,
+        0,
+    )
 
 
 def test_request_that_does_not_fit_waits_and_is_admitted_on_release() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     assert core.arrive("b", bulk(), 1.0) == Queued(0, None)
-    assert (core.queue_depth, core.queued(BULK), core.hold) == (1, 1, BlockedBy.SLOT)
+    assert (core.queue_depth, core.status().of(BULK).queued, core.blocked_by) == (
+        1,
+        1,
+        BlockedBy.SLOT,
+    )
     assert core.release("a", 2.0) == [Decision("b", Lease("b", 1, "e1"))]
-    assert (core.queue_depth, core.queued(BULK), core.hold) == (0, 0, None)
-    assert (core.leased_by(INTERACTIVE), core.leased_by(BULK)) == (0, 1)
+    assert (core.queue_depth, core.status().of(BULK).queued, core.blocked_by) == (
+        0,
+        0,
+        None,
+    )
+    assert (core.status().of(INTERACTIVE).leased, core.status().of(BULK).leased) == (
+        0,
+        1,
+    )
 
 
 def test_cost_above_the_slots_is_refused_with_both_numbers() -> None:
@@ -74,7 +85,7 @@ def test_interactive_requests_go_before_bulk_ones() -> None:
     last = "a"
     for at in (1.0, 2.0, 3.0, 4.0):
         [decision] = core.release(last, at)
-        went.append(last := decision.request)
+        went.append(last := decision.ticket)
     assert went == ["i1", "i2", "b1", "b2"]
 
 
@@ -97,7 +108,7 @@ def test_bulk_goes_when_interactive_traffic_has_delayed_it_by_the_bound() -> Non
         assert granted(core.release(f"i{number}", number + 1.0)) == [f"i{number + 1}"]
     queue(core, interactive(), "late", at=9.5)
     assert core.next_event(9.5) == 10.0
-    assert core.tick(10.0) == []
+    assert core.dispatch(10.0) == []
     assert granted(core.release("i9", 10.1)) == ["b"]
 
 
@@ -135,8 +146,8 @@ def kept_waiting(cost: int) -> AdmissionController:
 
 def test_a_bulk_request_that_needs_all_slots_is_not_starved_nor_is_the_one_behind_it() -> None:
     core = kept_waiting(8)
-    assert core.tick(1.0) == []
-    assert core.hold is BlockedBy.SLOT
+    assert core.dispatch(1.0) == []
+    assert core.blocked_by is BlockedBy.SLOT
     queue(core, interactive(), "i10", at=1.01)
     assert granted(core.release("i9", 1.05)) == ["large"]
     assert granted(core.release("large", 2.0)) == ["small", "i10"]
@@ -144,8 +155,8 @@ def test_a_bulk_request_that_needs_all_slots_is_not_starved_nor_is_the_one_behin
 
 def test_a_bulk_request_that_needs_a_claimed_slot_gets_it_in_the_end() -> None:
     core = kept_waiting(7)
-    assert core.hold is BlockedBy.RESERVE
-    assert granted(core.tick(1.0)) == ["large"]
+    assert core.blocked_by is BlockedBy.RESERVE
+    assert granted(core.dispatch(1.0)) == ["large"]
 
 
 def test_waiting_for_other_bulk_requests_is_not_held_against_interactive_ones() -> None:
@@ -170,7 +181,7 @@ def test_interactive_requests_that_fill_their_batch_let_bulk_ones_go() -> None:
     core = core_of(4, rules(class_rules(batch=Bounds(least=1, most=2))))
     fill(core, interactive(2), "i1")
     queue(core, interactive(), "i2")
-    assert core.hold is BlockedBy.BATCH
+    assert core.blocked_by is BlockedBy.BATCH
     fill(core, bulk(), "b1", "b2")
     queue(core, bulk(), "b3")
     assert granted(core.release("i1", 1.0)) == ["i2", "b3"]
@@ -178,9 +189,15 @@ def test_interactive_requests_that_fill_their_batch_let_bulk_ones_go() -> None:
 
 def test_limits_follow_the_measured_step_time() -> None:
     core = core_of(64, rules(class_rules(tpot_p95_ms=20.0)))
-    assert (core.limits.batch(INTERACTIVE), core.limits.measured) == (64, False)
+    assert (
+        core.constraints.limits.batch(INTERACTIVE),
+        core.constraints.limits.measured,
+    ) == (64, False)
     core.engine_reports(report(64, step_time=STEP_TIME), 1.0)
-    assert (core.limits.batch(INTERACTIVE), core.limits.measured) == (10, True)
+    assert (
+        core.constraints.limits.batch(INTERACTIVE),
+        core.constraints.limits.measured,
+    ) == (10, True)
 
 
 def test_without_interactive_rules_all_is_bulk() -> None:

@@ -7,9 +7,8 @@ import random
 import pytest
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.decision import Decision
 from orch_sidecar.admission.draining import Drain, OrderedBy
-from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.types import Decision, Lease
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     BULK,
@@ -19,6 +18,7 @@ from tests.orch_sidecar.admission.examples import (
     bulk,
     class_rules,
     core_of,
+    ended,
     fill,
     granted,
     interactive,
@@ -40,11 +40,11 @@ def test_abandoned_lease_frees_its_slot_only_when_the_engine_says_so() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     queue(core, interactive(), "b")
-    core.abandon("a")
-    assert core.tick(1.0) == []
+    core.ledger.abandon("a")
+    assert core.dispatch(1.0) == []
     assert core.engine_reports(report(1), 2.0) == []
-    assert granted(core.engine_ended(["a"], 3.0)) == ["b"]
-    assert core.engine_ended(["a"], 4.0) == []
+    assert granted(ended(core, ["a"], 3.0)) == ["b"]
+    assert ended(core, ["a"], 4.0) == []
 
 
 def test_second_release_frees_nothing() -> None:
@@ -53,7 +53,7 @@ def test_second_release_frees_nothing() -> None:
     core.release("a", 1.0)
     fill(core, interactive(), "b", at=1.0)
     assert core.release("a", 2.0) == []
-    assert (core.ledger.leased, core.leased_by(INTERACTIVE)) == (1, 1)
+    assert (core.ledger.leased, core.status().of(INTERACTIVE).leased) == (1, 1)
 
 
 def test_foreign_traffic_holds_up_and_its_end_admits() -> None:
@@ -81,7 +81,7 @@ def test_expiry_while_the_engine_is_unavailable_says_why() -> None:
     queue(core, interactive(), "b")
     core.engine_unavailable(STALE)
     assert core.next_event(1.0) == 10.0
-    assert core.tick(10.0) == [Decision("b", STALE)]
+    assert core.dispatch(10.0) == [Decision("b", STALE)]
 
 
 def test_nobody_waits_for_anything_once_all_have_left() -> None:
@@ -91,7 +91,7 @@ def test_nobody_waits_for_anything_once_all_have_left() -> None:
     core.engine_unavailable(STALE)
     core.leave("b", 1.0)
     core.engine_reports(report(1), 2.0)
-    assert core.hold is None
+    assert core.blocked_by is None
 
 
 def test_new_epoch_frees_what_the_old_engine_held() -> None:
@@ -100,7 +100,11 @@ def test_new_epoch_frees_what_the_old_engine_held() -> None:
     queue(core, bulk(), "b")
     assert core.engine_reports(report(2, "e2"), 1.0) == [Decision("b", Lease("b", 1, "e2"))]
     assert core.release("a", 2.0) == [], "a lease of the old epoch is gone"
-    assert (core.ledger.leased, core.leased_by(INTERACTIVE), core.leased_by(BULK)) == (1, 0, 1)
+    assert (
+        core.ledger.leased,
+        core.status().of(INTERACTIVE).leased,
+        core.status().of(BULK).leased,
+    ) == (1, 0, 1)
 
 
 def test_new_epoch_may_begin_with_leases_that_reached_it_under_the_old_one() -> None:
@@ -168,33 +172,33 @@ def test_dismissal_refuses_all_who_are_queued() -> None:
     fill(core, interactive(), "a")
     queue(core, interactive(), "i1", "i2")
     queue(core, bulk(), "b")
-    decisions = core.dismiss(CLOSING)
-    assert {each.request: each.outcome for each in decisions} == dict.fromkeys(
+    decisions = core.refuse_queued(CLOSING)
+    assert {each.ticket: each.outcome for each in decisions} == dict.fromkeys(
         ("i1", "i2", "b"), CLOSING
     )
-    assert (core.queue_depth, core.hold) == (0, None)
-    assert core.dismiss(CLOSING) == []
+    assert (core.queue_depth, core.blocked_by) == (0, None)
+    assert core.refuse_queued(CLOSING) == []
 
 
 def test_delay_stops_with_a_dismissal() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     queue(core, bulk(), "b")
-    core.dismiss(CLOSING)
+    core.refuse_queued(CLOSING)
     queue(core, bulk(), "b2", at=100.0)
     queue(core, interactive(), "i", at=100.0)
     assert granted(core.release("a", 100.1)) == ["i"]
 
 
-def test_statistics_count_by_class() -> None:
+def test_grants_are_counted_by_class() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     queue(core, bulk(), "b")
     core.arrive("c", bulk(9), 0.0)
     core.release("a", 1.0)
     core.arrive("d", interactive(may_queue=False), 2.0)
-    assert core.statistics.granted == {INTERACTIVE: 1, BULK: 1}
-    assert core.statistics.refused == {INTERACTIVE: 1, BULK: 1}
+    status = core.status()
+    assert (status.interactive.granted, status.bulk.granted, status.granted) == (1, 1, 2)
 
 
 def test_jitter_is_by_chance_unless_it_is_given() -> None:

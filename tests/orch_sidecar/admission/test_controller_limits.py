@@ -107,7 +107,7 @@ def test_who_behind_the_dropped_one_fits_goes() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_retry_after_counts_the_cost_of_all_who_are_queued_and_is_spread(seed: int) -> None:
     core = core_of(4, of_capacity(2))
-    core.prospects._jitter.seed(seed)
+    core._forecaster._jitter.seed(seed)
     fill(core, interactive(4), "a")
     core.release("a", 0.0)
     fill(core, interactive(4), "b")
@@ -129,8 +129,8 @@ def test_expired_request_is_refused_and_frees_no_slot() -> None:
     fill(core, interactive(), "a")
     queue(core, interactive(), "b", at=1.0)
     assert core.next_event(1.0) == 11.0
-    assert core.tick(10.9) == []
-    assert refused(core.tick(11.0)) == {"b": Reason.QUEUE_TIMEOUT}
+    assert core.dispatch(10.9) == []
+    assert refused(core.dispatch(11.0)) == {"b": Reason.QUEUE_TIMEOUT}
     assert core.ledger.leased == 1
     assert core.next_event(11.0) is None
 
@@ -140,7 +140,7 @@ def test_expiry_of_the_head_admits_those_behind_it_who_fit() -> None:
     fill(core, interactive(3), "a")
     queue(core, interactive(2), "large", at=1.0)
     queue(core, interactive(1), "small", at=5.0)
-    decisions = core.tick(11.0)
+    decisions = core.dispatch(11.0)
     assert refused(decisions) == {"large": Reason.QUEUE_TIMEOUT}
     assert granted(decisions) == ["small"]
 
@@ -155,7 +155,7 @@ def test_leaving_the_queue_admits_those_behind_who_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "at", "reason"),
+    ("arriving", "at", "reason"),
     [
         (bulk(max_wait_ms=500.0), 0.5, Reason.QUEUE_TIMEOUT),
         (bulk(deadline_ms=500.0), 0.5, Reason.DEADLINE_MISS),
@@ -165,29 +165,29 @@ def test_leaving_the_queue_admits_those_behind_who_fit() -> None:
     ],
 )
 def test_the_shortest_of_its_time_limits_ends_the_wait(
-    ask: AdmissionRequest, at: float, reason: Reason
+    arriving: AdmissionRequest, at: float, reason: Reason
 ) -> None:
     core = core_of(1)
     fill(core, bulk(), "a")
-    queue(core, ask, "b")
+    queue(core, arriving, "b")
     assert core.next_event(0.0) == at
-    assert core.tick(at - 0.001) == []
-    assert refused(core.tick(at)) == {"b": reason}
+    assert core.dispatch(at - 0.001) == []
+    assert refused(core.dispatch(at)) == {"b": reason}
 
 
 @pytest.mark.parametrize(
-    ("ask", "reason"),
+    ("arriving", "reason"),
     [
         (interactive(may_queue=False), Reason.DO_NOT_QUEUE),
         (interactive(max_wait_ms=0.0), Reason.QUEUE_TIMEOUT),
     ],
 )
 def test_a_request_that_may_not_wait_goes_at_once_or_not_at_all(
-    ask: AdmissionRequest, reason: Reason
+    arriving: AdmissionRequest, reason: Reason
 ) -> None:
     core = core_of(1)
-    fill(core, ask, "a")
-    assert reason_of(core.arrive("b", ask, 0.0)) is reason
+    fill(core, arriving, "a")
+    assert reason_of(core.arrive("b", arriving, 0.0)) is reason
     assert core.queue_depth == 0
 
 

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.constraints.rules import BlockedBy
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.ledger import Lease
 from orch_sidecar.admission.prediction.service_time import Forecast
-from orch_sidecar.admission.types import Queued
+from orch_sidecar.admission.types import BlockedBy, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     BULK,
@@ -44,15 +42,18 @@ def measured(slots: int, of_rules: AdmissionRules | None = None) -> AdmissionCon
 def test_start_of_those_who_wait_is_predicted() -> None:
     core = measured(1)
     fill(core, interactive(max_tokens=100), "a")
-    assert queue(core, interactive(max_tokens=100), "b", "c") == [Queued(0, 1100), Queued(1, 2200)]
+    assert queue(core, interactive(max_tokens=100), "b", "c") == [
+        Queued(0, 1100),
+        Queued(1, 2200),
+    ]
     assert queue(core, bulk(max_tokens=100), "d") == [Queued(2, 3300)]
 
 
 def test_a_request_that_would_start_too_late_is_refused_at_once() -> None:
     core = measured(1, rules(class_rules(max_wait_s=2.0)))
     fill(core, interactive(max_tokens=100), "a")
-    ask = interactive(max_tokens=100, max_wait_ms=1000.0)
-    outcome = core.arrive("b", ask, 0.0)
+    request = interactive(max_tokens=100, max_wait_ms=1000.0)
+    outcome = core.arrive("b", request, 0.0)
     assert isinstance(outcome, Refusal)
     assert (outcome.reason, outcome.queue_position) == (Reason.QUEUE_TIMEOUT, 0)
     assert outcome.predicted_start_ms == 1100
@@ -62,10 +63,10 @@ def test_a_request_that_would_start_too_late_is_refused_at_once() -> None:
 
 def test_a_first_token_after_the_deadline_is_refused_at_once() -> None:
     core = measured(1)
-    ask = interactive(prompt_tokens=500, max_tokens=100, deadline_ms=500.0)
-    assert reason_of(core.arrive("a", ask, 0.0)) is Reason.DEADLINE_MISS
-    fill(core, replace(ask, deadline_ms=600.0), "b")
-    late = replace(ask, prompt_tokens=0, deadline_ms=1000.0)
+    request = interactive(prompt_tokens=500, max_tokens=100, deadline_ms=500.0)
+    assert reason_of(core.arrive("a", request, 0.0)) is Reason.DEADLINE_MISS
+    fill(core, replace(request, deadline_ms=600.0), "b")
+    late = replace(request, prompt_tokens=0, deadline_ms=1000.0)
     assert reason_of(core.arrive("c", late, 0.0)) is Reason.DEADLINE_MISS
     queue(core, replace(late, deadline_ms=2000.0), "d")
 
@@ -84,8 +85,8 @@ def test_a_wait_ends_when_the_slo_cannot_be_met_any_more() -> None:
     fill(core, interactive(max_tokens=100), "a")
     queue(core, interactive(prompt_tokens=500, max_tokens=100), "b")
     assert core.next_event(0.0) == pytest.approx(1.488)
-    assert core.tick(1.48) == []
-    assert refused(core.tick(1.49)) == {"b": Reason.SLO_MISS}
+    assert core.dispatch(1.48) == []
+    assert refused(core.dispatch(1.49)) == {"b": Reason.SLO_MISS}
 
 
 def test_a_wait_ends_with_the_slo_itself_while_the_step_time_is_not_known() -> None:
@@ -93,7 +94,7 @@ def test_a_wait_ends_with_the_slo_itself_while_the_step_time_is_not_known() -> N
     fill(core, interactive(), "a")
     queue(core, interactive(prompt_tokens=500), "b")
     assert core.next_event(0.0) == 2.0
-    assert refused(core.tick(2.0)) == {"b": Reason.SLO_MISS}
+    assert refused(core.dispatch(2.0)) == {"b": Reason.SLO_MISS}
 
 
 def test_a_request_that_can_start_now_is_not_refused_for_the_slo() -> None:
@@ -106,8 +107,8 @@ def test_nothing_is_refused_on_a_guess() -> None:
     """Without a step time no start is predicted."""
     core = core_of(1, rules(class_rules(ttft_p95_ms=1.0)))
     fill(core, interactive(max_tokens=10**6), "a")
-    ask = interactive(max_tokens=10**6, deadline_ms=1.0, max_wait_ms=1.0)
-    assert queue(core, ask, "b") == [Queued(0, None)]
+    request = interactive(max_tokens=10**6, deadline_ms=1.0, max_wait_ms=1.0)
+    assert queue(core, request, "b") == [Queued(0, None)]
 
 
 # What is free is not always to be had.
@@ -119,14 +120,14 @@ def test_interactive_requests_that_wait_for_each_other_count_only_their_ends() -
     fill(core, bulk(4, max_tokens=10), "b")
     fill(core, interactive(2, max_tokens=100), "i")
     assert core.forecast(bulk(max_tokens=100), 0.0) is not None
-    ask = interactive(max_tokens=100)
-    foreseen = core.forecast(ask, 0.0)
+    request = interactive(max_tokens=100)
+    foreseen = core.forecast(request, 0.0)
     assert foreseen is not None
     assert foreseen.start_ms == pytest.approx(1600)
-    assert queue(core, ask, "i2", "i3", "i4") == [
+    assert queue(core, request, "i2", "i3", "i4") == [
         Queued(0, 1600), Queued(1, 1600), Queued(2, 3200),
     ]  # fmt: skip
-    assert core.hold is BlockedBy.BATCH
+    assert core.blocked_by is BlockedBy.BATCH
 
 
 def test_bulk_requests_beyond_their_batch_wait_for_an_end_of_either_class() -> None:
@@ -134,16 +135,16 @@ def test_bulk_requests_beyond_their_batch_wait_for_an_end_of_either_class() -> N
     fill(core, bulk(3, max_tokens=100), "b")
     fill(core, interactive(max_tokens=50), "i")
     assert queue(core, bulk(max_tokens=100), "b2", "b3") == [Queued(0, 700), Queued(1, 1400)]
-    assert core.hold is BlockedBy.BATCH
+    assert core.blocked_by is BlockedBy.BATCH
     assert core.forecast(interactive(max_tokens=100), 0.0) == Forecast(0, 15, 1500)
 
 
 def test_free_slots_are_of_no_use_while_the_cache_is_full() -> None:
     core = core_of(8, step_time=STEP_TIME, kv=kv_of(1000), kv_usage=0.95)
     fill(core, bulk(prompt_tokens=800, max_tokens=100), "a")
-    ask = bulk(prompt_tokens=300, max_tokens=100)
-    assert queue(core, ask, "b", "c") == [Queued(0, 1100), Queued(1, 2200)]
-    assert core.hold is BlockedBy.KV
+    request = bulk(prompt_tokens=300, max_tokens=100)
+    assert queue(core, request, "b", "c") == [Queued(0, 1100), Queued(1, 2200)]
+    assert core.blocked_by is BlockedBy.KV
 
 
 def test_the_reserve_is_free_and_not_for_bulk_requests() -> None:
@@ -152,35 +153,35 @@ def test_the_reserve_is_free_and_not_for_bulk_requests() -> None:
     core.release("i", 0.1)
     fill(core, bulk(3, max_tokens=100), "b", at=0.1)
     assert queue(core, bulk(max_tokens=100), "b2", at=0.1) == [Queued(0, 1300)]
-    assert core.hold is BlockedBy.RESERVE
+    assert core.blocked_by is BlockedBy.RESERVE
 
 
 def test_forecast_of_a_free_engine_and_of_a_full_one() -> None:
     core = measured(1)
-    ask = interactive(prompt_tokens=100, max_tokens=100)
-    forecast = core.forecast(ask, 0.0)
+    request = interactive(prompt_tokens=100, max_tokens=100)
+    forecast = core.forecast(request, 0.0)
     assert forecast is not None
     assert (forecast.start_ms, forecast.first_token_ms) == pytest.approx((0, 111))
     assert forecast.end_ms == pytest.approx(1200)
-    fill(core, ask, "a")
-    forecast = core.forecast(ask, 0.0)
+    fill(core, request, "a")
+    forecast = core.forecast(request, 0.0)
     assert forecast is not None
     assert forecast.start_ms == pytest.approx(1200)
-    assert core_of(1).forecast(ask, 0.0) is None
-    assert core.forecast(replace(ask, cost=2), 0.0) is None
+    assert core_of(1).forecast(request, 0.0) is None
+    assert core.forecast(replace(request, cost=2), 0.0) is None
 
 
 def test_forecasts_follow_what_happens_without_anybody_waiting() -> None:
     core = measured(2)
-    ask = interactive(max_tokens=100)
-    fill(core, ask, "a")
-    assert core.forecast(replace(ask, cost=2), 0.0) is not None
-    fill(core, ask, "b", at=0.001)
-    assert queue(core, ask, "c", at=0.002) == [Queued(0, 1198)]
-    core.dismiss(Refusal(Reason.CANCELLED, ""))
-    core.forecast(ask, 0.1)
+    request = interactive(max_tokens=100)
+    fill(core, request, "a")
+    assert core.forecast(replace(request, cost=2), 0.0) is not None
+    fill(core, request, "b", at=0.001)
+    assert queue(core, request, "c", at=0.002) == [Queued(0, 1198)]
+    core.refuse_queued(Refusal(Reason.CANCELLED, ""))
+    core.forecast(request, 0.1)
     core.engine_reports(report(3, step_time=STEP_TIME), 0.101)
-    assert core.forecast(replace(ask, cost=3), 0.102) is not None
+    assert core.forecast(replace(request, cost=3), 0.102) is not None
 
 
 @given(
@@ -194,19 +195,19 @@ def test_predictions_are_never_negative_and_grow_with_the_position(
     for number, (is_bulk, cost, max_tokens) in enumerate(running):
         kind = bulk if is_bulk else interactive
         core.arrive(f"r{number}", kind(cost, max_tokens=max_tokens), 0.0)
-    core.dismiss(Refusal(Reason.CANCELLED, ""))
+    core.refuse_queued(Refusal(Reason.CANCELLED, ""))
     now, last = 0.0, {INTERACTIVE: 0, BULK: 0}
     for number, (max_tokens, passed_s) in enumerate(waiting):
-        ask = (interactive, bulk)[number % 2](max_tokens=max_tokens)
-        foreseen = core.forecast(ask, now)
-        outcome = core.arrive(f"w{number}", ask, now)
+        request = (interactive, bulk)[number % 2](max_tokens=max_tokens)
+        foreseen = core.forecast(request, now)
+        outcome = core.arrive(f"w{number}", request, now)
         if isinstance(outcome, Lease):
             continue
         assert isinstance(outcome, Queued)
         assert foreseen is not None
         assert outcome.predicted_start_ms == round(foreseen.start_ms)
-        assert outcome.predicted_start_ms >= last[ask.service_class]
+        assert outcome.predicted_start_ms >= last[request.service_class]
         assert 0 <= foreseen.start_ms <= foreseen.first_token_ms <= foreseen.end_ms
-        last[ask.service_class] = max(0, outcome.predicted_start_ms)
+        last[request.service_class] = max(0, outcome.predicted_start_ms)
         last = dict.fromkeys(last, 0) if passed_s else last
         now += passed_s

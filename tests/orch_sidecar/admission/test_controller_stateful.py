@@ -13,19 +13,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from orch_sidecar.admission.decision import Decision
-from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Decision, EngineReport, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     BULK,
     DRAIN,
     INTERACTIVE,
     STALE,
+    ended,
     is_refused,
     reason_of,
 )
-from tests.orch_sidecar.admission.happenings import ASKS, KNOWN, PASSED_S, PICK, RULES, SLOTS
+from tests.orch_sidecar.admission.happenings import KNOWN, PASSED_S, PICK, REQUESTS, RULES, SLOTS
 from tests.orch_sidecar.admission.machine import Checked
 from vllm_plugin.profile import FullQueue
 
@@ -49,70 +48,81 @@ class AdmissionMachine(Checked):
 
     # What requests do.
 
-    @rule(asks=st.lists(st.tuples(ASKS, PASSED_S), min_size=1, max_size=6))
-    def arrive(self, asks: list[tuple[AdmissionRequest, float]]) -> None:
-        for ask, passed_s in asks:
+    @rule(requests=st.lists(st.tuples(REQUESTS, PASSED_S), min_size=1, max_size=6))
+    def arrive(self, requests: list[tuple[AdmissionRequest, float]]) -> None:
+        for request, passed_s in requests:
             self.model.pass_time(passed_s)
             all_bulk = self.model.rules.interactive is None
-            self.arrive_one(*self.named(replace(ask, service_class=BULK) if all_bulk else ask))
+            self.arrive_one(
+                *self.named(replace(request, service_class=BULK) if all_bulk else request)
+            )
 
     @precondition(lambda self: not self.model.depth and self.model.engine.slots_total)
-    @rule(leaves=st.booleans(), asks=st.lists(st.tuples(ASKS, PASSED_S), max_size=4))
-    def bulk_comes_often(self, leaves: bool, asks: list[tuple[AdmissionRequest, float]]) -> None:
+    @rule(leaves=st.booleans(), requests=st.lists(st.tuples(REQUESTS, PASSED_S), max_size=4))
+    def bulk_comes_often(
+        self, leaves: bool, requests: list[tuple[AdmissionRequest, float]]
+    ) -> None:
         """So often that it pays to begin together, and then others come."""
         for _ in range(12):
             self.model.pass_time(0.005)
-            request, ask = self.named(AdmissionRequest(BULK, may_queue=False))
-            self.arrive_one(request, ask)
-            if leaves and request in self.model.out:
-                self.release_one(request)
-        self.arrive([(replace(ask, service_class=BULK), passed_s) for ask, passed_s in asks])
+            ticket, request = self.named(AdmissionRequest(BULK, may_queue=False))
+            self.arrive_one(ticket, request)
+            if leaves and ticket in self.model.out:
+                self.release_one(ticket)
+        self.arrive(
+            [(replace(request, service_class=BULK), passed_s) for request, passed_s in requests]
+        )
 
     @precondition(lambda self: self.model.queues[BULK] and self.model.rules.interactive)
-    @rule(ask=ASKS, times=st.integers(2, 8), passed_s=st.sampled_from((0.1, 0.3, 0.5)))
+    @rule(request=REQUESTS, times=st.integers(2, 8), passed_s=st.sampled_from((0.1, 0.3, 0.5)))
     def interactive_requests_come_and_go(
-        self, ask: AdmissionRequest, times: int, passed_s: float
+        self, request: AdmissionRequest, times: int, passed_s: float
     ) -> None:
         """So many that bulk ones are delayed."""
-        ask = replace(ask, service_class=INTERACTIVE, cost=1)
+        request = replace(request, service_class=INTERACTIVE, cost=1)
         for _ in range(times):
-            self.arrive_one(*self.named(ask))
+            self.arrive_one(*self.named(request))
             self.model.pass_time(passed_s)
-            leases = [lease for lease, ask in self.model.out.items() if ask is not None]
+            leases = [lease for lease, request in self.model.out.items() if request is not None]
             if leases:
                 self.release_one(leases[0])
 
-    def arrive_one(self, request: str, ask: AdmissionRequest) -> None:
+    def arrive_one(self, ticket: str, request: AdmissionRequest) -> None:
         model, core = self.model, self.core
-        before, places = model.depth, model.places(ask.service_class)
+        before, places = model.depth, model.places(request.service_class)
         usual = not model.draining and model.unavailable is None
-        usual = usual and ask.cost <= model.engine.slots_total
-        if usual and ask.service_class is INTERACTIVE:
+        usual = usual and request.cost <= model.engine.slots_total
+        if usual and request.service_class is INTERACTIVE:
             model.claimed_at = model.now
-        outcome, displaced = core.arrive(request, ask, model.now), core.take_displaced()
+        outcome, displaced = (
+            core.arrive(ticket, request, model.now),
+            core.take_displaced(),
+        )
         others = self.make_room(displaced)
         dropped = len(others) < len(displaced)
         if isinstance(outcome, Queued):
             assert usual
-            assert ask.may_queue
+            assert request.may_queue
             assert dropped or places > 0 or others, "the queue is bounded"
             assert 0 <= outcome.position <= before
             if outcome.predicted_start_ms and not model.engine.step_time:
                 paused = model.now < model.paused_until
-                assert paused or (ask.service_class is BULK and not model.taken), "pause or window"
+                assert paused or (request.service_class is BULK and not model.taken), (
+                    "pause or window"
+                )
             assert (outcome.predicted_start_ms or 0) >= 0
             if not model.taken and not model.queues[BULK]:
                 model.window_until = model.now + 0.05
-            model.enqueue(request)
+            model.enqueue(ticket)
             self.settle(others)
-            self.see_slo(request)
+            self.see_slo(ticket)
         elif isinstance(outcome, Lease):
             assert usual
-            self.settle_among(Decision(request, outcome), others)
+            self.settle_among(Decision(ticket, outcome), others)
         else:
             self.settle(others)
-            self.check_refusal(ask, outcome, usual)
-            model.settle(request, outcome)
+            self.check_refusal(request, outcome, usual)
+            model.settle(ticket, outcome)
         self.after(surely=model.depth > 0 and not isinstance(outcome, Refusal))
 
     def make_room(self, displaced: list[Decision]) -> list[Decision]:
@@ -122,7 +132,7 @@ class AdmissionMachine(Checked):
             if is_refused(each) and reason_of(each.outcome) is Reason.QUEUE_FULL_DROP_LRU:
                 self.settle(displaced[:place])
                 assert model.rules.full_queue is FullQueue.DROP_LRU
-                assert each.request == model.head(BULK), "the one that waited longest"
+                assert each.ticket == model.head(BULK), "the one that waited longest"
                 assert model.places(BULK) <= 0 or model.places(INTERACTIVE) <= 0
                 self.settle([each])
                 return displaced[place + 1 :]
@@ -143,51 +153,53 @@ class AdmissionMachine(Checked):
     @rule(pick=PICK)
     def abandon(self, pick: int) -> None:
         lease = self.pick(self.model.out, pick)
-        self.core.abandon(lease)
+        self.core.ledger.abandon(lease)
         self.model.closing.add(lease)
 
     @precondition(lambda self: self.model.depth)
     @rule(pick=PICK)
     def leave(self, pick: int) -> None:
         model = self.model
-        request = self.pick(model.waiting, pick)
-        del model.queues[model.asks[request][0].service_class][request]
-        model.left.add(request)
-        self.take(self.core.leave(request, model.now))
-        assert self.core.leave(request, model.now) == []
+        ticket = self.pick(model.waiting, pick)
+        del model.queues[model.requests[ticket][0].service_class][ticket]
+        model.left.add(ticket)
+        self.take(self.core.leave(ticket, model.now))
+        assert self.core.leave(ticket, model.now) == []
 
     @precondition(lambda self: any(self.model.out.values()))
     @rule(pick=PICK, pause_s=st.sampled_from((0.0, 0.3, 99.0)), at_once=st.booleans())
     def turned_away(self, pick: int, pause_s: float, at_once: bool) -> None:
         """By a tier below. `at_once`: it comes back; else that may take a while."""
         model = self.model
-        lease = self.pick([name for name, ask in model.out.items() if ask is not None], pick)
-        self.core.turned_away(pause_s, model.now)
+        lease = self.pick(
+            [name for name, request in model.out.items() if request is not None], pick
+        )
+        self.core.pause(pause_s, model.now)
         model.paused_until = max(model.paused_until, model.now + min(max(pause_s, 0.02), 1.0))
         self.release_one(lease)
-        model.below[lease] = model.asks[lease]
+        model.below[lease] = model.requests[lease]
         if at_once:
-            self.put_back_one(lease)
+            self.requeue_one(lease)
 
     @precondition(lambda self: self.model.below)
     @rule(picks=st.lists(PICK, min_size=1, max_size=4), passed_s=PASSED_S)
-    def put_back(self, picks: list[int], passed_s: float) -> None:
+    def requeue(self, picks: list[int], passed_s: float) -> None:
         self.model.pass_time(passed_s)
         for pick in picks:
             if self.model.below:
-                self.put_back_one(self.pick(self.model.below, pick))
+                self.requeue_one(self.pick(self.model.below, pick))
 
-    def put_back_one(self, lease: str) -> None:
+    def requeue_one(self, lease: str) -> None:
         model = self.model
-        request, ask = self.named(*model.below.pop(lease))
-        since = model.asks[request][1]
-        outcome = self.core.put_back(request, ask, since, model.now)
-        self.check_put_back(ask, since, outcome)
+        ticket, request = self.named(*model.below.pop(lease))
+        since = model.requests[ticket][1]
+        outcome = self.core.requeue(ticket, request, since, model.now)
+        self.check_requeued(request, since, outcome)
         if isinstance(outcome, Queued):
-            model.put_back(request)
-            self.see_slo(request)
+            model.requeue(ticket)
+            self.see_slo(ticket)
         else:
-            model.settle(request, outcome)
+            model.settle(ticket, outcome)
         paused = model.now < model.paused_until  # else it is the timer that lets it go
         self.after(surely=isinstance(outcome, Queued) and paused)
 
@@ -216,9 +228,9 @@ class AdmissionMachine(Checked):
         model = self.model
         model.engine, model.unavailable = report, None
         too_large = {
-            request
-            for request, waits in model.waiting.items()
-            if waits.ask.cost > report.slots_total
+            ticket
+            for ticket, waits in model.waiting.items()
+            if waits.request.cost > report.slots_total
         }
         self.take(self.core.engine_reports(report, model.now), too_large)
 
@@ -243,7 +255,7 @@ class AdmissionMachine(Checked):
         leases = list(dict.fromkeys(self.pick(self.model.out, pick) for pick in picks))
         for lease in leases:
             self.model.end(lease)
-            self.take(self.core.engine_ended([lease, lease, "unknown"], self.model.now))
+            self.take(ended(self.core, [lease, lease, "unknown"], self.model.now))
 
     # What time and the operator do.
 
@@ -251,7 +263,7 @@ class AdmissionMachine(Checked):
     def tick(self, passed_s: float) -> None:
         model = self.model
         model.pass_time(passed_s)
-        self.take(self.core.tick(model.now))
+        self.take(self.core.dispatch(model.now))
 
     @precondition(lambda self: self.model.depth)
     @rule(times=st.integers(1, 12))
@@ -281,10 +293,10 @@ class AdmissionMachine(Checked):
 
     @precondition(lambda self: self.is_calm and self.model.depth)
     @rule()
-    def dismiss(self) -> None:
+    def refuse_queued(self) -> None:
         self.disturbed = self.serial
         waiting = set(self.model.waiting)
-        self.take(self.core.dismiss(CANCELLED), waiting)
+        self.take(self.core.refuse_queued(CANCELLED), waiting)
         assert not self.model.depth
 
     @precondition(lambda self: self.is_calm)
@@ -294,11 +306,11 @@ class AdmissionMachine(Checked):
         self.model.rules = rules
         self.take(self.core.replace_rules(rules, self.model.now))
 
-    @rule(ask=ASKS)
-    def forecast(self, ask: AdmissionRequest) -> None:
+    @rule(request=REQUESTS)
+    def forecast(self, request: AdmissionRequest) -> None:
         """It changes nothing, as the invariants show."""
         at = self.core.next_event(self.model.now)
-        forecast = self.core.forecast(ask, self.model.now)
+        forecast = self.core.forecast(request, self.model.now)
         if forecast is not None:
             assert 0 <= forecast.start_ms <= forecast.first_token_ms
             assert forecast.start_ms < forecast.end_ms

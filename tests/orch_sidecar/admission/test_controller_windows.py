@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.admission.constraints.rules import BlockedBy
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.decision import Decision
-from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import AdmissionRequest, Queued
+from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     BULK,
@@ -52,9 +49,9 @@ def test_bulk_requests_that_come_often_begin_together() -> None:
     core = idle_after_traffic()
     queue(core, bulk(), "a", at=2.0)
     queue(core, bulk(), "b", at=2.03)
-    assert core.hold is BlockedBy.WINDOW
+    assert core.blocked_by is BlockedBy.WINDOW
     assert core.next_event(2.03) == pytest.approx(2.05)
-    assert granted(core.tick(2.05)) == ["a", "b"]
+    assert granted(core.dispatch(2.05)) == ["a", "b"]
     assert core.next_event(2.05) is None
 
 
@@ -93,7 +90,7 @@ def test_an_interactive_request_ends_the_window() -> None:
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "arriving",
     [
         bulk(may_queue=False),
         bulk(max_wait_ms=0.0),
@@ -101,35 +98,35 @@ def test_an_interactive_request_ends_the_window() -> None:
         bulk(deadline_ms=30.0),
     ],
 )
-def test_a_request_that_may_not_wait_so_long_ends_the_window(ask: AdmissionRequest) -> None:
+def test_a_request_that_may_not_wait_so_long_ends_the_window(arriving: AdmissionRequest) -> None:
     core = idle_after_traffic()
     queue(core, bulk(), "a", at=2.0)
-    assert isinstance(core.arrive("b", ask, 2.01), Lease)
+    assert isinstance(core.arrive("b", arriving, 2.01), Lease)
     assert granted(core.take_displaced()) == ["a"]
 
 
-@pytest.mark.parametrize("ask", [bulk(may_queue=False), bulk(max_wait_ms=0.0)])
+@pytest.mark.parametrize("arriving", [bulk(may_queue=False), bulk(max_wait_ms=0.0)])
 def test_a_window_that_is_over_holds_nobody_even_if_the_timer_is_late(
-    ask: AdmissionRequest,
+    arriving: AdmissionRequest,
 ) -> None:
     core = idle_after_traffic()
     queue(core, bulk(3), "a", at=2.0)
-    assert isinstance(core.arrive("b", ask, 2.051), Lease)
+    assert isinstance(core.arrive("b", arriving, 2.051), Lease)
     assert granted(core.take_displaced()) == ["a"]
-    assert isinstance(core.arrive("c", ask, 2.052), Refusal)
+    assert isinstance(core.arrive("c", arriving, 2.052), Refusal)
 
 
 def test_a_request_that_may_wait_long_enough_bears_the_window() -> None:
     core = idle_after_traffic()
     queue(core, bulk(), "a", at=2.0)
     queue(core, bulk(max_wait_ms=30.0), "b", at=2.03)
-    assert granted(core.tick(2.05)) == ["a", "b"]
+    assert granted(core.dispatch(2.05)) == ["a", "b"]
 
 
 def test_whoever_opens_a_window_is_not_refused_for_its_time_limits() -> None:
     """It could have begun at once; with no time for the window it does."""
     gathering = rules(bulk=class_rules(ttft_p95_ms=200.0), window_ms=ALWAYS_50_MS)
-    for ask, waits in (
+    for request, waits in (
         (bulk(max_wait_ms=60.0, max_tokens=100), True),
         (bulk(deadline_ms=100.0, max_tokens=100), True),
         (bulk(prompt_tokens=100, max_tokens=100), True),
@@ -138,10 +135,10 @@ def test_whoever_opens_a_window_is_not_refused_for_its_time_limits() -> None:
     ):
         core = idle_after_traffic(gathering, 4)
         core.engine_reports(report(4, step_time=STEP_TIME, prefill_tokens_per_s=1000.0), 2.0)
-        outcome = core.arrive("a", ask, 2.0)
+        outcome = core.arrive("a", request, 2.0)
         if waits:
             assert outcome == Queued(0, 50), "predicted for the end of the window"
-            assert granted(core.tick(2.05)) == ["a"]
+            assert granted(core.dispatch(2.05)) == ["a"]
         else:
             assert isinstance(outcome, Lease)
 
@@ -167,7 +164,7 @@ def test_forecast_changes_nothing_of_a_window() -> None:
     queue(core, bulk(), "a", at=2.0)
     core.forecast(bulk(max_tokens=1), 2.06)
     assert core.next_event(2.06) == pytest.approx(2.061)
-    assert granted(core.tick(2.061)) == ["a"]
+    assert granted(core.dispatch(2.061)) == ["a"]
 
 
 # What is scarce besides slots.
@@ -179,13 +176,13 @@ def test_reserve_comes_back_to_bulk_ten_seconds_after_the_last_interactive_reque
     core.release("i", 1.0)
     fill(core, bulk(), "a", "b", "b2", at=1.0)
     queue(core, bulk(), "c", at=1.0)
-    assert core.hold is BlockedBy.RESERVE
+    assert core.blocked_by is BlockedBy.RESERVE
     now, decisions = 1.0, list[Decision]()
     while not decisions:
         at = core.next_event(now)
         assert at is not None
         assert at > now
-        decisions = core.tick(now := at)
+        decisions = core.dispatch(now := at)
     assert granted(decisions) == ["c"]
     assert 10.0 <= now <= 11.5
 
@@ -198,11 +195,11 @@ def test_the_next_interactive_request_finds_a_slot_and_keeps_another_for_the_one
     fill(core, interactive(), "i2", at=2.0)
     assert core.release("a", 3.0) != []
     fill(core, bulk(3), "c", at=3.0)
-    assert core.hold is None
+    assert core.blocked_by is None
     queue(core, bulk(2), "d", at=3.0)
-    assert core.hold is BlockedBy.RESERVE
+    assert core.blocked_by is BlockedBy.RESERVE
     fill(core, interactive(), "i3", "i4", at=4.0)
-    assert core.hold is BlockedBy.SLOT
+    assert core.blocked_by is BlockedBy.SLOT
 
 
 def test_a_preemption_holds_requests_back_until_the_cache_has_recovered() -> None:
@@ -210,13 +207,13 @@ def test_a_preemption_holds_requests_back_until_the_cache_has_recovered() -> Non
     fill(core, bulk(prompt_tokens=700, max_tokens=100), "a")
     core.engine_reports(report(4, kv=kv_of(1000), kv_usage=0.95, preemptions_total=1), 1.0)
     queue(core, bulk(prompt_tokens=100, max_tokens=50), "b", at=1.0)
-    assert core.hold is BlockedBy.KV
+    assert core.blocked_by is BlockedBy.KV
     now, decisions = 1.0, list[Decision]()
     while not decisions:
         at = core.next_event(now)
         assert at is not None
         assert now + 0.2 <= at, "it looks now and then"
-        decisions = core.tick(now := at)
+        decisions = core.dispatch(now := at)
     assert granted(decisions) == ["b"]
     assert now == pytest.approx(25.0, abs=0.3), "950 of 1000 tokens, 750 at first, 30 s to recover"
 
@@ -226,11 +223,11 @@ def test_a_held_prompt_goes_when_the_one_before_it_was_read() -> None:
     fill(core, interactive(), "i")
     fill(core, bulk(prompt_tokens=600), "a")
     queue(core, bulk(prompt_tokens=100), "b")
-    assert core.hold is BlockedBy.PREFILL
+    assert core.blocked_by is BlockedBy.PREFILL
     at = core.next_event(0.0)
     assert at is not None
     assert at == pytest.approx(0.2)
-    assert granted(core.tick(at + 1e-9)) == ["b"]
+    assert granted(core.dispatch(at + 1e-9)) == ["b"]
 
 
 # Other rules.
@@ -243,11 +240,11 @@ def test_other_rules_hold_for_what_comes_and_kill_nothing() -> None:
     small = class_rules(queue_capacity=1, max_wait_s=1.0, batch=Bounds(least=1, most=1))
     assert core.replace_rules(rules(small, small), 1.0) == []
     assert (core.ledger.leased, core.queue_depth) == (2, 2)
-    assert core.limits.batch(INTERACTIVE) == core.limits.batch(BULK) == 1
+    assert core.constraints.limits.batch(INTERACTIVE) == core.constraints.limits.batch(BULK) == 1
     assert reason_of(core.arrive("d", interactive(), 1.0)) is Reason.QUEUE_FULL
-    assert core.tick(59.9) == []
+    assert core.dispatch(59.9) == []
     assert granted(core.release("a", 59.9)) == ["b"]
-    assert refused(core.tick(60.0)) == {"c": Reason.QUEUE_TIMEOUT}
+    assert refused(core.dispatch(60.0)) == {"c": Reason.QUEUE_TIMEOUT}
 
 
 def test_wider_rules_let_those_go_who_fit_now() -> None:

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from orch_sidecar.admission.draining import Drain, OrderedBy, of_next_engine, stronger
+from orch_sidecar.admission.draining import Drain, OrderedBy, after_restart, stronger
 
 ENGINE_STOP = Drain(OrderedBy.ENGINE_STOP, 1.0)
 OPERATOR = Drain(OrderedBy.OPERATOR, 2.0)
@@ -28,4 +28,4 @@ def test_order_that_is_repeated_keeps_the_time_of_the_first() -> None:
 
 def test_only_the_stop_of_an_engine_ends_with_it() -> None:
     drains = (None, ENGINE_STOP, OPERATOR, SHUTDOWN)
-    assert [of_next_engine(drain) for drain in drains] == [None, None, OPERATOR, SHUTDOWN]
+    assert [after_restart(drain) for drain in drains] == [None, None, OPERATOR, SHUTDOWN]

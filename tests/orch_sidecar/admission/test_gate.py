@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from orch_sidecar.admission.constraints.rules import BlockedBy
-from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import Queued
+from orch_sidecar.admission.types import BlockedBy, Lease, Queued
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import (
     STALE,
@@ -30,7 +28,7 @@ from vllm_plugin.profile import Bounds, FullQueue
 
 async def test_ids_name_the_instance_and_the_cost_and_differ() -> None:
     gate = gate_of(8)
-    first, second = gate.new_id(3), gate.new_id(3)
+    first, second = gate.ids.new(3), gate.ids.new(3)
     instance, secret, cost = first.split(".")
     assert (instance, cost) == (gate.instance, "3")
     assert len(bytes.fromhex(secret)) == 16
@@ -40,7 +38,7 @@ async def test_ids_name_the_instance_and_the_cost_and_differ() -> None:
 
 async def test_a_lease_has_the_id_of_its_request() -> None:
     gate = gate_of(8)
-    assert gate.ask("one", interactive(3)) == Lease("one", 3, "e1")
+    assert gate.arrive("one", interactive(3)) == Lease("one", 3, "e1")
 
 
 async def test_waiting_request_is_woken_with_its_lease() -> None:
@@ -74,7 +72,7 @@ async def test_waiting_requests_are_woken_in_order_of_arrival() -> None:
 async def test_a_request_may_be_decided_before_it_is_waited_for() -> None:
     gate = gate_of(1)
     held = lease_at_once(gate)
-    assert gate.ask("late", interactive()) == Queued(0, None)
+    assert gate.arrive("late", interactive()) == Queued(0, None)
     gate.release(held.id)
     assert await gate.wait("late") == Lease("late", 1, "e1")
     gate.release("late")
@@ -87,14 +85,14 @@ async def test_release_twice_frees_one_slot_once() -> None:
     gate.release(lease.id)
     lease_at_once(gate)
     gate.release(lease.id)
-    assert gate.core.ledger.leased == 1
+    assert gate.status().leased == 1
 
 
 async def test_answers_teach_how_long_they_are() -> None:
     gate = gate_of(4)
     lease = lease_at_once(gate, interactive(2, max_tokens=100))
     gate.release(lease.id, 60)
-    lengths = gate.core.outlook.lengths
+    lengths = gate._controller.service_times.lengths
     assert lengths.expected(interactive().service_class, 100) == 30
 
 
@@ -106,7 +104,7 @@ async def test_who_makes_room_for_another_is_told() -> None:
     gate = gate_of(1, rules(of_class, of_class, full_queue=FullQueue.DROP_LRU))
     held = lease_at_once(gate)
     first = await queued(gate, bulk())
-    gate.ask("second", bulk())
+    gate.arrive("second", bulk())
     assert reason_of(await asyncio.wait_for(first, 5)) is Reason.QUEUE_FULL_DROP_LRU
     gate.release(held.id)
     assert isinstance(await gate.wait("second"), Lease)
@@ -149,7 +147,7 @@ async def test_timer_closes_a_window() -> None:
     for _ in range(100):
         gate.release(lease_at_once(gate, bulk(may_queue=False)).id)
     waiting = [await queued(gate, bulk()), await queued(gate, bulk())]
-    assert gate.core.hold is BlockedBy.WINDOW
+    assert gate.status().blocked_by is BlockedBy.WINDOW
     for each in waiting:
         gate.release((await lease_of(each)).id)
     assert_nothing_left(gate)
@@ -160,10 +158,10 @@ async def test_timer_ends_a_pause() -> None:
     loop = asyncio.get_running_loop()
     since = loop.time()
     held = lease_at_once(gate)
-    gate.turned_away(30.0)
+    gate.pause(30.0)
     gate.release(held.id)
-    assert gate.put_back("again", interactive(), since) == Queued(0, None)
-    assert gate.core.ledger.leased == 0
+    assert gate.requeue("again", interactive(), since) == Queued(0, None)
+    assert gate.status().leased == 0
     lease = await asyncio.wait_for(gate.wait("again"), 5)
     assert isinstance(lease, Lease)
     assert loop.time() - since >= 0.03
@@ -174,7 +172,7 @@ async def test_timer_ends_a_pause() -> None:
 async def test_who_is_put_back_too_late_is_refused() -> None:
     gate = gate_of(1)
     since = asyncio.get_running_loop().time() - 100
-    outcome = gate.put_back("again", interactive(), since)
+    outcome = gate.requeue("again", interactive(), since)
     assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
     assert_nothing_left(gate)
 
@@ -184,7 +182,7 @@ async def test_timer_ends_what_a_bulk_request_is_held_for_when_it_was_delayed_en
     lease_at_once(gate, interactive())
     lease_at_once(gate, bulk(prompt_tokens=100))
     waiting = await queued(gate, bulk(prompt_tokens=100))
-    assert gate.core.hold is BlockedBy.PREFILL
+    assert gate.status().blocked_by is BlockedBy.PREFILL
     await lease_of(waiting)
 
 
@@ -198,7 +196,7 @@ async def test_new_epoch_wakes_those_who_wait() -> None:
     gate.engine_reports(report(1, "e2"))
     lease = await lease_of(waiting)
     gate.release(old.id)
-    assert gate.core.ledger.leased == 1, "the old epoch's lease frees nothing in the new one"
+    assert gate.status().leased == 1, "the old epoch's lease frees nothing in the new one"
     gate.release(lease.id)
     assert_nothing_left(gate)
 
@@ -211,7 +209,7 @@ async def test_abandoned_lease_is_freed_when_the_engine_tells_its_end() -> None:
     gate.engine_unavailable(STALE)
     gate.engine_reports(report(1))
     assert not waiting.done()
-    gate.engine_ended([held.id, "unknown"])
+    gate.leases_ended([held.id, "unknown"])
     gate.release((await lease_of(waiting)).id)
     assert_nothing_left(gate)
 

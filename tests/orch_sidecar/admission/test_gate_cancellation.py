@@ -26,7 +26,7 @@ async def test_cancellation_while_queued_leaves_the_queue() -> None:
     waiting, behind = await queued(gate), await queued(gate)
     waiting.cancel()
     assert await cancelled(waiting)
-    assert gate.core.queue_depth == 1
+    assert gate.queue_depth == 1
     gate.release(held.id)
     gate.release((await lease_of(behind)).id)
     assert_nothing_left(gate)
@@ -54,7 +54,7 @@ async def test_grant_and_cancellation_in_one_turn_give_the_lease_back(
     if cancelled_first:
         waiting.cancel()
     gate.release(held.id)
-    assert gate.core.ledger.leased == 1, "it was granted"
+    assert gate.status().leased == 1, "it was granted"
     if not cancelled_first:
         waiting.cancel()
     assert await cancelled(waiting)
@@ -79,7 +79,7 @@ async def test_refusal_and_cancellation_in_one_turn_leave_nothing(cancelled_firs
     waiting = await queued(gate)
     if cancelled_first:
         waiting.cancel()
-    gate.dismiss(CANCELLED)
+    gate.refuse_queued(CANCELLED)
     if not cancelled_first:
         waiting.cancel()
     assert await cancelled(waiting)
@@ -90,7 +90,7 @@ async def test_refusal_and_cancellation_in_one_turn_leave_nothing(cancelled_firs
 async def test_a_queued_request_can_be_refused_from_outside() -> None:
     gate = gate_of(4)
     held = lease_at_once(gate, interactive(3))
-    gate.ask("large", interactive(4))
+    gate.arrive("large", interactive(4))
     waiting = asyncio.ensure_future(gate.wait("large"))
     behind = await queued(gate)
     assert gate.refuse("large", CANCELLED)
@@ -104,7 +104,7 @@ async def test_a_queued_request_can_be_refused_from_outside() -> None:
 async def test_a_refusal_from_outside_may_come_before_the_wait() -> None:
     gate = gate_of(1)
     held = lease_at_once(gate)
-    gate.ask("a", interactive())
+    gate.arrive("a", interactive())
     assert gate.refuse("a", CANCELLED)
     assert await gate.wait("a") is CANCELLED
     gate.release(held.id)
@@ -116,4 +116,4 @@ async def test_who_does_not_wait_cannot_be_refused_from_outside() -> None:
     held = lease_at_once(gate)
     assert not gate.refuse(held.id, CANCELLED)
     assert not gate.refuse("unknown", CANCELLED)
-    assert gate.core.ledger.leased == 1
+    assert gate.status().leased == 1

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.admission.gate import Gate
-from orch_sidecar.admission.ledger import Lease
-from orch_sidecar.admission.types import Queued
+from orch_sidecar.admission.types import Lease, Queued
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import class_rules, interactive, reason_of, rules
 from tests.orch_sidecar.admission.gates import Outcome, admit, assert_nothing_left, gate_of
@@ -31,7 +30,7 @@ def opened(gate: Gate, cost: int = 1) -> tuple[Asker, str]:
 async def waiting(gate: Gate, asker: Asker) -> asyncio.Task[Outcome]:
     """A task that waits under the asker's ticket."""
     assert asker.ticket is not None
-    assert isinstance(gate.ask(asker.ticket, interactive()), Queued)
+    assert isinstance(gate.arrive(asker.ticket, interactive()), Queued)
     task = asyncio.ensure_future(gate.wait(asker.ticket))
     await asyncio.sleep(0)
     return task
@@ -40,25 +39,25 @@ async def waiting(gate: Gate, asker: Asker) -> asyncio.Task[Outcome]:
 async def test_a_lease_whose_owner_is_gone_is_found_and_closes() -> None:
     gate = gate_of(2)
     asker, ticket = opened(gate)
-    gate.ask(ticket, interactive())
+    gate.arrive(ticket, interactive())
     assert gate.reconcile() == []
     asker.ticket = None
     assert gate.reconcile() == [ticket]
-    assert gate.core.ledger.closing() == [ticket]
+    assert gate.closing() == [ticket]
     assert (gate.orphans, gate.reconcile()) == (1, [])
-    gate.engine_ended([ticket])
+    gate.leases_ended([ticket])
     assert_nothing_left(gate)
 
 
 async def test_a_ticket_whose_owner_is_gone_leaves_the_queue() -> None:
     gate = gate_of(1)
     _, held = opened(gate)
-    gate.ask(held, interactive())
+    gate.arrive(held, interactive())
     asker, _ = opened(gate)
     task = await waiting(gate, asker)
     asker.ticket = None
     assert gate.reconcile() == []
-    assert gate.core.queue_depth == 0
+    assert gate.queue_depth == 0
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     gate.release(held)
@@ -70,15 +69,15 @@ async def test_a_ticket_whose_owner_is_gone_leaves_the_queue() -> None:
 async def test_what_was_decided_but_not_delivered_reaches_the_one_who_waits(granted: bool) -> None:
     gate = gate_of(1)
     _, held = opened(gate)
-    gate.ask(held, interactive())
+    gate.arrive(held, interactive())
     asker, ticket = opened(gate)
     task = await waiting(gate, asker)
     # As when something raises between the core's decision and its delivery.
     now = asyncio.get_running_loop().time()
     if granted:
-        gate.core.release(held, now)
+        gate._controller.release(held, now)
     else:
-        gate.core.leave(ticket, now)
+        gate._controller.leave(ticket, now)
     gate.reconcile()
     outcome = await asyncio.wait_for(task, 5)
     if granted:
@@ -90,13 +89,13 @@ async def test_what_was_decided_but_not_delivered_reaches_the_one_who_waits(gran
 async def test_closing_a_ticket_ends_whatever_is_left_under_it() -> None:
     gate = gate_of(1)
     _, held = opened(gate)
-    gate.ask(held, interactive())
+    gate.arrive(held, interactive())
     asker, ticket = opened(gate)
     task = await waiting(gate, asker)
     gate.close(ticket)
-    assert gate.core.queue_depth == 0
+    assert gate.queue_depth == 0
     gate.close(held)
-    assert gate.core.ledger.closing() == [held]
+    assert gate.closing() == [held]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -104,13 +103,13 @@ async def test_closing_a_ticket_ends_whatever_is_left_under_it() -> None:
 async def test_a_decision_for_nobody_does_not_break_a_report() -> None:
     gate = gate_of(1)
     _, held = opened(gate)
-    gate.ask(held, interactive())
+    gate.arrive(held, interactive())
     asker, ticket = opened(gate)
     await waiting(gate, asker)
     del gate._waiters[ticket]
     asker.ticket = None
-    gate.engine_ended([held])
-    assert gate.core.ledger.in_use().keys() == {ticket}
+    gate.leases_ended([held])
+    assert gate.ledger.in_use() == {ticket}
     assert gate.reconcile() == [ticket]
 
 
@@ -119,7 +118,7 @@ async def test_a_timer_that_is_due_at_once_needs_no_time_of_its_own(
 ) -> None:
     """As uvloop's, whose clock moves between `time` and `call_at`: a handle that is no timer."""
     gate = gate_of(1, rules(class_rules(max_wait_s=0.05)))
-    gate.ask("held", interactive())
+    gate.arrive("held", interactive())
 
     class Loop:
         def call_at(self, _: float, callback: Any) -> asyncio.Handle:

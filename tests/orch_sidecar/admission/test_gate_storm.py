@@ -6,7 +6,7 @@ import asyncio
 
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.gate import Gate
-from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.types import Lease
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import STALE, bulk, interactive, report
 from tests.orch_sidecar.admission.gates import (
@@ -42,14 +42,14 @@ async def test_storm_of_arrivals_and_cancellations_leaks_nothing() -> None:
         turn += 1
     await asyncio.gather(*tasks, return_exceptions=True)
     assert sum(task.cancelled() for task in tasks) > 10
-    assert gate.core.ledger.violations == 0
+    assert gate.status().violations == 0
     assert_nothing_left(gate)
 
 
 def told(gate: Gate) -> list[int]:
     """Free slots, each time the gate says that something changed."""
     found: list[int] = []
-    gate.changed = lambda: found.append(gate.core.ledger.room)
+    gate.on_change = lambda: found.append(gate.room)
     return found
 
 
@@ -63,9 +63,9 @@ async def test_a_tier_above_is_told_of_each_change() -> None:
     gate.engine_reports(report(3))
     gate.engine_unavailable(STALE)
     gate.drain(OrderedBy.OPERATOR)
-    assert gate.core.draining
+    assert gate.draining
     gate.resume()
-    assert not gate.core.draining
+    assert not gate.draining
     assert rooms == [1, 2, 3, 3, 3, 3]
 
 
@@ -80,5 +80,5 @@ async def test_a_tier_above_is_told_of_what_happens_to_those_who_wait() -> None:
     lease = await waiting
     assert isinstance(lease, Lease)
     await queued(gate)
-    gate.dismiss(CLOSING)
+    gate.refuse_queued(CLOSING)
     assert len(rooms) == 4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from orch_sidecar.admission.ledger import Lease, Ledger
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.types import NO_KV_NEED, KvNeed, Lease
+from tests.orch_sidecar.admission.examples import bulk, interactive
 
 
 def ledger_of(slots: int, epoch: str = "e1") -> Ledger:
@@ -12,65 +14,75 @@ def ledger_of(slots: int, epoch: str = "e1") -> Ledger:
     return ledger
 
 
+def grant(ledger: Ledger, lease_id: str, cost: int) -> Lease:
+    return ledger.grant(lease_id, bulk(cost), NO_KV_NEED, 1.0)
+
+
+def released(ledger: Ledger, lease_id: str) -> int | None:
+    """The cost of the released lease."""
+    lease = ledger.release(lease_id)
+    return None if lease is None else lease.cost
+
+
 def test_no_room_before_the_engine_has_reported() -> None:
     assert Ledger().room == 0
 
 
 def test_grant_takes_its_cost_and_names_the_epoch() -> None:
     ledger = ledger_of(8, epoch="e7")
-    assert ledger.grant("a", 3) == Lease("a", 3, "e7")
-    assert (ledger.leased, ledger.room, ledger.leases()) == (3, 5, 1)
+    assert grant(ledger, "a", 3) == Lease("a", 3, "e7")
+    assert (ledger.leased, ledger.room, ledger.lease_count) == (3, 5, 1)
 
 
 def test_foreign_sequences_take_room() -> None:
     ledger = ledger_of(8)
     ledger.foreign = 5
-    ledger.grant("a", 3)
+    grant(ledger, "a", 3)
     assert ledger.room == 0
 
 
 def test_room_is_negative_while_foreign_traffic_takes_more_than_is_left() -> None:
     ledger = ledger_of(4)
-    ledger.grant("a", 4)
+    grant(ledger, "a", 4)
     ledger.foreign = 2
     assert ledger.room == -2
 
 
 def test_grant_beyond_the_room_is_counted_as_a_violation() -> None:
     ledger = ledger_of(2)
-    ledger.grant("a", 2)
+    grant(ledger, "a", 2)
     assert ledger.violations == 0
-    ledger.grant("b", 1)
+    grant(ledger, "b", 1)
     assert ledger.violations == 1
 
 
 def test_release_returns_the_cost_once() -> None:
     ledger = ledger_of(4)
-    ledger.grant("a", 3)
-    assert ledger.release("a") == 3
-    assert ledger.release("a") == 0
-    assert (ledger.leased, ledger.leases()) == (0, 0)
+    grant(ledger, "a", 3)
+    assert released(ledger, "a") == 3
+    assert ledger.release("a") is None
+    assert (ledger.leased, ledger.lease_count) == (0, 0)
 
 
 def test_release_of_an_unknown_lease_does_nothing() -> None:
     ledger = ledger_of(4)
-    ledger.grant("a", 3)
-    assert ledger.release("b") == 0
+    grant(ledger, "a", 3)
+    assert ledger.release("b") is None
     assert ledger.leased == 3
 
 
 def test_abandoned_lease_keeps_its_slots_until_it_is_released() -> None:
     ledger = ledger_of(4)
-    ledger.grant("a", 3)
+    grant(ledger, "a", 3)
     ledger.abandon("a")
-    assert (ledger.leased, ledger.leases(), ledger.closing()) == (3, 1, ["a"])
-    assert ledger.release("a") == 3
-    assert (ledger.leased, ledger.leases(), ledger.closing()) == (0, 0, [])
+    assert (ledger.leased, ledger.lease_count, ledger.closing()) == (3, 1, ["a"])
+    assert released(ledger, "a") == 3
+    assert (ledger.leased, ledger.lease_count, ledger.closing()) == (0, 0, [])
 
 
 def test_abandoning_twice_or_after_release_does_nothing() -> None:
     ledger = ledger_of(4)
-    ledger.grant("a", 1)
+    grant(ledger, "a", 1)
     ledger.abandon("a")
     ledger.abandon("a")
     assert ledger.closing() == ["a"]
@@ -81,14 +93,14 @@ def test_abandoning_twice_or_after_release_does_nothing() -> None:
 
 def test_new_epoch_forgets_leases_and_foreign_sequences_of_the_old_one() -> None:
     ledger = ledger_of(4)
-    ledger.grant("held", 1)
-    ledger.grant("closing", 2)
+    grant(ledger, "held", 1)
+    grant(ledger, "closing", 2)
     ledger.abandon("closing")
     ledger.foreign = 1
     ledger.begin_epoch("e2")
-    assert (ledger.leased, ledger.leases(), ledger.closing(), ledger.foreign) == (0, 0, [], 0)
-    assert ledger.release("held") == 0
-    assert ledger.release("closing") == 0
+    assert (ledger.leased, ledger.lease_count, ledger.closing(), ledger.foreign) == (0, 0, [], 0)
+    assert ledger.release("held") is None
+    assert ledger.release("closing") is None
     assert ledger.leased == 0
 
 
@@ -99,16 +111,37 @@ def test_a_lease_that_the_engine_has_and_we_do_not_know_holds_its_slots() -> Non
     ledger.adopt("old", 3)
     ledger.adopt("old", 3)
     assert (ledger.leased, ledger.room, ledger.closing()) == (3, 1, ["old"])
-    assert ledger.release("old") == 3
+    assert released(ledger, "old") == 3
     assert ledger.room == 4
 
 
 def test_an_engine_that_held_more_than_its_slots_is_a_violation_once_per_rise() -> None:
     ledger = Ledger()
     ledger.slots_total = 4
-    ledger.engine_held(9, since_before=True)
+    ledger.observe_peak(9, since_before=True)
     assert ledger.violations == 0, "whoever did that, it was before us"
-    ledger.engine_held(9)
+    ledger.observe_peak(9)
     assert ledger.violations == 0
-    ledger.engine_held(10)
+    ledger.observe_peak(10)
     assert ledger.violations == 1
+
+
+def test_sums_follow_grants_and_releases() -> None:
+    ledger = ledger_of(8)
+    ledger.grant("bulk", bulk(3), KvNeed(10, 0, 5, swing=2), 0.0)
+    ledger.grant("interactive", interactive(2), KvNeed(7, 4, None), 0.0)
+    ledger.adopt("unknown", 1)
+    assert (ledger.leased, ledger.bulk, ledger.interactive, ledger.adopted) == (6, 3, 2, 1)
+    assert (ledger.kv_committed, ledger.kv_growth, ledger.kv_unknown) == (22, 7, 1)
+    for lease in ("unknown", "interactive", "bulk"):
+        ledger.release(lease)
+    assert (ledger.leased, ledger.bulk, ledger.interactive, ledger.adopted) == (0, 0, 0, 0)
+    assert (ledger.kv_committed, ledger.kv_growth, ledger.kv_unknown) == (0, 0, 0)
+
+
+def test_closing_lease_is_not_in_use() -> None:
+    ledger = ledger_of(8)
+    lease = grant(ledger, "a", 1)
+    assert (ledger.in_use(), ledger.get("a")) == ({"a"}, lease)
+    ledger.abandon("a")
+    assert (ledger.in_use(), ledger.get("a"), ledger.owns("a")) == (set(), None, True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from orch_sidecar.admission.constraints.batch import Limits
-from orch_sidecar.admission.constraints.rules import AdmissionConstraints, BlockedBy
+from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.ordering import QueueOrder
-from orch_sidecar.admission.prediction.service_time import RunningRequest, ServiceTimes
+from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import QueuedRequest, Queues
-from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest, BlockedBy
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import bulk, interactive, rules
 
@@ -20,42 +20,48 @@ class Line:
         self.ledger, self.queues = Ledger(), Queues()
         self.ledger.slots_total = 4
         reserving = rules(reserved_share=reserved_share)
-        outlook = ServiceTimes(self.ledger)
-        self.scarce = AdmissionConstraints(reserving, self.ledger, self.queues, outlook)
-        self.scarce.limits = Limits(interactive_batch, 4, 4, 50.0, True)
-        self.order = QueueOrder(rules(), self.queues, self.scarce)
+        service_times = ServiceTimes(self.ledger)
+        self.constraints = AdmissionConstraints(reserving, self.ledger, self.queues, service_times)
+        self.constraints.limits = Limits(interactive_batch, 4, 4, 50.0, True)
+        self.order = QueueOrder(rules(), self.queues, self.constraints)
 
-    def run(self, ask: AdmissionRequest) -> None:
-        self.ledger.grant(f"running {self.ledger.leases()}", ask.cost)
-        self.scarce.granted(RunningRequest(ask, 0.0), 0.0)
+    def run(self, request: AdmissionRequest) -> None:
+        name = f"running {self.ledger.lease_count}"
+        lease = self.ledger.grant(name, request, NO_KV_NEED, 0.0)
+        self.constraints.granted(lease, request, 0.0)
 
-    def wait(self, name: str, ask: AdmissionRequest) -> None:
+    def wait(self, name: str, request: AdmissionRequest) -> None:
         waiting = QueuedRequest(
-            name, ask, 0.0, 60.0, Reason.QUEUE_TIMEOUT, self.scarce.clock.delay_s
+            name, request, 0.0, 60.0, Reason.QUEUE_TIMEOUT, self.constraints.reserve.clock.delay_s
         )
         self.queues.add(waiting)
 
     def next(self, now: float = 0.0) -> str | None:
         waiting = self.order.next(now)
-        return None if waiting is None else waiting.request
+        return None if waiting is None else waiting.ticket
 
-    def holds(self, ask: AdmissionRequest, now: float = 0.0) -> BlockedBy | None:
-        return self.order.holds(ask, self.scarce.need(ask), now)
+    def blocks(self, request: AdmissionRequest, now: float = 0.0) -> BlockedBy | None:
+        return self.order.blocks(request, self.constraints.kv_need(request), now)
 
     def delay(self) -> None:
         """From 0 s on interactive requests take everything."""
-        self.scarce.clock.turn(0.0, 1.0)
+        self.constraints.reserve.clock.set_share(1.0, 0.0)
 
 
 def test_nobody_waits_and_nobody_goes() -> None:
     line = Line()
-    assert (line.next(), line.order.hold, line.order.changes_at(0.0)) == (None, None, None)
+    assert (line.next(), line.order.blocked_by, line.order.changes_at(0.0)) == (None, None, None)
 
 
 def test_interactive_before_bulk_and_first_come_first_served() -> None:
     line = Line()
-    for name, ask in (("b1", bulk()), ("i1", interactive()), ("b2", bulk()), ("i2", interactive())):
-        line.wait(name, ask)
+    for name, request in (
+        ("b1", bulk()),
+        ("i1", interactive()),
+        ("b2", bulk()),
+        ("i2", interactive()),
+    ):
+        line.wait(name, request)
     went = []
     while (goes := line.next()) is not None:
         line.queues.remove(goes)
@@ -80,25 +86,25 @@ def test_nobody_passes_by_a_delayed_bulk_request_that_does_not_fit() -> None:
     line.wait("i", interactive())
     assert line.next(9.9) == "i"
     assert line.next(10.0) is None
-    assert line.order.hold is BlockedBy.SLOT
-    assert line.holds(interactive(), 10.0) is BlockedBy.SLOT
-    assert line.holds(bulk(), 10.0) is BlockedBy.SLOT
+    assert line.order.blocked_by is BlockedBy.SLOT
+    assert line.blocks(interactive(), 10.0) is BlockedBy.SLOT
+    assert line.blocks(bulk(), 10.0) is BlockedBy.SLOT
 
 
 def test_a_delayed_bulk_request_that_waits_for_the_reserve_lets_interactive_ones_go() -> None:
     line = Line(reserved_share=0.5)
     line.run(interactive())
-    line.scarce.arrived(interactive(), 6.0)
+    line.constraints.arrived(interactive(), 6.0)
     line.run(bulk(2))
     line.wait("b", bulk())
     line.delay()
     assert line.next(10.0) is None
-    assert line.order.hold is BlockedBy.RESERVE
-    assert line.holds(interactive(), 10.0) is None
-    assert line.holds(bulk(), 10.0) is BlockedBy.RESERVE
+    assert line.order.blocked_by is BlockedBy.RESERVE
+    assert line.blocks(interactive(), 10.0) is None
+    assert line.blocks(bulk(), 10.0) is BlockedBy.RESERVE
     line.wait("i", interactive())
     assert line.next(10.0) == "i"
-    assert line.order.hold is BlockedBy.RESERVE
+    assert line.order.blocked_by is BlockedBy.RESERVE
 
 
 def test_one_that_does_not_fit_holds_up_those_behind_it() -> None:
@@ -108,7 +114,7 @@ def test_one_that_does_not_fit_holds_up_those_behind_it() -> None:
     line.wait("small", interactive())
     line.wait("bulk", bulk())
     assert line.next() is None
-    assert line.order.hold is BlockedBy.SLOT
+    assert line.order.blocked_by is BlockedBy.SLOT
 
 
 def test_interactive_requests_that_wait_for_each_other_let_bulk_ones_go() -> None:
@@ -116,13 +122,13 @@ def test_interactive_requests_that_wait_for_each_other_let_bulk_ones_go() -> Non
     line.run(interactive())
     line.wait("i", interactive())
     assert line.next() is None
-    assert line.order.hold is BlockedBy.BATCH
-    assert line.holds(interactive()) is BlockedBy.BATCH
-    assert line.holds(bulk()) is None
+    assert line.order.blocked_by is BlockedBy.BATCH
+    assert line.blocks(interactive()) is BlockedBy.BATCH
+    assert line.blocks(bulk()) is None
     line.wait("b", bulk())
     assert line.next() == "b"
-    assert line.order.hold is BlockedBy.BATCH
-    assert line.holds(bulk()) is BlockedBy.BATCH, "somebody of its class is ahead"
+    assert line.order.blocked_by is BlockedBy.BATCH
+    assert line.blocks(bulk()) is BlockedBy.BATCH, "somebody of its class is ahead"
 
 
 def test_what_the_first_waits_for_is_told_even_if_the_second_waits_for_another_thing() -> None:
@@ -131,7 +137,7 @@ def test_what_the_first_waits_for_is_told_even_if_the_second_waits_for_another_t
     line.wait("i", interactive())
     line.wait("b", bulk(4))
     assert line.next() is None
-    assert line.order.hold is BlockedBy.BATCH
+    assert line.order.blocked_by is BlockedBy.BATCH
 
 
 def test_nobody_passes_by_one_of_its_own_class() -> None:
@@ -140,8 +146,8 @@ def test_nobody_passes_by_one_of_its_own_class() -> None:
     line.wait("i", interactive(4))
     line.wait("b", bulk(4))
     line.next()
-    assert line.holds(interactive()) is BlockedBy.SLOT
-    assert line.holds(bulk()) is BlockedBy.SLOT
+    assert line.blocks(interactive()) is BlockedBy.SLOT
+    assert line.blocks(bulk()) is BlockedBy.SLOT
 
 
 def test_interactive_requests_pass_by_bulk_ones() -> None:
@@ -149,36 +155,36 @@ def test_interactive_requests_pass_by_bulk_ones() -> None:
     line.run(bulk())
     line.wait("b", bulk(4))
     line.next()
-    assert line.holds(interactive()) is None
-    assert line.holds(bulk()) is BlockedBy.SLOT
+    assert line.blocks(interactive()) is None
+    assert line.blocks(bulk()) is BlockedBy.SLOT
 
 
 def test_with_nobody_ahead_a_request_waits_only_for_what_it_needs() -> None:
     line = Line()
     line.run(bulk(3))
-    assert line.holds(bulk()) is None
-    assert line.holds(bulk(2)) is BlockedBy.SLOT
+    assert line.blocks(bulk()) is None
+    assert line.blocks(bulk(2)) is BlockedBy.SLOT
 
 
 def test_who_comes_before_anybody_has_looked_waits_for_those_ahead() -> None:
     line = Line()
     line.wait("b", bulk())
-    assert line.order.hold is None
-    assert line.holds(bulk()) is BlockedBy.SLOT
-    assert line.holds(interactive()) is None
+    assert line.order.blocked_by is None
+    assert line.blocks(bulk()) is BlockedBy.SLOT
+    assert line.blocks(interactive()) is None
 
 
 def test_a_delayed_bulk_request_too_large_for_the_rest_waits_for_slots_only() -> None:
     line = Line(reserved_share=0.25)
-    line.scarce.arrived(interactive(), 6.0)
+    line.constraints.arrived(interactive(), 6.0)
     line.run(interactive())
     line.wait("b", bulk(4))
     line.delay()
     line.wait("i", interactive())
     assert line.next(9.9) == "i"
     assert line.next(10.0) is None
-    assert line.order.hold is BlockedBy.SLOT
-    assert line.holds(interactive(), 10.0) is BlockedBy.SLOT, "nobody passes it by any more"
+    assert line.order.blocked_by is BlockedBy.SLOT
+    assert line.blocks(interactive(), 10.0) is BlockedBy.SLOT, "nobody passes it by any more"
     line.ledger.release("running 0")
     assert line.next(10.0) == "b"
 
@@ -186,11 +192,11 @@ def test_a_delayed_bulk_request_too_large_for_the_rest_waits_for_slots_only() ->
 def test_a_pause_holds_everybody() -> None:
     line = Line()
     line.order.paused_until = 5.0
-    assert line.holds(interactive(), 4.9) is BlockedBy.PAUSE
-    assert line.holds(interactive(), 5.0) is None
+    assert line.blocks(interactive(), 4.9) is BlockedBy.PAUSE
+    assert line.blocks(interactive(), 5.0) is None
     line.wait("i", interactive())
     assert line.next(4.9) is None
-    assert line.order.hold is BlockedBy.PAUSE
+    assert line.order.blocked_by is BlockedBy.PAUSE
     assert line.order.changes_at(4.9) == 5.0
     assert line.next(5.0) == "i"
 
@@ -198,18 +204,18 @@ def test_a_pause_holds_everybody() -> None:
 def test_it_tells_when_a_hold_ends_of_itself() -> None:
     line = Line()
     line.order.paused_until = 5.0
-    assert line.order.ends_at(BlockedBy.PAUSE, 4.0) == 5.0
-    assert line.order.ends_at(BlockedBy.KV, 4.0) == 4.25, "then it looks again"
-    assert line.order.ends_at(BlockedBy.SLOT, 4.0) is None
+    assert line.order.clears_at(BlockedBy.PAUSE, 4.0) == 5.0
+    assert line.order.clears_at(BlockedBy.KV, 4.0) == 4.25, "then it looks again"
+    assert line.order.clears_at(BlockedBy.SLOT, 4.0) is None
 
 
 def test_the_time_of_a_delayed_request_is_foreseen() -> None:
     line = Line()
     line.run(interactive(4))
     line.wait("b", bulk())
-    line.scarce.clock.turn(0.0, 0.5)
+    line.constraints.reserve.clock.set_share(0.5, 0.0)
     line.next(0.0)
-    assert line.order.hold is BlockedBy.SLOT
+    assert line.order.blocked_by is BlockedBy.SLOT
     assert line.order.changes_at(0.0) == 20.0
     assert line.order.changes_at(20.0) is None, "it has come, and the slot has not"
 
@@ -219,11 +225,11 @@ def test_a_moment_that_was_foreseen_is_a_moment_at_which_it_is_so() -> None:
     for hundredths in range(1, 400):
         line = Line()
         line.run(interactive(4))
-        line.scarce.clock.turn(0.0, 1.0)
-        line.scarce.clock.turn(hundredths / 100, 0.3)
+        line.constraints.reserve.clock.set_share(1.0, 0.0)
+        line.constraints.reserve.clock.set_share(0.3, hundredths / 100)
         line.wait("b", bulk())
         at = line.order.changes_at(hundredths / 100)
         assert at is not None
-        line.scarce.clock.turn(at, 0.0)
+        line.constraints.reserve.clock.set_share(0.0, at)
         again = line.order.changes_at(at)
         assert again is None or again > at

@@ -14,12 +14,12 @@ from vllm_plugin.profile import ServiceClass
 def waiting(
     name: str, *, expires: float = 60.0, cost: int = 1, is_bulk: bool = False
 ) -> QueuedRequest:
-    ask = bulk(cost) if is_bulk else interactive(cost)
-    return QueuedRequest(name, ask, 0.0, expires, Reason.QUEUE_TIMEOUT, 0.0)
+    request = bulk(cost) if is_bulk else interactive(cost)
+    return QueuedRequest(name, request, 0.0, expires, Reason.QUEUE_TIMEOUT, 0.0)
 
 
 def names(queues: Queues, service_class: ServiceClass) -> list[str]:
-    return [each.request for each in queues.of(service_class)]
+    return [each.ticket for each in queues.of(service_class)]
 
 
 def test_nobody_waits_in_the_beginning() -> None:
@@ -49,7 +49,7 @@ def test_who_is_put_at_the_head_is_the_next() -> None:
     queues.add(waiting("b"), at_head=True)
     head = queues.head(INTERACTIVE)
     assert head is not None
-    assert head.request == "b"
+    assert head.ticket == "b"
 
 
 def test_who_is_removed_is_gone() -> None:
@@ -77,7 +77,7 @@ def test_those_whose_time_has_come_are_taken_out_in_the_order_of_their_limits() 
     queues = Queues()
     for name, expires in (("a", 30.0), ("b", 10.0), ("c", 20.0), ("d", 40.0)):
         queues.add(waiting(name, expires=expires))
-    assert [each.request for each in queues.expired(30.0)] == ["b", "c", "a"]
+    assert [each.ticket for each in queues.expired(30.0)] == ["b", "c", "a"]
     assert queues.depth == 1
     assert queues.expired(39.9) == []
 
@@ -101,14 +101,14 @@ def test_counts_are_those_of_who_is_there(steps: list[tuple[str, int, bool]]) ->
         if expires:
             new = waiting(f"{prefix}{serial}", expires=expires, cost=expires, is_bulk=is_bulk)
             queues.add(new)
-            there[new.request] = new
+            there[new.ticket] = new
         elif there:
             gone = next(iter(there))
             assert queues.remove(gone) is there.pop(gone)
         for service_class in ServiceClass:
-            of_class = [w for w in there.values() if w.ask.service_class is service_class]
+            of_class = [w for w in there.values() if w.request.service_class is service_class]
             assert list(queues.of(service_class)) == of_class
             assert queues.size(service_class) == len(of_class)
-            assert queues.cost(service_class) == sum(w.ask.cost for w in of_class)
+            assert queues.cost(service_class) == sum(w.request.cost for w in of_class)
         assert queues.depth == len(there)
         assert queues.next_expiry() == min((w.expires for w in there.values()), default=None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar import cli
-from orch_sidecar.pools.registry import configured, rules_of
+from orch_sidecar.config.resolve import load_pools, rules_of
 
 pytestmark = pytest.mark.usefixtures("no_settings_in_the_environment")
 
@@ -195,7 +195,7 @@ def test_pools_come_from_json_or_from_the_file(
 
 
 def test_without_pools_there_is_one_named_after_its_profile(config: Path) -> None:
-    [(told, profile)] = configured(cli.read_settings(["--profile", "cloud"]))
+    [(told, profile)] = load_pools(cli.read_settings(["--profile", "cloud"]))
     assert (told.name, told.url, profile.name) == ("cloud", "http://127.0.0.1:8000", "cloud")
 
 
@@ -204,7 +204,7 @@ def test_queue_settings_override_every_class_of_every_pool(
 ) -> None:
     monkeypatch.setenv("ORCH_POOLS", POOLS)
     settings = cli.read_settings(["--queue-capacity", "7", "--queue-timeout-s", "2.5"])
-    for _, profile in configured(settings):
+    for _, profile in load_pools(settings):
         rules = rules_of(profile, settings)
         assert rules.interactive is not None
         for each in (rules.interactive, rules.bulk):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
+
+import aiohttp
 
 from orch_sidecar.admission.controller import AdmissionController
+from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport
 from orch_sidecar.auth.keys import ApiKey
-from orch_sidecar.control.capabilities import API_VERSION, Seen, document
+from orch_sidecar.config.settings import PoolSettings
+from orch_sidecar.control.capabilities import API_VERSION, document
+from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.pools.pool import Pool
+from orch_sidecar.pools.snapshot import PoolSnapshot
 from vllm_plugin import profile
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.profile import Profile, ServiceClass
 
 CLOUD = profile.load("cloud")
 ENGINE: dict[str, Any] = {
@@ -50,22 +57,36 @@ def admission_of(*, slots: int = 8, foreign: int = 1, leased: int = 3) -> Admiss
     return core
 
 
-def told(
+def pool_of(
     engine: dict[str, Any] | None,
     admission: AdmissionController,
-    state: str = "ready",
-    age: int | None = 4,
+    state: EngineState = EngineState.READY,
+    used: Profile = CLOUD,
+) -> PoolSnapshot:
+    """The snapshot of a pool whose engine sent that document, 4 ms ago."""
+    settings = PoolSettings(name="mine", url="http://127.0.0.1:8000", profile=used.name)
+    session = cast(aiohttp.ClientSession, None)  # nothing is sent
+    pool = Pool(settings, used, used.admission, session, 1.0, keeps_queue=True)
+    pool.gate = Gate(admission)
+    pool.watcher.document, pool.watcher.state, pool.watcher.busy_ratio = engine, state, 0.5
+    snapshot = pool.snapshot()
+    return snapshot if engine is None else snapshot._replace(heard_at=snapshot.taken_at - 0.0045)
+
+
+async def document_of(
+    engine: dict[str, Any] | None,
+    admission: AdmissionController,
+    state: EngineState = EngineState.READY,
     key: ApiKey | None = None,
 ) -> dict[str, Any]:
-    seen = Seen("mine", CLOUD, engine, admission, tuple(ServiceClass), state, age, 0.5)
-    states = {"mine": state}
     return document(
-        [seen], {}, key, state=state, states=states, sidecar_version="0.1.0", generation=1
-    )
+        [pool_of(engine, admission, state)], {}, key,
+        state=state.value, states={"mine": state.value}, sidecar_version="0.1.0", generation=1,
+    )  # fmt: skip
 
 
-def test_pool_whose_engine_has_never_reported_is_there_with_what_is_configured() -> None:
-    found = told(None, AdmissionController(CLOUD.admission), "starting", None)
+async def test_pool_whose_engine_has_never_reported_is_there_with_what_is_configured() -> None:
+    found = await document_of(None, AdmissionController(CLOUD.admission), EngineState.STARTING)
     [entry] = found.pop("engines")
     assert found == {
         "api_version": API_VERSION,
@@ -81,7 +102,7 @@ def test_pool_whose_engine_has_never_reported_is_there_with_what_is_configured()
         "features": {}, "age_ms": None, "queue": {"interactive": 0, "bulk": 0},
     }  # fmt: skip
     assert {name: entry[name] for name in expected} == expected
-    assert set(entry) <= set(told(ENGINE, admission_of())["engines"][0])
+    assert set(entry) <= set((await document_of(ENGINE, admission_of()))["engines"][0])
 
 
 def test_headless_pool_without_an_address_is_there_too() -> None:
@@ -96,16 +117,16 @@ def test_headless_pool_without_an_address_is_there_too() -> None:
     assert (entry["batching"], entry["slots_total"]) == (False, 0)
 
 
-def test_workloads_are_those_that_engine_and_sidecar_both_serve() -> None:
+async def test_workloads_are_those_that_engine_and_sidecar_both_serve() -> None:
     engine = ENGINE | {"supported_workloads": ["completion", "chat", "embedding"]}
-    [entry] = told(engine, admission_of())["engines"]
+    [entry] = (await document_of(engine, admission_of()))["engines"]
     assert entry["supported_workloads"] == ["completion", "chat"]
 
 
-def test_rate_limits_are_what_is_enforced() -> None:
+async def test_rate_limits_are_what_is_enforced() -> None:
     key = ApiKey("alice", b"", concurrency=3)
     for asks, concurrency in ((None, None), (ApiKey("bob", b""), None), (key, 3)):
-        [entry] = told(ENGINE, admission_of(), key=asks)["engines"]
+        [entry] = (await document_of(ENGINE, admission_of(), key=asks))["engines"]
         rules = CLOUD.admission
         assert rules.interactive is not None
         assert entry["rate_limits"] == {
@@ -121,10 +142,10 @@ def test_rate_limits_are_what_is_enforced() -> None:
         }
 
 
-def test_ledger_stands_in_for_what_the_engine_says_of_leases() -> None:
+async def test_leases_are_counted_by_the_ledger_and_not_by_the_engine() -> None:
     core = admission_of()
     core.arrive("waits", AdmissionRequest(ServiceClass.INTERACTIVE, 8), 1.0)
-    [entry] = told(ENGINE, core)["engines"]
+    [entry] = (await document_of(ENGINE, core))["engines"]
     assert entry["pool"] == "mine"
     assert entry["leased"] == 3
     assert entry["foreign"] == 1
@@ -135,8 +156,8 @@ def test_ledger_stands_in_for_what_the_engine_says_of_leases() -> None:
     assert (entry["state"], entry["age_ms"], entry["engine_busy_ratio"]) == ("ready", 4, 0.5)
 
 
-def test_limits_are_those_of_now() -> None:
-    [entry] = told(ENGINE, admission_of())["engines"]
+async def test_limits_are_those_of_now() -> None:
+    [entry] = (await document_of(ENGINE, admission_of()))["engines"]
     assert entry["limits"] == {
         "interactive": {"batch": 8},
         "bulk": {"batch": 8},
@@ -147,11 +168,11 @@ def test_limits_are_those_of_now() -> None:
     assert entry["step_time"] is None
 
 
-def test_only_classes_of_the_profile_are_told_of() -> None:
+async def test_only_classes_of_the_profile_are_listed() -> None:
     core = AdmissionController(profile.load("offline").admission)
     core.engine_reports(EngineReport("e1", 8, 0), 0.0)
     offline = profile.load("offline")
-    seen = Seen("mine", offline, ENGINE, core, (ServiceClass.BULK,), "ready", 4, None)
+    seen = pool_of(ENGINE, core, used=offline)
     states = {"mine": "ready"}
     found = document(
         [seen], {}, None, state="ready", states=states, sidecar_version="1", generation=1
@@ -162,9 +183,9 @@ def test_only_classes_of_the_profile_are_told_of() -> None:
     assert set(entry["rate_limits"]["queue_capacity"]) == {"bulk"}
 
 
-def test_batching_is_counted_by_the_engines_decode_steps() -> None:
+async def test_batching_is_counted_by_the_engines_decode_steps() -> None:
     engine = ENGINE | {"steps_by_batch": {"1": [2, 0.01], "4": [6, 0.05]}}
-    [entry] = told(engine, admission_of())["engines"]
+    [entry] = (await document_of(engine, admission_of()))["engines"]
     assert entry["batching_stats"] == {
         "total_batches": 8,
         "total_requests": 1,
@@ -176,39 +197,39 @@ def test_batching_is_counted_by_the_engines_decode_steps() -> None:
     }
 
 
-def test_without_steps_there_are_no_means() -> None:
+async def test_without_steps_there_are_no_means() -> None:
     engine = {name: value for name, value in ENGINE.items() if name != "steps_by_batch"}
     for each in (engine, ENGINE | {"steps_by_batch": {}}):
-        [entry] = told(each, admission_of())["engines"]
+        [entry] = (await document_of(each, admission_of()))["engines"]
         stats = entry["batching_stats"]
         assert (stats["total_batches"], stats["avg_batch_size"]) == (0, None)
 
 
-def test_everything_else_is_passed_on_as_the_engine_says_it() -> None:
-    [entry] = told(ENGINE, admission_of())["engines"]
+async def test_other_fields_are_those_of_the_engine() -> None:
+    [entry] = (await document_of(ENGINE, admission_of()))["engines"]
     replaced = {"slots_free", "leased", "foreign", "state", "pool", "rate_limits"}
     for key in set(ENGINE) - replaced - {"leases"}:
         assert entry[key] == ENGINE[key]
 
 
-def test_leases_are_not_told_to_the_world() -> None:
-    assert "secret" not in str(told(ENGINE, admission_of()))
+async def test_leases_are_not_published() -> None:
+    assert "secret" not in str(await document_of(ENGINE, admission_of()))
 
 
-def test_no_slot_is_free_while_the_engine_is_not_ready() -> None:
-    for state in ("stale", "down", "draining", "starting"):
-        answer = told(ENGINE, admission_of(), state)
+async def test_no_slot_is_free_while_the_engine_is_not_ready() -> None:
+    for state in (EngineState.STALE, EngineState.DOWN, EngineState.DRAINING, EngineState.STARTING):
+        answer = await document_of(ENGINE, admission_of(), state)
         [entry] = answer["engines"]
         assert entry["slots_free"] == 0
         assert entry["state"] == answer["state"] == state
 
 
-def test_slots_free_is_never_negative() -> None:
-    [entry] = told(ENGINE, admission_of(slots=4, foreign=9, leased=0))["engines"]
+async def test_slots_free_is_never_negative() -> None:
+    [entry] = (await document_of(ENGINE, admission_of(slots=4, foreign=9, leased=0)))["engines"]
     assert entry["slots_free"] == 0
 
 
-def test_engines_own_document_is_left_as_it_was() -> None:
+async def test_engines_document_is_not_modified() -> None:
     before = dict(ENGINE)
-    told(ENGINE, admission_of())
+    await document_of(ENGINE, admission_of())
     assert before == ENGINE

@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -14,8 +13,9 @@ import pytest
 
 from orch_sidecar.control import state_stream
 from orch_sidecar.control.stream_readers import MOST_OF_A_CLIENT
+from orch_sidecar.engine_state.states import EngineState
 from tests.integration.running import eventually
-from tests.orch_sidecar.above import entered, lease, served
+from tests.orch_sidecar.parents import entered, grant, lease, served
 from tests.orch_sidecar.published import STREAM, Tier
 
 
@@ -76,8 +76,8 @@ async def client() -> AsyncIterator[Client]:
         made.close()
 
 
-async def test_stream_tells_the_state_and_then_what_changes(tier: Tier, client: Client) -> None:
-    presence, own = served(tier.leases, lease(), tier.slots)
+async def test_stream_sends_the_state_and_then_changes(tier: Tier, client: Client) -> None:
+    request, own = served(tier.leases, lease(), tier.slots)
     events = await client.read(tier)
     assert events.response.headers["Content-Type"] == "text/event-stream"
     assert events.response.headers["Cache-Control"] == "no-store"
@@ -86,12 +86,12 @@ async def test_stream_tells_the_state_and_then_what_changes(tier: Tier, client: 
     assert state["leases"] == [lease()]
     assert (state["slots_total"], state["foreign"]) == (8, 0)
     assert state["observed_at"].endswith("Z")
-    tier.slots.grant("another", 2)
+    grant(tier.slots, "another", 2)
     assert tier.changed is not None
     tier.changed()
     assert (await events.expect("change"))["foreign"] == 2
     tier.slots.abandon(own.id)
-    tier.leases.leave(presence)
+    tier.leases.leave(request)
     tier.slots.release(own.id)
     tier.changed()
     assert await events.expect("ended") == {"leases": [lease()]}
@@ -105,7 +105,9 @@ async def test_heartbeat_comes_each_second(tier: Tier, client: Client) -> None:
     assert 0.5 < asyncio.get_running_loop().time() - started < 1.9
 
 
-async def test_nobody_is_told_of_changes_while_nobody_listens(tier: Tier, client: Client) -> None:
+async def test_pools_report_changes_only_while_there_is_a_stream(
+    tier: Tier, client: Client
+) -> None:
     assert tier.attached == []
     first, second = [await client.read(tier) for _ in range(2)]
     for events in (first, second):
@@ -151,23 +153,23 @@ async def test_lease_is_revoked_as_the_plugin_does(tier: Tier, client: Client) -
     async def revoke(what: str) -> Any:
         return await client.json("DELETE", f"{tier.url}/v1/capabilities/leases/{what}")
 
-    presence = entered(tier.leases, lease())
+    request = entered(tier.leases, lease())
     assert await revoke(lease()) == {"ended": False}
-    tier.leases.leave(presence)
+    tier.leases.leave(request)
     assert await revoke(lease()) == {"ended": True}
     assert await revoke(lease(number=2)) == {"ended": True}
     assert tier.leases.enter(lease(number=2)) is None
     assert await revoke("nonsense") == {"reason": "invalid_request", "param": None}
 
 
-async def test_draining_pool_goes_on_telling_of_ends(tier: Tier, client: Client) -> None:
-    presence = entered(tier.leases, lease())
+async def test_draining_pool_still_reports_ends(tier: Tier, client: Client) -> None:
+    request = entered(tier.leases, lease())
     events = await client.read(tier)
     await events.expect("state")
-    tier.views["cloud"] = replace(tier.views["cloud"], state="draining", message="leaving")
+    tier.pools["cloud"].changes = {"state": EngineState.DRAINING, "message": "leaving"}
     tier.leases.changed()
     assert (await events.expect("change"))["state"] == "draining"
-    tier.leases.leave(presence)
+    tier.leases.leave(request)
     assert await events.expect("ended") == {"leases": [lease()]}
 
 
@@ -181,7 +183,7 @@ async def test_closing_ends_the_streams_and_refuses_later_ones(tier: Tier, clien
 
 
 def stuck(tier: Tier) -> socket.socket:
-    """A reader that asks and then reads nothing."""
+    """A reader that requests the stream and then reads nothing."""
     reader = socket.socket()
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     reader.connect(("127.0.0.1", tier.port))
@@ -193,24 +195,24 @@ async def fill(tier: Tier, until: Callable[[], object]) -> None:
     """Makes changes, each too large for a buffer or two."""
     large = "x" * 500_000
     for number in range(200):
-        tier.views["cloud"] = replace(tier.views["cloud"], message=f"{number}{large}")
+        tier.pools["cloud"].changes = {"message": f"{number}{large}"}
         tier.leases.changed()
         await asyncio.sleep(0.025)
         if until():
             return
-    raise AssertionError("nothing came of it")
+    raise AssertionError("the condition was never met")
 
 
 async def test_reader_that_falls_behind_is_dropped(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_stream, "TAKES_WITHIN_S", 0.1)
+    monkeypatch.setattr(state_stream, "WRITE_TIMEOUT_S", 0.1)
     with stuck(tier):
         await eventually(lambda: tier.attached == [True])
         await fill(tier, lambda: tier.attached == [True, False])
 
 
-async def test_reader_that_is_behind_does_not_hold_up_the_end(tier: Tier) -> None:
+async def test_reader_that_is_behind_does_not_delay_the_close(tier: Tier) -> None:
     with stuck(tier):
         await eventually(lambda: tier.attached == [True])
         [stream] = tier.publisher._streams.values()
@@ -219,25 +221,23 @@ async def test_reader_that_is_behind_does_not_hold_up_the_end(tier: Tier) -> Non
         await eventually(lambda: tier.attached == [True, False], within_s=0.5)
 
 
-async def test_reader_that_leaves_at_once_leaves_nothing_behind(tier: Tier) -> None:
+async def test_reader_that_disconnects_at_once_leaves_nothing_behind(tier: Tier) -> None:
     for _ in range(20):
         stuck(tier).close()
     await asyncio.sleep(0.1)
     await eventually(lambda: not tier.publisher._streams)
-    assert not tier.leases.listened
+    assert not tier.leases.has_subscribers
 
 
-async def test_crowd_of_readers_does_not_lock_out_a_sidecar_above(
-    tier: Tier, client: Client
-) -> None:
-    """Neither one that holds leases, nor one that comes with a key of its own."""
+async def test_crowd_of_readers_does_not_lock_out_a_parent(tier: Tier, client: Client) -> None:
+    """Neither a parent that owns leases, nor a client with another key."""
     crowd = [await client.read(tier, "/?instance=x") for _ in range(MOST_OF_A_CLIENT)]
     refused = await client.json("GET", tier.url + STREAM)
     assert refused["reason"] == "reader_limit"
-    presence = entered(tier.leases, lease())
+    request = entered(tier.leases, lease())
     ours = await client.read(tier)
     assert (await ours.expect("state"))["leases"] == [lease()]
-    tier.leases.leave(presence)
+    tier.leases.leave(request)
     assert await ours.expect("ended") == {"leases": [lease()]}
     again = await client.read(tier, f"{STREAM}&client=another")
     await again.expect("state")
@@ -245,7 +245,7 @@ async def test_crowd_of_readers_does_not_lock_out_a_sidecar_above(
         await events.expect("state")
 
 
-async def test_reader_that_loses_its_place_is_ended(tier: Tier, client: Client) -> None:
+async def test_replaced_reader_is_disconnected(tier: Tier, client: Client) -> None:
     entered(tier.leases, lease())
     lost = await client.read(tier)
     await lost.expect("state")

@@ -1,4 +1,4 @@
-"""Who reads the state stream, and who does not."""
+"""The limits of the readers of the state stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def crowd(readers: Readers, client: str, count: int) -> list[Reader]:
     return made
 
 
-def test_client_has_so_many_places_and_another_has_its_own() -> None:
+def test_limit_of_one_client_leaves_places_for_another() -> None:
     readers = Readers()
     first, *_ = crowd(readers, "alice", MOST_OF_A_CLIENT)
     refusal = readers.enter(Reader("alice", None, "cloud"), ())
@@ -43,27 +43,27 @@ def test_when_all_places_are_taken_they_are_shared_evenly() -> None:
     assert newest in given, "the newest goes first"
     refused = replaced[-1]
     assert isinstance(refused, Refusal)
-    assert "64 times already" in refused.message
+    assert "64 state streams are open" in refused.message
 
 
-def test_sidecar_that_holds_leases_always_gets_in_once_for_each_pool() -> None:
-    readers, holders = Readers(), {US}
+def test_parent_that_owns_leases_is_always_served_once_for_each_pool() -> None:
+    readers, owners = Readers(), {US}
     crowd(readers, "alice", MOST_OF_A_CLIENT)
     first = Reader("alice", US, "cloud")
-    assert readers.enter(first, holders) is None
-    assert readers.enter(Reader("alice", US, "other"), holders) is None
+    assert readers.enter(first, owners) is None
+    assert readers.enter(Reader("alice", US, "other"), owners) is None
     again = Reader("alice", US, "cloud")
-    assert readers.enter(again, holders) is first, "its connection was lost"
+    assert readers.enter(again, owners) is first, "its connection was lost"
     assert len(readers) == MOST_OF_A_CLIENT + 2
 
 
-def test_name_of_another_instance_takes_nothing_from_it() -> None:
-    readers, holders = Readers(), {US}
+def test_claimed_instance_replaces_no_reader_of_another_client() -> None:
+    readers, owners = Readers(), {US}
     mine = Reader("alice", US, "cloud")
-    readers.enter(mine, holders)
+    readers.enter(mine, owners)
     theirs = Reader("mallory", US, "cloud")
-    assert readers.enter(theirs, holders) is None
-    assert readers.enter(Reader("mallory", US, "cloud"), holders) is theirs
+    assert readers.enter(theirs, owners) is None
+    assert readers.enter(Reader("mallory", US, "cloud"), owners) is theirs
 
 
 @given(
@@ -72,7 +72,7 @@ def test_name_of_another_instance_takes_nothing_from_it() -> None:
         max_size=300,
     )
 )
-def test_readers_are_bounded_whatever_comes(arrivals: list[tuple[str, str | None, bool]]) -> None:
+def test_readers_are_bounded_for_any_arrivals(arrivals: list[tuple[str, str | None, bool]]) -> None:
     readers, here = Readers(), list[Reader]()
     for client, instance, stays in arrivals:
         reader = Reader(client, instance, "cloud")

@@ -1,4 +1,4 @@
-"""State events in, documents that can be relied on out, or why not."""
+"""The parsing and checking of state events."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state.document import InvalidReport, checked, ended, parsed
-from orch_sidecar.pools import parent_leases
-from tests.orch_sidecar.above import ledger, view
+from orch_sidecar.engine_state.states import EngineState as PoolState
+from tests.orch_sidecar.parents import ledger
+from tests.orch_sidecar.parents import state as published
 from tests.vllm_plugin.examples import FACTS
 from vllm_plugin.engine_state import EngineState
 
@@ -35,17 +36,17 @@ def test_document_of_the_plugin_is_valid_and_unchanged() -> None:
 
 @pytest.mark.parametrize("state", ["ready", "starting"])
 @pytest.mark.parametrize("slots", [0, 8])
-def test_document_of_a_sidecar_below_is_valid(state: str, slots: int) -> None:
-    """One that has not heard of its engine, too."""
+def test_document_of_a_child_sidecar_is_valid(state: str, slots: int) -> None:
+    """Also of a pool whose engine has not reported."""
     engine = WHOLE if slots else None
-    entry = parent_leases.entry(view(ledger(slots), state=state, engine=engine), "run", 0)
+    entry = published(ledger(slots), state=PoolState(state), document=engine)
     assert checked(entry, whole=True) == entry
 
 
 @pytest.mark.parametrize(
     "name", ["epoch", "slots_total", "foreign", "peak", "profile", "measurement_type"]
 )
-def test_whole_document_has_all_that_is_needed_and_a_change_what_has_changed(name: str) -> None:
+def test_whole_document_needs_all_required_fields_and_a_change_needs_none(name: str) -> None:
     document = {key: value for key, value in WHOLE.items() if key != name}
     with pytest.raises(InvalidReport, match=f"{name} is missing"):
         checked(document, whole=True)
@@ -78,9 +79,7 @@ def test_whole_document_has_all_that_is_needed_and_a_change_what_has_changed(nam
         ("features", [[], None, "x"]),
     ],
 )  # fmt: skip
-def test_field_that_cannot_be_true_is_named_with_its_value_and_the_rule(
-    name: str, values: list[Any]
-) -> None:
+def test_invalid_field_is_named_with_its_value_and_the_rule(name: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(InvalidReport, match=f"^{name} is .*: it must be ") as raised:
             checked(WHOLE | {name: value}, whole=True)
@@ -94,14 +93,14 @@ def test_field_that_cannot_be_true_is_named_with_its_value_and_the_rule(
         b'{"a": 1e999}', b"[" * 100_000, b'{"a": 1' + b"0" * 5000 + b"}",
     ],
 )  # fmt: skip
-def test_data_that_is_no_json_object_is_refused(data: bytes) -> None:
+def test_data_that_is_not_a_json_object_is_rejected(data: bytes) -> None:
     with pytest.raises(InvalidReport):
         parsed(data)
 
 
 @given(st.sampled_from(sorted(WHOLE)), JSON)
-def test_what_is_accepted_can_be_read_and_passed_on(name: str, value: Any) -> None:
-    """By admission, the metrics and the sidecar above: none of them meets nonsense."""
+def test_valid_field_can_be_used_and_published(name: str, value: Any) -> None:
+    """By admission, the metrics and the parent sidecar: none of them meets nonsense."""
     try:
         document = checked(WHOLE | {name: value}, whole=True)
     except InvalidReport:
@@ -109,7 +108,7 @@ def test_what_is_accepted_can_be_read_and_passed_on(name: str, value: Any) -> No
     if document["slots_total"]:
         report.report_of(document)
     report.decode_steps_of(document)
-    entry = parent_leases.entry(view(ledger(), engine=document), "run", 0)
+    entry = published(ledger(), document=document)
     checked(entry, whole=True)
 
 

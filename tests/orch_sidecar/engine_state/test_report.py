@@ -1,4 +1,4 @@
-"""An engine's document in, a report for admission out."""
+"""The parsing of an engine's document into a report for admission."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_document_of_an_older_engine_is_enough() -> None:
     assert report_of(NEEDED) == EngineReport("e", 4, 1)
 
 
-def test_everything_that_is_known_is_reported() -> None:
+def test_all_known_fields_are_reported() -> None:
     document = NEEDED | {
         "ctx_max": 2048, "kv_cache_usage": 0.25, "kv_blocks_total": 4096, "kv_groups": GROUPS,
         "preemptions_total": 3, "prefilling": 2, "running": 4, "waiting": 2, "step_time": FIT,
@@ -48,7 +48,7 @@ def test_everything_that_is_known_is_reported() -> None:
     )
 
 
-def test_engine_that_is_ready_without_slots_is_refused() -> None:
+def test_report_of_a_ready_engine_without_slots_is_invalid() -> None:
     with pytest.raises(InvalidReport, match="slots_total is 0"):
         report_of(NEEDED | {"slots_total": 0})
 
@@ -77,14 +77,14 @@ def test_chunk_is_the_most_of_one_prompt_in_a_step(
 
 
 @pytest.mark.parametrize("poor", [{"quality": "poor"}, {"largest": 0}, {"t0_ms": 0, "c_ms": 0}])
-def test_only_a_good_fit_is_believed(poor: dict[str, Any]) -> None:
+def test_only_a_good_fit_is_used(poor: dict[str, Any]) -> None:
     assert step_time_of({"step_time": FIT}) == StepTime(3.1, 0.4, 0.8, 32)
     assert step_time_of({"step_time": FIT | poor}) is None
     assert step_time_of({"step_time": None}) is step_time_of({}) is None
 
 
 @pytest.mark.parametrize(("reported", "tokens"), [(1.6, 1.6), (0.5, 1.0), (2, 2.0)])
-def test_step_makes_several_tokens_of_a_sequence_where_drafts_hold(
+def test_step_makes_several_tokens_of_a_sequence_with_accepted_drafts(
     reported: float, tokens: float
 ) -> None:
     fit = {"step_time": FIT | {"tokens": reported}}

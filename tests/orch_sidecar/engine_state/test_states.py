@@ -1,4 +1,4 @@
-"""Why an engine takes no requests."""
+"""The outages of engines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_engine_that_is_ready_has_no_outage(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("state", [state for state in EngineState if state != "ready"])
-def test_every_other_state_is_an_outage_that_says_why(state: EngineState) -> None:
+def test_every_other_state_is_an_outage_with_a_reason(state: EngineState) -> None:
     outage = outage_of(READY | {"state": state.value, "message": "by hand"}, CLOUD, ENGINE)
     assert outage is not None
     assert outage.state is state
@@ -31,14 +31,14 @@ def test_every_other_state_is_an_outage_that_says_why(state: EngineState) -> Non
     assert outage.message.endswith(": by hand")
 
 
-def test_state_that_is_not_known_counts_as_paused_and_is_shown_in_part() -> None:
+def test_unknown_state_counts_as_paused_and_is_shown_shortened() -> None:
     outage = outage_of(READY | {"state": "re" * 100, "message": "m" * 9999}, CLOUD, ENGINE)
     assert outage is not None
     assert (outage.state, outage.reason) == (EngineState.PAUSED, Reason.ENGINE_PAUSED)
     assert len(outage.message) < 600
 
 
-def test_other_profile_comes_before_the_state() -> None:
+def test_profile_mismatch_takes_precedence_over_the_state() -> None:
     document = READY | {"profile": "home", "state": "paused"}
     outage = outage_of(document, CLOUD, ENGINE)
     assert outage is not None
@@ -61,10 +61,10 @@ def test_other_profile_comes_before_the_state() -> None:
 def test_status_other_than_200_is_an_outage(
     status: int, tier: bool, state: str, reason: str
 ) -> None:
-    outage = engine_state.refused(ENGINE, status, "an objection", CLOUD, tier=tier)
+    outage = engine_state.refused(ENGINE, status, "a message", CLOUD, tier=tier)
     assert (outage.state, outage.reason) == (state, reason)
 
 
-def test_engine_that_was_never_there_is_waited_for() -> None:
+def test_engine_that_has_never_answered_is_starting_and_a_known_one_is_down() -> None:
     assert engine_state.unreachable(ENGINE, "no", known=False).state == "starting"
     assert engine_state.unreachable(ENGINE, "no", known=True).state == "down"

@@ -15,11 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families as classic
 
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason
+from orch_sidecar.config.resolve import load_pools
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability.exposition import render
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.pools.registry import PoolRegistry, configured
+from orch_sidecar.pools.registry import PoolRegistry
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.openmetrics import openmetrics
 from tests.orch_sidecar.records import record_of
@@ -43,8 +44,8 @@ async def metrics() -> AsyncIterator[Metrics]:
     """Of one pool of the cloud profile, that serves the model tiny."""
     settings = SidecarSettings(profile="cloud")
     async with aiohttp.ClientSession() as session:
-        pools = PoolRegistry(configured(settings), settings, session)
-        pools.all[0].follower.models = frozenset({"tiny"})
+        pools = PoolRegistry(load_pools(settings), settings, session)
+        pools.all[0].watcher.models = frozenset({"tiny"})
         yield Metrics(pools, lambda pool: pool.state)
 
 

@@ -1,88 +1,101 @@
-"""Leases from above in any order of events: each end is told once, and every slot counted."""
+"""Leases of parents in any order of events: each end is sent once, and every slot counted."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from orch_sidecar.admission.ledger import Lease
+from orch_sidecar.admission.types import Lease
 from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases
-from tests.orch_sidecar.above import RUN, THEM, US, Reader, entered, foreign, lease, ledger, view
+from tests.orch_sidecar.parents import (
+    RUN,
+    THEM,
+    US,
+    FakePool,
+    FakeSubscriber,
+    entered,
+    foreign,
+    grant,
+    lease,
+    ledger,
+)
 
 
 class Tiers(RuleBasedStateMachine):
-    """Requests of two sidecars above and of clients come, get slots, are cut short and end."""
+    """Requests of two parent sidecars and of clients come, get slots, are cut short and end."""
 
     requests = Bundle("requests")
 
     def __init__(self) -> None:
         super().__init__()
-        self.book, self.slots = ParentLeases(RUN), ledger(slots_total=1000)
-        self.readers = {i: Reader(self.book, lambda: view(self.slots), i) for i in (US, THEM)}
+        self.leases, self.slots = ParentLeases(RUN), ledger(slots_total=1000)
+        self.subscribers = {
+            i: FakeSubscriber(self.leases, FakePool(self.slots), i) for i in (US, THEM)
+        }
         self.present: dict[str, tuple[ParentLease, Lease | None]] = {}
-        self.told: list[str] = []
+        self.sent: list[str] = []
         self.number = 0
 
     @rule(target=requests, instance=st.sampled_from([US, THEM]), cost=st.integers(1, 4))
     def enters(self, instance: str, cost: int) -> str:
         self.number += 1
         header = lease(instance, self.number, cost)
-        self.present[header] = (entered(self.book, header), None)
+        self.present[header] = (entered(self.leases, header), None)
         return header
 
     @rule(header=requests, cost=st.integers(1, 4))
     def gets_slots(self, header: str, cost: int) -> None:
-        presence, own = self.present[header]
+        request, own = self.present[header]
         if own is None:
-            own = self.slots.grant(f"own-{header}", cost)
-            self.book.granted(presence, self.slots, own)
-            self.present[header] = (presence, own)
+            own = grant(self.slots, f"own-{header}", cost)
+            self.leases.granted(request, self.slots, own)
+            self.present[header] = (request, own)
 
     @rule(header=consumes(requests), cut=st.booleans())
     def ends(self, header: str, cut: bool) -> None:
-        presence, own = self.present[header]
+        request, own = self.present[header]
         if own is not None:
             (self.slots.abandon if cut else self.slots.release)(own.id)
-        self.book.leave(presence)
+        self.leases.leave(request)
 
     @rule(cost=st.integers(1, 3))
     def client_comes(self, cost: int) -> None:
         self.number += 1
-        self.slots.grant(f"client-{self.number}", cost)
+        grant(self.slots, f"client-{self.number}", cost)
 
     @rule()
     def engine_confirms(self) -> None:
         for own in self.slots.closing():
             self.slots.release(own)
-        self.book.changed()
+        self.leases.changed()
 
     @rule()
     def engine_restarts(self) -> None:
         self.number += 1
         self.slots.begin_epoch(f"e{self.number}")
-        self.book.changed()
+        self.leases.changed()
 
     @rule()
     def readers_look(self) -> None:
-        for reader in self.readers.values():
-            for name, said in reader.feed.due(0.0):
+        for subscriber in self.subscribers.values():
+            for name, data in subscriber.feed.due(0.0):
                 if name == "ended":
-                    self.told += said["leases"]
+                    self.sent += data["leases"]
 
     @invariant()
-    def an_end_that_was_told_is_one(self) -> None:
-        assert len(self.told) == len(set(self.told))
-        for header in self.told:
-            presence, own = self.present[header]
-            assert presence.handled
-            assert own is None or not self.slots.holds(own.id)
-            assert self.book.revoke(header)
+    def an_end_that_was_sent_is_final(self) -> None:
+        assert len(self.sent) == len(set(self.sent))
+        for header in self.sent:
+            request, own = self.present[header]
+            assert request.handled
+            assert own is None or not self.slots.owns(own.id)
+            assert self.leases.revoke(header)
 
     @invariant()
     def tiers_together_count_all_that_is_leased(self) -> None:
-        for instance in self.readers:
-            seen = foreign(self.book, self.slots, instance)
-            above = sum(int(each.rpartition(".")[2]) for each in self.book.of(instance))
+        for instance in self.subscribers:
+            seen = foreign(self.leases, self.slots, instance)
+            above = sum(int(each.rpartition(".")[2]) for each in self.leases.of(instance))
             assert 0 <= seen <= self.slots.leased
             assert above + seen >= self.slots.leased
 

@@ -1,4 +1,4 @@
-"""Who waits at one address of a pool, and who of them goes to another."""
+"""The queued requests of one address of a pool that are moved to another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.pools.rebalancer import MOVED, spread
+from orch_sidecar.pools.rebalancer import REBALANCED, rebalance
 from orch_sidecar.pools.registry import PoolRegistry
 from vllm_plugin.profile import ServiceClass
 
@@ -16,7 +16,7 @@ INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
 @dataclass(eq=False)
 class Address:
-    """As much of a pool as spreading looks at: `waits` are (ticket, class, sequences)."""
+    """As much of a pool as the rebalancer reads: `waits` are (ticket, class, sequences)."""
 
     room: int = 0
     waits: list[tuple[str, ServiceClass, int]] = field(default_factory=list)
@@ -30,18 +30,17 @@ class Address:
 
     @property
     def gate(self) -> Any:
-        core = SimpleNamespace(queue_depth=len(self.waits), ledger=SimpleNamespace(room=self.room))
-        return SimpleNamespace(core=core, refuse=self.refuse)
+        return SimpleNamespace(queue_depth=len(self.waits), room=self.room, refuse=self.refuse)
 
     def refuse(self, ticket: str, refusal: Refusal) -> bool:
-        assert refusal is MOVED
+        assert refusal is REBALANCED
         self.waits = [each for each in self.waits if each[0] != ticket]
         self.moved.append(ticket)
         return True
 
 
 def moved(*addresses: Address) -> list[list[str]]:
-    spread(cast(PoolRegistry, addresses))
+    rebalance(cast(PoolRegistry, addresses))
     return [each.moved for each in addresses]
 
 
@@ -49,29 +48,29 @@ def waits(*names: str, of: ServiceClass = INTERACTIVE, cost: int = 1) -> Any:
     return [(name, of, cost) for name in names]
 
 
-def test_as_many_go_as_there_is_room_for_the_first_first() -> None:
+def test_as_many_move_as_there_are_free_slots_in_order() -> None:
     assert moved(Address(waits=waits("a", "b", "c")), Address(room=2)) == [["a", "b"], []]
 
 
-def test_interactive_requests_go_before_bulk_ones_that_came_earlier() -> None:
+def test_interactive_requests_move_before_bulk_ones_that_came_earlier() -> None:
     donor = Address(waits=[*waits("bulk", of=BULK), *waits("interactive")])
     assert moved(donor, Address(room=1))[0] == ["interactive"]
 
 
-def test_one_that_needs_more_than_there_is_stays() -> None:
+def test_request_that_needs_more_slots_than_are_free_stays() -> None:
     donor = Address(waits=[*waits("large", cost=3), *waits("small")])
     assert moved(donor, Address(room=2))[0] == ["small"]
 
 
-def test_room_is_given_once_however_many_wait_elsewhere() -> None:
+def test_free_slots_are_used_once_however_many_requests_are_queued() -> None:
     taker = Address(room=3)
     first, second = Address(waits=waits("a", "b")), Address(waits=waits("c", "d", "e"))
-    spread(cast(PoolRegistry, (first, taker, second)))
+    rebalance(cast(PoolRegistry, (first, taker, second)))
     assert second.moved == ["c", "d", "e"], "the longest queue first"
     assert first.moved == []
 
 
-def test_nobody_goes_to_a_queue_an_engine_that_is_away_or_another_pool() -> None:
+def test_nothing_moves_to_a_queue_an_unavailable_engine_or_another_pool() -> None:
     away = Refusal(Reason.ENGINE_DOWN, "down")
     for taker in (
         Address(room=1, waits=waits("x")),

@@ -1,4 +1,4 @@
-"""Bytes in, server-sent events out."""
+"""The parsing of server-sent events."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_events_are_the_same_wherever_the_stream_is_cut(cuts: list[int]) -> None
     [b"x", b"data: 12345678\n", b"data:\n", b"data: " + b"x" * 200 + b"\n\n"],
     ids=["line", "lines of data", "lines of nothing", "one event"],
 )
-def test_what_is_kept_of_an_event_is_bounded(endless: bytes) -> None:
+def test_memory_of_an_incomplete_event_is_bounded(endless: bytes) -> None:
     stream = EventStream(100)
-    with pytest.raises(ValueError, match="more than 100 bytes"):
+    with pytest.raises(ValueError, match="more than the allowed 100 bytes"):
         list(chain.from_iterable(stream.feed(endless) for _ in range(200)))
 
 
@@ -50,6 +50,6 @@ def test_comments_are_not_kept() -> None:
     assert list(stream.feed(b"data: a\n\n")) == [("", b"a")]
 
 
-def test_name_that_is_no_text_is_an_error() -> None:
+def test_name_that_is_not_utf_8_is_an_error() -> None:
     with pytest.raises(ValueError, match="utf-8"):
         list(EventStream(100).feed(b"event: \xff\n"))

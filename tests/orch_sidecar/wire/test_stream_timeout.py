@@ -1,4 +1,4 @@
-"""Silence ends what it holds, however that waits."""
+"""A silent stream is ended, whatever its reader waits for."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from orch_sidecar.wire.stream_timeout import StreamTimeout
 
 
 async def test_silence_ends_the_body_after_the_limit() -> None:
-    silence, began = StreamTimeout(0.05), time.monotonic()
+    limit, began = StreamTimeout(0.05), time.monotonic()
     with pytest.raises(TimeoutError):
-        async with silence:
+        async with limit:
             await asyncio.Event().wait()
-    assert silence.expired
+    assert limit.expired
     assert time.monotonic() - began >= 0.05
 
 
-async def test_sounds_keep_the_body_alive_and_leave_nothing_behind() -> None:
-    silence = StreamTimeout(0.2)
-    async with silence:
+async def test_resets_keep_the_body_running_and_leave_nothing_behind() -> None:
+    limit = StreamTimeout(0.2)
+    async with limit:
         for _ in range(10):
             await asyncio.sleep(0.05)
-            silence.broken()
+            limit.reset()
     await asyncio.sleep(0.4)
-    assert not silence.expired
+    assert not limit.expired
 
 
-async def test_sound_that_came_while_the_loop_stood_still_is_in_time() -> None:
+async def test_reset_after_the_event_loop_was_blocked_is_in_time() -> None:
     loop = asyncio.get_running_loop()
-    silence, sound = StreamTimeout(0.05), asyncio.Event()
-    async with silence:
+    limit, sound = StreamTimeout(0.05), asyncio.Event()
+    async with limit:
         loop.call_later(0.01, sound.set)
         time.sleep(0.2)  # noqa: ASYNC251 (the loop is to stand still)
         await sound.wait()
-        silence.broken()
-    assert not silence.expired
+        limit.reset()
+    assert not limit.expired
 
 
 async def test_error_of_the_body_is_not_hidden() -> None:

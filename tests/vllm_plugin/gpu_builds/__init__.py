@@ -1,8 +1,5 @@
-"""Releases of vLLM that cannot run here: the names in them that our hooks look for.
+"""Records of releases of vLLM that cannot run here: their symbols, as far as hooks need them.
 
-    record    what a committed vllm-<version>.json holds
-    ranges    a file whose bytes are asked for range by range
-    fetch     reads a release from the package index and writes its record
-
-Only `fetch` knows a network, and only a developer runs it.
+`record` defines the committed vllm-<version>.json, `ranges` a file that is read by range requests.
+`fetch` reads a release from the package index; it needs the network, and is run by developers.
 """

@@ -2,11 +2,11 @@
 
     python -m tests.vllm_plugin.gpu_builds.fetch 0.32.0 0.33.0
 
-pip finds the wheel, with the settings it is configured with (index, certificates, proxy); of
-its hundreds of megabytes only the zip's directory and the files that HOOKS names are read.
-Run it on Linux x86-64, for which the wheels are built. Not part of the test run.
+pip finds the wheel, with its configured index, certificates and proxy; of hundreds of megabytes
+only the zip's directory and the files of HOOKS are read. Run it on Linux x86-64, for which the
+wheels are built. It is not part of the test run.
 
-pip has no public API; its `index versions` command is the model of what is used here.
+pip has no public API; the calls follow its `index versions` command.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNCHANGED: Final = {"Accept-Encoding": "identity", "Cache-Control": "no-cache"}
 
 
 class NotFetched(RuntimeError):
-    """The index has no such wheel, or its server does not serve parts of it."""
+    """The index has no such wheel, or its server does not support range requests."""
 
 
 class RemoteWheel:
@@ -44,19 +44,21 @@ class RemoteWheel:
         self.bytes_read = 0
 
     def size(self) -> int:
-        """The wheel's length in bytes. Raises NotFetched if the server does not say."""
+        """Returns the wheel's length in bytes. Raises NotFetched if the server omits it."""
         response = self._session.request("HEAD", self._url, headers=_UNCHANGED)
         if response.status_code != 200 or "Content-Length" not in response.headers:
-            raise NotFetched(f"{self._url}: no size, status {response.status_code}")
+            raise NotFetched(f"{self._url}: no Content-Length, status {response.status_code}")
         return int(response.headers["Content-Length"])
 
     def read_range(self, start: int, stop: int) -> bytes:
-        """Bytes start to stop - 1. Raises NotFetched rather than let the whole wheel come."""
-        wanted = _UNCHANGED | {"Range": f"bytes={start}-{stop - 1}"}
-        response = self._session.request("GET", self._url, headers=wanted, stream=True)
+        """Returns bytes start to stop - 1. Raises NotFetched if the server ignores the range."""
+        headers = _UNCHANGED | {"Range": f"bytes={start}-{stop - 1}"}
+        response = self._session.request("GET", self._url, headers=headers, stream=True)
         with closing(response):
             if response.status_code != 206:
-                raise NotFetched(f"{self._url}: no range, status {response.status_code}")
+                raise NotFetched(
+                    f"{self._url}: the server ignores Range, status {response.status_code}"
+                )
             part = bytes(response.content)
         if len(part) != stop - start:
             raise NotFetched(f"{self._url}: {len(part)} bytes instead of {stop - start}")
@@ -65,7 +67,7 @@ class RemoteWheel:
 
 
 def wheel_links(command: IndexCommand, options: Values, session: PipSession) -> dict[str, Link]:
-    """The wheels on the configured indexes that fit this machine, by version."""
+    """Returns the wheels on the configured indexes that fit this machine, by version."""
     finder = command._build_package_finder(options, session)
     return {
         str(candidate.version): candidate.link
@@ -75,7 +77,7 @@ def wheel_links(command: IndexCommand, options: Values, session: PipSession) -> 
 
 
 def fetch(session: PipSession, version: str, link: Link) -> tuple[record.Record, int]:
-    """The record of a release, and how many bytes were read for it."""
+    """Returns the record of a release, and the number of bytes read for it."""
     wheel = RemoteWheel(session, link)
     with open_ranges(wheel.size(), wheel.read_range) as file, ZipFile(file) as archive:
         members = set(archive.namelist())
@@ -84,7 +86,7 @@ def fetch(session: PipSession, version: str, link: Link) -> tuple[record.Record,
             member = f"{_PACKAGE}/{file}"
             return parse_symbols(archive.read(member).decode()) if member in members else None
 
-        files = record.look(symbols_of)
+        files = record.collect(symbols_of)
     found = record.Record(
         version=version,
         wheel=link.filename,
@@ -95,7 +97,7 @@ def fetch(session: PipSession, version: str, link: Link) -> tuple[record.Record,
 
 
 def main(versions: Sequence[str]) -> int:
-    """Writes a record per version and prints which hooks each has."""
+    """Writes a record for each version, and prints which hooks it has."""
     command = IndexCommand("index", "vLLM's releases")
     options, _ = command.parse_args(["versions", _PACKAGE])
     complete = True

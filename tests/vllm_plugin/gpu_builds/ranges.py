@@ -1,4 +1,4 @@
-"""A file of which only the parts that are read are asked for. Knows no network."""
+"""A file that requests only the ranges that are read from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable
 from typing import Final
 
-# Members of a wheel are some 10 KiB, and neighbours are often read one after the other.
+# Members of a wheel are some 10 KiB, and adjacent ones are often read in sequence.
 _BUFFER_BYTES: Final = 128 * 1024
 
 
@@ -40,5 +40,5 @@ class _Ranges(io.RawIOBase):
 
 
 def open_ranges(size: int, read_range: Callable[[int, int], bytes]) -> io.BufferedReader:
-    """A seekable file of `size` bytes; `read_range(start, stop)` gives bytes start to stop - 1."""
+    """Opens a file of `size` bytes; `read_range(start, stop)` returns bytes start to stop - 1."""
     return io.BufferedReader(_Ranges(size, read_range), _BUFFER_BYTES)

@@ -1,7 +1,7 @@
-"""The record of a release: for each place that HOOKS names, the names found in it.
+"""The record of a release: for each file, class and function of HOOKS, the names found there.
 
-Names only, nothing of vLLM's code. All names of a place are kept, not just the wanted ones, so
-that a record answers for a hook that wants one more name there. Knows no network.
+Only names are kept, none of vLLM's code. All names of a place are kept, so that a hook may use
+another name there without a new record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vllm_plugin.symbols import Symbols
 
 
 class Record(BaseModel):
-    """What was read from one wheel; None where a place does not exist in it."""
+    """The symbols read from one wheel; None for a place that does not exist in it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,12 +27,12 @@ class Record(BaseModel):
     files: dict[str, dict[str, list[str] | None]]
 
     def symbols_of(self, file: str) -> Symbols | None:
-        """The outline of a file, for `hooks.check`: places that do not exist are left out."""
+        """Returns the symbols of a file, for `hooks.check`, without places that do not exist."""
         places = self.files.get(file, {})
         return {what: names for what, names in places.items() if names is not None} or None
 
     def unrecorded(self) -> list[str]:
-        """The places that HOOKS names and that were not looked at when this was written."""
+        """Returns the places of HOOKS that are not in this record."""
         return sorted(
             {
                 f"{hook.file}:{hook.what}"
@@ -42,8 +42,8 @@ class Record(BaseModel):
         )
 
 
-def look(symbols_of: Callable[[str], Symbols | None]) -> dict[str, dict[str, list[str] | None]]:
-    """The names in each place that HOOKS names; files and places as keys."""
+def collect(symbols_of: Callable[[str], Symbols | None]) -> dict[str, dict[str, list[str] | None]]:
+    """Returns the names in each place of HOOKS, by file and place."""
     files: dict[str, dict[str, list[str] | None]] = {}
     for hook in HOOKS:
         names = (symbols_of(hook.file) or {}).get(hook.what)
@@ -53,17 +53,17 @@ def look(symbols_of: Callable[[str], Symbols | None]) -> dict[str, dict[str, lis
 
 
 def path_of(version: str) -> Path:
-    """Where the record of a release is committed."""
+    """Returns the path of the committed record of a release."""
     return Path(__file__).parent / f"vllm-{version}.json"
 
 
 def read(version: str) -> Record:
-    """The committed record of a release."""
+    """Reads the committed record of a release."""
     return Record.model_validate_json(path_of(version).read_text(encoding="utf-8"))
 
 
 def write(record: Record) -> Path:
-    """Writes a record to its place, and says where that is."""
+    """Writes a record, and returns its path."""
     path = path_of(record.version)
     text = json.dumps(record.model_dump(), indent=2, sort_keys=True)
     path.write_text(text + "\n", encoding="utf-8")

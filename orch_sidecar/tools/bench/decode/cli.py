@@ -12,12 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from orch_sidecar.tools.bench.decode.device import Device, DeviceWrong, open_device
+from orch_sidecar.tools.bench.decode.device import Device, DeviceUnavailable, open_device
 from orch_sidecar.tools.bench.decode.figures import Run
 from orch_sidecar.tools.bench.decode.measure import Bench, run_by_formula
+from orch_sidecar.tools.bench.decode.options import (
+    DESCRIPTION,
+    EPILOG,
+    InvalidOptions,
+    add_arguments,
+)
 from orch_sidecar.tools.bench.decode.report import (
     Config,
-    Ran,
+    DeviceInfo,
     device_line,
     document,
     run_lines,
@@ -26,7 +32,6 @@ from orch_sidecar.tools.bench.decode.report import (
 )
 from orch_sidecar.tools.bench.decode.schedule import poisson_ms
 from orch_sidecar.tools.bench.decode.shape import GROUP, ON_CPU, ON_GPU, Shape
-from orch_sidecar.tools.bench.decode.words import DESCRIPTION, EPILOG, WordsWrong, add_arguments
 
 _HELP: Final = "decode steps on this machine's device: throughput and latency by batch"
 
@@ -57,10 +62,10 @@ def run(options: argparse.Namespace) -> int:
         said = _by_formula(options) if options.step_time is not None else _on_device(options)
         if options.json not in (None, "-"):
             Path(options.json).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
-    except WordsWrong as error:
+    except InvalidOptions as error:
         print(f"orch bench decode: {error}", file=sys.stderr)
         return 2
-    except (DeviceWrong, OSError) as error:
+    except (DeviceUnavailable, OSError) as error:
         print(f"orch bench decode: {error}", file=sys.stderr)
         return 1
     if options.json == "-":
@@ -70,15 +75,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _by_formula(options: argparse.Namespace) -> dict[str, Any]:
     if options.sweep is not None:
-        raise WordsWrong("--sweep measures a device, and --step-time takes the place of one")
+        raise InvalidOptions("--sweep measures a device, and --step-time takes the place of one")
     config, curve = _config(options), options.step_time
     arrivals_ms = poisson_ms(config.rate_per_s, config.nreq, config.seed)
     runs = []
     for window_ms in options.window_ms:
         found = run_by_formula(arrivals_ms, config.tokens, config.bmax, window_ms, curve.at)
         runs.append(found)
-        _tell(options, run_lines(config, found, work=0))
-    _tell_windows(options, runs)
+        _print(options, run_lines(config, found, work=0))
+    _print_windows(options, runs)
     return document(config, curve, runs)
 
 
@@ -89,29 +94,29 @@ def _on_device(options: argparse.Namespace) -> dict[str, Any]:
     ran = _ran(device, shape)
     if options.sweep is not None:
         bench = Bench(device, shape, max(options.sweep), config.seed)
-        _tell(options, device_line(ran))
+        _print(options, device_line(ran))
         sweep = bench.sweep(options.sweep, options.steps)
-        _tell(options, sweep_text(sweep))
+        _print(options, sweep_text(sweep))
         return document(config, ran, sweep=sweep)
     bench = Bench(device, shape, config.bmax, config.seed)
-    _tell(options, device_line(ran))
+    _print(options, device_line(ran))
     arrivals_ms = poisson_ms(config.rate_per_s, config.nreq, config.seed)
     runs = []
     for window_ms in options.window_ms:
         runs.append(bench.run(arrivals_ms, config.tokens, window_ms))
-        _tell(options, run_lines(config, runs[-1], shape.multiply_adds))
-    _tell_windows(options, runs)
+        _print(options, run_lines(config, runs[-1], shape.multiply_adds))
+    _print_windows(options, runs)
     return document(config, ran, runs)
 
 
-def _tell(options: argparse.Namespace, text: str) -> None:
+def _print(options: argparse.Namespace, text: str) -> None:
     if options.json != "-":
         print(text, flush=True)
 
 
-def _tell_windows(options: argparse.Namespace, runs: Sequence[Run]) -> None:
+def _print_windows(options: argparse.Namespace, runs: Sequence[Run]) -> None:
     for later in runs[1:]:
-        _tell(options, window_line(runs[0], later))
+        _print(options, window_line(runs[0], later))
 
 
 def _config(options: argparse.Namespace) -> Config:
@@ -129,11 +134,11 @@ def _shape(options: argparse.Namespace, plain: Shape) -> Shape:
             context=options.context or plain.context,
         )
     except ValueError as error:
-        raise WordsWrong(str(error)) from error
+        raise InvalidOptions(str(error)) from error
 
 
-def _ran(device: Device, shape: Shape) -> Ran:
-    return Ran(
+def _ran(device: Device, shape: Shape) -> DeviceInfo:
+    return DeviceInfo(
         kind=device.kind,
         name=device.name,
         torch=str(device.torch.__version__),

@@ -29,7 +29,7 @@ _SPINNING: Final = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
 _SPIN_COUNT: Final = "10000"
 
 
-class DeviceWrong(Exception):
+class DeviceUnavailable(Exception):
     """Nothing can be measured here; the message says what is missing."""
 
 
@@ -58,7 +58,7 @@ def open_device(wanted: str, dtype: str | None, threads: int | None) -> Device:
     """The device `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
 
     Without a dtype: what the device multiplies fastest of bfloat16 and the format it has always
-    had. Without threads: as many as torch takes by itself. Raises DeviceWrong without
+    had. Without threads: as many as torch takes by itself. Raises DeviceUnavailable without
     torch, without that device, or for threads of a GPU.
     """
     torch = _torch()
@@ -66,14 +66,14 @@ def open_device(wanted: str, dtype: str | None, threads: int | None) -> Device:
     if wanted == "auto":
         wanted = "cuda" if available else "cpu"
     if wanted != "cpu" and not available:
-        raise DeviceWrong(f"device {wanted}: torch {torch.__version__} sees no GPU here")
+        raise DeviceUnavailable(f"device {wanted}: torch {torch.__version__} sees no GPU here")
     place = torch.device(wanted)
     if place.type == "cpu":
         return _cpu(torch, place, dtype, threads)
     if (place.index or 0) >= torch.cuda.device_count():
-        raise DeviceWrong(f"device {wanted}: there are {torch.cuda.device_count()} GPUs")
+        raise DeviceUnavailable(f"device {wanted}: there are {torch.cuda.device_count()} GPUs")
     if threads is not None:
-        raise DeviceWrong(f"threads {threads}: are of a CPU, and the device is {wanted}")
+        raise DeviceUnavailable(f"threads {threads}: are of a CPU, and the device is {wanted}")
     return _gpu(torch, place, dtype)
 
 
@@ -86,7 +86,7 @@ def _torch() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise DeviceWrong(
+        raise DeviceUnavailable(
             "this benchmark runs on PyTorch, which is not installed: `pip install torch`, or "
             "the extra cpu or gpu of orch-sidecar, which brings it with vLLM"
         ) from None

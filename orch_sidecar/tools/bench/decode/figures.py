@@ -22,7 +22,7 @@ LARGE_BATCH: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedStep:
     """A step of `batch` sequences that a device ran.
 
     `gap_ms`: from the end of the step before to the start of this one, with nothing else to do:
@@ -56,7 +56,7 @@ class Run:
     gap_large_ms: Spread | None
 
 
-def run_figures(window_ms: float, outcome: Outcome, timed: Sequence[Timed]) -> Run:
+def run_figures(window_ms: float, outcome: Outcome, timed: Sequence[TimedStep]) -> Run:
     """Of a schedule with at least one request. `timed`: its steps, if a device ran them."""
     requests, steps = outcome.requests, outcome.steps
     device_ms = sum(step.ms for step in steps)
@@ -111,9 +111,9 @@ class Sweep:
         return all(before < after for before, after in pairwise(rates))
 
 
-def sweep_figures(timed: Sequence[Timed]) -> Sweep:
+def sweep_figures(timed: Sequence[TimedStep]) -> Sweep:
     """Of steps of one batch or several, in whatever order they ran."""
-    by_batch: dict[int, list[Timed]] = {}
+    by_batch: dict[int, list[TimedStep]] = {}
     for each in timed:
         by_batch.setdefault(each.batch, []).append(each)
     spreads = {batch: _spread([each.ms for each in by_batch[batch]]) for batch in sorted(by_batch)}
@@ -135,7 +135,7 @@ def sweep_figures(timed: Sequence[Timed]) -> Sweep:
     return Sweep(tuple(points), fit([(point.batch, point.step_ms.p50) for point in points]))
 
 
-def _gaps(timed: Sequence[Timed], least_batch: int) -> Spread | None:
+def _gaps(timed: Sequence[TimedStep], least_batch: int) -> Spread | None:
     return spread(
         [each.gap_ms for each in timed if each.gap_ms is not None and each.batch >= least_batch]
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from orch_sidecar.tools.bench.decode.device import Device, DeviceWrong
+from orch_sidecar.tools.bench.decode.device import Device, DeviceUnavailable
 from orch_sidecar.tools.bench.decode.figures import Run, Sweep, run_figures, sweep_figures
 from orch_sidecar.tools.bench.decode.kernel import Kernel
 from orch_sidecar.tools.bench.decode.schedule import StepTime, run_schedule
@@ -24,13 +24,13 @@ _STEPS_IN_A_ROW: Final = 5
 class Bench:
     """A warm kernel on a device, for batches up to `bmax`.
 
-    Raises DeviceWrong where weights and KV cache do not fit in the memory that is free.
+    Raises DeviceUnavailable where weights and KV cache do not fit in the memory that is free.
     """
 
     def __init__(self, device: Device, shape: Shape, bmax: int, seed: int) -> None:
         needed = (shape.weights + bmax * shape.kv_values) * device.dtype.itemsize
         if device.free_bytes is not None and needed > device.free_bytes:
-            raise DeviceWrong(
+            raise DeviceUnavailable(
                 f"{shape.weights} weights and a KV cache of {bmax} sequences need "
                 f"{needed / 1e9:.1f} GB, and {device.free_bytes / 1e9:.1f} GB are free"
             )

@@ -32,7 +32,7 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class DeviceInfo:
     """What the steps ran on. Bytes; `threads`, `cache_bytes`: None where unknown or without."""
 
     kind: str
@@ -71,7 +71,7 @@ def run_lines(config: Config, run: Run, work: int) -> str:
     return "\n".join(lines)
 
 
-def device_line(ran: Ran) -> str:
+def device_line(ran: DeviceInfo) -> str:
     """What ran, and a second line where it is no picture of decoding."""
     shape, threads = ran.shape, f" threads={ran.threads}" if ran.threads is not None else ""
     cache = "unknown" if ran.cache_bytes is None else f"{ran.cache_bytes / 1e6:.1f} MB"
@@ -125,7 +125,7 @@ def sweep_text(sweep: Sweep) -> str:
 
 
 def document(
-    config: Config, ran: Ran | Curve, runs: Sequence[Run] = (), sweep: Sweep | None = None
+    config: Config, ran: DeviceInfo | Curve, runs: Sequence[Run] = (), sweep: Sweep | None = None
 ) -> dict[str, Any]:
     """Everything, as what `json` writes. `device` or `formula` is null, the other one is there.
 
@@ -134,7 +134,7 @@ def document(
     return {
         "schema": SCHEMA,
         "config": asdict(config),
-        "device": asdict(ran) if isinstance(ran, Ran) else None,
+        "device": asdict(ran) if isinstance(ran, DeviceInfo) else None,
         "formula": asdict(ran) if isinstance(ran, Curve) else None,
         "runs": [_run_document(run) for run in runs],
         "sweep": None if sweep is None else {**asdict(sweep), "monotonic": sweep.monotonic},

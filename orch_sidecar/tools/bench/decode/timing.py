@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any, Protocol
 
-from orch_sidecar.tools.bench.decode.figures import Timed
+from orch_sidecar.tools.bench.decode.figures import TimedStep
 
 
 class Timer(Protocol):
@@ -63,10 +63,10 @@ class Stopwatch:
 
     def __init__(self, step: Callable[[int], None], timer: Timer) -> None:
         self._step, self._timer = step, timer
-        self.timed: list[Timed] = []
+        self.timed: list[TimedStep] = []
 
     def __call__(self, batch: int) -> float:
         """Milliseconds of one step of so many sequences."""
         ms, gap_ms = self._timer(lambda: self._step(batch))
-        self.timed.append(Timed(batch, ms, gap_ms))
+        self.timed.append(TimedStep(batch, ms, gap_ms))
         return ms

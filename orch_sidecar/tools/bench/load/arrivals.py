@@ -1,9 +1,9 @@
-"""When requests come in an open loop: whether or not those before them have been answered.
+"""Arrival times of an open loop, which sends requests whether or not earlier ones were answered.
 
-Pure. Times are seconds from the start, ascending, drawn from a seed: the same seed, the same
-times. The first request comes one interval after the start, as with `vllm bench serve`. Unlike
-there, drawn times are not stretched afterwards so that the last one comes exactly at requests
-over rate: stretched intervals have another distribution, and bursts another length.
+Times are ascending seconds from the start and depend on the seed alone. The first request arrives
+one interval after the start, as in `vllm bench serve`. Unlike there, times are not rescaled so
+that the last one falls exactly on requests / rate: that would change the distribution of the
+intervals and the length of bursts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from itertools import accumulate, count
 from random import Random
 from typing import Final
 
-# What a schedule may have: 80 MB of times. A rate mistyped, or bursts so large that no time ever
-# passes, ends in an error and not in a full memory.
-MOST_REQUESTS: Final = 10_000_000
+# 80 MB of times. A mistyped rate, or bursts so large that time never advances, ends in an error
+# instead of exhausting memory.
+MAX_REQUESTS: Final = 10_000_000
 
 
 def poisson(rate_per_s: float, seed: int) -> Iterator[float]:
-    """Without end: intervals are exponential, with a mean of 1/rate, as in MLPerf's Server.
+    """Yields times with exponential intervals of mean 1/rate, as MLPerf's Server scenario; endless.
 
     Raises ValueError for a rate that is not above 0 and finite.
     """
@@ -28,62 +28,63 @@ def poisson(rate_per_s: float, seed: int) -> Iterator[float]:
 
 
 def gamma(rate_per_s: float, burstiness: float, seed: int) -> Iterator[float]:
-    """Without end: intervals have a gamma distribution of shape `burstiness` and mean 1/rate.
+    """Yields times with gamma-distributed intervals of shape `burstiness` and mean 1/rate; endless.
 
-    So `vllm bench serve --burstiness` has it: 1 is Poisson, below come bursts, above it is more
-    even. The coefficient of variation of an interval is 1/sqrt(burstiness).
+    The same parameter as `vllm bench serve --burstiness`: 1 is Poisson, below 1 is burstier,
+    above 1 more regular. The coefficient of variation of an interval is 1/sqrt(burstiness).
 
     Raises ValueError for a rate or a burstiness that is not above 0 and finite.
     """
     _check("rate", rate_per_s)
     _check("burstiness", burstiness)
     random = Random(f"{seed} arrivals")  # noqa: S311 (no secret)
-    # Divided one by one: their product may be too small or too large for a float.
+    # Two divisions: the product of the divisors may underflow or overflow a float.
     return accumulate(
         random.gammavariate(burstiness, 1.0) / burstiness / rate_per_s for _ in count()
     )
 
 
 def constant(rate_per_s: float) -> Iterator[float]:
-    """Without end: every interval is 1/rate: what `gamma` becomes of an endless burstiness.
+    """Yields times with an interval of exactly 1/rate, the limit of `gamma`; endless.
 
     Raises ValueError for a rate that is not above 0 and finite.
     """
     _check("rate", rate_per_s)
-    # Multiplied, not added up: after a million requests a sum would be off.
+    # Not a running sum: its rounding errors would add up over a million requests.
     return (number / rate_per_s for number in count(1))
 
 
 def until(
     arrivals: Iterable[float], least_requests: int, least_seconds: float
 ) -> tuple[float, ...]:
-    """The shortest beginning with so many requests, whose last one comes so long after the first.
+    """Returns the shortest prefix with at least that many requests and that many seconds.
 
-    From the first arrival on a window counts: what passes before it is no part of it.
+    Seconds count from the first arrival, where the measured window begins.
 
     Raises ValueError for fewer than one request, seconds that are negative or not finite,
-    arrivals that end before, and a schedule of more than MOST_REQUESTS.
+    arrivals that end too early, and a schedule of more than MAX_REQUESTS.
     """
     if least_requests < 1:
-        raise ValueError(f"requests {least_requests}: must be at least 1")
+        raise ValueError(f"requests is {least_requests}: it must be at least 1")
     if not (math.isfinite(least_seconds) and least_seconds >= 0):
-        raise ValueError(f"seconds {least_seconds}: must be at least 0, and finite")
+        raise ValueError(f"seconds is {least_seconds}: it must be finite and at least 0")
     taken: list[float] = []
     for at in arrivals:
-        if len(taken) == MOST_REQUESTS:
+        if len(taken) == MAX_REQUESTS:
             raise ValueError(
-                f"{least_requests} requests and {least_seconds:g} s at least: {MOST_REQUESTS} "
-                f"requests come within {at:g} s, and a schedule must not have more"
+                f"a schedule of {least_requests} requests and {least_seconds:g} s is too long: "
+                f"{MAX_REQUESTS} requests, the limit, arrive within {at:g} s; lower the rate or "
+                "the duration"
             )
         taken.append(at)
         if len(taken) >= least_requests and at - taken[0] >= least_seconds:
             return tuple(taken)
     raise ValueError(
-        f"{least_requests} requests and {least_seconds:g} s at least: the arrivals end after "
-        f"{len(taken)} requests and {taken[-1] if taken else 0.0:g} s"
+        f"a schedule of {least_requests} requests and {least_seconds:g} s needs more arrivals: "
+        f"they end after {len(taken)} requests and {taken[-1] if taken else 0.0:g} s"
     )
 
 
 def _check(name: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} {value}: must be above 0, and finite")
+        raise ValueError(f"{name} is {value}: it must be finite and above 0")

@@ -1,6 +1,6 @@
-"""One request of a measurement, and what became of it; and how its client did.
+"""Records of a run: each request with its outcome, and the health of the client process.
 
-Pure. Times are seconds since the start of the run, by one monotonic clock; None is never.
+Times are seconds since the start of the run on one monotonic clock; None means never.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Final
 
 from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
 
-_TURNED_AWAY: Final = 429
+_TOO_MANY_REQUESTS: Final = 429
 
 
 class Fate(StrEnum):
-    """What became of a request."""
+    """The outcome of a request."""
 
     PENDING = "pending"
     ANSWERED = "answered"
-    REFUSED = "refused"  # by status 429 or 503: nothing was generated
+    REFUSED = "refused"  # status 429 or 503: nothing was generated
     FAILED = "failed"
-    CUT = "cut"  # the run was ended before it was
+    CUT = "cut"  # cancelled because the run ended first
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A request to be sent: all its bytes, and how many tokens prompt and answer are to have.
+class Request:
+    """A request ready to send: all its bytes, and the expected tokens of prompt and answer.
 
-    None where only the engine can tell: a text's, or those of an answer that may end early.
+    A count is None where only the engine knows it: for a text, or an answer that may end early.
     """
 
     message: bytes
@@ -40,14 +40,13 @@ class Ask:
 
 @dataclass(slots=True)
 class Call:
-    """One request.
+    """One request and its outcome.
 
-    `due_s`: when its schedule wanted it; None where it was sent when there was room, and then
-    `free_s` is when there was. `sent_s`: when its client began to send it; where it takes a new
-    connection, that is part of the answer's time. `event_s`: when each event with something in
-    it came; a token each, but for those that an engine puts into one. `why`: of a refusal or
-    failure, the code or a few words. `as_asked`: whether prompt and answer had as many tokens
-    as they were to have. `connected`: there was a connection to send it on.
+    `due_s`: its scheduled time. Without a schedule it is None, and `free_s` is when its client
+    became free. `sent_s`: when sending began; setting up a connection is part of the latency.
+    `event_s`: arrival of each event with tokens, usually one token each. `why`: error code or
+    message of a refusal or failure. `length_as_requested`: whether prompt and answer had the
+    expected numbers of tokens. `connected`: whether there was a connection to send it on.
     """
 
     due_s: float | None = None
@@ -59,43 +58,40 @@ class Call:
     why: str = ""
     input_tokens: int | None = None
     output_tokens: int | None = None
-    counted_by_events: bool = False  # nobody said how many tokens there were
-    as_asked: bool = True
+    counted_by_events: bool = False  # the response reported no token counts
+    length_as_requested: bool = True
     connected: bool = False
     queue_ms: float | None = None
     event_s: array[float] = field(default_factory=lambda: array("d"))
 
     @property
     def arrived_s(self) -> float:
-        """When it was due, else when it was sent: a late client makes nothing faster."""
+        """The scheduled time if there is one, so that a late client does not hide latency."""
         arrived = self.due_s if self.due_s is not None else self.sent_s
-        assert arrived is not None  # it has begun
+        assert arrived is not None, "the request was sent"
         return arrived
 
     @property
     def late_s(self) -> float | None:
-        """How much later it was sent than it should have been; None if it never was."""
-        should = self.due_s if self.due_s is not None else self.free_s
-        return None if should is None or self.sent_s is None else self.sent_s - should
+        """The delay between due (or free) and sent; None if it was never sent."""
+        due_s = self.due_s if self.due_s is not None else self.free_s
+        return None if due_s is None or self.sent_s is None else self.sent_s - due_s
 
     @property
     def reached(self) -> bool:
-        """Whether it may have reached the engine.
-
-        What is answered 429 was turned away before; a 503 may be the engine's own word.
-        """
-        return self.connected and self.status != _TURNED_AWAY
+        """Whether it may have reached the engine: a 429 comes from a proxy, a 503 may not."""
+        return self.connected and self.status != _TOO_MANY_REQUESTS
 
     @property
     def gaps_s(self) -> list[float]:
-        """Times between its events."""
+        """The intervals between its events."""
         return [later - earlier for earlier, later in pairwise(self.event_s)]
 
     @property
     def served(self) -> CompletedRequest | None:
-        """As it counts for figures; None unless it was answered and its length is known.
+        """The input of the figures; None unless it was answered and its length is known.
 
-        A prompt of which nobody says the length counts as 0 tokens.
+        A prompt of unknown length counts as 0 tokens.
         """
         if self.fate is not Fate.ANSWERED or self.ended_s is None or self.output_tokens is None:
             return None
@@ -106,9 +102,9 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
-    """How the client itself did. `lag_s`: by how much its event loop woke later than it should,
-    sampled all along. `cpu_share`: of one core."""
+class ClientHealth:
+    """The load on the client process. `lag_s`: samples of how late its event loop woke up.
+    `cpu_share`: its CPU time as a share of one core."""
 
     lag_s: tuple[float, ...]
     cpu_share: float

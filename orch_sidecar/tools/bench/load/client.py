@@ -1,6 +1,6 @@
-"""The client's side of one connection: a request out, and when each part of its answer came.
+"""The HTTP client of a measurement: sends requests and records when each event arrives.
 
-Times are taken where the bytes arrive, in `data_received`, before anything is made of them.
+Timestamps are taken in `data_received`, before any parsing.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from orch_sidecar.api import usage
-from orch_sidecar.tools.bench.load.call import Ask, Call, Fate
+from orch_sidecar.tools.bench.load.call import Call, Fate, Request
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.stream import EventStream, code_of, shown
 from orch_sidecar.wire.http1 import Body, FramingError, Head, body_of, parse_head
 
-# A server may be closing what was idle for longer: vLLM does after 5 s. What is sent just then is
-# lost, and a POST is never sent twice.
+# A server may be closing a connection that was idle for longer: vLLM does after 5 s. A request
+# sent just then is lost, and a POST is never retried.
 REUSE_WITHIN_S: Final = 2.0
 
-# More at once than a server's queue of new connections holds (1024 here, 128 elsewhere) are
-# dropped by its kernel, and tried again after a second.
+# Connections beyond a server's listen backlog (1024 in the sidecar, 128 elsewhere) are dropped by
+# its kernel and retried after a second.
 CONNECTING_AT_ONCE: Final = 64
 
-_KEPT: Final = 65_536  # bytes of an answer that is no stream
+_MAX_BODY_BYTES: Final = 65_536  # the end of a response that is not a stream
 _MILLISECONDS: Final = re.compile(rb"[0-9]{1,12}(?:\.[0-9]{1,9})?")
 
 
 class Connection(asyncio.Protocol):
-    """One connection, for one request after the other."""
+    """One keep-alive connection, which carries one request at a time."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._transport: asyncio.Transport | None = None
-        self._call: Call | None = None  # None unless one is under way
+        self._call: Call | None = None  # the request in flight
         self._head: Head | None = None
         self._body: Body | None = None
-        self._buffer = b""  # a head that is not whole
-        self._answer = b""  # of what is no stream
+        self._buffer = b""  # an incomplete head
+        self._answer = b""  # the body of a response that is not a stream
         self._events: EventStream | None = None
         self._done: asyncio.Future[None] | None = None
         self.idle_since_s = 0.0
@@ -53,9 +53,9 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     async def run(self, call: Call, message: bytes) -> None:
-        """Sends a request; returns when its answer has ended, however it did.
+        """Sends a request and returns when it has ended, whatever its outcome.
 
-        Cancelled, it drops the connection, and the call is cut.
+        Cancellation closes the connection and marks the call as cut.
         """
         if self._transport is None:
             call.fate, call.why, call.ended_s = Fate.FAILED, "the connection was lost", self._now()
@@ -79,7 +79,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         at_s = self._now()
         if self._call is None:
-            self.close()  # nobody asked for anything
+            self.close()  # unsolicited data
             return
         try:
             body = self._body
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
                 data = self._buffer
             payload = body.feed(data)
         except FramingError as error:
-            self._end(Fate.FAILED, f"the answer is not HTTP: {error}")
+            self._end(Fate.FAILED, f"the response is not valid HTTP: {error}")
             self.close()
             return
         if payload:
@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
 
     def _read(self, call: Call, payload: bytes, at_s: float) -> None:
         if self._events is None:
-            self._answer = (self._answer + payload)[-_KEPT:]
+            self._answer = (self._answer + payload)[-_MAX_BODY_BYTES:]
             return
         for _ in range(self._events.feed(payload)):
             call.event_s.append(at_s)
@@ -152,16 +152,16 @@ class Connection(asyncio.Protocol):
         events.end()
         call.input_tokens, call.output_tokens = events.usage
         if events.error:
-            self._end(Fate.FAILED, f"in the stream: {events.error}")
+            self._end(Fate.FAILED, f"error in the stream: {events.error}")
         elif not events.done:
-            self._end(Fate.FAILED, "the stream has no end")
+            self._end(Fate.FAILED, "the stream ended without [DONE]")
         else:
             if call.output_tokens is None and call.event_s:
                 call.output_tokens, call.counted_by_events = len(call.event_s), True
             self._end(Fate.ANSWERED, "", at_s)
 
     def _end(self, fate: Fate, why: str, at_s: float | None = None) -> None:
-        """The call under way has ended, if there is one."""
+        """Records the outcome of the request in flight, if there is one."""
         call, self._call = self._call, None
         if call is None:
             return
@@ -171,8 +171,8 @@ class Connection(asyncio.Protocol):
             self._done.set_result(None)
 
 
-class Connections:
-    """Connections to one endpoint, kept while they are good to write to."""
+class ConnectionPool:
+    """The connections to one endpoint; reuses idle ones."""
 
     def __init__(self, endpoint: Endpoint, now: Callable[[], float]) -> None:
         self._endpoint = endpoint
@@ -181,23 +181,23 @@ class Connections:
         self._idle: list[Connection] = []
         self._connecting = asyncio.Semaphore(CONNECTING_AT_ONCE)
 
-    async def run(self, call: Call, ask: Ask) -> None:
-        """One request on a connection of the pool, or on a new one."""
-        connection = self._kept()
+    async def run(self, call: Call, request: Request) -> None:
+        """Sends a request on an idle connection, or on a new one."""
+        connection = self._take_idle()
         if connection is not None:
             call.sent_s = self._now()
         else:
             try:
                 async with self._connecting:
                     call.sent_s = self._now()
-                    connection = await self._connected()
+                    connection = await self._connect()
             except OSError as error:
                 call.fate, call.ended_s = Fate.FAILED, self._now()
-                call.why = f"no connection: {shown(error.strerror or str(error))}"
+                call.why = f"connection failed: {shown(error.strerror or str(error))}"
                 return
         call.connected = True
-        await connection.run(call, ask.message)
-        _compare(call, ask)
+        await connection.run(call, request.message)
+        _check_length(call, request)
         if connection.open:
             self._idle.append(connection)
 
@@ -206,7 +206,7 @@ class Connections:
             connection.close()
         self._idle.clear()
 
-    async def _connected(self) -> Connection:
+    async def _connect(self) -> Connection:
         _, connection = await asyncio.get_running_loop().create_connection(
             lambda: Connection(self._now),
             self._endpoint.host,
@@ -215,7 +215,7 @@ class Connections:
         )
         return connection
 
-    def _kept(self) -> Connection | None:
+    def _take_idle(self) -> Connection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.open and self._now() - connection.idle_since_s <= REUSE_WITHIN_S:
@@ -224,19 +224,19 @@ class Connections:
         return None
 
 
-def _compare(call: Call, ask: Ask) -> None:
-    """Whether an answer is as it was asked for; a prompt that is known needs nobody to count."""
+def _check_length(call: Call, request: Request) -> None:
+    """Compares the token counts with the request, which supplies an unreported prompt length."""
     if call.fate is not Fate.ANSWERED:
         return
     if call.input_tokens is None:
-        call.input_tokens = ask.input_tokens
-    call.as_asked = call.input_tokens == (ask.input_tokens or call.input_tokens) and (
-        call.output_tokens == (ask.output_tokens or call.output_tokens)
+        call.input_tokens = request.input_tokens
+    call.length_as_requested = request.input_tokens in (None, call.input_tokens) and (
+        request.output_tokens in (None, call.output_tokens)
     )
 
 
 def _code_of(answer: bytes) -> str:
-    """The code of the error that an answer is; a few words of it if it is none."""
+    """Returns the error code of a response body, or else the beginning of its text."""
     text = answer.decode(errors="replace")
     try:
         document: Any = json.loads(text)
@@ -246,7 +246,7 @@ def _code_of(answer: bytes) -> str:
 
 
 def _queue_ms(head: Head) -> float | None:
-    """The wait for a slot, as a sidecar tells it in `Server-Timing`."""
+    """Returns the wait for a slot that a sidecar reports in `Server-Timing`."""
     for part in dict(head.fields).get(b"server-timing", b"").split(b","):
         name, _, value = part.strip().partition(b";dur=")
         if name == b"queue" and _MILLISECONDS.fullmatch(value) is not None:

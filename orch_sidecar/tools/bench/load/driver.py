@@ -1,6 +1,6 @@
-"""Drives requests: one after the other, as many at a time as asked, on a schedule, all at once.
+"""The load generator: a closed loop, an open loop on a schedule, or everything at once.
 
-Watches itself meanwhile: how late it was, and whether it was what held things up.
+It measures its own event loop and CPU meanwhile, to detect when the client is the bottleneck.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from orch_sidecar.tools.bench.load.call import Ask, Call, Fate, Pulse
-from orch_sidecar.tools.bench.load.client import Connections
+from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate, Request
+from orch_sidecar.tools.bench.load.client import ConnectionPool
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
-from orch_sidecar.tools.bench.load.interrupt import cancelled
-from orch_sidecar.tools.bench.load.prompts import UsedUp
+from orch_sidecar.tools.bench.load.interrupt import cancel_and_wait
+from orch_sidecar.tools.bench.load.prompts import PromptsExhausted
 
-_LOOK_EVERY_S: Final = 0.02
+_SAMPLE_INTERVAL_S: Final = 0.02
 
-# Who is turned away at once and asks again at once does nothing but ask.
-PAUSE_S: Final = 0.5
+# A client that is rejected at once must not retry in a tight loop.
+RETRY_DELAY_S: Final = 0.5
 
-# Besides connections: the event loop's own files, the terminal, the interpreter's.
+# Files of the event loop, the terminal and the interpreter.
 _OTHER_FILES: Final = 64
 
 Work = Coroutine[Any, Any, None]
 
 
 class TooManyConnections(Exception):
-    """This process may not have as many open files as there would be connections."""
+    """The hard limit on open files is below the connections that a run needs."""
 
 
-def allow(connections: int) -> None:
-    """Lets this process have so many at once, and as many more as it may.
+def raise_file_limit(connections: int) -> None:
+    """Raises the soft limit on open files to the hard one.
 
-    Raises TooManyConnections where the hard limit is below that.
+    Raises TooManyConnections where the hard limit does not allow that many connections.
     """
     needed = connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise TooManyConnections(
-            f"{connections} requests at once need {needed} open files, and this process may have "
-            f"{hard} (ulimit -Hn)"
+            f"{connections} concurrent requests need {needed} open files, but the hard limit is "
+            f"{hard}: raise it (ulimit -Hn) or send fewer requests at once"
         )
     if soft != hard:
-        # Without a hard limit there is still what the kernel can count to for one process.
+        # Without a hard limit the kernel still has a maximum per process.
         most = max(soft, needed) if hard == resource.RLIM_INFINITY else hard
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Requests leave no reference cycles, and a look for some takes the time of several tokens."""
+    """Disables garbage collection: requests leave no cycles, and a run takes several tokens."""
     gc.collect()
     gc.disable()
     try:
@@ -63,8 +63,11 @@ def _no_collection() -> Iterator[None]:
         gc.enable()
 
 
-class Load:
-    """The requests of one run, on one event loop."""
+class LoadGenerator:
+    """Sends the requests of one run on one event loop.
+
+    `closed_loop`, `open_loop` and `at_once` return the work that `run` performs.
+    """
 
     def __init__(
         self,
@@ -72,103 +75,104 @@ class Load:
         on_end: Callable[[Call], None],
         stopping: asyncio.Event | None = None,
     ) -> None:
-        """`on_end`: called with each call that has ended. `stopping`: once it is set, nothing
-        more is sent, and what is under way is cut."""
+        """`on_end`: called with each call that has ended. `stopping`: once it is set, no request
+        is sent any more and those in flight are cancelled."""
         self._on_end = on_end
         self._stopping = asyncio.Event() if stopping is None else stopping
         self._began_s = time.perf_counter()
-        self._connections = Connections(endpoint, self.now)
+        self._connections = ConnectionPool(endpoint, self.now)
         self._lag_s: list[float] = []
-        self.stopped = False  # before its end
-        self.ended_by = ""  # what it was that ended it, if not somebody
+        self.stopped = False  # ended early
+        self.ended_by = ""  # the reason, unless the user interrupted
         self.calls: list[Call] = []
 
     def now(self) -> float:
-        """Seconds since the start of the run."""
+        """Returns the seconds since the start of the run."""
         return time.perf_counter() - self._began_s
 
-    async def closed(
-        self, asks: Iterator[Ask], clients: int, enough: Callable[[int, float], bool]
+    async def closed_loop(
+        self, requests: Iterator[Request], clients: int, enough: Callable[[int, float], bool]
     ) -> None:
-        """So many clients, each of which asks again when its answer has ended.
+        """Runs that many clients, each of which sends its next request when one has ended.
 
-        `enough`: told how many requests were sent and how long it has taken, whether to end.
+        `enough`: given the requests sent and the seconds passed, whether to stop sending.
         """
 
         async def client() -> None:
-            ask, free_s = next(asks), self.now()
+            request, free_s = next(requests), self.now()
             while not enough(len(self.calls), self.now()):
-                call = self._begun(Call(free_s=free_s))
-                sending = asyncio.ensure_future(self._one(call, ask))
+                call = self._record(Call(free_s=free_s))
+                sending = asyncio.ensure_future(self._send(call, request))
                 try:
-                    await asyncio.sleep(0)  # it is on its way
-                    ask = next(asks)  # made while the engine is at work
+                    await asyncio.sleep(0)  # lets it be sent
+                    request = next(requests)  # built while the engine works
                     await sending
                 finally:
                     sending.cancel()
                 if call.fate is not Fate.ANSWERED:
-                    await asyncio.sleep(PAUSE_S)
+                    await asyncio.sleep(RETRY_DELAY_S)
                 free_s = self.now()
 
-        await self._all([client() for _ in range(clients)])
+        await self._run_all([client() for _ in range(clients)])
 
-    async def open(self, asks: Iterator[Ask], due_s: Sequence[float]) -> None:
-        """Each request when it is due, whatever became of those before it."""
+    async def open_loop(self, requests: Iterator[Request], due_s: Sequence[float]) -> None:
+        """Sends each request when it is due, whether or not earlier ones have ended."""
         tasks: list[asyncio.Task[None]] = []
 
         async def sending() -> None:
             for at_s in due_s:
-                ask = next(asks)  # made before it is due
-                await self._until(at_s)
-                call = self._begun(Call(due_s=at_s))
-                tasks.append(asyncio.create_task(self._one(call, ask)))
+                request = next(requests)  # built before it is due
+                await self._sleep_until(at_s)
+                call = self._record(Call(due_s=at_s))
+                tasks.append(asyncio.create_task(self._send(call, request)))
             await asyncio.gather(*tasks)
 
         try:
-            await self._all([sending()])
+            await self._run_all([sending()])
         finally:
-            await cancelled(tasks)
+            await cancel_and_wait(tasks)
 
-    async def at_once(self, asks: Sequence[Ask]) -> None:
-        """All of them, as fast as they can be sent."""
+    async def at_once(self, requests: Sequence[Request]) -> None:
+        """Sends all requests as fast as possible."""
         due_s = self.now()
-        await self._all([self._one(self._begun(Call(due_s=due_s)), ask) for ask in asks])
+        await self._run_all(
+            [self._send(self._record(Call(due_s=due_s)), request) for request in requests]
+        )
 
-    async def watched(self, work: Work) -> Pulse:
-        """Runs the work, from which on time is counted, and watches this process meanwhile."""
+    async def run(self, work: Work) -> ClientHealth:
+        """Performs the work, whose start is second 0, and returns this process's health."""
         with _no_collection():
             cpu_s, self._began_s = time.process_time(), time.perf_counter()
-            watch = asyncio.create_task(self._watch())
+            watch = asyncio.create_task(self._sample_lag())
             try:
                 await work
             finally:
                 watch.cancel()
                 self._connections.close()
             share = (time.process_time() - cpu_s) / self.now()
-        return Pulse(tuple(self._lag_s), share)
+        return ClientHealth(tuple(self._lag_s), share)
 
-    def _begun(self, call: Call) -> Call:
+    def _record(self, call: Call) -> Call:
         self.calls.append(call)
         return call
 
-    async def _one(self, call: Call, ask: Ask) -> None:
+    async def _send(self, call: Call, request: Request) -> None:
         try:
-            await self._connections.run(call, ask)
+            await self._connections.run(call, request)
         finally:
             if call.fate is Fate.PENDING:
                 call.fate, call.ended_s = Fate.CUT, self.now()
             self._on_end(call)
 
-    async def _until(self, at_s: float) -> None:
-        """Never returns early: an event loop's timers are true to a millisecond, either way."""
+    async def _sleep_until(self, at_s: float) -> None:
+        """Never returns early, although an event loop's timer may fire a millisecond early."""
         left_s = at_s - self.now()
         while left_s > 0:
             await asyncio.sleep(left_s)
             left_s = at_s - self.now()
 
-    async def _all(self, work: Sequence[Work]) -> None:
-        """Waits for all of it; what is left when this is told to stop, or when there is nothing
-        more to ask, is cancelled."""
+    async def _run_all(self, work: Sequence[Work]) -> None:
+        """Waits for all work; cancels the rest on `stopping`, or when the prompts run out."""
         tasks = [asyncio.ensure_future(each) for each in work]
         everything: asyncio.Future[Any] = asyncio.gather(*tasks)
         stop: asyncio.Future[Any] = asyncio.ensure_future(self._stopping.wait())
@@ -178,13 +182,13 @@ class Load:
                 everything.result()
             else:
                 self.stopped = True
-        except UsedUp as error:
+        except PromptsExhausted as error:
             self.stopped, self.ended_by = True, str(error)
         finally:
-            await cancelled([everything, *tasks, stop])
+            await cancel_and_wait([everything, *tasks, stop])
 
-    async def _watch(self) -> None:
+    async def _sample_lag(self) -> None:
         while True:
             before = time.perf_counter()
-            await asyncio.sleep(_LOOK_EVERY_S)
-            self._lag_s.append(max(0.0, time.perf_counter() - before - _LOOK_EVERY_S))
+            await asyncio.sleep(_SAMPLE_INTERVAL_S)
+            self._lag_s.append(max(0.0, time.perf_counter() - before - _SAMPLE_INTERVAL_S))

@@ -1,6 +1,6 @@
-"""Where the requests of a measurement go: an OpenAI endpoint, with or without a sidecar.
+"""The OpenAI endpoint under test, with or without a sidecar.
 
-A key, and the fields that somebody gives, are in no message, no result and no repr.
+The API key and the extra header fields appear in no error, result or repr.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import aiohttp
 
 from orch_sidecar.tools.bench.load.stream import shown
 
-_ANSWERS_WITHIN_S: Final = 10.0
-_SHOWN: Final = 300  # characters of an answer that says what is wrong
+_TIMEOUT_S: Final = 10.0
+_SHOWN: Final = 300  # characters of an error response
 
-# What a request's line and fields can hold: a path, a host, a key.
+# What a request line or a header field can hold without escaping.
 _VISIBLE: Final = re.compile(r"[!-~]*")
 
 
 class EndpointError(Exception):
-    """The endpoint cannot be used as it was asked to; the message says why."""
+    """The endpoint cannot be used as requested; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An OpenAI endpoint. `base`: what stands before `/v1` in its paths, empty as a rule."""
+    """An OpenAI endpoint. `base`: the path prefix before `/v1`, usually empty."""
 
     secure: bool
     host: str
@@ -40,14 +40,14 @@ class Endpoint:
 
     @classmethod
     def of(cls, url: str, api_key: str | None, fields: Mapping[str, str]) -> Endpoint:
-        """`url`: with or without `/v1` at its end. `fields`: of every request's head; one of
-        them may be an `Authorization` in the place of the key.
+        """Parses a URL, with or without a final `/v1`.
 
-        Raises EndpointError for what is no URL of a server, and for a key that cannot be sent.
+        `fields`: header fields of every request; an `Authorization` among them replaces the key.
+        Raises EndpointError for an invalid URL, and for a key that no header can hold.
         """
         parts, port = _parts(url)
         if api_key is not None and _VISIBLE.fullmatch(api_key) is None:
-            raise EndpointError("the API key (not shown) must be ASCII without blanks")
+            raise EndpointError("the API key (not shown) must be printable ASCII without spaces")
         own = dict(fields)
         if api_key is not None and "authorization" not in map(str.lower, own):
             own["Authorization"] = f"Bearer {api_key}"
@@ -70,7 +70,7 @@ class Endpoint:
         return ssl.create_default_context() if self.secure else None
 
     def message(self, path: str, body: bytes, more: Mapping[str, str]) -> bytes:
-        """A whole POST. `more`: further fields of its head."""
+        """Returns the bytes of a POST. `more`: further header fields."""
         fields = {
             "Host": self.authority,
             "Content-Type": "application/json",
@@ -81,13 +81,13 @@ class Endpoint:
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         return f"POST {self.base}{path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body
 
-    async def ask(self, path: str, body: Any = None) -> Any | None:
-        """The JSON that a path answers, to a POST if there is a body; None if there is no such.
+    async def fetch_json(self, path: str, body: Any = None) -> Any | None:
+        """Returns the JSON of a GET, or of a POST of `body`; None if the path does not exist.
 
         Raises EndpointError.
         """
         method = "GET" if body is None else "POST"
-        timeout = aiohttp.ClientTimeout(total=_ANSWERS_WITHIN_S)
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=self.fields) as session,
@@ -97,43 +97,43 @@ class Endpoint:
                     return None
                 text = await response.text()
                 if response.status != 200:
-                    said = shown(text, _SHOWN)
-                    raise EndpointError(f"{method} {path} was answered {response.status}: {said}")
-                return json.loads(text, parse_constant=_no_number)
+                    detail = shown(text, _SHOWN)
+                    raise EndpointError(f"{method} {path} returned {response.status}: {detail}")
+                return json.loads(text, parse_constant=_reject_constant)
         except TimeoutError as error:
-            late = f"no answer within {_ANSWERS_WITHIN_S:g} s"
+            late = f"no response within {_TIMEOUT_S:g} s"
             raise EndpointError(f"{method} {self.url}{path}: {late}") from error
         except (aiohttp.ClientError, ValueError) as error:
             cause = str(error) or type(error).__name__
             raise EndpointError(f"{method} {self.url}{path}: {cause}") from error
 
     async def model(self) -> str:
-        """The first model that it serves. Raises EndpointError."""
-        listed = await self.ask("/v1/models")
+        """Returns the first served model. Raises EndpointError."""
+        listed = await self.fetch_json("/v1/models")
         try:
             return str(listed["data"][0]["id"])  # type: ignore[index]
         except (LookupError, TypeError):
             raise EndpointError(
-                f"{self.url}/v1/models names no model: give one with --model"
+                f"{self.url}/v1/models lists no model: choose one with --model"
             ) from None
 
     async def tokens(self, model: str, text: str) -> list[int] | None:
-        """The ids of a text without special tokens, from vLLM's `/tokenize`; None without one.
+        """Returns the token ids of a text from vLLM's `/tokenize`; None if that does not exist.
 
         Raises EndpointError.
         """
-        asked = {"model": model, "prompt": text, "add_special_tokens": False}
-        answer = await self.ask("/tokenize", asked)
+        query = {"model": model, "prompt": text, "add_special_tokens": False}
+        answer = await self.fetch_json("/tokenize", query)
         if answer is None:
             return None
         try:
             return list(answer["tokens"])
         except (LookupError, TypeError):
-            raise EndpointError(f"{self.url}/tokenize: an answer without tokens") from None
+            raise EndpointError(f"{self.url}/tokenize returned no list of tokens") from None
 
 
 def _parts(url: str) -> tuple[Any, int | None]:
-    """A URL and its port. Raises EndpointError, which does not show what may be a password."""
+    """Parses a URL and its port. Raises EndpointError, which never shows a password."""
     rule = "it must be http(s)://host[:port][/path]"
     try:
         parts = urlsplit(url)
@@ -142,14 +142,14 @@ def _parts(url: str) -> tuple[Any, int | None]:
         parts, port = urlsplit(""), None
     if "@" in url:
         raise EndpointError(
-            f"a URL with a user name or password (not shown) is not used: {rule}, and a key "
-            "comes from the environment"
+            f"the URL (not shown) contains a user name or password: {rule}, and an API key is "
+            "read from the environment"
         )
     sound = parts.scheme in ("http", "https") and parts.hostname and port != 0
     if not sound or parts.query or parts.fragment or _VISIBLE.fullmatch(url) is None:
-        raise EndpointError(f"{url!r} is no URL of an endpoint: {rule}")
+        raise EndpointError(f"{url!r} is not the URL of an endpoint: {rule}")
     return parts, port
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not valid JSON")

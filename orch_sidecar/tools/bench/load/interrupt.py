@@ -1,4 +1,4 @@
-"""Ctrl-C, as an event that can be waited for. SIGTERM is meant alike."""
+"""Turns Ctrl-C and SIGTERM into an event to wait for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _T = TypeVar("_T")
 
 
 class Interrupted(Exception):
-    """Somebody does not want to wait any longer."""
+    """The user interrupted the run."""
 
 
 @contextmanager
 def interrupts() -> Iterator[asyncio.Event]:
-    """Set by each signal; who has done something about it clears it. For the main thread."""
+    """Yields an event that each signal sets and its handler clears; main thread only."""
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
     for number in _SIGNALS:
@@ -31,20 +31,20 @@ def interrupts() -> Iterator[asyncio.Event]:
             loop.remove_signal_handler(number)
 
 
-async def unless(event: asyncio.Event, work: Coroutine[Any, Any, _T]) -> _T:
-    """What the work returns. Raises Interrupted once the event is set; the work is cancelled."""
+async def unless_interrupted(event: asyncio.Event, work: Coroutine[Any, Any, _T]) -> _T:
+    """Returns the result of the work. Cancels it and raises Interrupted once the event is set."""
     doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait([doing, waiting], return_when=asyncio.FIRST_COMPLETED)
         if doing.done():
             return doing.result()
-        raise Interrupted("it was stopped")
+        raise Interrupted("the user interrupted the run")
     finally:
-        await cancelled([doing, waiting])
+        await cancel_and_wait([doing, waiting])
 
 
-async def cancelled(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Ends those that have not ended, and waits until they have."""
+async def cancel_and_wait(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancels the tasks that still run, and waits until all have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,8 +1,8 @@
-"""What is asked: prompts, those made up of random tokens, and the body of a request.
+"""Prompts, synthetic or given, and the request bodies made of them.
 
-Pure: tokenizing is the endpoint's business, and comes as a function. An answer has a length that
-is known before: with `ignore_eos` an engine generates as much as it was asked for, so that two
-runs have the same work. That is vLLM's word (`min_tokens`, too), no part of OpenAI's API.
+The endpoint's tokenizer is passed in as a function. With `ignore_eos` and `min_tokens`, which are
+vLLM's and not part of OpenAI's API, the length of an answer is known beforehand, so that two runs
+do the same work.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Any, Final, TypeAlias
 # Token ids, a text, or the messages of a chat.
 Content: TypeAlias = tuple[int, ...] | str | tuple[Mapping[str, Any], ...]
 
-# vLLM's prefix cache knows whole blocks of a prompt, by default of 16 tokens or more.
+# vLLM's prefix cache stores whole blocks of a prompt, of 16 tokens or more.
 BLOCK_TOKENS: Final = 16
 
-# Of 16 ids there are 16^16 first blocks: no run uses them up.
+# 16 ids make 16^16 first blocks: no run exhausts them.
 LEAST_IDS: Final = 16
 
-# At temperature 0 it decides nothing in vLLM; an engine that still samples repeats itself by it.
+# Without effect in vLLM at temperature 0; makes an engine that samples anyway repeatable.
 SEED: Final = 0
 
 
-class UsedUp(ValueError):
-    """There are no more prompts that differ; the message says how many there were."""
+class PromptsExhausted(ValueError):
+    """All distinct prompts have been used; the message gives their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What one request asks.
+    """The prompt of one request.
 
-    `input_tokens`: exact, or None where only the engine can count them. `output_tokens`: asked
-    for, at least 1.
+    `input_tokens`: exact, or None where only the engine can count them. `output_tokens`: the
+    requested number, at least 1.
     """
 
     content: Content
@@ -48,16 +48,16 @@ class Prompt:
 
     @property
     def path(self) -> str:
-        """Of the endpoint that takes it, below the base URL of a server."""
+        """The path of the API that takes it."""
         return "/v1/chat/completions" if self.is_chat else "/v1/completions"
 
 
 def body(prompt: Prompt, model: str, *, ignore_eos: bool, stream: bool = True) -> bytes:
-    """The JSON that asks a model for this, for `prompt.path`.
+    """Returns the JSON body for `prompt.path`.
 
-    Greedy, so that runs repeat; a model's own defaults would sample. A stream ends with its
-    usage. `ignore_eos`: exactly `output_tokens` come. `min_tokens` is for models that have
-    further stop tokens, which `ignore_eos` says nothing of.
+    Sampling is greedy, so that runs are repeatable. A stream ends with its usage. `ignore_eos`
+    generates exactly `output_tokens`; `min_tokens` covers models with further stop tokens, which
+    `ignore_eos` does not ignore.
     """
     document: dict[str, Any] = {
         "model": model,
@@ -67,7 +67,7 @@ def body(prompt: Prompt, model: str, *, ignore_eos: bool, stream: bool = True) -
         "seed": SEED,
         "stream": stream,
     }
-    if stream:  # without a stream vLLM refuses its options
+    if stream:  # vLLM rejects stream_options without it
         document["stream_options"] = {"include_usage": True}
     if ignore_eos:
         document["ignore_eos"] = True
@@ -78,58 +78,57 @@ def body(prompt: Prompt, model: str, *, ignore_eos: bool, stream: bool = True) -
 def synthetic(
     ids: Sequence[int], input_tokens: int, output_tokens: int, seed: int
 ) -> Iterator[Prompt]:
-    """Prompts of exactly so many of these ids, at random, no two with the same first 16.
+    """Yields random prompts of exactly `input_tokens` ids, no two with the same first block.
 
-    So no prefix cache answers for one what it computed for another. The same seed gives the same
-    prompts: a cache may know them from an earlier run. Of prompts shorter than 16 tokens no two
-    are the same.
+    So the prefix cache has no hits within a run. Across runs it may, as the same seed gives the
+    same prompts.
 
-    Raises ValueError for no ids, a negative one, or a count below 1; and UsedUp, from the iterator,
-    once prompts shorter than a block have all been used.
+    Raises ValueError for no ids, a negative one, or a count below 1; the iterator raises
+    PromptsExhausted once all distinct prompts shorter than a block have been used.
     """
     pool = sorted(set(ids))
     if not pool:
-        raise ValueError("no token ids: prompts must be made of some")
+        raise ValueError("there are no token ids: synthetic prompts need at least one")
     if pool[0] < 0:
-        raise ValueError(f"token id {pool[0]}: must be at least 0")
+        raise ValueError(f"the token id {pool[0]} is negative: it must be at least 0")
     for name, tokens in (("input", input_tokens), ("output", output_tokens)):
         if tokens < 1:
-            raise ValueError(f"{name} tokens {tokens}: must be at least 1")
-    # With the length in it: the same draws would make a long prompt begin as a short one does.
+            raise ValueError(f"{name} tokens is {tokens}: it must be at least 1")
+    # The length is part of the seed, so that long prompts do not begin like short ones.
     random = Random(f"{seed} prompts of {input_tokens}")  # noqa: S311 (no secret)
-    return _different(pool, input_tokens, output_tokens, random)
+    return _distinct(pool, input_tokens, output_tokens, random)
 
 
-def there_are(ids: Sequence[int], input_tokens: int) -> int:
-    """How many prompts `synthetic` can make of these."""
+def count_distinct(ids: Sequence[int], input_tokens: int) -> int:
+    """Returns how many distinct prompts `synthetic` can make of these ids."""
     return int(len(set(ids)) ** min(input_tokens, BLOCK_TOKENS))
 
 
-def _different(
+def _distinct(
     pool: Sequence[int], input_tokens: int, output_tokens: int, random: Random
 ) -> Iterator[Prompt]:
     block = min(input_tokens, BLOCK_TOKENS)
-    count = there_are(pool, input_tokens)
+    count = count_distinct(pool, input_tokens)
     used: set[tuple[int, ...]] = set()
     while len(used) < count:
         drawn = tuple(random.choices(pool, k=input_tokens))
         if drawn[:block] not in used:
             used.add(drawn[:block])
             yield Prompt(drawn, input_tokens, output_tokens)
-    raise UsedUp(
-        f"{count} prompts of {input_tokens} tokens out of {len(pool)} ids are all that differ "
-        f"in their first {block}, and must not be repeated"
+    raise PromptsExhausted(
+        f"all {count} distinct prompts of {input_tokens} tokens ({len(pool)} ids, first {block} "
+        "tokens) were used: ask for longer prompts"
     )
 
 
 def cycle(prompts: Sequence[Prompt], seed: int) -> Iterator[Prompt]:
-    """These in their order, then all of them again and again, each round in an order of its own.
+    """Yields the prompts in order, then all of them again and again, shuffled in each round.
 
-    Repeated prompts are what a prefix cache is for: figures of such a run include it. Raises
-    ValueError for none.
+    Repeated prompts hit the prefix cache, and the figures of such a run include that. Raises
+    ValueError for an empty sequence.
     """
     if not prompts:
-        raise ValueError("no prompts: there is nothing to ask")
+        raise ValueError("there are no prompts: at least one is needed")
     return _rounds(list(prompts), Random(f"{seed} rounds"))  # noqa: S311 (no secret)
 
 
@@ -140,26 +139,26 @@ def _rounds(prompts: list[Prompt], random: Random) -> Iterator[Prompt]:
 
 
 async def vocabulary(tokenize: Callable[[str], Awaitable[Sequence[int]]]) -> tuple[int, ...]:
-    """Ids of ordinary tokens of the endpoint's model, ascending, for `synthetic`.
+    """Returns ordinary token ids of the endpoint's model, ascending, for `synthetic`.
 
-    `tokenize`: the ids of a text without special ones, as vLLM's POST /tokenize with
-    `add_special_tokens: false` gives them. Raises ValueError for what are no ids, and for fewer
-    than 16 different ones; and what `tokenize` raises.
+    `tokenize`: returns the ids of a text without special tokens, as vLLM's POST /tokenize with
+    `add_special_tokens: false`. Raises ValueError for invalid ids and for fewer than 16 distinct
+    ones; and what `tokenize` raises.
     """
     tokens = await tokenize(ENGLISH)
     for token in tokens:
         if type(token) is not int or token < 0:
-            raise ValueError(f"{token!r} among the tokens: must be an id, a number of at least 0")
+            raise ValueError(f"the token id {token!r} is invalid: it must be an integer from 0")
     ids = tuple(sorted(set(tokens)))
     if len(ids) < LEAST_IDS:
         raise ValueError(
-            f"{len(ids)} different token ids in a text of {len(ENGLISH.split())} words: must be "
-            f"at least {LEAST_IDS} to make prompts of"
+            f"a text of {len(ENGLISH.split())} words has {len(ids)} distinct token ids: synthetic "
+            f"prompts need at least {LEAST_IDS}; give --prompts instead"
         )
     return ids
 
 
-# Ordinary words of many kinds: few are repeated, so that a tokenizer has many ids for them.
+# Ordinary words, few of them repeated, so that a tokenizer has many ids for them.
 ENGLISH: Final = """\
 Early on a grey Thursday the ferry left its harbour with forty passengers, two horses and a piano
 nobody had ordered. Rain fell softly over the islands while the captain, an old woman named Marta,

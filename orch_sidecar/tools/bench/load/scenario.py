@@ -1,7 +1,4 @@
-"""What is to be run: how requests arrive, how many, for how long, and what they must keep.
-
-Pure.
-"""
+"""The definition of a run: arrivals, length, and the SLO that requests must meet."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from orch_sidecar.tools.facts.tables.row import Label
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request must keep to count for goodput, in milliseconds; None is no bound."""
+    """The bounds that a request must meet to count as goodput, in milliseconds; None: no bound."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -22,12 +19,12 @@ class Slo:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """Those that there are, by name."""
+        """The configured bounds by name."""
         named = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "latency": self.latency_ms}
         return {name: bound for name, bound in named.items() if bound is not None}
 
     def kept_by(self, served: CompletedRequest) -> bool:
-        """Whether an answer kept all of them. One whose first token nobody saw keeps no TTFT."""
+        """Returns whether an answer met all bounds; without a known first token it misses TTFT."""
         took_s = {"ttft": served.ttft_s, "tpot": served.tpot_s, "latency": served.latency_s}
         for name, bound_ms in self.bounds.items():
             each_s = took_s[name]
@@ -42,9 +39,9 @@ class Slo:
 class Scenario:
     """One run.
 
-    `clients`: of a closed loop, and 1 where requests come one by one. `rate_per_s`: of the
-    schedules. It ends when at least `least_requests` were sent and `least_seconds` have passed;
-    where all are sent at once, when these have ended.
+    `clients`: concurrency of a closed loop, 1 for single stream. `rate_per_s`: mean rate of an
+    open loop. A run ends once `least_requests` were sent and `least_seconds` have passed; an
+    offline run sends `least_requests` and ends when they have ended.
     """
 
     label: Label
@@ -60,7 +57,7 @@ class Scenario:
 
     @property
     def text(self) -> str:
-        """How its requests come, in words."""
+        """The arrivals as text, for a progress bar."""
         name = self.arrivals.value.replace("_", " ")
         if self.arrivals is Arrivals.CLOSED_LOOP:
             return f"{name} of {self.clients}"

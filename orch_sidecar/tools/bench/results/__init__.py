@@ -1,1 +1,4 @@
-"""results."""
+"""Decides what a run amounts to: figures, verdict, result file, text, and a row of facts.
+
+Pure. Imports `load` (its calls and scenarios) and `tools.facts`.
+"""

@@ -1,15 +1,15 @@
-"""A result as a fact, if it is one.
+"""Converts a result to a row of a table of facts.
 
-Pure. What is invalid or was not brought to its end is none; what nobody vouches for is to be
-confirmed. Notes have the names that rows of traces and of other tools have.
+An invalid or incomplete result makes no row, and an unverified one is labelled to be confirmed.
+Notes have the same names as in rows made of traces or of other tools' results.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from orch_sidecar.tools.bench.results.identity import lacking
-from orch_sidecar.tools.bench.results.result import FiguresTold, Result, Status
+from orch_sidecar.tools.bench.results.identity import missing_identity
+from orch_sidecar.tools.bench.results.result import FiguresDocument, Result, Status
 from orch_sidecar.tools.facts.evidence.measured import LATENCIES
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, format_notes
 from orch_sidecar.tools.facts.tables.rules import BATCHING
@@ -20,17 +20,17 @@ _Notes = dict[str, str | int | float]
 
 
 class NoFact(ValueError):
-    """A result of which no row can be made; the message says why."""
+    """The result cannot become a row; the message gives the reasons."""
 
 
 def row_of(result: Result) -> Row:
-    """The row. Raises NoFact, and ValueError for a text in it that no note may be."""
+    """Returns the row. Raises NoFact, and ValueError for a text that no note can hold."""
     engine, figures = result.engine, result.figures
     if result.status in NO_FACT or figures is None:
         raise NoFact(f"the result is {result.status}: {'; '.join(result.reasons)}")
-    missing = lacking(engine)
+    missing = missing_identity(engine)
     if figures.input_tokens is None:
-        missing.append("nobody says how many tokens the prompts had")
+        missing.append("the number of prompt tokens is unknown: the responses do not report it")
     if missing:
         raise NoFact("; ".join(missing))
     assert figures.input_tokens is not None
@@ -68,8 +68,8 @@ def row_of(result: Result) -> Row:
     )
 
 
-def _notes(result: Result, figures: FiguresTold) -> _Notes:
-    """What there is to say besides what every row says."""
+def _notes(result: Result, figures: FiguresDocument) -> _Notes:
+    """Returns the notes that not every row has."""
     scenario, engine, counts = result.scenario, result.engine, result.counts
     notes: _Notes = {"tool": "orch bench", "arrivals": scenario.arrivals.value}
     for name, value in (
@@ -105,8 +105,8 @@ def _notes(result: Result, figures: FiguresTold) -> _Notes:
     return notes
 
 
-def _latency_notes(label: Label, figures: FiguresTold) -> dict[str, float]:
-    """None of an offline run: where all comes at once, a time says how long the queue was."""
+def _latency_notes(label: Label, figures: FiguresDocument) -> dict[str, float]:
+    """Returns the latencies; none of an offline run, where they only show the queue's length."""
     if label is Label.OFFLINE:
         return {}
     found = {"ttft": figures.ttft_ms, "tpot": figures.tpot_ms, "latency": figures.latency_ms}

@@ -1,8 +1,7 @@
-"""How long a step takes by how many sequences it decodes: t0 + c * b^alpha, fitted.
+"""Fits the time of a decode step to its batch size b: t0 + c * b^alpha.
 
-Pure arithmetic, in whatever unit of time the points have. The form is the one of "Throughput,
-Latency & Batching Policy": t0 is what a step costs whoever is in it, c what a sequence adds,
-alpha in (0, 1] how sublinearly.
+Times are in the unit of the points. The form is that of "Throughput, Latency & Batching Policy":
+t0 is the fixed cost of a step, c the cost per sequence, alpha in (0, 1] its sublinearity.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# Three parameters: fewer different sizes than that determine no curve.
+# Three parameters need three different sizes.
 LEAST_SIZES: Final = 3
-# Of what all comes to the engine's slots the means are apart by less.
+# Mean batches of runs that all fill the engine's slots differ by less than this factor.
 DIFFERENT: Final = 1.1
 
-# Noise of a measurement leaves alpha open by more than a hundredth. Largest first: of equals
-# (a flat curve has any alpha) the straight line is the one to give.
+# Measurement noise in alpha exceeds a hundredth. Largest first: of equally good fits (a flat
+# curve fits with any alpha) the straight line is chosen.
 _ALPHAS: Final = tuple(step / 100 for step in range(100, 4, -1))
 
 
@@ -31,33 +30,29 @@ class Curve:
     alpha: float
 
     def at(self, batch: float) -> float:
-        """The time of a step of `batch` sequences."""
+        """Returns the time of a step of `batch` sequences."""
         return self.t0 + self.c * math.pow(batch, self.alpha)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit(Curve):
-    """A curve, and how well it fits.
-
-    `worst_error`: the largest deviation of a point from the curve, as a part of the point: 0.05
-    means that no point is more than 5 % away.
-    """
+    """A fitted curve. `worst_error`: the largest relative deviation of a point: 0.05 means 5 %."""
 
     worst_error: float
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
-    """The curve with the least relative deviations from points of (sequences, time).
+    """Returns the least-squares curve of points (batch, time) by relative deviation.
 
-    A size may be a mean, and occur more than once. None for fewer than three sizes of which each
-    is larger than the one before by a tenth at least. Neither t0 nor c is ever negative. Raises
-    ValueError for a size below 1, or a time that is not above 0.
+    A batch may be a mean, and may occur more than once. Returns None for fewer than three batches
+    that differ by at least a tenth. t0 and c are never negative. Raises ValueError for a batch
+    below 1 and a time that is not above 0.
     """
     for batch, time in points:
         if batch < 1:
-            raise ValueError(f"a step of {batch} sequences: must be at least 1")
+            raise ValueError(f"a batch is {batch}: it must be at least 1")
         if not (math.isfinite(time) and time > 0):
-            raise ValueError(f"a step of {batch} sequences in {time}: must be above 0")
+            raise ValueError(f"a step of {batch} sequences takes {time}: it must be above 0")
     if _sizes([batch for batch, _ in points]) < LEAST_SIZES:
         return None
     best = min((_line(points, alpha) for alpha in _ALPHAS), key=lambda curve: _off(points, curve))
@@ -66,7 +61,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
 
 
 def _sizes(batches: Sequence[float]) -> int:
-    """How many there are that differ by more than means do of what is meant to be one size."""
+    """Counts the batches that differ by more than noise does."""
     count, last = 0, 0.0
     for batch in sorted(batches):
         if batch >= DIFFERENT * last:
@@ -75,9 +70,9 @@ def _sizes(batches: Sequence[float]) -> int:
 
 
 def _line(points: Sequence[tuple[float, float]], alpha: float) -> Curve:
-    """Weighted linear least squares for one alpha: each point counts as 1 / time^2.
+    """Fits t0 and c for one alpha by linear least squares with the weights 1 / time^2.
 
-    Where the best t0 or c is negative, the other alone is fitted.
+    Where the best t0 or c is negative it is set to 0, and the other one is fitted alone.
     """
     s = sx = sxx = sy = sxy = 0.0
     for batch, time in points:
@@ -87,7 +82,7 @@ def _line(points: Sequence[tuple[float, float]], alpha: float) -> Curve:
         sxx += w * x * x
         sy += w * time
         sxy += w * x * time
-    determinant = s * sxx - sx * sx  # above 0: there are two sizes at least, and alpha > 0
+    determinant = s * sxx - sx * sx  # above 0 for two different batches and alpha > 0
     t0 = (sxx * sy - sx * sxy) / determinant
     c = (s * sxy - sx * sy) / determinant
     if c < 0:

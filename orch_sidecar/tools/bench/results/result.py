@@ -1,6 +1,6 @@
-"""The result of a run, as a file: one schema, with a version.
+"""The result file of a run: one versioned schema.
 
-Times are in milliseconds where a name says so, else in seconds; counts are requests or tokens.
+Times are in seconds, or in milliseconds where the name ends in `_ms`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
-# The columns of `calls`, one row per request. `due_s`: None where it was sent when there was
-# room. `first_s`: when its first token came.
+# The columns of `calls`, one row per request. `due_s`: None without a schedule. `first_s`: the
+# arrival of its first token.
 CALL_COLUMNS: Final = (
     "due_s", "sent_s", "first_s", "ended_s", "status", "fate", "why",
     "input_tokens", "output_tokens", "queue_ms",
@@ -22,23 +22,23 @@ CALL_COLUMNS: Final = (
 
 
 class Status(StrEnum):
-    """What a result is worth."""
+    """The verdict on a result."""
 
     VALID = "valid"
-    PRELIMINARY = "preliminary"  # valid, and too short to be published
-    UNVERIFIED = "unverified"  # the endpoint does not say what its engine did
+    PRELIMINARY = "preliminary"  # valid, but too short to be published
+    UNVERIFIED = "unverified"  # the endpoint does not report what its engine did
     INVALID = "invalid"
-    INCOMPLETE = "incomplete"  # it was stopped before its end
+    INCOMPLETE = "incomplete"  # the run ended early
 
 
 class Document(BaseModel):
-    """Part of a file: what it does not know is an error, and every number is finite."""
+    """A part of a file; rejects unknown fields and numbers that are not finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class SpreadMs(Document):
-    """How values lie, in milliseconds."""
+    """The distribution of a time, in milliseconds."""
 
     mean: float
     p50: float
@@ -48,9 +48,9 @@ class SpreadMs(Document):
     max: float
 
 
-class ScenarioTold(Document):
-    """What was run. `cache_salt`: what kept the engine's prefix cache from answering with what
-    it knows of other runs; None where it was not asked to."""
+class ScenarioDocument(Document):
+    """The scenario. `cache_salt`: the salt that separates the run's prefix cache from that of
+    other runs; None where none was sent."""
 
     name: str
     arrivals: Arrivals
@@ -66,9 +66,9 @@ class ScenarioTold(Document):
     slo_ms: dict[str, float]
 
 
-class EngineTold(Document):
-    """Who was measured. `model`: the name that it is served by; `model_id`, `model_name`: as a
-    row has them. `given`: what was typed by hand, and not told by the engine."""
+class EngineDocument(Document):
+    """The engine under test. `model`: the name that it is served by; `model_id`, `model_name`: as
+    in a row. `given`: the values given by the user instead of the engine."""
 
     engine: str | None
     engine_version: str | None
@@ -85,11 +85,11 @@ class EngineTold(Document):
     given: list[str]
 
 
-class ClientTold(Document):
-    """Who measured, and how it did.
+class ClientDocument(Document):
+    """The client, and its health.
 
-    `late_ms`: how much later requests were sent than they were due, in a closed loop than there
-    was room. `bottleneck`: why the client may be what was measured.
+    `late_ms`: the delay between due (in a closed loop: free) and sent. `bottleneck`: the reasons
+    why the client may have limited the result.
     """
 
     host: dict[str, Any]
@@ -100,10 +100,10 @@ class ClientTold(Document):
 
 
 class Counts(Document):
-    """Requests by what became of them, and the reasons of those that were not answered.
+    """Requests by outcome, and the reasons of those that were not answered.
 
-    Of the answers: `of_other_length`, where prompt or answer had another number of tokens than
-    was asked for; `counted_by_events`, where nobody said how many there were.
+    `of_other_length`: answers whose prompt or answer did not have the expected number of tokens.
+    `counted_by_events`: answers without a reported number of tokens.
     """
 
     sent: int
@@ -116,13 +116,13 @@ class Counts(Document):
     counted_by_events: int
 
 
-class FiguresTold(Document):
-    """What it came to. See `facts/served.py` for the definitions.
+class FiguresDocument(Document):
+    """Throughput and latency, as defined in `facts.evidence.figures`.
 
-    `requests`: answered, with a length that is known. `input_tokens`: None where of some prompt
-    nobody says. `tokens_per_s_per_stream`: generated tokens of an answer over its latency, the
-    median. `itl_ms`: between events, of which one may have several tokens. `overlap`: the most
-    answers that were being generated at once, by the client's times.
+    `requests`: answered, with a known length. `input_tokens`: None if any prompt's is unknown.
+    `tokens_per_s_per_stream`: median of an answer's tokens over its latency. `itl_ms`: between
+    events, which may have several tokens. `overlap`: the maximum number of answers in generation
+    at once, by the client's times.
     """
 
     requests: int
@@ -141,7 +141,7 @@ class FiguresTold(Document):
 
 
 class Goodput(Document):
-    """Answers that kept the SLO: how many, their share of all that were sent, and per second."""
+    """Answers that met the SLO: their number, their share of all sent requests, and rates."""
 
     requests: int
     share: float
@@ -149,8 +149,8 @@ class Goodput(Document):
     tokens_per_s: float
 
 
-class BatchesTold(Document):
-    """The engine's decode steps in the window."""
+class BatchesDocument(Document):
+    """The engine's decode steps during the run."""
 
     steps: int
     largest: int
@@ -158,7 +158,7 @@ class BatchesTold(Document):
 
 
 class Trial(Document):
-    """One rate that was tried, and the share of its requests that kept the SLO."""
+    """One rate that was tried, and the share of its requests that met the SLO."""
 
     rate_per_s: float
     requests: int
@@ -169,9 +169,9 @@ class Trial(Document):
 class Result(Document):
     """One run.
 
-    `reasons`: why it is what `status` says; `shortfalls`: what it lacks to be published.
-    `capabilities`: the engine's documents before and after it. `trials`: those by which its rate
-    was found.
+    `reasons`: the reasons for `status`; `shortfalls`: what it lacks to be published.
+    `capabilities`: the engine's documents before and after it. `trials`: of the search for its
+    rate.
     """
 
     schema_version: Literal["orch.bench/1"] = "orch.bench/1"
@@ -182,13 +182,13 @@ class Result(Document):
     measurement_type: Label
     began_at: str
     endpoint: str
-    scenario: ScenarioTold
-    engine: EngineTold
-    client: ClientTold
+    scenario: ScenarioDocument
+    engine: EngineDocument
+    client: ClientDocument
     counts: Counts
-    figures: FiguresTold | None
+    figures: FiguresDocument | None
     goodput: Goodput | None
-    batches: BatchesTold | None
+    batches: BatchesDocument | None
     trials: list[Trial] = []
     capabilities: list[Any]
     call_columns: tuple[str, ...] = CALL_COLUMNS

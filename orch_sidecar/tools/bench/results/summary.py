@@ -1,6 +1,6 @@
-"""What a run came to: its calls and the engine's snapshots in, its result out.
+"""Computes the result and the verdict of a run from its calls and the engine's snapshots.
 
-Pure. The label is judged by what the engine did (`facts/verdict.py`), never by what was asked.
+The label is judged by what the engine did (`facts.evidence.verdict`), not by the request.
 """
 
 from __future__ import annotations
@@ -9,10 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orch_sidecar.tools.bench.load.call import Call, Fate, Pulse
+from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.results.identity import Given, identity
-from orch_sidecar.tools.bench.results.result import BatchesTold, Result, ScenarioTold, Status
+from orch_sidecar.tools.bench.results.identity import IdentityOverrides, identity
+from orch_sidecar.tools.bench.results.result import (
+    BatchesDocument,
+    Result,
+    ScenarioDocument,
+    Status,
+)
 from orch_sidecar.tools.bench.results.tally import Tally, counts_of
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
@@ -27,14 +32,14 @@ from orch_sidecar.tools.facts.evidence.verdict import (
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FinishedRun:
     """A run that has ended.
 
-    `documents`: capabilities before and after, as far as they could be read; `before`, `after`:
-    what they say; `restless`: before or after it, whenever the engine was not idle. `unread`: why
-    there is none after it, where there was one before. `stopped`: it was not brought to its end,
-    and `ended_by` is what ended it, if not somebody. `trial`: of a search for a rate; whether
-    anything was batched at one that is too low is not its question.
+    `documents`, `before`, `after`: the capabilities before and after the run and their snapshots,
+    as far as they could be read. `not_idle`: "before" and "after", where the engine was not idle.
+    `unread_reason`: why there is no snapshot after the run. `stopped`: it ended early, by the user
+    unless `ended_by` gives another reason. `trial`: part of a search for a rate, where a rate too
+    low to batch is no objection.
     """
 
     id: str
@@ -45,28 +50,30 @@ class Run:
     cache_salt: str | None
     scenario: Scenario
     calls: Sequence[Call]
-    pulse: Pulse
+    client_health: ClientHealth
     host: Mapping[str, Any]
-    given: Given
+    given: IdentityOverrides
     stopped: bool = False
     ended_by: str = ""
     trial: bool = False
     documents: Sequence[Any] = ()
     before: Snapshot | None = None
     after: Snapshot | None = None
-    restless: Sequence[str] = ()
-    unread: str = ""
+    not_idle: Sequence[str] = ()
+    unread_reason: str = ""
 
 
-def result_of(run: Run) -> Result:
-    """The result, with its verdict."""
+def result_of(run: FinishedRun) -> Result:
+    """Returns the result with its verdict."""
     tally, counts = Tally(run.calls), counts_of(run.calls)
     label = run.scenario.label
     status, reasons, missing = _verdict(run, tally)
     batches = None
     if run.before is not None and run.after is not None:
         found = batches_between(run.before, run.after)
-        batches = BatchesTold(steps=found.steps, largest=found.largest, mean=round(found.mean, 3))
+        batches = BatchesDocument(
+            steps=found.steps, largest=found.largest, mean=round(found.mean, 3)
+        )
     return Result(
         id=run.id,
         status=status,
@@ -77,7 +84,9 @@ def result_of(run: Run) -> Result:
         endpoint=run.endpoint,
         scenario=_scenario(run),
         engine=identity(run.model, run.before, run.given),
-        client=tally.client(run.host, run.pulse, at_once=run.scenario.arrivals is Arrivals.AT_ONCE),
+        client=tally.client(
+            run.host, run.client_health, at_once=run.scenario.arrivals is Arrivals.AT_ONCE
+        ),
         counts=counts,
         figures=tally.figures(),
         goodput=tally.goodput(run.scenario.slo),
@@ -87,32 +96,33 @@ def result_of(run: Run) -> Result:
     )
 
 
-def _verdict(run: Run, tally: Tally) -> tuple[Status, list[str], list[str]]:
-    """What it is worth, why, and what it lacks to be published."""
+def _verdict(run: FinishedRun, tally: Tally) -> tuple[Status, list[str], list[str]]:
+    """Returns the status, its reasons, and what the run lacks to be published."""
     reasons = _objections(run)
     missing = []
     if tally.window_s is None:
-        reasons.append("no request was answered in full")
+        reasons.append("no request was answered completely")
     else:
         missing = shortfalls(run.scenario.label, len(tally.served), tally.window_s)
         missing += _too_short(run.scenario, tally.window_s)
     if run.stopped:
-        why = run.ended_by or "it was stopped before its end"
+        why = run.ended_by or "the user interrupted the run"
         return Status.INCOMPLETE, [why, *reasons], missing
     if reasons:
         return Status.INVALID, reasons, missing
     if run.before is None:
-        silent = "the endpoint has no /v1/capabilities: nobody says how its engine batched"
+        silent = "the endpoint has no /v1/capabilities: how its engine batched is unknown"
         return Status.UNVERIFIED, [silent], missing
     return Status.PRELIMINARY if missing else Status.VALID, [], missing
 
 
-def _objections(run: Run) -> list[str]:
+def _objections(run: FinishedRun) -> list[str]:
     reasons = [
-        f"the engine was not idle {when} this measurement: others used it" for when in run.restless
+        f"the engine was not idle {when} the run: it also served other requests"
+        for when in run.not_idle
     ]
-    if run.unread:
-        return [*reasons, f"what the engine did is not known: {run.unread}"]
+    if run.unread_reason:
+        return [*reasons, f"the engine's work is unknown: {run.unread_reason}"]
     if run.before is None or run.after is None:
         return reasons
     reasons += judge(run.scenario.label, run.before, run.after, _own(run.calls))
@@ -121,7 +131,7 @@ def _objections(run: Run) -> list[str]:
 
 
 def _own(calls: Sequence[Call]) -> RequestCounts:
-    """What the engine had to do for these. Events are no count of tokens: one may have several."""
+    """Returns the engine's work for these. An event may have several tokens, so none is counted."""
     reached = [call for call in calls if call.reached]
     answered = [call for call in reached if call.fate is Fate.ANSWERED]
     tokens = [None if call.counted_by_events else call.output_tokens for call in answered]
@@ -134,16 +144,16 @@ def _own(calls: Sequence[Call]) -> RequestCounts:
 
 
 def _too_short(scenario: Scenario, window_s: float) -> list[str]:
-    """What comes at once lasts as long as it lasts: more than was asked for, or not."""
-    asked_s = scenario.least_seconds
-    if scenario.arrivals is not Arrivals.AT_ONCE or not window_s < asked_s < MIN_DURATION_S:
+    """Returns the shortfall of an offline run, whose length depends on its requests."""
+    least_s = scenario.least_seconds
+    if scenario.arrivals is not Arrivals.AT_ONCE or not window_s < least_s < MIN_DURATION_S:
         return []
-    return [f"{window_s:.1f} s, and {asked_s:g} s were asked for: it takes more requests"]
+    return [f"{window_s:.1f} s instead of the requested {least_s:g} s: raise --requests"]
 
 
-def _scenario(run: Run) -> ScenarioTold:
+def _scenario(run: FinishedRun) -> ScenarioDocument:
     scenario = run.scenario
-    return ScenarioTold(
+    return ScenarioDocument(
         name=scenario.label.value.replace("_", "-"),
         arrivals=scenario.arrivals,
         clients=scenario.clients,

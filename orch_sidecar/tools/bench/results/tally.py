@@ -1,7 +1,4 @@
-"""What the calls of a run come to: figures, goodput, and how late their client was.
-
-Pure.
-"""
+"""Computes figures, goodput and client health from the calls of a run."""
 
 from __future__ import annotations
 
@@ -9,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from orch_sidecar.tools.bench.load.call import Call, Fate, Pulse
+from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
 from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.results.result import (
-    ClientTold,
+    ClientDocument,
     Counts,
-    FiguresTold,
+    FiguresDocument,
     Goodput,
     SpreadMs,
 )
@@ -28,20 +25,19 @@ from orch_sidecar.tools.facts.evidence.figures import (
 )
 from orch_sidecar.tools.facts.evidence.measured import overlap
 
-# A client that is later than this cannot have held to its schedule, and one that is busier or
-# slower to wake than these adds to every time it takes.
+# A client later than this did not keep its schedule, and one that is busier or wakes later than
+# this adds to every time it measures.
 LATE_MS: Final = 10.0
 LAG_MS: Final = 20.0
 CPU_SHARE: Final = 0.9
-# When everything comes at once, sending takes its time; it is to be little of the whole. So is a
-# time in which the client stood still.
+# The acceptable share of the window for sending an offline run, and for one pause of the client.
 SHARE: Final = 0.01
 
 _MOST_REASONS: Final = 20
 
 
 def counts_of(calls: Sequence[Call]) -> Counts:
-    """How many came to which end, and the most frequent reasons of those without an answer."""
+    """Counts the outcomes, and the most frequent reasons of unanswered requests."""
     fates = Counter(call.fate for call in calls)
     reasons = Counter(call.why for call in calls if call.why)
     return Counts(
@@ -51,13 +47,13 @@ def counts_of(calls: Sequence[Call]) -> Counts:
         failed=fates[Fate.FAILED],
         cut=fates[Fate.CUT],
         reasons=dict(reasons.most_common(_MOST_REASONS)),
-        of_other_length=sum(not call.as_asked for call in calls),
+        of_other_length=sum(not call.length_as_requested for call in calls),
         counted_by_events=sum(call.counted_by_events for call in calls),
     )
 
 
 class Tally:
-    """The calls of a run, and what was answered of them."""
+    """The calls of a run, and the answered ones among them."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._answered = [call for call in calls if call.served is not None]
@@ -69,18 +65,18 @@ class Tally:
 
     @property
     def window_s(self) -> float | None:
-        """From the first arrival to the last end; None where nothing was answered."""
+        """The seconds from the first arrival to the last end; None without an answer."""
         return None if self._figures is None else self._figures.window_s
 
-    def figures(self) -> FiguresTold | None:
-        """None where nothing was answered."""
+    def figures(self) -> FiguresDocument | None:
+        """Returns throughput and latency; None without an answer."""
         found = self._figures
         if found is None:
             return None
         known = all(call.input_tokens is not None for call in self._answered)
         each = [s.output_tokens / s.latency_s for s in self.served if s.latency_s > 0]
         queued_s = [call.queue_ms / 1000 for call in self._answered if call.queue_ms is not None]
-        return FiguresTold(
+        return FiguresDocument(
             requests=found.requests,
             window_s=round(found.window_s, 6),
             input_tokens=found.input_tokens if known else None,
@@ -97,7 +93,7 @@ class Tally:
         )
 
     def goodput(self, slo: Slo) -> Goodput | None:
-        """None without a bound, or without an answer."""
+        """Returns the goodput; None without a bound, or without an answer."""
         if not slo.bounds or self._figures is None:
             return None
         window_s = self._figures.window_s
@@ -109,32 +105,34 @@ class Tally:
             tokens_per_s=round(sum(each.output_tokens for each in kept) / window_s, 4),
         )
 
-    def client(self, host: Mapping[str, Any], pulse: Pulse, *, at_once: bool) -> ClientTold:
-        """How the client did. `at_once`: all was to be sent at the start."""
+    def client(
+        self, host: Mapping[str, Any], client_health: ClientHealth, *, at_once: bool
+    ) -> ClientDocument:
+        """Returns the client and its health. `at_once`: everything was due at the start."""
         late = spread([late_s for call in self._calls if (late_s := call.late_s) is not None])
         some_s = SHARE * (self.window_s or 0.0)
         most_s = max(LATE_MS / 1000, some_s) if at_once else LATE_MS / 1000
-        lag = spread(pulse.lag_s)
+        lag = spread(client_health.lag_s)
         causes = []
         if late is not None and late.p99 > most_s:
             causes.append(f"requests were sent {1000 * late.p99:.1f} ms late (p99)")
         if lag is not None and 1000 * lag.p99 > LAG_MS:
             causes.append(f"its event loop woke {1000 * lag.p99:.1f} ms late (p99)")
         elif lag is not None and lag.most > max(LAG_MS / 1000, some_s):
-            causes.append(f"its event loop stood still for {1000 * lag.most:.1f} ms")
-        if pulse.cpu_share > CPU_SHARE:
-            causes.append(f"it was busy for {pulse.cpu_share:.0%} of one core")
-        return ClientTold(
+            causes.append(f"its event loop was blocked for {1000 * lag.most:.1f} ms")
+        if client_health.cpu_share > CPU_SHARE:
+            causes.append(f"it used {client_health.cpu_share:.0%} of one core")
+        return ClientDocument(
             host=dict(host),
             late_ms=ms(late),
             loop_lag_ms=ms(lag),
-            cpu_share=round(pulse.cpu_share, 3),
+            cpu_share=round(client_health.cpu_share, 3),
             bottleneck=causes,
         )
 
 
 def ms(found: Spread | None) -> SpreadMs | None:
-    """In milliseconds."""
+    """Converts seconds to milliseconds."""
     return None if found is None else _ms(found)
 
 

@@ -1,22 +1,25 @@
-"""A result in words, for whoever sits at the terminal.
-
-Pure.
-"""
+"""Formats a result for the terminal."""
 
 from __future__ import annotations
 
-from orch_sidecar.tools.bench.results.result import Counts, FiguresTold, Result, SpreadMs, Status
+from orch_sidecar.tools.bench.results.result import (
+    Counts,
+    FiguresDocument,
+    Result,
+    SpreadMs,
+    Status,
+)
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 
-def words(result: Result) -> str:
-    """A few lines: what was measured, what it is worth and why."""
+def result_text(result: Result) -> str:
+    """Returns a few lines: the verdict and its reasons, the engine, the scenario, the figures."""
     lines = [
         f"{result.measurement_type}: {result.status.upper()}",
         *(f"  {reason}" for reason in result.reasons),
-        *(f"  to be published: {missing}" for missing in result.shortfalls),
-        *_who(result),
+        *(f"  too short to publish: {missing}" for missing in result.shortfalls),
+        *_engine(result),
         f"{_arrivals(result)}, prompts: {result.scenario.prompts}, seed {result.scenario.seed}",
         *_counts(result.counts),
     ]
@@ -25,8 +28,7 @@ def words(result: Result) -> str:
     if result.batches is not None:
         found = result.batches
         lines.append(
-            f"engine: {found.steps} decode steps, batch {found.mean:.2f} on average, "
-            f"{found.largest} at most"
+            f"engine: {found.steps} decode steps, batch mean {found.mean:.2f}, max {found.largest}"
         )
     client = result.client
     late = "" if client.late_ms is None else f"{client.late_ms.p99:.1f} ms late (p99), "
@@ -35,11 +37,11 @@ def words(result: Result) -> str:
     return "\n".join(lines)
 
 
-def _who(result: Result) -> list[str]:
+def _engine(result: Result) -> list[str]:
     engine = result.engine
     name = " ".join(part for part in (engine.engine, engine.engine_version) if part)
     gpus = f"{engine.gpu_count} x " if engine.gpu_count else ""
-    parts = [f"{engine.model} on {name or 'an engine that does not say what it is'}"]
+    parts = [f"{engine.model} on {name or 'an unknown engine'}"]
     if engine.precision:
         parts.append(engine.precision)
     if engine.gpu:
@@ -48,7 +50,7 @@ def _who(result: Result) -> list[str]:
         parts.append(f"profile {engine.profile}, slots: {engine.slots_total}")
     lines = [", ".join(parts)]
     if engine.given:
-        lines.append(f"  typed by hand, not told by the engine: {', '.join(engine.given)}")
+        lines.append(f"  given by the user, not reported by the engine: {', '.join(engine.given)}")
     return lines
 
 
@@ -69,19 +71,18 @@ def _counts(counts: Counts) -> list[str]:
         *(f"  {count} x {reason}" for reason, count in counts.reasons.items()),
     ]
     if counts.of_other_length:
-        lines.append(f"  {counts.of_other_length} had another number of tokens than was asked for")
+        lines.append(f"  {counts.of_other_length} did not have the requested number of tokens")
     if counts.counted_by_events:
-        lines.append(f"  tokens of {counts.counted_by_events} answers were counted by their events")
+        lines.append(f"  {counts.counted_by_events} reported no usage: their events were counted")
     return lines
 
 
-def _figures(figures: FiguresTold, result: Result) -> list[str]:
+def _figures(figures: FiguresDocument, result: Result) -> list[str]:
     lines = [
         f"throughput: {figures.tokens_per_s:.2f} tokens/s, {figures.requests_per_s:.2f} requests/s "
         f"over {figures.window_s:.2f} s"
     ]
-    # Offline is about throughput: when everything comes at once, a time says how long the
-    # queue was.
+    # An offline run measures throughput: its latencies only show the queue's length.
     if result.measurement_type is not Label.OFFLINE:
         lines.append(f"tokens/s per stream: p50 {figures.tokens_per_s_per_stream:.2f}")
         named = {
@@ -95,7 +96,7 @@ def _figures(figures: FiguresTold, result: Result) -> list[str]:
         found = result.goodput
         lines.append(
             f"goodput: {found.requests_per_s:.2f} requests/s, {found.tokens_per_s:.2f} tokens/s; "
-            f"{found.share:.1%} of what was sent kept the SLO"
+            f"{found.share:.1%} of the sent requests met the SLO"
         )
     return lines
 

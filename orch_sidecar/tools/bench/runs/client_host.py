@@ -1,8 +1,6 @@
-"""The machine that a load comes from, as it says itself: nobody types it by hand.
+"""Describes the client's machine from /proc and /sys, to judge whether it limited a result.
 
-It reads what Linux tells under /proc and /sys, and nothing that names the machine or its owner.
-What each file says is pure and apart from the reading. A figure of a client that had no CPU left
-is one of the client, and this is what to look at then.
+Nothing identifies the machine or its owner. Parsing is separate from reading the files.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from pathlib import Path, PurePosixPath
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A client's machine; None where unknown. The host's name is left out on purpose.
+    """The client's machine; None where unknown. The host name is left out on purpose.
 
-    `cpus`: that this process may run on. `cpu_limit`: of its control groups, in CPUs; None
-    without one. `memory_bytes`: of the machine. `python`, `orch`, `uvloop`: versions.
+    `cpus`: the CPUs that this process may use. `cpu_limit`: the limit of its control groups, in
+    CPUs. `memory_bytes`: of the machine. `python`, `orch`, `uvloop`: versions.
     """
 
     system: str | None
@@ -37,7 +35,7 @@ class Host:
 
 
 def host(root: Path = Path("/")) -> Host:
-    """This machine, now. `root`: where /proc and /sys are."""
+    """Returns this machine's description. `root`: the folder with /proc and /sys."""
     return Host(
         system=platform.system() or None,
         kernel=platform.release() or None,
@@ -53,23 +51,23 @@ def host(root: Path = Path("/")) -> Host:
 
 
 def cpu_model(cpuinfo: str) -> str | None:
-    """Of the first processor in the text of /proc/cpuinfo. Arm's has no such line: None."""
+    """Parses the first model name in /proc/cpuinfo; None on Arm, which has none."""
     found = re.search(r"^model name[ \t]*:[ \t]*(\S.*?)[ \t]*$", cpuinfo, re.MULTILINE)
     return None if found is None else found[1]
 
 
 def memory_bytes(meminfo: str) -> int | None:
-    """All of it, by the text of /proc/meminfo, which counts in KiB and calls them kB."""
+    """Parses MemTotal in /proc/meminfo, whose kB are KiB."""
     found = re.search(r"^MemTotal:\s*(\d+) kB$", meminfo, re.MULTILINE)
     return None if found is None else int(found[1]) * 1024
 
 
 def cgroup_folders(cgroup: str) -> Iterator[PurePosixPath]:
-    """The folders below /sys/fs/cgroup with limits on a process's CPU time, innermost first.
+    """Yields the folders below /sys/fs/cgroup that may limit CPU time, innermost first.
 
-    `cgroup`: the text of its /proc/<pid>/cgroup; lines are `id:controllers:path` (cgroups(7)),
-    with no controllers for version 2. A limit of any folder counts. In a container the path may
-    be the host's: such folders are not there, and the uppermost is the container's own.
+    `cgroup`: the text of /proc/<pid>/cgroup; lines are `id:controllers:path` (cgroups(7)), with
+    no controllers for version 2. In a container the path may be the host's: such folders do not
+    exist, and the topmost one is the container's own.
     """
     for line in cgroup.splitlines():
         _, _, rest = line.partition(":")
@@ -83,10 +81,9 @@ def cgroup_folders(cgroup: str) -> Iterator[PurePosixPath]:
 
 
 def cpus_of(quota: str) -> float | None:
-    """How many CPUs a quota amounts to; None for no limit, or no quota.
+    """Converts a quota to CPUs; None without a limit (`max`, in version 1 -1).
 
-    `quota`: microseconds in each period, and the period's: `150000 100000`, as `cpu.max` of
-    version 2 has them. No limit is `max` there, and -1 in version 1.
+    `quota`: the quota and the period in microseconds, such as `150000 100000` (`cpu.max`).
     """
     found = re.fullmatch(r"(\d+) ([1-9]\d*)", quota.strip())
     return None if found is None else int(found[1]) / int(found[2])
@@ -102,7 +99,7 @@ def _cpu_limit(root: Path) -> float | None:
 
 
 def _cpus() -> int | None:
-    # Only Linux has it; elsewhere a process cannot be kept to some CPUs.
+    # Only Linux has CPU affinities.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
@@ -114,7 +111,7 @@ def _version(package: str) -> str | None:
 
 
 def _text(path: Path) -> str:
-    """Of a file that the kernel writes; empty where it has none, so that nothing is known."""
+    """Returns the text of a kernel file, empty if it does not exist."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

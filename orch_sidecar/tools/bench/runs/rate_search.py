@@ -1,7 +1,4 @@
-"""The largest rate at which an SLO is kept, found by trials (MLPerf Server).
-
-Pure: told what became of each trial, it says what to try next.
-"""
+"""Chooses the rates of trials that find the largest rate meeting an SLO (MLPerf Server)."""
 
 from __future__ import annotations
 
@@ -11,48 +8,48 @@ from orch_sidecar.tools.bench.results.result import Result, Trial
 
 # MLPerf Server: the 99th percentile is within the bound.
 KEPT_SHARE: Final = 0.99
-# Of fewer requests the 99th percentile is the slowest, and one that is late by chance decides.
+# With fewer requests the 99th percentile is the slowest one, and a single outlier decides.
 LEAST_REQUESTS: Final = 100
-# The answer is within so much of the largest rate, as far as trials can tell.
+# The result is within this fraction of the largest rate.
 PRECISION: Final = 0.05
-MOST_TRIALS: Final = 24
+MAX_TRIALS: Final = 24
 
 
 class RateSearch:
-    """Doubles the rate until it is too much, then halves the interval.
+    """Doubles the rate until the SLO is missed, then bisects.
 
-    `best_per_s`: the largest that was kept so far, None if none was.
+    `best_per_s`: the largest rate so far that met the SLO, None without one.
     """
 
     def __init__(self, first_per_s: float, least_per_s: float = 0.0) -> None:
-        """`least_per_s`: no lower rate is tried, but for the first one.
+        """`least_per_s`: the lowest rate to try after the first one.
 
-        Raises ValueError for a rate that is not above 0.
+        Raises ValueError for a first rate that is not above 0.
         """
         if not first_per_s > 0:
-            raise ValueError(f"the first rate to try must be above 0, not {first_per_s}")
+            raise ValueError(f"the first rate is {first_per_s}: it must be above 0")
         self.next_per_s = first_per_s
         self.best_per_s: float | None = None
         self._least_per_s = least_per_s
         self.trials: list[Trial] = []
-        self._too_much_per_s: float | None = None
+        self._missed_per_s: float | None = None
 
     @property
     def done(self) -> bool:
-        """Whether no trial would say more."""
-        best, too_much = self.best_per_s, self._too_much_per_s
-        if len(self.trials) >= MOST_TRIALS or self.too_slow:
+        """Whether the search has ended."""
+        best, missed = self.best_per_s, self._missed_per_s
+        if len(self.trials) >= MAX_TRIALS or self.too_slow:
             return True
-        return best is not None and too_much is not None and too_much / best <= 1 + PRECISION
+        return best is not None and missed is not None and missed / best <= 1 + PRECISION
 
     @property
     def too_slow(self) -> bool:
-        """Whether none was kept, and what would be next is lower than is to be tried."""
+        """Whether no rate met the SLO and the next one is below the lowest to try."""
         below = self.next_per_s < self._least_per_s
         return bool(self.trials) and self.best_per_s is None and below
 
-    def tell(self, result: Result) -> Trial:
-        """What became of the trial at `next_per_s`."""
+    def record(self, result: Result) -> Trial:
+        """Records the trial at `next_per_s` and chooses the next rate."""
         trial = Trial(
             rate_per_s=self.next_per_s,
             requests=len(result.calls),
@@ -63,21 +60,18 @@ class RateSearch:
         if trial.kept:
             self.best_per_s = self.next_per_s
         else:
-            self._too_much_per_s = self.next_per_s
-        if self._too_much_per_s is None:
+            self._missed_per_s = self.next_per_s
+        if self._missed_per_s is None:
             self.next_per_s *= 2
         elif self.best_per_s is None:
             self.next_per_s /= 2
         else:
-            self.next_per_s = (self.best_per_s * self._too_much_per_s) ** 0.5
+            self.next_per_s = (self.best_per_s * self._missed_per_s) ** 0.5
         return trial
 
 
 def kept(result: Result) -> bool:
-    """Whether a trial kept its SLO: at least 99 in 100 of all that were sent did.
-
-    One that was refused has not kept it.
-    """
+    """Returns whether 99 % of all sent requests met the SLO; a rejected one did not."""
     return result.goodput is not None and (
         result.goodput.requests >= KEPT_SHARE * len(result.calls)
     )

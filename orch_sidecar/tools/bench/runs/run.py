@@ -1,150 +1,142 @@
-"""One run from end to end: look at the engine, warm up, measure, look again, judge.
+"""One run from end to end: read the engine's state, warm up, measure, read it again, judge.
 
-Coalescing is never used: a decode that serves several requests says nothing of throughput. Nor
-does the engine's prefix cache answer with what other runs have left in it.
+Requests are never coalesced, as one generation for several requests would inflate the
+throughput, and a salt keeps the engine's prefix cache from hits on earlier runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Final
 
 from orch_sidecar.tools.bench.load import arrivals
-from orch_sidecar.tools.bench.load.call import Ask, Call, Fate
-from orch_sidecar.tools.bench.load.driver import Load, TooManyConnections, Work, allow
-from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
-from orch_sidecar.tools.bench.load.interrupt import Interrupted, unless
-from orch_sidecar.tools.bench.load.progress import Progress
-from orch_sidecar.tools.bench.load.prompts import Prompt, body
+from orch_sidecar.tools.bench.load.call import Call, Fate, Request
+from orch_sidecar.tools.bench.load.capabilities import (
+    READY,
+    Capabilities,
+    read_capabilities,
+    wait_until_idle,
+)
+from orch_sidecar.tools.bench.load.driver import (
+    LoadGenerator,
+    TooManyConnections,
+    Work,
+    raise_file_limit,
+)
+from orch_sidecar.tools.bench.load.endpoint import EndpointError
+from orch_sidecar.tools.bench.load.interrupt import Interrupted, unless_interrupted
+from orch_sidecar.tools.bench.load.prompts import body
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.results.identity import Given, identity, lacking
+from orch_sidecar.tools.bench.plan.plan import Plan
+from orch_sidecar.tools.bench.results.identity import identity, missing_identity
 from orch_sidecar.tools.bench.results.result import Result
-from orch_sidecar.tools.bench.results.summary import Run, result_of
+from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.bench.runs.client_host import host
-from orch_sidecar.tools.bench.runs.idle import READY, Look, look, look_when_idle
+from orch_sidecar.tools.bench.runs.progress import Progress
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.evidence.verdict import objections
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.traces.scenarios import WARMUP
 
-# Prompts of the warm-up and of the measurement must not be the same: their prefixes are cached.
+# The warm-up has its own prompts, or the measurement would find them in the prefix cache.
 _WARM_UP_SEED: Final = 1_000_003
-_WARM_UP_CLIENTS: Final = 4  # of a schedule
+_WARM_UP_CLIENTS: Final = 4  # of an open loop
 
 
 class NotMeasurable(Exception):
-    """What was asked for cannot be measured there; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be measured where. `prompts`: for a seed, as many as are taken, or as
-    `most_prompts` says.
-
-    `for_row`: its result is to become a row, too.
-    """
-
-    endpoint: Endpoint
-    model: str
-    pool: str | None
-    scenario: Scenario
-    prompts: Callable[[int], Iterator[Prompt]]
-    prompts_told: str
-    ignore_eos: bool
-    given: Given
-    for_row: bool = False
-    most_prompts: int | None = None
+    """The plan cannot be measured at this endpoint; the message gives the reasons."""
 
 
 async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False) -> Result:
-    """Runs it. An interruption ends it early: what was measured by then is in the result.
+    """Runs the plan. An interruption ends it early with the result of what was measured.
 
-    `trial`: see `summary.Run`. Raises EndpointError and NotMeasurable; Interrupted where nothing
-    was measured yet; ValueError for a schedule that is too long.
+    `trial`: see `summary.FinishedRun`. Raises EndpointError and NotMeasurable; Interrupted where
+    nothing was measured yet; ValueError for a schedule that is too long.
     """
     scenario = plan.scenario
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{scenario.label.value}-{secrets.token_hex(3)}"
     due_s = _schedule(scenario)
-    first = await unless(interrupted, look(plan.endpoint, plan.pool))
-    _object(plan, first, _needed(scenario, due_s))
-    # A salt is vLLM's word, and only vLLM is asked to ignore the end or tells its capabilities.
+    first = await unless_interrupted(interrupted, read_capabilities(plan.endpoint, plan.pool))
+    _check_measurable(plan, first, _prompts_needed(scenario, due_s))
+    # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
     salted = plan.ignore_eos or first is not None
-    before = await unless(interrupted, _warm_up(plan, name, first, salted=salted))
+    before = await unless_interrupted(interrupted, _warm_up(plan, name, first, salted=salted))
     began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     title = f"{scenario.label} {scenario.text}"
     with Progress(title, *_expected(scenario, due_s)) as progress:
-        load = Load(plan.endpoint, lambda call: progress.ended(load.now()), interrupted)
-        asks = _asks(plan, name, scenario.seed, salted=salted)
-        pulse = await load.watched(_work(load, scenario, asks, due_s))
-    interrupted.clear()  # the next one is about waiting for what the engine says
-    after, unread = await _afterwards(plan, before, load.calls, interrupted)
+        load = LoadGenerator(plan.endpoint, lambda call: progress.ended(load.now()), interrupted)
+        requests = _requests(plan, name, scenario.seed, salted=salted)
+        client_health = await load.run(_work(load, scenario, requests, due_s))
+    interrupted.clear()  # the next one ends the wait for the engine's report
+    after, unread_reason = await _afterwards(plan, before, load.calls, interrupted)
     return result_of(
-        Run(
+        FinishedRun(
             id=name,
             began_at=began_at,
             endpoint=plan.endpoint.url,
             model=plan.model,
-            prompts=plan.prompts_told,
+            prompts=plan.prompts_text,
             cache_salt=name if salted else None,
             scenario=scenario,
             calls=load.calls,
-            pulse=pulse,
+            client_health=client_health,
             host=asdict(host()),
             given=plan.given,
             stopped=load.stopped or interrupted.is_set(),
             ended_by=load.ended_by,
             trial=trial,
             documents=[each.document for each in (before, after) if each is not None],
-            restless=_restless(before=before, after=after),
+            not_idle=_not_idle(before=before, after=after),
             before=None if before is None else before.snapshot,
             after=None if after is None else after.snapshot,
-            unread=unread,
+            unread_reason=unread_reason,
         )
     )
 
 
-def _object(plan: Plan, found: Look | None, prompts: int) -> None:
-    """Raises NotMeasurable where it is clear beforehand that nothing would come of it.
+def _check_measurable(plan: Plan, found: Capabilities | None, prompts: int) -> None:
+    """Raises NotMeasurable where the run would be invalid or could not become a row.
 
-    `prompts`: that many are taken at least.
+    `prompts`: the number of prompts that the run takes at least.
     """
     label = plan.scenario.label
     reasons = []
     if found is not None:
         reasons += objections(label, found.snapshot)
         if found.state != READY:
-            reasons.append(f"the pool {found.snapshot.pool!r} is {found.state}")
+            reasons.append(f"the pool {found.snapshot.pool!r} is {found.state}: it must be ready")
         if plan.model not in found.snapshot.models:
             served = ", ".join(found.snapshot.models)
-            reasons.append(f"the model {plan.model!r} is not served there, but {served}")
+            reasons.append(f"the pool does not serve the model {plan.model!r}, but {served}")
     elif label is Label.SINGLE_STREAM:
         reasons.append(
-            f"{plan.endpoint.url} has no /v1/capabilities: single_stream is measured only "
-            "where the pool says that it is single_stream with one slot"
+            f"{plan.endpoint.url} has no /v1/capabilities: single_stream needs a pool that "
+            "reports single_stream with one slot"
         )
     if plan.for_row:
-        told = None if found is None else found.snapshot
-        reasons += lacking(identity(plan.model, told, plan.given))
-    if plan.most_prompts is not None and prompts > plan.most_prompts:
+        snapshot = None if found is None else found.snapshot
+        reasons += missing_identity(identity(plan.model, snapshot, plan.given))
+    if plan.max_prompts is not None and prompts > plan.max_prompts:
         reasons.append(
-            f"{prompts} prompts are needed at least, and of that length there are "
-            f"{plan.most_prompts}: ask for longer ones"
+            f"the run takes at least {prompts} prompts, and only {plan.max_prompts} of that "
+            "length are distinct: raise --input-tokens"
         )
     try:
         at_once = plan.scenario.arrivals is Arrivals.AT_ONCE
-        allow(plan.scenario.least_requests if at_once else plan.scenario.clients or 0)
+        raise_file_limit(plan.scenario.least_requests if at_once else plan.scenario.clients or 0)
     except TooManyConnections as error:
         reasons.append(str(error))
     if reasons:
         raise NotMeasurable("; ".join(reasons))
 
 
-def _needed(scenario: Scenario, due_s: tuple[float, ...]) -> int:
-    """How many prompts its longest part takes at least: each client has the next one ready."""
+def _prompts_needed(scenario: Scenario, due_s: tuple[float, ...]) -> int:
+    """Returns the prompts of its longer part, with one prepared ahead for each client."""
     measured = len(due_s) or scenario.least_requests + (scenario.clients or 0)
     warm_up = scenario.warm_up and scenario.warm_up + _warm_up_clients(scenario)
     return max(measured, warm_up)
@@ -154,60 +146,69 @@ def _warm_up_clients(scenario: Scenario) -> int:
     return min(scenario.warm_up, scenario.clients or _WARM_UP_CLIENTS)
 
 
-async def _warm_up(plan: Plan, name: str, first: Look | None, *, salted: bool) -> Look | None:
-    """Some requests that do not count; returns what the engine says once they are over."""
+async def _warm_up(
+    plan: Plan, name: str, first: Capabilities | None, *, salted: bool
+) -> Capabilities | None:
+    """Sends the warm-up; returns the engine's capabilities once it is idle again."""
     scenario = plan.scenario
     answered = 0
     if scenario.warm_up:
-        load = Load(plan.endpoint, lambda call: None)
-        asks = _asks(plan, name + WARMUP, scenario.seed + _WARM_UP_SEED, salted=salted)
+        load = LoadGenerator(plan.endpoint, lambda call: None)
+        requests = _requests(plan, name + WARMUP, scenario.seed + _WARM_UP_SEED, salted=salted)
         clients = _warm_up_clients(scenario)
-        await load.watched(load.closed(asks, clients, lambda sent, _: sent >= scenario.warm_up))
+        await load.run(
+            load.closed_loop(requests, clients, lambda sent, _: sent >= scenario.warm_up)
+        )
         answered = sum(call.fate is Fate.ANSWERED for call in load.calls)
         if not answered:
             why = load.calls[0].why
             raise NotMeasurable(f"no request of the warm-up was answered: {why}")
     if first is None:
         return None
-    return await look_when_idle(plan.endpoint, plan.pool, first, answered)
+    return await wait_until_idle(plan.endpoint, plan.pool, first, answered)
 
 
 async def _afterwards(
-    plan: Plan, before: Look | None, calls: list[Call], interrupted: asyncio.Event
-) -> tuple[Look | None, str]:
-    """What the engine says now, or why that cannot be known; what was measured is not lost."""
+    plan: Plan, before: Capabilities | None, calls: list[Call], interrupted: asyncio.Event
+) -> tuple[Capabilities | None, str]:
+    """Returns the engine's capabilities, or why they are unknown; an error keeps the result."""
     if before is None:
         return None, ""
     answered = sum(call.fate is Fate.ANSWERED for call in calls)
-    looking = look_when_idle(plan.endpoint, plan.pool, before, answered)
+    looking = wait_until_idle(plan.endpoint, plan.pool, before, answered)
     try:
-        found = await unless(interrupted, looking)
+        found = await unless_interrupted(interrupted, looking)
     except Interrupted:
-        return None, "nobody waited until it told"
+        return None, "interrupted before the engine's next report"
     except EndpointError as error:
         return None, str(error)
     if found.state != READY:
-        return None, f"it is {found.state}"
+        return None, f"the engine is {found.state}"
     return found, ""
 
 
-def _restless(**looks: Look | None) -> list[str]:
-    return [when for when, found in looks.items() if found is not None and not found.idle]
+def _not_idle(**found: Capabilities | None) -> list[str]:
+    return [when for when, each in found.items() if each is not None and not each.idle]
 
 
-def _work(load: Load, scenario: Scenario, asks: Iterator[Ask], due_s: tuple[float, ...]) -> Work:
-    requests, seconds = scenario.least_requests, scenario.least_seconds
+def _work(
+    load: LoadGenerator,
+    scenario: Scenario,
+    requests: Iterator[Request],
+    due_s: tuple[float, ...],
+) -> Work:
+    count, seconds = scenario.least_requests, scenario.least_seconds
     if scenario.clients is not None:
-        return load.closed(
-            asks, scenario.clients, lambda sent, now_s: sent >= requests and now_s >= seconds
+        return load.closed_loop(
+            requests, scenario.clients, lambda sent, now_s: sent >= count and now_s >= seconds
         )
     if scenario.arrivals is Arrivals.AT_ONCE:
-        return load.at_once([next(asks) for _ in range(requests)])
-    return load.open(asks, due_s)
+        return load.at_once(list(islice(requests, count)))
+    return load.open_loop(requests, due_s)
 
 
 def _schedule(scenario: Scenario) -> tuple[float, ...]:
-    """When its requests are due; nothing where they come by other things than time."""
+    """Returns the due times of an open loop; empty for other arrivals."""
     rate = scenario.rate_per_s
     if rate is None:
         return ()
@@ -223,13 +224,13 @@ def _schedule(scenario: Scenario) -> tuple[float, ...]:
 
 
 def _expected(scenario: Scenario, due_s: tuple[float, ...]) -> tuple[int, float]:
-    """After how many requests and seconds it will be over."""
+    """Returns the requests and seconds after which the run ends, for the progress bar."""
     at_once = scenario.arrivals is Arrivals.AT_ONCE
     return len(due_s) or scenario.least_requests, 0.0 if at_once else scenario.least_seconds
 
 
-def _asks(plan: Plan, name: str, seed: int, *, salted: bool) -> Iterator[Ask]:
-    """Requests without end, of the scenario of that name."""
+def _requests(plan: Plan, name: str, seed: int, *, salted: bool) -> Iterator[Request]:
+    """Yields requests, without end, that belong to the scenario of that name."""
     fields = {"X-Orch-No-Coalesce": "true", "X-Orch-Scenario": name}
     if plan.pool is not None:
         fields["X-Orch-Pool"] = plan.pool
@@ -237,7 +238,7 @@ def _asks(plan: Plan, name: str, seed: int, *, salted: bool) -> Iterator[Ask]:
         written = body(prompt, plan.model, ignore_eos=plan.ignore_eos)
         if salted:
             written = with_salt(written, name)
-        yield Ask(
+        yield Request(
             plan.endpoint.message(prompt.path, written, fields),
             prompt.input_tokens,
             prompt.output_tokens if plan.ignore_eos else None,
@@ -245,9 +246,9 @@ def _asks(plan: Plan, name: str, seed: int, *, salted: bool) -> Iterator[Ask]:
 
 
 def with_salt(written: bytes, salt: str) -> bytes:
-    """A request's JSON, with a prefix cache of its own: of vLLM's, and no part of OpenAI's API.
+    """Adds vLLM's `cache_salt` to a JSON body, so that runs share no prefix cache.
 
-    Without it a second run of the same seed, or of the same file, finds its prompts computed.
+    Otherwise a second run of the same seed or file would find its prompts cached.
     """
     assert written.endswith(b"}")
     return written[:-1] + b',"cache_salt":"' + salt.encode("ascii") + b'"}'

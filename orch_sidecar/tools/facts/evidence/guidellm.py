@@ -41,10 +41,10 @@ from orch_sidecar.tools.facts.evidence.measured import (
     InvalidRun,
     MeasuredRun,
     Rejection,
-    claim_of,
     first_rejection,
     latency_notes,
     overlap,
+    parse_claim,
 )
 
 # Strategies whose requests are due at a time that does not depend on answers.
@@ -168,7 +168,7 @@ def _read(report: _Report, benchmark: dict[str, Any]) -> MeasuredRun | Rejection
     except ValidationError as error:
         return first_rejection(error)
     except InvalidRun as error:
-        return error.refused
+        return error.rejection
 
 
 def _measured(report: _Report, benchmark: _Benchmark) -> MeasuredRun:
@@ -201,7 +201,7 @@ def _measured(report: _Report, benchmark: _Benchmark) -> MeasuredRun:
     return MeasuredRun(
         tool=f"guidellm {report.metadata.guidellm_version}",
         model=benchmark.config.backend.model,
-        claim=claim_of(report.config.metadata.labels.get("measurement_type"), arrivals, at_once),
+        claim=parse_claim(report.config.metadata.labels.get("measurement_type"), arrivals, at_once),
         arrivals=arrivals,
         rate_per_s=strategy.rate,
         at_once=at_once,

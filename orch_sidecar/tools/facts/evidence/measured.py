@@ -33,8 +33,8 @@ class InvalidRun(ValueError):
     """Raised while a file is parsed; carries the rejection to the one place that returns it."""
 
     def __init__(self, name: str, value: object, rule: str) -> None:
-        self.refused = Rejection(name, str(value), rule)
-        super().__init__(str(self.refused))
+        self.rejection = Rejection(name, str(value), rule)
+        super().__init__(str(self.rejection))
 
 
 def first_rejection(error: ValidationError) -> Rejection:
@@ -101,7 +101,7 @@ class MeasuredRun:
     notes: Mapping[str, str | int | float] = field(default_factory=dict)
 
 
-def claim_of(claim: object, arrivals: Arrivals, at_once: int | None) -> Label | None:
+def parse_claim(claim: object, arrivals: Arrivals, at_once: int | None) -> Label | None:
     """Parses the label that a file claims.
 
     Raises InvalidRun for an unknown label, and for one that the load in the file contradicts.

@@ -49,7 +49,7 @@ class Snapshot:
         return self.foreign + self.leased
 
 
-def pools_of(document: Any) -> tuple[str, ...]:
+def pool_names(document: Any) -> tuple[str, ...]:
     """Returns the pools in a document. Raises InvalidSnapshot."""
     return tuple(str(entry.get("pool")) for entry in _entries(document))
 
@@ -63,7 +63,7 @@ def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
     if pool is not None:
         entries = [entry for entry in entries if entry.get("pool") == pool]
     if len(entries) != 1:
-        names = ", ".join(pools_of(document)) or "none"
+        names = ", ".join(pool_names(document)) or "none"
         which = "a pool must be given" if pool is None else f"there must be one pool {pool!r}"
         raise InvalidSnapshot(f"{which}: the document has {names}")
     [entry] = entries

@@ -84,10 +84,10 @@ def judge(label: Label, before: Snapshot, after: Snapshot, own: RequestCounts) -
 
 def shortfalls(label: Label, queries: int, seconds: float) -> list[str]:
     """Returns what a valid measurement lacks for publication; with any it is preliminary."""
-    least = MIN_QUERIES[label]
+    minimum = MIN_QUERIES[label]
     missing = []
-    if queries < least:
-        missing.append(f"{queries} queries, at least {least} are required")
+    if queries < minimum:
+        missing.append(f"{queries} queries, at least {minimum} are required")
     if seconds < MIN_DURATION_S:
         missing.append(f"{seconds:.1f} s, at least {MIN_DURATION_S:.0f} s are required")
     return missing
@@ -144,8 +144,9 @@ def _surplus(batches: Batches, own: RequestCounts) -> list[str]:
     if own.output_tokens is None or decoded <= own.output_tokens:
         return []
     return [
-        f"the engine decoded {decoded} tokens in the window, but this measurement received "
-        f"{own.output_tokens}: the engine served other clients, or the snapshots are of another run"
+        f"the engine decoded at least {decoded} tokens in the window, but this measurement "
+        f"received {own.output_tokens}: the engine served other clients, or the snapshots are of "
+        "another run"
     ]
 
 

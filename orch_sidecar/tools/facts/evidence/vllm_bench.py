@@ -42,10 +42,10 @@ from orch_sidecar.tools.facts.evidence.measured import (
     InvalidRun,
     MeasuredRun,
     Rejection,
-    claim_of,
     first_rejection,
     latency_notes,
     overlap,
+    parse_claim,
 )
 
 TOOL: Final = "vllm bench serve"
@@ -123,7 +123,7 @@ def _read(document: object) -> MeasuredRun | Rejection:
     except ValidationError as error:
         return first_rejection(error)
     except InvalidRun as error:
-        return error.refused
+        return error.rejection
 
 
 def _objections(document: dict[str, Any]) -> None:
@@ -169,7 +169,7 @@ def _measured(result: _Result) -> MeasuredRun:
     return MeasuredRun(
         tool=TOOL,
         model=result.model_id,
-        claim=claim_of(result.measurement_type, _arrivals(result), result.max_concurrency),
+        claim=parse_claim(result.measurement_type, _arrivals(result), result.max_concurrency),
         arrivals=_arrivals(result),
         rate_per_s=None if result.request_rate == "inf" else result.request_rate,
         at_once=result.max_concurrency,

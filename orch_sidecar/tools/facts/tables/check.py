@@ -80,10 +80,10 @@ def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
             if first != record.line:
                 found.append(_fault(table.name, record, 0, f"the row repeats line {first}"))
             elif not faults:
-                placed = LocatedRow(table.name, record, parse_row(record))
-                other = measured.setdefault(measurement_key(placed.row), placed)
-                if other is not placed:
-                    found.append(conflict(other, placed))
+                located = LocatedRow(table.name, record, parse_row(record))
+                other = measured.setdefault(measurement_key(located.row), located)
+                if other is not located:
+                    found.append(conflict(other, located))
     return found
 
 
@@ -179,7 +179,9 @@ def _ragged(file: str, record: Record) -> Fault:
         if not rules.is_plausible(name, value):
             return _fault(file, record, index, f"{count}: this value is in the wrong column")
     if len(fields) < expected:
-        return _fault(file, record, len(fields), f"{count}: this one is missing, or one before it")
+        return _fault(
+            file, record, len(fields), f"{count}: this field is missing, or one before it"
+        )
     return _fault(file, record, expected, f"{count}: a field that contains a comma must be quoted")
 
 

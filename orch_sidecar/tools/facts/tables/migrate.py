@@ -85,9 +85,10 @@ def _migrated(
     file: str, record: Record, faults: Sequence[Fault]
 ) -> tuple[Step, tuple[str, ...] | None]:
     """Returns what is done with a row that has faults, and its new fields if there are any."""
-    fields = None if _unrepairable(record, faults) else _rewritten(record.fields)
+    unrepairable = _unrepairable(record, faults)
+    fields = None if unrepairable else _rewritten(record.fields)
     if fields is None:
-        return _unchanged(file, record, _unrepairable(record, faults) or faults), None
+        return _unchanged(file, record, unrepairable or faults), None
     remaining = row_faults(file, replace(record, fields=fields))
     if remaining:
         return _unchanged(file, record, remaining), None

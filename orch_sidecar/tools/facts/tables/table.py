@@ -70,7 +70,7 @@ class Table:
     @property
     def line_end(self) -> str:
         """The line end of the first record, used for every record that is added."""
-        return end_of(self.records[0].raw) or _LINE_END if self.records else _LINE_END
+        return line_end_of(self.records[0].raw) or _LINE_END if self.records else _LINE_END
 
 
 def parse(name: str, text: str) -> Table:
@@ -98,7 +98,7 @@ def parse(name: str, text: str) -> Table:
     return Table(name, tuple(records), mark)
 
 
-def end_of(raw: str) -> str:
+def line_end_of(raw: str) -> str:
     """Returns the line end of a record's text, "" where the last record of a file has none."""
     found = _END.search(raw)
     return "" if found is None else found[0]
@@ -133,7 +133,7 @@ def with_changes(table: Table, changes: Mapping[int, Sequence[str]]) -> Table:
     """Returns the table with new fields in some records, by their index in `records`."""
     records = list(table.records)
     for index, fields in changes.items():
-        raw = record_text(fields, end_of(records[index].raw))
+        raw = record_text(fields, line_end_of(records[index].raw))
         records[index] = replace(records[index], raw=raw)
     # Parsed again: line numbers move where a record gets longer or shorter by a line.
     return parse(table.name, replace(table, records=tuple(records)).text)
@@ -149,9 +149,9 @@ def with_raw(table: Table, added: Iterable[str]) -> Table:
     end = table.line_end
     raws = [record.raw for record in table.records]
     for raw in added:
-        if raws and not end_of(raws[-1]):
+        if raws and not line_end_of(raws[-1]):
             raws[-1] += end
-        raws.append(raw.removesuffix(end_of(raw)) + end)
+        raws.append(raw.removesuffix(line_end_of(raw)) + end)
     return parse(table.name, table.mark + "".join(raws))
 
 

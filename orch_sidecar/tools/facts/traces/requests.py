@@ -53,8 +53,8 @@ class EngineSequence:
     """One sequence in the engine, from its arrival there to its last token.
 
     `prompt`: the engine's id of its prompt; the sequences of one prompt share it, and its tokens.
-    `engine`: the engine instance, if known; it changes with a restart. `steps`: sequence steps that
-    were known at the end; without any there are no batch statistics.
+    `engine`: the engine instance, if known; it changes with a restart. `steps`: decode steps that
+    were counted until its end; without any there are no batch statistics.
     """
 
     start_ns: int
@@ -165,9 +165,9 @@ def build_traffic(spans: Iterable[Span]) -> Traffic:
                     requests.append(_request(server, under, leaders))
                 continue
             orphans += [_engine_sequence(span) for span in under if _is_orphan(span, trace)]
-            attempts = [span for span in under if span.name in (_WAIT_SPAN, _ENGINE_SPAN)]
-            if attempts:
-                unfinished.append(_unfinished(attempts))
+            pending = [span for span in under if span.name in (_WAIT_SPAN, _ENGINE_SPAN)]
+            if pending:
+                unfinished.append(_unfinished(pending))
     requests.sort(key=lambda request: request.start_ns)
     return Traffic(tuple(requests), tuple(unfinished), tuple(orphans))
 
@@ -197,12 +197,12 @@ def _is_orphan(span: Span, trace: dict[str, Span]) -> bool:
     return span.name == _SEQUENCE_SPAN and (parent is None or parent.name != _ENGINE_SPAN)
 
 
-def _unfinished(attempts: list[Span]) -> Unfinished:
-    ends = [span.end_ns for span in attempts if span.name == _ENGINE_SPAN]
+def _unfinished(pending: list[Span]) -> Unfinished:
+    ends = [span.end_ns for span in pending if span.name == _ENGINE_SPAN]
     return Unfinished(
-        start_ns=min(span.start_ns for span in attempts),
+        start_ns=min(span.start_ns for span in pending),
         end_ns=max(ends, default=None),
-        pool=attempts[0].text("orch.pool"),
+        pool=pending[0].text("orch.pool"),
     )
 
 

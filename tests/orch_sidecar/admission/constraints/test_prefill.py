@@ -15,7 +15,7 @@ def test_one_prompt_at_a_time_while_the_rate_is_not_known() -> None:
     prefill.granted(1, 0.0)
     assert not prefill.fits(1, 0.5, 1000.0)
     assert prefill.fits_at(1, 0.5, 1000.0) is None
-    prefill.settled()
+    prefill.released()
     assert prefill.fits(1, 0.5, 1000.0)
 
 
@@ -51,7 +51,7 @@ def test_what_ends_with_a_known_rate_says_nothing_of_other_prompts() -> None:
     prefill = PrefillBudget()
     prefill.tokens_per_s = 1000.0
     prefill.granted(700, 0.0)
-    prefill.settled()
+    prefill.released()
     assert not prefill.fits(300, 0.5, 0.0)
 
 

@@ -1,26 +1,21 @@
-"""Whether a request may go now, and what it waits for if not."""
+"""Which constraint blocks a request, and when it clears."""
 
 from __future__ import annotations
 
-from orch_sidecar.admission.constraints.kv_cache import KvNeed
-from orch_sidecar.admission.constraints.rules import BlockedBy
-from orch_sidecar.admission.types import EngineReport
+import pytest
+
+from orch_sidecar.admission.types import BlockedBy, EngineReport, KvNeed
 from tests.orch_sidecar.admission.bench import Bench
 from tests.orch_sidecar.admission.examples import bulk, class_rules, interactive, kv_of, rules
-
-# Slots.
 
 
 def test_slots_are_leased_and_foreign_ones() -> None:
     bench = Bench(4)
     bench.grant(bulk(2))
     bench.ledger.foreign = 1
-    assert bench.hold(interactive()) is None
-    assert bench.hold(interactive(2)) is BlockedBy.SLOT
-    assert bench.hold(bulk(2), aged=True) is BlockedBy.SLOT
-
-
-# Batches.
+    assert bench.blocked_by(interactive()) is None
+    assert bench.blocked_by(interactive(2)) is BlockedBy.SLOT
+    assert bench.blocked_by(bulk(2), aged=True) is BlockedBy.SLOT
 
 
 def test_interactive_requests_count_among_themselves() -> None:
@@ -28,15 +23,15 @@ def test_interactive_requests_count_among_themselves() -> None:
     bench.limit(interactive=2, bulk=8, mixed=8)
     bench.grant(bulk(8))
     bench.grant(interactive())
-    assert bench.hold(interactive()) is None
-    assert bench.hold(interactive(2)) is BlockedBy.BATCH
+    assert bench.blocked_by(interactive()) is None
+    assert bench.blocked_by(interactive(2)) is BlockedBy.BATCH
 
 
 def test_an_interactive_request_beyond_the_batch_goes_when_no_other_runs() -> None:
     bench = Bench(16)
     bench.limit(interactive=2, bulk=8, mixed=8)
     bench.grant(bulk())
-    assert bench.hold(interactive(3)) is None
+    assert bench.blocked_by(interactive(3)) is None
 
 
 def test_bulk_fills_what_its_slo_allows_of_both_classes_and_foreign_ones() -> None:
@@ -45,186 +40,128 @@ def test_bulk_fills_what_its_slo_allows_of_both_classes_and_foreign_ones() -> No
     bench.grant(interactive(2))
     bench.grant(bulk(4))
     bench.ledger.foreign = 1
-    assert bench.hold(bulk()) is None
-    assert bench.hold(bulk(2)) is BlockedBy.BATCH
-    assert bench.hold(bulk(2), aged=True) is BlockedBy.BATCH
+    assert bench.blocked_by(bulk()) is None
+    assert bench.blocked_by(bulk(2)) is BlockedBy.BATCH
+    assert bench.blocked_by(bulk(2), aged=True) is BlockedBy.BATCH
 
 
 def test_bulk_beside_interactive_traffic_keeps_the_interactive_slo() -> None:
     bench = Bench(16)
     bench.limit(interactive=4, bulk=8, mixed=3)
     bench.grant(bulk(2))
-    assert bench.hold(bulk(2)) is None
+    assert bench.blocked_by(bulk(2)) is None
     run = bench.grant(interactive())
-    assert bench.hold(bulk()) is BlockedBy.BATCH
-    assert bench.hold(bulk(), aged=True) is None
+    assert bench.blocked_by(bulk()) is BlockedBy.BATCH
+    assert bench.blocked_by(bulk(), aged=True) is None
     bench.release(run, 1.0)
-    assert bench.hold(bulk(2), 1.0) is BlockedBy.BATCH, "the next one may come any moment"
-    assert bench.hold(bulk(2), 11.0) is None
+    assert bench.blocked_by(bulk(2), 1.0) is BlockedBy.BATCH, "the next one may come any moment"
+    assert bench.blocked_by(bulk(2), 11.0) is None
 
 
 def test_alone_in_the_engine_nothing_but_slots_holds() -> None:
     bench = Bench(16, rules(reserved_share=0.5))
     bench.limit(interactive=2, bulk=2, mixed=2)
-    bench.scarce.reported(EngineReport("e", 16, kv=kv_of(10), kv_usage=1.0), 0.0)
-    bench.scarce.arrived(interactive(8), 0.0)
-    assert bench.hold(bulk(16, prompt_tokens=1000, max_tokens=1000)) is None
-    assert bench.hold(interactive(16, prompt_tokens=1000, max_tokens=1000)) is None
-
-
-# The reserve.
-
-
-def test_reserve_is_lent_while_nobody_claims_it() -> None:
-    bench = Bench(8, rules(reserved_share=0.5))
-    bench.grant(bulk(7))
-    assert bench.hold(bulk()) is None
-
-
-def test_reserve_is_kept_as_far_as_it_is_used_and_one_more() -> None:
-    bench = Bench(8, rules(reserved_share=0.5))
-    run = bench.grant(interactive(2), 0.0)
-    bench.grant(bulk(4), 0.0)
-    assert bench.hold(bulk(), 0.0) is None
-    assert bench.hold(bulk(2), 0.0) is BlockedBy.RESERVE
-    assert bench.hold(bulk(2), 0.0, aged=True) is BlockedBy.RESERVE, "however long it waits"
-    assert bench.hold(interactive(2), 0.0) is None
-    bench.release(run, 1.0)
-    assert bench.hold(bulk(3), 1.0) is None
-    assert bench.hold(bulk(4), 1.0) is BlockedBy.RESERVE, "one for the next to come"
-
-
-def test_more_of_a_large_reserve_is_kept_free() -> None:
-    bench = Bench(64, rules(reserved_share=0.25))
-    bench.grant(interactive(2))
-    bench.grant(bulk(56))
-    assert bench.hold(bulk(3)) is None
-    assert bench.hold(bulk(4)) is BlockedBy.RESERVE
-
-
-def test_reserve_is_not_kept_from_a_delayed_request_that_is_too_large_for_the_rest() -> None:
-    bench = Bench(8, rules(reserved_share=0.5))
-    run = bench.grant(interactive())
-    bench.grant(bulk(), 1.0)
-    assert bench.hold(bulk(7), 1.0) is BlockedBy.SLOT
-    bench.release(run, 1.0)
-    assert bench.hold(bulk(7), 1.0) is BlockedBy.RESERVE
-    assert bench.hold(bulk(7), 1.0, aged=True) is BlockedBy.RESERVE, (
-        "beside it there is room for seven"
-    )
-    bench.wait(interactive(2))
-    assert bench.hold(bulk(7), 1.0, aged=True) is None
-    assert bench.hold(bulk(5), 1.0, aged=True) is BlockedBy.RESERVE, "the other one will end"
-
-
-def test_reserve_is_never_more_than_its_share() -> None:
-    bench = Bench(16, rules(reserved_share=0.25))
-    bench.grant(interactive(6))
-    bench.grant(bulk(9))
-    assert bench.hold(bulk()) is None
-
-
-def test_interactive_requests_use_their_reserve_themselves() -> None:
-    bench = Bench(8, rules(reserved_share=0.25))
-    bench.grant(interactive(2))
-    bench.grant(bulk(5))
-    assert bench.hold(bulk()) is None
-
-
-def test_claim_ends_ten_seconds_after_the_last_interactive_request() -> None:
-    bench = Bench(8, rules(reserved_share=0.5))
-    bench.release(bench.grant(interactive(4), 0.0), 1.0)
-    bench.grant(bulk(7), 2.0)
-    assert bench.hold(bulk(), 5.9) is BlockedBy.RESERVE
-    assert bench.hold(bulk(), 11.0) is None
-
-
-def test_those_who_wait_claim_too() -> None:
-    bench = Bench(8, rules(reserved_share=0.5))
-    bench.grant(bulk(5))
-    bench.wait(interactive(2))
-    bench.scarce.arrived(interactive(1), 0.0)
-    assert bench.hold(bulk()) is BlockedBy.RESERVE
-
-
-# Prompts and the KV cache.
+    bench.constraints.reported(EngineReport("e", 16, kv=kv_of(10), kv_usage=1.0), 0.0)
+    bench.constraints.arrived(interactive(8), 0.0)
+    assert bench.blocked_by(bulk(16, prompt_tokens=1000, max_tokens=1000)) is None
+    assert bench.blocked_by(interactive(16, prompt_tokens=1000, max_tokens=1000)) is None
 
 
 def test_one_bulk_prompt_at_a_time_beside_interactive_traffic_of_unknown_speed() -> None:
     bench = Bench(8)
     run = bench.grant(bulk(prompt_tokens=100))
-    assert bench.hold(bulk(prompt_tokens=100)) is None, "nobody is kept waiting"
+    assert bench.blocked_by(bulk(prompt_tokens=100)) is None, "nobody is kept waiting"
     bench.grant(interactive(prompt_tokens=100))
-    assert bench.hold(bulk(prompt_tokens=100)) is BlockedBy.PREFILL
-    assert bench.hold(bulk(prompt_tokens=100), aged=True) is None
-    assert bench.hold(interactive(prompt_tokens=100)) is None
+    assert bench.blocked_by(bulk(prompt_tokens=100)) is BlockedBy.PREFILL
+    assert bench.blocked_by(bulk(prompt_tokens=100), aged=True) is None
+    assert bench.blocked_by(interactive(prompt_tokens=100)) is None
     bench.release(run, 1.0)
-    assert bench.hold(bulk(prompt_tokens=100), 1.0) is None
+    assert bench.blocked_by(bulk(prompt_tokens=100), 1.0) is None
 
 
 def test_bulk_prompts_are_read_within_a_quarter_of_the_interactive_slo() -> None:
     bench = Bench(8, rules(class_rules(ttft_p95_ms=400.0)))
-    bench.scarce.reported(EngineReport("e", 8, prefill_tokens_per_s=1000.0), 0.0)
+    bench.constraints.reported(EngineReport("e", 8, prefill_tokens_per_s=1000.0), 0.0)
     bench.grant(interactive())
     bench.grant(bulk(prompt_tokens=60))
-    assert bench.hold(bulk(prompt_tokens=40)) is None
-    assert bench.hold(bulk(prompt_tokens=50)) is BlockedBy.PREFILL
-    assert bench.hold(bulk(prompt_tokens=50), 0.02) is None
+    assert bench.blocked_by(bulk(prompt_tokens=40)) is None
+    assert bench.blocked_by(bulk(prompt_tokens=50)) is BlockedBy.PREFILL
+    assert bench.blocked_by(bulk(prompt_tokens=50), 0.02) is None
 
 
 def test_a_request_waits_for_room_in_the_cache_whatever_its_class_or_age() -> None:
     bench = Bench(8)
-    bench.scarce.reported(EngineReport("e", 8, kv=kv_of(1000), kv_usage=0.95), 0.0)
+    bench.constraints.reported(EngineReport("e", 8, kv=kv_of(1000), kv_usage=0.95), 0.0)
     bench.grant(bulk(prompt_tokens=500, max_tokens=100))
     fits, too_much = {"prompt_tokens": 200, "max_tokens": 100}, {"prompt_tokens": 400}
-    assert bench.hold(interactive(2, **fits)) is None
-    assert bench.hold(interactive(3, **fits)) is BlockedBy.KV
-    for ask in (interactive(**too_much), bulk(**too_much)):
-        assert bench.hold(ask, aged=True) is BlockedBy.KV
+    assert bench.blocked_by(interactive(2, **fits)) is None
+    assert bench.blocked_by(interactive(3, **fits)) is BlockedBy.KV
+    for request in (interactive(**too_much), bulk(**too_much)):
+        assert bench.blocked_by(request, aged=True) is BlockedBy.KV
 
 
 def test_a_sequence_takes_whole_blocks_of_the_cache() -> None:
     bench = Bench(8)
-    bench.scarce.reported(EngineReport("e", 8, kv=kv_of(64, 16)), 0.0)
-    assert bench.scarce.need(bulk(2, prompt_tokens=20, max_tokens=7)) == KvNeed(2, 0, 2)
-    assert bench.scarce.need(bulk(2, prompt_tokens=20, max_tokens=6)) == KvNeed(2, 0, 0)
-    assert bench.scarce.need(bulk(2, prompt_tokens=20, max_tokens=None)) == KvNeed(2, 0, None)
+    bench.constraints.reported(EngineReport("e", 8, kv=kv_of(64, 16)), 0.0)
+    assert bench.constraints.kv_need(bulk(2, prompt_tokens=20, max_tokens=7)) == KvNeed(2, 0, 2)
+    assert bench.constraints.kv_need(bulk(2, prompt_tokens=20, max_tokens=6)) == KvNeed(2, 0, 0)
+    assert bench.constraints.kv_need(bulk(2, prompt_tokens=20, max_tokens=None)) == KvNeed(
+        2, 0, None
+    )
     bench.grant(bulk(prompt_tokens=30, max_tokens=2))
-    assert bench.hold(interactive(2, prompt_tokens=20, max_tokens=6)) is None
-    assert bench.hold(interactive(2, prompt_tokens=20, max_tokens=7)) is BlockedBy.KV
+    assert bench.blocked_by(interactive(2, prompt_tokens=20, max_tokens=6)) is None
+    assert bench.blocked_by(interactive(2, prompt_tokens=20, max_tokens=7)) is BlockedBy.KV
 
 
 def test_blocks_that_are_only_begun_are_counted_whole() -> None:
     """48 blocks of 128 tokens; each of these takes three of them."""
     bench = Bench(64)
     report = EngineReport("e", 64, kv=kv_of(48 * 128, 128))
-    bench.scarce.reported(report, 0.0)
-    ask = interactive(prompt_tokens=130, max_tokens=130)
-    while bench.hold(ask) is None:
-        bench.grant(ask)
-    assert bench.hold(ask) is BlockedBy.KV
-    assert len(bench.runs) == 16
+    bench.constraints.reported(report, 0.0)
+    request = interactive(prompt_tokens=130, max_tokens=130)
+    while bench.blocked_by(request) is None:
+        bench.grant(request)
+    assert bench.blocked_by(request) is BlockedBy.KV
+    assert bench.ledger.lease_count == 16
 
 
 def test_what_is_on_its_way_to_the_scheduler_is_in_no_usage() -> None:
     """A step reads one prompt, while the others wait where the engine does not count them."""
     bench = Bench(8)
-    bench.scarce.reported(EngineReport("e", 8, kv=kv_of(1000)), 0.0)
+    bench.constraints.reported(EngineReport("e", 8, kv=kv_of(1000)), 0.0)
     for _ in range(4):
         bench.grant(interactive(prompt_tokens=100, max_tokens=100))
     reading = EngineReport("e", 8, 1, kv=kv_of(1000), kv_usage=0.1, prefilling=1, scheduled=1)
-    bench.scarce.reported(reading, 5.0)
-    assert bench.hold(interactive(prompt_tokens=100, max_tokens=200), 5.0) is BlockedBy.KV
+    bench.constraints.reported(reading, 5.0)
+    assert bench.blocked_by(interactive(prompt_tokens=100, max_tokens=200), 5.0) is BlockedBy.KV
     read = EngineReport("e", 8, 1, kv=kv_of(1000), kv_usage=0.3, scheduled=4)
-    bench.scarce.reported(read, 6.0)
-    assert bench.hold(interactive(prompt_tokens=100, max_tokens=200), 6.0) is None
+    bench.constraints.reported(read, 6.0)
+    assert bench.blocked_by(interactive(prompt_tokens=100, max_tokens=200), 6.0) is None
 
 
 def test_another_engine_begins_empty() -> None:
     bench = Bench(8)
     bench.grant(bulk(prompt_tokens=500))
     bench.ledger.begin_epoch("e2")
-    bench.scarce.begin_epoch()
+    bench.constraints.begin_epoch()
     bench.grant(interactive())
-    assert bench.hold(bulk(prompt_tokens=500)) is None
-    assert (bench.scarce.interactive, bench.scarce.bulk) == (1, 0)
+    assert bench.blocked_by(bulk(prompt_tokens=500)) is None
+    assert (bench.ledger.interactive, bench.ledger.bulk) == (1, 0)
+
+
+@pytest.mark.parametrize("blocked_by", [BlockedBy.KV, BlockedBy.RESERVE, BlockedBy.BATCH])
+def test_what_comes_back_slowly_is_looked_at_now_and_then(blocked_by: BlockedBy) -> None:
+    assert Bench(4).constraints.clears_at(blocked_by, 10.0) == 10.25
+
+
+def test_slots_come_free_when_somebody_says_so() -> None:
+    assert Bench(4).constraints.clears_at(BlockedBy.SLOT, 10.0) is None
+
+
+def test_prompts_are_looked_at_when_they_will_have_been_read() -> None:
+    bench = Bench(4)
+    bench.grant(bulk(prompt_tokens=600))
+    bench.wait(bulk(prompt_tokens=0))
+    assert bench.constraints.clears_at(BlockedBy.PREFILL, 0.0) == 0.25, "of unknown speed"
+    bench.constraints.reported(EngineReport("e", 4, prefill_tokens_per_s=1000.0), 0.0)
+    assert bench.constraints.clears_at(BlockedBy.PREFILL, 0.0) == pytest.approx(0.1)

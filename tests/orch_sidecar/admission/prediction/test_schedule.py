@@ -9,42 +9,42 @@ from orch_sidecar.admission.prediction.schedule import Schedule
 
 
 def test_a_request_takes_the_slot_that_comes_free_first() -> None:
-    plan = Schedule([5.0, 1.0, 3.0])
-    assert [plan.place(1, 10.0) for _ in range(5)] == [1.0, 3.0, 5.0, 11.0, 13.0]
+    schedule = Schedule([5.0, 1.0, 3.0])
+    assert [schedule.place(1, 10.0) for _ in range(5)] == [1.0, 3.0, 5.0, 11.0, 13.0]
 
 
 def test_a_request_of_several_sequences_waits_for_the_last_of_its_slots() -> None:
-    plan = Schedule([0.0, 1.0, 3.0])
-    assert plan.place(2, 4.0) == 1.0
-    assert plan.place(1, 1.0) == 3.0
-    assert plan.start(2) == 5.0
+    schedule = Schedule([0.0, 1.0, 3.0])
+    assert schedule.place(2, 4.0) == 1.0
+    assert schedule.place(1, 1.0) == 3.0
+    assert schedule.start(2) == 5.0
 
 
 def test_nobody_behind_starts_before_one_who_waits_for_several_slots() -> None:
-    plan = Schedule([0.0, 8.0])
-    assert plan.place(2, 1.0) == 8.0
-    assert plan.place(1, 1.0) == 9.0
+    schedule = Schedule([0.0, 8.0])
+    assert schedule.place(2, 1.0) == 8.0
+    assert schedule.place(1, 1.0) == 9.0
 
 
 def test_more_slots_than_there_are_is_not_foreseen() -> None:
-    plan = Schedule([0.0, 1.0])
-    assert plan.start(3) is None
-    assert plan.place(3, 1.0) is None
-    assert plan.start(2) == 1.0, "nothing was taken"
+    schedule = Schedule([0.0, 1.0])
+    assert schedule.start(3) is None
+    assert schedule.place(3, 1.0) is None
+    assert schedule.start(2) == 1.0, "nothing was taken"
 
 
 def test_looking_takes_nothing() -> None:
-    plan = Schedule([0.0, 1.0])
-    assert [plan.start(1), plan.start(1), plan.start(2)] == [0.0, 0.0, 1.0]
+    schedule = Schedule([0.0, 1.0])
+    assert [schedule.start(1), schedule.start(1), schedule.start(2)] == [0.0, 0.0, 1.0]
 
 
 def test_copy_leaves_out_the_slots_that_come_free_first() -> None:
-    plan = Schedule([3.0, 1.0, 2.0])
-    copy = plan.copy(without=2)
-    assert (len(plan), len(copy)) == (3, 1)
+    schedule = Schedule([3.0, 1.0, 2.0])
+    copy = schedule.copy(without=2)
+    assert (len(schedule), len(copy)) == (3, 1)
     assert copy.place(1, 9.0) == 3.0
-    assert plan.start(3) == 3.0, "another plan"
-    assert len(plan.copy(without=5)) == 0
+    assert schedule.start(3) == 3.0, "another plan"
+    assert len(schedule.copy(without=5)) == 0
 
 
 @given(
@@ -54,14 +54,14 @@ def test_copy_leaves_out_the_slots_that_come_free_first() -> None:
 def test_starts_are_never_negative_and_grow_with_the_position(
     free: list[float], asked: list[tuple[int, float]]
 ) -> None:
-    plan = Schedule(free)
+    schedule = Schedule(free)
     starts = []
     for cost, service_s in asked:
-        expected = plan.start(cost)
-        start = plan.place(cost, service_s)
+        expected = schedule.start(cost)
+        start = schedule.place(cost, service_s)
         assert start == expected
         if start is not None:
             starts.append(start)
-        assert len(plan) == len(free)
+        assert len(schedule) == len(free)
     assert starts == sorted(starts)
     assert all(start >= 0 for start in starts)

@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from orch_sidecar.tools.bench.load.call import Call, Fate, Pulse
+from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.results.identity import Given
+from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.result import Result
-from orch_sidecar.tools.bench.results.summary import Run, result_of
+from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.snapshots import document, home, snapshot
@@ -20,7 +20,7 @@ SINGLE = Scenario(Label.SINGLE_STREAM, Arrivals.ONE_BY_ONE, 1, 0.0, 0, clients=1
 OFFLINE = Scenario(Label.OFFLINE, Arrivals.AT_ONCE, 1, 0.0, 0)
 
 HOST = {"system": "Linux", "cpus": 2}
-IDLE = Pulse((0.0, 0.001), 0.1)
+IDLE = ClientHealth((0.0, 0.001), 0.1)
 
 
 def answered(
@@ -59,7 +59,7 @@ def in_a_row(count: int, every_s: float = 0.1, **more: Any) -> list[Call]:
     return [answered(every_s * index, **more) for index in range(count)]
 
 
-def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Run:
+def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> FinishedRun:
     """On an engine that took exactly these requests and batched where it may."""
     single = scenario.label is Label.SINGLE_STREAM
     count = sum(call.fate is Fate.ANSWERED for call in calls)
@@ -76,17 +76,17 @@ def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Run:
         "cache_salt": "20261121T211711Z-x-4037a0",
         "scenario": scenario,
         "calls": calls,
-        "pulse": IDLE,
+        "client_health": IDLE,
         "host": HOST,
-        "given": Given(),
+        "given": IdentityOverrides(),
         "documents": [document(pool=name), document(pool=name)],
         "before": engine(**label),
         "after": engine(requests_total=100 + count, steps_by_batch=steps, **label),
     }
-    return Run(**values | more)
+    return FinishedRun(**values | more)
 
 
-def unverified(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Run:
+def unverified(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> FinishedRun:
     """On an endpoint that tells nothing of its engine."""
     return run(calls, scenario, **{"documents": [], "before": None, "after": None} | more)
 

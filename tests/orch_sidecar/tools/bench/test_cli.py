@@ -28,11 +28,11 @@ def code_of(*words: str) -> int:
     ("words", "told"),
     [
         ((), "the following arguments are required: COMMAND"),
-        (("batched-online",), "--rate (requests per second) or --concurrency must be given"),
-        (("sweep", "--concurrency", "2,1"), "'2,1' must be ascending, each once"),
+        (("batched-online",), "give --rate (requests per second) or --concurrency"),
+        (("sweep", "--concurrency", "2,1"), "'2,1' must be distinct integers in ascending order"),
         (("sweep", "--plot", "x.gif"), "x.gif: the suffix of a plot must be .png or .svg"),
-        ((*ONLINE, "--output", "/nowhere/x.json"), "must be a file in a folder that is there"),
-        ((*ONLINE, "--facts", "/"), "--facts /: must be a file in a folder that is there"),
+        ((*ONLINE, "--output", "/nowhere/x.json"), "it must be a file in an existing folder"),
+        ((*ONLINE, "--facts", "/"), "--facts /: it must be a file in an existing folder"),
     ],
 )
 def test_bad_usage_is_told_and_exits_with_2(
@@ -66,7 +66,7 @@ def test_one_file_for_two_things_is_refused(
     path = tmp_path / "f.csv"
     same = str(tmp_path / "." / "f.csv")
     assert code_of(*ONLINE, "--output", str(path), "--facts", same) == 2
-    assert f"--facts {same}: must not be the file of --output" in capsys.readouterr().err
+    assert f"--facts {same}: it must not be the file of --output" in capsys.readouterr().err
     assert not path.exists()
 
 
@@ -77,7 +77,7 @@ def test_result_is_not_written_over_a_table_of_facts(
     for begin in (HEADER, f"\ufeff{HEADER}".replace("batch,", ""), HEADER.replace(",", '","')):
         path.write_text(f"{begin}\n", encoding="utf-8")
         assert code_of(*ONLINE, "--output", str(path)) == 2
-        assert "is a table of facts, and would be lost" in capsys.readouterr().err
+        assert "the file is a table of facts and would be overwritten" in capsys.readouterr().err
         assert path.read_text(encoding="utf-8") == f"{begin}\n"
 
 
@@ -94,7 +94,7 @@ def test_folder_in_which_nothing_can_be_written_is_told_before_minutes_of_measur
 
 def test_url_that_is_none_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(*ONLINE, "--url", "localhost:8080") == 1
-    assert "'localhost:8080' is no URL of an endpoint" in capsys.readouterr().err
+    assert "'localhost:8080' is not the URL of an endpoint" in capsys.readouterr().err
 
 
 def test_endpoint_that_is_not_there_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:

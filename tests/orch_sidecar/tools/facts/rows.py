@@ -29,18 +29,18 @@ SOUND = {
 
 
 def fields(**changes: str) -> tuple[str, ...]:
-    """The fields of a sound row, but for what is changed."""
+    """Returns the fields of a valid row, with changes."""
     assert set(changes) <= set(COLUMNS)
     return tuple({**SOUND, **changes}[name] for name in COLUMNS)
 
 
 def table(*rows: tuple[str, ...], name: str = "t.csv") -> Table:
-    """A table of records; their rows begin in line 2."""
+    """Returns a table of records, whose rows begin in line 2."""
     return with_records(Table(name), [COLUMNS, *rows])
 
 
 def fact(label: Label = Label.BATCHED_ONLINE, **changes: Any) -> Row:
-    """A sound fact, but for what is changed; notes follow from the columns unless they are."""
+    """Returns a valid row, with changes; notes that are not given follow from the columns."""
     single = label is Label.SINGLE_STREAM
     values: dict[str, Any] = {
         **SOUND,

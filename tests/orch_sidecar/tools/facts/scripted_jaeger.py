@@ -1,4 +1,4 @@
-"""A Jaeger query service for tests: the APIs, limits and answers of the real one.
+"""A Jaeger query service for tests, with the APIs, limits and responses of the real one.
 
 Written after jaegertracing/jaeger: `http_handler.go` and `query_parser.go` for what it takes and
 answers, `uimodel` for the form of a trace, `apiv3/http_gateway.go`, and `memory/tenant.go` for
@@ -24,7 +24,7 @@ PAGE = "<!doctype html><html><title>Jaeger UI</title></html>"
 
 
 class ScriptedJaeger:
-    """Keeps spans, and is asked for them. `apis`: those that it has.
+    """Serves spans. `apis`: those that it has.
 
     `streams`: API v3 answers an object for each trace, as 1.x does. `most`: the largest limit
     that it takes. `failing`: the status and body of every answer.
@@ -109,7 +109,7 @@ class ScriptedJaeger:
 
 
 def export_of(spans: Iterable[Span]) -> dict[str, Any]:
-    """An OTLP export of these spans, as JSON."""
+    """Returns an OTLP export of these spans, as JSON."""
     return {
         "resourceSpans": [
             {
@@ -153,7 +153,7 @@ def _otlp_value(value: Value) -> dict[str, Any]:
 
 
 def _ui_trace(spans: list[Span]) -> dict[str, Any]:
-    """A trace in the UI's form: spans of one resource have one process."""
+    """Returns a trace in the UI's form, in which the spans of a resource share a process."""
     resources: list[dict[str, Value]] = []
     for span in spans:
         if dict(span.resource) not in resources:

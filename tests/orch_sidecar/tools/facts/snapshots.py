@@ -8,7 +8,7 @@ from orch_sidecar.tools.facts.evidence.snapshot import Snapshot, parse_snapshot
 
 
 def document(**fields: Any) -> dict[str, Any]:
-    """A sidecar's document of one cloud engine; `fields` are of the engine."""
+    """Returns a sidecar's document of one cloud engine, with changes of its fields."""
     entry = {
         "engine": "vllm",
         "engine_version": "0.32.0",

@@ -1,12 +1,12 @@
-"""Spans for tests: real ones, and made ones that say no more than they must.
+"""Spans for tests: recorded ones, and constructed ones with the attributes that tests need.
 
 The files in `traces/` are what a real sidecar and vLLM (CPU build) exported, in the form of the
 OpenTelemetry collector's file exporter, one export a line:
 
 home     single_stream; a warm-up, three streams one after the other, two requests at once
 cloud    batched_online; six streams at once
-mixed    batched_online; three that shared a decode, one with n=2, one whose client went away, one
-         that was refused, two of class bulk
+mixed    batched_online; three that were coalesced, one with n=2, one whose client disconnected,
+         one that was rejected, two of class bulk
 offline  offline; six requests at once
 """
 
@@ -27,13 +27,13 @@ ENGINE: Mapping[str, Value] = {"service.name": "vllm"}
 
 
 def real(name: str) -> list[Span]:
-    """All spans of a file."""
+    """Returns all spans of a file."""
     path = TRACES / f"{name}.jsonl"
     return read(path.name, path.read_bytes())
 
 
 def without(spans: Iterable[Span], *names: str) -> list[Span]:
-    """The spans without some attributes."""
+    """Returns the spans without some attributes."""
     return [
         replace(span, attributes={k: v for k, v in span.attributes.items() if k not in names})
         for span in spans
@@ -56,11 +56,11 @@ def one(
     links: tuple[Link, ...] = (),
     stream: bool = True,
 ) -> list[Span]:
-    """The spans of one request (n=2) that is with its engine all the time.
+    """Returns the spans of one request (n=2) that is in the engine from start to end.
 
     `tokens`: of the prompt, and of each sequence. `batch`: steps, largest and mean batch.
-    `decoded`: how many sequences the engine tells of (all, if the request was answered).
-    `server`, `decode`: further attributes of the sidecar's and the engine's spans.
+    `decoded`: how many sequences have a span of the engine (all, if the request was served).
+    `server`, `decode`: further attributes of the spans of sidecar and engine.
     """
     trace_id, start_ns, end_ns = f"{number:032x}", round(start_s * 1e9), round(end_s * 1e9)
     if decoded is None:
@@ -120,6 +120,6 @@ def one(
     ]
 
 
-def told(*requests: list[Span]) -> Traffic:
-    """The traffic of these requests' spans."""
+def traffic_from(*requests: list[Span]) -> Traffic:
+    """Builds the traffic in the spans of these requests."""
     return build_traffic(span for request in requests for span in request)

@@ -36,7 +36,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
-def sound(tmp_path: Path) -> Path:
+def valid(tmp_path: Path) -> Path:
     path = tmp_path / "sound.csv"
     rows = [fact(Label.SINGLE_STREAM), fact(batch=8, throughput_tokens_per_sec=700.0), fact()]
     append(path, rows)
@@ -51,18 +51,18 @@ def legacy(tmp_path: Path) -> Path:
 
 
 class TestCheck:
-    def test_sound_file_is_fine(self, run: Run, sound: Path) -> None:
-        expected = f"{sound}: 3 rows (1 single_stream, 2 batched_online), no faults\n"
-        assert run("check", sound) == (0, expected, "")
-        assert run("check", "--confirmed", sound)[0] == 0
+    def test_valid_file_has_no_faults(self, run: Run, valid: Path) -> None:
+        expected = f"{valid}: 3 rows (1 single_stream, 2 batched_online), no faults\n"
+        assert run("check", valid) == (0, expected, "")
+        assert run("check", "--confirmed", valid)[0] == 0
 
-    def test_faults_are_told_by_line_and_column_and_exit_with_1(
-        self, run: Run, sound: Path, legacy: Path
+    def test_faults_are_printed_by_line_and_column_and_exit_with_1(
+        self, run: Run, valid: Path, legacy: Path
     ) -> None:
-        code, out, _ = run("check", sound, legacy)
+        code, out, _ = run("check", valid, legacy)
         assert code == 1
         lines = out.splitlines()
-        assert lines[0].startswith(f"{sound}: 3 rows")
+        assert lines[0].startswith(f"{valid}: 3 rows")
         assert lines[-1] == f"{legacy}: 24 rows (none valid), 41 faults"
         assert sum(line.startswith(f"{legacy}:") for line in lines) == 42
         assert any(line.startswith(f"{legacy}:10:8: input_tokens '~45000': ") for line in lines)
@@ -82,11 +82,11 @@ class TestCheck:
         assert out.startswith(f"{path}:3:11: measurement_type 'to_be_confirmed': the batching")
 
     @pytest.mark.parametrize(
-        ("content", "said"),
+        ("content", "expected"),
         [(b"\xff\xfe", "not UTF-8"), (None, "No such file"), (b"x" * 200_000, "invalid CSV")],
     )
     def test_file_that_cannot_be_read_exits_with_2(
-        self, run: Run, tmp_path: Path, content: bytes | None, said: str
+        self, run: Run, tmp_path: Path, content: bytes | None, expected: str
     ) -> None:
         path = tmp_path / "t.csv"
         if content is not None:
@@ -94,7 +94,7 @@ class TestCheck:
         code, _, err = run("check", path)
         assert code == 2
         assert err.startswith(f"orch facts: {path}")
-        assert said in err
+        assert expected in err
 
 
 class TestMigrate:
@@ -131,10 +131,10 @@ class TestMigrate:
         assert run("check", "--migrate-legacy", "--in-place", path)[0] == 0
         assert run("check", "--confirmed", path)[0] == 1
 
-    def test_sound_file_in_place_is_not_written(self, run: Run, sound: Path) -> None:
-        before = sound.stat()
-        assert run("check", "--migrate-legacy", "--in-place", sound)[0] == 0
-        assert sound.stat().st_ino == before.st_ino
+    def test_valid_file_in_place_is_not_written(self, run: Run, valid: Path) -> None:
+        before = valid.stat()
+        assert run("check", "--migrate-legacy", "--in-place", valid)[0] == 0
+        assert valid.stat().st_ino == before.st_ino
 
     @pytest.mark.parametrize(
         "words",
@@ -154,54 +154,54 @@ class TestMigrate:
 
 
 class TestMerge:
-    def test_merges_in_order_and_says_what_was_there_twice(
-        self, run: Run, sound: Path, tmp_path: Path
+    def test_merges_in_order_and_reports_repeated_rows(
+        self, run: Run, valid: Path, tmp_path: Path
     ) -> None:
         other, to = tmp_path / "b.csv", tmp_path / "out.csv"
         append(other, [fact(), fact(gpu="A100")])
-        code, out, _ = run("merge", "-o", to, sound, other)
+        code, out, _ = run("merge", "-o", to, valid, other)
         assert (code, out) == (0, f"{to}: 4 rows (1 repeated omitted)\n")
-        assert to.read_text().startswith(sound.read_text())
+        assert to.read_text().startswith(valid.read_text())
         assert run("check", to)[0] == 0
 
-    def test_output_may_be_one_of_the_files(self, run: Run, sound: Path, tmp_path: Path) -> None:
+    def test_output_may_be_one_of_the_files(self, run: Run, valid: Path, tmp_path: Path) -> None:
         other = tmp_path / "b.csv"
         append(other, [fact(gpu="A100")])
-        assert run("merge", "-o", sound, sound, other)[0] == 0
-        assert len(sound.read_text().splitlines()) == 5
+        assert run("merge", "-o", valid, valid, other)[0] == 0
+        assert len(valid.read_text().splitlines()) == 5
 
     def test_conflict_exits_with_1_names_both_places_and_writes_nothing(
-        self, run: Run, sound: Path, tmp_path: Path
+        self, run: Run, valid: Path, tmp_path: Path
     ) -> None:
         other, to = tmp_path / "b.csv", tmp_path / "out.csv"
         append(other, [fact(throughput_tokens_per_sec=2500.0)])
-        code, out, _ = run("merge", "-o", to, sound, other)
+        code, out, _ = run("merge", "-o", to, valid, other)
         assert code == 1
-        assert out.startswith(f"{other}:2:10: throughput_tokens_per_sec '2500': {sound}:4:10 has")
+        assert out.startswith(f"{other}:2:10: throughput_tokens_per_sec '2500': {valid}:4:10 has")
         assert out.endswith(f"1 fault: {to} is not written\n")
         assert not to.exists()
 
-    def test_faulty_file_is_not_merged(self, run: Run, legacy: Path, tmp_path: Path) -> None:
+    def test_file_with_faults_is_not_merged(self, run: Run, legacy: Path, tmp_path: Path) -> None:
         code, out, _ = run("merge", "-o", tmp_path / "out.csv", legacy)
         assert code == 1
         assert f"{legacy}:10:8: " in out
 
-    def test_missing_file_exits_with_2(self, run: Run, sound: Path, tmp_path: Path) -> None:
-        code, _, err = run("merge", "-o", tmp_path / "out.csv", sound, tmp_path / "none.csv")
+    def test_missing_file_exits_with_2(self, run: Run, valid: Path, tmp_path: Path) -> None:
+        code, _, err = run("merge", "-o", tmp_path / "out.csv", valid, tmp_path / "none.csv")
         assert code == 2
         assert "none.csv: No such file" in err
 
 
 class TestCompare:
-    def test_prints_a_table_for_each_set(self, run: Run, sound: Path) -> None:
-        code, out, err = run("compare", sound)
+    def test_prints_a_table_for_each_set(self, run: Run, valid: Path) -> None:
+        code, out, err = run("compare", valid)
         assert (code, err) == (0, "")
         assert "tokens out, single_stream\n" in out
         assert "tokens out, batched_online\n" in out
         assert "not compared" in out
 
-    def test_says_everything_as_json(self, run: Run, sound: Path) -> None:
-        code, out, _ = run("compare", "--json", sound)
+    def test_prints_everything_as_json(self, run: Run, valid: Path) -> None:
+        code, out, _ = run("compare", "--json", valid)
         assert code == 0
         document = json.loads(out)
         assert set(document) == {"sets", "apart", "left_out"}
@@ -210,13 +210,13 @@ class TestCompare:
         assert online[1]["speedup"] == pytest.approx(2461.67 / 700)
 
     @pytest.mark.parametrize("suffix", ["png", "svg"])
-    def test_draws(self, run: Run, sound: Path, tmp_path: Path, suffix: str) -> None:
+    def test_draws(self, run: Run, valid: Path, tmp_path: Path, suffix: str) -> None:
         path = tmp_path / f"p.{suffix}"
-        assert run("compare", sound, "--plot", path)[0] == 0
+        assert run("compare", valid, "--plot", path)[0] == 0
         assert path.stat().st_size > 5000
 
-    def test_faulty_file_is_not_compared(self, run: Run, sound: Path, legacy: Path) -> None:
-        code, out, err = run("compare", sound, legacy)
+    def test_file_with_faults_is_not_compared(self, run: Run, valid: Path, legacy: Path) -> None:
+        code, out, err = run("compare", valid, legacy)
         assert (code, out) == (1, "")
         assert f"{legacy}:10:8: " in err
 
@@ -228,20 +228,20 @@ class TestCompare:
         assert f"{path}:2: to_be_confirmed" in out
         assert "have no row that can be compared" in err
 
-    def test_plot_of_no_kind_is_bad_usage(self, run: Run, sound: Path, tmp_path: Path) -> None:
-        code, out, err = run("compare", sound, "--plot", tmp_path / "p.gif")
+    def test_unknown_plot_format_is_bad_usage(self, run: Run, valid: Path, tmp_path: Path) -> None:
+        code, out, err = run("compare", valid, "--plot", tmp_path / "p.gif")
         assert (code, out) == (2, "")
         assert "must be .png or .svg" in err
 
-    def test_plot_without_matplotlib_says_what_to_install(
-        self, run: Run, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_plot_without_matplotlib_names_what_to_install(
+        self, run: Run, valid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        code, out, err = run("compare", sound, "--plot", tmp_path / "p.png")
+        code, out, err = run("compare", valid, "--plot", tmp_path / "p.png")
         assert (code, out) == (2, "")
         assert "pip install matplotlib" in err
-        assert run("compare", sound)[0] == 0
+        assert run("compare", valid)[0] == 0
 
 
 @pytest.mark.parametrize("words", [[], ["best"], ["check", "--fast", "a.csv"], ["merge", "a.csv"]])

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from orch_sidecar.tools.bench.decode.device import DeviceWrong, open_device
+from orch_sidecar.tools.bench.decode.device import DeviceUnavailable, open_device
 from orch_sidecar.tools.bench.decode.measure import Bench
 from orch_sidecar.tools.bench.decode.shape import ON_GPU
 
@@ -37,19 +37,19 @@ def test_threads_and_dtype_are_as_asked() -> None:
 
 def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(DeviceWrong, match="`pip install torch`"):
+    with pytest.raises(DeviceUnavailable, match="`pip install torch`"):
         open_device("auto", None, None)
 
 
 def test_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DeviceWrong, match=r"device cuda:1: torch .* sees no GPU here"):
+    with pytest.raises(DeviceUnavailable, match=r"device cuda:1: torch .* sees no GPU here"):
         open_device("cuda:1", None, None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(DeviceWrong, match="device cuda:1: there are 1 GPUs"):
+    with pytest.raises(DeviceUnavailable, match="device cuda:1: there are 1 GPUs"):
         open_device("cuda:1", None, None)
-    with pytest.raises(DeviceWrong, match="threads 4: are of a CPU, and the device is cuda"):
+    with pytest.raises(DeviceUnavailable, match="threads 4: are of a CPU, and the device is cuda"):
         open_device("cuda", None, 4)
 
 
@@ -61,7 +61,7 @@ def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) 
 def test_model_that_does_not_fit_in_memory_is_refused_before_it_is_made() -> None:
     device = open_device("cpu", "float32", None)
     said = r"a KV cache of 16 sequences need 4\.6 GB, and 4\.0 GB are free"
-    with pytest.raises(DeviceWrong, match=said):
+    with pytest.raises(DeviceUnavailable, match=said):
         Bench(replace(device, free_bytes=4 * 10**9), ON_GPU, bmax=16, seed=1)
 
 

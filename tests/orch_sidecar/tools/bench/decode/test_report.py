@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.bench.decode.figures import Timed, run_figures, sweep_figures
+from orch_sidecar.tools.bench.decode.figures import TimedStep, run_figures, sweep_figures
 from orch_sidecar.tools.bench.decode.report import (
     SCHEMA,
     Config,
-    Ran,
+    DeviceInfo,
     device_line,
     document,
     run_lines,
@@ -25,11 +25,11 @@ from orch_sidecar.tools.bench.results.fit import Curve
 
 CONFIG = Config(nreq=2, rate_per_s=80.0, tokens=2, bmax=16, seed=1)
 SHAPE = Shape(layers=1, hidden=64, heads=4, kv_heads=2, context=8)
-RAN = Ran("cpu", "a processor", "2.13", "bfloat16", 2, 2**20, 2**21, 2048, SHAPE)
+RAN = DeviceInfo("cpu", "a processor", "2.13", "bfloat16", 2, 2**20, 2**21, 2048, SHAPE)
 
 # Two requests: the second joins in the second step. Steps of 10 ms from 6 to 36 ms.
 OUTCOME = run_schedule([0.0, 10.0], 2, 16, 6.0, lambda batch: 10.0)
-TIMED = [Timed(1, 10.0, None), Timed(2, 10.0, 0.5), Timed(1, 10.0, 1.5)]
+TIMED = [TimedStep(1, 10.0, None), TimedStep(2, 10.0, 0.5), TimedStep(1, 10.0, 1.5)]
 RUN = run_figures(6.0, OUTCOME, TIMED)
 
 
@@ -46,7 +46,12 @@ def test_run_adds_up() -> None:
 
 
 def test_gaps_before_steps_of_8_or_more_are_told_apart() -> None:
-    timed = [Timed(16, 1.0, None), Timed(7, 1.0, 9.0), Timed(8, 1.0, 0.25), Timed(16, 1.0, 0.75)]
+    timed = [
+        TimedStep(16, 1.0, None),
+        TimedStep(7, 1.0, 9.0),
+        TimedStep(8, 1.0, 0.25),
+        TimedStep(16, 1.0, 0.75),
+    ]
     run = run_figures(6.0, OUTCOME, timed)
     assert run.gap_large_ms is not None
     assert (run.gap_large_ms.p50, run.gap_large_ms.most) == (0.5, 0.75)
@@ -100,7 +105,11 @@ def test_device_line_says_what_ran_and_notes_weights_that_fit_in_the_cache() -> 
 
 def test_sweep_compares_medians_with_the_first_batch() -> None:
     sweep = sweep_figures(
-        [Timed(4, 2.0, 0.1), *(Timed(1, ms, 0.2) for ms in (1.0, 1.0, 50.0)), Timed(2, 1.6, 0.3)]
+        [
+            TimedStep(4, 2.0, 0.1),
+            *(TimedStep(1, ms, 0.2) for ms in (1.0, 1.0, 50.0)),
+            TimedStep(2, 1.6, 0.3),
+        ]
     )
     assert [point.batch for point in sweep.points] == [1, 2, 4]
     assert [point.steps for point in sweep.points] == [3, 1, 1]
@@ -115,20 +124,20 @@ def test_sweep_compares_medians_with_the_first_batch() -> None:
 
 
 def test_sweep_without_a_point_at_1_compares_with_its_smallest() -> None:
-    sweep = sweep_figures([Timed(2, 1.0, None), Timed(8, 2.0, None)])
+    sweep = sweep_figures([TimedStep(2, 1.0, None), TimedStep(8, 2.0, None)])
     assert [point.speed_up for point in sweep.points] == pytest.approx([1, 2])
     assert [point.efficiency for point in sweep.points] == pytest.approx([1, 0.5])
     assert "not fitted" in sweep_text(sweep)
 
 
 def test_sweep_in_which_throughput_falls_says_so() -> None:
-    sweep = sweep_figures([Timed(1, 1.0, None), Timed(2, 3.0, 0.1), Timed(4, 3.5, 0.1)])
+    sweep = sweep_figures([TimedStep(1, 1.0, None), TimedStep(2, 3.0, 0.1), TimedStep(4, 3.5, 0.1)])
     assert not sweep.monotonic
     assert "not more with each b" in sweep_text(sweep)
 
 
 def test_document_says_everything_and_is_json() -> None:
-    sweep = sweep_figures([Timed(batch, 1.0 + batch, 0.5) for batch in (1, 2, 4)])
+    sweep = sweep_figures([TimedStep(batch, 1.0 + batch, 0.5) for batch in (1, 2, 4)])
     said = json.loads(json.dumps(document(CONFIG, RAN, [RUN], sweep)))
     assert said["schema"] == SCHEMA
     assert said["config"] == {

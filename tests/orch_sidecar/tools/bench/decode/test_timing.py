@@ -6,7 +6,7 @@ from time import perf_counter_ns
 
 import pytest
 
-from orch_sidecar.tools.bench.decode.figures import Timed
+from orch_sidecar.tools.bench.decode.figures import TimedStep
 from orch_sidecar.tools.bench.decode.timing import EventTimer, HostTimer, Stopwatch
 
 
@@ -91,7 +91,7 @@ def test_stopwatch_runs_the_batch_and_keeps_what_each_step_took() -> None:
     stopwatch = Stopwatch(ran.append, timer)
     assert [stopwatch(4), stopwatch(2)] == [5.0, 6.0]
     assert ran == [4, 2]
-    assert stopwatch.timed == [Timed(4, 5.0, None), Timed(2, 6.0, 0.25)]
+    assert stopwatch.timed == [TimedStep(4, 5.0, None), TimedStep(2, 6.0, 0.25)]
 
 
 def test_step_that_fails_is_no_step() -> None:

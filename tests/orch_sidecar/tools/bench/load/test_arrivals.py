@@ -83,14 +83,14 @@ def test_times_never_go_back_whatever_is_asked_for(
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
 def test_rate_or_burstiness_that_is_none_is_refused_at_once(value: float) -> None:
-    said = "must be above 0, and finite"
-    with pytest.raises(ValueError, match=f"^rate {value}: {said}$"):
+    rule = "it must be finite and above 0"
+    with pytest.raises(ValueError, match=f"^rate is {value}: {rule}$"):
         poisson(value, 1)
-    with pytest.raises(ValueError, match=f"^rate {value}: {said}$"):
+    with pytest.raises(ValueError, match=f"^rate is {value}: {rule}$"):
         gamma(value, 1.0, 1)
-    with pytest.raises(ValueError, match=f"^rate {value}: {said}$"):
+    with pytest.raises(ValueError, match=f"^rate is {value}: {rule}$"):
         constant(value)
-    with pytest.raises(ValueError, match=f"^burstiness {value}: {said}$"):
+    with pytest.raises(ValueError, match=f"^burstiness is {value}: {rule}$"):
         gamma(1.0, value, 1)
 
 
@@ -140,10 +140,10 @@ def test_schedule_takes_no_more_of_the_arrivals_than_it_needs() -> None:
 @pytest.mark.parametrize(
     ("requests", "seconds", "said"),
     [
-        (0, 1.0, "requests 0: must be at least 1"),
-        (1, -0.5, "seconds -0.5: must be at least 0"),
-        (1, float("inf"), "seconds inf: must be at least 0, and finite"),
-        (1, float("nan"), "seconds nan: must be at least 0, and finite"),
+        (0, 1.0, "requests is 0: it must be at least 1"),
+        (1, -0.5, "seconds is -0.5: it must be finite and at least 0"),
+        (1, float("inf"), "seconds is inf: it must be finite and at least 0"),
+        (1, float("nan"), "seconds is nan: it must be finite and at least 0"),
     ],
 )
 def test_schedule_of_no_length_is_refused(requests: int, seconds: float, said: str) -> None:
@@ -152,14 +152,16 @@ def test_schedule_of_no_length_is_refused(requests: int, seconds: float, said: s
 
 
 def test_no_arrivals_are_no_schedule() -> None:
-    with pytest.raises(ValueError, match="1 requests and 2 s at least: the arrivals end after 0"):
+    with pytest.raises(
+        ValueError, match="1 requests and 2 s needs more arrivals: they end after 0"
+    ):
         until((), 1, 2.0)
 
 
 def test_schedule_that_would_fill_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "MOST_REQUESTS", 5)
+    monkeypatch.setattr(arrivals, "MAX_REQUESTS", 5)
     assert len(until(constant(1.0), 5, 0.0)) == 5
-    with pytest.raises(ValueError, match="5 requests come within 6 s, and a schedule must not"):
+    with pytest.raises(ValueError, match="5 requests, the limit, arrive within 6 s"):
         until(constant(1.0), 6, 0.0)
     with pytest.raises(ValueError, match="within 0 s"):
         until(repeat(0.0), 1, 1.0)

@@ -122,13 +122,21 @@ async def test_answer_that_ends_with_its_connection_is_whole() -> None:
         (CHUNKED[:50], None, "the connection was lost"),
         (CHUNKED + chunks(ANSWER)[:-1], None, "the connection was lost"),
         (HEAD + b"\r\n" + ANSWER, ConnectionResetError(), "the connection was lost"),
-        (HEAD + b"\r\n" + ANSWER[:100], None, "the stream has no end"),
-        (CHUNKED + chunks(ANSWER[:100]), False, "the stream has no end"),
-        (CHUNKED + chunks(b"data: {\n\n", ANSWER), False, "in the stream: an event is no JSON"),
-        (CHUNKED + chunks(b'data: {"error":{"code":502}}\n\n'), False, "in the stream: 502"),
-        (b"SSH-2.0-x\r\n\r\n", False, "the answer is not HTTP: not a status line"),
-        (CHUNKED + b"zz\r\n", False, "the answer is not HTTP: not a chunk size"),
-        (CHUNKED + chunks(ANSWER) + b"x", False, "the answer is not HTTP: bytes after the end"),
+        (HEAD + b"\r\n" + ANSWER[:100], None, "the stream ended without [DONE]"),
+        (CHUNKED + chunks(ANSWER[:100]), False, "the stream ended without [DONE]"),
+        (
+            CHUNKED + chunks(b"data: {\n\n", ANSWER),
+            False,
+            "error in the stream: an event is not",
+        ),
+        (CHUNKED + chunks(b'data: {"error":{"code":502}}\n\n'), False, "error in the stream: 502"),
+        (b"SSH-2.0-x\r\n\r\n", False, "the response is not valid HTTP: not a status line"),
+        (CHUNKED + b"zz\r\n", False, "the response is not valid HTTP: not a chunk size"),
+        (
+            CHUNKED + chunks(ANSWER) + b"x",
+            False,
+            "the response is not valid HTTP: bytes after",
+        ),
     ],
 )
 async def test_answer_that_is_not_whole_has_failed(

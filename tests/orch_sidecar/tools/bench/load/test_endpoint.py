@@ -37,7 +37,7 @@ def test_what_is_no_url_of_an_endpoint_is_named(url: str) -> None:
     with pytest.raises(EndpointError) as caught:
         Endpoint.of(url, None, {})
     assert str(caught.value) == (
-        f"{url!r} is no URL of an endpoint: it must be http(s)://host[:port][/path]"
+        f"{url!r} is not the URL of an endpoint: it must be http(s)://host[:port][/path]"
     )
 
 
@@ -45,7 +45,7 @@ def test_password_in_a_url_is_refused_and_not_shown() -> None:
     with pytest.raises(EndpointError) as caught:
         Endpoint.of(f"http://me:{KEY}@example.org", None, {})
     assert KEY not in str(caught.value)
-    assert "user name or password (not shown)" in str(caught.value)
+    assert "the URL (not shown) contains a user name or password" in str(caught.value)
 
 
 @pytest.mark.parametrize("key", [f"{KEY}\r\nX: y", f"{KEY} x", f"{KEY}\u00e9"])

@@ -8,14 +8,19 @@ import signal
 
 import pytest
 
-from orch_sidecar.tools.bench.load.interrupt import Interrupted, cancelled, interrupts, unless
+from orch_sidecar.tools.bench.load.interrupt import (
+    Interrupted,
+    cancel_and_wait,
+    interrupts,
+    unless_interrupted,
+)
 
 
 async def test_work_that_ends_first_gives_what_it_returns() -> None:
     async def work() -> int:
         return 7
 
-    assert await unless(asyncio.Event(), work()) == 7
+    assert await unless_interrupted(asyncio.Event(), work()) == 7
 
 
 async def test_work_that_fails_first_raises_its_own_error() -> None:
@@ -23,7 +28,7 @@ async def test_work_that_fails_first_raises_its_own_error() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        await unless(asyncio.Event(), work())
+        await unless_interrupted(asyncio.Event(), work())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -39,7 +44,7 @@ async def test_signal_ends_the_work_and_lets_it_clean_up(number: signal.Signals)
             cleaned.append(True)
 
     with interrupts() as interrupted, pytest.raises(Interrupted):
-        await unless(interrupted, work())
+        await unless_interrupted(interrupted, work())
     assert cleaned == [True]
     assert interrupted.is_set()
 
@@ -48,7 +53,7 @@ async def test_interruption_that_has_come_already_counts() -> None:
     event = asyncio.Event()
     event.set()
     with pytest.raises(Interrupted):
-        await unless(event, asyncio.Event().wait())
+        await unless_interrupted(event, asyncio.Event().wait())
 
 
 async def test_signals_are_python_s_own_again_afterwards() -> None:
@@ -70,5 +75,5 @@ async def test_cancelled_waits_until_all_have_ended() -> None:
 
     tasks = [asyncio.create_task(work()) for _ in range(3)]
     await asyncio.sleep(0)
-    await cancelled(tasks)
+    await cancel_and_wait(tasks)
     assert ended == [True] * 3

@@ -113,7 +113,7 @@ def test_error_within_a_stream_is_told_by_its_code() -> None:
 def test_event_that_is_no_object_is_an_error(data: bytes) -> None:
     stream = EventStream()
     assert stream.feed(b"data: " + data + b"\n\n") == 0
-    assert stream.error == "an event is no JSON object"
+    assert stream.error == "an event is not a JSON object"
 
 
 @pytest.mark.parametrize("choices", [None, {}, [1], [{"delta": None, "finish_reason": "stop"}]])
@@ -153,7 +153,7 @@ def test_code_of_an_error_is_its_code_else_its_type_else_its_message() -> None:
     assert code_of({"error": {"message": "m"}}) == "m"
     assert code_of({"error": "Unauthorized"}) == "Unauthorized"
     assert code_of({"detail": "Not Found"}) == "{'detail': 'Not Found'}"
-    assert code_of("") == "an empty answer"
+    assert code_of("") == "an empty response"
 
 
 def test_what_a_server_says_is_one_line_that_does_nothing_to_a_terminal() -> None:

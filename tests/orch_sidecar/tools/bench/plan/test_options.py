@@ -9,7 +9,7 @@ import pytest
 from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
 from orch_sidecar.tools.bench.plan import options
 from orch_sidecar.tools.bench.plan.options import (
-    Usage,
+    InvalidOptions,
     add_arrivals,
     add_common,
     add_length,
@@ -68,19 +68,19 @@ def test_offline_is_many_at_once() -> None:
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        ((), r"--rate \(requests per second\) or --concurrency must be given"),
-        (("--concurrency", "4", "--rate", "1"), "--concurrency 4: it is a closed loop"),
-        (("--concurrency", "4", "--burstiness", "1"), "--concurrency 4: it is a closed loop"),
-        (("--concurrency", "1"), "--concurrency 1: one at a time is never batched"),
-        (("--rate", "1", "--find-rate"), "--find-rate needs a bound: --slo-ttft-ms"),
+        ((), r"give --rate \(requests per second\) or --concurrency"),
+        (("--concurrency", "4", "--rate", "1"), "--concurrency 4: a closed loop cannot have"),
+        (("--concurrency", "4", "--burstiness", "1"), "--concurrency 4: a closed loop cannot have"),
+        (("--concurrency", "1"), "--concurrency 1: a batched scenario needs at least 2 clients"),
+        (("--rate", "1", "--find-rate"), "--find-rate needs an SLO: give --slo-ttft-ms"),
         (
             ("--concurrency", "4", "--find-rate", "--slo-ttft-ms", "1"),
-            "--concurrency 4: it is a closed loop",
+            "--concurrency 4: a closed loop cannot have",
         ),
     ],
 )
 def test_words_that_contradict_each_other_are_refused(words: tuple[str, ...], rule: str) -> None:
-    with pytest.raises(Usage, match=rule):
+    with pytest.raises(InvalidOptions, match=rule):
         scenario(Label.BATCHED_ONLINE, *words)
 
 
@@ -96,8 +96,8 @@ def test_words_that_contradict_each_other_are_refused(words: tuple[str, ...], ru
         (("--requests", "\u0663"), "must be an integer from 1"),
         (("--seed", "-1"), "argument --seed: '-1' must be an integer from 0"),
         (("--duration", "-1"), "argument --duration: '-1' must be a number from 0"),
-        (("--header", "X-Orch-Pool: home"), "'X-Orch-Pool' must not be given: use --pool"),
-        (("--header", "x-orch-no-coalesce: false"), "decodes are never shared in a measurement"),
+        (("--header", "X-Orch-Pool: home"), "'X-Orch-Pool' must not be set: use --pool"),
+        (("--header", "x-orch-no-coalesce: false"), "a measurement never coalesces requests"),
         (("--header", "Content-Length: 0"), "it follows from the body"),
     ],
 )

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.bench.load.call import Call, Pulse
+from orch_sidecar.tools.bench.load.call import Call, ClientHealth
 from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
-from orch_sidecar.tools.bench.results.identity import Given
+from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.evidence.measured import LATENCIES, Arrivals
 from orch_sidecar.tools.facts.tables.check import row_faults
@@ -30,7 +30,7 @@ from tests.orch_sidecar.tools.bench.sample_results import (
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
 
 CALLS = in_a_row(10)
-TYPED = Given(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+TYPED = IdentityOverrides(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
 
 
 def sound(row: Any) -> bool:
@@ -84,7 +84,13 @@ def test_clients_of_a_closed_loop_are_noted() -> None:
 
 def test_doubts_are_noted() -> None:
     calls = [answered(0.0, counted_by_events=True), *CALLS]
-    row = row_of(result(calls, given=Given(gpu="H100", model_id="org/m"), pulse=Pulse((), 0.95)))
+    row = row_of(
+        result(
+            calls,
+            given=IdentityOverrides(gpu="H100", model_id="org/m"),
+            client_health=ClientHealth((), 0.95),
+        )
+    )
     notes = parse_notes(row.scenario_notes)
     assert (notes["given"], notes["served_as"]) == ("gpu,model_id", "tiny")
     assert (notes["client_bottleneck"], notes["counted_by_events"]) == ("yes", "1")
@@ -102,19 +108,19 @@ def test_endpoint_that_tells_nothing_makes_a_row_to_be_confirmed() -> None:
 
 
 def test_without_what_it_runs_on_there_is_no_row() -> None:
-    with pytest.raises(NoFact, match="a row needs --engine, --precision, --gpu, --gpu-count"):
+    with pytest.raises(NoFact, match="give --engine, --precision, --gpu, --gpu-count"):
         row_of(result_of(unverified(CALLS)))
 
 
 def test_prompts_whose_length_nobody_says_make_no_row() -> None:
-    with pytest.raises(NoFact, match="nobody says how many tokens the prompts had"):
+    with pytest.raises(NoFact, match="the number of prompt tokens is unknown"):
         row_of(result([answered(0.0, input_tokens=None), *CALLS]))
 
 
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"stopped": True}, "the result is incomplete: it was stopped before its end"),
+        ({"stopped": True}, "the result is incomplete: the user interrupted the run"),
         ({"after": snapshot(epoch="e2")}, "the result is invalid: the engine was restarted"),
     ],
 )

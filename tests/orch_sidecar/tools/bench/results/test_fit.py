@@ -65,10 +65,10 @@ def test_fewer_than_three_sizes_have_no_curve() -> None:
 @pytest.mark.parametrize(
     ("point", "said"),
     [
-        ((0, 1.0), "a step of 0 sequences: must be at least 1"),
-        ((4, 0.0), "a step of 4 sequences in 0.0: must be above 0"),
-        ((4, float("nan")), "in nan: must be above 0"),
-        ((4, float("inf")), "in inf: must be above 0"),
+        ((0, 1.0), "a batch is 0: it must be at least 1"),
+        ((4, 0.0), "a step of 4 sequences takes 0.0: it must be above 0"),
+        ((4, float("nan")), "takes nan: it must be above 0"),
+        ((4, float("inf")), "takes inf: it must be above 0"),
     ],
 )
 def test_point_that_is_no_step_is_refused(point: tuple[int, float], said: str) -> None:

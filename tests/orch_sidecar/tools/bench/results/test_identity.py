@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.bench.results.identity import Given, identity, lacking
+from orch_sidecar.tools.bench.results.identity import IdentityOverrides, identity, missing_identity
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
 
-ALL = Given(engine="vLLM 0.33.0", precision="BF16", gpu="H100", gpu_count=2)
+ALL = IdentityOverrides(engine="vLLM 0.33.0", precision="BF16", gpu="H100", gpu_count=2)
 
 
 def test_engine_is_what_it_says_of_itself() -> None:
-    told = identity("tiny", snapshot(gpu="H100", gpu_count=1, precision="BF16"), Given())
+    told = identity(
+        "tiny", snapshot(gpu="H100", gpu_count=1, precision="BF16"), IdentityOverrides()
+    )
     assert (told.engine, told.engine_version) == ("vllm", "0.32.0")
     assert (told.gpu, told.gpu_count, told.precision) == ("H100", 1, "BF16")
     assert (told.profile, told.pool, told.slots_total) == ("cloud", "cloud", 8)
     assert told.given == []
-    assert lacking(told) == []
+    assert missing_identity(told) == []
 
 
 def test_what_is_typed_goes_before_that_and_is_named() -> None:
-    told = identity("tiny", snapshot(gpu_count=1), Given(gpu_count=0, gpu="CPU (x)"))
+    told = identity("tiny", snapshot(gpu_count=1), IdentityOverrides(gpu_count=0, gpu="CPU (x)"))
     assert (told.gpu, told.gpu_count) == ("CPU (x)", 0)
     assert told.engine == "vllm"
     assert told.given == ["gpu", "gpu_count"]
@@ -31,22 +33,24 @@ def test_engine_that_says_nothing_is_what_is_typed() -> None:
     assert (told.engine, told.engine_version, told.gpu) == ("vLLM", "0.33.0", "H100")
     assert (told.model_id, told.model_name) == ("org/tiny", "tiny")
     assert told.given == ["engine", "precision", "gpu", "gpu_count"]
-    assert lacking(told) == []
+    assert missing_identity(told) == []
 
 
 def test_row_needs_what_nobody_says() -> None:
-    told = identity("tiny", None, Given(gpu="H100", gpu_count=0))
-    assert lacking(told) == [
-        "the endpoint does not say what it runs on: a row needs --engine, --precision"
+    told = identity("tiny", None, IdentityOverrides(gpu="H100", gpu_count=0))
+    assert missing_identity(told) == [
+        "the endpoint does not report its hardware and engine: give --engine, --precision"
     ]
 
 
 @pytest.mark.parametrize("model", ["/models/llama", "./llama", "~/llama"])
 def test_path_of_a_model_means_nothing_elsewhere(model: str) -> None:
-    assert lacking(identity(model, None, ALL)) == [
-        f"the model {model!r} is a path: a row needs --model-id"
+    assert missing_identity(identity(model, None, ALL)) == [
+        f"the model {model!r} is a path: give --model-id"
     ]
-    named = Given(**{name: getattr(ALL, name) for name in ALL.names}, model_id="org/llama")
+    named = IdentityOverrides(
+        **{name: getattr(ALL, name) for name in ALL.names}, model_id="org/llama"
+    )
     told = identity(model, None, named)
-    assert lacking(told) == []
+    assert missing_identity(told) == []
     assert (told.model, told.model_id, told.model_name) == (model, "org/llama", "llama")

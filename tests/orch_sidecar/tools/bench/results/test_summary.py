@@ -79,16 +79,16 @@ def test_label_that_was_not_earned_is_invalid_and_keeps_its_name(
 
 def test_engine_that_was_not_idle_at_an_end_of_it_makes_it_invalid() -> None:
     for when in ("before", "after"):
-        found = result(LONG, restless=[when])
+        found = result(LONG, not_idle=[when])
         assert found.status is Status.INVALID
-        said = f"the engine was not idle {when} this measurement: others used it"
+        said = f"the engine was not idle {when} the run: it also served other requests"
         assert found.reasons == [said]
 
 
 def test_more_decoded_than_was_generated_is_seen_unless_something_is_not_known() -> None:
     told: dict[str, Any] = {"requests_total": 110, "steps_by_batch": {"4": [33, 0.5]}}
     found = result(CALLS, after=snapshot(**told))
-    said = "the engine decoded 112 tokens in the window, but this measurement received 110"
+    said = "the engine decoded at least 112 tokens in the window, but this measurement received 110"
     assert [reason[: len(said)] for reason in found.reasons] == [said]
     cut = Call(due_s=1.0, sent_s=1.0, ended_s=1.1, fate=Fate.CUT, connected=True)
     for unknown in (cut, answered(1.0, counted_by_events=True)):
@@ -112,9 +112,9 @@ def test_what_never_reached_the_engine_hides_no_request_of_others(away: Call) ->
 
 
 def test_engine_that_could_not_be_asked_afterwards_makes_it_invalid_and_loses_nothing() -> None:
-    found = result(CALLS, after=None, unread="it is down")
+    found = result(CALLS, after=None, unread_reason="it is down")
     assert found.status is Status.INVALID
-    assert found.reasons == ["what the engine did is not known: it is down"]
+    assert found.reasons == ["the engine's work is unknown: it is down"]
     assert found.batches is None
     assert found.figures is not None
     assert found.engine.epoch == "e1"
@@ -124,14 +124,14 @@ def test_run_that_was_stopped_is_incomplete_whatever_else_it_is() -> None:
     cut = Call(due_s=1.0, sent_s=1.0, ended_s=1.1, fate=Fate.CUT)
     found = result([*CALLS, cut], stopped=True, after=snapshot(epoch="e2"))
     assert found.status is Status.INCOMPLETE
-    assert found.reasons == ["it was stopped before its end", "the engine was restarted"]
+    assert found.reasons == ["the user interrupted the run", "the engine was restarted"]
     assert (found.counts.sent, found.counts.cut) == (11, 1)
 
 
 def test_nothing_answered_is_invalid() -> None:
     found = result([refused(0.0)], SINGLE)
     assert found.status is Status.INVALID
-    assert "no request was answered in full" in found.reasons
+    assert "no request was answered completely" in found.reasons
     assert found.figures is None
 
 
@@ -139,7 +139,7 @@ def test_endpoint_that_tells_nothing_is_unverified() -> None:
     found = result_of(unverified(LONG))
     assert found.status is Status.UNVERIFIED
     assert found.reasons == [
-        "the endpoint has no /v1/capabilities: nobody says how its engine batched"
+        "the endpoint has no /v1/capabilities: how its engine batched is unknown"
     ]
     assert found.engine.engine is None
 
@@ -164,7 +164,7 @@ def test_offline_run_that_lasted_less_than_was_asked_for_says_so() -> None:
     found = result(CALLS, replace(OFFLINE, least_seconds=5.0))
     assert found.shortfalls == [
         "1.1 s, at least 600 s are required",
-        "1.1 s, and 5 s were asked for: it takes more requests",
+        "1.1 s instead of the requested 5 s: raise --requests",
     ]
     assert len(result(CALLS, replace(OFFLINE, least_seconds=600.0)).shortfalls) == 1
 

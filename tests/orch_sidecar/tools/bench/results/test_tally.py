@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.bench.load.call import Call, Fate, Pulse
+from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
 from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.results.tally import Tally, counts_of
 from tests.orch_sidecar.tools.bench.sample_results import HOST, IDLE, answered, in_a_row, refused
@@ -86,7 +86,7 @@ def test_requests_are_counted_by_their_fate_and_the_reasons_by_how_often() -> No
         refused(0.0, "too_late"),
         Call(due_s=1.0, sent_s=1.0, ended_s=2.0, fate=Fate.CUT),
         Call(due_s=1.0, fate=Fate.CUT),
-        answered(0.0, as_asked=False),
+        answered(0.0, length_as_requested=False),
         answered(0.0, counted_by_events=True),
     ]
     found = counts_of(calls)
@@ -109,15 +109,17 @@ def test_client_that_keeps_up_is_no_bottleneck() -> None:
 
 
 @pytest.mark.parametrize(
-    ("calls", "pulse", "cause"),
+    ("calls", "client_health", "cause"),
     [
         ([answered(0.0, sent_s=0.02)], IDLE, "requests were sent 20.0 ms late (p99)"),
-        (CALLS, Pulse((0.03,), 0.1), "its event loop woke 30.0 ms late (p99)"),
-        (CALLS, Pulse((0.0,), 0.97), "it was busy for 97% of one core"),
+        (CALLS, ClientHealth((0.03,), 0.1), "its event loop woke 30.0 ms late (p99)"),
+        (CALLS, ClientHealth((0.0,), 0.97), "it used 97% of one core"),
     ],
 )
-def test_client_that_holds_things_up_says_so(calls: list[Call], pulse: Pulse, cause: str) -> None:
-    assert Tally(calls).client(HOST, pulse, at_once=False).bottleneck == [cause]
+def test_client_that_holds_things_up_says_so(
+    calls: list[Call], client_health: ClientHealth, cause: str
+) -> None:
+    assert Tally(calls).client(HOST, client_health, at_once=False).bottleneck == [cause]
 
 
 def test_sending_all_at_once_may_take_a_hundredth_of_the_whole() -> None:
@@ -132,6 +134,6 @@ def test_sending_all_at_once_may_take_a_hundredth_of_the_whole() -> None:
 def test_client_may_stand_still_for_a_hundredth_of_the_whole() -> None:
     """Of 10 s, and once in 200 looks: no percentile would tell."""
     calls = [answered(0.0), answered(0.0, first_s=9.9)]
-    for stood_s, causes in ((0.09, []), (0.11, ["its event loop stood still for 110.0 ms"])):
-        pulse = Pulse((*(0.0 for _ in range(199)), stood_s), 0.1)
-        assert Tally(calls).client(HOST, pulse, at_once=False).bottleneck == causes
+    for stood_s, causes in ((0.09, []), (0.11, ["its event loop was blocked for 110.0 ms"])):
+        client_health = ClientHealth((*(0.0 for _ in range(199)), stood_s), 0.1)
+        assert Tally(calls).client(HOST, client_health, at_once=False).bottleneck == causes

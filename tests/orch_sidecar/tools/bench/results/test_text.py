@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orch_sidecar.tools.bench.load.call import Pulse
+from orch_sidecar.tools.bench.load.call import ClientHealth
 from orch_sidecar.tools.bench.load.scenario import Slo
-from orch_sidecar.tools.bench.results.identity import Given
+from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.summary import result_of
-from orch_sidecar.tools.bench.results.text import words
+from orch_sidecar.tools.bench.results.text import result_text
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import (
     OFFLINE,
@@ -27,11 +27,11 @@ CALLS = in_a_row(10)
 
 
 def test_single_stream_is_told_with_its_90th_latency_and_its_tokens_per_stream() -> None:
-    told = words(result(in_a_row(10, due=False), SINGLE)).splitlines()
+    told = result_text(result(in_a_row(10, due=False), SINGLE)).splitlines()
     assert told == [
         "single_stream: PRELIMINARY",
-        "  to be published: 10 queries, at least 64 are required",
-        "  to be published: 1.1 s, at least 600 s are required",
+        "  too short to publish: 10 queries, at least 64 are required",
+        "  too short to publish: 1.1 s, at least 600 s are required",
         "tiny on vllm 0.32.0, FP32, CPU (test), profile home, slots: 1",
         "one by one, prompts: synthetic, 32 in, 11 out, seed 0",
         "requests: 10 sent, 10 answered, 0 refused, 0 failed, 0 cut",
@@ -41,29 +41,36 @@ def test_single_stream_is_told_with_its_90th_latency_and_its_tokens_per_stream()
         "TTFT: p50 100.00, p90 100.00, p95 100.00, p99 100.00 ms",
         "TPOT: p50 10.00, p90 10.00, p95 10.00, p99 10.00 ms",
         "gap between events: p50 10.00, p90 10.00, p95 10.00, p99 10.00 ms",
-        "engine: 80 decode steps, batch 1.00 on average, 1 at most",
+        "engine: 80 decode steps, batch mean 1.00, max 1",
         "client: 0.0 ms late (p99), 10% of one core",
     ]
 
 
 def test_what_went_wrong_is_told() -> None:
-    calls = [*CALLS, refused(0.0), answered(0.0, as_asked=False, counted_by_events=True)]
-    pulse = Pulse((0.0,), 0.95)
-    told = words(result(calls, after=snapshot(epoch="e2"), pulse=pulse, given=Given(gpu="H100")))
+    calls = [*CALLS, refused(0.0), answered(0.0, length_as_requested=False, counted_by_events=True)]
+    client_health = ClientHealth((0.0,), 0.95)
+    told = result_text(
+        result(
+            calls,
+            after=snapshot(epoch="e2"),
+            client_health=client_health,
+            given=IdentityOverrides(gpu="H100"),
+        )
+    )
     for line in (
         "batched_online: INVALID",
         "  the engine was restarted",
-        "  typed by hand, not told by the engine: gpu",
+        "  given by the user, not reported by the engine: gpu",
         "  1 x queue_full",
-        "  1 had another number of tokens than was asked for",
-        "  tokens of 1 answers were counted by their events",
-        "  the client may be the bottleneck: it was busy for 95% of one core",
+        "  1 did not have the requested number of tokens",
+        "  1 reported no usage: their events were counted",
+        "  the client may be the bottleneck: it used 95% of one core",
     ):
         assert line in told.splitlines()
 
 
 def test_offline_is_told_by_its_throughput_alone() -> None:
-    told = words(result(CALLS, OFFLINE))
+    told = result_text(result(CALLS, OFFLINE))
     assert "throughput: 100.00 tokens/s" in told
     assert "TTFT" not in told
     assert "latency" not in told
@@ -71,33 +78,33 @@ def test_offline_is_told_by_its_throughput_alone() -> None:
 
 def test_goodput_is_told_unless_the_label_was_not_earned() -> None:
     slo = replace(ONLINE, slo=Slo(ttft_ms=500.0))
-    line = "goodput: 9.09 requests/s, 100.00 tokens/s; 100.0% of what was sent kept the SLO"
-    assert line in words(result(CALLS, slo))
-    assert "goodput" not in words(result(CALLS, slo, after=snapshot(epoch="e2")))
+    line = "goodput: 9.09 requests/s, 100.00 tokens/s; 100.0% of the sent requests met the SLO"
+    assert line in result_text(result(CALLS, slo))
+    assert "goodput" not in result_text(result(CALLS, slo, after=snapshot(epoch="e2")))
 
 
 def test_arrivals_are_told() -> None:
     gamma = replace(ONLINE, arrivals=Arrivals.GAMMA, burstiness=0.5)
     closed = replace(ONLINE, arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, clients=8)
-    assert "poisson arrivals at 10/s, prompts" in words(result(CALLS))
-    assert "gamma arrivals of burstiness 0.5 at 10/s, prompts" in words(result(CALLS, gamma))
-    assert "closed loop of 8, prompts" in words(result(CALLS, closed))
+    assert "poisson arrivals at 10/s, prompts" in result_text(result(CALLS))
+    assert "gamma arrivals of burstiness 0.5 at 10/s, prompts" in result_text(result(CALLS, gamma))
+    assert "closed loop of 8, prompts" in result_text(result(CALLS, closed))
 
 
 def test_run_without_an_answer_is_told() -> None:
-    told = words(result([refused(0.0)]))
-    assert "no request was answered in full" in told
+    told = result_text(result([refused(0.0)]))
+    assert "no request was answered completely" in told
     assert "throughput" not in told
 
 
 def test_endpoint_that_tells_nothing_is_told_as_such() -> None:
-    told = words(result_of(unverified(CALLS)))
-    assert "tiny on an engine that does not say what it is\n" in told
-    assert "nobody says how its engine batched" in told
-    typed = Given(engine="x 1", precision="BF16", gpu="H100", gpu_count=2)
-    assert "tiny on x 1, BF16, 2 x H100\n" in words(result_of(unverified(CALLS, given=typed)))
+    told = result_text(result_of(unverified(CALLS)))
+    assert "tiny on an unknown engine\n" in told
+    assert "how its engine batched is unknown" in told
+    typed = IdentityOverrides(engine="x 1", precision="BF16", gpu="H100", gpu_count=2)
+    assert "tiny on x 1, BF16, 2 x H100\n" in result_text(result_of(unverified(CALLS, given=typed)))
 
 
 def test_run_that_was_stopped_is_told_as_incomplete() -> None:
-    told = words(result_of(run(CALLS, stopped=True)))
-    assert told.startswith("batched_online: INCOMPLETE\n  it was stopped before its end\n")
+    told = result_text(result_of(run(CALLS, stopped=True)))
+    assert told.startswith("batched_online: INCOMPLETE\n  the user interrupted the run\n")

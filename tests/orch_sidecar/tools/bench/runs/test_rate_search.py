@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.results.result import Result
-from orch_sidecar.tools.bench.runs.rate_search import MOST_TRIALS, PRECISION, RateSearch, kept
+from orch_sidecar.tools.bench.runs.rate_search import MAX_TRIALS, PRECISION, RateSearch, kept
 from tests.orch_sidecar.tools.bench.sample_results import (
     ONLINE,
     answered,
@@ -28,7 +28,7 @@ def search(first_per_s: float, most_per_s: float) -> RateSearch:
     """One that has ended, on an engine that can do so much."""
     found = RateSearch(first_per_s)
     while not found.done:
-        found.tell(KEPT if found.next_per_s <= most_per_s else MISSED)
+        found.record(KEPT if found.next_per_s <= most_per_s else MISSED)
     return found
 
 
@@ -56,7 +56,7 @@ def test_it_comes_within_its_precision(first_per_s: float, most_per_s: float, se
     found = search(first_per_s, most_per_s)
     assert found.best_per_s is not None
     assert found.best_per_s <= most_per_s <= found.best_per_s * (1 + PRECISION) * 1.0001
-    assert len(found.trials) <= MOST_TRIALS
+    assert len(found.trials) <= MAX_TRIALS
 
 
 def test_rate_that_is_too_much_from_the_start_is_halved() -> None:
@@ -68,13 +68,13 @@ def test_rate_that_is_too_much_from_the_start_is_halved() -> None:
 def test_search_ends_where_no_rate_keeps_it() -> None:
     found = search(8.0, 0.0)
     assert found.best_per_s is None
-    assert len(found.trials) == MOST_TRIALS
+    assert len(found.trials) == MAX_TRIALS
 
 
 def test_rates_that_would_take_too_long_to_try_are_not_halved_to() -> None:
     found = RateSearch(8.0, 1.5)
     while not found.done:
-        found.tell(MISSED)
+        found.record(MISSED)
     assert [trial.rate_per_s for trial in found.trials] == [8.0, 4.0, 2.0]
     assert (found.best_per_s, found.next_per_s, found.too_slow) == (None, 1.0, True)
 
@@ -83,7 +83,7 @@ def test_first_rate_is_tried_however_long_it_takes_and_higher_ones_are_looked_fo
     found = RateSearch(1.0, 1.5)
     assert not found.done
     while not found.done:
-        found.tell(KEPT if found.next_per_s <= 1.2 else MISSED)
+        found.record(KEPT if found.next_per_s <= 1.2 else MISSED)
     assert found.best_per_s is not None
     assert 1.1 < found.best_per_s <= 1.2
     assert not found.too_slow
@@ -91,11 +91,11 @@ def test_first_rate_is_tried_however_long_it_takes_and_higher_ones_are_looked_fo
 
 def test_trials_are_told() -> None:
     found = RateSearch(4.0)
-    trial = found.tell(MISSED)
+    trial = found.record(MISSED)
     assert found.trials == [trial]
     assert (trial.rate_per_s, trial.requests, trial.share, trial.kept) == (4.0, 100, 0.98, False)
     nothing: Result = result([refused(0.0)], SLO)
-    assert found.tell(nothing).share == 0.0
+    assert found.record(nothing).share == 0.0
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])

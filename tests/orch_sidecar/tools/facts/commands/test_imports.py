@@ -50,7 +50,7 @@ def ends(name: str) -> tuple[str, ...]:
         ("from-guidellm", "guidellm_cloud", Label.BATCHED_ONLINE),
     ],
 )
-def test_appends_a_sound_row_once(
+def test_appends_a_valid_row_once(
     run: Run, tmp_path: Path, command: str, name: str, label: Label
 ) -> None:
     table = tmp_path / "facts.csv"
@@ -79,7 +79,7 @@ def test_prints_json(run: Run) -> None:
     assert list(row) == list(COLUMNS)
 
 
-def test_several_files_and_several_runs_in_one_are_told_apart(run: Run, tmp_path: Path) -> None:
+def test_runs_of_several_files_and_of_one_have_distinct_tags(run: Run, tmp_path: Path) -> None:
     """As `--append-result` writes them."""
     home, cloud = document("vllm_bench_home"), document("vllm_bench_cloud")
     several = tmp_path / "several.json"
@@ -106,7 +106,7 @@ def test_what_is_refused_exits_with_1_and_the_rest_is_written(run: Run, tmp_path
     assert len(read(table).rows) == 1
 
 
-def test_refused_alone_writes_nothing(run: Run, tmp_path: Path) -> None:
+def test_file_with_only_rejected_runs_writes_nothing(run: Run, tmp_path: Path) -> None:
     table = tmp_path / "facts.csv"
     code, out, err = run("from-vllm-bench", path("vllm_throughput"), *GIVEN, "--output", table)
     assert (code, out) == (1, "")
@@ -114,13 +114,13 @@ def test_refused_alone_writes_nothing(run: Run, tmp_path: Path) -> None:
     assert not table.exists()
 
 
-def test_report_of_the_other_tool_is_refused(run: Run) -> None:
+def test_report_of_the_other_tool_is_rejected(run: Run) -> None:
     code, out, err = run("from-guidellm", path("vllm_bench_home"), *GIVEN)
     assert (code, out) == (1, "")
     assert "metadata '': is missing" in err
 
 
-def test_label_that_was_not_earned_is_refused_with_the_reason(run: Run) -> None:
+def test_label_that_was_not_earned_is_rejected_with_the_reason(run: Run) -> None:
     code, out, err = run("from-guidellm", path("guidellm_cloud"), *ends("guidellm_home"))
     assert (code, out) == (1, "")
     assert "measurement_type 'batched_online': the pool 'home'" in err
@@ -135,7 +135,7 @@ def test_what_is_given_must_be_a_fact(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ([], "give either both --capabilities-before"),
         (GIVEN[:-2], "give either both --capabilities-before"),
@@ -144,16 +144,16 @@ def test_what_is_given_must_be_a_fact(run: Run) -> None:
         ([path("guidellm_cloud"), *ends("guidellm_home")], "not 2"),
     ],
 )
-def test_words_that_do_not_go_together_exit_with_2(
-    run: Run, words: list[str | Path], said: str
+def test_contradicting_options_exit_with_2(
+    run: Run, words: list[str | Path], expected: str
 ) -> None:
     code, out, err = run("from-guidellm", path("guidellm_home"), *words)
     assert (code, out) == (2, "")
-    assert said in err
+    assert expected in err
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"{", ":1: invalid JSON"),
         (b"", ":1: invalid JSON"),
@@ -162,21 +162,21 @@ def test_words_that_do_not_go_together_exit_with_2(
     ],
 )
 def test_file_that_cannot_be_read_exits_with_2(
-    run: Run, tmp_path: Path, content: bytes, said: str
+    run: Run, tmp_path: Path, content: bytes, expected: str
 ) -> None:
     file = tmp_path / "f.json"
     file.write_bytes(content)
     code, out, err = run("from-vllm-bench", file, *GIVEN)
     assert (code, out) == (2, "")
     assert err.startswith(f"orch facts: {file}")
-    assert said in err
+    assert expected in err
 
 
-def test_capabilities_that_do_not_tell_enough_exit_with_2(run: Run, tmp_path: Path) -> None:
+def test_incomplete_capabilities_exit_with_2(run: Run, tmp_path: Path) -> None:
     old = tmp_path / "old.json"
-    told = document("guidellm_home_before")
-    del told["engines"][0]["requests_total"]
-    old.write_text(json.dumps(told))
+    capabilities = document("guidellm_home_before")
+    del capabilities["engines"][0]["requests_total"]
+    old.write_text(json.dumps(capabilities))
     words = "--capabilities-before", old, "--capabilities-after", path("guidellm_home_after")
     code, _, err = run("from-guidellm", path("guidellm_home"), *words)
     assert code == 2
@@ -209,23 +209,21 @@ def test_pool_that_was_measured_is_named_where_there_are_several(run: Run, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [("[" * 100_000, "nested too deeply"), ('{"completed":\n' + "1" * 5000, "Exceeds the limit")],
 )
-def test_json_that_cannot_be_read_is_told_with_its_place(
-    run: Run, tmp_path: Path, content: str, said: str
+def test_invalid_json_is_reported_with_its_location(
+    run: Run, tmp_path: Path, content: str, expected: str
 ) -> None:
     odd = tmp_path / "odd.json"
     odd.write_text(content)
     code, _, err = run("from-vllm-bench", odd, *GIVEN)
     assert code == 2
     assert err.startswith(f"orch facts: {odd}:1: invalid JSON: ")
-    assert said in err
+    assert expected in err
 
 
-def test_another_figure_for_a_measurement_that_is_there_is_refused(
-    run: Run, tmp_path: Path
-) -> None:
+def test_contradicting_row_is_rejected(run: Run, tmp_path: Path) -> None:
     table = tmp_path / "facts.csv"
     words = "from-vllm-bench", path("vllm_bench_home"), *GIVEN, "--output", table
     assert run(*words)[0] == 0

@@ -42,7 +42,7 @@ async def from_jaeger(spans: Iterable[Span], *words: str) -> int:
 
 
 def labels(text: str) -> list[tuple[str, str]]:
-    """The label and the tag of each row of a table."""
+    """Returns the label and the tag of each row of a table."""
     table = parse("stdout", text)
     assert check(table) == []
     return [
@@ -50,18 +50,18 @@ def labels(text: str) -> list[tuple[str, str]]:
     ]
 
 
-def test_prints_a_table_of_what_was_earned_and_tells_the_rest(
+def test_prints_the_rows_and_the_objections(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run("from-otlp", HOME, CLOUD, MIXED) == 0
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     source = "otlp:home.jsonl+cloud.jsonl+mixed.jsonl"
-    assert labels(told.out) == [
+    assert labels(printed.out) == [
         ("single_stream", f"{source}/home-1"),
         ("batched_online", f"{source}/cloud-1"),
         ("batched_online", f"{source}/two-1"),
     ]
-    assert told.err.splitlines() == [
+    assert printed.err.splitlines() == [
         "invalid: shared-1 (batched_online, tiny, pool cloud, 3 requests)",
         "  never_batched: no step had more than one sequence (of 1)",
         "  coalesced: 3 requests: a generation was shared, its tokens would count several times",
@@ -71,7 +71,7 @@ def test_prints_a_table_of_what_was_earned_and_tells_the_rest(
     ]
 
 
-def test_spans_of_one_request_may_stand_in_several_files(
+def test_spans_of_one_request_can_be_in_several_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = []
@@ -127,18 +127,18 @@ def test_rows_are_added_to_a_file_once(tmp_path: Path, capsys: pytest.CaptureFix
     ]
 
 
-def test_where_nothing_was_earned_nothing_is_written(
+def test_nothing_is_written_without_a_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "tps_model_gpu.csv"
     assert run("from-otlp", MIXED, "--scenario", "bulk-1", "--output", str(path)) == 1
     assert not path.exists()
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("invalid: bulk-1 ")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("invalid: bulk-1 ")
 
 
-def test_says_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("from-otlp", MIXED, "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["requests"], document["warmups"], document["added"]) == (8, [], 0)
@@ -150,18 +150,16 @@ def test_says_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert (bulk["pool"], bulk["requests"], bulk["gpu_count"]) == ("cloud", 2, 0)
 
 
-def test_one_scenario_is_asked_for_by_its_id(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scenario_is_selected_by_its_id(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("from-otlp", HOME, MIXED, "--scenario", "two-1") == 0
-    told = capsys.readouterr()
-    assert labels(told.out) == [("batched_online", "otlp:home.jsonl+mixed.jsonl/two-1")]
-    assert told.err == ""
+    printed = capsys.readouterr()
+    assert labels(printed.out) == [("batched_online", "otlp:home.jsonl+mixed.jsonl/two-1")]
+    assert printed.err == ""
     assert run("from-otlp", HOME, "--scenario", "moon") == 1
     assert f"no scenario 'moon' in {HOME} (6 requests)" in capsys.readouterr().err
 
 
-def test_what_the_spans_do_not_tell_is_given(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_values_are_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("orch.gpu", "orch.gpu_count", "orch.engine_version", "orch.precision")
     path = tmp_path / "bare.jsonl"
     path.write_text(json.dumps(export_of(without(real("cloud"), *names))))
@@ -187,7 +185,7 @@ async def test_the_last_hour_until_now_is_the_default(capsys: pytest.CaptureFixt
     assert "no scenario in orch-sidecar at http://127.0.0.1:" in capsys.readouterr().err
 
 
-async def test_a_scenario_that_goes_on_beyond_the_interval_is_told_of(
+async def test_scenario_that_extends_beyond_the_interval_is_noted_as_cut(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     second_s = 1_795_295_000
@@ -200,7 +198,7 @@ async def test_a_scenario_that_goes_on_beyond_the_interval_is_told_of(
     assert (notes["requests"], notes["cut"]) == ("4", "before,after")
 
 
-async def test_traffic_that_only_the_engine_tells_of_is_seen(
+async def test_traffic_that_only_the_engine_traced_is_detected(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_ = one(1, 1_795_295_000, 1_795_295_010)
@@ -216,7 +214,7 @@ async def test_traffic_that_only_the_engine_tells_of_is_seen(
     )
 
 
-async def test_names_of_services_may_be_others(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_service_names_are_options(capsys: pytest.CaptureFixture[str]) -> None:
     spans = [
         replace(span, resource={**span.resource, "service.name": f"{span.service}-2"})
         for span in real("cloud")
@@ -227,7 +225,7 @@ async def test_names_of_services_may_be_others(capsys: pytest.CaptureFixture[str
     assert labels(capsys.readouterr().out) == [("batched_online", "jaeger:orch-sidecar-2/cloud-1")]
 
 
-def test_a_server_that_is_not_there_is_told_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_server_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("from-jaeger", "--url", "http://127.0.0.1:1") == 2
     assert capsys.readouterr().err.startswith(
         "orch facts: from-jaeger: cannot read http://127.0.0.1:1/api/traces: "
@@ -236,21 +234,19 @@ def test_a_server_that_is_not_there_is_told_with_2(capsys: pytest.CaptureFixture
     assert "the URL 'jaeger:16686' must begin with http" in capsys.readouterr().err
 
 
-def test_a_file_that_is_none_is_told_with_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_malformed_file_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"resourceSpans":[]}\n{}')
     assert run("from-otlp", HOME, str(path)) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err.startswith(f"orch facts: {path}:2: no traces")) == ("", True)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.startswith(f"orch facts: {path}:2: no traces")) == ("", True)
     path.write_text(json.dumps(export_of(one(1, 0, 1, decode={"orch.steps": "x"}))))
     assert run("from-otlp", str(path)) == 2
     assert "orch.steps is 'x', must be a number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["from-jaeger", "--since", "yesterday"], "'yesterday' must be an age"),
         (["from-jaeger", "--since", "2026-11-21T00:00:00"], "with its zone"),
@@ -265,12 +261,12 @@ def test_a_file_that_is_none_is_told_with_2(
     ],
 )
 def test_bad_usage_exits_with_2(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_:
         run(*words)
     assert exit_.value.code == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_one_name_is_not_given_to_several_models(

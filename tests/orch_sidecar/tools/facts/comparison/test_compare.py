@@ -1,4 +1,4 @@
-"""What may stand beside what."""
+"""Comparing facts that were measured under the same conditions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def at(batch: int, tokens_per_s: float, label: Label = ONLINE, **changes: Any) -
     return fact(label, batch=batch, throughput_tokens_per_sec=tokens_per_s, **changes)
 
 
-def test_speedup_and_efficiency_are_against_the_smallest_batch() -> None:
+def test_speedup_and_efficiency_are_relative_to_the_smallest_batch() -> None:
     [found] = compared(at(32, 1600), at(4, 400), at(8, 700)).sets
     assert [point.batch for point in found.points] == [4, 8, 32]
     assert [point.speedup for point in found.points] == [1, 1.75, 4]
@@ -56,7 +56,7 @@ def test_several_rows_for_one_batch_count_as_their_median() -> None:
     assert four.speedup == pytest.approx(190 / 105)
 
 
-def test_single_stream_stands_in_no_ratio_with_a_batch() -> None:
+def test_single_stream_is_never_compared_with_a_batch() -> None:
     found = compared(at(1, 92.72, SINGLE), at(32, 2461.67), at(64, 3000, OFFLINE))
     assert [each.conditions.measurement_type for each in found.sets] == [SINGLE, ONLINE, OFFLINE]
     assert all(point.speedup == 1 for each in found.sets for point in each.points)
@@ -84,7 +84,7 @@ def test_rows_that_differ_in_a_condition_are_kept_apart(condition: str, value: s
     assert DIFFERENCES[condition] in as_text(found)
 
 
-def test_rows_that_differ_in_two_conditions_are_no_pair_to_tell_of() -> None:
+def test_sets_that_differ_in_two_conditions_are_not_listed() -> None:
     found = compared(at(2, 100), at(4, 180, gpu="A100", precision="FP8"))
     assert (len(found.sets), found.apart) == (2, ())
 
@@ -118,7 +118,7 @@ def test_loads_that_do_not_wait_for_answers_make_one_set() -> None:
 
 
 @pytest.mark.parametrize("label", [ONLINE, Label.OFFLINE])
-def test_row_that_does_not_say_how_requests_came_stands_apart(label: Label) -> None:
+def test_row_without_arrivals_is_separate(label: Label) -> None:
     stated = at(4, 100, label, notes={"arrivals": "closed_loop"})
     silent, odd = at(6, 90, label), at(8, 90, label, notes={"arrivals": "in waves"})
     once = at(8, 300, label, notes={"arrivals": "at_once"})
@@ -133,7 +133,7 @@ def test_every_condition_has_its_reason() -> None:
     assert tuple(DIFFERENCES) == Conditions.__match_args__
 
 
-def test_row_to_be_confirmed_takes_part_in_nothing_and_is_told() -> None:
+def test_row_to_be_confirmed_is_excluded_and_reported() -> None:
     found = compared(at(2, 100), at(4, 180, Label.TO_BE_CONFIRMED))
     [of_set] = found.sets
     assert [point.batch for point in of_set.points] == [2]
@@ -149,7 +149,7 @@ def test_row_that_stands_in_two_files_counts_once() -> None:
     assert [each.place for each in found.left_out] == ["b.csv:2"]
 
 
-def test_first_token_is_the_median_of_the_rows_that_note_it() -> None:
+def test_ttft_is_the_median_of_the_rows_that_note_it() -> None:
     rows = (
         at(2, 100, notes={"ttft_p50_ms": 10.0, "ttft_p95_ms": 30.0}),
         at(2, 101, notes={"ttft_p50_ms": 20.0}),
@@ -163,7 +163,7 @@ def test_first_token_is_the_median_of_the_rows_that_note_it() -> None:
     ]
 
 
-def test_no_row_makes_no_set() -> None:
+def test_no_rows_make_no_set() -> None:
     assert compare([]) == Comparison((), (), ())
 
 
@@ -192,7 +192,7 @@ class TestReport:
         assert noted.splitlines()[3].split()[-2:] == ["10.0", "-"]
         assert "TTFT" not in as_text(compared(at(2, 100)))
 
-    def test_what_is_kept_apart_is_told_by_condition_with_what_tells_sets_apart(self) -> None:
+    def test_separated_sets_are_listed_by_condition(self) -> None:
         rows = (
             at(1, 90, SINGLE),
             at(2, 170),
@@ -209,11 +209,11 @@ class TestReport:
             "    single_stream, batched_online (A100)",
         ]
 
-    def test_machine_without_accelerator_is_told_by_its_name(self) -> None:
+    def test_machine_without_accelerator_is_named(self) -> None:
         text = as_text(compared(at(2, 10, gpu="CPU (some Xeon)", gpu_count=0)))
         assert ", BF16, CPU (some Xeon), 512 tokens in" in text
 
-    def test_document_has_all_of_it(self) -> None:
+    def test_document_has_every_field(self) -> None:
         found = as_document(compared(at(1, 92.72, SINGLE), at(8, 700), at(32, 1400)))
         assert found["sets"][1]["conditions"]["measurement_type"] == "batched_online"
         assert found["sets"][1]["points"][1] == {

@@ -1,4 +1,4 @@
-"""A comparison as panels."""
+"""Converting a comparison to the panels of a plot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shown(*rows: Row) -> tuple[str, list[Panel]]:
     return title_and_panels(compare(placed(*rows)))
 
 
-def test_title_has_what_all_sets_share_and_the_legend_what_tells_them_apart() -> None:
+def test_title_has_shared_conditions_and_legend_the_others() -> None:
     title, [panel] = shown(fact(SINGLE), fact(), fact(gpu="A100"))
     assert title == (
         "meta-llama/Llama-3.1-8B-Instruct, vLLM 0.32.0, BF16, 1 accelerator, "

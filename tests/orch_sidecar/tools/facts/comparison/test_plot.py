@@ -1,4 +1,4 @@
-"""Pictures."""
+"""Plots."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def panel(*series: Series, y_label: str = "generated tokens/s") -> Panel:
 
 
 def drawn(path: Path, *panels: Panel, title: str = "a title") -> str:
-    """The text of an SVG: matplotlib notes each word that it draws in a comment."""
+    """Draws an SVG, and returns its text: matplotlib adds each text in a comment."""
     draw(path, title, panels)
     return path.read_text(encoding="utf-8")
 
 
-def test_png_is_a_png_of_a_size_to_be_read(tmp_path: Path) -> None:
+def test_png_has_a_readable_size(tmp_path: Path) -> None:
     path = tmp_path / "p.PNG"
     draw(path, "a title", [panel(MEASURED, FITTED), panel(MEASURED)])
     content = path.read_bytes()
@@ -62,7 +62,7 @@ def test_batches_are_the_ticks_as_plain_numbers(tmp_path: Path) -> None:
 
 
 def ticks(svg: str, axis: str) -> list[tuple[str, float]]:
-    """What the ticks of an axis say, and where they are along it, in pixels."""
+    """Returns the labels of the ticks of an axis, and their positions, in pixels."""
     found = re.findall(
         rf'<g id="{axis}tick_\d+">.*?<use [^>]*x="([\d.]+)" y="([\d.]+)".*?<!-- (.*?) -->',
         svg,
@@ -72,7 +72,7 @@ def ticks(svg: str, axis: str) -> list[tuple[str, float]]:
 
 
 def apart_by(svg: str, axis: str, *labels: str) -> list[float]:
-    """How far each of the labelled ticks is from the one before."""
+    """Returns the distance of each of these ticks from the previous one."""
     places = dict(ticks(svg, axis))
     pairs = itertools.pairwise(labels)
     return [abs(places[after] - places[before]) for before, after in pairs]
@@ -107,8 +107,8 @@ def test_same_figures_make_the_same_bytes(tmp_path: Path) -> None:
         assert first.read_bytes() == second.read_bytes()
 
 
-def test_names_are_words_and_no_formulas(tmp_path: Path) -> None:
-    """As a formula, this one would be an error."""
+def test_names_are_not_parsed_as_formulas(tmp_path: Path) -> None:
+    """As a formula, this name would be an error."""
     odd = r"$\no_such$"
     series = Series(odd, Kind.MEASURED, (1,), (1,), letter=odd)
     svg = drawn(tmp_path / "p.svg", Panel(odd, odd, odd, (series,)), title=odd)
@@ -118,7 +118,7 @@ def test_names_are_words_and_no_formulas(tmp_path: Path) -> None:
 
 def test_letters_of_lines_that_end_together_stand_apart(tmp_path: Path) -> None:
     def places(svg: str) -> set[str]:
-        """Where each letter stands: the line below its comment begins with the translation."""
+        """Returns the position of each letter: the line below its comment has the translation."""
         lines = svg.splitlines()
         return {
             lines[index + 1].split("scale")[0]
@@ -171,14 +171,14 @@ def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
     ("xs", "ys", "ranges"),
     [((), (), ()), ((1.0,), (), ()), ((1.0, 2.0), (1.0, 2.0), ((1.0, 1.0),))],
 )
-def test_points_that_do_not_fit_together_are_no_series(
+def test_inconsistent_points_are_rejected(
     xs: tuple[float, ...], ys: tuple[float, ...], ranges: tuple[tuple[float, float], ...]
 ) -> None:
     with pytest.raises(ValueError, match=r"^s: \d "):
         Series("s", Kind.MEASURED, xs, ys, ranges=ranges)
 
 
-def test_without_matplotlib_the_error_says_what_to_install(
+def test_without_matplotlib_the_error_names_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)

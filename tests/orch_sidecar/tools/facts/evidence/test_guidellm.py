@@ -1,4 +1,4 @@
-"""Reports of GuideLLM: real ones, and what is changed in them."""
+"""Parsing reports of GuideLLM: recorded ones, with and without changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Change = Callable[[dict[str, Any]], Any]
 
 
 def changed(change: Change, name: str = "guidellm_cloud") -> dict[str, Any]:
-    """A report with a change in its benchmark."""
+    """Returns a report with a change in its benchmark."""
     report: dict[str, Any] = document(name)
     change(report["benchmarks"][0])
     return report
@@ -63,7 +63,7 @@ def test_times_per_token_are_the_tools_inter_token_latencies() -> None:
 
 
 def test_its_time_per_output_token_is_not_ours() -> None:
-    """It has the first token, and all of the prompt, in it."""
+    """It includes the prefill and the first token."""
     report = document("guidellm_cloud")
     theirs = statistics.median(each["time_per_output_token_ms"] for each in requests_of(report))
     assert theirs > 1.05 * measured(report).latency_ms["tpot_p50_ms"]
@@ -115,7 +115,7 @@ def test_each_benchmark_of_a_report_is_one_run() -> None:
     assert "no limit of concurrent requests" in second.rule
 
 
-def test_poisson_of_several_processes_is_told_as_repeated_gaps() -> None:
+def test_poisson_of_several_processes_has_repeated_gaps() -> None:
     def poisson(workers: int) -> Change:
         return lambda benchmark: benchmark["config"]["strategy"].update(
             type_="poisson", worker_count=workers
@@ -141,7 +141,7 @@ def test_requests_that_were_due_before_the_run_began_are_refused() -> None:
         ({"type_": "trace"}, Arrivals.TRACE, None),
     ],
 )
-def test_strategies_are_told_as_arrivals(
+def test_strategies_map_to_arrivals(
     strategy: dict[str, Any], arrivals: Arrivals, at_once: int | None
 ) -> None:
     def change(benchmark: dict[str, Any]) -> None:
@@ -153,7 +153,7 @@ def test_strategies_are_told_as_arrivals(
     assert (found.arrivals, found.at_once, found.claim) == (arrivals, at_once, None)
 
 
-def test_limit_of_an_open_loop_is_that_which_was_asked_for() -> None:
+def test_limit_of_an_open_loop_is_the_requested_one() -> None:
     def change(benchmark: dict[str, Any]) -> None:
         benchmark["config"]["profile"]["max_concurrency"] = 4
 
@@ -200,7 +200,7 @@ _FIRST = ("requests", "successful", 0)
         (_set("requests", value={}), "requests.successful", "is missing"),
     ],
 )
-def test_what_does_not_map_is_refused_by_field_value_and_rule(
+def test_unsupported_run_is_rejected_with_field_value_and_rule(
     change: Change, name: str, rule: str
 ) -> None:
     found = refused(changed(change))
@@ -209,13 +209,13 @@ def test_what_does_not_map_is_refused_by_field_value_and_rule(
 
 
 @pytest.mark.parametrize("version", [1, 3, "2", None])
-def test_report_of_another_schema_is_refused(version: object) -> None:
+def test_report_of_another_schema_is_rejected(version: object) -> None:
     report = document("guidellm_home")
     report["metadata"]["version"] = version
     assert refused(report).name == "metadata.version"
 
 
-def test_report_before_0_5_which_says_no_version_is_refused() -> None:
+def test_report_before_0_5_without_a_version_is_rejected() -> None:
     report = document("guidellm_home")
     del report["metadata"]
     assert str(refused(report)).startswith("metadata '': is missing")
@@ -229,7 +229,7 @@ def test_claim_that_cannot_be_is_refused(labels: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("found", [[], "file", None, {}, {"benchmarks": []}])
-def test_what_is_no_report_is_refused(found: object) -> None:
+def test_other_document_is_rejected(found: object) -> None:
     assert refused(found).rule
 
 

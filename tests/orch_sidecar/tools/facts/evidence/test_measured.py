@@ -1,4 +1,4 @@
-"""What another tool measured, in our terms."""
+"""Labels, loads and overlaps of measured runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.evidence.measured import (
     Arrivals,
     InvalidRun,
-    claim_of,
     latency_notes,
     overlap,
+    parse_claim,
 )
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -30,7 +30,7 @@ def test_answer_that_begins_when_another_ends_does_not_overlap_it() -> None:
     assert overlap([served(0, 1, 2), served(0, 2, 3)]) == 1
 
 
-def test_answer_whose_first_token_nobody_saw_counts_from_its_arrival() -> None:
+def test_answer_without_a_first_token_counts_from_its_arrival() -> None:
     assert overlap([served(0, None, 4), served(1, 2, 3)]) == 2
 
 
@@ -39,7 +39,7 @@ def test_answer_of_one_token_is_one_answer() -> None:
     assert overlap([]) == 0
 
 
-def test_notes_are_in_milliseconds_and_leave_out_what_nobody_saw() -> None:
+def test_notes_are_in_milliseconds_and_omit_unknown_values() -> None:
     notes = latency_notes(figures([served(0, 1, 2), served(1, 2, 3)]))
     assert notes["ttft_p50_ms"] == 1000
     assert notes["tpot_p95_ms"] == 500
@@ -52,12 +52,12 @@ def test_notes_are_in_milliseconds_and_leave_out_what_nobody_saw() -> None:
 
 
 @pytest.mark.parametrize("at_once", [None, 1, 8])
-def test_no_claim_is_none(at_once: int | None) -> None:
-    assert claim_of(None, Arrivals.POISSON, at_once) is None
+def test_missing_claim_is_none(at_once: int | None) -> None:
+    assert parse_claim(None, Arrivals.POISSON, at_once) is None
 
 
 @pytest.mark.parametrize(
-    ("said", "arrivals", "at_once"),
+    ("claim", "arrivals", "at_once"),
     [
         ("single_stream", Arrivals.ONE_BY_ONE, 1),
         ("batched_online", Arrivals.POISSON, None),
@@ -68,13 +68,13 @@ def test_no_claim_is_none(at_once: int | None) -> None:
     ],
 )
 def test_claim_that_the_load_allows_is_a_label(
-    said: str, arrivals: Arrivals, at_once: int | None
+    claim: str, arrivals: Arrivals, at_once: int | None
 ) -> None:
-    assert claim_of(said, arrivals, at_once) is Label(said)
+    assert parse_claim(claim, arrivals, at_once) is Label(claim)
 
 
 @pytest.mark.parametrize(
-    ("said", "arrivals", "at_once", "rule"),
+    ("claim", "arrivals", "at_once", "rule"),
     [
         ("single_stream", Arrivals.CLOSED_LOOP, 8, "was closed_loop, with a limit of 8"),
         ("single_stream", Arrivals.AT_ONCE, None, "was at_once, with no limit"),
@@ -86,9 +86,12 @@ def test_claim_that_the_load_allows_is_a_label(
         ("aggregate", Arrivals.AT_ONCE, 8, "must be one of single_stream, batched_online"),
     ],
 )
-def test_claim_that_the_load_contradicts_is_refused(
-    said: str, arrivals: Arrivals, at_once: int | None, rule: str
+def test_claim_that_the_load_contradicts_is_rejected(
+    claim: str, arrivals: Arrivals, at_once: int | None, rule: str
 ) -> None:
-    with pytest.raises(InvalidRun, match=rule) as refused:
-        claim_of(said, arrivals, at_once)
-    assert (refused.value.refused.name, refused.value.refused.value) == ("measurement_type", said)
+    with pytest.raises(InvalidRun, match=rule) as raised:
+        parse_claim(claim, arrivals, at_once)
+    assert (raised.value.rejection.name, raised.value.rejection.value) == (
+        "measurement_type",
+        claim,
+    )

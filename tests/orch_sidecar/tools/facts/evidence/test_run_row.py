@@ -1,4 +1,4 @@
-"""Runs of other tools as rows: real ones with what the engine said of itself, and less."""
+"""Converting runs of other tools to rows, with and without the state of the engine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_run_earns_its_label_by_what_the_engine_did(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_engine_decoded_what_the_file_says_but_for_first_tokens(name: str) -> None:
+def test_engine_decoded_the_tokens_in_the_file_except_first_tokens(name: str) -> None:
     """Alone, every token but the first is a decode step; beside others some are made by steps
     that also read a prompt, and are not counted."""
     found, ends = run(name), proof(name)
@@ -75,7 +75,7 @@ def test_batch_is_what_the_engine_counted_and_not_the_clients_overlap() -> None:
     assert "batch_is" not in notes
 
 
-def test_notes_say_how_it_was_measured() -> None:
+def test_notes_describe_the_measurement() -> None:
     notes = parse_notes(row(run("vllm_bench_cloud"), proof("vllm_bench_cloud")).scenario_notes)
     assert list(notes)[:5] == ["input_tokens", "output_tokens", "batching", "tool", "arrivals"]
     assert (notes["arrivals"], notes["rate_per_s"], notes["requests"]) == ("poisson", "3", "45")
@@ -113,7 +113,7 @@ def test_without_proof_the_batch_is_the_overlap_that_the_tool_saw() -> None:
     assert parse_notes(made.scenario_notes)["batch_is"] == "overlap"
 
 
-def test_limit_of_a_load_is_no_batch() -> None:
+def test_concurrency_limit_is_not_a_batch() -> None:
     found = run("vllm_bench_cloud", overlap=None, at_once=8)
     assert str(refused(found, GIVEN)).startswith(
         "max_concurrency '8': is a limit, not a measured batch"
@@ -124,7 +124,7 @@ def test_limit_of_a_load_is_no_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "said"),
+    ("name", "changes", "expected"),
     [
         ("vllm_bench_home", {"claim": Label.OFFLINE}, "a measurement of it cannot be offline"),
         ("vllm_bench_cloud", {"claim": Label.SINGLE_STREAM}, "needs an engine with one slot"),
@@ -137,12 +137,12 @@ def test_limit_of_a_load_is_no_batch() -> None:
         ("vllm_bench_home", {"output_tokens": 600}, "or the snapshots are of another run"),
     ],
 )
-def test_what_the_engine_did_not_do_is_refused(
-    name: str, changes: dict[str, Any], said: str
+def test_run_that_the_engine_contradicts_is_rejected(
+    name: str, changes: dict[str, Any], expected: str
 ) -> None:
     found = refused(run(name, **changes), proof(name))
     assert found.name == "measurement_type"
-    assert said in found.rule
+    assert expected in found.rule
 
 
 @pytest.mark.parametrize(
@@ -154,15 +154,15 @@ def test_what_the_engine_did_not_do_is_refused(
         ("vllm_bench_cloud", Arrivals.POISSON, 1),
     ],
 )
-def test_load_that_cannot_have_earned_the_engines_label_is_refused(
+def test_load_that_contradicts_the_engines_label_is_rejected(
     name: str, arrivals: Arrivals, at_once: int | None
 ) -> None:
-    """What waits before an engine of one slot is decoded one at a time whatever the load was."""
+    """An engine with one slot decodes one sequence at a time under any load."""
     found = run(name, claim=None, arrivals=arrivals, at_once=at_once)
     assert f"the load was {arrivals}, with" in refused(found, proof(name)).rule
 
 
-def test_offline_by_a_schedule_is_refused() -> None:
+def test_offline_by_a_schedule_is_rejected() -> None:
     ends = proof("vllm_bench_cloud")
     offline: dict[str, Any] = {"measurement_type": "offline", "profile": "offline"}
     known = Proof(replace(ends.before, **offline), replace(ends.after, **offline))
@@ -185,8 +185,8 @@ def test_every_name_that_the_engine_serves_is_a_model() -> None:
         assert row(run("vllm_bench_home", model=model), known).model_id == model
 
 
-def test_tokens_of_failed_requests_are_in_no_file() -> None:
-    """The engine may have decoded them."""
+def test_tokens_of_failed_requests_are_unknown() -> None:
+    """The engine may have decoded some of them."""
     made = to_row(
         run("vllm_bench_home", requests=19, failed=1, output_tokens=608),
         proof("vllm_bench_home"),
@@ -195,7 +195,7 @@ def test_tokens_of_failed_requests_are_in_no_file() -> None:
     assert isinstance(made, Row)
 
 
-def test_capabilities_of_another_run_are_refused() -> None:
+def test_capabilities_of_another_run_are_rejected() -> None:
     assert (
         "the engine served other clients"
         in refused(run("vllm_bench_home"), proof("vllm_bench_cloud")).rule
@@ -208,7 +208,7 @@ def test_ends_that_are_swapped_are_refused() -> None:
     assert "older than the first" in refused(run("vllm_bench_home"), swapped).rule
 
 
-def test_path_is_no_name_of_a_model() -> None:
+def test_path_is_rejected_as_a_model() -> None:
     found = run("vllm_bench_home", model="/models/llama")
     assert "--model-id" in refused(found, GIVEN).rule
     made = row(found, GIVEN, Source("run-1", "meta-llama/Llama-3.1-8B-Instruct"))

@@ -1,4 +1,4 @@
-"""A label is earned, or the measurement is invalid and says why."""
+"""Whether a label was earned, and the reasons if not."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_offline_is_earned_alone_on_an_offline_engine() -> None:
 
 
 @pytest.mark.parametrize("label", [SINGLE, OFFLINE])
-def test_label_that_the_pool_does_not_have_is_objected_to_before_anything_runs(
+def test_label_that_the_pool_does_not_have_is_an_objection(
     label: Label,
 ) -> None:
     assert f"a measurement of it cannot be {label}" in "; ".join(objections(label, snapshot()))
@@ -73,7 +73,7 @@ def test_second_client_during_a_single_stream_window_is_seen() -> None:
     )
 
 
-def test_step_of_more_than_one_is_no_single_stream() -> None:
+def test_step_of_more_than_one_is_not_single_stream() -> None:
     after = home(requests_total=110, steps_by_batch={"1": [50, 0.5], "2": [1, 0.1]})
     assert "decoded up to 2 sequences in one step" in reasons_of(SINGLE, home(), after)
 
@@ -87,12 +87,12 @@ def test_steps_before_the_window_do_not_count() -> None:
     assert judge(SINGLE, before, after, OWN) == []
 
 
-def test_batch_that_never_exceeded_one_is_no_batched_online() -> None:
+def test_batch_of_one_is_not_batched_online() -> None:
     after = snapshot(requests_total=110, steps_by_batch={"1": [99, 1.0], "4": [5, 0.1]})
     assert "nothing was batched" in reasons_of(ONLINE, snapshot(), after)
 
 
-def test_batch_that_never_exceeded_one_is_no_offline() -> None:
+def test_batch_of_one_is_not_offline() -> None:
     own = {"profile": "offline", "measurement_type": "offline"}
     after = snapshot(requests_total=110, steps_by_batch={"1": [99, 1.0], "4": [5, 0.1]}, **own)
     assert "nothing was batched" in reasons_of(OFFLINE, snapshot(**own), after)
@@ -110,21 +110,21 @@ def test_requests_that_failed_may_or_may_not_have_reached_the_engine() -> None:
     assert judge(ONLINE, snapshot(), after, RequestCounts(sent=10, answered=8)) == []
 
 
-def test_more_sequence_steps_than_tokens_are_of_others() -> None:
-    """20 steps of four and 10 of six: 140 tokens at least."""
+def test_more_decoded_than_received_means_other_clients() -> None:
+    """20 steps of four and 10 of six: at least 140 tokens."""
     after = snapshot(requests_total=110, steps_by_batch=BATCHED)
     assert judge(ONLINE, snapshot(), after, RequestCounts(10, 10, 140)) == []
     assert judge(ONLINE, snapshot(), after, RequestCounts(10, 10, None)) == []
-    [said] = judge(ONLINE, snapshot(), after, RequestCounts(10, 10, 139))
-    assert said.startswith("the engine decoded 140 tokens in the window, but this")
+    [expected] = judge(ONLINE, snapshot(), after, RequestCounts(10, 10, 139))
+    assert expected.startswith("the engine decoded at least 140 tokens in the window, but this")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_sequences_that_are_in_the_engine_at_either_end_are_seen(when: str) -> None:
     before = snapshot(leased=2 * (when == "before"))
     after = snapshot(requests_total=110, steps_by_batch=BATCHED, leased=2 * (when == "after"))
-    said = f"2 sequences were still in the engine {when} the measurement"
-    assert reasons_of(ONLINE, before, after) == said
+    expected = f"2 sequences were still in the engine {when} the measurement"
+    assert reasons_of(ONLINE, before, after) == expected
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -145,9 +145,7 @@ def test_foreign_sequences_at_either_end_are_seen(when: str) -> None:
         ({"requests_total": 99}, "older than the first"),
     ],
 )
-def test_engine_that_changed_says_nothing_of_the_window(
-    changed: dict[str, Any], reason: str
-) -> None:
+def test_changed_engine_invalidates_the_window(changed: dict[str, Any], reason: str) -> None:
     fields = {"requests_total": 110, "steps_by_batch": BATCHED} | changed
     assert reason in reasons_of(ONLINE, snapshot(), snapshot(**fields))
 
@@ -167,7 +165,7 @@ def test_window_without_a_decode_step_earns_nothing() -> None:
         (OFFLINE, 1, 600.0, 0),
     ],
 )
-def test_what_a_publishable_run_lacks_is_told(
+def test_shortfalls_of_a_publishable_run_are_listed(
     label: Label, queries: int, seconds: float, missing: int
 ) -> None:
     assert len(shortfalls(label, queries, seconds)) == missing

@@ -1,4 +1,4 @@
-"""Files of `vllm bench serve`: real ones, and what is changed in them."""
+"""Parsing files of `vllm bench serve`: recorded ones, with and without changes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_figures_of_the_details_agree_with_the_tools_own(name: str) -> None:
     assert found.tokens_per_s > file["output_throughput"]
 
 
-def test_without_details_the_tools_own_figures_stand_and_the_row_says_whose_window() -> None:
+def test_without_details_the_tools_own_figures_and_window_are_used() -> None:
     file = without_details()
     found = measured(file)
     assert found.tokens_per_s == file["output_throughput"]
@@ -84,7 +84,7 @@ def test_prompts_are_not_in_the_throughput() -> None:
 
 
 def test_first_token_counts_from_arrival_where_requests_waited_to_be_sent() -> None:
-    """vLLM counts from when `--max-concurrency` let a request go."""
+    """vLLM counts from when `--max-concurrency` let it send the request."""
     file = document("vllm_bench_cloud")
     late = changed(max_concurrency=2, queue_times=[1.0] * file["completed"])
     assert measured(late).latency_ms["ttft_p50_ms"] == pytest.approx(
@@ -103,8 +103,8 @@ def test_without_details_such_a_first_token_is_left_out() -> None:
     assert "ttft_p50_ms" in notes([0.0001])
 
 
-def test_waiting_of_a_closed_loop_is_no_arrival() -> None:
-    """All its requests are made at the start, so the tool's queue times grow with the run."""
+def test_queue_time_of_a_closed_loop_does_not_move_arrivals() -> None:
+    """The tool creates all requests at the start, so its queue times grow during the run."""
     found = measured(document("vllm_bench_home"))
     assert found.latency_ms["ttft_p95_ms"] < 1000
     assert max(document("vllm_bench_home")["queue_times"]) > 5
@@ -119,7 +119,7 @@ def test_waiting_of_a_closed_loop_is_no_arrival() -> None:
         ({"request_rate": "inf", "max_concurrency": 4}, Arrivals.CLOSED_LOOP),
     ],
 )
-def test_arrivals_are_told_as_they_were(fields: dict[str, Any], arrivals: Arrivals) -> None:
+def test_arrivals_follow_from_rate_and_limit(fields: dict[str, Any], arrivals: Arrivals) -> None:
     found = measured(changed(**fields))
     assert found.arrivals is arrivals
     assert ("burstiness" in found.notes) == (arrivals is Arrivals.GAMMA)
@@ -139,7 +139,7 @@ def test_file_in_which_all_failed_is_refused() -> None:
     )
 
 
-def test_file_of_the_offline_benchmark_is_refused_because_it_counts_prompts() -> None:
+def test_file_of_the_offline_benchmark_is_rejected_because_it_counts_prompts() -> None:
     found = refused(document("vllm_throughput"))
     assert found.name == "tokens_per_second"
     assert "prompt and generated tokens together" in found.rule
@@ -173,7 +173,7 @@ def test_file_of_the_offline_benchmark_is_refused_because_it_counts_prompts() ->
         ({"output_lens": [32] * 44 + [0]}, "output_lens", "must be 1440 tokens of 45 answers"),
     ],
 )
-def test_what_does_not_map_is_refused_by_field_value_and_rule(
+def test_unsupported_run_is_rejected_with_field_value_and_rule(
     fields: dict[str, Any], name: str, rule: str
 ) -> None:
     found = refused(changed(**fields))
@@ -182,16 +182,16 @@ def test_what_does_not_map_is_refused_by_field_value_and_rule(
 
 
 @pytest.mark.parametrize("found", [[], "file", None, {}, {"results": []}])
-def test_what_is_no_such_file_is_refused(found: object) -> None:
+def test_other_document_is_rejected(found: object) -> None:
     assert refused(found).rule
 
 
 @pytest.mark.parametrize("name", ["start_times", "ttfts", "latencies", "queue_times"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_time_that_is_not_finite_is_refused(name: str, value: float) -> None:
-    told = changed()
-    told[name][0] = value
-    found = refused(told)
+    capabilities = changed()
+    capabilities[name][0] = value
+    found = refused(capabilities)
     assert (found.name, found.rule) == (f"{name}.0", "Input should be a finite number")
 
 

@@ -1,4 +1,4 @@
-"""Files of other tools as they wrote them, and what the engine said of itself before and after.
+"""Recorded files of other tools, and the capabilities of the engine before and after.
 
 Made by `python -m tests.benchmarks.imports --fixtures` and this folder, which leaves out texts
 and what is of the machine. Three are of runs by hand: a load on a port where
@@ -27,6 +27,6 @@ def document(name: str) -> Any:
 
 
 def proof(name: str) -> Proof:
-    """Both ends of the run of that file."""
+    """Returns the snapshots from before and after the run of that file."""
     before, after = (parse_snapshot(document(f"{name}_{end}")) for end in ("before", "after"))
     return Proof(before, after)

@@ -1,4 +1,4 @@
-"""What is wrong with a table, and where."""
+"""The faults of a table, and where they are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Place = tuple[int, str]
 
 
 def places(faults: list[Fault]) -> list[Place]:
-    """Line and column name of each; the column's number is checked on the way."""
+    """Returns line and column name of each fault, and checks the number of the column."""
     for fault in faults:
         named = COLUMNS[fault.column - 1] if fault.column <= len(COLUMNS) else "(no column)"
         assert fault.name == named
@@ -26,7 +26,7 @@ def notes(input_tokens: int = 512, output_tokens: int = 512, batching: str = "on
     return f"input_tokens={input_tokens}; output_tokens={output_tokens}; batching={batching}"
 
 
-def test_sound_rows_have_no_fault() -> None:
+def test_valid_rows_have_no_fault() -> None:
     rows = [fact(label) for label in (Label.SINGLE_STREAM, Label.BATCHED_ONLINE, Label.OFFLINE)]
     found = with_records(Table("t.csv"), [COLUMNS, *(row_fields(row) for row in rows)])
     assert check(found) == []
@@ -42,7 +42,7 @@ def test_fault_names_file_line_column_value_and_rule() -> None:
     )
 
 
-def test_long_value_is_told_in_short() -> None:
+def test_long_value_is_shortened() -> None:
     [fault] = check(table(fields(batch="9" * 1000)))
     assert len(str(fault)) < 200
     assert "999…'" in str(fault)
@@ -66,7 +66,7 @@ class TestHeader:
             (",".join(SOUND.values()), 1, SOUND["model_id"]),
         ],
     )
-    def test_other_header_is_one_fault_and_no_row_is_checked(
+    def test_other_header_is_one_fault_and_rows_are_not_checked(
         self, header: str, column: int, value: str
     ) -> None:
         found = parse("t.csv", f"{header}\n1,2,3\n")
@@ -88,13 +88,13 @@ class TestRaggedRow:
         assert fault.column > COLUMNS.index(missing)
         assert "the row has 12 fields, not 13" in fault.rule
 
-    def test_values_that_moved_are_told_where_the_first_cannot_stand(self) -> None:
+    def test_shifted_values_are_reported_at_the_first_implausible_one(self) -> None:
         short = tuple(SOUND[name] for name in COLUMNS if name != "precision")
         [fault] = check(table(short))
         # gpu_count has the batch, batch the prompt's length, ..., and a throughput is no count.
         assert (fault.name, fault.value) == ("output_tokens", "2461.67")
 
-    def test_field_missing_at_the_end_is_told_there(self) -> None:
+    def test_field_missing_at_the_end_is_reported_there(self) -> None:
         [fault] = check(table(fields()[:12]))
         assert (fault.name, fault.value) == ("source_tag", "")
 
@@ -106,12 +106,12 @@ class TestRaggedRow:
         [fault] = check(parse("t.csv", f"{HEADER}\n{line}\n"))
         assert (fault.column, fault.name, fault.value) == (14, "(no column)", "2")
 
-    def test_legacy_label_is_not_where_a_row_goes_wrong(self) -> None:
+    def test_legacy_label_is_not_the_location_of_a_ragged_row(self) -> None:
         line = ",".join(fields(measurement_type="aggregate", scenario_notes="warm,busy,big"))
         [fault] = check(parse("t.csv", f"{HEADER}\n{line}\n"))
         assert fault.column == 14
 
-    def test_empty_line_is_no_row(self) -> None:
+    def test_empty_line_is_a_fault(self) -> None:
         assert places(check(parse("t.csv", f"{HEADER}\n\n"))) == [(2, "model_id")]
 
     @given(st.lists(st.text(max_size=8), max_size=16).filter(lambda row: len(row) != len(COLUMNS)))
@@ -121,7 +121,7 @@ class TestRaggedRow:
         assert len(check(added)) == (1 if row else 0)
 
 
-def test_wrong_quote_is_one_fault_at_its_column() -> None:
+def test_misplaced_quote_is_one_fault_at_its_column() -> None:
     line = ",".join(fields(gpu='7" rack', batch="0"))
     assert places(check(parse("t.csv", f"{HEADER}\n{line}\n"))) == [(2, "gpu")]
     twice = check(parse("t.csv", f"{HEADER}\n{line}\n{line}\n"))
@@ -148,14 +148,14 @@ def test_identical_row_is_a_fault_that_names_the_first() -> None:
     ]
 
 
-def test_row_to_be_confirmed_is_sound_and_not_confirmed() -> None:
+def test_row_to_be_confirmed_is_valid_but_not_confirmed() -> None:
     unknown = fields(measurement_type="to_be_confirmed", scenario_notes=notes(batching="unknown"))
     found = table(fields(), unknown)
     assert check(found) == []
     assert places(check(found, confirmed=True)) == [(3, "measurement_type")]
 
 
-def test_each_fault_of_a_row_is_told_once_in_the_order_of_columns() -> None:
+def test_each_fault_of_a_row_is_reported_once_in_the_order_of_columns() -> None:
     bad = fields(gpu="", batch="1", output_tokens="~64", measurement_type="online")
     assert places(check(table(bad))) == [
         (2, "gpu"),
@@ -165,7 +165,7 @@ def test_each_fault_of_a_row_is_told_once_in_the_order_of_columns() -> None:
 
 
 class TestLegacyFile:
-    """24 rows as a file had them that nobody had ever checked."""
+    """24 rows of a real file that was never checked before."""
 
     RAGGED = (15, 20)
     SINGLE_STREAM = (2, 4, 6, 12, 16, 21)
@@ -175,7 +175,7 @@ class TestLegacyFile:
     def faults(self) -> list[Fault]:
         return check(parse("legacy.csv", LEGACY.read_text(encoding="utf-8")))
 
-    def test_every_fault_is_told_once_at_its_place(self) -> None:
+    def test_every_fault_is_reported_once_at_its_location(self) -> None:
         expected: list[Place] = []
         for line in range(2, 26):
             if line == 15:
@@ -191,13 +191,13 @@ class TestLegacyFile:
         assert places(self.faults()) == expected
         assert len(expected) == 41
 
-    def test_unknown_labels_are_told_by_their_name_and_never_mapped(self) -> None:
+    def test_unknown_labels_are_faults_and_never_mapped(self) -> None:
         labels = [fault for fault in self.faults() if fault.name == "measurement_type"]
         assert [fault.value for fault in labels].count("aggregate") == 15
         assert [fault.line for fault in labels if fault.value == "per_user_stream"] == [11]
         assert all("--migrate-legacy" in fault.rule for fault in labels)
 
-    def test_estimate_is_no_count(self) -> None:
+    def test_estimate_is_not_a_valid_count(self) -> None:
         [fault] = [fault for fault in self.faults() if fault.value == "~45000"]
         assert str(fault).startswith("legacy.csv:10:8: input_tokens '~45000': ")
 
@@ -209,7 +209,7 @@ class TestLegacyFile:
     st.integers(1, 10**15 - 1),
     st.floats(1e-9, 1e14),
 )
-def test_sound_fact_is_written_and_read_as_itself(
+def test_valid_row_is_written_and_read_unchanged(
     label: Label, batch: int, input_tokens: int, output_tokens: int, throughput: float
 ) -> None:
     row = fact(
@@ -224,7 +224,7 @@ def test_sound_fact_is_written_and_read_as_itself(
     assert parse_row(found.rows[0]) == row
 
 
-def test_two_figures_of_one_measurement_are_told_at_the_second() -> None:
+def test_two_figures_of_one_measurement_are_a_fault_of_the_second() -> None:
     other = fields(throughput_tokens_per_sec="99.5")
     [fault] = check(table(fields(), fields(source_tag="run-2"), other))
     assert str(fault) == (

@@ -1,4 +1,4 @@
-"""Tables on disk."""
+"""Reading, writing and appending to tables on disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def alone(path: Path) -> bool:
-    """Nothing else was left in the folder."""
+    """Returns whether the folder contains nothing else."""
     return [each.name for each in path.parent.iterdir()] == [path.name]
 
 
@@ -82,7 +82,7 @@ def test_append_leaves_faults_of_other_rows_alone(path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["", "\n", '"', 'a""'])
-def test_append_to_an_end_that_would_swallow_the_row_writes_nothing(path: Path, end: str) -> None:
+def test_append_after_an_unclosed_quote_writes_nothing(path: Path, end: str) -> None:
     before = f'{HEADER}\n{LINE}\nm/x,x,"vLLM; out{end if end != chr(34) else chr(34) * 2}'
     path.write_text(before)
     place = r"tps_model_gpu\.csv:3:3: rows cannot be appended"
@@ -94,19 +94,19 @@ def test_append_to_an_end_that_would_swallow_the_row_writes_nothing(path: Path, 
     assert alone(path)
 
 
-def test_row_that_says_something_else_of_a_measurement_is_not_added(path: Path) -> None:
+def test_row_that_contradicts_an_existing_one_is_not_added(path: Path) -> None:
     append(path, [fact()])
     before = path.read_bytes()
     other = fact(throughput_tokens_per_sec=99.5)
-    said = r"2461\.67' for the same measurement"
-    with pytest.raises(Conflict, match=f"throughput_tokens_per_sec '99.5': .*csv:2:10 has '{said}"):
+    expected = r"2461\.67' for the same measurement"
+    with pytest.raises(Conflict, match=f"per_sec '99.5': .*csv:2:10 has '{expected}"):
         append(path, [fact(source_tag="run-2"), other])
     with pytest.raises(Conflict, match=r"has '99\.5' for the same"):
         append(path, [replace(other, source_tag="run-3"), fact(source_tag="run-3")])
     assert path.read_bytes() == before
 
 
-def test_looking_whether_a_file_can_be_written_leaves_nothing_behind(path: Path) -> None:
+def test_check_for_a_writable_file_leaves_nothing_behind(path: Path) -> None:
     check_writable(path)
     check_appendable(path)
     assert not path.exists()
@@ -132,14 +132,14 @@ def test_append_refuses_another_header(path: Path) -> None:
     assert path.read_text() == f"{before}\n"
 
 
-def test_append_refuses_a_row_that_check_would_and_writes_none_of_them(path: Path) -> None:
+def test_append_rejects_rows_with_faults_and_writes_none(path: Path) -> None:
     wrong = fact(Label.SINGLE_STREAM, batch=8)
     with pytest.raises(ValueError, match="batch '8': must be 1 in a row labelled single_stream"):
         append(path, [fact(), wrong])
     assert not path.exists()
 
 
-def test_text_that_is_no_utf8_is_refused_with_its_line(path: Path) -> None:
+def test_text_that_is_not_utf8_is_rejected_with_its_line(path: Path) -> None:
     path.write_bytes(HEADER.encode() + b"\nMod\xe8le,\n")
     with pytest.raises(UnreadableFile, match=r"csv:2: the text is not UTF-8: .* 0xe8"):
         read(path)
@@ -164,14 +164,14 @@ def test_link_stays_a_link(path: Path) -> None:
     assert len(read(real).rows) == 2
 
 
-def test_what_is_no_plain_file_is_not_written(path: Path) -> None:
+def test_only_regular_files_are_written(path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(OSError, match="regular file"):
         write(path, "text")
     assert path.is_fifo()
 
 
-def test_missing_folder_is_told_by_its_name(path: Path) -> None:
+def test_missing_folder_is_named(path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=f"no such folder: '{path.parent}/none'"):
         write(path.parent / "none" / "t.csv", "text")
 

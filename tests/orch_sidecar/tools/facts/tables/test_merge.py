@@ -1,4 +1,4 @@
-"""Several tables as one."""
+"""Merging several tables into one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sources(found: Merged) -> list[str]:
     return [record.fields[-1] for record in found.table.rows]
 
 
-def test_rows_stand_in_the_order_of_the_files() -> None:
+def test_rows_keep_the_order_of_the_files() -> None:
     first = table(fields(source_tag="2"), fields(source_tag="1"))
     second = table(fields(source_tag="3"), fields(source_tag="0"))
     assert sources(merged(first, second)) == ["2", "1", "3", "0"]
@@ -70,11 +70,11 @@ def test_other_notes_for_one_measurement_are_refused_too() -> None:
     assert (fault.file, fault.name, fault.value) == ("b.csv", "scenario_notes", notes)
 
 
-def test_figures_of_two_sources_stand_beside_each_other() -> None:
+def test_rows_of_two_sources_are_both_kept() -> None:
     found = merged(table(fields(), fields(source_tag="b", throughput_tokens_per_sec="2500")))
     assert len(found.table.rows) == 2
 
 
-def test_fault_of_any_file_refuses_all() -> None:
+def test_fault_in_any_file_rejects_the_merge() -> None:
     faults = refused(table(fields()), table(fields(batch="x"), name="b.csv"), parse("c.csv", ""))
     assert [(fault.file, fault.line) for fault in faults] == [("b.csv", 2), ("c.csv", 1)]

@@ -1,4 +1,4 @@
-"""Older files in today's form."""
+"""Migrating tables of older files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DERIVED = "input_tokens=512; output_tokens=512; batching="
 
 
 def migrated(**changes: str) -> tuple[Migration, str, str]:
-    """A table of one row, and what its label and notes are afterwards."""
+    """Migrates a table of one row; returns the migration, its label and its notes."""
     found = migrate(table(fields(**changes)))
     row = found.table.rows[0].fields
     return found, row[LABEL], row[NOTES]
@@ -41,7 +41,7 @@ def test_legacy_row_without_notes_has_no_legacy_notes() -> None:
     assert notes == f"{DERIVED}unknown; legacy_label=aggregate"
 
 
-def test_notes_of_a_legacy_row_are_kept_as_text_and_its_batching_is_not_believed() -> None:
+def test_notes_of_a_legacy_row_are_kept_as_text_and_its_batching_is_unknown() -> None:
     text = f"{DERIVED}on; clients=64"
     _, _, notes = migrated(measurement_type="aggregate", scenario_notes=text)
     assert parse_notes(notes)["batching"] == "unknown"
@@ -73,7 +73,7 @@ def test_notes_that_are_there_are_kept_behind_the_required_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "in_the_way"),
+    ("changes", "fault"),
     [
         ({"input_tokens": "~45000", "measurement_type": "aggregate"}, "input_tokens '~45000'"),
         ({"batch": "32.0", "measurement_type": "aggregate"}, "batch '32.0'"),
@@ -92,17 +92,19 @@ def test_notes_that_are_there_are_kept_behind_the_required_ones() -> None:
         ),
     ],
 )
-def test_row_with_another_fault_is_left_and_told(changes: dict[str, str], in_the_way: str) -> None:
+def test_row_with_another_fault_is_unchanged_and_reported(
+    changes: dict[str, str], fault: str
+) -> None:
     before = table(fields(**{"scenario_notes": "one user", **changes}))
     found = migrate(before)
     assert found.table.text == before.text
     [step] = found.steps
     assert step.action is Action.UNCHANGED
-    assert in_the_way in str(step)
+    assert fault in str(step)
     assert str(step).startswith("t.csv:2: unchanged: ")
 
 
-def test_ragged_and_misquoted_rows_are_left_and_told() -> None:
+def test_ragged_and_misquoted_rows_are_unchanged_and_reported() -> None:
     ragged = "a,b,c"
     quoted = ",".join(fields(measurement_type="aggregate", scenario_notes='7" rack'))
     before = parse("t.csv", f"{HEADER}\n{ragged}\n{quoted}\n")
@@ -111,7 +113,7 @@ def test_ragged_and_misquoted_rows_are_left_and_told() -> None:
     assert [step.action for step in found.steps] == [Action.UNCHANGED, Action.UNCHANGED]
 
 
-def test_sound_rows_keep_their_bytes_and_need_no_step() -> None:
+def test_valid_rows_keep_their_bytes_and_need_no_step() -> None:
     before = parse("t.csv", f"{HEADER}\r\n{','.join(map(quoted, fields()))}\r\n")
     found = migrate(before)
     assert found.table.text == before.text
@@ -175,7 +177,7 @@ ODD_NOTES = st.text(st.sampled_from('ab=;, \n\r"1'), max_size=20) | st.sampled_f
 
 
 def lines_at_fault(table: Table) -> set[int]:
-    """By themselves, and not because of another row."""
+    """Faults of single rows, not those that compare two rows."""
     of_two = ("the row repeats", "for the same measurement")
     faults = [fault for fault in check(table) if not any(each in fault.rule for each in of_two)]
     return {fault.line for fault in faults}
@@ -197,7 +199,7 @@ def lines_at_fault(table: Table) -> set[int]:
     ),
     st.lists(st.text(max_size=4), max_size=14),
 )
-def test_no_row_is_ever_lost_and_no_fault_is_made(
+def test_migration_loses_no_row_and_makes_no_fault(
     rows: list[dict[str, str]], ragged: list[str]
 ) -> None:
     before = with_records(table(*(fields(**row) for row in rows)), [ragged] if ragged else [])

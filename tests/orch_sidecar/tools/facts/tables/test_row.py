@@ -1,4 +1,4 @@
-"""What a row's notes may be."""
+"""The form of the notes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.orch_sidecar.tools.facts.rows import fact
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_number_that_is_not_finite_is_no_note(value: float) -> None:
+def test_infinite_number_is_rejected_as_a_note(value: float) -> None:
     with pytest.raises(ValueError, match=f"the note ttft_p50_ms={value} must be a finite number"):
         format_notes({"ttft_p50_ms": value})
 

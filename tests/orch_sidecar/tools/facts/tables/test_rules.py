@@ -1,4 +1,4 @@
-"""What each field may say, and which must agree."""
+"""The rules for fields, and for fields that must agree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def contradicted(**changes: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_sound_value_breaks_no_rule(name: str) -> None:
+def test_valid_value_violates_no_rule(name: str) -> None:
     assert violated_rule(name, SOUND[name]) is None
 
 
@@ -59,13 +59,13 @@ def test_throughput_may_be_written_with_any_number_of_digits(value: str) -> None
 
 
 @pytest.mark.parametrize("value", ["online", "Offline", "batched-online", "multi_stream", ""])
-def test_unknown_label_is_told_the_known_ones(value: str) -> None:
+def test_fault_of_an_unknown_label_names_the_known_ones(value: str) -> None:
     rule = violated_rule("measurement_type", value)
     assert rule == "must be one of single_stream, batched_online, offline, to_be_confirmed"
 
 
 @pytest.mark.parametrize("value", ["aggregate", "per_user_stream"])
-def test_legacy_label_is_told_the_migration(value: str) -> None:
+def test_fault_of_a_legacy_label_names_the_migration(value: str) -> None:
     rule = violated_rule("measurement_type", value)
     assert rule is not None
     assert "older files" in rule
@@ -73,7 +73,7 @@ def test_legacy_label_is_told_the_migration(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         ("", "'' is not key=value"),
         ("one user", "'one user' is not key=value"),
@@ -91,21 +91,21 @@ def test_legacy_label_is_told_the_migration(value: str) -> None:
         ),
     ],
 )
-def test_notes_that_break_a_rule_are_told_it(value: str, said: str) -> None:
-    assert said in str(violated_rule("scenario_notes", value))
+def test_invalid_notes_are_rejected_with_their_rule(value: str, expected: str) -> None:
+    assert expected in str(violated_rule("scenario_notes", value))
 
 
-def test_notes_may_say_more_after_those_that_are_required() -> None:
+def test_notes_can_follow_the_required_ones() -> None:
     more = "input_tokens=1; output_tokens=1; batching=on; ttft_p50_ms=1.5e+06; gpu_cost=2 a=b"
     assert violated_rule("scenario_notes", more) is None
 
 
-def test_sound_row_contradicts_itself_nowhere() -> None:
+def test_valid_row_has_no_contradiction() -> None:
     assert contradicted() == []
 
 
 @pytest.mark.parametrize("name", ["input_tokens", "output_tokens"])
-def test_notes_must_say_what_the_columns_say(name: str) -> None:
+def test_notes_must_equal_the_columns(name: str) -> None:
     assert contradicted(**{name: "64"}) == [("scenario_notes", f"{name}=512")]
 
 
@@ -133,7 +133,7 @@ def test_single_stream_row_has_batch_1_and_batching_off() -> None:
 
 @pytest.mark.parametrize("batch", ["1", "32"])
 @pytest.mark.parametrize("batching", ["on", "off", "unknown"])
-def test_row_to_be_confirmed_may_say_anything_of_batching(batch: str, batching: str) -> None:
+def test_row_to_be_confirmed_can_have_any_batching(batch: str, batching: str) -> None:
     notes = f"input_tokens=512; output_tokens=512; batching={batching}"
     label = "to_be_confirmed"
     assert contradicted(measurement_type=label, batch=batch, scenario_notes=notes) == []
@@ -146,7 +146,7 @@ def test_batching_is_a_closed_set_under_every_label() -> None:
 
 
 @pytest.mark.parametrize("missing", ["batch", "measurement_type", "scenario_notes", "input_tokens"])
-def test_nothing_is_held_against_a_field_with_a_fault_of_its_own(missing: str) -> None:
+def test_field_with_a_fault_is_not_compared(missing: str) -> None:
     wrong = {**SOUND, "input_tokens": "64", "batch": "1"}
     del wrong[missing]
     columns = {found.column for found in contradictions(wrong)}
@@ -156,7 +156,7 @@ def test_nothing_is_held_against_a_field_with_a_fault_of_its_own(missing: str) -
 
 
 @pytest.mark.parametrize("label", ["single_stream", "batched_online"])
-def test_label_asks_nothing_of_a_batch_that_is_no_number(label: str) -> None:
+def test_label_is_not_compared_with_an_invalid_batch(label: str) -> None:
     row = {**SOUND, "measurement_type": label}
     del row["batch"], row["scenario_notes"]
     assert list(contradictions(row)) == []

@@ -1,4 +1,4 @@
-"""Tables as text: places and bytes."""
+"""Tables as text: locations and bytes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_added_record_ends_as_the_files_lines_do(line_end: str, mark: str) -> No
     assert [record.line for record in added.records] == [1, 2, 3]
 
 
-def test_numbers_of_rows_that_are_kept_stay_as_they_were_written() -> None:
+def test_numbers_of_kept_rows_keep_their_digits() -> None:
     text = f"{HEADER}\n{','.join(fields(throughput_tokens_per_sec='92.720'))}\n"
     assert with_records(parse("t.csv", text), [fields()]).text.startswith(text)
 
@@ -114,11 +114,11 @@ def test_quoted_field_with_line_breaks_moves_the_lines_below_it() -> None:
         ('"",""\r\n', None),
     ],
 )
-def test_column_of_a_wrong_quote_is_known(text: str, column: int | None) -> None:
+def test_column_of_a_misplaced_quote_is_found(text: str, column: int | None) -> None:
     assert parse("t.csv", text).records[0].misquoted == column
 
 
-def test_field_that_no_reader_takes_is_refused_with_its_line() -> None:
+def test_field_above_the_csv_limit_is_rejected_with_its_line() -> None:
     with pytest.raises(UnreadableFile, match=r"t\.csv:2: invalid CSV: field larger than"):
         parse("t.csv", f"{HEADER}\n{'x' * (csv.field_size_limit() + 1)}\n")
 
@@ -141,7 +141,7 @@ def test_throughput_has_six_digits_and_no_exponent(value: float, text: str) -> N
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_throughput_that_is_no_number_is_refused(value: float) -> None:
+def test_throughput_that_is_not_finite_is_rejected(value: float) -> None:
     with pytest.raises(ValueError, match="must be a finite number"):
         row_fields(fact(throughput_tokens_per_sec=value))
 

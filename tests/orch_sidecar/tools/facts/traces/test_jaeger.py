@@ -1,4 +1,4 @@
-"""Spans from a query service: over HTTP, page after page, and clear words where there are none."""
+"""Spans from a Jaeger query service, and its errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def in_order(spans: Iterable[Span]) -> list[Span]:
 
 
 def to_microseconds(span: Span) -> Span:
-    """What Jaeger's own form keeps of a span: microseconds, and a status as a tag."""
+    """Returns what Jaeger's own form preserves of a span: microseconds, and a status as a tag."""
     start_us = span.start_ns // 1000
     duration_us = (span.end_ns - span.start_ns) // 1000
     attributes = dict(span.attributes)
@@ -77,7 +77,7 @@ async def test_nothing_is_lost_at_the_limit_of_a_search(api: str, limit: int) ->
 
 
 @BOTH_APIS
-async def test_an_interval_without_traces_has_none(api: str) -> None:
+async def test_interval_without_traces_has_no_spans(api: str) -> None:
     async with ScriptedJaeger(apis=(api,)).running() as url:
         assert await read(url) == []
 
@@ -109,7 +109,7 @@ async def test_a_base_path_belongs_to_the_url() -> None:
         assert len({span.trace_id for span in await read(url)}) == 6
 
 
-async def test_an_answer_with_an_error_is_told_with_its_body() -> None:
+async def test_error_response_is_reported_with_its_body() -> None:
     async with ScriptedJaeger(most=10).running() as url:
         with pytest.raises(JaegerError) as raised:
             await read(url, limit=11)
@@ -119,7 +119,7 @@ async def test_an_answer_with_an_error_is_told_with_its_body() -> None:
 
 
 @pytest.mark.parametrize("status", [401, 502])
-async def test_what_stands_before_it_is_told_with_its_words(status: int) -> None:
+async def test_response_of_a_proxy_is_reported_with_its_body(status: int) -> None:
     failing = ScriptedJaeger(failing=(status, "<h1>go\n   away</h1>" + "x" * 1000))
     async with failing.running() as url:
         with pytest.raises(JaegerError, match=rf"/api/traces: {status} .*<h1>go away</h1>x+…'$"):
@@ -130,7 +130,7 @@ async def test_what_stands_before_it_is_told_with_its_words(status: int) -> None
 @pytest.mark.parametrize(
     ("status", "body"), [(200, PAGE), (404, "404 page not found"), (200, '{"data2":1}'), (200, "")]
 )
-async def test_what_is_no_jaeger_is_told_with_what_both_paths_answer(
+async def test_other_server_is_reported_with_the_responses_of_both_paths(
     status: int, body: str
 ) -> None:
     async with ScriptedJaeger(apis=("ui",), failing=(status, body)).running() as url:
@@ -141,7 +141,7 @@ async def test_what_is_no_jaeger_is_told_with_what_both_paths_answer(
     assert f"{url}/api/v3/traces returned invalid JSON: '<!doctype html>" in text
 
 
-async def test_a_server_that_cannot_be_reached_is_told() -> None:
+async def test_unreachable_server_is_reported() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -149,7 +149,7 @@ async def test_a_server_that_cannot_be_reached_is_told() -> None:
             await read(url)
 
 
-async def test_a_server_that_speaks_no_http_is_told() -> None:
+async def test_server_without_http_is_reported() -> None:
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-x\r\n")
         await writer.drain()
@@ -163,7 +163,7 @@ async def test_a_server_that_speaks_no_http_is_told() -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:16686", "file:///etc/hosts", "http://", ""])
-def test_a_url_of_anything_but_http_is_refused(url: str) -> None:
+def test_url_that_is_not_http_is_rejected(url: str) -> None:
     with pytest.raises(ValueError, match="must begin with http"):
         Jaeger(url, limit=100)
 
@@ -174,7 +174,7 @@ def test_a_limit_that_one_trace_fills_is_refused() -> None:
 
 
 def ui(**changes: Any) -> dict[str, Any]:
-    """An answer of one span in the UI's form."""
+    """Returns a response with one span in the UI's form."""
     span = {
         "traceID": "1b",
         "spanID": "2",
@@ -190,7 +190,7 @@ def ui(**changes: Any) -> dict[str, Any]:
     return {"data": [{"spans": [span], "processes": processes}], "errors": None}
 
 
-def test_short_ids_are_filled_up_and_references_told_apart() -> None:
+def test_short_ids_are_padded_and_references_distinguished() -> None:
     [span] = spans_of(
         ui(
             references=[
@@ -225,7 +225,7 @@ def test_short_ids_are_filled_up_and_references_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "expected"),
     [
         (ui(traceID="xyz"), "the id 'xyz' must be up to 32 hexadecimal digits"),
         (ui(spanID=""), "the id '' must be up to 16"),
@@ -241,6 +241,6 @@ def test_short_ids_are_filled_up_and_references_told_apart() -> None:
         ({"data": 3}, "data is '3'"),
     ],
 )
-def test_what_is_wrong_with_an_answer_is_told(document: dict[str, Any], said: str) -> None:
-    with pytest.raises(Malformed, match=said):
+def test_malformed_response_is_reported(document: dict[str, Any], expected: str) -> None:
+    with pytest.raises(Malformed, match=expected):
         spans_of(json.loads(json.dumps(document)))

@@ -1,4 +1,4 @@
-"""OTLP as JSON: every form that its specification allows, and clear words for the rest."""
+"""OTLP/JSON: every form that the specification allows, and the errors of others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    """An export of one span."""
+    """Returns an export of one span."""
     span = {"traceId": TRACE_ID, "spanId": SPAN_ID, **changes}
     return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
 
@@ -30,7 +30,7 @@ def value_of(value: dict[str, Any]) -> Any:
     return span_of(attributes=[{"key": "a", "value": value}]).attributes["a"]
 
 
-def test_reads_a_span_with_all_that_is_known_of_it() -> None:
+def test_reads_every_field_of_a_span() -> None:
     [span] = spans_of(
         {
             "resourceSpans": [
@@ -109,12 +109,12 @@ def test_enumerations_come_by_number_or_by_name() -> None:
     assert not span_of(status={}).error
 
 
-def test_a_first_span_has_no_parent_whether_it_says_so_or_not() -> None:
+def test_root_span_has_no_parent_in_either_form() -> None:
     assert span_of().parent_id is span_of(parentSpanId="").parent_id is None
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         (
             {"traceId": "CvdlGRbNQ92ESOshHIAxnA=="},
@@ -137,16 +137,16 @@ def test_a_first_span_has_no_parent_whether_it_says_so_or_not() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place_its_value_and_the_rule(
-    changes: dict[str, Any], said: str
+def test_invalid_field_is_reported_with_place_value_and_rule(
+    changes: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(Malformed) as raised:
         spans_of(document(**changes))
-    assert f"resourceSpans[0].scopeSpans[0].spans[0].{said}" in str(raised.value)
+    assert f"resourceSpans[0].scopeSpans[0].spans[0].{expected}" in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("no_traces", "said"),
+    ("no_traces", "expected"),
     [
         ({"resourceMetrics": []}, "not an object with resourceMetrics"),
         ({}, "not {}"),
@@ -154,8 +154,8 @@ def test_what_is_wrong_is_told_with_its_place_its_value_and_the_rule(
         ({"resourceSpans": 3}, "resourceSpans is '3'"),
     ],
 )
-def test_what_is_no_traces_is_told(no_traces: object, said: str) -> None:
-    with pytest.raises(Malformed, match=said):
+def test_document_without_traces_is_rejected(no_traces: object, expected: str) -> None:
+    with pytest.raises(Malformed, match=expected):
         spans_of(no_traces)
 
 
@@ -163,14 +163,14 @@ def test_what_is_no_traces_is_told(no_traces: object, said: str) -> None:
     ("name", "requests", "sequences"),
     [("home", 6, 6), ("cloud", 6, 6), ("mixed", 8, 5), ("offline", 6, 6)],
 )
-def test_a_file_of_exports_is_read_whole(name: str, requests: int, sequences: int) -> None:
+def test_every_export_of_a_file_is_read(name: str, requests: int, sequences: int) -> None:
     spans = real(name)
     assert sum(span.name.startswith("/v1/") for span in spans) == requests
     assert sum(span.service == "vllm" for span in spans) == sequences
     assert {span.service for span in spans} == {"vllm", "orch-sidecar"}
 
 
-def test_one_document_over_many_lines_and_a_list_of_exports_read_alike() -> None:
+def test_one_document_over_several_lines_and_a_list_of_exports_are_read() -> None:
     content = (TRACES / "cloud.jsonl").read_bytes()
     exports = [json.loads(line) for line in content.splitlines()]
     laid_out = json.dumps(exports[0], indent=2).encode()
@@ -179,7 +179,7 @@ def test_one_document_over_many_lines_and_a_list_of_exports_read_alike() -> None
     assert otlp_file.read("f", b"\xef\xbb\xbf" + content + b"\n\n") == otlp_file.read("f", content)
 
 
-def test_a_line_separator_within_a_text_ends_no_line() -> None:
+def test_line_separator_in_a_string_does_not_end_a_line() -> None:
     line = json.dumps(document(name="a\u2028b"), ensure_ascii=False)
     assert [span.name for span in otlp_file.read("f", f"{line}\n{line}".encode())] == [
         "a\u2028b"
@@ -187,7 +187,7 @@ def test_a_line_separator_within_a_text_ends_no_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"", "f: the file is empty"),
         (b"\n \n", "f: the file is empty"),
@@ -199,8 +199,8 @@ def test_a_line_separator_within_a_text_ends_no_line() -> None:
         (b"ok\n\x28\xb5\x2f\xfd", "f:2: .*not UTF-8 .*without compression"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_by_its_line(content: bytes, said: str) -> None:
-    with pytest.raises(Malformed, match=said):
+def test_malformed_file_is_reported_with_its_line(content: bytes, expected: str) -> None:
+    with pytest.raises(Malformed, match=expected):
         otlp_file.read("f", content)
 
 
@@ -212,10 +212,10 @@ def test_null_is_a_field_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [("[" * 100_000, "nested too deeply"), ('{"x":' + "1" * 5000 + "}", "Exceeds the limit")],
 )
-def test_line_that_no_reader_takes_is_told_by_its_number(line: str, said: str) -> None:
+def test_invalid_line_is_reported_with_its_number(line: str, expected: str) -> None:
     content = json.dumps(document()).encode() + b"\n" + line.encode()
-    with pytest.raises(Malformed, match=f"^f:2: invalid JSON: .*{said}"):
+    with pytest.raises(Malformed, match=f"^f:2: invalid JSON: .*{expected}"):
         otlp_file.read("f", content)

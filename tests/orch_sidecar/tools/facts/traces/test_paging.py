@@ -1,4 +1,4 @@
-"""Nothing is lost at a limit, however the spans lie in time and whatever the store is like."""
+"""Paging finds every trace, whatever the times of the spans and the storage backend."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def span(trace: int, place: int, start_ns: int, service: str = "s") -> Span:
 
 
 def traces_of(starts: list[list[int]]) -> list[list[Span]]:
-    """A trace for each list: its spans start then (ns), and one of another service much later."""
+    """Returns a trace per list: spans at these times (ns), and a late one of another service."""
     return [
         [*(span(trace, place, ns) for place, ns in enumerate(each)), span(trace, 99, 9**9, "other")]
         for trace, each in enumerate(starts)
@@ -37,13 +37,13 @@ def traces_of(starts: list[list[int]]) -> list[list[Span]]:
 
 
 def _given(found: list[list[Span]], limit: int) -> list[Span]:
-    """The newest of these traces, whole."""
+    """Returns all spans of the newest traces."""
     newest = sorted(found, key=lambda trace: trace[0].start_ns, reverse=True)[:limit]
     return [span for trace in newest for span in trace]
 
 
 def in_memory(traces: list[list[Span]], limit: int) -> Search:
-    """As Jaeger's memory storage: nanoseconds, and both ends belong to the interval."""
+    """Searches as Jaeger's memory storage does: nanoseconds, both ends included."""
 
     def search(start_us: int, end_us: int) -> list[Span]:
         def matches(each: Span) -> bool:
@@ -89,7 +89,7 @@ STARTS = st.lists(
 # Around the middle of the interval, and newer ones, so that these are not given at first.
 @example(starts=[[1_200_000], [1_200_999], [1_350_000], [1_380_000], [1_399_000]], limit=3)
 @example(starts=[[1_201_000], [1_201_999], [1_350_000], [1_380_000], [1_399_000]], limit=3)
-def test_every_trace_is_found_or_it_is_said_that_they_are_too_dense(
+def test_every_trace_is_found_or_the_limit_is_reported(
     store: Callable[[list[list[Span]], int], Search], starts: list[list[int]], limit: int
 ) -> None:
     traces = traces_of(starts)
@@ -112,7 +112,7 @@ def test_every_trace_is_found_or_it_is_said_that_they_are_too_dense(
 
 
 def _dense(traces: list[list[Span]], moment_us: int, limit: int) -> bool:
-    """Whether one search around a microsecond may come back full."""
+    """Returns whether a search around a microsecond can reach the limit."""
     near = [
         each.trace_id
         for trace in traces
@@ -140,8 +140,8 @@ def test_an_interval_without_full_searches_is_searched_once() -> None:
     assert asked == [(FIRST_US - 1, LAST_US + 1)]
 
 
-def test_few_traces_of_many_spans_do_not_pass_for_all() -> None:
-    """Five traces may be given, and three fill what is searched."""
+def test_few_traces_of_many_spans_are_not_mistaken_for_all() -> None:
+    """The limit is five traces, and three reach the number of spans that are read."""
     traces = traces_of([[1_000_000 + 1_000 * (10 * i + j) for j in range(6)] for i in range(20)])
     found = all_spans(in_cassandra(traces, 5), FIRST_US, LAST_US, 5, "s")
     assert len({each.trace_id for each in found}) == 20

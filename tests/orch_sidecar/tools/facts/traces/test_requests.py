@@ -1,4 +1,4 @@
-"""Requests, from spans: whose spans are whose, and what counts once."""
+"""Reconstructing requests from spans."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, build_traffic
 from orch_sidecar.tools.facts.traces.span import Kind, Link, Span
 from tests.orch_sidecar.tools.facts import spans as made
-from tests.orch_sidecar.tools.facts.spans import SIDECAR, real, told
+from tests.orch_sidecar.tools.facts.spans import SIDECAR, real, traffic_from
 
 
 def one(number: int, start_s: float, end_s: float, **more: Any) -> list[Span]:
-    """The spans of a request of one sequence."""
+    """Returns the spans of a request with one sequence."""
     return made.one(number, start_s, end_s, **{"sequences": 1, **more})
 
 
@@ -27,7 +27,7 @@ def moved(span: Span, by: int, under: int | None = None) -> Span:
 
 
 def only(*requests: list[Span]) -> Request:
-    [request] = told(*requests).requests
+    [request] = traffic_from(*requests).requests
     return request
 
 
@@ -54,8 +54,8 @@ def test_a_real_stream_has_the_sidecars_times_and_the_engines_counts() -> None:
     assert len({decode.engine for r in traffic.requests for decode in r.sequences}) == 1
 
 
-def test_what_was_not_streamed_has_no_first_byte() -> None:
-    """Its client saw all of it at once."""
+def test_answer_that_was_not_streamed_has_no_first_byte() -> None:
+    """The client received the whole answer at once."""
     assert {request.first_byte_ns for request in build_traffic(real("offline")).requests} == {None}
 
 
@@ -115,22 +115,22 @@ def test_spans_that_come_twice_or_in_any_order_count_once() -> None:
 
 
 def test_several_requests_of_one_trace_are_several() -> None:
-    """A client that does several things within one trace of its own."""
+    """A client can send several requests in one trace."""
     first, second = one(1, 0, 1), one(2, 2, 3)
     joined = [replace(moved(span, 100), trace_id=first[0].trace_id) for span in second]
-    found = told(first, joined).requests
+    found = traffic_from(first, joined).requests
     assert [(r.start_ns, len(r.sequences)) for r in found] == [(0, 1), (2_000_000_000, 1)]
 
 
-def test_what_a_client_does_around_it_is_no_part_of_a_request() -> None:
+def test_other_spans_of_the_client_are_ignored() -> None:
     server, *rest = one(1, 0, 1)
     parent = Span(server.trace_id, "f" * 16, None, "checkout", Kind.SERVER, -5, 10**10, {}, SIDECAR)
     request = only([parent, replace(server, parent_id="f" * 16), *rest])
     assert (request.start_ns, request.end_ns) == (0, 1_000_000_000)
 
 
-def test_by_way_of_two_sidecars_it_is_one_request_of_the_upper_one() -> None:
-    """The one that its client spoke to; what the lower one turned away first was tried again."""
+def test_request_through_two_sidecars_is_one_request_of_the_parent() -> None:
+    """The client called the parent, which retried what the child had rejected."""
     upper = one(1, 0, 4, decoded=0, server={"orch.pool": "above"})
 
     def below(start_s: float, place: int, outcome: str) -> list[Span]:
@@ -142,7 +142,7 @@ def test_by_way_of_two_sidecars_it_is_one_request_of_the_upper_one() -> None:
     assert (request.outcome, len(request.sequences)) == (Outcome.SERVED, 1)
 
 
-def test_an_attempt_that_failed_has_no_part_in_the_answer() -> None:
+def test_failed_attempt_does_not_count() -> None:
     server, wait, engine, decode = one(1, 0, 1)
     failed = replace(
         engine,
@@ -157,42 +157,42 @@ def test_an_attempt_that_failed_has_no_part_in_the_answer() -> None:
 
 def test_a_request_without_its_server_span_has_not_ended() -> None:
     _, wait, engine, decode = one(1, 0, 1)
-    waiting, running = told([wait]).unfinished[0], told([wait, engine, decode])
+    waiting, running = traffic_from([wait]).unfinished[0], traffic_from([wait, engine, decode])
     assert (waiting.start_ns, waiting.end_ns, waiting.pool) == (0, None, "pool")
     assert running.unfinished[0].end_ns == 1_000_000_000
     # It is known whose decode it is.
     assert (running.requests, running.orphans) == ((), ())
 
 
-def test_a_decode_that_no_sidecar_tells_of_is_a_stray() -> None:
+def test_sequence_without_a_sidecar_span_is_an_orphan() -> None:
     *_, decode = one(1, 0, 1)
     for parent_id in (None, "9" * 16, decode.parent_id):
-        traffic = told([replace(decode, parent_id=parent_id)])
+        traffic = traffic_from([replace(decode, parent_id=parent_id)])
         assert [stray.output_tokens for stray in traffic.orphans] == [5]
         assert (traffic.requests, traffic.unfinished) == ((), ())
 
 
-def test_pages_are_no_requests_and_what_is_refused_unread_is_one() -> None:
+def test_probes_are_not_requests_but_early_rejections_are() -> None:
     page = one(1, 0, 1, sequences=0, decoded=0)[:1]
     unread = one(2, 0, 1, sequences=0, outcome="invalid_request")[:1]
-    assert [r.outcome for r in told(page, unread).requests] == [Outcome.REFUSED]
+    assert [r.outcome for r in traffic_from(page, unread).requests] == [Outcome.REFUSED]
 
 
 def test_only_followers_make_a_leader() -> None:
     leader = one(1, 0, 1)
     link = Link(leader[0].trace_id, leader[0].span_id)
     linked = one(2, 0, 1, links=(link,))
-    assert [r.coalesced_leader for r in told(leader, linked).requests] == [False, False]
+    assert [r.coalesced_leader for r in traffic_from(leader, linked).requests] == [False, False]
     follower = one(2, 0, 1, decoded=0, server={"orch.coalesced": True}, links=(link,))[:1]
-    assert [r.coalesced_leader for r in told(leader, follower).requests] == [True, False]
+    assert [r.coalesced_leader for r in traffic_from(leader, follower).requests] == [True, False]
 
 
 def test_spans_that_hang_under_each_other_in_a_circle_end_the_search() -> None:
     _, _, engine, decode = one(1, 0, 1)
     circle = [replace(engine, parent_id=decode.span_id), decode]
-    assert told(circle).requests == ()
+    assert traffic_from(circle).requests == ()
 
 
-def test_an_attribute_of_another_type_is_told_with_its_span() -> None:
+def test_attribute_of_the_wrong_type_is_reported_with_its_span() -> None:
     with pytest.raises(ValueError, match=r"span 0+4 \(llm_request\).*orch.steps is 'many'"):
-        told(one(1, 0, 1, decode={"orch.steps": "many"}))
+        traffic_from(one(1, 0, 1, decode={"orch.steps": "many"}))

@@ -1,4 +1,4 @@
-"""A scenario of traces as a row: the figures, the notes, and what nobody guesses."""
+"""Converting a scenario to a row: figures, notes and declared values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orch_sidecar.tools.facts.traces.requests import Outcome, build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import Declared, ScenarioVerdict, judge
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
-from tests.orch_sidecar.tools.facts.spans import one, real, told, without
+from tests.orch_sidecar.tools.facts.spans import one, real, traffic_from, without
 
 RUN: dict[str, Value] = {"orch.scenario": "run-1"}
 FACTS = ("orch.engine_version", "orch.precision", "orch.gpu", "orch.gpu_count")
@@ -19,8 +19,8 @@ GIVEN = Declared(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1
 
 
 def judged(*requests: list[Span], given: Declared | None = None) -> ScenarioVerdict:
-    """What becomes of their one scenario."""
-    traffic = told(*requests)
+    """Judges the single scenario of these requests."""
+    traffic = traffic_from(*requests)
     [scenario] = group_scenarios(traffic, 60.0).scenarios
     return judge(scenario, traffic, given or Declared(), "jaeger:orch-sidecar")
 
@@ -32,7 +32,7 @@ def row_of(*requests: list[Span], given: Declared | None = None) -> Row:
     return found.row
 
 
-def said_against(*requests: list[Span], given: Declared | None = None) -> list[tuple[str, str]]:
+def objections_of(*requests: list[Span], given: Declared | None = None) -> list[tuple[str, str]]:
     found = judged(*requests, given=given)
     assert found.row is None
     return [(each.reason.value, each.detail) for each in found.objections]
@@ -107,11 +107,11 @@ def test_without_an_id_the_start_names_it() -> None:
     assert row.source_tag == "jaeger:orch-sidecar/2026-11-21T21:11:26.395Z"
 
 
-def test_what_the_spans_do_not_tell_must_be_given_and_the_row_says_so() -> None:
+def test_missing_values_must_be_declared_and_are_noted() -> None:
     request = without(one(1, 0, 1, server=RUN), *FACTS)
-    said = said_against(request)
-    assert [reason for reason, _ in said] == ["not_said"] * 4
-    assert said[3][1] == "gpu_count: the spans do not contain it; give it with --gpu-count"
+    expected = objections_of(request)
+    assert [reason for reason, _ in expected] == ["not_said"] * 4
+    assert expected[3][1] == "gpu_count: the spans do not contain it; give it with --gpu-count"
     row = row_of(request, given=GIVEN)
     assert (row.engine, row.precision, row.gpu, row.gpu_count) == ("vLLM 0.32.0", "BF16", "H100", 1)
     assert parse_notes(row.scenario_notes)["given"] == "engine,precision,gpu,gpu_count"
@@ -119,12 +119,12 @@ def test_what_the_spans_do_not_tell_must_be_given_and_the_row_says_so() -> None:
     assert parse_notes(row.scenario_notes)["given"] == "gpu"
 
 
-def test_what_is_given_and_told_alike_is_not_given() -> None:
+def test_declared_value_that_equals_the_spans_is_not_noted() -> None:
     assert "given" not in parse_notes(row_of(one(1, 0, 1), given=GIVEN).scenario_notes)
 
 
-def test_what_is_given_against_the_spans_makes_no_row() -> None:
-    assert said_against(one(1, 0, 1), given=replace(GIVEN, gpu_count=0)) == [
+def test_declared_value_that_contradicts_the_spans_is_an_objection() -> None:
+    assert objections_of(one(1, 0, 1), given=replace(GIVEN, gpu_count=0)) == [
         ("contradiction", "gpu_count: the spans contain 1, which contradicts --gpu-count 0")
     ]
 
@@ -137,14 +137,14 @@ def test_a_model_may_be_known_by_another_name_than_it_is_served_by() -> None:
     assert row.model_name == "Model"
 
 
-def test_a_path_names_no_model() -> None:
+def test_path_is_rejected_as_a_model_id() -> None:
     path: dict[str, Value] = {"gen_ai.request.model": "/models/m"}
-    [(reason, says)] = said_against(one(1, 0, 1, server=path))
-    assert (reason, "is a path" in says) == ("not_said", True)
+    [(reason, reasons)] = objections_of(one(1, 0, 1, server=path))
+    assert (reason, "is a path" in reasons) == ("not_said", True)
     assert row_of(one(1, 0, 1, server=path), given=Declared(model_id="m")).model_id == "m"
 
 
-def test_only_whole_answers_count_and_the_others_are_noted() -> None:
+def test_only_complete_answers_count_and_the_others_are_noted() -> None:
     row = row_of(
         one(1, 0, 10, tokens=(10, 25)),
         one(2, 1, 99, outcome="cancelled"),
@@ -162,7 +162,7 @@ def test_only_whole_answers_count_and_the_others_are_noted() -> None:
     }
 
 
-def test_first_tokens_are_told_where_every_answer_was_streamed() -> None:
+def test_ttft_is_noted_only_where_every_answer_was_streamed() -> None:
     notes = parse_notes(row_of(one(1, 0, 2), one(2, 1, 2, stream=False)).scenario_notes)
     assert not {"ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms"} & set(notes)
     assert notes["latency_p50_ms"] == "1500"
@@ -201,8 +201,8 @@ def test_below_the_standards_minimum_a_row_is_preliminary(
     assert (parse_notes(row.scenario_notes).get("preliminary") == "yes") is preliminary
 
 
-def test_a_scenario_that_is_cut_says_where() -> None:
-    traffic = told(*(one(number, number, number + 0.5) for number in range(1, 6)))
+def test_cut_scenario_notes_which_end_is_missing() -> None:
+    traffic = traffic_from(*(one(number, number, number + 0.5) for number in range(1, 6)))
     ends = [(2, 4, "before,after"), (2, 9, "before"), (0, 4, "after"), (1, 5, None)]
     for first, last, cut in ends:
         [scenario] = group_scenarios(traffic, 60.0, first * 10**9, last * 10**9).scenarios
@@ -211,21 +211,21 @@ def test_a_scenario_that_is_cut_says_where() -> None:
         assert parse_notes(row.scenario_notes).get("cut") == cut
 
 
-def test_what_no_row_can_say_is_told() -> None:
+def test_invalid_row_is_an_objection() -> None:
     semicolon: dict[str, Value] = {"orch.scenario": "a;b"}
-    [(reason, says)] = said_against(one(1, 0, 1, server=semicolon))
-    assert (reason, "scenario='a;b'" in says) == ("unsound_row", True)
-    [(reason, says)] = said_against(one(1, 0, 1, tokens=(3, 0)))
-    assert (reason, "output_tokens '0'" in says) == ("unsound_row", True)
-    [(reason, says)] = said_against(one(1, 5, 5))
-    assert (reason, says) == (
+    [(reason, reasons)] = objections_of(one(1, 0, 1, server=semicolon))
+    assert (reason, "scenario='a;b'" in reasons) == ("unsound_row", True)
+    [(reason, reasons)] = objections_of(one(1, 0, 1, tokens=(3, 0)))
+    assert (reason, "output_tokens '0'" in reasons) == ("unsound_row", True)
+    [(reason, reasons)] = objections_of(one(1, 5, 5))
+    assert (reason, reasons) == (
         "unsound_row",
         "the window from the first arrival to the last end has no length",
     )
 
 
-def test_all_that_speaks_against_a_scenario_is_told_at_once() -> None:
-    said = said_against(without(one(1, 0, 1, batch=(4, 1, 1.0), server=RUN), "orch.gpu"))
-    assert [reason for reason, _ in said] == ["never_batched", "not_said"]
-    said = said_against(one(1, 0, 1, label="to_be_confirmed"))
-    assert [reason for reason, _ in said] == ["unknown_label"]
+def test_all_objections_are_reported_together() -> None:
+    expected = objections_of(without(one(1, 0, 1, batch=(4, 1, 1.0), server=RUN), "orch.gpu"))
+    assert [reason for reason, _ in expected] == ["never_batched", "not_said"]
+    expected = objections_of(one(1, 0, 1, label="to_be_confirmed"))
+    assert [reason for reason, _ in expected] == ["unknown_label"]

@@ -1,4 +1,4 @@
-"""Which requests were measured together."""
+"""Grouping requests into scenarios."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from orch_sidecar.tools.facts.traces.requests import Outcome, build_traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario, group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
-from tests.orch_sidecar.tools.facts.spans import one, real, told, without
+from tests.orch_sidecar.tools.facts.spans import one, real, traffic_from, without
 
 GAP_S = 60.0
 
 
 def split(*requests: list[Span], gap_s: float = GAP_S) -> list[list[int]]:
-    """The numbers of the requests of each scenario."""
-    return [numbers(each) for each in group_scenarios(told(*requests), gap_s).scenarios]
+    """Returns the numbers of the requests in each scenario."""
+    return [numbers(each) for each in group_scenarios(traffic_from(*requests), gap_s).scenarios]
 
 
 def numbers(scenario: Scenario) -> list[int]:
@@ -77,11 +77,11 @@ def test_requests_that_never_came_to_an_engine_go_with_those_that_did_then() -> 
         one(4, 10.5, 10.6, outcome="cancelled"),
     ]
     assert split(*requests) == [[1, 2], [3, 4]]
-    [first, _] = group_scenarios(told(*requests), GAP_S).scenarios
+    [first, _] = group_scenarios(traffic_from(*requests), GAP_S).scenarios
     assert [numbers(first), len(first.ended(Outcome.REFUSED))] == [[1, 2], 1]
 
 
-def test_requests_of_no_pool_go_where_they_belong_by_id_or_by_time() -> None:
+def test_requests_without_a_pool_are_assigned_by_id_or_time() -> None:
     unplaced = ("orch.pool", "orch.profile")
     named: dict[str, Value] = {"orch.scenario": "run-1"}
 
@@ -89,7 +89,7 @@ def test_requests_of_no_pool_go_where_they_belong_by_id_or_by_time() -> None:
         spans = one(number, at_s, at_s + 0.1, outcome="no_pool", server=server, label="none")
         return without(spans[:1], *unplaced)
 
-    traffic = told(
+    traffic = traffic_from(
         one(1, 0, 5),
         one(2, 100, 101, server=named),
         refused(3, 2, {}),  # while the first went on
@@ -102,8 +102,8 @@ def test_requests_of_no_pool_go_where_they_belong_by_id_or_by_time() -> None:
     assert sorted(int(each.trace_id, 16) for each in found.unassigned) == [4, 6]
 
 
-def test_what_arrived_beyond_the_ends_only_tells_that_it_is_cut() -> None:
-    traffic = told(*(one(number, number, number + 0.5) for number in range(1, 6)))
+def test_requests_outside_of_the_interval_only_mark_the_cut() -> None:
+    traffic = traffic_from(*(one(number, number, number + 0.5) for number in range(1, 6)))
     [found] = group_scenarios(traffic, GAP_S, first_ns=2 * 10**9, last_ns=4 * 10**9).scenarios
     assert numbers(found) == [2, 3, 4]
     assert (len(found.before), len(found.after)) == (1, 1)
@@ -119,7 +119,7 @@ def test_every_request_is_in_one_scenario_and_pauses_are_between_them(
     requests = [
         one(number, start, start + length) for number, (start, length) in enumerate(times, start=1)
     ]
-    found = group_scenarios(told(*requests), 10.0).scenarios
+    found = group_scenarios(traffic_from(*requests), 10.0).scenarios
     every = sorted(number for each in found for number in numbers(each))
     assert every == list(range(1, len(times) + 1))
     for earlier, later in pairwise(found):

@@ -1,4 +1,4 @@
-"""Attributes of spans, whatever a store made of their types."""
+"""Attributes of spans, whatever type a storage backend gives them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_numbers_and_flags_may_come_as_text() -> None:
     assert having(False).flag("a") is having("false").flag("a") is False
 
 
-def test_what_is_not_there_is_none_and_no_flag() -> None:
+def test_missing_attribute_is_none_or_false() -> None:
     span = having(None)
     assert (span.whole("a"), span.number("b"), span.text("b")) == (None, None, None)
     assert having("").text("a") is None
@@ -26,12 +26,12 @@ def test_what_is_not_there_is_none_and_no_flag() -> None:
 
 
 @pytest.mark.parametrize("value", ["x", True, 1.5, "1.5", float("nan"), ("1",), b"1"])
-def test_what_is_no_whole_number_is_told_with_its_span(value: Value) -> None:
+def test_attribute_that_is_not_an_integer_is_reported_with_its_span(value: Value) -> None:
     with pytest.raises(ValueError, match=rf"span {'1' * 16} \(n\) of trace 0+: a is .*number"):
         having(value).whole("a")
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None])
-def test_what_is_no_flag_is_told(value: Value) -> None:
+def test_attribute_that_is_not_a_flag_is_rejected(value: Value) -> None:
     with pytest.raises(ValueError, match="must be true or false"):
         having(value).flag("a")

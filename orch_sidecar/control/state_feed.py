@@ -1,0 +1,113 @@
+"""The events that a parent sidecar is sent about a pool, and when.
+
+Pure: times are seconds of a monotonic clock. To the parent, the pool looks like an engine: the
+events are those of `vllm_plugin.lease_protocol`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
+from orch_sidecar.pools.snapshot import PoolSnapshot
+from vllm_plugin.lease_protocol import (
+    CHANGE,
+    CHANGES_EVERY_S,
+    ENDED,
+    HEARTBEAT,
+    HEARTBEAT_EVERY_S,
+    STATE,
+)
+
+# The fields of the engine's document that concern this sidecar only.
+_NOT_FORWARDED: Final = frozenset({"leases", "observed_at", "age_ms"})
+
+State = dict[str, Any]
+
+
+class PublishedPool(Protocol):
+    """As much of a pool as is published."""
+
+    name: str
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    def snapshot(self) -> PoolSnapshot: ...
+
+
+def state_of(pool: PoolSnapshot, run: str, sequences: int) -> State:
+    """Returns the state of a pool for a parent sidecar that owns `sequences` of its slots.
+
+    `run`: of this sidecar's start.
+    """
+    profile = pool.profile
+    state: State = {
+        "running": 0,
+        "waiting": 0,
+        "peak": 0,
+        "profile": profile.name,
+        "measurement_type": profile.measurement_type.value,
+        "batching": profile.batching,
+    }
+    if pool.document is not None:
+        state |= {key: each for key, each in pool.document.items() if key not in _NOT_FORWARDED}
+    queued = pool.queued
+    return state | {
+        "pool": pool.name,
+        "slots_total": pool.slots_total,
+        "slots_free": pool.slots_free,
+        "waiting": state["waiting"] + sum(queued.values()),
+        "foreign": pool.leased + pool.foreign - sequences,
+        "leased": pool.leased,
+        "queue": queued,
+        # A restart of the engine or of this sidecar ends every lease.
+        "epoch": f"{run}.{pool.epoch}",
+        "state": pool.state.value,
+        "message": pool.message,
+    }
+
+
+class StateFeed:
+    """The events of one stream: remembers what was sent, and computes what to send next."""
+
+    def __init__(
+        self, leases: ParentLeases, subscriber: StateSubscriber, pool: PublishedPool
+    ) -> None:
+        self._leases = leases
+        self._subscriber = subscriber
+        self._pool = pool
+        self._sent: State = {}
+        self._changed_at = self._beat_at = float("-inf")
+
+    def due(self, now: float) -> list[tuple[str, State]]:
+        """Returns name and data of the events to be sent now. The first is the whole state."""
+        subscriber = self._subscriber
+        events: list[tuple[str, State]] = []
+        if subscriber.ended:
+            ended, subscriber.ended = subscriber.ended, []
+            events.append((ENDED, {"leases": ended}))
+        beat = now - self._beat_at >= HEARTBEAT_EVERY_S
+        if not beat and not (subscriber.pending and now - self._changed_at >= CHANGES_EVERY_S):
+            return events
+        instance = subscriber.instance
+        sequences = self._leases.sequences(instance, self._pool.ledger)
+        state = state_of(self._pool.snapshot(), self._leases.run, sequences)
+        sent, self._sent = self._sent, state
+        subscriber.pending, self._changed_at = False, now
+        if beat:
+            self._beat_at = now
+        if state["epoch"] != sent.get("epoch"):
+            return [*events, (STATE, state | {"leases": sorted(self._leases.of(instance))})]
+        change = {key: value for key, value in state.items() if sent.get(key) != value}
+        if beat or change:
+            events.append((HEARTBEAT if beat else CHANGE, change))
+        return events
+
+    def rest_s(self, now: float) -> float:
+        """Returns the seconds until `due` may return events without being woken."""
+        rest_s = self._beat_at + HEARTBEAT_EVERY_S - now
+        if self._subscriber.pending:
+            rest_s = min(rest_s, self._changed_at + CHANGES_EVERY_S - now)
+        return max(0.0, rest_s)

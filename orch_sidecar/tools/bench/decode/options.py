@@ -1,0 +1,119 @@
+"""The options of `orch bench decode`, and the rules of their values."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Final
+
+from orch_sidecar.tools.arguments import count, count_or_zero, non_negative, number, positive
+from orch_sidecar.tools.bench.results.fit import Curve
+
+DESCRIPTION: Final = """Decode steps on this machine's device: throughput and latency by batch.
+
+Requests arrive at random, wait for the admission window, and are decoded in batches of up to
+Bmax, one token per step; between steps waiting requests fill the batch. Arrivals and windows are
+in virtual time, but the steps run: attention over a real KV cache, and weights that do not fit in
+the processor's cache. PyTorch runs them on CUDA, HIP or a CPU."""
+
+EPILOG: Final = """examples:
+  orch bench decode                               the defaults: a few seconds
+  orch bench decode --sweep                       tokens/s by batch, and the curve t0 + c b^alpha
+  orch bench decode --window-ms 6,2               TTFT with two admission windows
+  orch bench decode --rate 120 --tokens 512 --bmax 64 --window-ms 20
+  orch bench decode --step-time 0.567,0.0833      the schedule without a device: a step of b
+                                                  sequences takes 0.567 + 0.0833 b ms"""
+
+
+class InvalidOptions(Exception):
+    """Options that contradict each other; the message names them and the rule."""
+
+
+# As torch names them.
+_DTYPES: Final = ("bfloat16", "float16", "float32")
+
+# The batches of `--sweep` without a value.
+_BATCHES: Final = (1, 2, 4, 8, 16)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options; defaults are those of "Throughput, Latency & Batching Policy"."""
+    _add_schedule(parser)
+    _add_device(parser)
+    add = parser.add_argument_group("mode and output").add_argument
+    add(
+        "--sweep",
+        type=_counts,
+        nargs="?",
+        const=_BATCHES,
+        metavar="B,B",
+        help="measure steps of these batches, without a schedule (1,2,4,8,16)",
+    )
+    add("--steps", type=count, default=100, help="steps of each batch in a sweep (100)")
+    add("--json", metavar="FILE", help="write all results as JSON; -: to stdout, without text")
+
+
+def _add_schedule(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("schedule").add_argument
+    add("--nreq", type=count, default=200, help="number of requests (200)")
+    add("--rate", type=positive, default=80.0, help="mean arrivals per second (80)")
+    add("--tokens", type=count, default=32, help="tokens per request (32)")
+    add("--bmax", type=count, default=16, help="maximum sequences per step (16)")
+    add(
+        "--window-ms",
+        type=_windows,
+        default=(6.0,),
+        metavar="MS[,MS]",
+        help="admission window; with several, the same arrivals run with each (6)",
+    )
+    add("--seed", type=count_or_zero, default=123, help="of arrivals, weights and caches (123)")
+    add(
+        "--step-time",
+        type=_curve,
+        metavar="T0,C[,ALPHA]",
+        help="compute a step's time as T0 + C b^ALPHA ms instead of running it (ALPHA 1)",
+    )
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("device").add_argument
+    add("--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N; HIP is cuda")
+    add("--dtype", choices=_DTYPES, help="of weights and KV cache (the device's fastest)")
+    add("--threads", type=count, help="CPU threads (torch's default)")
+    add("--layers", type=count, help="transformer layers (2 on a CPU, 4 on a GPU)")
+    add("--hidden", type=count, help="hidden size (1024 on a CPU, 4096 on a GPU)")
+    add("--heads", type=count, help="query heads (16 on a CPU, 32 on a GPU)")
+    add("--kv-heads", type=count, help="heads of keys and values (a fourth of --heads)")
+    add(
+        "--context",
+        type=count,
+        help="tokens per sequence in the KV cache (256 on a CPU, 2048 on a GPU)",
+    )
+
+
+def _device(text: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} must be auto, cpu, cuda or cuda:N")
+    return text
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Returns the distinct batches in ascending order."""
+    return tuple(sorted({count(part) for part in text.split(",")}))
+
+
+def _windows(text: str) -> tuple[float, ...]:
+    return tuple(non_negative(part) for part in text.split(","))
+
+
+def _curve(text: str) -> Curve:
+    parts = text.split(",")
+    if len(parts) not in (2, 3):
+        raise argparse.ArgumentTypeError(f"{text!r} must be T0,C or T0,C,ALPHA")
+    t0, c = map(non_negative, parts[:2])
+    alpha = 1.0
+    if len(parts) == 3:
+        alpha = number(parts[2], "a number above 0 and at most 1", lambda value: 0 < value <= 1)
+    if t0 + c == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: a step must take more than 0 ms")
+    return Curve(t0, c, alpha)

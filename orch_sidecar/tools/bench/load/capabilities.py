@@ -1,0 +1,86 @@
+"""The state of the engine before and after a measurement, read from `/v1/capabilities`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
+from orch_sidecar.tools.facts.evidence.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
+
+_PATH: Final = "/v1/capabilities"
+
+# An engine reports its counters once a second, and a sidecar serves the last report.
+REPORT_INTERVAL_S: Final = 1.2
+# Other traffic may never end: the measurement then records that the engine was not idle.
+IDLE_TIMEOUT_S: Final = 12.0
+
+READY: Final = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """A capabilities document, the snapshot of the pool in it, and the state of its engine.
+
+    `idle`: False where the engine did not become idle in time.
+    """
+
+    document: Any
+    snapshot: Snapshot
+    state: str
+    idle: bool = True
+
+
+async def read_capabilities(endpoint: Endpoint, pool: str | None) -> Capabilities | None:
+    """Returns the current capabilities, None if the endpoint has none. Raises EndpointError."""
+    document = await endpoint.fetch_json(_PATH)
+    if document is None:
+        return None
+    try:
+        snapshot = parse_snapshot(document, pool)
+    except InvalidSnapshot as error:
+        raise EndpointError(f"{endpoint.url}{_PATH}: {error}") from error
+    return Capabilities(document, snapshot, _state(document, snapshot.pool))
+
+
+async def wait_until_idle(
+    endpoint: Endpoint, pool: str | None, since: Capabilities, requests: int
+) -> Capabilities:
+    """Returns the capabilities once the engine is idle, or after IDLE_TIMEOUT_S.
+
+    The engine is idle when it holds no sequence and two documents, further apart than its report
+    interval, agree: while it reads a long prompt its counters do not move either. They must also
+    count at least `requests` more requests than `since`, unless the engine was restarted: two
+    documents also agree while a report is late. Raises EndpointError.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + IDLE_TIMEOUT_S
+    found = await _read_existing(endpoint, pool)
+    while True:
+        await asyncio.sleep(REPORT_INTERVAL_S)
+        before, found = found, await _read_existing(endpoint, pool)
+        idle = before.snapshot == found.snapshot and not found.snapshot.in_engine
+        complete = found.state == READY and _counts(found.snapshot, since.snapshot, requests)
+        if (idle and complete) or loop.time() > deadline_s:
+            return replace(found, idle=idle)
+
+
+def _counts(found: Snapshot, since: Snapshot, requests: int) -> bool:
+    return found.epoch != since.epoch or found.requests_total >= since.requests_total + requests
+
+
+async def _read_existing(endpoint: Endpoint, pool: str | None) -> Capabilities:
+    found = await read_capabilities(endpoint, pool)
+    if found is None:
+        raise EndpointError(f"{endpoint.url}{_PATH} no longer exists")
+    return found
+
+
+def _state(document: Any, pool: str) -> str:
+    """Returns the state of the pool's engine, READY if the document has none."""
+    for entry in document["engines"]:
+        if isinstance(entry, Mapping) and entry.get("pool") == pool:
+            return str(entry.get("state", READY))
+    return READY

@@ -1,0 +1,137 @@
+"""What a run asks and of whom, and which runs are refused before anything is asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orch_sidecar.tools.bench.load.endpoint import EndpointError
+from orch_sidecar.tools.bench.results.fact import NoFact, row_of
+from orch_sidecar.tools.bench.results.identity import IdentityOverrides
+from orch_sidecar.tools.bench.results.result import Status
+from orch_sidecar.tools.bench.runs.run import NotMeasurable
+from orch_sidecar.tools.facts.tables.row import Label
+from tests.integration.bench.decoding import Decoding
+from tests.integration.bench.measuring import (
+    CLOSED,
+    OFFLINE,
+    POISSON,
+    SINGLE,
+    measured,
+    url_of,
+)
+from tests.integration.running import Running, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+
+pytestmark = pytest.mark.usefixtures("fast_reports")
+
+TYPED = IdentityOverrides(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+
+
+async def test_every_request_says_what_it_belongs_to_and_shares_nothing(
+    engine: ScriptedEngine,
+) -> None:
+    Decoding(engine)
+    result = await measured(engine.url, replace(CLOSED, warm_up=3))
+    warm_up, rest = engine.generating[:3], engine.generating[3:]
+    assert {each.header("x-orch-scenario") for each in warm_up} == {f"{result.id}.warmup"}
+    assert {each.header("x-orch-scenario") for each in rest} == {result.id}
+    assert {each.header("x-orch-no-coalesce") for each in engine.generating} == {"true"}
+    assert result.counts.sent == len(rest) == 24
+    prompts = [tuple(each.json()["prompt"]) for each in engine.generating]
+    assert len(set(prompts)) == len(prompts)
+
+
+async def test_prefix_cache_knows_nothing_of_other_runs(engine: ScriptedEngine) -> None:
+    Decoding(engine)
+    scenario = replace(CLOSED, warm_up=2, least_requests=4)
+    first = await measured(engine.url, scenario)
+    second = await measured(engine.url, scenario)
+    salts = [each.json()["cache_salt"] for each in engine.generating]
+    assert len(set(salts)) == 4, "a warm-up and a measurement each"
+    assert first.scenario.cache_salt in salts
+    assert second.scenario.cache_salt in salts
+    bodies = [each.json()["prompt"] for each in engine.generating]
+    assert bodies[:6] == bodies[6:], "the same seed asks the same"
+
+
+async def test_endpoint_that_is_not_vllm_gets_none_of_its_words(engine: ScriptedEngine) -> None:
+    Decoding(engine)
+    result = await measured(engine.url, CLOSED, ignore_eos=False)
+    body = engine.generating[0].json()
+    assert not {"cache_salt", "ignore_eos", "min_tokens"} & set(body)
+    assert result.scenario.cache_salt is None
+
+
+async def test_silent_endpoint_is_unverified_and_its_row_to_be_confirmed(
+    engine: ScriptedEngine,
+) -> None:
+    Decoding(engine)
+    result = await measured(engine.url, CLOSED)
+    assert result.status is Status.UNVERIFIED
+    assert result.engine.engine is None
+    with pytest.raises(NoFact, match="give --engine, --precision, --gpu, --gpu-count"):
+        row_of(result)
+    typed = await measured(engine.url, CLOSED, given=TYPED)
+    assert typed.engine.given == ["engine", "precision", "gpu", "gpu_count"]
+    assert row_of(typed).measurement_type is Label.TO_BE_CONFIRMED
+
+
+async def test_row_that_could_not_be_made_is_told_before_anything_is_sent(
+    engine: ScriptedEngine,
+) -> None:
+    with pytest.raises(NotMeasurable, match="give --engine"):
+        await measured(engine.url, CLOSED, for_row=True)
+    assert engine.generating == []
+
+
+async def test_model_that_is_not_served_there_is_refused(cloud: Running) -> None:
+    with pytest.raises(NotMeasurable, match="the pool does not serve the model 'huge', but tiny"):
+        await measured(url_of(cloud), CLOSED, model="huge")
+
+
+async def test_every_name_that_is_served_there_can_be_measured(
+    engine: ScriptedEngine, cloud: Running, fast_reports: None
+) -> None:
+    engine.engine_state.set_models(("tiny", "alias", "sql"))
+    await eventually(lambda: "sql" in (cloud.pool.watcher.models or ()))
+    for model in ("alias", "sql"):
+        result = await measured(url_of(cloud), CLOSED, model=model)
+        assert result.status is not Status.INVALID
+    assert {request.json()["model"] for request in engine.generating} == {"alias", "sql"}
+
+
+async def test_pool_that_is_not_ready_is_refused(
+    engine: ScriptedEngine, cloud: Running, home: Running, at_home: ScriptedEngine
+) -> None:
+    await at_home.stop()
+    await eventually(lambda: not home.pool.watcher.ready)
+    with pytest.raises(NotMeasurable, match="the pool 'home' is "):
+        await measured(url_of(home), SINGLE)
+
+
+async def test_warm_up_without_an_answer_ends_it(engine: ScriptedEngine) -> None:
+    engine.api_key = "sk"
+    with pytest.raises(EndpointError, match="returned 401"):
+        await measured(engine.url, replace(CLOSED, warm_up=2))
+    engine.api_key = None
+    elsewhere = f"{engine.url}/other"
+    with pytest.raises(NotMeasurable, match="no request of the warm-up was answered: status 404"):
+        await measured(elsewhere, replace(CLOSED, warm_up=1))
+
+
+async def test_more_at_once_than_there_may_be_connections_are_refused(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda what: (100, 100))
+    with pytest.raises(NotMeasurable, match="1000 concurrent requests need 1064 open files"):
+        await measured(engine.url, OFFLINE, requests=1000)
+
+
+async def test_schedule_without_end_is_refused_before_anything_is_sent(
+    engine: ScriptedEngine, cloud: Running
+) -> None:
+    with pytest.raises(ValueError, match="is too long"):
+        await measured(url_of(cloud), replace(POISSON, rate_per_s=1e9, least_seconds=600.0))
+    assert engine.generating == []

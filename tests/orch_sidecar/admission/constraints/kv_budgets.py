@@ -1,0 +1,68 @@
+"""KV budgets for tests, with the ledgers that they read."""
+
+from __future__ import annotations
+
+from orch_sidecar.admission.constraints.kv_cache import KvBudget
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.types import EngineReport, KvCache, KvNeed
+from tests.orch_sidecar.admission.examples import bulk, kv_of
+
+
+class LeasedBudget(KvBudget):
+    """A KV budget whose requests have leases in a ledger of its own."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        super().__init__(self.ledger)
+
+    def begin_epoch(self) -> None:
+        self.ledger.begin_epoch("e2")
+        super().begin_epoch()
+
+    def granted(self, need: KvNeed, now: float, sequences: int = 1) -> None:
+        lease_id = f"lease {sum(self.ledger.granted.values())}"
+        self.ledger.grant(lease_id, bulk(sequences), need, now)
+        super().granted(need, now)
+
+    def released(self, need: KvNeed) -> None:
+        """Releases the last lease with this need."""
+        self.ledger.release([lease.id for lease in self.ledger.all() if lease.kv == need][-1])
+
+    def reports(
+        self,
+        cache: KvCache,
+        usage: float,
+        preemptions: int,
+        now: float,
+        *,
+        unread: int = 0,
+        unbegun: int = 0,
+        foreign: int = 0,
+    ) -> None:
+        report = EngineReport(
+            "e1",
+            8,
+            foreign,
+            kv=cache,
+            kv_usage=usage,
+            preemptions_total=preemptions,
+            prefilling=unread,
+            waiting=unbegun,
+        )
+        self.reported(report, now)
+
+
+def budget_of(blocks: int, usage: float = 0.0, preemptions: int = 0) -> LeasedBudget:
+    kv = LeasedBudget()
+    kv.reports(kv_of(blocks), usage, preemptions, 0.0)
+    return kv
+
+
+def need(prompt: int, output: int | None = 0, reading: int = 0) -> KvNeed:
+    return KvNeed(prompt, reading, output)
+
+
+def limit(kv: KvBudget, now: float) -> int:
+    """The largest output that fits into what is now an empty cache."""
+    fitting = [tokens for tokens in range(0, 1001, 5) if kv.fits(need(0, tokens), now)]
+    return fitting[-1]

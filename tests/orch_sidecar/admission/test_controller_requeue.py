@@ -1,0 +1,227 @@
+"""The admission core by example: a tier below refused what was admitted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orch_sidecar.admission.controller import AdmissionController
+from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Queued
+from orch_sidecar.api.refusal import Reason
+from tests.orch_sidecar.admission.examples import (
+    DRAIN,
+    STALE,
+    STEP_TIME,
+    bulk,
+    class_rules,
+    core_of,
+    fill,
+    granted,
+    interactive,
+    queue,
+    reason_of,
+    refused,
+    report,
+    rules,
+)
+
+
+def refused_below(
+    core: AdmissionController,
+    name: str,
+    request: AdmissionRequest,
+    pause_s: float,
+    now: float,
+    since: float = 0.0,
+) -> None:
+    """The tier below refused this lease: it waits again under another id."""
+    core.pause(pause_s, now)
+    assert core.release(name, now) == [], "nobody is sent after it"
+    assert core.requeue(f"{name}'", request, since, now) == Queued(0, None)
+
+
+def test_who_is_put_back_goes_first_and_nobody_goes_for_a_while() -> None:
+    core = core_of(2)
+    fill(core, interactive(), "a")
+    fill(core, bulk(), "x")
+    queue(core, interactive(), "b", at=0.5)
+    refused_below(core, "a", interactive(), 0.5, 1.0)
+    assert core.blocked_by is BlockedBy.PAUSE
+    assert core.next_event(1.0) == 1.5
+    queue(core, bulk(), "c", at=1.2)
+    assert reason_of(core.arrive("d", bulk(may_queue=False), 1.2)) is Reason.DO_NOT_QUEUE
+    assert core.release("x", 1.3) == []
+    assert core.dispatch(1.49) == []
+    assert granted(core.dispatch(1.5)) == ["a'", "b"]
+
+
+def test_a_pause_holds_who_comes_although_nobody_waits() -> None:
+    core = core_of(4)
+    fill(core, interactive(), "a")
+    core.pause(0.5, 1.0)
+    assert core.release("a", 1.0) == []
+    queue(core, interactive(), "b", at=1.1)
+    assert (core.blocked_by, core.next_event(1.1)) == (BlockedBy.PAUSE, 1.5)
+    assert granted(core.dispatch(1.5)) == ["b"]
+
+
+@pytest.mark.parametrize(("asked_s", "pause_s"), [(0.0, 0.02), (0.3, 0.3), (3600.0, 1.0)])
+def test_pause_has_bounds(asked_s: float, pause_s: float) -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    refused_below(core, "a", interactive(), asked_s, 1.0)
+    assert core.next_event(1.0) == 1.0 + pause_s
+    assert granted(core.dispatch(1.0 + pause_s)) == ["a'"]
+
+
+def test_a_shorter_pause_does_not_end_a_longer_one() -> None:
+    core = core_of(2)
+    fill(core, interactive(), "a", "b")
+    refused_below(core, "a", interactive(), 1.0, 1.0)
+    refused_below(core, "b", interactive(), 0.1, 1.0)
+    assert core.dispatch(1.5) == []
+    assert len(granted(core.dispatch(2.0))) == 2
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_those_who_are_put_back_keep_the_order_in_which_they_came(backwards: bool) -> None:
+    core = core_of(3)
+    for at, name in enumerate("abc"):
+        fill(core, interactive(), name, at=at / 10)
+    queue(core, interactive(), "d", at=0.5)
+    order = [(0.0, "a"), (0.1, "b"), (0.2, "c")]
+    for since, name in reversed(order) if backwards else order:
+        refused_below(core, name, interactive(), 1.0, 1.0, since)
+    queue(core, interactive(), "e", at=1.5)
+    assert granted(core.dispatch(2.0)) == ["a'", "b'", "c'"]
+    assert granted(core.release("a'", 3.0)) == ["d"]
+    assert granted(core.release("b'", 3.0)) == ["e"]
+
+
+def test_one_that_is_put_back_twice_is_ahead_of_those_that_were_once() -> None:
+    core = core_of(1)
+    fill(core, bulk(), "a")
+    queue(core, bulk(), "b", at=0.5)
+    refused_below(core, "a", bulk(), 0.1, 1.0)
+    assert granted(core.dispatch(1.1)) == ["a'"]
+    refused_below(core, "a'", bulk(), 0.1, 1.2)
+    assert granted(core.dispatch(1.3)) == ["a''"]
+
+
+def test_a_pause_that_is_over_when_somebody_is_put_back_holds_nobody() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    core.pause(0.1, 1.0)
+    core.release("a", 1.0)
+    assert core.requeue("a'", interactive(), 0.0, 2.0) == Queued(0, None)
+    at = core.next_event(2.0)
+    assert at == pytest.approx(2.0, abs=0.002)
+    assert granted(core.dispatch(at or 0.0)) == ["a'"]
+
+
+def test_who_is_put_back_keeps_its_time_limits() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    request = interactive(max_wait_ms=2000.0)
+    refused_below(core, "a", request, 1.0, 1.5, since=0.0)
+    assert core.next_event(1.5) == 2.0
+    assert refused(core.dispatch(2.0)) == {"a'": Reason.QUEUE_TIMEOUT}
+    outcome = core.requeue("b", request, 0.0, 2.5)
+    assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
+
+
+def test_who_is_put_back_when_the_slo_cannot_be_met_any_more_is_refused() -> None:
+    """2 s, less a step of 11 ms."""
+    core = core_of(1, rules(class_rules(ttft_p95_ms=2000.0)), step_time=STEP_TIME)
+    fill(core, interactive(), "a", at=1.0)
+    refused_below(core, "a", interactive(), 0.02, 2.5, since=1.0)
+    assert core.next_event(2.9) == pytest.approx(2.901), "the pause is over"
+    core.engine_reports(report(1, foreign=1, step_time=STEP_TIME), 2.9)
+    assert core.next_event(2.9) == pytest.approx(2.989)
+    assert refused(core.dispatch(2.99)) == {"a'": Reason.SLO_MISS}
+    outcome = core.requeue("a''", interactive(), 1.0, 3.0)
+    assert reason_of(outcome) is Reason.SLO_MISS
+
+
+def test_who_is_put_back_finds_room_in_a_full_queue() -> None:
+    core = core_of(1, rules(class_rules(queue_capacity=1)))
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    refused_below(core, "a", interactive(), 0.1, 1.0)
+    assert core.queue_depth == 2
+
+
+def test_who_is_put_back_and_has_become_too_large_is_refused() -> None:
+    core = core_of(4)
+    fill(core, interactive(4), "a")
+    core.engine_reports(report(2, "e2"), 1.0)
+    outcome = core.requeue("b", interactive(4), 0.0, 1.1)
+    assert reason_of(outcome) is Reason.COST_EXCEEDS_SLOTS
+
+
+def test_who_was_being_served_is_put_back_while_draining_too() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    core.drain(DRAIN)
+    refused_below(core, "a", interactive(), 0.1, 1.0)
+    assert reason_of(core.arrive("b", interactive(), 1.0)) is Reason.DRAINING
+    assert granted(core.dispatch(1.1)) == ["a'"]
+
+
+def test_starts_are_predicted_for_after_the_pause() -> None:
+    core = core_of(2, step_time=STEP_TIME)
+    request = interactive(max_tokens=100)
+    fill(core, request, "a")
+    refused_below(core, "a", request, 0.5, 1.0)
+    foreseen = core.forecast(request, 1.1)
+    assert foreseen is not None
+    assert foreseen.start_ms == pytest.approx(400)
+    assert foreseen.first_token_ms == pytest.approx(400 + 11)
+    assert queue(core, request, "b", at=1.1) == [Queued(1, 400)]
+    outcome = core.arrive("c", replace(request, max_wait_ms=300.0), 1.1)
+    assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
+
+
+def test_a_delayed_bulk_request_behind_one_that_was_put_back_is_not_delayed_the_more() -> None:
+    core = core_of(2)
+    fill(core, interactive(), "i")
+    fill(core, bulk(), "a")
+    core.engine_reports(report(2, foreign=1), 0.0)
+    queue(core, bulk(), "b")
+    refused_below(core, "a", bulk(), 0.02, 25.0, since=0.0)
+    queue(core, interactive(), "i2", at=25.0)
+    core.dispatch(25.1)
+    assert granted(core.engine_reports(report(2), 26.0)) == ["a'"]
+    assert granted(core.release("i", 27.0)) == ["b"]
+
+
+def test_a_pause_is_delay_as_far_as_interactive_requests_take_slots() -> None:
+    core = core_of(2, rules(aging_s=0.4))
+    fill(core, interactive(), "i")
+    fill(core, bulk(), "a")
+    refused_below(core, "a", bulk(), 1.0, 1.0)
+    queue(core, interactive(2), "i2", at=1.5)
+    assert granted(core.dispatch(2.0)) == ["a'"], "half a second of delay"
+
+
+def test_who_is_put_back_waits_while_the_engine_is_unavailable() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    core.engine_unavailable(STALE)
+    refused_below(core, "a", interactive(), 0.1, 1.0)
+    assert core.dispatch(5.0) == []
+    assert granted(core.engine_reports(report(1), 6.0)) == ["a'"]
+
+
+def test_what_was_turned_away_says_nothing_of_how_fast_slots_come_free() -> None:
+    core = core_of(2)
+    for number in range(3):
+        fill(core, interactive(), f"a{number}", at=float(number))
+        core.pause(0.02, number + 0.1)
+        core.release(f"a{number}", number + 0.1, served=False)
+    assert core._forecaster.release_rate.per_second(3.0) is None
+    for number in range(3, 6):
+        fill(core, interactive(), f"a{number}", at=float(number))
+        core.release(f"a{number}", number + 0.5)
+    assert core._forecaster.release_rate.per_second(6.0) == pytest.approx(2 / 2.5)

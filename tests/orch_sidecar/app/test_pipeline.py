@@ -1,0 +1,81 @@
+"""The path of a request is built in one place, and what is the sidecar's own never enters it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock, MagicMock
+
+import pytest
+from aiohttp import web
+from yarl import URL
+
+from orch_sidecar.api.endpoints import ENDPOINTS
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.app import pipeline
+from orch_sidecar.app.pipeline import OwnEndpoints
+from orch_sidecar.config.settings import SidecarSettings
+from orch_sidecar.proxy.admit import Admit
+from orch_sidecar.proxy.forward import Forward
+from orch_sidecar.proxy.route import Route
+
+CHAT = "/v1/chat/completions"
+
+
+class Entry:
+    """The entry of the pipeline between a control and a frontend that only remember."""
+
+    def __init__(self, own: object = None, key: object = None) -> None:
+        self.control = SimpleNamespace(answer=AsyncMock(return_value=own))
+        self.frontend = SimpleNamespace(handle=AsyncMock(return_value="frontend"))
+        self.authorizer = SimpleNamespace(check=MagicMock(return_value=key))
+        self.entry = OwnEndpoints(
+            cast(Any, self.control), cast(Any, self.frontend), cast(Any, self.authorizer)
+        )
+
+    async def handle(self, path: str) -> object:
+        http = SimpleNamespace(rel_url=URL(path), headers={}, method="GET")
+        return await self.entry.handle(cast(web.BaseRequest, http))
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/v1/capabilities"])
+async def test_what_is_the_sidecars_own_does_not_enter_the_pipeline(path: str) -> None:
+    entry = Entry(own="own")
+    assert await entry.handle(path) == "own"
+    entry.frontend.handle.assert_not_awaited()
+
+
+async def test_request_that_generates_is_not_looked_at_by_the_control() -> None:
+    entry = Entry(own="own")
+    assert await entry.handle(CHAT) == "frontend"
+    entry.control.answer.assert_not_awaited()
+    assert entry.frontend.handle.await_args.args[1:] == (CHAT, ENDPOINTS[CHAT])
+
+
+@pytest.mark.parametrize("path", ["/unknown", "/v1/models"])
+async def test_what_the_control_does_not_answer_goes_on(path: str) -> None:
+    entry = Entry()
+    assert await entry.handle(path) == "frontend"
+    assert entry.frontend.handle.await_args.args[1:] == (path, ENDPOINTS.get(path))
+
+
+async def test_page_for_which_the_key_is_wrong_is_refused_as_a_request() -> None:
+    entry = Entry(own="own", key=Refusal(Reason.UNAUTHORIZED, "no key"))
+    assert await entry.handle("/metrics") == "frontend"
+    entry.control.answer.assert_not_awaited()
+
+
+async def test_stages_are_in_the_order_that_the_module_shows() -> None:
+    parts = {name: cast(Any, MagicMock()) for name in (
+        "pools", "watchdog", "metrics", "tracing", "control", "authorizer", "in_flight",
+        "parent_leases",
+    )}  # fmt: skip
+    built = pipeline.build(SidecarSettings(), **parts, common_headers={})
+    assert built.entry._frontend is built.frontend
+    assert built.frontend._generate is built.coalesce
+    route = built.coalesce._route
+    assert isinstance(route, Route)
+    assert route is built.frontend._route
+    assert isinstance(route._admit, Admit)
+    assert isinstance(route._admit._forward, Forward)
+    assert route._admit._forward is route._forward

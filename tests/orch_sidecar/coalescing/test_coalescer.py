@@ -1,0 +1,110 @@
+"""The stage that shares generations: who starts one, who joins it, and who cancels it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
+
+import pytest
+
+from orch_sidecar.api.options import NO_OPTIONS
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.coalescing.broadcast import Broadcast
+from orch_sidecar.coalescing.coalescer import Coalesce
+from orch_sidecar.observability.record import Outcome
+from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.result import NotSent, Result, Sent
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from tests.orch_sidecar.broadcasting import STREAM, Engine
+from tests.orch_sidecar.proxy.stages import Client, NextStage, request_of
+from vllm_plugin.profile import ServiceClass
+
+SENT = Sent(keep_alive=True, outcome=Outcome.OK)
+
+
+def wants(client: Client | None = None, digest: bytes | None = b"same") -> Request:
+    call = SimpleNamespace(
+        options=NO_OPTIONS,
+        service_class=ServiceClass.INTERACTIVE,
+        **dict.fromkeys(("demand", "generation"), SimpleNamespace(coalescing_key=digest)),
+    )
+    return request_of(client, call=cast(Any, call))
+
+
+def coalesce(stage: NextStage) -> Coalesce:
+    pools = MagicMock(draining=False)
+    return Coalesce(cast(Any, stage), pools, StallWatchdog(60.0, 60.0), MagicMock())
+
+
+async def generates(request: Request) -> Result:
+    """An engine that answers a shared generation."""
+    assert isinstance(request.sink, Broadcast)
+    await asyncio.sleep(0.01)
+    Engine(request.sink).says(STREAM)
+    return SENT
+
+
+async def test_request_that_cannot_be_shared_goes_its_way() -> None:
+    stage, request = NextStage(SENT), wants(digest=None)
+    assert await coalesce(stage).handle(request) is SENT
+    assert stage.calls == [(request,)]
+    assert request.sink is None
+
+
+async def test_identical_requests_share_one_generation() -> None:
+    stage, clients = NextStage(generates), [Client(), Client()]
+    shared = coalesce(stage)
+    first, second = (wants(client) for client in clients)
+    results = await asyncio.gather(shared.handle(first), shared.handle(second))
+    assert list(results) == [SENT, SENT]
+    [(generation,)] = stage.calls
+    assert generation is not first
+    assert generation.record.identity is first.record.identity
+    for client in clients:
+        assert client.data.endswith(b"0\r\n\r\n")
+    assert (first.record.coalesced, second.record.coalesced) == (False, True)
+    assert generation.record.ended
+    assert not shared._by_key
+
+
+async def test_different_requests_do_not_share() -> None:
+    stage = NextStage(generates, generates)
+    shared = coalesce(stage)
+    await asyncio.gather(shared.handle(wants()), shared.handle(wants(digest=b"other")))
+    assert len(stage.calls) == 2
+
+
+async def test_generation_is_cancelled_with_its_last_client_and_not_before() -> None:
+    cancelled = asyncio.Event()
+
+    async def waits(_: Request) -> Result:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+        return SENT
+
+    shared = coalesce(NextStage(waits))
+    tasks = [asyncio.create_task(shared.handle(wants())) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    tasks[0].cancel()
+    await asyncio.sleep(0.01)
+    assert not cancelled.is_set()
+    tasks[1].cancel()
+    await asyncio.wait_for(cancelled.wait(), 5.0)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not shared._by_key
+    assert not shared._running
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError()])
+async def test_failed_generation_is_every_clients_refusal(error: Exception | None) -> None:
+    refusal = Refusal(Reason.ENGINE_FAILED, "lost")
+    shared = coalesce(NextStage(error or NotSent(refusal)))
+    results = await asyncio.gather(shared.handle(wants()), shared.handle(wants()))
+    reason = Reason.ENGINE_FAILED if error is None else Reason.INTERNAL_ERROR
+    for result in results:
+        assert isinstance(result, NotSent)
+        assert result.refusal.reason is reason

@@ -1,0 +1,140 @@
+"""The events that a parent sidecar is sent about a pool, and when. No event loop."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.pools.parent_leases import ParentLeases
+from tests.orch_sidecar.parents import (
+    RUN,
+    THEM,
+    US,
+    FakePool,
+    FakeSubscriber,
+    entered,
+    grant,
+    lease,
+    ledger,
+    served,
+    state,
+)
+
+
+def test_pool_looks_like_an_engine() -> None:
+    slots = ledger()
+    grant(slots, "x", 3)
+    data = state(slots, 1, queue_depth=3, queued_interactive=2)
+    assert data["epoch"] == f"{RUN}.e1"
+    assert (data["slots_total"], data["slots_free"], data["leased"]) == (8, 5, 3)
+    assert (data["running"], data["waiting"], data["foreign"]) == (2, 4, 2)
+    assert data["state"] == "ready"
+    assert data["pool"] == "cloud"
+    assert data["steps_by_batch"] == {"1": [4, 0.1]}
+    assert not {"leases", "observed_at", "age_ms"} & data.keys()
+
+
+@pytest.mark.parametrize("name", ["draining", "stalled", "stale", "down", "unusable"])
+def test_pool_that_is_not_ready_has_no_free_slots_and_reports_why(name: str) -> None:
+    data = state(ledger(), state=EngineState(name), message="because")
+    assert (data["state"], data["message"], data["slots_free"]) == (name, "because", 0)
+    assert data["slots_total"] == 8
+
+
+def test_pool_whose_engine_never_reported_is_published_as_well() -> None:
+    data = state(Ledger(), document=None, state=EngineState.STARTING)
+    assert (data["profile"], data["measurement_type"]) == ("cloud", "batched_online")
+    assert (data["slots_total"], data["foreign"], data["peak"]) == (0, 0, 0)
+    assert data["epoch"] == f"{RUN}."
+
+
+def test_whole_state_comes_first_with_the_leases_that_are_here() -> None:
+    leases, slots = ParentLeases(RUN), ledger()
+    served(leases, lease(US, 2), slots)
+    served(leases, lease(US, 1), slots)
+    served(leases, lease(THEM, 3), slots)
+    [(name, data)] = FakeSubscriber(leases, FakePool(slots)).feed.due(10.0)
+    assert name == "state"
+    assert data["leases"] == [lease(US, 1), lease(US, 2)]
+    assert data["foreign"] == 1
+
+
+def test_change_holds_only_what_changed() -> None:
+    leases, slots = ParentLeases(RUN), ledger()
+    subscriber = FakeSubscriber(leases, FakePool(slots))
+    subscriber.feed.due(10.0)
+    grant(slots, "another", 2)
+    leases.changed()
+    assert subscriber.feed.due(10.1) == [("change", {"slots_free": 6, "foreign": 2, "leased": 2})]
+    assert subscriber.feed.due(10.2) == []
+
+
+def test_changes_come_at_most_every_20_ms() -> None:
+    leases, slots = ParentLeases(RUN), ledger()
+    subscriber = FakeSubscriber(leases, FakePool(slots))
+    subscriber.feed.due(10.0)
+    grant(slots, "x", 1)
+    leases.changed()
+    assert subscriber.feed.due(10.010) == []
+    assert subscriber.feed.rest_s(10.010) == pytest.approx(0.010)
+    grant(slots, "y", 1)
+    leases.changed()
+    assert subscriber.wakes == 1
+    [(name, data)] = subscriber.feed.due(10.021)
+    assert (name, data["foreign"]) == ("change", 2)
+    assert subscriber.feed.rest_s(10.021) == pytest.approx(0.979)
+
+
+def test_change_that_was_undone_is_not_sent() -> None:
+    leases, slots = ParentLeases(RUN), ledger()
+    subscriber = FakeSubscriber(leases, FakePool(slots))
+    subscriber.feed.due(10.0)
+    grant(slots, "x", 1)
+    leases.changed()
+    slots.release("x")
+    leases.changed()
+    assert subscriber.feed.due(10.1) == []
+
+
+def test_end_is_sent_at_once_and_before_the_change() -> None:
+    leases, slots = ParentLeases(RUN), ledger()
+    request = entered(leases, lease())
+    subscriber = FakeSubscriber(leases, FakePool(slots))
+    subscriber.feed.due(10.0)
+    grant(slots, "x", 1)
+    leases.leave(request)
+    assert subscriber.feed.due(10.001) == [("ended", {"leases": [lease()]})]
+    assert [name for name, _ in subscriber.feed.due(10.03)] == ["change"]
+
+
+def test_heartbeat_comes_each_second_with_changes_that_woke_nobody() -> None:
+    leases, slots = ParentLeases(RUN), ledger()
+    subscriber = FakeSubscriber(leases, FakePool(slots))
+    subscriber.feed.due(10.0)
+    assert subscriber.feed.due(10.9) == []
+    slots.foreign = 2
+    assert subscriber.feed.due(11.0) == [("heartbeat", {"slots_free": 6, "foreign": 2})]
+    assert subscriber.feed.due(12.0) == [("heartbeat", {})]
+
+
+def test_pool_that_stops_being_ready_is_reported_in_a_change() -> None:
+    leases, slots = ParentLeases(RUN), ledger()
+    pool = FakePool(slots)
+    subscriber = FakeSubscriber(leases, pool)
+    subscriber.feed.due(10.0)
+    pool.changes = {"state": EngineState.DRAINING, "message": "drained by its operator"}
+    leases.changed()
+    [(name, data)] = subscriber.feed.due(10.5)
+    assert name == "change"
+    assert data == {"state": "draining", "message": "drained by its operator", "slots_free": 0}
+
+
+def test_restart_of_the_engine_below_is_sent_as_a_whole_state() -> None:
+    leases, slots = ParentLeases(RUN), ledger()
+    subscriber = FakeSubscriber(leases, FakePool(slots))
+    subscriber.feed.due(10.0)
+    slots.begin_epoch("e2")
+    leases.changed()
+    [(name, data)] = subscriber.feed.due(10.5)
+    assert (name, data["epoch"], data["leases"]) == ("state", f"{RUN}.e2", [])

@@ -1,0 +1,130 @@
+"""A published pool as a parent sidecar watches it: slots, leases, states and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from orch_sidecar.admission.controller import AdmissionController
+from orch_sidecar.admission.gate import Gate
+from orch_sidecar.admission.types import AdmissionRequest, Lease
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.pools.engine_watcher import EngineWatcher
+from tests.integration.running import eventually
+from tests.orch_sidecar.parents import CLOUD, grant, served
+from tests.orch_sidecar.published import Tier
+from vllm_plugin.profile import ServiceClass
+
+
+class Parent:
+    """The admission of a parent sidecar, which watches the pool as it would an engine."""
+
+    def __init__(self, session: aiohttp.ClientSession, tier: Tier) -> None:
+        self.gate = Gate(AdmissionController(CLOUD.admission))
+        self.ledger = self.gate.ledger
+        self.watcher = EngineWatcher(session, tier.url, {}, self.gate, CLOUD)
+        loop = asyncio.get_running_loop()
+        self.tasks = [
+            loop.create_task(self.watcher.watch()),
+            loop.create_task(self.watcher.reconcile()),
+        ]
+
+    def take(self, cost: int = 1) -> Lease:
+        request = self.gate.ids.new(cost)
+        got = self.gate.arrive(request, AdmissionRequest(ServiceClass.INTERACTIVE, cost))
+        assert isinstance(got, Lease)
+        return got
+
+    async def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def parent(tier: Tier) -> AsyncIterator[Parent]:
+    async with aiohttp.ClientSession() as session:
+        made = Parent(session, tier)
+        await eventually(lambda: made.watcher.ready)
+        yield made
+        await made.stop()
+
+
+async def test_parent_counts_its_own_requests_once(tier: Tier, parent: Parent) -> None:
+    assert parent.ledger.slots_total == 8
+    ours = parent.take(cost=2)
+    grant(tier.slots, "a client of the child", 3)
+    served(tier.leases, ours.id, tier.slots, cost=2)
+    await eventually(lambda: parent.ledger.foreign)
+    assert (parent.ledger.leased, parent.ledger.foreign, parent.ledger.room) == (2, 3, 3)
+    assert parent.watcher.message == ""
+
+
+async def test_parent_gets_slots_of_an_abort_back_when_the_engine_confirmed_it(
+    tier: Tier, parent: Parent
+) -> None:
+    ours = parent.take()
+    request, own = served(tier.leases, ours.id, tier.slots)
+    parent.gate.abandon(ours.id)
+    tier.slots.abandon(own.id)
+    tier.leases.leave(request)
+    await asyncio.sleep(0.1)
+    assert parent.ledger.leased == 1
+    tier.slots.release(own.id)
+    tier.leases.changed()
+    await eventually(lambda: not parent.ledger.leased, within_s=0.5)
+
+
+async def test_parent_asks_for_leases_that_never_arrived(tier: Tier, parent: Parent) -> None:
+    ours = parent.take()
+    parent.gate.abandon(ours.id)
+    await eventually(lambda: not parent.ledger.leased)
+    assert tier.leases.enter(ours.id) is None
+
+
+@pytest.mark.parametrize("state", [state.value for state in EngineState if state != "ready"])
+async def test_parent_admits_nothing_while_the_pool_is_not_ready(
+    tier: Tier, parent: Parent, state: str
+) -> None:
+    tier.pools["cloud"].changes = {"state": EngineState(state), "message": "because of this"}
+    tier.leases.changed()
+    await eventually(lambda: not parent.watcher.ready)
+    assert parent.watcher.state is EngineState(state)
+    assert "because of this" in parent.watcher.message or state == "stalled"
+    refusal = parent.gate.arrive(parent.gate.ids.new(1), AdmissionRequest(ServiceClass.BULK))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason in {Reason(reason) for reason in Reason if reason.startswith("engine_")}
+    tier.pools["cloud"].changes = {}
+    tier.leases.changed()
+    await eventually(lambda: parent.watcher.ready)
+    parent.take()
+
+
+async def test_restart_of_engine_or_child_ends_the_leases_of_the_parent(
+    tier: Tier, parent: Parent
+) -> None:
+    parent.take()
+    tier.slots.begin_epoch("e2")
+    tier.leases.changed()
+    await eventually(lambda: not parent.ledger.leased)
+    parent.take()
+    tier.leases.run = "another"
+    tier.leases.changed()
+    await eventually(lambda: not parent.ledger.leased)
+
+
+async def test_parent_waits_for_a_pool_whose_engine_has_not_reported(tier: Tier) -> None:
+    pool = tier.pools["cloud"]
+    pool.changes = {"document": None, "state": EngineState.STARTING, "slots_total": 0}
+    async with aiohttp.ClientSession() as session:
+        parent = Parent(session, tier)
+        await asyncio.sleep(0.2)
+        assert parent.watcher.state is EngineState.STARTING
+        pool.changes = {}
+        tier.leases.changed()
+        await eventually(lambda: parent.watcher.ready, within_s=0.5)
+        await parent.stop()

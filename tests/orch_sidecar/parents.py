@@ -1,0 +1,113 @@
+"""Parent sidecars: their leases, the pool they share, and a subscriber to its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest, Lease
+from orch_sidecar.control.state_feed import PublishedPool, StateFeed, state_of
+from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases, StateSubscriber
+from orch_sidecar.pools.snapshot import PoolSnapshot
+from vllm_plugin import profile as profiles
+from vllm_plugin.profile import ServiceClass
+
+US, THEM, RUN = "a" * 16, "b" * 16, "c" * 16
+CLOUD = profiles.load("cloud")
+
+
+def lease(instance: str = US, number: int = 1, cost: int = 1) -> str:
+    """The lease header of a request of that sidecar."""
+    return f"{instance}.{number:032x}.{cost}"
+
+
+def ledger(slots_total: int = 8) -> Ledger:
+    """The ledger of a pool whose engine has reported."""
+    made = Ledger()
+    made.begin_epoch("e1")
+    made.slots_total = slots_total
+    return made
+
+
+def grant(slots: Ledger, lease_id: str, cost: int) -> Lease:
+    return slots.grant(lease_id, AdmissionRequest(ServiceClass.BULK, cost), NO_KV_NEED, 0.0)
+
+
+def entered(leases: ParentLeases, header: str) -> ParentLease:
+    """A request that has arrived, and was not rejected."""
+    request = leases.enter(header)
+    assert request is not None
+    return request
+
+
+def served(
+    leases: ParentLeases, header: str, slots: Ledger, cost: int = 1
+) -> tuple[ParentLease, Lease]:
+    """A request that has entered and got slots."""
+    request = entered(leases, header)
+    own = grant(slots, f"own-{header}", cost)
+    leases.granted(request, slots, own)
+    return request, own
+
+
+class FakeSubscriber(StateSubscriber):
+    """A subscriber that a test has look."""
+
+    def __init__(self, leases: ParentLeases, pool: PublishedPool, instance: str = US) -> None:
+        super().__init__(instance)
+        self.wakes = 0
+        leases.subscribe(self)
+        self.feed = StateFeed(leases, self, pool)
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+
+@dataclass
+class FakePool:
+    """A pool with a ledger and without an engine. `changes`: to its snapshot."""
+
+    ledger: Ledger
+    name: str = "cloud"
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def snapshot(self) -> PoolSnapshot:
+        ledger = self.ledger
+        document = {
+            "engine": "vllm",
+            "profile": "cloud",
+            "slots_total": ledger.slots_total,
+            "running": 2,
+            "waiting": 1,
+            "peak": 3,
+            "foreign": 5,
+            "steps_by_batch": {"1": [4, 0.1]},
+            "step_time": None,
+            "leases": ["not theirs to know"],
+            "observed_at": "then",
+            "epoch": "e1",
+            "state": "ready",
+        }
+        known: dict[str, Any] = {
+            "document": document,
+            "state": EngineState.READY,
+            "slots_total": ledger.slots_total,
+            "leased": ledger.leased,
+            "foreign": ledger.foreign,
+            "epoch": ledger.epoch,
+        }
+        return PoolSnapshot(self.name, self.name, CLOUD, CLOUD.admission, **(known | self.changes))
+
+
+def state(slots: Ledger, sequences: int = 0, **changes: Any) -> dict[str, Any]:
+    """The state that is published of a pool, to a parent that owns so many of its slots."""
+    return state_of(FakePool(slots, changes=changes).snapshot(), RUN, sequences)
+
+
+def foreign(leases: ParentLeases, slots: Ledger, instance: str) -> int:
+    """The sequences that are reported to the instance as those of others."""
+    value = state(slots, leases.sequences(instance, slots))["foreign"]
+    assert isinstance(value, int)
+    return value

@@ -1,0 +1,76 @@
+"""Snapshots of real pools."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import aiohttp
+import pytest
+
+from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, Queued, StepTime
+from orch_sidecar.api.refusal import Reason
+from orch_sidecar.config.settings import PoolSettings
+from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.pools.pool import Pool
+from orch_sidecar.pools.snapshot import batching_stats
+from tests.orch_sidecar.snapshots import CLOUD, snapshot
+from vllm_plugin.profile import ServiceClass
+
+REQUEST = AdmissionRequest(ServiceClass.INTERACTIVE, 1, 100, 64)
+
+
+@pytest.fixture
+async def pool() -> Pool:
+    """A pool of 4 slots whose engine is ready."""
+    settings = PoolSettings(name="cloud", url="http://127.0.0.1:8000", profile="cloud")
+    session = cast(aiohttp.ClientSession, None)  # nothing is sent
+    made = Pool(settings, CLOUD, CLOUD.admission, session, 1.0, keeps_queue=True)
+    step_time = StepTime(5.0, 0.5, 1.0, 4)
+    report = EngineReport("e1", 4, foreign=1, step_time=step_time, prefill_tokens_per_s=1000.0)
+    made.gate.engine_reports(report)
+    made.watcher.state, made.watcher.message = EngineState.READY, ""
+    return made
+
+
+async def test_snapshot_counts_leases_and_queued_requests_and_keeps_its_values(pool: Pool) -> None:
+    assert isinstance(pool.gate.arrive("a", AdmissionRequest(ServiceClass.BULK, 3)), Lease)
+    assert isinstance(pool.gate.arrive("b", REQUEST), Queued)
+    assert isinstance(pool.gate.arrive("c", AdmissionRequest(ServiceClass.BULK)), Queued)
+    before = pool.snapshot()
+    pool.gate.release("a")
+    assert (before.slots_total, before.leased, before.foreign, before.room) == (4, 3, 1, 0)
+    assert before.queued == {"interactive": 1, "bulk": 1}
+    assert (before.queue_depth, before.admitted, before.epoch) == (2, 1, "e1")
+    assert pool.snapshot().queue_depth < 2
+
+
+async def test_end_of_a_request_is_predicted_while_the_pool_takes_requests(pool: Pool) -> None:
+    assert pool.snapshot().end_ms is None
+    assert (pool.snapshot(REQUEST).end_ms or 0) > 100
+    pool.gate.drain(OrderedBy.OPERATOR)
+    assert pool.snapshot(REQUEST).end_ms is None
+
+
+async def test_drain_of_the_pool_hides_the_state_of_its_engine(pool: Pool) -> None:
+    assert (pool.snapshot().state, pool.snapshot().slots_free) == (EngineState.READY, 3)
+    pool.gate.drain(OrderedBy.OPERATOR)
+    drained = pool.snapshot()
+    assert drained.state is pool.state is EngineState.DRAINING
+    assert drained.unavailable == pool.unavailable
+    assert drained.unavailable is not None
+    assert drained.unavailable.reason is Reason.DRAINING
+    assert drained.message == drained.unavailable.message
+    assert (drained.room, drained.slots_free) == (3, 0)
+
+
+def test_pool_of_one_class_reports_no_other() -> None:
+    rules = CLOUD.admission.model_copy(update={"interactive": None})
+    pool = snapshot("a", rules=rules, queue_depth=2)
+    assert (pool.classes, pool.queued) == ((ServiceClass.BULK,), {"bulk": 2})
+    assert batching_stats(pool).queue_depth == 2
+
+
+def test_age_is_that_of_the_last_valid_event() -> None:
+    assert snapshot("a", taken_at=5.0).age_ms is None
+    assert snapshot("a", taken_at=5.0, heard_at=4.5).age_ms == 500

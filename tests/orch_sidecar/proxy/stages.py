@@ -1,0 +1,121 @@
+"""What the stages of the request's path need around them: a request, a pool, a next stage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from multidict import CIMultiDict
+
+from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.api.endpoints import ENDPOINTS
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.observability.tracing import NoTracing
+from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.result import Result
+from orch_sidecar.wire.engine_connection import EngineConnection
+from tests.orch_sidecar.admission.examples import interactive
+from tests.orch_sidecar.admission.gates import gate_of
+from tests.orch_sidecar.broadcasting import Transport, http_of
+from tests.orch_sidecar.records import record_of
+
+ENDPOINT = ENDPOINTS["/v1/chat/completions"]
+
+
+class Client(Transport):
+    """A client whose transport is never full."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def request_of(client: Transport | None = None, **more: Any) -> Request:
+    """A chat request of this client."""
+    http: Any = http_of(client or Client())
+    http.raw_headers = ((b"Host", b"sidecar"),)
+    http.headers = CIMultiDict({"Host": "sidecar"})
+    record = record_of()
+    record.service_class = interactive().service_class
+    return Request(http, ENDPOINT, record, NoTracing().begin(record, {}), body=b"{}", **more)
+
+
+class Connections:
+    """Connections to an engine whose transports are bytes; `refuses`: none can be opened."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.kept: list[EngineConnection] = []
+        self.opened: list[EngineConnection] = []
+        self.refuses: OSError | None = None
+
+    def take(self) -> EngineConnection | None:
+        return None
+
+    async def acquire(self) -> EngineConnection:
+        if self.refuses is not None:
+            raise self.refuses
+        connection = EngineConnection()
+        connection.connection_made(Transport())
+        self.opened.append(connection)
+        return connection
+
+    def give_back(self, connection: EngineConnection) -> None:
+        self.kept.append(connection)
+
+
+def pool_of(slots: int = 1, **more: Any) -> Any:
+    """A pool whose engine has reported so many slots; keyword arguments replace attributes."""
+    gate = gate_of(slots)
+    return SimpleNamespace(
+        **{
+            "name": "a",
+            "group": "a",
+            "tier": False,
+            "keeps_queue": False,
+            "gate": gate,
+            "connections": Connections(),
+            "rejection": None,
+            "fields": b"x-measurement-type: batched_online\r\n",
+            "fields_at_once": b"x-orch-queue-position: 0\r\n",
+            "address": b"host: engine\r\n",
+            "authorization": None,
+            "labels": {},
+            "movable": {},
+            "not_admitted": Counter(),
+            "prompt_size": SimpleNamespace(learn=lambda *_: None),
+            "priority": lambda _: b"",
+            "labels_of": lambda _: {},
+            "admission_request": lambda *_: interactive(),
+            "unreachable": lambda error: Refusal(Reason.ENGINE_DOWN, str(error)),
+        }
+        | more
+    )
+
+
+Step = Callable[..., Any]
+
+
+class NextStage:
+    """A next stage that returns these results in turn; an exception is raised."""
+
+    def __init__(self, *results: Result | BaseException | Step) -> None:
+        self.results = list(results)
+        self.calls: list[tuple[Any, ...]] = []
+
+    async def handle(self, request: Request, *more: Any) -> Result:
+        self.calls.append((request, *more))
+        result = self.results.pop(0)
+        if callable(result):
+            result = result(request, *more)
+            if asyncio.iscoroutine(result):
+                result = await result
+        if isinstance(result, BaseException):
+            raise result
+        return cast(Result, result)
+
+
+def asked(cost: int = 1, **more: Any) -> AdmissionRequest:
+    return interactive(cost, **more)

@@ -1,0 +1,171 @@
+"""The stage that owns the lease: whatever the next stage does, the lease ends, and ends right."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.observability.record import Outcome
+from orch_sidecar.pools.parent_leases import ParentLeases
+from orch_sidecar.proxy.admit import Admit
+from orch_sidecar.proxy.forward import Forward
+from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
+from tests.orch_sidecar.proxy.stages import NextStage, asked, pool_of, request_of
+
+SENT = Sent(keep_alive=True, outcome=Outcome.OK)
+
+
+def admit(stage: NextStage) -> Admit:
+    return Admit(cast(Forward, stage), cast(ParentLeases, None))
+
+
+def response(**more: Any) -> Any:
+    """An engine's response, which is complete unless it is said otherwise."""
+    values: dict[str, Any] = {
+        "complete": True, "retry_after_ms": None, "status": 200, "outcome": Outcome.OK,
+        "client_limited": False, "reads": 3, "answer": SimpleNamespace(counts=(5, 7)),
+    }  # fmt: skip
+    return SimpleNamespace(**(values | more))
+
+
+def answers(result: Result, **more: Any) -> Any:
+    """A step of the next stage in which the engine gives this response."""
+
+    def step(request: Request, *_: Any) -> Result:
+        request.response = response(**more)
+        return result
+
+    return step
+
+
+async def test_lease_is_released_after_a_complete_response() -> None:
+    stage, pool, request = NextStage(answers(SENT)), pool_of(), request_of()
+    assert await admit(stage).handle(request, pool, asked()) is SENT
+    [(_, at, lease)] = stage.calls
+    assert at is pool
+    assert request.record.lease == lease.id
+    assert request.record.admitted is not None
+    assert (request.record.input_tokens, request.record.output_tokens) == (5, 7)
+    assert pool.gate.status().leases == 0
+    assert request.ticket is None
+
+
+async def test_lease_of_a_response_that_was_cut_short_waits_for_the_engine() -> None:
+    stage = NextStage(answers(SENT, complete=False))
+    pool = pool_of()
+    await admit(stage).handle(request_of(), pool, asked())
+    assert pool.gate.closing() == [stage.calls[0][2].id]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), asyncio.CancelledError()])
+async def test_lease_of_which_the_engine_got_nothing_is_released(error: BaseException) -> None:
+    pool, request = pool_of(), request_of()
+    request.response = response(complete=False)  # of an attempt before
+    with pytest.raises(type(error)):
+        await admit(NextStage(error)).handle(request, pool, asked())
+    assert pool.gate.status().leases == 0
+
+
+async def test_request_waits_for_a_slot_and_gets_it() -> None:
+    pool, first, second = pool_of(), request_of(), request_of()
+    blocked = asyncio.Event()
+
+    async def holds(request: Request, *_: Any) -> Result:
+        await blocked.wait()
+        request.response = response()
+        return SENT
+
+    holder = asyncio.create_task(admit(NextStage(holds)).handle(first, pool, asked()))
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(admit(NextStage(answers(SENT))).handle(second, pool, asked()))
+    await asyncio.sleep(0)
+    assert second.waiting is not None
+    assert second.record.queued is not None
+    blocked.set()
+    assert await holder is await waiting is SENT
+    assert second.waiting is None
+    assert pool.gate.status().leases == 0
+
+
+async def test_cancelled_wait_leaves_the_queue() -> None:
+    pool = pool_of(0)
+    task = asyncio.create_task(admit(NextStage()).handle(request_of(), pool_of(1), asked(1)))
+    await asyncio.gather(task, return_exceptions=True)
+    pool = pool_of(1)
+    holder = pool.gate.arrive(pool.gate.open(request_of(), 1), asked())
+    task = asyncio.create_task(admit(NextStage()).handle(request_of(), pool, asked()))
+    await asyncio.sleep(0)
+    assert pool.gate.queue_depth == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert pool.gate.queue_depth == 0
+    pool.gate.release(holder.id)
+    assert pool.gate.status().leases == 0
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason", "retry"),
+    [
+        (asked(may_queue=False), Reason.DO_NOT_QUEUE, Retry.OTHER_POOL),
+        (asked(5), Reason.COST_EXCEEDS_SLOTS, Retry.NO),
+    ],
+)
+async def test_busy_pool_leaves_the_request_to_another_one(
+    ask: Any, reason: Reason, retry: Retry
+) -> None:
+    pool = pool_of(1)
+    pool.gate.arrive(pool.gate.open(request_of(), 1), asked())
+    result = await admit(NextStage()).handle(request_of(), pool, ask)
+    assert isinstance(result, NotSent)
+    assert (result.refusal.reason, result.retry) == (reason, retry)
+    assert pool.not_admitted[ask.service_class, reason.value] == 1
+
+
+async def test_unavailable_pool_may_be_chosen_again() -> None:
+    pool = pool_of()
+    pool.gate.engine_unavailable(Refusal(Reason.ENGINE_STALE, "stale"))
+    result = await admit(NextStage()).handle(request_of(), pool, asked())
+    assert isinstance(result, NotSent)
+    assert result.retry is Retry.ANY_POOL
+
+
+async def test_rejected_request_is_queued_again_and_gets_another_lease() -> None:
+    rejected = NotSent(Refusal(Reason.QUEUE_FULL, "full"), Retry.REQUEUE)
+    stage = NextStage(answers(rejected, retry_after_ms=20), answers(SENT))
+    pool, request = pool_of(), request_of()
+    assert await admit(stage).handle(request, pool, asked()) is SENT
+    (_, _, first), (_, _, second) = stage.calls
+    assert first.id != second.id
+    assert request.record.lease == second.id
+    assert pool.gate.status().leases == 0
+
+
+async def test_rejected_request_that_was_cancelled_is_not_queued_again() -> None:
+    rejected = NotSent(Refusal(Reason.QUEUE_FULL, "full"), Retry.REQUEUE)
+    request, pool = request_of(), pool_of()
+    request.cancelled = Refusal(Reason.CANCELLED, "cancelled")
+    stage = NextStage(answers(rejected, retry_after_ms=20))
+    assert await admit(stage).handle(request, pool, asked()) is rejected
+    assert pool.gate.status().leases == 0
+
+
+async def test_stream_without_usage_counts_a_token_per_read() -> None:
+    pool, request = pool_of(), request_of()
+    learned: list[int | None] = []
+    release = pool.gate.release
+
+    def remember(lease: str, tokens: int | None = None, **more: Any) -> None:
+        learned.append(tokens)
+        release(lease, tokens, **more)
+
+    pool.gate.release = remember
+    request.record.stream, request.record.cost = True, 1
+    counts = SimpleNamespace(counts=(None, None))
+    await admit(NextStage(answers(SENT, answer=counts, reads=9))).handle(request, pool, asked())
+    assert learned == [8]

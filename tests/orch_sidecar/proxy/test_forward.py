@@ -1,0 +1,169 @@
+"""The stage that forwards a request: what it returns, and that its connection always ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from orch_sidecar.admission.types import Lease
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.observability.record import Outcome
+from orch_sidecar.proxy.forward import Forward
+from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from orch_sidecar.wire import backpressure
+from tests.orch_sidecar.broadcasting import STREAM, STREAM_HEAD, WATCHDOG, chunk, json_answer
+from tests.orch_sidecar.proxy.stages import Client, asked, pool_of, request_of
+
+EVENT = chunk(b"data: {}\n\n")
+
+
+def leased(pool: Any, request: Request) -> Lease:
+    """A lease of this pool's gate for the request."""
+    lease = pool.gate.arrive(pool.gate.open(request, 1), asked())
+    assert isinstance(lease, Lease)
+    return lease
+
+
+async def forwarded(
+    request: Request, pool: Any, *reads: bytes, lost: bool = False, lease: Lease | None = None
+) -> Result:
+    """The result, where the engine answers with these reads; `lost`: and its connection ends."""
+    watchdog = StallWatchdog(60.0, 60.0)
+    task = asyncio.create_task(Forward(watchdog).handle(request, pool, lease))
+    await asyncio.sleep(0)
+    [connection] = pool.connections.opened
+    for data in reads:
+        connection.data_received(data)
+    if lost:
+        connection.connection_lost(None)
+    result = await asyncio.wait_for(task, 5.0)
+    assert not len(watchdog)
+    return result
+
+
+async def test_response_goes_to_the_client_and_the_connection_is_kept() -> None:
+    client, pool = Client(), pool_of()
+    request = request_of(client)
+    result = await forwarded(request, pool, json_answer(b'{"a":1}'))
+    assert result == Sent(keep_alive=True, outcome=Outcome.OK)
+    assert client.data.endswith(b'\r\n\r\n{"a":1}')
+    assert b"x-measurement-type: batched_online" in client.data
+    assert pool.connections.kept == pool.connections.opened
+    assert request.response is not None
+    assert request.response.complete
+
+
+async def test_engine_that_cannot_be_connected_leaves_the_request_to_another_pool() -> None:
+    pool = pool_of()
+    pool.connections.refuses = ConnectionRefusedError("refused")
+    request = request_of()
+    result = await Forward(WATCHDOG).handle(request, pool, None)
+    assert isinstance(result, NotSent)
+    assert (result.refusal.reason, result.retry) == (Reason.ENGINE_DOWN, Retry.OTHER_POOL)
+    assert not result.reached_engine
+    assert request.response is None
+
+
+async def test_nothing_is_sent_once_the_engine_is_unavailable_or_another_one() -> None:
+    for reason in ("stale", "restarted"):
+        pool, request = pool_of(), request_of()
+        lease = leased(pool, request)
+        if reason == "stale":
+            pool.gate.engine_unavailable(Refusal(Reason.ENGINE_STALE, "stale"))
+        else:
+            pool.gate.release(lease.id)
+        result = await Forward(WATCHDOG).handle(request, pool, lease)
+        assert isinstance(result, NotSent)
+        assert result.retry is Retry.OTHER_POOL
+        [connection] = pool.connections.opened
+        assert not connection.open
+        assert request.response is None
+
+
+async def test_cancelled_request_is_not_sent() -> None:
+    pool, request = pool_of(), request_of()
+    request.cancelled = Refusal(Reason.CANCELLED, "cancelled")
+    result = await Forward(WATCHDOG).handle(request, pool, None)
+    assert result == NotSent(request.cancelled)
+    assert request.response is None
+
+
+async def test_client_that_left_while_connecting_ends_the_connection_unused() -> None:
+    pool, request = pool_of(), request_of()
+    request.http.transport = None  # type: ignore[misc]
+    with pytest.raises(asyncio.CancelledError):
+        await Forward(WATCHDOG).handle(request, pool, None)
+    [connection] = pool.connections.opened
+    assert not connection.open
+
+
+@pytest.mark.parametrize(
+    ("reads", "retry"),
+    [((), Retry.OTHER_POOL), ((STREAM_HEAD[:20],), Retry.NO), ((STREAM_HEAD,), Retry.NO)],
+)
+async def test_lost_engine_may_be_replaced_only_before_its_first_byte(
+    reads: tuple[bytes, ...], retry: Retry
+) -> None:
+    client = Client()
+    result = await forwarded(request_of(client), pool_of(), *reads, lost=True)
+    assert isinstance(result, NotSent)
+    assert (result.refusal.reason, result.retry) == (Reason.ENGINE_FAILED, retry)
+    assert result.reached_engine
+    assert client.data == b""
+
+
+async def test_failure_after_the_start_is_the_outcome_of_what_was_sent() -> None:
+    client = Client()
+    request = request_of(client)
+    result = await forwarded(request, pool_of(), STREAM_HEAD, EVENT, lost=True)
+    assert result == Sent(keep_alive=True, outcome=Reason.ENGINE_FAILED)
+    assert b"engine_failed" in client.data
+    assert client.data.endswith(b"0\r\n\r\n")
+    assert request.failure is not None
+
+
+async def test_temporary_rejection_by_the_upstream_is_for_the_queue() -> None:
+    client, pool = Client(), pool_of(rejection=backpressure.by_sidecar, tier=True)
+    request = request_of(client)
+    lease = leased(pool, request)
+    body = b'{"error":{"retriable":true,"retry_after_ms":70}}'
+    result = await forwarded(request, pool, json_answer(body, b"429 No"), lease=lease)
+    assert isinstance(result, NotSent)
+    assert (result.refusal.reason, result.retry) == (Reason.QUEUE_FULL, Retry.REQUEUE)
+    assert request.response is not None
+    assert request.response.retry_after_ms == 70
+    assert client.data == b""
+
+
+@pytest.mark.parametrize("body", [b'{"error":{"retriable":false}}', b"x" * 100_000])
+async def test_what_is_no_rejection_reaches_the_client_whole(body: bytes) -> None:
+    client, pool = Client(), pool_of(rejection=backpressure.by_sidecar, tier=True)
+    request = request_of(client)
+    lease = leased(pool, request)
+    answer = json_answer(body, b"429 No")
+    result = await forwarded(request, pool, answer[:60_000], answer[60_000:], lease=lease)
+    assert result == Sent(keep_alive=True, outcome=Outcome.ENGINE_ERROR)
+    assert client.data.endswith(body)
+
+
+async def test_cancellation_ends_the_connection_and_the_writer() -> None:
+    pool, request, watchdog = pool_of(), request_of(), StallWatchdog(60.0, 60.0)
+    task = asyncio.create_task(Forward(watchdog).handle(request, pool, None))
+    await asyncio.sleep(0)
+    [connection] = pool.connections.opened
+    assert len(watchdog) == 1
+    connection.data_received(STREAM[: len(STREAM) // 2])
+    protocol: Any = request.http.protocol
+    assert protocol.response is not None
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not connection.open
+    assert protocol.response is None
+    assert not len(watchdog)
+    assert request.response is not None
+    assert not request.response.complete

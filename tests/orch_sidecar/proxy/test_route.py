@@ -1,0 +1,121 @@
+"""The stage that places requests: which pool comes next, and which refusal is the response."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from orch_sidecar.api.options import NO_OPTIONS
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.observability.record import Outcome
+from orch_sidecar.pools.rebalancer import REBALANCED
+from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
+from orch_sidecar.proxy.route import Route
+from tests.orch_sidecar.proxy.stages import NextStage, asked, pool_of, request_of
+
+SENT = Sent(keep_alive=True, outcome=Outcome.OK)
+LOST = Refusal(Reason.ENGINE_FAILED, "lost")
+STALE = Refusal(Reason.ENGINE_STALE, "stale")
+BUSY = Refusal(Reason.QUEUE_TIMEOUT, "busy")
+
+
+class Pools:
+    """Pools that are chosen in the order of their names; `refusal`: when none is left."""
+
+    def __init__(self, *names: str, refusal: Refusal = BUSY) -> None:
+        self.pools = [pool_of(name=name, group=name) for name in names]
+        self.one = self.pools[0] if len(names) == 1 else None
+        self.refusal = refusal
+        self.tried: list[set[str] | None] = []
+
+    def choose(self, call: Any, spent_ms: float, tried: Any = None) -> Any:
+        self.tried.append(None if tried is None else set(tried))
+        left = [pool for pool in self.pools if pool.name not in (tried or ())]
+        return (left[0], asked(), "test") if left else self.refusal
+
+
+def request(**more: Any) -> Any:
+    return request_of(call=cast(Any, SimpleNamespace(options=NO_OPTIONS)), **more)
+
+
+async def routed(pools: Pools, stage: NextStage, asking: Any = None) -> Result:
+    route = Route(cast(Any, stage), cast(Any, None), cast(Any, pools), cast(Any, None))
+    return await route.handle(asking or request())
+
+
+def names(stage: NextStage) -> list[str]:
+    return [pool.name for _, pool, _ in stage.calls]
+
+
+async def test_single_pool_is_not_chosen() -> None:
+    pools, stage = Pools("a"), NextStage(SENT)
+    assert await routed(pools, stage) is SENT
+    assert pools.tried == []
+
+
+async def test_next_pool_serves_what_the_first_could_not() -> None:
+    pools, stage = Pools("a", "b"), NextStage(NotSent(STALE, Retry.OTHER_POOL), SENT)
+    asking = request()
+    assert await routed(pools, stage, asking) is SENT
+    assert names(stage) == ["a", "b"]
+    assert asking.record.pool == "b"
+    assert pools.tried == [None, {"a"}]
+
+
+async def test_engine_that_was_lost_with_a_request_has_one_successor() -> None:
+    lost = NotSent(LOST, Retry.OTHER_POOL, reached_engine=True)
+    stage = NextStage(lost, lost)
+    result = await routed(Pools("a", "b", "c"), stage)
+    assert names(stage) == ["a", "b"]
+    assert result == NotSent(LOST)
+
+
+async def test_request_of_a_parent_sidecar_gets_no_second_pool() -> None:
+    stage = NextStage(NotSent(LOST, Retry.OTHER_POOL, reached_engine=True))
+    result = await routed(Pools("a", "b"), stage, request(parent_lease=cast(Any, object())))
+    assert names(stage) == ["a"]
+    assert result == NotSent(LOST)
+
+
+@pytest.mark.parametrize("first", [STALE, BUSY])
+async def test_working_pool_that_is_busy_is_the_reason_to_come_back(first: Refusal) -> None:
+    """429, for the client should come back: the 503 of a pool that failed would mislead it."""
+    stage = NextStage(NotSent(first, Retry.OTHER_POOL), NotSent(STALE, Retry.OTHER_POOL))
+    result = await routed(Pools("a", "b", refusal=BUSY), stage)
+    assert isinstance(result, NotSent)
+    assert result.refusal is BUSY
+
+
+async def test_lost_engine_is_the_reason_whatever_else_is_in_the_way() -> None:
+    stage = NextStage(
+        NotSent(LOST, Retry.OTHER_POOL, reached_engine=True), NotSent(BUSY, Retry.OTHER_POOL)
+    )
+    result = await routed(Pools("a", "b"), stage)
+    assert isinstance(result, NotSent)
+    assert result.refusal is LOST
+
+
+async def test_request_that_another_address_takes_over_is_placed_anew_once() -> None:
+    asking = request()
+    stage = NextStage(NotSent(REBALANCED, Retry.ANY_POOL), SENT)
+    pools = Pools("a", "b")
+    assert await routed(pools, stage, asking) is SENT
+    assert asking.moved
+    assert pools.tried == [None, set()]
+
+
+async def test_cancelled_request_is_not_placed_again() -> None:
+    asking = request()
+    asking.cancelled = Refusal(Reason.CANCELLED, "cancelled")
+    stage = NextStage(NotSent(asking.cancelled, Retry.OTHER_POOL))
+    result = await routed(Pools("a", "b"), stage, asking)
+    assert names(stage) == ["a"]
+    assert isinstance(result, NotSent)
+
+
+async def test_excluded_pools_are_not_asked() -> None:
+    stage = NextStage(SENT)
+    await routed(Pools("a", "b"), stage, request(excluded=frozenset({"a"})))
+    assert names(stage) == ["b"]

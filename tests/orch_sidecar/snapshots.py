@@ -1,0 +1,34 @@
+"""Snapshots of pools without pools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orch_sidecar.pools.snapshot import PoolSnapshot
+from vllm_plugin import profile
+from vllm_plugin.profile import MeasurementType
+
+CLOUD, HOME = profile.load("cloud"), profile.load("home")
+BATCHED, SINGLE = MeasurementType.BATCHED_ONLINE, MeasurementType.SINGLE_STREAM
+
+
+def snapshot(
+    name: str,
+    *,
+    group: str | None = None,
+    measurement_type: MeasurementType = BATCHED,
+    slots_total: int = 8,
+    room: int | None = None,
+    **changes: Any,
+) -> PoolSnapshot:
+    """An idle pool with the model `m`; `room`: the slots that are free."""
+    used = CLOUD if measurement_type is BATCHED else HOME
+    known: dict[str, Any] = {"models": {"m"}, "ctx_max": 2048, "rules": used.admission}
+    return PoolSnapshot(
+        name,
+        group=group or name,
+        profile=used,
+        slots_total=slots_total,
+        leased=0 if room is None else slots_total - room,
+        **(known | changes),
+    )

@@ -1,0 +1,218 @@
+"""Files of prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.tools.bench.load.prompts import Prompt
+from orch_sidecar.tools.bench.plan.prompt_file import from_file, parse
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a slot?"}]
+
+
+def jsonl(*entries: Any) -> str:
+    return "".join(f"{json.dumps(entry)}\n" for entry in entries)
+
+
+def parsed(text: str, output_tokens: int | None = 8) -> list[Prompt]:
+    return list(parse("asked.jsonl", text, output_tokens))
+
+
+def objection(text: str, output_tokens: int | None = 8) -> str:
+    with pytest.raises(ValueError, match=": ") as raised:
+        parsed(text, output_tokens)
+    return str(raised.value)
+
+
+def talk(*turns: tuple[str, str]) -> dict[str, Any]:
+    return {"id": "x_0", "conversations": [{"from": who, "value": said} for who, said in turns]}
+
+
+def test_lines_are_texts_token_ids_and_chats() -> None:
+    text = jsonl(
+        {"prompt": "What is a slot?", "output_tokens": 3},
+        {"prompt": [5, 6, 7], "output_tokens": 4},
+        {"messages": CHAT, "output_tokens": 5},
+    )
+    assert parsed(text) == [
+        Prompt("What is a slot?", None, 3),
+        Prompt((5, 6, 7), 3, 4),
+        Prompt(tuple(CHAT), None, 5),
+    ]
+
+
+def test_line_that_says_no_output_tokens_gets_those_of_the_command_line() -> None:
+    assert parsed(jsonl({"prompt": "a"}, {"prompt": "b", "output_tokens": 2}), 9) == [
+        Prompt("a", None, 9),
+        Prompt("b", None, 2),
+    ]
+    assert objection(jsonl({"prompt": "a", "output_tokens": 1}, {"prompt": "b"}), None) == (
+        "asked.jsonl:2: has no output_tokens: add them to the entry, or give --output-tokens"
+    )
+
+
+def test_of_a_conversation_the_first_human_turn_is_asked() -> None:
+    entries = [
+        talk(("human", "First?"), ("gpt", "An answer."), ("human", "Second?")),
+        talk(("system", "Be brief."), ("gpt", "Hello!"), ("user", "Third?"), ("gpt", "Yes.")),
+        talk(("human", "  "), ("gpt", "What?"), ("human", "Fourth?")),
+    ]
+    expected = [Prompt(text, None, 8) for text in ("First?", "Third?", "Fourth?")]
+    assert parsed(json.dumps(entries)) == expected
+    assert parsed(json.dumps(entries, indent=2)) == expected
+    assert parsed(jsonl(*entries)) == expected
+
+
+def test_answers_of_a_conversation_say_nothing_of_how_long_ours_is() -> None:
+    text = json.dumps([talk(("human", "First?"), ("gpt", "An answer of six words."))])
+    assert "asked.jsonl:1: has no output_tokens" in objection(text, None)
+
+
+def test_conversation_without_a_question_is_left_out() -> None:
+    entries = [talk(), talk(("gpt", "Hello!")), talk(("human", "\n")), talk(("human", "First?"))]
+    assert parsed(json.dumps(entries)) == [Prompt("First?", None, 8)]
+
+
+def test_list_may_hold_what_lines_hold() -> None:
+    entries = [{"prompt": [1, 2]}, {"messages": CHAT}]
+    assert parsed(f"\n {json.dumps(entries)} \n") == parsed(jsonl(*entries))
+
+
+def test_blank_lines_and_windows_ends_of_lines_are_borne() -> None:
+    assert parsed('\r\n{"prompt": "a"}\r\n\r\n  {"prompt": "b"}  ') == [
+        Prompt("a", None, 8),
+        Prompt("b", None, 8),
+    ]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.text(min_size=1).map(lambda text: (text, None)),
+            st.lists(st.integers(0, 2**40), min_size=1).map(lambda ids: (tuple(ids), len(ids))),
+        )
+    ),
+    st.sampled_from([None, 1]),
+    st.booleans(),
+)
+def test_whatever_is_written_is_read(
+    contents: list[tuple[Any, int | None]], indent: int | None, ascii_only: bool
+) -> None:
+    entries = [{"prompt": content} for content, _ in contents]
+    expected = [Prompt(content, tokens, 8) for content, tokens in contents]
+    assert parsed(json.dumps(entries, indent=indent, ensure_ascii=ascii_only)) == expected
+    lines = "\n".join(json.dumps(entry, ensure_ascii=ascii_only) for entry in entries)
+    assert parsed(lines) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("3", "3: an entry must be an object"),
+        (
+            '{"text": "a"}',
+            'has only ["text"]: an entry must have exactly one of',
+        ),
+        (
+            '{"prompt": "a", "messages": []}',
+            "has prompt and messages: an entry must have",
+        ),
+        ('{"prompt": ""}', 'prompt is "": it must be a text or a list of token ids, and not empty'),
+        ('{"prompt": []}', "prompt is []: it must be a text or a list of token ids, and not empty"),
+        ('{"prompt": [1, -2]}', "prompt is [1, -2]: it must be"),
+        ('{"prompt": [1, true]}', "prompt is [1, true]: it must be"),
+        ('{"prompt": ["a", "b"]}', 'prompt is ["a", "b"]: it must be'),
+        ('{"prompt": null}', "prompt is null: it must be"),
+        ('{"messages": []}', "messages is []: it must be a list with messages"),
+        ('{"messages": "a"}', 'messages is "a": it must be a list with messages'),
+        ('{"messages": ["a"]}', 'the message "a" must be an object with a role'),
+        (
+            '{"messages": [{"content": "a"}]}',
+            'the message {"content": "a"} must',
+        ),
+        ('{"conversations": {}}', "conversations is {}: it must be a list of turns"),
+        ('{"conversations": [3]}', "the turn 3 must be an object with the texts from and value"),
+        ('{"conversations": [{"from": "human"}]}', 'the turn {"from": "human"} must be an object'),
+        ('{"prompt": "a", "output_tokens": 0}', "output_tokens is 0: it must be an integer from 1"),
+        ('{"prompt": "a", "output_tokens": null}', "output_tokens is null: it must be an integer"),
+        ('{"prompt": "a", "output_tokens": true}', "output_tokens is true: it must be an integer"),
+        ('{"prompt": "a", "output_tokens": 2.0}', "output_tokens is 2.0: it must be an integer"),
+        ('{"prompt": "a"', "must be JSON: Expecting ',' delimiter"),
+        ('{"prompt": "a"} {"prompt": "b"}', "a line must be one JSON object"),
+        ('{"prompt":\n"a"}', "a line must be one JSON object"),
+        ("prompt", "must be JSON: Expecting value"),
+        (f'{{"prompt": {"9" * 5000}}}', "must be JSON: Exceeds the limit"),
+        (f'{{"prompt": {"[" * 200_000}', "the JSON is nested too deeply"),
+    ],
+)
+def test_line_that_is_no_prompt_is_named_with_its_rule(line: str, said: str) -> None:
+    found = objection('\n{"prompt": "a"}\n' + line)
+    assert found.startswith(f"asked.jsonl:3: {said}")
+    assert len(found) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '[\n{"prompt": "a"},\n\n{"prompt": 3}\n]',
+            "asked.jsonl:4: prompt is 3: it must",
+        ),
+        ('[\n{"prompt": "a"}\n{"prompt": "b"}]', "asked.jsonl:3: the list must continue with ,"),
+        ('[\n{"prompt": "a"},\n]', "asked.jsonl:3: the list must continue with , or end with ]"),
+        ('[\n{"prompt": "a"}\n', "asked.jsonl:3: the list must continue with , or end with ]"),
+        ('[\n{"prompt": "a"},', "asked.jsonl:2: must be JSON: Expecting value"),
+        ('[{"prompt": "a"}]\n[]', "asked.jsonl:1: nothing may follow the ] of the list"),
+        ("[", "asked.jsonl:1: must be JSON: Expecting value"),
+    ],
+)
+def test_list_that_is_none_is_named_with_its_line(text: str, said: str) -> None:
+    assert objection(text).startswith(said)
+
+
+def test_default_of_no_tokens_is_refused() -> None:
+    assert objection(jsonl({"prompt": "a"}), 0) == "output tokens is 0: it must be at least 1"
+
+
+def test_file_is_asked_in_an_order_of_the_seed(tmp_path: Path) -> None:
+    path = tmp_path / "asked.jsonl"
+    text = jsonl(*({"prompt": "x" * length} for length in range(1, 31)))
+    path.write_text(text, encoding="utf-8")
+    first = from_file(path, 8, 1)
+    assert first == from_file(path, 8, 1)
+    assert sorted(first, key=lambda prompt: len(prompt.content)) == parsed(text)
+    assert list(first) != parsed(text)
+    assert from_file(path, 8, 2) != first
+
+
+def test_mark_of_utf_8_at_the_start_is_no_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "asked.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "\xc3\xa6"}\n')
+    assert from_file(path, 8, 1) == (Prompt("æ", None, 8),)
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_file_that_is_not_utf_8_is_named_with_its_line(tmp_path: Path, mark: bytes) -> None:
+    path = tmp_path / "asked.jsonl"
+    path.write_bytes(mark + b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
+    with pytest.raises(ValueError, match=r"asked\.jsonl:2: byte 0xff: the file must be UTF-8"):
+        from_file(path, 8, 1)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "[]", "[ ]", json.dumps([talk(("gpt", "Hi"))])])
+def test_file_without_prompts_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "asked.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"asked\.json: the file must contain at least one prompt"):
+        from_file(path, 8, 1)
+
+
+def test_file_that_is_not_there_is_the_callers_matter(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        from_file(tmp_path / "none.jsonl", 8, 1)

@@ -1,0 +1,189 @@
+"""One load at several concurrencies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.bench.load.call import Call, ClientHealth
+from orch_sidecar.tools.bench.results.result import Result, Status
+from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound, sweep_of, sweep_text
+from orch_sidecar.tools.bench.results.sweep_plot import plot_sweep
+from orch_sidecar.tools.facts.evidence.measured import Arrivals
+from tests.orch_sidecar.tools.bench.sample_results import ONLINE, answered, refused, result
+from tests.orch_sidecar.tools.facts.snapshots import snapshot
+
+T0_MS, C_MS, ALPHA = 10.0, 2.0, 0.5
+
+
+def rounds(clients: int, batch: int | None = None) -> list[Call]:
+    """Five rounds of all clients, on an engine whose step takes what the formula says."""
+    token_s = (T0_MS + C_MS * (batch or clients) ** ALPHA) / 1000
+    lasts_s = 0.1 + 20 * token_s
+    return [
+        answered(number * lasts_s, token_s=token_s, tokens=21, due=False)
+        for number in range(5)
+        for _ in range(clients)
+    ]
+
+
+def point(clients: int, calls: Sequence[Call] | None = None, **more: Any) -> Result:
+    scenario = replace(ONLINE, arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, clients=clients)
+    return result(rounds(clients) if calls is None else calls, scenario, **more)
+
+
+def engine(clients: int, batch: int) -> dict[str, Any]:
+    """What it says when it decoded so many together."""
+    steps = {"1": [10, 0.1], "4": [5, 0.1]}
+    told, seconds = steps.get(str(batch), [0, 0.0])
+    steps[str(batch)] = [told + 100, seconds + 1.0]
+    return {"after": snapshot(requests_total=100 + 5 * clients, steps_by_batch=steps)}
+
+
+def swept(*sizes: int, slots: int = 64) -> Sweep:
+    return sweep_of([point(b, rounds(b, min(b, slots)), **engine(b, min(b, slots))) for b in sizes])
+
+
+def test_speed_up_and_efficiency_are_against_one_client() -> None:
+    found = swept(1, 2, 4)
+    assert [each.clients for each in found.points] == [1, 2, 4]
+    first, _, last = found.points
+    assert (first.speed_up, first.efficiency) == (1.0, 1.0)
+    assert last.speed_up == pytest.approx(last.tokens_per_s / first.tokens_per_s, abs=1e-4)
+    assert last.efficiency == pytest.approx(last.speed_up / 4, abs=1e-4)
+    assert last.tpot_p50_ms == pytest.approx(T0_MS + C_MS * 4**ALPHA)
+    assert last.ttft_p50_ms == pytest.approx(100)
+    assert (last.batch_mean, last.batch_largest) == (4.0, 4)
+
+
+def test_formula_of_the_steps_is_found_again() -> None:
+    found = swept(1, 2, 4, 8, 16, 32)
+    assert found.fit is not None
+    assert found.fit.t0_ms == pytest.approx(T0_MS, rel=0.02)
+    assert found.fit.c_ms == pytest.approx(C_MS, rel=0.05)
+    assert found.fit.alpha == pytest.approx(ALPHA, abs=0.02)
+
+
+def test_clients_beyond_the_slots_do_not_make_a_larger_batch() -> None:
+    """They wait: of 8 slots, 32 clients decode in batches of 8."""
+    found = swept(1, 2, 4, 8, 16, 32, slots=8)
+    assert [each.batch for each in found.points] == [1, 2, 4, 8, 8, 8]
+    assert found.fit is not None
+    assert found.fit.alpha == pytest.approx(ALPHA, abs=0.02)
+
+
+def test_curve_is_fitted_to_mean_batches_and_not_to_rounded_ones() -> None:
+    """8 + 2 b ms, at means between whole batches."""
+    told = {1: (1.0, 10.0), 2: (1.49, 10.98), 4: (2.5, 13.0), 8: (4.5, 17.0)}
+    results = []
+    for clients, (mean, tpot_ms) in told.items():
+        found = point(clients, **engine(clients, 2))
+        assert found.batches is not None
+        assert found.figures is not None
+        assert found.figures.tpot_ms is not None
+        batches = found.batches.model_copy(update={"mean": mean})
+        tpot = found.figures.tpot_ms.model_copy(update={"p50": tpot_ms})
+        figures = found.figures.model_copy(update={"tpot_ms": tpot})
+        good = {"status": Status.PRELIMINARY, "reasons": []}
+        results.append(found.model_copy(update={"batches": batches, "figures": figures, **good}))
+    fit = sweep_of(results).fit
+    assert fit is not None
+    assert (fit.t0_ms, fit.c_ms, fit.alpha, fit.worst_error) == (8.0, 2.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("clients", [1, 8])
+def test_point_that_is_invalid_by_others_takes_no_part_in_the_fit(clients: int) -> None:
+    def measured(b: int) -> Result:
+        told = engine(b, b)
+        if b == clients:  # others used it, and it was slower by them
+            told = {"after": replace(told["after"], requests_total=101 + 5 * b)}
+        return point(b, rounds(b, 40 if b == clients else b), **told)
+
+    results = [measured(b) for b in (1, 2, 4, 8, 16)]
+    assert [is_sound(each) for each in results].count(False) == 1
+    found = sweep_of(results)
+    assert len(found.points) == 5
+    assert found.fit is not None
+    assert found.fit.alpha == pytest.approx(ALPHA, abs=0.02)
+    assert found.fit.worst_error < 0.001
+
+
+def test_two_batches_determine_no_curve() -> None:
+    found = swept(1, 2)
+    assert found.fit is None
+    assert "not fitted, which needs three different batches" in sweep_text(found)
+
+
+def test_point_of_one_client_is_invalid_and_its_reason_is_told_below_the_table() -> None:
+    found = swept(1, 2, 4)
+    assert [each.status for each in found.points] == [Status.INVALID, *[Status.PRELIMINARY] * 2]
+    table, _, below = sweep_text(found).partition("TPOT =")
+    assert "invalid" in table
+    assert "nothing was batched" not in table
+    assert "\n  1 client: no step decoded more than one sequence: nothing was batched" in below
+    assert "x and eff. are relative to 1 client\n" in below
+
+
+def test_client_that_was_the_bottleneck_is_told() -> None:
+    found = sweep_of([point(2, client_health=ClientHealth((), 0.99))])
+    assert found.points[0].client_bottleneck
+    assert "  2 clients: the client may be the bottleneck" in sweep_text(found)
+
+
+def test_concurrency_at_which_nothing_was_answered_has_no_point() -> None:
+    found = sweep_of([point(2, [refused(0.0)]), point(4)])
+    assert [each.clients for each in found.points] == [4]
+    assert (found.points[0].speed_up, len(found.results)) == (1.0, 2)
+    nothing = [answered(0.0, output_tokens=0)]
+    assert sweep_of([point(2, nothing)]).points == []
+    assert "TPOT" in sweep_text(sweep_of([point(2, nothing)]))
+
+
+def test_sweep_that_was_ended_early_says_so() -> None:
+    assert swept(2).complete
+    assert "INCOMPLETE" not in sweep_text(swept(2))
+    found = sweep_of([point(2)], "at 4 clients: it was stopped")
+    assert not found.complete
+    assert sweep_text(found).endswith("\nINCOMPLETE: at 4 clients: it was stopped")
+
+
+def test_without_the_engines_steps_the_batch_is_that_of_the_clients() -> None:
+    silent: dict[str, Any] = {"documents": [], "before": None, "after": None}
+    found = sweep_of([point(b, **silent) for b in (1, 2, 4, 8)])
+    assert [(each.batch_mean, each.batch) for each in found.points] == [
+        (None, 1.0), (None, 2.0), (None, 4.0), (None, 8.0),
+    ]  # fmt: skip
+    assert found.fit is not None
+    assert found.fit.alpha == pytest.approx(ALPHA, abs=0.05)
+
+
+def test_sweep_reads_back_as_it_was_written() -> None:
+    found = swept(1, 2, 4)
+    written = json.dumps(found.model_dump(mode="json"), allow_nan=False)
+    assert Sweep.model_validate_json(written) == found
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+@pytest.mark.parametrize("sizes", [(1,), (1, 2, 4, 8, 16)])
+def test_plot_shows_every_panel(tmp_path: Path, suffix: str, sizes: tuple[int, ...]) -> None:
+    path = tmp_path / f"sweep{suffix}"
+    plot_sweep(swept(*sizes, slots=8), path)
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG" if suffix == ".png" else b"<?xml")
+    if suffix == ".svg":
+        assert (b"t0 + c b^alpha" in content) is (len(sizes) > 2)
+
+
+def test_answers_that_were_not_streamed_are_plotted_by_their_throughput(tmp_path: Path) -> None:
+    whole = [answered(0.1 * number, event_s=[]) for number in range(10)]
+    found = sweep_of([point(2, whole), point(4, whole)])
+    assert found.points[0].ttft_p50_ms is None
+    assert " -  " in sweep_text(found)
+    path = tmp_path / "sweep.png"
+    plot_sweep(found, path)
+    assert path.exists()

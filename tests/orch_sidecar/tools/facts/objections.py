@@ -1,0 +1,37 @@
+"""Objections to scenarios, for tests."""
+
+from __future__ import annotations
+
+from orch_sidecar.tools.facts.traces.requests import Traffic
+from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
+from orch_sidecar.tools.facts.traces.span import Span, Value
+from orch_sidecar.tools.facts.traces.validity import objections
+from tests.orch_sidecar.tools.facts.spans import one, traffic_from
+
+ALONE = (4, 1, 1.0)
+RUN: dict[str, Value] = {"orch.scenario": "run-1"}
+LABELS = ("single_stream", "batched_online", "offline")
+
+
+def objections_to(*requests: list[Span], scenario: str | None = None) -> dict[str, str]:
+    """Returns the objections to the scenario with that id."""
+    return objections_in(traffic_from(*requests), scenario)
+
+
+def objections_in(traffic: Traffic, scenario: str | None) -> dict[str, str]:
+    [found] = [s for s in group_scenarios(traffic, 60.0).scenarios if s.key.scenario == scenario]
+    expected = objections(found, traffic)
+    assert len({each.reason for each in expected}) == len(expected)
+    return {each.reason.value: each.detail for each in expected}
+
+
+def valid(label: str, number: int, start_s: float, end_s: float, **more: object) -> list[Span]:
+    """Returns a request without objections to it."""
+    single = label == "single_stream"
+    defaults: dict[str, object] = {
+        "label": label,
+        "batch": ALONE if single else (4, 2, 1.5),
+        "sequences": 1 if single else 2,
+        "server": {"orch.class": "bulk", **RUN} if label == "offline" else RUN,
+    }
+    return one(number, start_s, end_s, **{**defaults, **more})  # type: ignore[arg-type]
