@@ -1,7 +1,8 @@
 # make run      engine and sidecar on this machine, ready for an OpenAI client
 # make test     everything: lint, types, unit, integration and real-engine tests
-# make soak       clients and faults by chance, for MINUTES (20): what must never happen
+# make test-fast  lint and what needs neither an engine nor patience: about a minute
 # make test-long  what takes long, the soak included; short forms are in `make test`
+# make soak       clients and faults by chance, for MINUTES (20): what must never happen
 # make install  the environment alone
 # make k8s      the manifests that are generated: the wheel, the profiles, k8s/cpu
 
@@ -17,7 +18,7 @@ MINUTES ?= 20
 SEED ?=
 MODEL ?=
 
-.PHONY: install run check test test-long lint types bench-proxy bench-engine bench-plugin bench-policy bench-three bench-import soak k8s clean
+.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-engine bench-plugin bench-policy bench-three bench-import soak k8s clean
 
 install: $(STAMP)
 
@@ -48,11 +49,36 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-test: lint types
-	$(BIN)/python -m pytest
+# Side by side: engines compute, integration tests mostly wait. Each prints when it has ended.
+SIDE_BY_SIDE := --no-print-directory --output-sync=target --keep-going
+PYTEST := $(BIN)/python -m pytest -q
+
+test: $(STAMP)
+	@$(MAKE) $(SIDE_BY_SIDE) --jobs=3 test-engine test-integration static test-unit
+
+test-fast: lint
+	@$(MAKE) $(SIDE_BY_SIDE) --jobs=2 fast-unit fast-integration
+
+static: lint types
+
+test-engine: $(STAMP)
+	$(PYTEST) -m "engine and not long" tests/engine tests/k8s
+
+test-unit: $(STAMP)
+	$(PYTEST) -m "not engine and not long" --ignore=tests/integration
+
+test-integration: $(STAMP)
+	$(PYTEST) -m "not long" tests/integration
+
+fast-unit: $(STAMP)
+	$(PYTEST) -m "not engine and not long and not slow" --ignore=tests/integration
+
+fast-integration: $(STAMP)
+	$(PYTEST) -m "not long and not slow" tests/integration
 
 test-long: $(STAMP)
-	$(BIN)/python -m pytest -m long
+	$(PYTEST) -m long
+	EXAMPLES=all $(PYTEST) -m hypothesis
 	$(BIN)/python -m tests.benchmarks.short_waits
 	$(BIN)/python -m tests.benchmarks.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 

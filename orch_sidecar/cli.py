@@ -1,9 +1,9 @@
-"""The command line: `orch up`, `orch engine`, `orch sidecar`, `orch key`, `orch simulate`,
-`orch bench`, `orch facts`, `orch drain`."""
+"""The command line `orch` and its commands."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import sys
@@ -19,99 +19,49 @@ from pydantic_settings import CliApp, SettingsError
 from orch_sidecar.config.settings import SidecarSettings
 from vllm_plugin.profile import ProfileError
 
+# Each command, the module whose `main` runs it (imported on demand), and its help.
 _COMMANDS: Final = {
-    "up": "engine and sidecar on this machine, ready for an OpenAI client",
-    "engine": "vLLM's OpenAI server under a profile",
-    "sidecar": "admission and relay in front of engines",
-    "key": "a new API key for a client of a sidecar",
-    "simulate": "what admission would do with an engine and a traffic, in virtual time",
-    "bench": "measures an endpoint or a device, and says what the figure is worth",
-    "drain": "has a sidecar take nothing more, and waits for what it has",
-    "facts": "labelled throughput figures: check, merge and compare tps_model_gpu.csv",
+    "up": ("tools.local.up", "run an engine and a sidecar on this machine"),
+    "engine": ("tools.local.engine", "run vLLM's OpenAI server under a profile"),
+    "sidecar": (None, "run the sidecar: admission in front of engines"),
+    "key": ("tools.new_key", "generate an API key for a client of a sidecar"),
+    "simulate": ("tools.simulate.cli", "simulate admission with an engine and traffic"),
+    "bench": ("tools.bench.cli", "measure an endpoint or a device, and validate the figures"),
+    "drain": ("tools.drain", "drain the pools of a sidecar, and wait until they are empty"),
+    "facts": ("tools.facts.cli", "check, merge and compare labelled throughput figures"),
 }
 
-_SIDECAR_HELP: Final = """Admission and relay in front of vLLM engines.
+_SIDECAR_HELP: Final = """Runs the sidecar: admission and proxying in front of vLLM engines.
 
-Each setting is a flag, or ORCH_<NAME> in the environment, or a key of the YAML file that
---config or ORCH_CONFIG names; the first of these that is given counts. Traces are configured
-by the standard OTEL_* variables."""
-
-_EPILOG: Final = "`orch COMMAND --help` explains each."
+Each setting is a flag, an environment variable ORCH_<NAME>, or a key of the YAML file given by
+--config or ORCH_CONFIG, in this order of precedence. Traces are configured by the standard OTEL_*
+variables."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command; exits with 2 for bad usage, with 1 when something did not work."""
+    """Runs a command; exits with 2 for bad usage and with 1 if the command failed."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(
         prog="orch",
         description="Batching-aware serving for vLLM.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="`orch COMMAND --help` describes each command.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, text in _COMMANDS.items():
+    for name, (_, text) in _COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
     command = parser.parse_args(words[:1]).command
-    runs = {
-        "up": _up,
-        "engine": _engine,
-        "sidecar": _sidecar,
-        "key": _key,
-        "simulate": _simulate,
-        "bench": _bench,
-        "drain": _drain,
-        "facts": _facts,
-    }
+    module, _ = _COMMANDS[command]
     try:
-        runs[command](words[1:])
+        if module is None:
+            _sidecar(words[1:])
+        else:
+            importlib.import_module(f"orch_sidecar.{module}").main(words[1:])
     except ProfileError as error:
         sys.exit(f"orch {command}: {error}")
 
 
-def _up(words: list[str]) -> None:
-    from orch_sidecar.tools.local.up import main as up
-
-    up(words)
-
-
-def _engine(words: list[str]) -> None:
-    from orch_sidecar.tools.local.engine import main as engine
-
-    engine(words)
-
-
-def _key(words: list[str]) -> None:
-    from orch_sidecar.tools.new_key import main as key
-
-    key(words)
-
-
-def _simulate(words: list[str]) -> None:
-    from orch_sidecar.tools.simulate.cli import main as simulate
-
-    simulate(words)
-
-
-def _bench(words: list[str]) -> None:
-    from orch_sidecar.tools.bench.cli import main as bench
-
-    bench(words)
-
-
-def _facts(words: list[str]) -> None:
-    from orch_sidecar.tools.facts.cli import main as facts
-
-    facts(words)
-
-
-def _drain(words: list[str]) -> None:
-    from orch_sidecar.tools.drain import main as drain
-
-    drain(words)
-
-
-def _sidecar(words: list[str]) -> None:
-    settings = read_settings(words)
+def _sidecar(arguments: list[str]) -> None:
+    settings = read_settings(arguments)
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -120,31 +70,31 @@ def _sidecar(words: list[str]) -> None:
     from orch_sidecar.app.sidecar import serve
 
     try:
-        code = uvloop.run(serve(settings, lambda: load_settings(words)))
+        code = uvloop.run(serve(settings, lambda: load_settings(arguments)))
+    except ProfileError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, ProfileError):
-            raise
         sys.exit(f"orch sidecar: {error}")
     sys.exit(code)
 
 
 class InvalidSettings(ValueError):
-    """Settings that cannot be used; the message names each, its value and the rule."""
+    """Invalid settings; the message gives each with its value and the rule."""
 
 
-def read_settings(words: list[str]) -> SidecarSettings:
-    """Settings from flags, environment and file; exits with what is wrong with them."""
+def read_settings(arguments: list[str]) -> SidecarSettings:
+    """Loads the settings; exits with a message if they are invalid."""
     try:
-        return load_settings(words)
-    except InvalidSettings as wrong:
-        sys.exit(f"orch sidecar: {wrong}")
+        return load_settings(arguments)
+    except InvalidSettings as error:
+        sys.exit(f"orch sidecar: {error}")
 
 
-def load_settings(words: list[str]) -> SidecarSettings:
-    """Settings from flags, environment and file. Raises InvalidSettings."""
+def load_settings(arguments: list[str]) -> SidecarSettings:
+    """Loads the settings from flags, environment and file. Raises InvalidSettings."""
     first = argparse.ArgumentParser(prog="orch sidecar", add_help=False, allow_abbrev=False)
     first.add_argument("--config", default=os.environ.get("ORCH_CONFIG"))
-    chosen, rest = first.parse_known_args(words)
+    chosen, rest = first.parse_known_args(arguments)
 
     class Settings(SidecarSettings):
         __doc__ = _SIDECAR_HELP
@@ -154,14 +104,14 @@ def load_settings(words: list[str]) -> SidecarSettings:
     try:
         return CliApp.run(Settings, cli_args=rest)
     except ValidationError as error:
-        problems = [_told(problem) for problem in error.errors()]
+        problems = [_describe(problem) for problem in error.errors()]
         raise InvalidSettings("\n              ".join(problems)) from error
     except SettingsError as error:
         raise InvalidSettings(str(error)) from error
 
 
 def _file_values(path: str) -> dict[str, Any]:
-    """The settings in a file, by name; none in an empty one. Raises InvalidSettings."""
+    """Reads the settings of a file by name. Raises InvalidSettings."""
     if not Path(path).is_file():
         raise InvalidSettings(f"--config {path}: no such file")
     try:
@@ -171,20 +121,21 @@ def _file_values(path: str) -> dict[str, Any]:
     if document is None:
         return {}
     if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):
-        text = "settings by their names are needed"
-        raise InvalidSettings(f"--config {path}: not a YAML mapping: {text}")
+        raise InvalidSettings(
+            f"--config {path}: not a YAML mapping: it must map setting names to values"
+        )
     return document
 
 
-def _told(problem: ErrorDetails) -> str:
-    """One wrong setting: its name, its value (never a key) and the rule."""
+def _describe(problem: ErrorDetails) -> str:
+    """Describes an invalid setting by name, value (never a key) and rule."""
     name = str(problem["loc"][0]) if problem["loc"] else "settings"
     within = ".".join(map(str, problem["loc"][1:]))
     value = repr(problem["input"])
     in_pools = name == "pools" and (
         not within or isinstance(problem["input"], dict) or problem["type"] == "extra_forbidden"
     )
-    # A key, what may hold one or be one under a name mistyped, or a URL with a password.
+    # A key, a value that may contain one or be one under a mistyped name, or a URL with a password.
     if in_pools or "api_key" in name + within or "@" in value:
         value = "(not shown)"
     place = f"{within}: " if within else ""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 
+from tests.conftest import SLOW
 from tests.import_graph import IMPORTS, MODULES, ROOT, arrows, drawn, line, pure_modules, reachable
 
 MOST_LINES = 300
@@ -104,6 +105,10 @@ def test_serving_without_traces_loads_no_opentelemetry_sdk_and_no_engine() -> No
         "sys.exit(bool({'opentelemetry.sdk', 'vllm'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_slow_files_are_files() -> None:
+    assert [name for name in SLOW if not (ROOT / "tests" / name).exists()] == []
 
 
 def test_no_folder_holds_more_modules_than_a_reader_keeps_in_mind() -> None:

@@ -40,13 +40,31 @@ def interpreter(version: str) -> Path | None:
     return None
 
 
-@pytest.mark.timeout(420)
-def test_sidecar_serves_under_the_python_of_the_image(tmp_path: Path) -> None:
+@pytest.fixture
+def python() -> Path:
+    """The Python of the images, where it is another one than that of the tests."""
     if sys.version_info[:2] >= tuple(map(int, OF_THE_IMAGE.split("."))):
         pytest.skip(f"the tests themselves run under Python {OF_THE_IMAGE} or newer")
-    python = interpreter(OF_THE_IMAGE)
-    if python is None:
+    found = interpreter(OF_THE_IMAGE)
+    if found is None:
         pytest.skip(f"there is no Python {OF_THE_IMAGE} on this machine")
+    return found
+
+
+def test_sources_compile_without_a_warning_under_the_python_of_the_image(
+    python: Path, tmp_path: Path
+) -> None:
+    options = ["-W", "error", "-X", f"pycache_prefix={tmp_path}", "-m", "compileall", "-q"]
+    done = subprocess.run(
+        [str(python), *options, "orch_sidecar", "vllm_plugin"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(420)
+def test_sidecar_serves_under_the_python_of_the_image(python: Path, tmp_path: Path) -> None:
     venv = str(tmp_path / "venv")
     own = str(tmp_path / "venv" / "bin" / "python")
     install = [own, "-m", "pip", "install", "--quiet", str(ROOT), *TOOLS]

@@ -90,13 +90,6 @@ class KvGroup:
     blocks_extra: int = 0
     count: int = 1
 
-    def blocks_of(self, tokens: float, most: int | None) -> int:
-        """Blocks of a sequence in all of these groups, at most `most` in each plus the extra."""
-        blocks = ceil(tokens / self.block_tokens)
-        if most is not None and blocks > most:
-            blocks = most
-        return self.count * (blocks + self.blocks_extra)
-
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
@@ -105,16 +98,21 @@ class KvCache:
     blocks_total: int
     groups: tuple[KvGroup, ...]
 
-    def blocks_of(self, tokens: float) -> int:
-        """Blocks of a sequence of this many tokens, after the prefill of its prompt."""
-        return sum(group.blocks_of(tokens, group.blocks_most) for group in self.groups)
+    def blocks_of(self, tokens: float, *, reading: bool = False) -> int:
+        """Blocks of a sequence of this many tokens, after the prefill of its prompt.
 
-    def blocks_while_read(self, tokens: float) -> int:
-        """The most blocks that a prompt of this many tokens takes during its prefill."""
-        return sum(
-            group.blocks_of(tokens, group.blocks_reading or group.blocks_most)
-            for group in self.groups
-        )
+        `reading`: the most that it takes during the prefill.
+        """
+        total = 0
+        for group in self.groups:
+            most = group.blocks_most
+            if reading and group.blocks_reading is not None:
+                most = group.blocks_reading
+            blocks = ceil(tokens / group.block_tokens)
+            if most is not None and blocks > most:
+                blocks = most
+            total += group.count * (blocks + group.blocks_extra)
+        return total
 
     def swing(self, tokens: float) -> int:
         """Blocks that a sequence of this many tokens frees and takes again, as the start of its

@@ -132,12 +132,17 @@ class Frontend:
         try:
             result: Result
             key = self._authorizer.check(path, headers)
-            refusal = key if isinstance(key, Refusal) else _misdirected(http, path, endpoint)
-            if isinstance(name, Refusal):
-                refusal = refusal or name
-            elif refusal is None:
-                assert endpoint is not None
-                assert not isinstance(key, Refusal)
+            refusal: Refusal | None = None
+            if isinstance(key, Refusal):
+                refusal = key
+            elif endpoint is None:
+                refusal = Refusal(Reason.NOT_FOUND, f"there is no {path[:200]} here")
+            elif endpoint.method != http.method:
+                text = f"{path} takes {endpoint.method}, not {http.method[:20]}"
+                refusal = Refusal(Reason.METHOD_NOT_ALLOWED, text)
+            elif isinstance(name, Refusal):
+                refusal = name
+            else:
                 request = Request(http, endpoint, record, trace, names, key)
                 request.strip_keys = self._authorizer.requires_keys
                 self._in_flight.begin(name, request)
@@ -240,13 +245,3 @@ class Frontend:
         if request.key_sequences:
             assert request.key is not None  # the key whose limit they count for
             self._authorizer.leave(request.key, request.key_sequences, time.monotonic())
-
-
-def _misdirected(http: web.BaseRequest, path: str, endpoint: Endpoint | None) -> Refusal | None:
-    """Why there is nothing at this path for this method."""
-    if endpoint is None:
-        return Refusal(Reason.NOT_FOUND, f"there is no {path[:200]} here")
-    if endpoint.method != http.method:
-        text = f"{path} takes {endpoint.method}, not {http.method[:20]}"
-        return Refusal(Reason.METHOD_NOT_ALLOWED, text)
-    return None

@@ -64,7 +64,7 @@ class InFlight:
 
     def brought(self, given: str, headers: Mapping[str, str]) -> Name | Refusal:
         """The name of a request whose client brings its `X-Orch-Request-Id`, or why it is none."""
-        name = (given, self._digest(_key(headers)))
+        name = (given, self._digest(credential(headers) or ""))
         if _ID.fullmatch(given) is None:
             rule = "must be 32 hexadecimal digits in lower case"
         elif name in self._requests:
@@ -83,7 +83,7 @@ class InFlight:
 
     def end(self, name: Name) -> None:
         """Its handling has ended. Raises KeyError for one that has not begun."""
-        key: str | bytes = _key(self._requests.pop(name).headers)
+        key: str | bytes = credential(self._requests.pop(name).headers) or ""
         ended = self._ended
         ended[name] = key if len(key) <= _LONG_KEY else self._digest(key)
         if len(ended) >= ENDED_KEPT:
@@ -94,7 +94,7 @@ class InFlight:
 
         False: nothing of that name belongs to this client.
         """
-        key = self._digest(_key(headers))
+        key = self._digest(credential(headers) or "")
         names: tuple[Name, ...] = (request_id, (request_id, key))
         found = [self._is_of(key, name) for name in names]
         for name, is_theirs in zip(names, found, strict=True):
@@ -107,7 +107,7 @@ class InFlight:
         request = self._requests.get(name)
         owner: str | bytes | None
         if request is not None:
-            owner = _key(request.headers)
+            owner = credential(request.headers) or ""
         else:
             owner = self._ended.get(name)
             if owner is None:
@@ -121,8 +121,3 @@ class InFlight:
         if isinstance(key, bytes):
             return key
         return hashlib.blake2b(key_bytes(without_scheme(key)), key=self._secret).digest()
-
-
-def _key(headers: Mapping[str, str]) -> str:
-    """The API key as sent; "" for none."""
-    return credential(headers) or ""

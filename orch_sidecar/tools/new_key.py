@@ -1,4 +1,4 @@
-"""`orch key`: a new API key for a client, and its entry for the sidecar's file of keys."""
+"""`orch key`: generates an API key for a client, and its entry for the sidecar's key file."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from typing import Final
 
 from orch_sidecar.auth.keys import RANDOM_BYTES, InvalidKeyFile, entry_of, new_key
 
-_DESCRIPTION: Final = """A new API key for a client of a sidecar.
+_DESCRIPTION: Final = """Generates an API key for a client of a sidecar.
 
-The key goes to stderr, its entry for the file of keys (api_keys_file) to stdout. Nothing is
-stored: the key is shown this once, and the entry has its SHA-256 only. So
+The key is printed on stderr, its entry for the key file (api_keys_file) on stdout. Nothing is
+stored, and the entry contains only the key's SHA-256. For example:
 
-  orch key alice >> keys.yaml                  shows the key and adds the entry
-  orch key alice >> keys.yaml 2> alice.key     leaves the key in a file"""
+  orch key alice >> keys.yaml                  appends the entry and shows the key
+  orch key alice >> keys.yaml 2> alice.key     writes the key to a file"""
 
 
-def main(words: list[str]) -> None:
-    """Makes one key. Exits with 2 for bad usage."""
+def main(arguments: list[str]) -> None:
+    """Prints a new key and its entry; exits with 2 for bad usage."""
     parser = argparse.ArgumentParser(
         prog="orch key",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", help="of the client; each entry has a name of its own")
+    parser.add_argument("name", help="of the client, unique in the key file")
     parser.add_argument(
-        "--class", dest="bulk", choices=["bulk"], help="serve no more than bulk requests with it"
+        "--class", dest="bulk", choices=["bulk"], help="serve all its requests as bulk"
     )
     parser.add_argument(
-        "--concurrency", type=int, metavar="N", help="sequences of it at once, at most"
+        "--concurrency", type=int, metavar="N", help="maximum sequences of the client at once"
     )
-    given = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     key = new_key(os.urandom(RANDOM_BYTES))
     try:
-        entry = entry_of(key, given.name, bulk=bool(given.bulk), concurrency=given.concurrency)
-    except InvalidKeyFile as wrong:
-        parser.error(str(wrong).removeprefix("entry 1: "))
+        entry = entry_of(
+            key, options.name, bulk=bool(options.bulk), concurrency=options.concurrency
+        )
+    except InvalidKeyFile as error:
+        parser.error(str(error).removeprefix("entry 1: "))
     sys.stdout.write(entry)
-    sys.stdout.flush()  # before the key, where both go to one terminal
+    sys.stdout.flush()  # keeps the order on a terminal
     sys.stderr.write(f"{key}\n")

@@ -1,8 +1,7 @@
-"""`make bench-engine`: the same engine through the sidecar and directly, in interleaved rounds.
+"""`make bench-engine`: one engine through the sidecar and directly, in interleaved rounds.
 
-32 clients against 8 slots: through the sidecar 24 of them wait in its queue, directly they wait
-in vLLM's. Prints output tokens per second and the time to the first token of both, and the
-ratio round by round.
+32 clients share 8 slots: through the sidecar 24 of them are queued there, directly in vLLM. Prints
+output tokens per second and TTFT of both, and the ratio of each round.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A closed loop of streaming clients, light enough to share a core with what it measures.
+"""A closed loop of streaming clients, light enough to share a core with the server under test.
 
-Reads answers with asyncio's streams and counts the events in them; nothing is parsed. A request
-asks for an exact number of tokens, and each event stands for its part of them: an engine whose API
-server is busy puts several into one. They are bulk requests: an SLO would refuse some of them.
+It counts events without parsing them. A request generates an exact number of tokens, and each
+event counts as its share of them, as a busy API server puts several tokens into one. Requests are
+bulk, as an SLO would reject some of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`make bench-plugin`: what the plugin costs an engine, per step and over all.
+"""`make bench-plugin`: the cost of the plugin in an engine, per step and in throughput.
 
-First the plugin's own work per step, timed alone. Then two engines of the same model and slots,
-one with the plugin (and a reader of its state stream) and one without, in interleaved rounds.
+First the plugin's own work per step is timed alone. Then two engines of the same model and slots
+run in interleaved rounds, one with the plugin and a reader of its state stream, one without.
 """
 
 from __future__ import annotations

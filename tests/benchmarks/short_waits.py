@@ -1,10 +1,10 @@
-"""Minutes of clients that wait for milliseconds, with and without faults of the sidecar's own.
+"""Runs clients with waits of milliseconds for minutes, with and without injected faults.
 
     python -m tests.benchmarks.short_waits [--seconds 60]
 
-On uvloop and on asyncio, in front of a cloud and of a home engine: statuses, faults raised, and
-after how many seconds the last lease was back. Exits with 1 if one is not, or if a fault-free
-load saw anything but 200 and 429.
+Runs on uvloop and on asyncio, in front of a cloud and of a home engine. Prints statuses, injected
+faults, and the seconds until the last lease was released. Exits with 1 if a lease was not released,
+or if a load without faults got a status other than 200 and 429.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`make bench-three`: the same model measured three ways, as one table of facts.
+"""`make bench-three`: measures one model under the three profiles, as one table of facts.
 
-The engines of the three profiles run one after the other, each behind its sidecar, and
-`orch bench` measures each as its profile says; on the batched one a sweep follows. What comes
-out: the rows (`tps_model_gpu.csv`), their comparison with a plot, and the sweep with its own.
+The engines of the profiles run one after the other, each behind a sidecar, and `orch bench`
+measures each with its profile's scenario; a sweep of the batched one follows. Writes the rows
+(`tps_model_gpu.csv`), their comparison with a plot, and the sweep with its plot.
 """
 
 from __future__ import annotations

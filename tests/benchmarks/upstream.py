@@ -1,15 +1,15 @@
-"""An upstream with known timing, to hold a load engine's figures against.
+"""An upstream with known timing, to verify the figures of a load generator.
 
-Every answer's first token is due so long after its request came, and each further token so long
-after the one before; when a request really came and when each token was really written is kept,
-so that a client's figures are compared with what happened and not with what was planned. It runs
-in a process of its own: a client that is slow delays its own event loop only.
+The first token of each answer is due a fixed time after its request, and each further token a fixed
+time after the previous one. The actual times of requests and tokens are recorded, so that a
+client's figures are compared with what happened. The upstream runs in a separate process, so that
+a slow client delays only itself.
 
     with Upstream(Script(first_token_s=0.05, token_s=0.01, tokens=20)) as upstream:
         ...             # a load on upstream.url
-        told = upstream.seen()
+        seen = upstream.seen()
 
-`python -m tests.benchmarks.upstream --port 8000` serves until it is stopped.
+`python -m tests.benchmarks.upstream --port 8000` serves until it is interrupted.
 """
 
 from __future__ import annotations

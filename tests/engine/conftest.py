@@ -1,30 +1,48 @@
-"""One real stack at a time: engine (CPU build of vLLM, a tiny model), sidecar, OTLP receiver.
+"""Real engines (CPU build of vLLM, tiny models), each with a sidecar, and OTLP receivers.
 
-Two engines at once would fight for the core that vLLM binds its worker to, so `stacks` keeps
-the one that was asked for last, and a test file asks for one kind.
+A start takes half a minute of a core. So an engine runs on until a test ends it, and `ORDER` has
+the files that use one follow each other.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orch_sidecar.tools.local.otlp import OtlpReceiver
 from orch_sidecar.tools.local.stack import Plan, Stack
 from orch_sidecar.tools.local.up import tiny_model
-from tests.engine.grpc_receiver import GrpcReceiver
+from tests.engine.receivers import GrpcReceiver, HttpReceiver
 
 READY_WITHIN_S = 240.0
+SLOTS = 8
+
+ORDER = (
+    # home, then cloud: the fit of step times is of the last steps, and wants no others before it
+    *("test_home", "test_capabilities_speed", "test_measuring", "test_cloud", "test_cloud_clients"),
+    *("test_cloud_tiers", "test_cloud_storm", "test_coalescing", "test_operators", "test_check"),
+    # these end and restart the engine of cloud, the last one that of home
+    *("test_failures", "test_pools", "test_stopping"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.engine)
-            item.add_marker(pytest.mark.timeout(420))
+    ours = [item for item in items if here in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.engine)
+        item.add_marker(pytest.mark.timeout(420))
+
+    def place(item: pytest.Item) -> int:
+        name = item.path.stem
+        return ORDER.index(name) if name in ORDER else len(ORDER)
+
+    ordered = iter(sorted(ours, key=place))
+    items[:] = [next(ordered) if item in ours else item for item in items]
 
 
 def make_plan(
@@ -32,9 +50,9 @@ def make_plan(
     slots: int | None,
     logs: Path,
     environ: dict[str, str] | None = None,
-    sidecar_arguments: tuple[str, ...] = (),
+    core: int = 0,
 ) -> Plan:
-    """A plan for the tiny model."""
+    """A plan for the tiny model; the engine computes on one core, or two would on the same."""
     return Plan(
         profile=profile,
         model=str(tiny_model()),
@@ -49,43 +67,51 @@ def make_plan(
             # A model of random weights would fill constrained JSON with white space for ever.
             "--structured-outputs-config",
             '{"backend": "xgrammar", "disable_any_whitespace": true}',
+            # All slots' longest sequences. The default, 1 GiB, takes seconds to be written.
+            *("--block-size", "128", "--num-gpu-blocks-override", "300"),
         ),
-        environ={"HF_HUB_OFFLINE": "1", "OTEL_BSP_SCHEDULE_DELAY": "200", **(environ or {})},
-        sidecar_arguments=sidecar_arguments,
+        environ={
+            "HF_HUB_OFFLINE": "1",
+            "OTEL_BSP_SCHEDULE_DELAY": "200",
+            "VLLM_CPU_OMP_THREADS_BIND": str(core),
+            **(environ or {}),
+        },
         log_directory=logs,
     )
 
 
 class Stacks:
-    """The stack that runs now."""
+    """The stacks that run, by name."""
 
     def __init__(self) -> None:
-        self._plan: Plan | None = None
-        self._stack: Stack | None = None
+        self._running: dict[str, Stack] = {}
 
-    def use(self, plan: Plan) -> Stack:
-        """The stack of this plan, started if another one (or none) is running.
+    def use(self, name: str, plan: Plan) -> Stack:
+        """Returns the stack of this name, started if it does not run.
 
         One that a test has left without its engine or its sidecar is started anew.
         """
-        if self._stack is not None and self._plan == plan and _whole(self._stack):
-            return self._stack
-        self.stop()
-        stack = Stack(plan)
-        self._plan, self._stack = plan, stack
+        if name in self._running and _whole(self._running[name]):
+            return self._running[name]
+        self.stop(name)
+        stack = self._running[name] = Stack(plan)
         stack.start_engine()
         stack.start_sidecar()
         try:
             stack.wait_ready(READY_WITHIN_S, lambda waited, what: None)
         except BaseException:
-            self.stop()
+            self.stop(name)
             raise
         return stack
 
-    def stop(self) -> None:
-        if self._stack is not None:
-            self._stack.stop()
-            self._stack = None
+    def stop(self, *names: str) -> None:
+        """Stops those of these names that run."""
+        for name in names:
+            if name in self._running:
+                self._running.pop(name).stop()
+
+    def stop_all(self) -> None:
+        self.stop(*list(self._running))
 
 
 def _whole(stack: Stack) -> bool:
@@ -97,7 +123,7 @@ def _whole(stack: Stack) -> bool:
 def stacks() -> Iterator[Stacks]:
     running = Stacks()
     yield running
-    running.stop()
+    running.stop_all()
 
 
 @pytest.fixture(scope="session")
@@ -106,9 +132,9 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def receiver() -> Iterator[OtlpReceiver]:
+def receiver() -> Iterator[HttpReceiver]:
     """A collector that speaks OTLP over HTTP."""
-    with OtlpReceiver() as running:
+    with HttpReceiver() as running:
         yield running
 
 
@@ -120,14 +146,14 @@ def grpc_receiver() -> Iterator[GrpcReceiver]:
 
 
 @pytest.fixture
-def cloud(stacks: Stacks, logs: Path, receiver: OtlpReceiver) -> Stack:
+def cloud(stacks: Stacks, logs: Path, receiver: HttpReceiver) -> Stack:
     """Profile cloud with 8 slots; traces go to `receiver`, over HTTP. Has operators' routes."""
     environ = {
         "VLLM_SERVER_DEV_MODE": "1",
         "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
     }
-    return stacks.use(make_plan("cloud", 8, logs / "cloud", environ))
+    return stacks.use("cloud", make_plan("cloud", SLOTS, logs / "cloud", environ, core=1))
 
 
 @pytest.fixture
@@ -138,4 +164,26 @@ def home(stacks: Stacks, logs: Path, grpc_receiver: GrpcReceiver) -> Stack:
         "OTEL_EXPORTER_OTLP_ENDPOINT": grpc_receiver.endpoint,
         "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
     }
-    return stacks.use(make_plan("home", None, logs / "home", environ))
+    return stacks.use("home", make_plan("home", None, logs / "home", environ))
+
+
+CLIENTS, BLOCK_TOKENS, BLOCKS, CTX_MAX = 16, 32, 120, 512
+
+
+@pytest.fixture
+def sliding(stacks: Stacks, logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Stack:
+    """Profile cloud with 16 slots, and blocks for four sequences of 130 tokens, in groups of
+    layers. The model has two names and room for adapters."""
+    directory = tmp_path_factory.getbasetemp() / "sliding"
+    paths = [str(directory), str(tiny_model())]
+    command = [sys.executable, "-m", "tests.engine.sliding_model", *paths]
+    subprocess.run(command, check=True, capture_output=True)
+    environ = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    plan = make_plan("cloud", CLIENTS, logs / "sliding", environ)
+    more = (
+        f"--max-model-len {CTX_MAX} --max-num-batched-tokens {CTX_MAX} "
+        f"--block-size {BLOCK_TOKENS} --num-gpu-blocks-override {BLOCKS} "
+        "--served-model-name tiny alias --enable-lora --max-lora-rank 8"
+    )
+    arguments = (*plan.engine_arguments, *more.split())
+    return stacks.use("sliding", replace(plan, model=str(directory), engine_arguments=arguments))

@@ -69,6 +69,23 @@ async def one_round(http: aiohttp.ClientSession, stack: Stack) -> dict[int, floa
     }
 
 
+async def test_step_time_is_fitted_to_the_batch_sizes_that_ran(cloud: Stack) -> None:
+    """How well, is for the test below, on a machine that does nothing else."""
+    async with session() as http:
+        before = (await engine_state(http, cloud.engine_url))["steps_by_batch"]
+        for concurrency in CONCURRENCIES:
+            await decode(http, cloud, concurrency)
+        await asyncio.sleep(1.1)  # the fit is of a second ago at most
+        after = await engine_state(http, cloud.engine_url)
+    assert set(means_ms(before, after["steps_by_batch"])) == set(CONCURRENCIES)
+    fit = after["step_time"]
+    assert fit["quality"] in ("good", "poor"), fit
+    assert fit["largest"] == max(CONCURRENCIES)
+    assert fit["samples"] > 0
+    assert 0 < fit["alpha"] <= 1
+
+
+@pytest.mark.long
 async def test_step_time_predicts_the_steps_that_ran(cloud: Stack) -> None:
     """The fit is of the machine's speed at the end of a round, the mean of all of it: where the
     speed changes in between they differ. So several rounds are run, and their median counts."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from orch_sidecar.tools.local.processes import Child
-from orch_sidecar.tools.local.stack import Stack, free_port
+from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import ATTEMPTS, body, engine_state, post, session, until
+from tests.engine.sidecars import all_ready, sidecar
 
 STREAMS = 32
 
@@ -22,27 +21,9 @@ STREAMS = 32
 @pytest.fixture
 def upper(cloud: Stack, logs: Path) -> Iterator[str]:
     """The URL of a sidecar whose only pool is that of `cloud`."""
-    port = free_port()
     pool = {"name": "lower", "url": cloud.url, "profile": "cloud", "tier": True}
-    child = Child(
-        "upper",
-        [sys.executable, "-m", "orch_sidecar", "sidecar", "--port", str(port)],
-        dict(os.environ) | {"ORCH_POOLS": json.dumps([pool])},
-        logs / "upper.log",
-    )
-    yield f"http://127.0.0.1:{port}"
-    assert child.stop(10.0) == 0, child.last_lines(30)
-
-
-async def ready(http: aiohttp.ClientSession, url: str) -> None:
-    async def is_ready() -> bool:
-        try:
-            async with http.get(f"{url}/readyz") as response:
-                return str((await response.json())["state"]) == "ready"
-        except aiohttp.ClientError:
-            return False
-
-    await until(is_ready, 10.0)
+    with sidecar(logs / "upper.log", pool) as url:
+        yield url
 
 
 async def empty(http: aiohttp.ClientSession, *urls: str) -> None:
@@ -60,7 +41,7 @@ async def empty(http: aiohttp.ClientSession, *urls: str) -> None:
 
 async def test_burst_through_two_tiers_is_served_within_the_slots(cloud: Stack, upper: str) -> None:
     async with session() as http:
-        await ready(http, upper)
+        await all_ready(http, upper, 10.0)
 
         async def one(number: int) -> int:
             url = upper if number % 4 else cloud.url  # some come past the upper one
@@ -104,7 +85,7 @@ async def cancelled(http: aiohttp.ClientSession, upper: str) -> bytes:
 
 async def test_cancelling_above_ends_it_in_the_engine(cloud: Stack, upper: str) -> None:
     async with session() as http:
-        await ready(http, upper)
+        await all_ready(http, upper, 10.0)
         for _ in range(ATTEMPTS):  # a starved client may learn of the beginning after the end
             told = json.loads((await cancelled(http, upper)).removeprefix(b"data: "))
             if "error" in told:

@@ -86,8 +86,15 @@ def text_of(seen: Seen, *, stream: bool) -> str:
     return text
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("api", PREFIX)
+@pytest.mark.parametrize(
+    ("api", "stream"),
+    [
+        ("chat", True),
+        ("completions", False),
+        pytest.param("chat", False, marks=pytest.mark.long),
+        pytest.param("completions", True, marks=pytest.mark.long),
+    ],
+)
 async def test_three_at_once_are_one_decode_with_three_ids(
     cloud: Stack, api: str, stream: bool
 ) -> None:

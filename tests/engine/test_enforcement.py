@@ -42,9 +42,8 @@ def run_server(profile: str, *arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def servers() -> Iterator[Servers]:
     """What each printed. Two at a time: they do little but import."""
-    missing = str(tmp_path_factory.mktemp("profiles") / "missing.yaml")
     with ThreadPoolExecutor(2) as pool:
         yield {
             "home": pool.submit(
@@ -52,8 +51,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
                 *("home", "--max-num-seqs", "8"),
                 *("--data-parallel-size", "2", "--api-server-count=2"),
             ),
-            "cloud": pool.submit(run_server, "cloud", "--max-num-seqs", "1"),
-            "missing": pool.submit(run_server, missing),
             "headless": pool.submit(run_server, "home", "--headless"),
         }
 
@@ -77,12 +74,6 @@ def test_engine_without_an_api_server_is_refused(servers: Servers) -> None:
 def test_server_is_started_in_a_way_that_vllm_supports(servers: Servers) -> None:
     for server in servers.values():
         assert "command is deprecated" not in server.result()
-
-
-def test_cloud_refuses_a_single_slot(servers: Servers) -> None:
-    printed = servers["cloud"].result()
-    assert LOADING not in printed
-    assert "--max-num-seqs is 1, must be at least 2" in printed
 
 
 _SCRIPT = """
@@ -176,7 +167,18 @@ def test_the_resource_says_how_the_engine_batches(scripted: dict[str, str]) -> N
     assert "measurement_type=single_stream" in scripted["resource"]
 
 
-def test_a_profile_that_does_not_exist_stops_the_server(servers: Servers) -> None:
-    printed = servers["missing"].result()
+# A start of a server each, for rules that unit tests of the plugin show.
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("profile", "arguments", "words"),
+    [
+        ("cloud", ("--max-num-seqs", "1"), "--max-num-seqs is 1, must be at least 2"),
+        ("/nowhere/missing.yaml", (), "missing.yaml: cannot be read"),
+    ],
+)
+def test_server_of_another_profile_is_refused(
+    profile: str, arguments: tuple[str, ...], words: str
+) -> None:
+    printed = run_server(profile, *arguments)
     assert LOADING not in printed
-    assert "missing.yaml: cannot be read" in printed
+    assert words in printed

@@ -6,12 +6,10 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
-import pytest
 
 from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan
 from orch_sidecar.tools.local.stack import Stack
@@ -25,19 +23,8 @@ from tests.engine.clients import (
     traceparent,
     until,
 )
-from tests.engine.conftest import READY_WITHIN_S, Stacks, make_plan
+from tests.engine.conftest import READY_WITHIN_S, SLOTS
 from tests.engine.halted import AdmissionRequest, halted
-
-SLOTS = 5
-
-
-@pytest.fixture
-def stack(stacks: Stacks, logs: Path, receiver: OtlpReceiver) -> Stack:
-    environ = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
-        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-    }
-    return stacks.use(make_plan("cloud", SLOTS, logs / "failures", environ))
 
 
 async def answers(url: str) -> bool:
@@ -49,17 +36,17 @@ async def answers(url: str) -> bool:
         return False
 
 
-async def waiting(http: aiohttp.ClientSession, stack: Stack, count: int) -> bool:
+async def waiting(http: aiohttp.ClientSession, cloud: Stack, count: int) -> bool:
     """Whether so many wait for a slot."""
-    queue: dict[str, int] = (await engine_state(http, stack.url))["queue"]
+    queue: dict[str, int] = (await engine_state(http, cloud.url))["queue"]
     return sum(queue.values()) == count
 
 
 async def test_a_killed_engine_is_told_in_each_api_and_its_successor_serves_within_a_second(
-    stack: Stack, receiver: OtlpReceiver
+    cloud: Stack, receiver: OtlpReceiver
 ) -> None:
     """And one whose answer is no stream is told 502."""
-    assert stack.engine is not None
+    assert cloud.engine is not None
     long = 1500
     async with session() as http:
         traces = [traceparent() for _ in range(4)]
@@ -68,28 +55,30 @@ async def test_a_killed_engine_is_told_in_each_api_and_its_successor_serves_with
             (api, body(api, long, stream=True), head)
             for api, (_, head) in zip(apis, traces, strict=True)
         ]
-        streams, whole = await halted_beside_one_that_is_no_stream(http, stack, asks)
+        filling = SLOTS - len(asks) - 1
+        asks += [("chat", body("chat", long, stream=True), {})] * filling
+        streams, whole = await halted_beside_one_that_is_no_stream(http, cloud, asks)
         # Of a class without an SLO: an interactive one would be told that its own is missed.
         bulk = {"X-Orch-Class": "bulk"}
-        waits = post(http, stack.url, "chat", body("chat", 4, stream=False), bulk)
+        waits = post(http, cloud.url, "chat", body("chat", 4, stream=False), bulk)
         queued = asyncio.create_task(waits)
-        await until(lambda: waiting(http, stack, 1), 2.0)
+        await until(lambda: waiting(http, cloud, 1), 2.0)
 
         async def told() -> bool:
             return all(answer.done() for answer in (*streams, whole))
 
-        stack.engine.kill()
+        cloud.engine.kill()
         await until(told, 2.0)
-        seen = dict(zip(apis, await asyncio.gather(*streams), strict=True))
+        seen = dict(zip(apis, await asyncio.gather(*streams), strict=False))
         cut = await whole
         assert cut.status == 502
         assert json.loads(cut.data)["error"]["code"] == "engine_failed"
 
         async def unready() -> bool:
-            return not await is_ready(http, stack)
+            return not await is_ready(http, cloud)
 
         await until(unready, 2.0)
-        refused = await post(http, stack.url, "chat", body("chat", 4, stream=False))
+        refused = await post(http, cloud.url, "chat", body("chat", 4, stream=False))
         assert refused.status == 503
         error = json.loads(refused.data)["error"]
         assert error["code"] in ("engine_down", "engine_stale")
@@ -97,19 +86,19 @@ async def test_a_killed_engine_is_told_in_each_api_and_its_successor_serves_with
         assert "Retry-After" in refused.headers
         assert not queued.done()
 
-        stack.start_engine()
+        cloud.start_engine()
 
         async def engine_is_back() -> bool:
-            stack.check_alive()
-            return await answers(stack.engine_url)
+            cloud.check_alive()
+            return await answers(cloud.engine_url)
 
         await until(engine_is_back, READY_WITHIN_S)
-        took = await until(lambda: is_ready(http, stack), 5.0)
+        took = await until(lambda: is_ready(http, cloud), 5.0)
         assert took < 1.0
         assert (await queued).status == 200  # it kept its place all the time
-        state = await engine_state(http, stack.url)
+        state = await engine_state(http, cloud.url)
         assert (state["leased"], state["slots_free"]) == (0, SLOTS)
-        assert (await post(http, stack.url, "chat", body("chat", 4, stream=True))).status == 200
+        assert (await post(http, cloud.url, "chat", body("chat", 4, stream=True))).status == 200
 
     for api in apis:
         check_broken_stream(api, seen[api])
@@ -122,16 +111,16 @@ async def test_a_killed_engine_is_told_in_each_api_and_its_successor_serves_with
 
 
 async def halted_beside_one_that_is_no_stream(
-    http: aiohttp.ClientSession, stack: Stack, asks: Sequence[AdmissionRequest]
+    http: aiohttp.ClientSession, cloud: Stack, asks: Sequence[AdmissionRequest]
 ) -> tuple[list[asyncio.Task[Seen]], asyncio.Task[Seen]]:
     """Those streams and one more answer are under way, and the engine stands still."""
-    assert stack.engine is not None
+    assert cloud.engine is not None
     while True:
-        whole = asyncio.create_task(post(http, stack.url, "chat", body("chat", 1900, stream=False)))
-        streams = await halted(http, stack.url, stack.engine.pid, asks)
+        whole = asyncio.create_task(post(http, cloud.url, "chat", body("chat", 1900, stream=False)))
+        streams = await halted(http, cloud.url, cloud.engine.pid, asks)
         if not whole.done():
             return streams, whole
-        os.kill(stack.engine.pid, signal.SIGCONT)  # too late: all of it again
+        os.kill(cloud.engine.pid, signal.SIGCONT)  # too late: all of it again
         await asyncio.gather(*streams)
 
 
@@ -157,58 +146,58 @@ def check_broken_stream(api: str, seen: Seen) -> None:
         assert json.loads(data.removeprefix("data: "))["type"] == "error"
 
 
-def core_of(stack: Stack) -> int:
+def core_of(cloud: Stack) -> int:
     """The process that computes, apart from the API server."""
-    assert stack.engine is not None
-    pid = stack.engine.pid
+    assert cloud.engine is not None
+    pid = cloud.engine.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     [core] = [child for child in children if "Engine" in Path(f"/proc/{child}/comm").read_text()]
     return int(core)
 
 
 async def test_who_waits_while_the_engines_core_dies_is_served_by_its_successor(
-    stack: Stack,
+    cloud: Stack,
 ) -> None:
     """The API server goes some milliseconds later, and answers meanwhile."""
-    assert stack.engine is not None
+    assert cloud.engine is not None
     async with session() as http:
-        await until(lambda: is_ready(http, stack), READY_WITHIN_S)
-        core = core_of(stack)
+        await until(lambda: is_ready(http, cloud), READY_WITHIN_S)
+        core = core_of(cloud)
         ask = ("chat", body("chat", 1500, stream=True), dict[str, str]())
-        streams = await halted(http, stack.url, core, [ask] * SLOTS)
+        streams = await halted(http, cloud.url, core, [ask] * SLOTS)
         bulk = {"X-Orch-Class": "bulk"}
         queued = [
-            asyncio.create_task(post(http, stack.url, "chat", body("chat", 4, stream=False), bulk))
+            asyncio.create_task(post(http, cloud.url, "chat", body("chat", 4, stream=False), bulk))
             for _ in range(3)
         ]
-        await until(lambda: waiting(http, stack, 3), 2.0)
+        await until(lambda: waiting(http, cloud, 3), 2.0)
         os.kill(core, signal.SIGKILL)
         for seen in await asyncio.gather(*streams):
             assert seen.status == 200
             assert seen.error is not None or b'data: {"error"' in seen.data
 
         async def is_gone() -> bool:
-            assert stack.engine is not None
-            return stack.engine.exit_code is not None
+            assert cloud.engine is not None
+            return cloud.engine.exit_code is not None
 
         await until(is_gone, 30.0)
         assert not any(each.done() for each in queued)
-        stack.start_engine()
+        cloud.start_engine()
         for answer in await asyncio.wait_for(asyncio.gather(*queued), READY_WITHIN_S):
             assert answer.status == 200
-        await until(lambda: is_ready(http, stack), 5.0)
-        state = await engine_state(http, stack.url)
+        await until(lambda: is_ready(http, cloud), 5.0)
+        state = await engine_state(http, cloud.url)
         assert (state["leased"], state["slots_free"]) == (0, SLOTS)
 
 
 async def test_a_killed_sidecar_finds_its_predecessors_requests_and_never_admits_over_them(
-    stack: Stack,
+    cloud: Stack,
 ) -> None:
-    assert stack.sidecar is not None
+    assert cloud.sidecar is not None
 
     async def load(http: aiohttp.ClientSession, stop: asyncio.Event, cost: int) -> None:
         while not stop.is_set():
-            seen = await post(http, stack.url, "chat", body("chat", 60, stream=True, n=cost))
+            seen = await post(http, cloud.url, "chat", body("chat", 60, stream=True, n=cost))
             if seen.status != 200:
                 await asyncio.sleep(0.05)
 
@@ -217,12 +206,12 @@ async def test_a_killed_sidecar_finds_its_predecessors_requests_and_never_admits
         clients = [asyncio.create_task(load(http, stop, 1 + number % 2)) for number in range(12)]
         for _ in range(3):
             await asyncio.sleep(2.0)
-            stack.sidecar.kill()
-            stack.start_sidecar()
+            cloud.sidecar.kill()
+            cloud.start_sidecar()
 
             async def ready() -> bool:
                 try:
-                    return await is_ready(http, stack)
+                    return await is_ready(http, cloud)
                 except aiohttp.ClientError:
                     return False
 
@@ -230,26 +219,8 @@ async def test_a_killed_sidecar_finds_its_predecessors_requests_and_never_admits
         await asyncio.sleep(1.0)
         stop.set()
         await asyncio.gather(*clients)
-        engine = await engine_state(http, stack.engine_url)
-        state = await engine_state(http, stack.url)
+        engine = await engine_state(http, cloud.engine_url)
+        state = await engine_state(http, cloud.url)
         assert engine["peak"] == SLOTS
         assert state["oversubscription_violations_total"] == 0
         assert (state["leased"], state["foreign"]) == (0, 0)
-
-
-async def test_the_engine_leaves_within_3_s_of_sigterm_although_the_stream_is_open(
-    stack: Stack, stacks: Stacks
-) -> None:
-    assert stack.engine is not None
-    async with session() as http:
-        await until(lambda: is_ready(http, stack), 5.0)  # the sidecar reads the stream
-    started = time.monotonic()
-    stack.engine.signal(signal.SIGTERM)
-    while stack.engine.exit_code is None:
-        await asyncio.sleep(0.02)
-        assert time.monotonic() - started < 10
-    took = time.monotonic() - started
-    assert stack.sidecar is not None
-    assert stack.sidecar.stop(10.0) == 0  # a sidecar without an engine leaves as well
-    stacks.stop()
-    assert took < 3.0

@@ -7,7 +7,7 @@ import asyncio
 from orch_sidecar.tools.local.stack import Stack, get_json
 from tests.engine.clients import body, engine_state, post, session, traceparent, until
 from tests.engine.counts import check_counts, check_mistakes, check_start
-from tests.engine.grpc_receiver import GrpcReceiver
+from tests.engine.receivers import GrpcReceiver
 from vllm_plugin.hooks import HOOKS
 
 

@@ -4,39 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
-import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 
 from orch_sidecar.tools.local.stack import Stack
-from orch_sidecar.tools.local.up import tiny_model
 from tests.engine.clients import engine_state, post, session
-from tests.engine.conftest import Stacks, make_plan
+from tests.engine.conftest import BLOCK_TOKENS, BLOCKS, CLIENTS, CTX_MAX
 from tests.engine.sliding_model import LAYERS, WINDOW_TOKENS
 
-CLIENTS, REQUESTS, OUTPUT_TOKENS = 16, 20, 80
-BLOCK_TOKENS, BLOCKS, CTX_MAX = 32, 120, 512
-
-
-@pytest.fixture
-def sliding(stacks: Stacks, logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Stack:
-    """Profile cloud with 16 slots, and blocks for four sequences of 130 tokens."""
-    directory = tmp_path_factory.getbasetemp() / "sliding"
-    paths = [str(directory), str(tiny_model())]
-    command = [sys.executable, "-m", "tests.engine.sliding_model", *paths]
-    subprocess.run(command, check=True, capture_output=True)
-    plan = make_plan("cloud", CLIENTS, logs / "sliding")
-    cache = (
-        f"--max-model-len {CTX_MAX} --max-num-batched-tokens {CTX_MAX} "
-        f"--block-size {BLOCK_TOKENS} --num-gpu-blocks-override {BLOCKS}"
-    )
-    arguments = (*plan.engine_arguments, *cache.split())
-    return stacks.use(replace(plan, model=str(directory), engine_arguments=arguments))
+REQUESTS, OUTPUT_TOKENS = 20, 80
 
 
 async def test_grouped_layers_are_counted_so_that_nothing_is_preempted(sliding: Stack) -> None:

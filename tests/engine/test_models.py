@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,64 +11,53 @@ import pytest
 
 from orch_sidecar.tools.bench.load.capabilities import read_capabilities
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
-from orch_sidecar.tools.local.stack import Stack, free_port, get_json
-from orch_sidecar.tools.local.up import tiny_model
+from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import body, post, session, until
-from tests.engine.conftest import Stacks, make_plan
+from tests.engine.sidecars import all_ready, sidecar
 
 RANK = 4
 
 
-def write_adapter(directory: Path) -> Path:
-    """A LoRA adapter of the tiny model, of zeros: it changes nothing."""
+def write_adapter(directory: Path, model: Path) -> Path:
+    """A LoRA adapter of a model, of zeros: it changes nothing."""
     import numpy  # as the engine brings it
     from safetensors.numpy import save_file
 
-    model = json.loads((Path(tiny_model()) / "config.json").read_text(encoding="utf-8"))
-    hidden = model["hidden_size"]
+    sizes = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    hidden = sizes["hidden_size"]
+    heads = sizes["num_attention_heads"] * sizes["head_dim"]
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK,
         "target_modules": ["q_proj"], "bias": "none", "lora_dropout": 0.0,
-        "base_model_name_or_path": "tiny",
+        "base_model_name_or_path": str(model),
     }  # fmt: skip
     directory.mkdir()
     (directory / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     weights = {}
-    for layer in range(model["num_hidden_layers"]):
+    for layer in range(sizes["num_hidden_layers"]):
         name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
         weights[f"{name}.lora_A.weight"] = numpy.zeros((RANK, hidden), numpy.float32)
-        weights[f"{name}.lora_B.weight"] = numpy.zeros((hidden, RANK), numpy.float32)
+        weights[f"{name}.lora_B.weight"] = numpy.zeros((heads, RANK), numpy.float32)
     save_file(weights, directory / "adapter_model.safetensors")
     return directory
 
 
 @pytest.fixture
-def stack(stacks: Stacks, logs: Path) -> Stack:
-    """One engine with two names and room for adapters, as two pools of the sidecar."""
-    plan = make_plan("cloud", 4, logs / "models", {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"})
-    names = ("--served-model-name", "tiny", "alias")
-    adapters = ("--enable-lora", "--max-lora-rank", "8")
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    pools = [{"name": name, "url": url, "profile": "cloud"} for name in ("a", "b")]
-    return stacks.use(
-        replace(
-            plan,
-            engine_port=port,
-            engine_arguments=(*plan.engine_arguments, *names, *adapters),
-            sidecar_arguments=("--pools", json.dumps(pools)),
-        )
-    )
+def url(sliding: Stack, logs: Path) -> Iterator[str]:
+    """The URL of a sidecar whose two pools are the same engine."""
+    pools = [{"name": name, "url": sliding.engine_url, "profile": "cloud"} for name in ("a", "b")]
+    with sidecar(logs / "models.log", *pools) as url:
+        yield url
 
 
 async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
-    stack: Stack, tmp_path: Path
+    sliding: Stack, url: str, tmp_path: Path
 ) -> None:
-    adapter = write_adapter(tmp_path / "sql")
+    adapter = write_adapter(tmp_path / "sql", Path(sliding.plan.model))
 
     async def names() -> tuple[str, ...]:
         """As `orch bench` reads them, and refuses to measure any other."""
-        found = await read_capabilities(Endpoint.of(stack.url, None, {}), "b")
+        found = await read_capabilities(Endpoint.of(url, None, {}), "b")
         assert found is not None
         return found.snapshot.models
 
@@ -76,20 +65,16 @@ async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
 
         async def status(model: str) -> int:
             asked = body("chat", 4, stream=False, model=model)
-            return (await post(http, stack.url, "chat", asked)).status
+            return (await post(http, url, "chat", asked)).status
 
         async def call(path: str, **asked: Any) -> None:
-            async with http.post(stack.engine_url + path, json=asked) as response:
+            async with http.post(sliding.engine_url + path, json=asked) as response:
                 assert response.status == 200, await response.text()
 
-        async def both_ready() -> bool:
-            _, document = get_json(f"{stack.url}/v1/capabilities")
-            return {each["state"] for each in document["engines"]} == {"ready"}
-
-        await until(both_ready, 10.0)
+        await all_ready(http, url, 10.0)
         assert await names() == ("tiny", "alias")
         assert (await status("alias"), await status("sql")) == (200, 404)
-        listed = await Endpoint.of(stack.url, None, {}).fetch_json("/v1/models")
+        listed = await Endpoint.of(url, None, {}).fetch_json("/v1/models")
         assert listed is not None
         assert [each["id"] for each in listed["data"]] == ["tiny", "alias"]
         await call("/v1/load_lora_adapter", lora_name="sql", lora_path=str(adapter))

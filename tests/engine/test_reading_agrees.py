@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from orch_sidecar.api.body_outline import Outline
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.generation import GenerationRequest
+from tests.fuzz import examples
 from tests.orch_sidecar import apis
 
 pytestmark = pytest.mark.engine
@@ -153,7 +154,7 @@ def outline_of(body: bytes) -> bytes:
     return outline.result()
 
 
-RELAXED = settings(max_examples=600, deadline=None)
+RELAXED = settings(max_examples=examples(600), deadline=None)
 
 
 @RELAXED
@@ -218,7 +219,7 @@ def test_response_and_message_have_nothing_that_multiplies(engine: Engine, api: 
 
 
 @pytest.mark.parametrize("api", [apis.RESPONSES, apis.MESSAGES])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(stream=FLAG, background=FLAG)
 def test_streams_of_responses_and_messages_are_seen_alike(
     engine: Engine, api: Endpoint, stream: Any, background: Any

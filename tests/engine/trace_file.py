@@ -1,4 +1,4 @@
-"""A collector that writes what it gets into a file, as the OpenTelemetry collector's exporter does.
+"""Exports of traces as a file, as the OpenTelemetry collector's file exporter writes them.
 
 One line of OTLP/JSON per export: ids in hexadecimal, everything else as protobuf's JSON has it.
 """
@@ -7,31 +7,20 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from orch_sidecar.tools.local.otlp import OtlpReceiver
-
 _IDS = ("traceId", "spanId", "parentSpanId")
 
 
-class TraceFile(OtlpReceiver):
-    """Keeps what is exported to it, in memory and in a file."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-        self._file_lock = threading.Lock()
-
-    def take(self, request: ExportTraceServiceRequest) -> None:
-        line = json.dumps(_with_hexadecimal_ids(MessageToDict(request)))
-        with self._file_lock, self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-        super().take(request)
+def write(path: Path, exports: Iterable[ExportTraceServiceRequest]) -> None:
+    """Writes exports in the order in which they came."""
+    lines = (json.dumps(_with_hexadecimal_ids(MessageToDict(each))) for each in exports)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def _with_hexadecimal_ids(value: Any) -> Any:

@@ -10,8 +10,8 @@ from tests.integration.impatient import faults, short_waits, short_work
 from tests.integration.running import Running, Start, eventually, pools
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 
-EVERY_LOOP = True
-SECONDS = 1.5
+SECONDS = 0.8
+ENOUGH = 20  # faults
 POOLS = [("cloud", 8), ("home", 1)]
 
 
@@ -30,7 +30,8 @@ async def test_clients_that_wait_for_milliseconds_leak_no_slot(
 ) -> None:
     running, engine = await front_of(profile, slots, another, start)
     statuses = await short_waits(running.port, 48, SECONDS)
-    assert set(statuses) == {200, 429}
+    assert statuses[200]
+    assert set(statuses) <= {200, 429}
     await running.idle(within_s=1.0)
     assert engine.present == 0
     assert running.pool.gate.orphans == 0
@@ -43,8 +44,8 @@ async def test_faults_between_core_gate_and_follower_leak_no_slot(
     running, engine = await front_of(profile, slots, another, start)
     with caplog.at_level(logging.CRITICAL), faults(running, 0.02, seed=slots) as raised:
         statuses = await short_waits(running.port, 24, SECONDS)
-    assert raised.total() > 20
-    assert statuses[200]
+        while raised.total() < ENOUGH or not statuses[200]:  # on a slow machine it takes longer
+            statuses += await short_waits(running.port, 24, SECONDS)
     await running.ready()
     await running.idle(within_s=3.0)
     gate = running.pool.gate

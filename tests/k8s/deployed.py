@@ -49,8 +49,8 @@ class Deployed:
 
     @property
     def url(self) -> str:
-        """The entry's Service, as a client in the cluster reaches it."""
-        return f"http://{self.cluster.address('orch', NAMESPACE)}:80"
+        """An entry of the Service, as a client in the cluster reaches it."""
+        return f"http://{self.pods('orch-entry')[0].ip}:8080"
 
     def pods(self, deployment: str) -> list[Pod]:
         return self.cluster.pods(deployment, NAMESPACE)

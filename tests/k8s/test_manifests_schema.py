@@ -1,4 +1,4 @@
-"""Every manifest holds against the schemas of the newest Kubernetes minors, strictly.
+"""Every manifest holds against the schemas of the oldest and the newest Kubernetes minor, strictly.
 
 The schemas are those that kubernetes-validate ships, one set per minor, with nothing allowed that
 they do not name. Kinds that come from elsewhere (Prometheus Operator, Gateway API) have none
@@ -8,6 +8,7 @@ there: what is asked of them is written out in the tests of what they are for.
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any, Final
 
 import kubernetes_validate  # type: ignore[import-untyped] # ships no types
@@ -22,13 +23,16 @@ MINORS: Final = 5
 
 
 def minors() -> list[str]:
-    """The newest minors that schemas are shipped for, as `1.37`."""
+    """The newest minor that schemas are shipped for, and the oldest that counts, as `1.37`."""
     shipped = {tuple(map(int, each.split("-")[0].split(".")[:2])) for each in all_versions()}
-    return [f"{major}.{minor}" for major, minor in sorted(shipped)[-MINORS:]]
+    newest = [f"{major}.{minor}" for major, minor in sorted(shipped)[-MINORS:]]
+    return [newest[0], newest[-1]]
 
 
 def ours() -> list[Manifest]:
-    return [each for each in all_manifests() if each.kind not in FOREIGN]
+    """Each distinct object that has a schema, once."""
+    distinct = {json.dumps(each.body, sort_keys=True): each for each in all_manifests()}
+    return [each for each in distinct.values() if each.kind not in FOREIGN]
 
 
 def check(body: Any, minor: str) -> None:
@@ -39,9 +43,9 @@ def check(body: Any, minor: str) -> None:
 
 def test_schemas_are_shipped_for_minors_that_have_native_sidecars() -> None:
     """They are stable since 1.33, on by default since 1.29; `1.33` was a minor of its own."""
-    first = int(minors()[0].split(".")[1])
-    assert len(minors()) == MINORS
-    assert first >= 33
+    oldest, newest = (int(minor.split(".")[1]) for minor in minors())
+    assert newest - oldest == MINORS - 1
+    assert oldest >= 33
 
 
 @pytest.mark.parametrize("minor", minors())

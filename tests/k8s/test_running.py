@@ -142,7 +142,70 @@ def test_two_entries_never_put_two_sequences_into_the_engine_with_one_slot(
     assert set(after["steps_by_batch"]) == {"1"}
 
 
-def test_new_pod_takes_load_within_seconds_of_being_ready(there: Deployed) -> None:
+async def delete_mid_stream(there: Deployed) -> tuple[str, bytes, int] | None:
+    """Deletes the pod of cloud that streams, with none in its place.
+
+    Returns the pod, the answer, and the status of another request that was sent meanwhile. None:
+    the answer was over before that.
+    """
+    pods = there.pods("orch-cloud")
+    async with session(there) as http:
+        asked = body(there, 1500, stream=True)
+        headers = {"X-Orch-Pool": "cloud"}
+        async with http.post(there.url + CHAT, json=asked, headers=headers) as answer:
+            assert answer.status == 200
+            data = await answer.content.readany()
+            leased = [pod.name for pod in pods if there.engine(pod)["leased"]]
+            if not leased:
+                return None
+            [busy] = leased
+            there.cluster.delete_pod(busy)
+            there.cluster.scale("orch-cloud", len(pods) - 1, NAMESPACE)
+            there.cluster.wait(
+                lambda: any(
+                    event.pod == busy and event.what is What.PRE_STOP_BEGAN
+                    for event in there.cluster.events
+                ),
+                10.0,
+            )
+            async with http.post(there.url + CHAT, json=body(there, 4)) as other:
+                status = other.status
+            async for more in answer.content.iter_any():
+                data += more
+            return busy, data, status
+
+
+def check_left_in_order(there: Deployed) -> int:
+    """Deletes a pod mid-stream: the stream is whole, and nothing was killed.
+
+    Returns the status of another request that was sent meanwhile.
+    """
+    # A client that is stopped for a while learns of the beginning after the end.
+    tries = (asyncio.run(delete_mid_stream(there)) for _ in range(5))
+    busy, data, status = next(tried for tried in tries if tried is not None)
+    assert data.endswith(b"data: [DONE]\n\n")
+    tokens = [json.loads(line[6:]) for line in data.split(b"\n\n") if line.startswith(b"data: {")]
+    assert "error" not in tokens[-1]
+    assert tokens[-1]["choices"][0]["finish_reason"] == "length"
+    there.cluster.wait(lambda: busy not in {pod.name for pod in there.pods("orch-cloud")}, 90.0)
+    order = [
+        (event.container, event.what)
+        for event in there.cluster.events
+        if event.pod == busy and leaving(event)
+    ]
+    assert order == [
+        ("vllm", What.PRE_STOP_BEGAN),
+        ("vllm", What.PRE_STOP_ENDED),
+        ("vllm", What.TERM),
+        ("vllm", What.EXITED),
+        ("sidecar", What.TERM),
+        ("sidecar", What.EXITED),
+    ], "nothing was killed, and the sidecar outlived its engine"
+    return status
+
+
+@pytest.mark.long
+def test_new_pod_takes_load_and_others_are_served_while_one_leaves(there: Deployed) -> None:
     [old] = there.pods("orch-cloud")
     there.cluster.scale("orch-cloud", 2, NAMESPACE)
     there.wait_ready("orch-cloud", 2)
@@ -165,60 +228,12 @@ def test_new_pod_takes_load_within_seconds_of_being_ready(there: Deployed) -> No
     assert there.engine(new)["requests_total"]
     for pod in (old, new):
         assert there.engine(pod)["peak"] <= 8
+    assert check_left_in_order(there) == 200, "by the pod that stays"
 
 
 def test_pod_that_is_deleted_mid_stream_finishes_it_and_leaves_in_order(there: Deployed) -> None:
-    pods = there.pods("orch-cloud")
-    assert len(pods) == 2
-
-    async def stream() -> tuple[str, bytes] | None:
-        """The pod that was deleted, and the answer. None: the answer was over before that."""
-        async with session(there) as http:
-            asked = body(there, 1500, stream=True)
-            async with http.post(there.url + CHAT, json=asked) as answer:
-                assert answer.status == 200
-                data = await answer.content.readany()
-                leased = [pod.name for pod in pods if there.engine(pod)["leased"]]
-                if not leased:
-                    return None
-                [busy] = leased
-                there.cluster.delete_pod(busy)
-                there.cluster.scale("orch-cloud", 1, NAMESPACE)  # no other in its place
-                there.cluster.wait(
-                    lambda: any(
-                        event.pod == busy and event.what is What.PRE_STOP_BEGAN
-                        for event in there.cluster.events
-                    ),
-                    10.0,
-                )
-                # Others are served meanwhile, by the pod that stays.
-                async with http.post(there.url + CHAT, json=body(there, 4)) as other:
-                    assert other.status == 200
-                async for more in answer.content.iter_any():
-                    data += more
-                return busy, data
-
-    # A client that is stopped for a while learns of the beginning after the end.
-    tries = (asyncio.run(stream()) for _ in range(5))
-    busy, data = next(tried for tried in tries if tried is not None)
-    assert data.endswith(b"data: [DONE]\n\n")
-    tokens = [json.loads(line[6:]) for line in data.split(b"\n\n") if line.startswith(b"data: {")]
-    assert "error" not in tokens[-1]
-    assert tokens[-1]["choices"][0]["finish_reason"] == "length"
-    there.cluster.wait(lambda: busy not in {pod.name for pod in there.pods("orch-cloud")}, 90.0)
-    order = [
-        (event.container, event.what)
-        for event in there.cluster.events
-        if event.pod == busy and leaving(event)
-    ]
-    assert order == [
-        ("vllm", What.PRE_STOP_BEGAN),
-        ("vllm", What.PRE_STOP_ENDED),
-        ("vllm", What.TERM),
-        ("vllm", What.EXITED),
-        ("sidecar", What.TERM),
-        ("sidecar", What.EXITED),
-    ], "nothing was killed, and the sidecar outlived its engine"
+    """The last test of this file: no engine of cloud is left."""
+    check_left_in_order(there)
 
 
 def leaving(event: Event) -> bool:

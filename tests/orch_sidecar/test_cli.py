@@ -40,7 +40,7 @@ def test_help_lists_the_setting_with_default_and_unit(
             assert unit in entry
 
 
-def test_help_says_where_settings_come_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_sources_of_settings(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["sidecar", "--help"])
     text = capsys.readouterr().out

@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from tests.fuzz import examples
 from tests.vllm_plugin.examples import THEM, US, enter, lease_of
 from vllm_plugin.leases import BOUND_LASTS_S, Leases
 
@@ -177,4 +178,4 @@ class ForeignMachine(RuleBasedStateMachine):
 
 
 TestForeign = ForeignMachine.TestCase
-TestForeign.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestForeign.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.fuzz import examples
 from tests.vllm_plugin.examples import THEM, US, enter, lease_of
 from vllm_plugin.lease_protocol import SPENT_KEPT
 from vllm_plugin.leases import EngineRequest, Leases
@@ -156,7 +157,7 @@ class LeasesMachine(RuleBasedStateMachine):
 
 
 TestLeases = LeasesMachine.TestCase
-TestLeases.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLeases.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
 
 
 @given(st.text(max_size=60))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz import examples
 from vllm_plugin import step_time
 from vllm_plugin.step_time import StepSamples, StepTime
 
@@ -208,7 +209,7 @@ def test_hours_at_one_size_do_not_erase_the_others() -> None:
     assert found.batches == 32
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 60)), min_size=1, max_size=400),
     st.integers(1, 512),

@@ -70,7 +70,7 @@ class KvBudget:
         end = each + (output_tokens or 0)
         prompt, reading, swing = cache.blocks_of(each), 0, 0
         if self._bounded:
-            reading = cache.blocks_while_read(each) - prompt
+            reading = cache.blocks_of(each, reading=True) - prompt
             swing = cache.swing(end)
         output = None if output_tokens is None else sequences * (cache.blocks_of(end) - prompt)
         return KvNeed(sequences * prompt, sequences * reading, output, sequences * swing)

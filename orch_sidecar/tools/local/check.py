@@ -1,7 +1,7 @@
-"""Sends requests through a running stack and says what is wrong, if anything.
+"""`orch up --check`: sends requests through a running stack and verifies what the project promises.
 
-What it looks at is what the project promises: the answer, the slots that were never exceeded,
-and one trace per request whose labels agree with what the engine did.
+Answers are not empty, the slots were never exceeded, and each request has one trace whose labels
+agree with what the engine did.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SHOWN: Final = (
 )
 _AT_ONCE: Final = 4
 _TRACES_WITHIN_S: Final = 20.0
-# The engine's counts come with its heartbeats, one a second: two readings that agree, and are
-# further apart than that, are of an engine that has nothing more to report.
+# The engine reports its counters once a second: when two readings further apart than that agree,
+# it has nothing more to report.
 _READ_EVERY_S: Final = 1.1
 _COUNTED_WITHIN_S: Final = 20.0
 _COUNTS: Final = ("requests_total", "steps_total", "steps_by_batch", "prefill")
@@ -42,14 +42,14 @@ _NOW: Final = ("running", "waiting", "leased", "foreign")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A chat completion, and the trace it belongs to."""
+    """The text of a chat completion, and the id of its trace."""
 
     text: str
     trace_id: str
 
 
 def ask(url: str, model: str, max_tokens: int) -> Answer:
-    """One chat completion through the sidecar, as the root of a trace."""
+    """Requests one chat completion through the sidecar, as the root of a trace."""
     trace_id = secrets.token_hex(16)
     body = {
         "model": model,
@@ -74,12 +74,12 @@ def _complete(spans: list[ReceivedSpan]) -> bool:
 
 
 def problems_of_trace(spans: list[ReceivedSpan], capabilities: dict[str, Any]) -> list[str]:
-    """What is wrong with the trace of one request."""
+    """Returns the problems of the trace of one request."""
     found = []
     by_name = {span.name: span for span in spans}
     for name in (WAIT_SPAN, ENGINE_SPAN, REQUEST_SPAN):
         if name not in by_name:
-            found.append(f"the trace has no span {name}; it has {sorted(by_name)}")
+            found.append(f"the trace has no span {name}, only {sorted(by_name)}")
     expected = capabilities["measurement_type"]
     for span in spans:
         for place, values in (("span", span.attributes), ("resource", span.resource)):
@@ -92,16 +92,16 @@ def problems_of_trace(spans: list[ReceivedSpan], capabilities: dict[str, Any]) -
         return found
     largest = by_name[REQUEST_SPAN].attributes.get("orch.batch_size.max")
     if largest is None:
-        found.append(f"{REQUEST_SPAN} does not say what batches it ran in")
+        found.append(f"the span {REQUEST_SPAN} has no attribute orch.batch_size.max")
     elif largest > capabilities["slots_total"]:
-        found.append(f"a batch of {largest} ran in {capabilities['slots_total']} slots")
+        found.append(f"a batch had {largest} sequences, in {capabilities['slots_total']} slots")
     return found
 
 
 def settled(url: str, requests: int) -> dict[str, Any]:
-    """The capabilities once the engine has reported so many requests and is idle.
+    """Returns the capabilities once the engine is idle and has reported that many requests.
 
-    As they are where that does not come within the time.
+    After a timeout it returns them as they are.
     """
     until = time.monotonic() + _COUNTED_WITHIN_S
     before: list[Any] = []
@@ -119,15 +119,15 @@ def settled(url: str, requests: int) -> dict[str, Any]:
 
 
 def run(stack: Stack, receiver: OtlpReceiver) -> list[str]:
-    """Prints answer, capabilities and trace. Returns what is wrong, empty if nothing is."""
+    """Prints an answer, the capabilities and a trace; returns the problems found."""
     _, document = get_json(f"{stack.url}/v1/capabilities")
     engine = document["engines"][0]
     at_once = min(_AT_ONCE, engine["slots_total"])
     model, served_before = engine["models"][0], engine["requests_total"]
-    # Streams that overlap show the batch sizes; in a single-stream engine they wait.
+    # Concurrent requests are batched; with a single slot they queue.
     with ThreadPoolExecutor(_AT_ONCE) as clients:
         answers = list(clients.map(lambda _: ask(stack.url, model, 24), range(_AT_ONCE)))
-    print(f"\n{_AT_ONCE} requests at once, {at_once} in the engine at a time; one answer:")
+    print(f"\n{_AT_ONCE} concurrent requests, {at_once} at a time in the engine; one answer:")
     print(f"  {answers[0].text!r}")
 
     document = settled(stack.url, served_before + _AT_ONCE)
@@ -142,11 +142,13 @@ def run(stack: Stack, receiver: OtlpReceiver) -> list[str]:
     found = [problem for spans in traces for problem in problems_of_trace(spans, engine)]
     counted, steps = engine["requests_total"] - served_before, engine["steps_total"]
     if counted < _AT_ONCE or not steps:
-        found.append(f"{_AT_ONCE} requests were sent, the engine reports {counted}, {steps} steps")
+        found.append(
+            f"{_AT_ONCE} requests were sent, but the engine reports {counted} in {steps} steps"
+        )
     if engine["peak"] > engine["slots_total"]:
         found.append(f"the engine held {engine['peak']} sequences in {engine['slots_total']} slots")
     if engine["oversubscription_violations_total"]:
-        found.append("the sidecar gave leases beyond the slots")
+        found.append("the sidecar granted more leases than there are slots")
     if any(not answer.text for answer in answers):
         found.append("an answer was empty")
     return found

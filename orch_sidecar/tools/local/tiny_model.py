@@ -1,10 +1,10 @@
-"""Makes a small Llama model with random weights, so that a machine without a hub has one.
+"""Makes a small Llama model with random weights, for machines without access to a model hub.
 
 `python -m orch_sidecar.tools.local.tiny_model DIRECTORY [--size tiny|small]`
 
-It speaks nonsense at a realistic shape: a byte-level BPE tokenizer trained on the texts below,
-a chat template, and weights from a fixed seed, so that two machines make the same model. Needs
-transformers, tokenizers and torch, which come with vLLM; imports them only when called.
+Its text is nonsense, but its parts are realistic: a byte-level BPE tokenizer trained on the texts
+below, a chat template, and weights from a fixed seed, so that every machine makes the same model.
+Needs transformers, tokenizers and torch, which come with vLLM; imports them only when called.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SPECIAL: Final = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistan
 
 
 def make(directory: Path, size: str = "tiny") -> None:
-    """Writes the model to `directory`. Does nothing if a complete one is there."""
+    """Writes the model to `directory`, unless a complete one exists there."""
     if (directory / "complete").exists():
         return
     import torch

@@ -1,4 +1,4 @@
-"""`orch up`: engine and sidecar on this machine, ready for an OpenAI client."""
+"""`orch up`: runs an engine and a sidecar on this machine, ready for an OpenAI client."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from orch_sidecar.tools.local.otlp import OtlpReceiver
 from orch_sidecar.tools.local.stack import Plan, Stack, StackError, get_json
 from vllm_plugin import profile as profiles
 
-# Weights of any size may have to be read; the progress line says that it is alive.
+# Large weights may take long to load; the progress line shows that it is alive.
 _READY_WITHIN_S: Final = 3600.0
 _TINY: Final = "tiny"
 
 
 def cache_directory() -> Path:
-    """Where models made here and logs are kept."""
+    """Returns the directory of models made here and of logs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "orch"
 
 
 def tiny_model() -> Path:
-    """The embedded model, made when it is not there yet: in a process of its own, because it
+    """Returns the tiny model's directory. Makes the model if needed, in a separate process: that
     needs torch and this process does not."""
     directory = cache_directory() / "models" / "tiny-1"
     if not (directory / "complete").exists():
@@ -45,9 +45,9 @@ def tiny_model() -> Path:
     return directory
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Runs until Ctrl-C or SIGTERM; with --check until the check is done."""
-    options = _parser().parse_args(words)
+    options = _parser().parse_args(arguments)
     profiles.load(options.profile)
     if find_spec("vllm") is None:
         sys.exit(f"orch up: {NO_VLLM}")
@@ -55,7 +55,7 @@ def main(words: list[str]) -> None:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
-            os._exit(128 + number)  # the second one: leave now; the children follow
+            os._exit(128 + number)  # a second signal exits at once, and the children with it
         stop.set()
         raise _Leaving
 
@@ -69,7 +69,7 @@ def main(words: list[str]) -> None:
         sys.exit(f"orch up: {error}")
     if problems:
         sys.exit("\norch up --check: " + "\n                 ".join(problems))
-    print("\norch up --check: all is well", flush=True)
+    print("\norch up --check: passed", flush=True)
 
 
 class _Leaving(BaseException):
@@ -80,11 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="orch up",
         description=(
-            "Starts vLLM under a profile and the sidecar in front of it, waits until they "
-            "serve, and serves until Ctrl-C. Without --model it makes a small model with "
-            "random weights, so that nothing needs to be downloaded."
+            "Starts vLLM under a profile with the sidecar in front of it, waits until they are "
+            "ready, and serves until Ctrl-C. Without --model it makes a small model with random "
+            "weights, so that nothing needs to be downloaded."
         ),
-        epilog="What follows `--` goes to vLLM: orch up --model ./m -- --max-model-len 4096",
+        epilog="Arguments after `--` go to vLLM: orch up --model ./m -- --max-model-len 4096",
     )
     parser.add_argument(
         "--profile",
@@ -92,11 +92,11 @@ def _parser() -> argparse.ArgumentParser:
         help="home, cloud, offline, or the path of a YAML file (default: ORCH_PROFILE, or home)",
     )
     parser.add_argument("--model", help="a model directory or name for vLLM (default: a tiny one)")
-    parser.add_argument("--slots", type=int, help="sequences at once (default: the profile's)")
-    parser.add_argument("--host", default="127.0.0.1", help="the sidecar's (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8080, help="the sidecar's (default: 8080)")
+    parser.add_argument("--slots", type=int, help="concurrent sequences (default: the profile's)")
+    parser.add_argument("--host", default="127.0.0.1", help="of the sidecar (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8080, help="of the sidecar (default: 8080)")
     parser.add_argument(
-        "--check", action="store_true", help="send requests, show what came of them, and leave"
+        "--check", action="store_true", help="send requests, show and verify the results, and exit"
     )
     parser.add_argument("engine_arguments", nargs="*", metavar="-- ARGUMENTS", help="for vLLM")
     return parser
@@ -131,21 +131,21 @@ def _run(options: argparse.Namespace) -> list[str]:
         )
         stack = Stack(plan)
         stack.require_port()
-        parts.callback(_say_stopped, stack)
+        parts.callback(_stop, stack)
         print(f"profile {options.profile}, model {name or model}; logs in {plan.log_directory}")
         stack.start_engine()
         stack.start_sidecar()
         stack.wait_ready(_READY_WITHIN_S, _Progress(stack))
         if receiver is not None:
             return check.run(stack, receiver)
-        _say_ready(stack)
+        _print_ready(stack)
         while True:
             stack.check_alive()
             time.sleep(1.0)
 
 
 class _Progress:
-    """Shows what is waited for: on a terminal in one line, else a line now and then."""
+    """Prints what startup waits for: on a terminal in one line, else a line every few seconds."""
 
     EVERY_S: Final = 5.0
 
@@ -167,7 +167,7 @@ class _Progress:
             print(flush=True)
 
 
-def _say_ready(stack: Stack) -> None:
+def _print_ready(stack: Stack) -> None:
     _, document = get_json(f"{stack.url}/v1/capabilities")
     engine = document["engines"][0]
     model, url = engine["models"][0], stack.url
@@ -184,12 +184,12 @@ def _say_ready(stack: Stack) -> None:
 print(OpenAI(base_url='{url}/v1', api_key='none').chat.completions.create(model='{model}', \
 messages=[{{'role': 'user', 'content': 'Hello'}}], max_tokens=16).choices[0].message.content)"
 
-Ctrl-C ends it.""",
+Press Ctrl-C to stop.""",
         flush=True,
     )
 
 
-def _say_stopped(stack: Stack) -> None:
+def _stop(stack: Stack) -> None:
     print("\nstopping", flush=True)
     stack.stop()
     print("stopped", flush=True)

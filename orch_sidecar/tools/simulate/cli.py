@@ -1,6 +1,6 @@
-"""`orch simulate`: what a profile's admission would do with an engine and a traffic.
+"""`orch simulate`: simulates a profile's admission with a model of an engine and of traffic.
 
-The only module here that prints, and that reads a profile.
+The only module here that prints and that reads a profile.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from orch_sidecar.tools.simulate.workload import Workload
 from vllm_plugin import profile as profiles
 from vllm_plugin.profile import AdmissionRules, Profile, ServiceClass
 
-_DESCRIPTION: Final = """What a profile's admission would do with an engine and a traffic.
+_DESCRIPTION: Final = """Simulates a profile's admission with an engine and traffic.
 
-The admission is the one that `orch sidecar` runs, in virtual time; the engine is a model of
-vLLM's scheduler whose step takes t0 + c * b^alpha milliseconds for b sequences, and the time in
-which its prompt tokens are read. `/v1/capabilities` of a running engine says its own figures:
-step_time and prefill_tokens_per_s. Policies get the very same requests:
+The admission is the code that `orch sidecar` runs, in virtual time. The engine is a model of
+vLLM's scheduler: a step takes t0 + c * b^alpha milliseconds for b sequences, plus the time of its
+prompt tokens. `/v1/capabilities` of a running engine reports these parameters as step_time and
+prefill_tokens_per_s. Each policy gets the same requests:
 
   policy    admission by the profile
-  fifo      admission of all in their order, up to the slots
-  direct    no admission: the engine's own queue, in order
+  fifo      admission in order of arrival, up to the slots
+  direct    no admission: the engine's own queue, in order of arrival
   priority  no admission: the engine's own queue, interactive requests first"""
 
 _EPILOG: Final = """examples:
-  orch simulate --load 2                          twice what the engine can do
+  orch simulate --load 2                          twice the engine's capacity
   orch simulate --slots 64 --rate 8 --seconds 600
   orch simulate --load 2 --slo-factor 3 --policies policy direct
   orch simulate --t0-ms 3.1 --c-ms 0.4 --alpha 0.8 --prefill-rate 20000 --load 1.2 --json"""
 
 
-def main(words: list[str]) -> None:
-    """Prints the figures of each policy; exits with 2 for bad usage, with 1 if it cannot be run."""
-    options = _parser().parse_args(words)
+def main(arguments: list[str]) -> None:
+    """Prints the figures of each policy; exits with 2 for bad usage, with 1 on other errors."""
+    options = _parser().parse_args(arguments)
     profile = profiles.load(options.profile)
     shape, workload = _shape(options, profile), _workload(options)
     try:
-        can = capacity(shape, workload, options.seed)
+        capacity_per_s = capacity(shape, workload, options.seed)
         rules = _rules(options, profile, shape, workload)
-        rate = options.rate if options.rate is not None else options.load * can
+        rate = options.rate if options.rate is not None else options.load * capacity_per_s
         scenario = Scenario(shape, workload, rate, options.seconds, options.seed, options.retry)
         found = compare(scenario, rules, [Policy(name) for name in options.policies])
     except ValueError as error:
@@ -67,21 +67,21 @@ def main(words: list[str]) -> None:
             "seed": options.seed,
             "seconds": options.seconds,
             "rate_per_s": rate,
-            "capacity_per_s": can,
+            "capacity_per_s": capacity_per_s,
             "interactive_ttft_slo_ms": slo_ms,
             "policies": {policy: asdict(figures) for policy, figures in found.items()},
         }
         print(json.dumps(document, indent=2))
         return
-    slo = "no SLO" if slo_ms is None else f"SLO of the first interactive token {slo_ms:.0f} ms"
+    slo = "no SLO" if slo_ms is None else f"interactive TTFT SLO {slo_ms:.0f} ms"
     print(
         f"{profile.name}, {shape.slots} slots, {rate:.2f} requests/s for {options.seconds:g} s "
-        f"({rate / can:.2f} times the {can:.2f}/s that the engine can do), {slo}\n"
+        f"({rate / capacity_per_s:.2f} times the capacity of {capacity_per_s:.2f}/s), {slo}\n"
     )
     print(table(found))
-    said = refusals(found)
-    if said:
-        print(f"\n{said}")
+    refused = refusals(found)
+    if refused:
+        print(f"\n{refused}")
 
 
 def _shape(options: argparse.Namespace, profile: Profile) -> EngineShape:
@@ -141,21 +141,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--profile", default="cloud", help="name of a shipped profile, or a path (default cloud)")
     names = [policy.value for policy in Policy]
     add("--policies", nargs="+", choices=names, default=names, metavar="POLICY", help="(all)")
-    add("--seconds", type=positive, default=300.0, help="for which requests come (300)")
+    add("--seconds", type=positive, default=300.0, help="duration of the arrivals (300)")
     add("--seed", type=int, default=1, help="of arrivals and lengths (1)")
-    add("--json", action="store_true", help="everything, as JSON")
-    add("--retry", action="store_true", help="who is refused comes back when it was told to")
-    how_much = parser.add_mutually_exclusive_group()
-    how_much.add_argument("--rate", type=positive, help="requests per second")
-    how_much.add_argument(
-        "--load", type=positive, default=1.0, help="the rate, in multiples of the capacity (1)"
+    add("--json", action="store_true", help="print all results as JSON")
+    add("--retry", action="store_true", help="rejected requests retry after their Retry-After")
+    rate = parser.add_mutually_exclusive_group()
+    rate.add_argument("--rate", type=positive, help="requests per second")
+    rate.add_argument(
+        "--load", type=positive, default=1.0, help="the rate as a multiple of the capacity (1)"
     )
     slo = parser.add_mutually_exclusive_group()
+    slo.add_argument("--slo-ms", type=positive, help="interactive TTFT SLO (the profile's)")
     slo.add_argument(
-        "--slo-ms", type=positive, help="of the first interactive token (the profile's)"
-    )
-    slo.add_argument(
-        "--slo-factor", type=positive, help="the same, in multiples of the p95 without load"
+        "--slo-factor", type=positive, help="the same, as a multiple of the p95 without load"
     )
     _add_engine(parser)
     _add_traffic(parser)
@@ -165,17 +163,17 @@ def _parser() -> argparse.ArgumentParser:
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     plain = EngineShape()
     add = parser.add_argument_group("engine").add_argument
-    add("--slots", type=count, help="sequences at once (the profile's)")
-    add("--t0-ms", type=positive, default=plain.t0_ms, help=f"of a step ({plain.t0_ms:g})")
-    add("--c-ms", type=non_negative, default=plain.c_ms, help=f"of a step ({plain.c_ms:g})")
-    add("--alpha", type=non_negative, default=plain.alpha, help=f"of a step ({plain.alpha:g})")
+    add("--slots", type=count, help="concurrent sequences (the profile's)")
+    add("--t0-ms", type=positive, default=plain.t0_ms, help=f"t0 of a step ({plain.t0_ms:g})")
+    add("--c-ms", type=non_negative, default=plain.c_ms, help=f"c of a step ({plain.c_ms:g})")
+    add("--alpha", type=non_negative, default=plain.alpha, help=f"alpha ({plain.alpha:g})")
     add(
         "--prefill-rate",
         type=positive,
         default=plain.prefill_tokens_per_s,
         help=f"prompt tokens per second ({plain.prefill_tokens_per_s:g})",
     )
-    add("--kv-tokens", type=count, help="size of the KV cache (never full)")
+    add("--kv-tokens", type=count, help="size of the KV cache (unlimited)")
     add("--step-tokens", type=count, help="max_num_batched_tokens (the profile's, or 2048)")
     add(
         "--long-prefill-tokens",
@@ -192,13 +190,13 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
         "--bulk-share",
         type=share,
         default=plain.bulk_share,
-        help=f"of the requests, from 0 to 1 ({plain.bulk_share:g})",
+        help=f"share of bulk requests, from 0 to 1 ({plain.bulk_share:g})",
     )
     add(
         "--bulk-factor",
         type=positive,
         default=plain.bulk_factor,
-        help=f"how many times as long bulk requests are ({plain.bulk_factor:g})",
+        help=f"length of bulk requests relative to interactive ones ({plain.bulk_factor:g})",
     )
     add(
         "--prompt",
@@ -222,11 +220,11 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
         "--burstiness",
         type=positive,
         default=plain.burstiness,
-        help=f"1: Poisson arrivals, below: in bursts ({plain.burstiness:g})",
+        help=f"1: Poisson arrivals, below 1: burstier ({plain.burstiness:g})",
     )
     add(
         "--max-tokens-known",
         action=argparse.BooleanOptionalAction,
         default=plain.max_tokens_known,
-        help="whether requests say how much they will generate (they do)",
+        help="whether requests give max_tokens (they do)",
     )

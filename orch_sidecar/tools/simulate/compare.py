@@ -1,8 +1,8 @@
-"""The policies on the very same arrivals, and what to measure them by.
+"""Compares policies on the same arrivals.
 
-Pure. Capacity and SLO are not assumed but measured in the same model: capacity is what the
-engine does with the same mix of requests while its queue is never empty; the SLO of interactive
-requests is a multiple of the p95 TTFT that they have alone, at a low rate.
+Capacity and SLO are measured in the same model: capacity is the engine's throughput of the same
+mix of requests while its queue is never empty; the SLO of interactive requests is a multiple of
+their p95 TTFT alone at a low rate.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from orch_sidecar.tools.simulate.run import Course, Run
 from orch_sidecar.tools.simulate.workload import Arrival, Workload
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
-# Requests of the measuring runs: some for each slot, for the queue; some hundreds, for a p95.
+# Requests per slot of the capacity run, and requests of the unloaded run, enough for a p95.
 _PER_SLOT: Final = 30
 _ALONE: Final = 400
-# Of what one stream could do: nearly none then waits for another.
+# As a share of the capacity of a single stream, so that requests hardly ever queue.
 _LOW_LOAD: Final = 0.05
 
 
 class Policy(StrEnum):
-    """How requests come to the engine."""
+    """The admission in front of the engine."""
 
-    POLICY = "policy"  # admission by the rules
-    FIFO = "fifo"  # admission of all in their order, up to the slots
-    DIRECT = "direct"  # no admission, the engine serves in order
-    PRIORITY = "priority"  # no admission, the engine serves interactive requests first
+    POLICY = "policy"  # by the rules
+    FIFO = "fifo"  # in order of arrival, up to the slots
+    DIRECT = "direct"  # none, the engine schedules in order of arrival
+    PRIORITY = "priority"  # none, the engine schedules interactive requests first
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One traffic for one engine. `rate` in requests per second."""
+    """Traffic for one engine. `rate` in requests per second."""
 
     shape: EngineShape
     workload: Workload
@@ -53,7 +53,7 @@ class Scenario:
 
 
 def with_slo(rules: AdmissionRules, ttft_p95_ms: float) -> AdmissionRules:
-    """The rules with another SLO of interactive requests, if they know such."""
+    """Returns the rules with another TTFT SLO of interactive requests, if they have any."""
     if rules.interactive is None:
         return rules
     interactive = rules.interactive.model_copy(update={"ttft_p95_ms": ttft_p95_ms})
@@ -63,7 +63,7 @@ def with_slo(rules: AdmissionRules, ttft_p95_ms: float) -> AdmissionRules:
 def course_of(
     policy: Policy, scenario: Scenario, rules: AdmissionRules, *, sight: Sight | None = None
 ) -> Course:
-    """The run of one policy. `sight`: what its admission is told, all of it by default."""
+    """Runs one policy. `sight`: the information that its admission gets, by default all."""
 
     def front(outcomes: Outcomes) -> Front:
         if policy is Policy.POLICY:
@@ -82,13 +82,13 @@ def course_of(
 def compare(
     scenario: Scenario, rules: AdmissionRules, policies: Sequence[Policy]
 ) -> dict[Policy, Figures]:
-    """The figures of each policy, by the SLOs of the rules."""
+    """Returns the figures of each policy by the SLOs of the rules."""
     slo_ms = {each: rules.of(each).ttft_p95_ms for each in ServiceClass}
     return {policy: figures(course_of(policy, scenario, rules), slo_ms) for policy in policies}
 
 
 def capacity(shape: EngineShape, workload: Workload, seed: int) -> float:
-    """Requests of this mix per second that the engine does while its queue is never empty."""
+    """Returns the engine's throughput of this mix while its queue is never empty, requests/s."""
     engine = Engine(replace(shape, by_priority=False), seed)
     arrivals = workload.at_once(_PER_SLOT * shape.slots, seed)
     for order, each in enumerate(arrivals):
@@ -96,7 +96,7 @@ def capacity(shape: EngineShape, workload: Workload, seed: int) -> float:
     now = 0.0
     while engine.waiting:
         took = engine.begin_step(now)
-        assert took is not None  # somebody waits
+        assert took is not None, "a sequence is waiting"
         now += took
         engine.end_step(now)
     tokens_each = sum(each.output for each in arrivals) / len(arrivals)
@@ -104,7 +104,7 @@ def capacity(shape: EngineShape, workload: Workload, seed: int) -> float:
 
 
 def unloaded_ttft_p95_ms(shape: EngineShape, workload: Workload, seed: int) -> float:
-    """The p95 of the time to the first token of interactive requests that are nearly alone."""
+    """Returns the p95 TTFT of interactive requests at a low load."""
     alone = workload.alone(ServiceClass.INTERACTIVE)
     one_s = alone.prompt / shape.prefill_tokens_per_s + alone.output * shape.step_ms(1) / 1000
     rate = _LOW_LOAD / one_s
@@ -116,5 +116,5 @@ def unloaded_ttft_p95_ms(shape: EngineShape, workload: Workload, seed: int) -> f
         if record.sequence.first_token_at is not None
     ]
     p95 = spread(first).p95
-    assert p95 is not None  # they all ended
+    assert p95 is not None, "all requests have ended"
     return p95

@@ -1,17 +1,17 @@
 """A model of a continuous-batching engine, step by step in virtual time.
 
-Pure. It does what the scheduler of vLLM does with text requests and without a prefix cache:
+It follows vLLM's scheduler for text requests without a prefix cache:
 
-- a step gives one token to each sequence that decodes, and what is left of its token budget to
-  prompts: first those already begun, in order, then those of the waiting queue;
-- of one prompt a step reads at most `long_prefill_tokens`, unless its sequence is alone;
-- a sequence's first token comes in the step that reads the last of its prompt;
-- the cache is taken in blocks. A waiting sequence begins only when the whole of what it has to
-  read fits now; one that runs and finds no block takes those of the sequence that came last
-  (of the lowest priority, if the engine goes by priority), which has to be read again.
+- a step generates one token for each decoding sequence and spends the rest of its token budget on
+  prompts: first those in progress, in order, then those of the waiting queue;
+- a step prefills at most `long_prefill_tokens` of one prompt, unless its sequence is alone;
+- the step that prefills the end of a prompt generates the first token;
+- the KV cache is allocated in blocks. A waiting sequence starts only if all its tokens to prefill
+  fit now; a running one without a free block preempts the sequence that arrived last (of the
+  lowest priority, if the engine schedules by priority), which has to be prefilled again.
 
-A step takes t0 + c * b^alpha, b being the sequences that decode, and the time in which its
-prompt tokens are read. Who comes while a step runs takes part from the next one on.
+A step takes t0 + c * b^alpha for b decoding sequences, plus the time of its prompt tokens. A
+sequence that arrives during a step takes part from the next one on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
-    """An engine. `kv_tokens`: the size of its cache, None for one that is never full.
+    """The parameters of an engine. `kv_tokens`: the size of its KV cache, None for unlimited.
 
     `step_tokens` and `long_prefill_tokens`: vLLM's max_num_batched_tokens and
     long_prefill_token_threshold. `noise`: sigma of the lognormal factor on each step's time.
@@ -42,46 +42,46 @@ class EngineShape:
     by_priority: bool = True
 
     def step_ms(self, batch: int) -> float:
-        """Milliseconds of a step in which `batch` sequences decode and nothing is read."""
+        """Returns the milliseconds of a step that decodes `batch` sequences without prefill."""
         return self.t0_ms + (self.c_ms * float(batch**self.alpha) if batch else 0.0)
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence: `prompt` tokens to read, `output` tokens to make. Lower `priority` first."""
+    """A sequence of `prompt` tokens to prefill and `output` to generate. Lower `priority` first."""
 
     order: int
     prompt: int
     output: int
     priority: int = 0
-    began_at: float | None = None  # the step that first read of it
+    began_at: float | None = None  # the first step of its prefill
     first_token_at: float | None = None
     ended_at: float | None = None
     preempted: int = 0
-    # The engine's own.
-    to_read: int = 0
-    cached: int = 0  # tokens in the cache; while it decodes, when it began to
+    # State of the engine.
+    to_read: int = 0  # tokens left to prefill
+    cached: int = 0  # tokens in the KV cache; while decoding, those at its start
     chunk: int = 0  # prompt tokens of the current step
-    made: int = 0  # tokens made; while it decodes, when it began to
-    decodes_since: int | None = None  # a step
+    made: int = 0  # tokens generated; while decoding, those at its start
+    decodes_since: int | None = None  # the step at which decoding started
 
 
 class Engine:
-    """The engine at one moment. The caller keeps the time: begin_step says how long it takes."""
+    """The state of an engine. The caller advances the time by what begin_step returns."""
 
     def __init__(self, shape: EngineShape, seed: int = 0) -> None:
         self.shape = shape
         self.steps = 0
-        self.tokens = 0  # made since the start
+        self.tokens = 0  # generated since the start
         self.decoding = 0
-        self.largest = 0  # batch that ever decoded
+        self.largest = 0  # batch so far
         self.preemptions = 0
         self._random = Random(seed)  # noqa: S311 (a model, no secret)
         self._waiting: list[tuple[int, int, Sequence]] = []
         self._running: dict[int, Sequence] = {}
         self._reading: list[Sequence] = []
         self._ends: list[tuple[int, int, Sequence]] = []
-        # How many decoding sequences take a block in the steps of each residue.
+        # Decoding sequences that need a new block, by step number modulo the block size.
         self._growing = [0] * shape.block_tokens
         kv_tokens = shape.kv_tokens
         self._blocks = None if kv_tokens is None else kv_tokens // shape.block_tokens
@@ -99,7 +99,7 @@ class Engine:
 
     @property
     def prefilling(self) -> int:
-        """Sequences whose prompts have not been read to their ends."""
+        """Sequences whose prefill is not complete."""
         return len(self._waiting) + len(self._reading)
 
     @property
@@ -107,18 +107,18 @@ class Engine:
         return 1 - self._free / self._blocks if self._blocks else 0.0
 
     def add(self, sequence: Sequence) -> None:
-        """A sequence comes. ValueError if the cache could never hold the whole of it."""
+        """Adds a sequence. Raises ValueError if it can never fit in the KV cache."""
         whole = self._blocks_of(sequence.prompt + sequence.output)
         if self._blocks is not None and whole > self._blocks:
             raise ValueError(
                 f"a sequence of {sequence.prompt} + {sequence.output} tokens can never fit in a "
-                f"cache of {self.shape.kv_tokens}"
+                f"cache of {self.shape.kv_tokens}: raise --kv-tokens or shorten the requests"
             )
         sequence.to_read = sequence.prompt
         self._wait(sequence)
 
     def begin_step(self, now: float) -> float | None:
-        """Schedules a step; returns its seconds, None if there is nothing to do."""
+        """Schedules a step; returns its seconds, None if the engine is idle."""
         if not self._running and not self._waiting:
             return None
         shape = self.shape
@@ -142,7 +142,7 @@ class Engine:
         return seconds
 
     def end_step(self, now: float) -> list[Sequence]:
-        """The step is over: its tokens are out. Returns who has ended with it."""
+        """Ends the step; returns the sequences that ended with it."""
         ended = []
         self.tokens += self.decoding
         while self._ends and self._ends[0][0] <= self.steps:
@@ -175,7 +175,7 @@ class Engine:
             budget -= self._read(sequence, min(threshold, budget))
 
     def _read(self, sequence: Sequence, most: int) -> int:
-        """Gives a prompt its part of this step; returns the tokens, 0 if it got none."""
+        """Schedules a chunk of a prompt in this step; returns its tokens, 0 if preempted."""
         chunk = max(0, min(sequence.to_read, most))
         needed = self._blocks_of(sequence.cached + chunk) - self._blocks_of(sequence.cached)
         while self._blocks is not None and needed > self._free:
@@ -212,7 +212,7 @@ class Engine:
         heappush(self._ends, (self._ends_at(sequence), sequence.order, sequence))
 
     def _stop_decoding(self, sequence: Sequence, unfinished: int = 0) -> None:
-        """After this step, or `unfinished` (1) before it made its token in it."""
+        """Stops after this step; `unfinished`: 1 if its token of this step is not generated."""
         assert sequence.decodes_since is not None
         self._growing[self._residue(sequence)] -= 1
         self.decoding -= 1
@@ -226,12 +226,12 @@ class Engine:
         return sequence.decodes_since + sequence.output - sequence.made
 
     def _residue(self, sequence: Sequence) -> int:
-        """Of the steps in which it takes a block: where its cached tokens fill theirs."""
+        """Returns the step number, modulo the block size, at which it needs a new block."""
         assert sequence.decodes_since is not None
         return (sequence.decodes_since + 1 - sequence.cached) % self.shape.block_tokens
 
     def _preempt(self) -> Sequence:
-        """Takes back the blocks of one that runs; it will be read again, and goes on then."""
+        """Preempts a running sequence: frees its blocks and queues it to be prefilled again."""
         if self.shape.by_priority:
             victim = max(self._running.values(), key=lambda each: (each.priority, each.order))
         else:

@@ -1,7 +1,7 @@
-"""What stands before the engine: admission, or nothing.
+"""The admission in front of the engine, or none.
 
-Pure. Admission sees of the engine what a sidecar sees: reports some milliseconds apart, a step
-time once some steps were measured, and the ends of its own requests.
+Admission gets the same information as in a sidecar: reports some milliseconds apart, a step time
+once enough steps were measured, and the ends of its own requests.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.workload import Arrival
 from vllm_plugin.profile import AdmissionRules, Bounds, ClassRules, FullQueue, ServiceClass
 
-# An engine tells of changes at most that often.
+# The shortest interval between an engine's reports.
 REPORT_S: Final = 0.02
-# Steps before the step time and the speed of prompts are known, and by how much they are wrong.
+# Steps until step time and prefill rate are known, and their relative error.
 MEASURED_STEPS: Final = 100
 MEASURED_ERROR: Final = 0.05
 
 
 class Outcomes(Protocol):
-    """Where a front says what becomes of requests, by their numbers."""
+    """Receives a front's decisions on requests, by their numbers."""
 
     def started(self, number: int) -> None:
-        """It goes to the engine, now."""
+        """The request is dispatched to the engine now."""
 
     def refused(self, number: int, refusal: Refusal) -> None:
-        """It does not."""
+        """The request is rejected."""
 
     def queued(self, number: int, predicted_start_ms: int | None) -> None:
-        """It waits, and should start so many milliseconds from now."""
+        """The request is queued; its predicted start is in milliseconds from now."""
 
 
 class Front(Protocol):
-    """Takes requests to the engine, in the order and at the time it sees fit."""
+    """Decides when each request is dispatched to the engine."""
 
     def arrive(self, number: int, arrival: Arrival, now: float) -> None: ...
 
@@ -65,7 +65,7 @@ class Front(Protocol):
 
 
 class Direct:
-    """No admission: each request goes to the engine at once, and waits there."""
+    """No admission: each request is dispatched at once, and queued in the engine."""
 
     queued = 0
 
@@ -90,11 +90,10 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What admission is told.
+    """The information that admission gets.
 
-    Without `classes` every request is bulk to it, as it is by rules that know no interactive
-    ones; without `measured` it never learns a step time; without `cache` it knows nothing of
-    the KV cache.
+    Without `classes` every request is bulk, as under rules without interactive requests; without
+    `measured` the step time stays unknown; without `cache` the KV cache is not reported.
     """
 
     classes: bool = True
@@ -174,7 +173,7 @@ def _kv_cache(shape: EngineShape) -> KvCache | None:
 
 
 def plain_rules(rules: AdmissionRules) -> AdmissionRules:
-    """One bounded queue for all in their order, with the room and the longest wait of `rules`."""
+    """Returns rules with one FIFO queue, of the total capacity and the longest wait of `rules`."""
     both = [rules.bulk] if rules.interactive is None else [rules.bulk, rules.interactive]
     queue = ClassRules(
         ttft_p95_ms=None,

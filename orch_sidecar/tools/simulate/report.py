@@ -1,4 +1,4 @@
-"""What a run says: figures by class and of the whole. Pure."""
+"""Computes the figures of a run, by class and in total."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Final
 from orch_sidecar.tools.simulate.run import Course, Record
 from vllm_plugin.profile import ServiceClass
 
-# A shorter wait is a step or two: nobody plans by it, and its relative error says nothing.
+# A shorter wait is a step or two: its relative error is meaningless.
 LEAST_WAIT_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of a set of times, in milliseconds. None: there were none."""
+    """Percentiles of times in milliseconds; None without times."""
 
     p50: float | None
     p95: float | None
@@ -28,8 +28,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class ClassFigures:
-    """One class. `goodput_per_s`: requests that ended while others still came, with their first
-    token within the SLO if there is one. `slo_met`: the share of those served that kept it."""
+    """One class. `goodput_per_s`: requests that ended during the arrivals, with their first token
+    within the SLO if there is one. `slo_met`: the share of served requests that met it."""
 
     arrived: int
     served: int
@@ -44,13 +44,12 @@ class ClassFigures:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A whole run.
+    """The figures of a run.
 
-    `tokens_per_s` (generated) and `occupancy` (share of the slots that ran): while requests came.
+    `tokens_per_s` (generated) and `occupancy` (share of busy slots): during the arrivals.
     `prediction_error`: median of |predicted - waited| / waited over `predictions` requests that
-    waited more than 100 ms and were told how long. `in_system` = `rate_times_time` is Little's
-    law: the mean number of requests in queues and engine, counted; and arrivals per second
-    times the mean time of each.
+    got a prediction and waited more than 100 ms. `in_system` = `rate_times_time` is Little's law:
+    the mean number of requests in queues and engine, and arrivals per second times mean time.
     """
 
     classes: dict[ServiceClass, ClassFigures]
@@ -66,7 +65,7 @@ class Figures:
 
 
 def figures(course: Course, slo_ms: dict[ServiceClass, float | None]) -> Figures:
-    """The figures of a run, by the SLO of the time to the first token of each class."""
+    """Returns the figures of a run by the TTFT SLO of each class."""
     of_class: dict[ServiceClass, list[Record]] = {each: [] for each in ServiceClass}
     for record in course.records:
         of_class[record.arrival.service_class].append(record)
@@ -90,7 +89,7 @@ def figures(course: Course, slo_ms: dict[ServiceClass, float | None]) -> Figures
 
 
 def prediction_errors(records: Sequence[Record]) -> list[float]:
-    """Relative errors of the predicted starts of those who waited long enough."""
+    """Returns the relative errors of the predicted starts of requests that waited long enough."""
     errors = []
     for record in records:
         if record.predicted_s is None or record.started_at is None or record.tries > 1:

@@ -1,8 +1,7 @@
 """One run: arrivals, a front and an engine, from event to event in virtual time.
 
-Pure. Nothing happens between events, so a run takes no longer than its steps are many. Of
-events at one time, a step ends first, then the engine reports, then admission's own time comes,
-then who arrives.
+Events at the same time are processed in this order: the end of a step, the engine's report,
+admission's timer, retries, arrivals.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _PRIORITY: Final = {ServiceClass.INTERACTIVE: 0, ServiceClass.BULK: 1}
 
 @dataclass(slots=True)
 class Record:
-    """What became of a request. Times are seconds of virtual time.
+    """The record of a request. Times are seconds of virtual time.
 
-    `came_at`: its last try. `present_s`: time in queues and engine, in all its tries.
-    `predicted_s`: the wait that it was told when it first came. `refused`: why, by its last try.
+    `came_at`: its last try. `present_s`: time in queues and engine over all tries.
+    `predicted_s`: the wait predicted at its first try. `refused`: the reason at its last try.
     """
 
     arrival: Arrival
@@ -42,14 +41,14 @@ class Record:
 
 @dataclass(slots=True)
 class Course:
-    """A whole run, to its last request."""
+    """The course of a run, to the end of its last request."""
 
     shape: EngineShape
-    seconds: float  # in which requests came
+    seconds: float  # of arrivals
     records: list[Record]
     ended_at: float = 0.0
-    tokens: int = 0  # made while requests came
-    busy_s: float = 0.0  # sequences in the engine, times seconds, while requests came
+    tokens: int = 0  # generated during the arrivals
+    busy_s: float = 0.0  # sequences in the engine, times seconds, during the arrivals
     in_system_s: float = 0.0  # requests in queues and engine, times seconds, to the end
     peak: int = 0  # sequences in the engine at once
     preemptions: int = 0
@@ -85,7 +84,7 @@ class Run:
         self._report_at: float | None = None
         self._reported = -inf
 
-    # What the front says.
+    # Outcomes, called by the front.
 
     def started(self, number: int) -> None:
         record = self._course.records[number]
@@ -106,7 +105,7 @@ class Run:
         if predicted_start_ms is not None and record.tries == 1:
             record.predicted_s = predicted_start_ms / 1000
 
-    # What happens.
+    # Events.
 
     def to_the_end(self) -> Course:
         """Runs until the last request has ended."""

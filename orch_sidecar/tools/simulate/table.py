@@ -1,4 +1,4 @@
-"""Figures as text, for people. Pure."""
+"""Formats figures as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WHOLE_HEAD: Final = (
 
 
 def table(found: Mapping[Policy, Figures]) -> str:
-    """Two tables: by policy and class, and by policy. Times in milliseconds."""
+    """Returns two tables: by policy and class, and by policy. Times in milliseconds."""
     classes = [[*_CLASS_HEAD]]
     for policy, of_policy in found.items():
         for service_class, of_class in of_policy.classes.items():
@@ -30,13 +30,13 @@ def table(found: Mapping[Policy, Figures]) -> str:
 
 
 def refusals(found: Mapping[Policy, Figures]) -> str:
-    """One line for each policy and class that refused some, with the reasons."""
+    """Returns the reasons of rejections, a line for each policy and class with any."""
     lines = []
     for policy, of_policy in found.items():
         for service_class, of_class in of_policy.classes.items():
             if of_class.refused:
                 reasons = ", ".join(f"{count} {why}" for why, count in of_class.refused.items())
-                lines.append(f"{policy} refused of {service_class}: {reasons}")
+                lines.append(f"{policy} rejected {service_class} requests: {reasons}")
     return "\n".join(lines)
 
 
@@ -72,7 +72,7 @@ def _number(value: float | None, digits: int = 0) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]], left: int) -> str:
-    """Columns of equal width: the first `left` of them flush left, the others right."""
+    """Aligns columns: the first `left` of them to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

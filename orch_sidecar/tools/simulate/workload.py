@@ -1,7 +1,7 @@
-"""Who comes when, and with how much: arrivals drawn from a fixed seed.
+"""Draws the arrivals and lengths of requests from a seed.
 
-Pure. Intervals between requests have a gamma distribution of shape `burstiness` (1: Poisson,
-below: in bursts), as in vLLM's own benchmark; lengths of prompts and outputs a lognormal one.
+Intervals have a gamma distribution of shape `burstiness` (1: Poisson, below 1: burstier), as in
+vLLM's own benchmark; lengths of prompts and outputs a lognormal one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from vllm_plugin.profile import ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
-# Of a prompt and of an output: lengths beyond that many times the mean are cut. So a request
-# stays within a context length, and one draw does not decide a run.
+# Lengths are capped at this multiple of the mean, so that requests fit a context length and a
+# single draw does not dominate a run.
 LONGEST: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request. `max_tokens`: what admission is told of `output`, None for nothing."""
+    """A request. `max_tokens`: the `output` as known to admission, None if unknown."""
 
     at: float
     service_class: ServiceClass
@@ -33,10 +33,9 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Traffic. Lengths are means, in tokens; bulk ones are `bulk_factor` times as long.
+    """The distribution of requests. Lengths are mean tokens; bulk ones `bulk_factor` times that.
 
-    `spread`: sigma of the logarithm of a length. `max_tokens_known`: whether a request says how
-    much it will generate.
+    `spread`: sigma of the logarithm of a length. `max_tokens_known`: whether requests give it.
     """
 
     bulk_share: float = 0.7
@@ -48,11 +47,11 @@ class Workload:
     max_tokens_known: bool = True
 
     def alone(self, service_class: ServiceClass) -> Workload:
-        """The same traffic, but for the other class."""
+        """Returns the same traffic with requests of this class only."""
         return replace(self, bulk_share=float(service_class is _BULK))
 
     def arrivals(self, rate: float, seconds: float, seed: int) -> list[Arrival]:
-        """All that come in so many seconds, at `rate` per second."""
+        """Returns the requests of that many seconds, at `rate` per second."""
         times, lengths = Random(f"{seed} times"), Random(f"{seed} lengths")  # noqa: S311 (no secret)
         scale = 1 / (rate * self.burstiness)
         found: list[Arrival] = []
@@ -63,7 +62,7 @@ class Workload:
         return found
 
     def at_once(self, count: int, seed: int) -> list[Arrival]:
-        """So many requests, all at time 0."""
+        """Returns that many requests, all at time 0."""
         lengths = Random(f"{seed} lengths")  # noqa: S311 (no secret)
         return [self._draw(0.0, lengths) for _ in range(count)]
 

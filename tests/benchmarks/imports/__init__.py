@@ -1,5 +1,4 @@
-"""`make bench-import`: other tools' files as they really write them, imported and held against
-what the engine itself counted; and how exact those tools are.
+"""`make bench-import`: imports real result files of other tools and compares them with the engine.
 
-Not part of the test run. What it writes with `--fixtures` are the fixtures of the importers' tests.
+Also measures the accuracy of those tools. `--fixtures` writes the fixtures of the importers' tests.
 """

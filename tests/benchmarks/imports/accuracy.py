@@ -1,13 +1,13 @@
-"""How exact the tools are, against an upstream with known timing (tests/benchmarks/upstream.py).
+"""Measures the accuracy of the tools against an upstream with known timing (`upstream.py`).
 
-TTFT and time per token: what the tool says of a request minus what the upstream did with it, so
-the upstream's own lateness is in neither. Lateness: arrival at the upstream after the time the
-request was due. All medians of the runs' own median, 99th percentile and largest, in ms.
+TTFT and time per token: the tool's value minus the upstream's, so that the upstream's own lateness
+cancels out. Lateness: arrival at the upstream minus the due time. All are medians over the runs of
+each run's median, 99th percentile and maximum, in ms.
 
-Of Poisson arrivals: KS is the distance of the gaps at the upstream to the exponential
-distribution, `dispersion` the variance over the mean of arrivals per 0.2 s (1 if they are
-Poisson), `repeats` how often each gap of the schedule comes, `unscheduled` how many requests had
-no due time within the run.
+For Poisson arrivals: KS is the distance of the intervals at the upstream from the exponential
+distribution, `dispersion` the variance over the mean of arrivals per 0.2 s (1 for Poisson),
+`repeats` how often each interval of the schedule occurs, `unscheduled` the number of requests
+without a due time within the run.
 """
 
 from __future__ import annotations

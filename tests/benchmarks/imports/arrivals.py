@@ -1,4 +1,4 @@
-"""What a client says of its requests against what the upstream saw of them. Pure."""
+"""Compares a client's records of its requests with the upstream's. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine itself counted in a window, and what its spans say of it."""
+"""Reads the engine's own counters of a window, and those in its spans."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Both tools against the sidecar in front of the real engine, their files imported, and what the
-importer made of them beside what the engine counted.
+"""Runs both tools against the sidecar with the real engine, and imports their files.
 
-A single-stream load on a `home` engine and Poisson arrivals on a `cloud` engine, each with what
-`/v1/capabilities` said at both ends. `orch bench` measures the same loads, in the same table.
+A single-stream load on a `home` engine and Poisson arrivals on a `cloud` engine, each with
+`/v1/capabilities` before and after. The table shows the imported rows and `orch bench`'s figures of
+the same loads beside the engine's counters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The two tools: their environments, and their commands for a load.
 
-GuideLLM pins packages that vLLM pins otherwise, so it has a virtual environment of its own below
-the cache directory, made when it is not there yet. What that weighs is kept beside it.
+GuideLLM pins packages to other versions than vLLM, so it gets its own virtual environment below
+the cache directory, created on demand; its size is recorded beside it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""A tool's file as a fixture: what an importer reads and what stands beside it, nothing of the
-machine it was written on, and no text. Pure."""
+"""Reduces a tool's file to a fixture. Pure.
+
+Keeps the fields that an importer reads and their neighbours, without text or machine details.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm bench serve`, which vLLM's build for CPUs has no command for.
+"""`vllm bench serve`, a command that vLLM's CPU build lacks.
 
 python -m tests.benchmarks.imports.vllm_bench --backend openai --base-url URL ...
 """

@@ -1,19 +1,19 @@
-"""What the policies do, measured on a real engine: `python -m tests.benchmarks.policy SCENARIO`.
+"""Measures the policies on a real engine: `python -m tests.benchmarks.policy SCENARIO`.
 
     __main__    the command line
-    mixed       interactive and bulk requests at twice the capacity; mixed_report its table
-    batches     tokens per second by the size of the batch
+    mixed       interactive and bulk requests at twice the capacity; mixed_report formats it
+    batches     tokens per second by batch size
     coalescing  three identical streams against one
-    kv          contexts that do not fit the KV cache together
+    kv          contexts that together exceed the KV cache
     placement   two engines behind one sidecar, and two sidecars in a row
-    summary     pure: answers in, figures out
-    profiles    the profiles that are compared
+    summary     pure: computes figures from answers
+    profiles    the profiles under comparison
     rig         an engine, and sidecars in front of it, as processes
     load        a load generator: open and closed loops of streams
-    call        one request, and what became of it
-    work        pure: what is asked of the engine, from fixed seeds
+    call        one request and its outcome
+    work        pure: the requests and their arrivals, from fixed seeds
     record      tables, verdicts, and the JSON file of a run
 
-One engine per comparison; what is compared gets the very same requests, in turns. A machine's
-speed drifts with its neighbours by a factor: only ratios within a run say something.
+A comparison uses one engine, with the same requests in interleaved rounds. The speed of a shared
+machine may drift by a factor: only ratios within a run are meaningful.
 """

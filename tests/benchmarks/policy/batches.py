@@ -1,9 +1,8 @@
-"""Tokens per second by the size of the batch, and what gathering requests does.
+"""Measures tokens per second by batch size, and the effect of batching windows.
 
-One engine of 32 slots; the profile's `batch.most` says how many of them are used, while more
-clients wait than any of them. Beside it what others claim of their own engines. Then ten
-requests of 50 tokens, one after the other and all at once; and a window of 6 and of 2 ms to
-gather bulk requests in, at a fixed load.
+One engine of 32 slots; the profile's `batch.most` limits how many are used while more clients than
+that are queued. Published figures of other engines are printed beside it. Then ten requests of 50
+tokens, one by one and at once; and windows of 6 and 2 ms for bulk requests at a fixed load.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One request on a connection of its own: a stream is counted, not parsed.
+"""One request on its own connection.
 
-The generator shares a core with what it measures.
+Streams are counted, not parsed: the load generator shares a core with the server under test.
 """
 
 from __future__ import annotations

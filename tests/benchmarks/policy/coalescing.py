@@ -1,8 +1,7 @@
-"""Three identical deterministic streams at once, against one alone.
+"""Measures three identical deterministic streams at once against a single one.
 
-Interleaved: one alone; three that share a decode; the same three with X-Orch-No-Coalesce, which
-share a batch. The engine's own count of generated tokens says how many decodes it ran. (A
-measurement of throughput must not coalesce; this one says what it saves.)
+Interleaved: one alone; three that share a generation; three with X-Orch-No-Coalesce, which share a
+batch. The engine's count of generated tokens shows how many generations ran.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Contexts that do not fit the KV cache together: 64 slots, and blocks for a part of them.
+"""Measures contexts that together exceed the KV cache: 64 slots, with blocks for a part of them.
 
-The same 64 clients with the KV rule (through the sidecar, whose profile has a place for each)
-and without it (at the engine directly: with as many slots as clients, a sidecar that counts
-only slots would admit all of them at once too). An engine that runs out of blocks preempts, and
-computes again what it had.
+The same 64 clients run through the sidecar, with the KV cache constraint, and directly at the
+engine, which admits all of them at once as a sidecar would that only counts slots. An engine
+without free blocks preempts sequences and computes them again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A load generator: open and closed loops of streams.
 
-An open loop sends each request at its time, whatever became of those before, and latency counts
-from that time: a generator that waits for answers would hide the queue that it makes. How late
-it was itself is part of the result. A closed loop keeps so many requests under way.
+An open loop sends each request at its due time and measures latency from that time, so that it
+does not hide the queue it causes. Its own lateness is part of the result. A closed loop keeps a
+fixed number of requests in flight.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Interactive and bulk requests at twice the capacity, under each policy.
+"""Measures interactive and bulk requests at twice the capacity, under each policy.
 
-70 % of the requests are bulk and 8 times as long as the interactive ones, prompts and answers.
-In the same run, on the same engine: the capacity, by a saturated closed loop of the same mix
-without a sidecar; the SLO, as 3 times the p95 TTFT of interactive requests that are alone,
-through the sidecar. Then each policy gets the very same arrivals, in turns:
+70 % of the requests are bulk, with 8 times the prompt and answer length of interactive ones. The
+same run measures the capacity, by a saturated closed loop of the same mix without a sidecar, and
+the SLO, as 3 times the p95 TTFT of interactive requests alone through the sidecar. Then each policy
+gets the same arrivals, in interleaved rounds:
 
     policy           the shipped profile, with that SLO
-    fifo             one class, first come first served, no SLO, no reserve
-    direct           no sidecar: vLLM queues inside
-    direct-priority  no sidecar, the class as vLLM's own `priority`
+    fifo             one class in order of arrival, no SLO, no reserve
+    direct           no sidecar: vLLM's own queue
+    direct-priority  no sidecar, with the class as vLLM's `priority`
 """
 
 from __future__ import annotations

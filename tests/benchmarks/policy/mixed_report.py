@@ -1,4 +1,4 @@
-"""Table and verdicts of `mixed`: policies by class."""
+"""Formats the table and the verdicts of `mixed`: policies by class."""
 
 from __future__ import annotations
 

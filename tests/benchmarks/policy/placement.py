@@ -1,8 +1,8 @@
-"""Where requests land behind one sidecar, and what a second sidecar in a row costs.
+"""Measures where one sidecar places requests, and the cost of a second sidecar in a row.
 
-Two engines, `home` with one slot and `cloud` with 8, behind one sidecar: each row sends some
-requests, and the engines' own counts say which of them served how many. Then single requests in
-turns to the engine, through one sidecar, and through a sidecar in front of that one.
+Two engines, `home` with one slot and `cloud` with 8, are behind one sidecar: each row sends some
+requests, and the engines' counters show which served how many. Then single requests go to the
+engine directly, through one sidecar, and through two, in interleaved rounds.
 """
 
 from __future__ import annotations

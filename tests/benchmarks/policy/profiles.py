@@ -1,7 +1,7 @@
-"""The profiles that are compared, written as files: the shipped one with a few keys replaced.
+"""Writes the profiles under comparison: the shipped one with a few keys replaced.
 
-All keep the shipped profile's name and measurement type, because engine and sidecar must agree
-on them; what the engine reads is the shipped file itself.
+All keep the name and measurement type of the shipped profile, which the engine reads, because
+engine and sidecar must agree on them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An engine, and sidecars in front of it: processes that do not outlive this one."""
+"""Starts an engine and the sidecars in front of it as processes that end with this one."""
 
 from __future__ import annotations
 

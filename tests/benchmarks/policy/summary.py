@@ -1,7 +1,7 @@
-"""Answers in, figures out. Pure.
+"""Computes figures from answers. Pure.
 
-A request that was still without a first token when the run was cut off has waited at least that
-long: it counts with that time, and a percentile that falls on such a one is marked `>`.
+A request without a first token when the run was cut off counts with the time until then, and a
+percentile that falls on such a request is marked `>`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is asked of the engine: requests of exact lengths and their arrivals, from fixed seeds.
+"""Makes requests of exact lengths and their arrivals from fixed seeds.
 
-Pure. Lengths are tokens, times seconds since the start. Lengths do not depend on the rate: the
-same seed gives the same requests at any speed of the machine.
+Pure. Lengths are tokens, times are seconds since the start. Lengths do not depend on the rate: the
+same seed gives the same requests on a machine of any speed.
 """
 
 from __future__ import annotations

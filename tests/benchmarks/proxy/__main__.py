@@ -1,8 +1,8 @@
 """The command line of the proxy benchmark, and the order of its rounds.
 
-All targets run at once in front of one scripted engine; in each round each cell is run on every
-target in turn, so that what is compared lies seconds apart, and each round begins with another
-target, so that none always has the same place.
+All targets run at the same time in front of one scripted engine. A round runs each cell on every
+target in turn, so that compared measurements are seconds apart, and starts with another target
+than the previous round.
 """
 
 from __future__ import annotations

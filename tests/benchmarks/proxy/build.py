@@ -1,6 +1,5 @@
-"""What a run needs and a checkout does not hold: two C programs and the Rust routers.
-
-All of it is made on demand below ``.cache/bench-proxy/`` and used again. Knows no target.
+"""Builds what a checkout does not contain, the two C programs and the Rust routers, on demand below
+``.cache/bench-proxy/``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The metrics of the tables, and how each is read from a run's samples. Pure."""
+"""The metrics of the tables, and how each is computed from a run's samples. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Cells: one load on one target for some seconds, and what it cost everyone.
+"""Measures cells: one load on one target for some seconds, and its cost.
 
-Runs the C client, reads CPU time of target, engine and client around it. Knows no table.
+Runs the C client and reads the CPU time of target, engine and client.
 """
 
 from __future__ import annotations

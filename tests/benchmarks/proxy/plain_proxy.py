@@ -1,7 +1,7 @@
-"""A plain aiohttp reverse proxy, the kind one writes in an afternoon: the Python yardstick.
+"""A minimal aiohttp reverse proxy, as a baseline in Python.
 
-``ClientSession`` and ``StreamResponse`` under uvloop, well set up (no access log, no cookie jar, no
-connection limit) and with nothing of our own relay in it. Usage: ``plain_proxy.py UPSTREAM PORT``.
+``ClientSession`` and ``StreamResponse`` under uvloop, without access log, cookie jar or connection
+limit, and without code of the sidecar. Usage: ``plain_proxy.py UPSTREAM PORT``.
 """
 
 from __future__ import annotations

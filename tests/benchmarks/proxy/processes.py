@@ -1,6 +1,5 @@
-"""Child processes: start, wait until they answer, read their CPU time and memory, stop them.
-
-Reads Linux's /proc. Knows nothing of what the processes are.
+"""Child processes: starts them, waits until they answer, reads CPU time and memory from /proc, and
+stops them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results in, Markdown out: medians, ratios with their spread, and the evidence. Pure.
+"""Formats results as Markdown: medians, ratios with their spread, and the evidence. Pure.
 
 "Added" latencies are a target's percentile minus the direct one's of the same round and cell.
 """

@@ -1,8 +1,8 @@
-"""Who is measured, and how each is started in front of the scripted engine.
+"""The proxies under test, and how each is started in front of the scripted engine.
 
-Every target gets the settings its own users would give it for throughput: keep-alive to the engine,
-no access log, round robin with the Rust routers (their default policy halves their requests/s).
-A target that cannot be started is reported and does not end the run.
+Every target is configured for throughput as its users would: keep-alive to the engine, no access
+log, round robin in the Rust routers (their default policy halves their requests/s). A target that
+cannot be started is reported and does not end the run.
 """
 
 from __future__ import annotations

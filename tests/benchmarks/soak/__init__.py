@@ -1,34 +1,34 @@
-"""A randomised soak of a sidecar process in front of scripted engine processes.
+"""A randomised soak test of a sidecar process in front of scripted engine processes.
 
     python -m tests.benchmarks.soak --minutes 20        # or: make soak MINUTES=20
 
-Clients leave at any moment, cancel, pipeline, send half bodies and set short waits; engines are
-killed, stopped and restarted, hang, break answers and their state streams; settings, profiles and
-API keys change. All of it follows from one seed, which is printed. Every answer is judged by what
-its request asked for and by what was broken meanwhile; slots, leases, memory, descriptors, tasks
-and the log are checked all the time and at the end. Any breach makes the exit code 1.
+Clients disconnect at any moment, cancel, pipeline, send half bodies and set short waits; engines
+are killed, stopped and restarted, hang, and break their answers and state streams; settings,
+profiles and API keys change. A printed seed determines all of it. Every answer is checked against
+its request and the faults meanwhile; slots, leases, memory, descriptors, tasks and the log are
+checked all the time and at the end. Any violation makes the exit code 1.
 
 Dependencies point down this list:
 
     __main__   the command line
-    run        one scene after another: starts processes, load and faults, ends them
-    final      what must be true when everything is quiet
-    watch      what must be true all the time
-    faults     what is done to the engines
-    changes    what is done to the sidecar: settings, profiles, API keys, drains
-    clients    clients and how each of them behaves
-    oddities   requests that are wrong, or for the sidecar itself
-    requests   random requests, and what each of them may be answered
-    verdict    whether an answer is one of those
+    run        one scene after another: starts processes, load and faults, stops them
+    final      the checks at the end, without load
+    watch      the continuous checks
+    faults     faults of the engines
+    changes    changes of the sidecar: settings, profiles, API keys, drains
+    clients    the clients and their behaviours
+    oddities   invalid requests, and requests to the sidecar itself
+    requests   random requests, and the answers that each may get
+    verdict    checks an answer against those
     events     the text, ids and failures in the body of an answer
     responses  a strict reader of HTTP/1.1 responses
-    engine     the scripted engine, a program of its own
-    answers    what the scripted engine writes
+    engine     the scripted engine, a separate program
+    answers    the answers of the scripted engine
     processes  handles on the processes of engines and sidecar
-    ends       how often engines took single requests, and how long they outlived clients
-    trouble    when which pool or key could not be relied upon
+    ends       how often engines accepted single requests, and how long these outlived clients
+    trouble    when which pool or key was unreliable
     keys       API keys, and when each of them changed
-    orders     what a request asks the scripted engine to do
-    scenes     which pools, which event loop, how long
-    report     what happened, and what must not have
+    orders     the instructions of a request to the scripted engine
+    scenes     pools, event loop and duration
+    report     counts events and violations
 """

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks.soak --minutes 20 [--seed N]`; exits with 1 for any breach."""
+"""`python -m tests.benchmarks.soak --minutes 20 [--seed N]`; exits with 1 for any violation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the scripted engine writes: one answer per order, in the form of each API, with its fault.
+"""Writes the scripted engine's answers: one per order, in the format of each API, with its fault.
 
-The bytes are those of vLLM: compact JSON, one event per chunk; usage, `[DONE]` and the last
-chunk are writes of their own.
+The bytes are vLLM's: compact JSON, one event per chunk; usage, `[DONE]` and the last chunk are
+separate writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is done to the sidecar: settings and profiles read again, API keys changed, drains."""
+"""Changes the sidecar: reloads settings and profiles, changes API keys, drains pools."""
 
 from __future__ import annotations
 

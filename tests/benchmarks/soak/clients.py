@@ -1,4 +1,4 @@
-"""Clients, and how each of them behaves: they stay, leave at any moment, cancel, pipeline."""
+"""The clients and their behaviours: complete, disconnect at any moment, cancel, pipeline."""
 
 from __future__ import annotations
 

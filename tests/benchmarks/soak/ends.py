@@ -1,4 +1,6 @@
-"""Single requests at the engines: how often one was taken, and how long it outlived its client."""
+"""Tracks single requests at the engines: how often one was accepted, and how long it outlived its
+client.
+"""
 
 from __future__ import annotations
 

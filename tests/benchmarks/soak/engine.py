@@ -1,8 +1,8 @@
 """The scripted engine as a program: `python -m tests.benchmarks.soak.engine`.
 
-It is steered by lines of JSON on stdin and reports by lines of JSON on stdout; it ends with its
-stdin. It counts by leases itself what it holds, and reports every moment at which that is more
-than its slots, a request without a lease, and a lease of another cost than its request.
+It takes lines of JSON on stdin, reports lines of JSON on stdout, and ends with its stdin.
+It counts its sequences by lease and reports whenever they exceed its slots, a request without a
+lease, and a lease of another cost than its request.
 """
 
 from __future__ import annotations

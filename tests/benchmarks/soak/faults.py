@@ -1,4 +1,4 @@
-"""What is done to the engines: each kind of fault in turn, in an order by chance."""
+"""Injects faults into the engines: each kind in turn, in random order."""
 
 from __future__ import annotations
 

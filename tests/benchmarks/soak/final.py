@@ -1,4 +1,4 @@
-"""What must be true when everything is quiet, and when the sidecar has ended."""
+"""The checks at the end, without load, and after the sidecar has exited."""
 
 from __future__ import annotations
 

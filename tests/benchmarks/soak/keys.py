@@ -1,4 +1,4 @@
-"""API keys of the clients, their file, and when each of them changed."""
+"""The API keys of the clients, their file, and when each of them changed."""
 
 from __future__ import annotations
 

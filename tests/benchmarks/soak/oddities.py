@@ -1,4 +1,4 @@
-"""Requests that are wrong, or are for the sidecar itself, and the statuses that they may get."""
+"""Invalid requests and requests to the sidecar itself, and the statuses that they may get."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a request asks the scripted engine to do: written in its prompt, read from it.
+"""The instructions of a request to the scripted engine: written to and read from its prompt.
 
-Every token that the engine generates carries the key of the order, the choice and a number, so
-that a client can tell whether an answer is whole and its own.
+Every generated token carries the key of the order, the choice and a number, so that a client can
+verify that an answer is complete and its own.
 """
 
 from __future__ import annotations

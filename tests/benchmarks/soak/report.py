@@ -1,4 +1,4 @@
-"""What happened in a soak, and what must not have: counted by kind, with a first example each."""
+"""Counts the events and violations of a soak by kind, with the first example of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random requests: what each of them asks for, and what it may be answered."""
+"""Makes random requests, and states the answers that each of them may get."""
 
 from __future__ import annotations
 

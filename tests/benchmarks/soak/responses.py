@@ -1,7 +1,6 @@
 """A client's connection, and a strict reader of HTTP/1.1 responses.
 
-What is not exactly framed is an error here, and an answer that was cut short is never a short
-answer.
+Inexact framing is an error here, and a truncated answer is never taken for a complete one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One scene after another: processes are started, loaded, disturbed, checked, ended."""
+"""Runs one scene after another: starts processes, applies load and faults, checks, stops them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pools a sidecar has, on which event loop it runs, and for how long."""
+"""The scenes: pools of the sidecar, its event loop, and the duration."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""When which pool or API key could not be relied upon.
+"""Records when which pool or API key was unreliable.
 
-A failure of a request is judged by this: it must have been caused by something that was done on
-purpose while the request was under way.
+A failed request is only allowed if a deliberate fault during its lifetime explains it.
 """
 
 from __future__ import annotations

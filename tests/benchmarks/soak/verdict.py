@@ -1,7 +1,7 @@
-"""Whether an answer is one of those that its request may have.
+"""Checks an answer against those that its request may get.
 
-What may be follows from the request, from the fault that it ordered, and from what was broken
-while it was under way; everything else is a breach.
+These follow from the request, from the fault that it ordered, and from the faults during its
+lifetime; anything else is a violation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must be true all the time, looked at twice a second."""
+"""The continuous checks, performed twice a second."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ async def test_measurement_is_written_with_a_row_that_passes_the_check(
     assert at_home.generating[0].header("x-token") == TOKEN
 
 
-async def test_synthetic_prompts_have_the_length_that_was_asked_for(
+async def test_synthetic_prompts_have_the_requested_length(
     engine: ScriptedEngine, cloud: Running, bench: Bench
 ) -> None:
     async def tokenize(answer: Answer) -> None:

@@ -50,7 +50,7 @@ async def test_interruption_while_it_waits_for_the_engine_ends_it_without_a_resu
         await running
 
 
-async def test_interruption_of_the_measurement_is_told_with_what_there_is(
+async def test_interruption_of_the_measurement_returns_its_results(
     cloud: Running, engine: ScriptedEngine
 ) -> None:
     interrupted, running = begun(url_of(cloud), replace(CLOSED, least_seconds=60.0))

@@ -95,7 +95,7 @@ async def test_pool_of_several_is_measured_by_its_name(
 
 
 @pytest.mark.parametrize("scenario", [SINGLE, OFFLINE])
-async def test_label_that_the_pool_does_not_have_is_refused_before_anything_is_sent(
+async def test_label_that_the_pool_does_not_have_is_rejected_before_anything_is_sent(
     cloud: Running, engine: ScriptedEngine, scenario: Any
 ) -> None:
     with pytest.raises(NotMeasurable, match=f"a measurement of it cannot be {scenario.label}"):
@@ -103,7 +103,7 @@ async def test_label_that_the_pool_does_not_have_is_refused_before_anything_is_s
     assert engine.generating == []
 
 
-async def test_single_stream_is_refused_where_nobody_says_what_the_pool_is(
+async def test_single_stream_is_rejected_without_capabilities(
     engine: ScriptedEngine,
 ) -> None:
     with pytest.raises(NotMeasurable, match="single_stream needs a pool that reports"):
@@ -139,7 +139,7 @@ async def test_engine_that_restarts_in_the_window_makes_it_invalid(
         row_of(result)
 
 
-async def test_engine_that_is_gone_at_the_end_makes_it_invalid_and_loses_nothing(
+async def test_engine_that_fails_at_the_end_makes_it_invalid_and_keeps_the_figures(
     home: Running, at_home: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orch_sidecar.tools.bench.load.driver.RETRY_DELAY_S", 0.01)
@@ -217,7 +217,7 @@ async def test_request_that_is_under_way_before_it_and_after_makes_it_invalid(
     await asyncio.gather(long, return_exceptions=True)
     assert "the engine was not idle before the run" in reasons(result)
     assert "the engine was not idle after the run" in reasons(result)
-    assert "1 sequences were still in the engine before the" in reasons(result)
+    assert "sequences still in the engine before the measurement: 1" in reasons(result)
     with pytest.raises(NoFact):
         row_of(result)
 
@@ -246,7 +246,7 @@ def few(seed: int) -> Iterator[Prompt]:
     return synthetic((5, 6), 4, OUTPUT_TOKENS, seed)
 
 
-async def test_run_whose_prompts_are_used_up_is_incomplete_and_loses_nothing(
+async def test_run_that_exhausts_its_prompts_is_incomplete_and_keeps_the_figures(
     cloud: Running,
 ) -> None:
     """How many it takes in its time nobody knows beforehand."""
@@ -267,7 +267,7 @@ async def test_run_whose_prompts_are_used_up_is_incomplete_and_loses_nothing(
         (replace(CLOSED, least_requests=2, warm_up=13), 17),
     ],
 )
-async def test_fewer_prompts_than_are_needed_are_told_before_anything_is_sent(
+async def test_too_few_prompts_are_rejected_before_anything_is_sent(
     cloud: Running, engine: ScriptedEngine, scenario: Any, needed: int
 ) -> None:
     with pytest.raises(NotMeasurable, match=f"at least {needed} prompts, and only 16"):
@@ -275,7 +275,7 @@ async def test_fewer_prompts_than_are_needed_are_told_before_anything_is_sent(
     assert engine.generating == []
 
 
-async def test_just_as_many_prompts_as_are_needed_are_enough(cloud: Running) -> None:
+async def test_exactly_enough_prompts_suffice(cloud: Running) -> None:
     scenario = replace(CLOSED, least_requests=12, warm_up=12)
     result = await measured(url_of(cloud), scenario, prompts=few, max_prompts=16)
     assert (result.status, result.counts.answered) == (Status.PRELIMINARY, 12)

@@ -48,7 +48,7 @@ async def one(engine: ScriptedEngine, **tokens: Any) -> Call:
     return call
 
 
-async def test_one_client_asks_again_when_its_answer_has_ended(engine: ScriptedEngine) -> None:
+async def test_one_client_sends_its_next_request_when_one_has_ended(engine: ScriptedEngine) -> None:
     Decoding(engine)
     found = made(engine)
     client_health = await found.run(found.closed_loop(requests_to(engine), 1, after(10)))
@@ -77,7 +77,7 @@ async def test_clients_of_a_closed_loop_are_under_way_together(engine: ScriptedE
     assert sorted(map(id, ended)) == sorted(map(id, found.calls))
 
 
-async def test_closed_loop_goes_on_until_it_has_enough_time(engine: ScriptedEngine) -> None:
+async def test_closed_loop_runs_for_the_requested_time(engine: ScriptedEngine) -> None:
     Decoding(engine)
     found = made(engine)
     await found.run(found.closed_loop(requests_to(engine), 2, lambda sent, now_s: now_s >= 0.3))
@@ -86,7 +86,7 @@ async def test_closed_loop_goes_on_until_it_has_enough_time(engine: ScriptedEngi
     assert len(found.calls) >= 2
 
 
-async def test_requests_of_a_schedule_are_never_early_and_wait_for_nobody(
+async def test_scheduled_requests_are_never_early_and_never_wait_for_others(
     engine: ScriptedEngine,
 ) -> None:
     engine.slots = 100
@@ -181,7 +181,7 @@ async def test_stop_cuts_what_is_under_way_and_sends_nothing_more(
     await eventually(lambda: not engine.present)
 
 
-async def test_who_is_turned_away_pauses_before_asking_again(
+async def test_rejected_client_pauses_before_it_retries(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(answer: Answer) -> None:
@@ -197,7 +197,7 @@ async def test_who_is_turned_away_pauses_before_asking_again(
     assert [b - a >= 0.098 for a, b in pairwise(sent_s)] == [True, True]
 
 
-async def test_nobody_to_connect_to_is_a_failure(engine: ScriptedEngine) -> None:
+async def test_refused_connection_is_a_failure(engine: ScriptedEngine) -> None:
     await engine.stop()
     call = await one(engine)
     assert call.fate is Fate.FAILED
@@ -253,7 +253,7 @@ async def test_connection_that_the_server_has_closed_is_not_used_again(
         ({"output_tokens": 5}, False),
     ],
 )
-async def test_lengths_are_held_against_what_was_asked_for(
+async def test_lengths_are_compared_with_the_request(
     engine: ScriptedEngine, asked: dict[str, int], length_as_requested: bool
 ) -> None:
     Decoding(engine)
@@ -265,7 +265,7 @@ async def test_lengths_are_held_against_what_was_asked_for(
     )
 
 
-async def test_prompt_that_is_known_needs_nobody_to_count_it(engine: ScriptedEngine) -> None:
+async def test_known_prompt_length_replaces_missing_usage(engine: ScriptedEngine) -> None:
     Decoding(engine).usage = False
     known, unknown = await one(engine, input_tokens=9), await one(engine)
     assert (known.input_tokens, known.output_tokens, known.counted_by_events) == (9, 4, True)

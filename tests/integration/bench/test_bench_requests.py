@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("fast_reports")
 TYPED = IdentityOverrides(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
 
 
-async def test_every_request_says_what_it_belongs_to_and_shares_nothing(
+async def test_every_request_names_its_scenario_and_is_never_coalesced(
     engine: ScriptedEngine,
 ) -> None:
     Decoding(engine)
@@ -43,7 +43,7 @@ async def test_every_request_says_what_it_belongs_to_and_shares_nothing(
     assert len(set(prompts)) == len(prompts)
 
 
-async def test_prefix_cache_knows_nothing_of_other_runs(engine: ScriptedEngine) -> None:
+async def test_prefix_cache_is_separate_for_each_run(engine: ScriptedEngine) -> None:
     Decoding(engine)
     scenario = replace(CLOSED, warm_up=2, least_requests=4)
     first = await measured(engine.url, scenario)
@@ -56,7 +56,7 @@ async def test_prefix_cache_knows_nothing_of_other_runs(engine: ScriptedEngine) 
     assert bodies[:6] == bodies[6:], "the same seed asks the same"
 
 
-async def test_endpoint_that_is_not_vllm_gets_none_of_its_words(engine: ScriptedEngine) -> None:
+async def test_endpoint_that_is_not_vllm_gets_none_of_its_fields(engine: ScriptedEngine) -> None:
     Decoding(engine)
     result = await measured(engine.url, CLOSED, ignore_eos=False)
     body = engine.generating[0].json()
@@ -78,7 +78,7 @@ async def test_silent_endpoint_is_unverified_and_its_row_to_be_confirmed(
     assert row_of(typed).measurement_type is Label.TO_BE_CONFIRMED
 
 
-async def test_row_that_could_not_be_made_is_told_before_anything_is_sent(
+async def test_row_that_cannot_be_made_is_reported_before_anything_is_sent(
     engine: ScriptedEngine,
 ) -> None:
     with pytest.raises(NotMeasurable, match="give --engine"):
@@ -86,7 +86,7 @@ async def test_row_that_could_not_be_made_is_told_before_anything_is_sent(
     assert engine.generating == []
 
 
-async def test_model_that_is_not_served_there_is_refused(cloud: Running) -> None:
+async def test_model_that_is_not_served_there_is_rejected(cloud: Running) -> None:
     with pytest.raises(NotMeasurable, match="the pool does not serve the model 'huge', but tiny"):
         await measured(url_of(cloud), CLOSED, model="huge")
 
@@ -102,7 +102,7 @@ async def test_every_name_that_is_served_there_can_be_measured(
     assert {request.json()["model"] for request in engine.generating} == {"alias", "sql"}
 
 
-async def test_pool_that_is_not_ready_is_refused(
+async def test_pool_that_is_not_ready_is_rejected(
     engine: ScriptedEngine, cloud: Running, home: Running, at_home: ScriptedEngine
 ) -> None:
     await at_home.stop()
@@ -121,7 +121,7 @@ async def test_warm_up_without_an_answer_ends_it(engine: ScriptedEngine) -> None
         await measured(elsewhere, replace(CLOSED, warm_up=1))
 
 
-async def test_more_at_once_than_there_may_be_connections_are_refused(
+async def test_more_at_once_than_there_may_be_connections_are_rejected(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda what: (100, 100))
@@ -129,7 +129,7 @@ async def test_more_at_once_than_there_may_be_connections_are_refused(
         await measured(engine.url, OFFLINE, requests=1000)
 
 
-async def test_schedule_without_end_is_refused_before_anything_is_sent(
+async def test_schedule_without_end_is_rejected_before_anything_is_sent(
     engine: ScriptedEngine, cloud: Running
 ) -> None:
     with pytest.raises(ValueError, match="is too long"):

@@ -126,14 +126,14 @@ async def test_trial_beside_another_client_ends_the_search(
     result = result_of(tmp_path)
     assert result.status == "incomplete"
     assert result.reasons[0] == "the trial at 25/s is invalid"
-    assert result.reasons[1].startswith("the engine took")
+    assert result.reasons[1].startswith("the engine accepted")
 
 
 @pytest.mark.parametrize(
     "error",
     [Interrupted("interrupted"), EndpointError("GET /: refused"), ValueError("odd")],
 )
-async def test_whatever_ends_the_search_between_trials_keeps_what_was_measured(
+async def test_search_that_ends_between_trials_keeps_its_results(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     measured = [measure]
@@ -186,7 +186,7 @@ async def test_sweep_measures_every_concurrency_with_prompts_of_its_own(
     assert b"t0 + c b^alpha" in plot.read_bytes()
 
 
-async def test_sweep_whose_endpoint_goes_away_keeps_what_was_measured(
+async def test_sweep_whose_endpoint_fails_keeps_its_results(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured = [measure]
@@ -207,7 +207,7 @@ async def test_sweep_whose_endpoint_goes_away_keeps_what_was_measured(
         await run("sweep", "--concurrency", "2,4", "--duration", "0.2")
 
 
-async def test_interruption_of_a_sweep_keeps_what_was_measured(
+async def test_interrupted_sweep_keeps_its_results(
     run: Run, tmp_path: Path, interrupted: asyncio.Event, engine: ScriptedEngine
 ) -> None:
     words = ("sweep", "--concurrency", "2,4", "--duration", "0.5")

@@ -122,7 +122,7 @@ async def test_poisson_arrivals_are_sent_when_they_are_due(upstream: Upstream) -
     assert await best_of_rounds(late_s, 0.004) <= 0.004
 
 
-async def test_result_says_what_the_upstream_did(upstream: Upstream) -> None:
+async def test_result_agrees_with_the_upstream(upstream: Upstream) -> None:
     async def off_s() -> float:
         upstream.forget()
         result = await measured(upstream.url, SCENARIO, model=MODEL)

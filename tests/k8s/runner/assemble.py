@@ -35,7 +35,6 @@ def process(
     image: Image,
     identity: Identity,
     sources: Sources,
-    links: Mapping[str, str],
 ) -> Process:
     """The container's command with its environment and rights.
 
@@ -43,7 +42,7 @@ def process(
         Unstartable: something it refers to is missing, or it must not run as root and would.
         SpecError: there is no command.
     """
-    said = declared(container, identity, sources, links if spec.enable_service_links else {})
+    said = declared(container, identity, sources)
     rights = _rights(container, spec.security_context, image)
     own = {"HOSTNAME": identity.name, "HOME": _home(rights.user)}
     return Process(

@@ -5,12 +5,11 @@
         cluster.apply(yaml.safe_load_all(text))
         cluster.wait(lambda: cluster.ready("orch-cloud") >= 1, within_s=120)
 
-What is as in a cluster: a network namespace and address per pod, service names over DNS, service
-addresses, volumes, users and capabilities, read-only roots, init containers, native sidecars,
-probes, rolling updates, endpoints, the order and the times of leaving. What is not: images are this
-machine's own files, resources are not limited, nothing is scheduled, and NetworkPolicies are
-evaluated (`allowed`), not enforced. A field that is neither done nor listed as without effect is
-an error.
+What is as in a cluster: a network namespace and address per pod, volumes, users and capabilities,
+read-only roots, init containers, native sidecars, probes, the order and the times of leaving. What
+is not: images are this machine's own files, names are in /etc/hosts, a Service is its pods, nothing
+is scheduled, limited, filtered or rolled out. A field that is neither done nor listed as without
+effect is an error.
 """
 
 from __future__ import annotations
@@ -24,13 +23,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tests.k8s.runner import policy
 from tests.k8s.runner.container import Executed
 from tests.k8s.runner.control import Control
 from tests.k8s.runner.events import Event
 from tests.k8s.runner.image import Image
 from tests.k8s.runner.node import Backoff
-from tests.k8s.runner.schema.objects import Deployment, Namespace, NetworkPolicy, Service
 from tests.k8s.runner.tools import ToolFailed
 from tests.k8s.runner.view import Pod, shown, told
 
@@ -97,13 +94,14 @@ class Cluster:
         Raises:
             SpecError: names object and field.
         """
-        self._call(self._held.apply([item for item in objects if item]))
+        items = [item for item in objects if item]
+        self._ask(lambda control: control.apply(items))
 
-    def scale(self, deployment: str, replicas: int, namespace: str | None = None) -> None:
+    def scale(self, deployment: str, replicas: int, namespace: str = "default") -> None:
         """`kubectl scale`: returns at once."""
 
         def do(control: Control) -> None:
-            control.scale(control.store.one(Deployment, deployment, namespace), replicas)
+            control.scale(control.deployment(deployment, namespace), replicas)
 
         self._ask(do)
 
@@ -111,29 +109,18 @@ class Cluster:
         """`kubectl delete pod --wait=false`; `grace_s` in place of the pod's own grace."""
         self._ask(lambda control: control.pod(name).delete(grace_s))
 
-    def pods(self, deployment: str, namespace: str | None = None) -> list[Pod]:
+    def pods(self, deployment: str, namespace: str = "default") -> list[Pod]:
         """The Deployment's pods that are not gone, oldest first, terminating ones included."""
         return self._ask(
             lambda control: [
-                shown(pod)
-                for pod in control.pods_of(control.store.one(Deployment, deployment, namespace))
+                shown(pod) for pod in control.pods_of(control.deployment(deployment, namespace))
             ]
         )
 
-    def ready(self, deployment: str, namespace: str | None = None) -> int:
+    def ready(self, deployment: str, namespace: str = "default") -> int:
         """How many pods are ready and not leaving."""
         pods = self.pods(deployment, namespace)
         return sum(pod.ready and not pod.terminating for pod in pods)
-
-    def address(self, service: str, namespace: str | None = None) -> str:
-        """The cluster address of a Service, which the test process reaches as pods do."""
-        return self._ask(
-            lambda control: control.services.address(control.store.one(Service, service, namespace))
-        )
-
-    def lookup(self, name: str) -> list[str]:
-        """What the cluster's DNS answers for a full name; empty for an unknown one."""
-        return self._ask(lambda control: control.services.lookup(name))
 
     def claim(self, name: str, namespace: str = "default") -> Path:
         """The directory of a PersistentVolumeClaim, to be filled or looked into.
@@ -141,7 +128,7 @@ class Cluster:
         Raises:
             LookupError: no such claim was applied.
         """
-        path = self._held.store.claim(namespace, name)
+        path = self._held.claim(namespace, name)
         if path is None:
             raise LookupError(f"no PersistentVolumeClaim {name!r} in namespace {namespace!r}")
         return path
@@ -166,31 +153,6 @@ class Cluster:
             raise LookupError(f"container {container!r} of pod {pod!r} does not run")
 
         return self._call(do(), within_s + _CALL_S)
-
-    def allowed(
-        self,
-        from_labels: Mapping[str, str],
-        to_labels: Mapping[str, str],
-        port: int,
-        *,
-        namespace: str = "default",
-        from_namespace: str | None = None,
-        ports: Mapping[str, int] | None = None,
-    ) -> bool:
-        """Whether the NetworkPolicies allow the connection. They are not enforced here.
-
-        `ports` are the target pod's named ports, which a policy may refer to.
-        """
-
-        def do(control: Control) -> bool:
-            labels = {item.metadata.name: item for item in control.store.all(Namespace)}
-            origin = from_namespace or namespace
-            own = labels[origin].metadata.labels if origin in labels else {}
-            source = policy.Party(origin, from_labels, own)
-            target = policy.Party(namespace, to_labels, ports=ports or {})
-            return policy.allowed(control.store.all(NetworkPolicy), source, target, port)
-
-        return self._ask(do)
 
     def wait(self, condition: Callable[[], bool], within_s: float, every_s: float = 0.05) -> None:
         """Waits until the condition holds.

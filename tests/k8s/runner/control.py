@@ -1,46 +1,49 @@
-"""The control plane: makes and deletes Deployments' pods until the cluster is as it should be.
+"""The control plane: makes and deletes Deployments' pods, and tells pods each other's addresses.
 
-Everything here runs in one event loop.
+Everything here runs in one event loop. A Deployment's pods are never updated: what was applied
+once stays, but for its number of replicas.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from tests.k8s.runner import rollout
-from tests.k8s.runner.endpoints import Backend
+from tests.k8s.runner.environment import Sources
 from tests.k8s.runner.events import Event
 from tests.k8s.runner.identity import Identity
 from tests.k8s.runner.image import Image
-from tests.k8s.runner.names import NameServer
 from tests.k8s.runner.network import Network
 from tests.k8s.runner.node import Backoff, Node
 from tests.k8s.runner.pod import PodRun
-from tests.k8s.runner.rollout import Replica
-from tests.k8s.runner.schema.objects import Deployment, parse
-from tests.k8s.runner.schema.part import SpecError
-from tests.k8s.runner.services import Services
-from tests.k8s.runner.store import Store
+from tests.k8s.runner.schema.objects import (
+    ClaimObject,
+    ConfigMap,
+    Deployment,
+    Object,
+    Secret,
+    Service,
+    parse,
+)
 from tests.k8s.runner.tools import LIMIT_S
 
 NODE_NAME = "runner-node"
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # what Kubernetes makes generated names of
 
+AnyObject = TypeVar("AnyObject", bound=Object)
+
 
 @dataclass(frozen=True, slots=True)
 class Controlled:
-    """A pod with the Deployment (namespace, name) and the revision that it belongs to."""
+    """A pod with the Deployment (namespace, name) that it belongs to."""
 
     pod: PodRun
     deployment: tuple[str, str]
-    revision: str
     task: asyncio.Task[None]
 
 
@@ -50,20 +53,18 @@ class Control:
     def __init__(self, images: Mapping[str, Image], state_dir: Path, backoff: Backoff) -> None:
         self.events: list[Event] = []
         self.failures: list[BaseException] = []
-        self.network = Network()
-        self.store = Store(state_dir / "claims")
-        self.services = Services(self.store, self.network, self._backends)
         self.controlled: list[Controlled] = []
-        self._images, self._changed = images, asyncio.Event()
-        self._names = NameServer(self.services.lookup)
+        self._network, self._claims = Network(), state_dir / "claims"
+        self._objects: dict[tuple[str, str, str], Object] = {}
+        self._changed = asyncio.Event()
         self._node = Node(
             state_dir=state_dir,
-            network=self.network,
+            network=self._network,
             images=images,
             backoff=backoff,
-            sources=self.store.sources,
-            links=self.services.links,
-            claim=self.store.claim,
+            sources=self._sources,
+            hosts=self._hosts,
+            claim=self.claim,
             record=self._record,
         )
         self._loop_task: asyncio.Task[None] | None = None
@@ -72,8 +73,7 @@ class Control:
         """Raises ToolFailed or OSError where the machine does not allow what is needed."""
         asyncio.get_running_loop().set_exception_handler(self._unseen)
         (self._node.state_dir / "logs").mkdir(parents=True, exist_ok=True)
-        await self.network.open()
-        await self._names.open(self.network.address)
+        await self._network.open()
         self._loop_task = asyncio.create_task(self._reconcile_for_ever())
 
     async def close(self) -> None:
@@ -84,30 +84,34 @@ class Control:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.services.close()
-        await self._names.close()
-        await self.network.close()
+        await self._network.close()
         # Runs that were about to start end with their sandbox; their ends are still to be read.
         rest = asyncio.all_tasks() - {task for task in [asyncio.current_task()] if task}
         if rest:
             await asyncio.wait(rest, timeout=LIMIT_S)
 
-    async def apply(self, objects: Iterable[Mapping[str, Any]]) -> None:
+    def apply(self, objects: Iterable[Mapping[str, Any]]) -> None:
         """Takes all objects, or none: raises SpecError where one is wrong."""
-        parsed = [parse(data) for data in objects]
-        for item in parsed:
-            if isinstance(item, Deployment):
-                check_images(item, self._images)
-        self.store.apply(parsed)
-        await self.services.give_addresses()
-        for entry in self.controlled:
-            entry.pod.refresh()
+        for item in [parse(data) for data in objects]:
+            self._objects[item.kind, item.metadata.namespace, item.metadata.name] = item
+            if isinstance(item, ClaimObject):
+                path = self._claims / f"{item.metadata.namespace}_{item.metadata.name}"
+                path.mkdir(parents=True, exist_ok=True)
         self._changed.set()
 
     def scale(self, deployment: Deployment, replicas: int) -> None:
         spec = deployment.spec.model_copy(update={"replicas": replicas})
-        self.store.put(deployment.model_copy(update={"spec": spec}))
+        meta = deployment.metadata
+        key = (deployment.kind, meta.namespace, meta.name)
+        self._objects[key] = deployment.model_copy(update={"spec": spec})
         self._changed.set()
+
+    def deployment(self, name: str, namespace: str) -> Deployment:
+        """Raises LookupError where there is none of that name."""
+        found = self._objects.get(("Deployment", namespace, name))
+        if not isinstance(found, Deployment):
+            raise LookupError(f"no Deployment {name!r} in namespace {namespace!r}")
+        return found
 
     def pods_of(self, deployment: Deployment) -> list[PodRun]:
         """All its pods that are not gone, terminating ones included, oldest first."""
@@ -120,6 +124,42 @@ class Control:
             if entry.pod.identity.name == name:
                 return entry.pod
         raise LookupError(f"no pod is named {name!r}")
+
+    def claim(self, namespace: str, name: str) -> Path | None:
+        """The directory of a PersistentVolumeClaim; None where there is no such claim."""
+        known = ("PersistentVolumeClaim", namespace, name) in self._objects
+        return self._claims / f"{namespace}_{name}" if known else None
+
+    def _all(self, model: type[AnyObject]) -> list[AnyObject]:
+        return [item for item in self._objects.values() if isinstance(item, model)]
+
+    def _sources(self, namespace: str) -> Sources:
+        """ConfigMaps and Secrets of a namespace, as its pods refer to them."""
+
+        def config_map(name: str) -> Mapping[str, bytes] | None:
+            item = self._objects.get(("ConfigMap", namespace, name))
+            return item.content() if isinstance(item, ConfigMap) else None
+
+        def secret(name: str) -> Mapping[str, bytes] | None:
+            item = self._objects.get(("Secret", namespace, name))
+            return item.content() if isinstance(item, Secret) else None
+
+        return Sources(config_map, secret)
+
+    def _hosts(self, namespace: str) -> str:
+        """A line for each pod of each Service: those that are ready, or all of them."""
+        lines = []
+        for service in self._all(Service):
+            name, inside = service.metadata.name, service.metadata.namespace
+            full = f"{name}.{inside}.svc"
+            short = f"{name} " if inside == namespace else ""
+            for pod in (entry.pod for entry in self.controlled):
+                chosen = service.spec.selector.items() <= pod.identity.labels.items()
+                up = service.spec.publish_not_ready_addresses or (pod.ready and not pod.terminating)
+                if chosen and up and pod.has_address and pod.identity.namespace == inside:
+                    names = f"{short}{name}.{inside} {full} {full}.cluster.local"
+                    lines.append(f"{pod.identity.pod_ip}\t{names}\n")
+        return "".join(lines)
 
     def _unseen(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """What asyncio would only log is a failure of the harness, which `wait` raises."""
@@ -135,46 +175,39 @@ class Control:
                 await self._changed.wait()
                 self._changed.clear()
                 self.controlled = [entry for entry in self.controlled if not entry.pod.gone]
-                for deployment in self.store.all(Deployment):
+                for deployment in self._all(Deployment):
                     self._reconcile(deployment)
-                await self.services.sync()
+                for entry in self.controlled:
+                    entry.pod.refresh()
         except Exception as wrong:
             self.failures.append(wrong)
             raise
 
     def _reconcile(self, deployment: Deployment) -> None:
-        spec = deployment.spec
-        key = (deployment.metadata.namespace, deployment.metadata.name)
-        template = spec.template.model_dump_json().encode()
-        revision = hashlib.sha256(template).hexdigest()[:10]
-        mine = [entry for entry in self.controlled if entry.deployment == key]
-        replicas = [
-            Replica(e.pod.identity.name, e.revision, e.pod.ready, e.pod.terminating) for e in mine
-        ]
-        step = rollout.step(spec.replicas, revision, spec.strategy, replicas)
-        for entry in mine:
-            if entry.pod.identity.name in step.delete:
-                entry.pod.delete(None)
-        for _ in range(step.create):
-            self._create(deployment, revision)
+        """A pod that leaves no longer counts; of too many the youngest go."""
+        live = [pod for pod in self.pods_of(deployment) if not pod.terminating]
+        for pod in live[deployment.spec.replicas :]:
+            pod.delete(None)
+        for _ in range(deployment.spec.replicas - len(live)):
+            self._create(deployment)
 
-    def _create(self, deployment: Deployment, revision: str) -> None:
+    def _create(self, deployment: Deployment) -> None:
         template, meta = deployment.spec.template, deployment.metadata
         suffix = "".join(random.choices(_ALPHABET, k=5))
         identity = Identity(
-            name=f"{meta.name}-{revision}-{suffix}",
+            name=f"{meta.name}-{suffix}",
             namespace=meta.namespace,
             uid=str(uuid.uuid4()),
-            labels={**template.metadata.labels, "pod-template-hash": revision},
+            labels=template.metadata.labels,
             annotations=template.metadata.annotations,
             service_account=template.spec.service_account_name,
             node_name=NODE_NAME,
-            host_ip=self.network.address,
-            pod_ip=self.network.pod_address(),
+            host_ip=self._network.address,
+            pod_ip=self._network.pod_address(),
         )
         pod = PodRun(self._node, identity, template.spec)
         task = asyncio.create_task(self._live(pod))
-        self.controlled.append(Controlled(pod, (meta.namespace, meta.name), revision, task))
+        self.controlled.append(Controlled(pod, (meta.namespace, meta.name), task))
 
     async def _live(self, pod: PodRun) -> None:
         try:
@@ -182,35 +215,3 @@ class Control:
         except Exception as wrong:
             self.failures.append(wrong)
             raise
-
-    def _backends(self) -> list[Backend]:
-        """The pods as Services see them; one without a sandbox yet has no address to be found."""
-        return [
-            Backend(
-                ip=pod.identity.pod_ip,
-                namespace=pod.identity.namespace,
-                labels=pod.identity.labels,
-                ports=_named_ports(pod),
-                ready=pod.ready,
-                terminating=pod.terminating,
-            )
-            for pod in (entry.pod for entry in self.controlled)
-            if pod.has_address and not pod.gone
-        ]
-
-
-def _named_ports(pod: PodRun) -> dict[str, int]:
-    parts = (*pod.spec.containers, *pod.spec.sidecars)
-    ports = (port for part in parts for port in part.ports)
-    return {port.name: port.container_port for port in ports if port.name is not None}
-
-
-def check_images(deployment: Deployment, images: Mapping[str, Image]) -> None:
-    """Raises SpecError for an image that the cluster was not given."""
-    spec = deployment.spec.template.spec
-    for container in (*spec.init_containers, *spec.containers):
-        if container.image not in images:
-            raise SpecError(
-                f"Deployment/{deployment.metadata.name}: container {container.name!r} has image "
-                f"{container.image!r}, which the cluster was not given: {sorted(images)}"
-            )

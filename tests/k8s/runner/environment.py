@@ -1,19 +1,17 @@
 """A container's environment, as the kubelet puts it together. Pure.
 
-Later wins: the image's variables, the service links, envFrom in its order, env in its order.
+Later wins: the image's variables, envFrom in its order, env in its order.
 References `$(VAR)` see what stands before them, but never the image's own variables.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tests.k8s.runner.expand import expanded
 from tests.k8s.runner.identity import Identity, Unstartable
 from tests.k8s.runner.schema.container import Container, EnvFrom, EnvVar, KeyRef
-from tests.k8s.runner.schema.objects import Service
 
 Content = Callable[[str], Mapping[str, bytes] | None]
 
@@ -26,42 +24,13 @@ class Sources:
     secret: Content
 
 
-def service_links(services: Iterable[tuple[Service, str]]) -> dict[str, str]:
-    """The variables that every container gets for every Service with an address of its own.
-
-    A service `vllm` puts VLLM_PORT=tcp://… into every pod of its namespace: a trap for programs
-    that read variables of that name, and one that only shows where the links are really there.
-    """
-    links: dict[str, str] = {}
-    for service, address in services:
-        ports = service.spec.ports
-        if not ports:
-            continue
-        name = re.sub("-", "_", service.metadata.name).upper()
-        links[f"{name}_SERVICE_HOST"] = address
-        links[f"{name}_SERVICE_PORT"] = str(ports[0].port)
-        links[f"{name}_PORT"] = f"tcp://{address}:{ports[0].port}"
-        for port in ports:
-            if port.name:
-                plain = port.name.replace("-", "_").upper()
-                links[f"{name}_SERVICE_PORT_{plain}"] = str(port.port)
-            stem = f"{name}_PORT_{port.port}_TCP"
-            links[stem] = f"tcp://{address}:{port.port}"
-            links[f"{stem}_PROTO"] = "tcp"
-            links[f"{stem}_PORT"] = str(port.port)
-            links[f"{stem}_ADDR"] = address
-    return links
-
-
-def declared(
-    container: Container, identity: Identity, sources: Sources, links: Mapping[str, str]
-) -> dict[str, str]:
-    """What the manifest gives the container, the service links included.
+def declared(container: Container, identity: Identity, sources: Sources) -> dict[str, str]:
+    """What the manifest gives the container.
 
     Raises:
         Unstartable: a ConfigMap, Secret or key that is not optional does not exist.
     """
-    found = dict(links)
+    found: dict[str, str] = {}
     for source in container.env_from:
         found |= _all_of(source, sources)
     for variable in container.env:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
 from pathlib import Path
 
 from tests.k8s.runner.assemble import Place
 from tests.k8s.runner.identity import Identity, Unstartable
-from tests.k8s.runner.names import resolv_conf
 from tests.k8s.runner.node import Node
-from tests.k8s.runner.quantity import bytes_of
 from tests.k8s.runner.sandbox import Sandbox
 from tests.k8s.runner.schema.pod import PodSpec
 from tests.k8s.runner.schema.volume import EmptyDir, Volume
-from tests.k8s.runner.volumes import File, files_of, own, write
+from tests.k8s.runner.volumes import files_of, own, write
 
 
 class Layout:
@@ -23,34 +21,31 @@ class Layout:
         self.places: dict[str, Place] = {}
         self._node, self._identity, self._spec = node, identity, spec
         self._directory = directory
-        self._written: dict[str, dict[str, File]] = {}
 
     def kubelet_files(self) -> dict[str, str]:
-        """The files that a kubelet writes for every pod: path in the container to source."""
-        identity = self._identity
-        hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{identity.pod_ip}\t{identity.name}\n"
-        resolv = resolv_conf(identity.namespace, self._node.network.address)
-        content = {"hosts": hosts, "hostname": f"{identity.name}\n", "resolv.conf": resolv}
-        for name, text in content.items():
-            (self._directory / name).write_text(text, encoding="utf-8")
-        return {f"/etc/{name}": str(self._directory / name) for name in content}
+        """The files that a kubelet writes for every pod: path in the container to source.
 
-    def refresh(self) -> None:
-        """Brings ConfigMap and Secret volumes to what the objects say now.
-
-        The kubelet does so within a minute or two, here it is at once. As there, a subPath mount
-        keeps what it had, and an object that is gone leaves its files.
+        Names are in /etc/hosts here, and nowhere else.
         """
-        for volume in self._spec.volumes:
-            if volume.name not in self.places:
-                continue
-            with suppress(Unstartable):
-                sources = self._node.sources(self._identity.namespace)
-                files = files_of(volume, sources, self._identity)
-                if files is not None and files != self._written[volume.name]:
-                    group = self._spec.security_context.fs_group
-                    write(Path(self.places[volume.name].path), files, group)
-                    self._written[volume.name] = files
+        self.write_hosts()
+        (self._directory / "hostname").write_text(f"{self._identity.name}\n", encoding="utf-8")
+        (self._directory / "resolv.conf").write_text("nameserver 127.0.0.1\n", encoding="utf-8")
+        names = ("hosts", "hostname", "resolv.conf")
+        return {f"/etc/{name}": str(self._directory / name) for name in names}
+
+    def write_hosts(self) -> None:
+        """Brings /etc/hosts to what the Services are now: in place, for it is mounted, and in one
+        write, for it is read at any time."""
+        identity = self._identity
+        own = f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{identity.pod_ip}\t{identity.name}\n"
+        content = (own + self._node.hosts(identity.namespace)).encode()
+        file = os.open(self._directory / "hosts", os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            before = os.fstat(file).st_size
+            os.pwrite(file, content + b"\n" * (before - len(content)), 0)
+            os.ftruncate(file, len(content))
+        finally:
+            os.close(file)
 
     async def lay_out(self, volume: Volume, sandbox: Sandbox) -> None:
         """Makes one volume; raises Unstartable while something that it needs does not exist."""
@@ -74,7 +69,7 @@ class Layout:
             return Place(str(path), False)
         path.mkdir(parents=True)
         try:
-            files = files_of(volume, self._node.sources(self._identity.namespace), self._identity)
+            files = files_of(volume, self._node.sources(self._identity.namespace))
         except Unstartable:
             path.rmdir()
             raise
@@ -83,10 +78,10 @@ class Layout:
             own(path, group, read_only=False)
             return Place(str(path), False)
         write(path, files, group)
-        self._written[volume.name] = files
         return Place(str(path), True)
 
     async def _mount_memory(self, sandbox: Sandbox, path: Path, memory: EmptyDir) -> None:
         sandbox.inside(path).mkdir()
-        limit = f",size={bytes_of(memory.size_limit)}" if memory.size_limit else ""
+        # Of Kubernetes' suffixes (Mi, Gi) a mount knows the first letter.
+        limit = f",size={memory.size_limit.removesuffix('i')}" if memory.size_limit else ""
         await sandbox.call("mount", "-t", "tmpfs", "-o", f"mode=777{limit}", "tmpfs", str(path))

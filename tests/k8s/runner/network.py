@@ -16,21 +16,21 @@ from tests.k8s.runner.tools import ToolFailed, call
 
 PREFIX = "k8run"  # names of the harness's links; the kernel's limit is 15 characters
 _MARK = "kubernetes-runner"
-_PODS, _SERVICES = range(10, 250), range(256 + 10, 256 + 250)
+_PODS = range(10, 250)
 
 
 class Network:
-    """One bridge with a /23: pods in the lower half, services in the upper half."""
+    """One bridge with a /24."""
 
     def __init__(self) -> None:
         self.bridge = ""
-        self.subnet = ipaddress.IPv4Network("10.0.0.0/23")
+        self.subnet = ipaddress.IPv4Network("10.0.0.0/24")
         self._taken: set[int] = set()
-        self._pod, self._service, self._veth = 0, 0, 0
+        self._pod, self._veth = 0, 0
 
     @property
     def address(self) -> str:
-        """The bridge's own address: the node, the name server."""
+        """The bridge's own address: the node."""
         return str(self.subnet[1])
 
     async def open(self) -> None:
@@ -43,7 +43,7 @@ class Network:
         self.bridge = f"{PREFIX}{os.getpid():x}{random.randrange(16**3):03x}"
         for _ in range(20):
             self.subnet = ipaddress.IPv4Network((f"10.{random.randrange(64, 250)}.0.0", 16))
-            self.subnet = list(self.subnet.subnets(new_prefix=23))[random.randrange(128)]
+            self.subnet = list(self.subnet.subnets(new_prefix=24))[random.randrange(256)]
             if await _free(self.subnet):
                 break
         else:
@@ -71,13 +71,6 @@ class Network:
 
     def free(self, address: str) -> None:
         self._taken.discard(int(ipaddress.IPv4Address(address)) - int(self.subnet[0]))
-
-    async def service_address(self) -> str:
-        """A new address on the bridge for a Service."""
-        offset = _SERVICES[self._service]
-        self._service += 1
-        await self._add(f"{self.subnet[offset]}/32")
-        return str(self.subnet[offset])
 
     async def attach(self, pid: int, address: str) -> str:
         """Gives the network namespace of process `pid` its `eth0` with `address`.

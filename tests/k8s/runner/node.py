@@ -33,6 +33,6 @@ class Node:
     images: Mapping[str, Image]
     backoff: Backoff
     sources: Callable[[str], Sources]  # of a namespace
-    links: Callable[[str], Mapping[str, str]]  # service variables of a namespace
+    hosts: Callable[[str], str]  # lines of /etc/hosts: the Services of a namespace, now
     claim: Callable[[str, str], Path | None]  # directory of a namespace's claim
     record: Callable[[Event], None]

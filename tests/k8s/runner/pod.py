@@ -76,9 +76,9 @@ class PodRun:
         return self.node.state_dir / "logs" / f"{self.identity.name}_{container}.log"
 
     def refresh(self) -> None:
-        """Brings its files to what ConfigMaps and Secrets say now, unless it leaves."""
-        if not self.terminating:
-            self._layout.refresh()
+        """Brings its /etc/hosts to what the Services are now."""
+        if self.has_address:
+            self._layout.write_hosts()
 
     async def live(self) -> None:
         """Runs the pod until it was deleted and everything of it is gone."""
@@ -146,8 +146,8 @@ class PodRun:
         """Root and process of the container's next run; raises Unstartable, SpecError."""
         node, identity, spec = self.node, self.identity, self.spec
         image = node.images[container.image]
-        sources, links = node.sources(identity.namespace), node.links(identity.namespace)
-        process = assemble.process(container, spec, image, identity, sources, links)
+        sources = node.sources(identity.namespace)
+        process = assemble.process(container, spec, image, identity, sources)
         layer = sandbox.box / "layer" / container.name
         if not (inside := sandbox.inside(layer)).exists():
             inside.mkdir()

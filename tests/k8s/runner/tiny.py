@@ -31,43 +31,6 @@ def shell(text: str, name: str = "c", **fields: Any) -> dict[str, Any]:
     return {"name": name, "image": SHELL, "command": ["sh", "-c", text], **fields}
 
 
-def server(text: str, port: int = 8080, name: str = "c", **fields: Any) -> dict[str, Any]:
-    """A container that answers every GET with `text`, and leaves on TERM at once."""
-    code = f"""
-import http.server, os, signal
-class Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        body = os.path.expandvars({text!r}).encode()
-        self.send_response(200 if self.path != "/bad" else 500)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-    def log_message(self, *_):
-        pass
-signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-http.server.ThreadingHTTPServer((os.environ.get("BIND", "0.0.0.0"), {port}), Answer).serve_forever()
-"""
-    return {
-        "name": name,
-        "image": SHELL,
-        "command": ["python3", "-c", code],
-        "ports": [{"name": "http", "containerPort": port}],
-        "readinessProbe": {"httpGet": {"port": "http"}, "periodSeconds": 1},
-        **fields,
-    }
-
-
-def service(name: str, *, app: str | None = None, **spec: Any) -> dict[str, Any]:
-    """A Service of port 80 for a Deployment's pods."""
-    ports = [{"port": 80, "targetPort": "http"}]
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name},
-        "spec": {"selector": {"app": app or name}, "ports": ports, **spec},
-    }
-
-
 def plain(kind: str, name: str, **fields: Any) -> dict[str, Any]:
     """A ConfigMap, Secret or claim."""
     return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **fields}

@@ -1,4 +1,4 @@
-"""The files of ConfigMap, Secret, downward API and projected volumes, and who owns a volume.
+"""The files of ConfigMap, Secret and projected volumes, and who owns a volume.
 
 Files lie as the kubelet's atomic writer lays them: `name -> ..data/name`, `..data -> ..<version>`,
 so that a program that watches or resolves them meets the links it meets in a cluster.
@@ -7,7 +7,6 @@ so that a program that watches or resolves them meets the links it meets in a cl
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.k8s.runner.environment import Content, Sources
-from tests.k8s.runner.identity import Identity, Unstartable
+from tests.k8s.runner.identity import Unstartable
 from tests.k8s.runner.schema.part import SpecError
-from tests.k8s.runner.schema.volume import DownwardFile, KeyToPath, Projected, Volume
+from tests.k8s.runner.schema.volume import KeyToPath, Projected, Volume
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +25,12 @@ class File:
     mode: int
 
 
-def files_of(volume: Volume, sources: Sources, identity: Identity) -> dict[str, File] | None:
+def files_of(volume: Volume, sources: Sources) -> dict[str, File] | None:
     """The files of a volume that Kubernetes fills, by relative path; None for the other kinds.
 
     Raises:
         Unstartable: an object or key that is not optional does not exist.
-        SpecError: a path leaves the volume, or a field is not one of the downward API's.
+        SpecError: a path leaves the volume.
     """
     if (config := volume.config_map) is not None:
         keys = _Keys("ConfigMap", config.name, config.items, config.optional)
@@ -39,14 +38,12 @@ def files_of(volume: Volume, sources: Sources, identity: Identity) -> dict[str, 
     if (secret := volume.secret) is not None:
         keys = _Keys("Secret", secret.secret_name, secret.items, secret.optional)
         return keys.files(sources.secret, secret.default_mode)
-    if (downward := volume.downward_api) is not None:
-        return _fields(downward.items, identity, downward.default_mode)
     if volume.projected is not None:
-        return _projected(volume.projected, sources, identity)
+        return _projected(volume.projected, sources)
     return None
 
 
-def _projected(projected: Projected, sources: Sources, identity: Identity) -> dict[str, File]:
+def _projected(projected: Projected, sources: Sources) -> dict[str, File]:
     mode = projected.default_mode
     files: dict[str, File] = {}
     for source in projected.sources:
@@ -56,8 +53,6 @@ def _projected(projected: Projected, sources: Sources, identity: Identity) -> di
         elif (secret := source.secret) is not None:
             keys = _Keys("Secret", secret.name, secret.items, secret.optional)
             files |= keys.files(sources.secret, mode)
-        elif source.downward_api is not None:
-            files |= _fields(source.downward_api.items, identity, mode)
     return files
 
 
@@ -88,16 +83,6 @@ class _Keys:
         return files
 
 
-def _fields(items: Sequence[DownwardFile], identity: Identity, mode: int) -> dict[str, File]:
-    return {
-        _inside(item.path): File(
-            identity.field(item.field_ref.field_path).encode(),
-            mode if item.mode is None else item.mode,
-        )
-        for item in items
-    }
-
-
 def _inside(path: str) -> str:
     if path.startswith("/") or ".." in Path(path).parts:
         raise SpecError(f"path {path!r} of a volume's item must stay inside the volume")
@@ -105,7 +90,7 @@ def _inside(path: str) -> str:
 
 
 def write(directory: Path, files: Mapping[str, File], group: int | None) -> None:
-    """Puts the files into `directory` in one atomic step; what was there before goes."""
+    """Puts the files into the empty `directory`."""
     version = directory / f"..{uuid.uuid4().hex[:12]}"
     version.mkdir(mode=0o755)
     for name, file in files.items():
@@ -114,20 +99,9 @@ def write(directory: Path, files: Mapping[str, File], group: int | None) -> None
         place.write_bytes(file.content)
         place.chmod(file.mode)
     own(version, group, read_only=True)
-    data = directory / "..data"
-    before = data.readlink() if data.is_symlink() else None
-    fresh = directory / "..data_tmp"
-    fresh.symlink_to(version.name)
-    fresh.replace(data)
-    tops = {Path(name).parts[0] for name in files}
-    for entry in directory.iterdir():
-        if not entry.name.startswith("..") and entry.name not in tops:
-            entry.unlink()
-    for top in tops:
-        if not (directory / top).is_symlink():
-            (directory / top).symlink_to(f"..data/{top}")
-    if before is not None:
-        shutil.rmtree(directory / before)
+    (directory / "..data").symlink_to(version.name)
+    for top in {Path(name).parts[0] for name in files}:
+        (directory / top).symlink_to(f"..data/{top}")
 
 
 def own(directory: Path, group: int | None, *, read_only: bool, once: bool = False) -> None:

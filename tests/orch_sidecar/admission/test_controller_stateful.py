@@ -15,6 +15,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from orch_sidecar.admission.types import AdmissionRequest, Decision, EngineReport, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
+from tests.fuzz import examples
 from tests.orch_sidecar.admission.examples import (
     BULK,
     DRAIN,
@@ -318,4 +319,4 @@ class AdmissionMachine(Checked):
 
 
 TestAdmission = AdmissionMachine.TestCase
-TestAdmission.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestAdmission.settings = settings(max_examples=examples(300), stateful_step_count=60, deadline=None)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orch_sidecar.api.refusal import Reason, Refusal
+from tests.fuzz import examples
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.broadcasting import (
     STREAM,
@@ -140,7 +141,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(STEP, max_size=60), st.booleans())
 async def test_whatever_the_order_answers_are_whole_and_what_is_retained_is_bounded(
     steps: list[tuple[str, int | None]], breaks: bool

@@ -53,9 +53,9 @@ def test_wrong_usage_makes_no_key(words: list[str], capsys: pytest.CaptureFixtur
     assert "orch-" not in printed.err + printed.out
 
 
-def test_help_says_what_goes_where(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_the_output_of_key_and_entry(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["key", "--help"])
     text = capsys.readouterr().out
-    assert "key goes to stderr" in text
+    assert "key is printed on stderr" in text
     assert ">> keys.yaml" in text

@@ -18,6 +18,7 @@ from orch_sidecar.wire.http1 import (
     body_of,
     parse_head,
 )
+from tests.fuzz import examples
 from tests.orch_sidecar.answers import (
     CHANGE,
     LARGE,
@@ -31,7 +32,7 @@ from tests.orch_sidecar.answers import (
 )
 
 FUZZ = settings(
-    max_examples=300,
+    max_examples=examples(300),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -155,7 +156,7 @@ def test_answers_are_passed_on_byte_by_byte_too(answer: Answer) -> None:
     assert_read_as_by_h11(answer, list(range(len(answer.data))))
 
 
-@settings(FUZZ, max_examples=60)
+@settings(FUZZ, max_examples=examples(60))
 @given(chunked_answers(LARGE | PAYLOAD), PLACES)
 def test_large_chunks_are_passed_on_as_h11_reads_them(answer: Answer, places: list[int]) -> None:
     assert_read_as_by_h11(answer, places)
@@ -171,7 +172,7 @@ def test_what_is_passed_on_never_ends_inside_a_chunk(answer: Answer, places: lis
         assert position in answer.bounds
 
 
-@settings(FUZZ, max_examples=1000)
+@settings(FUZZ, max_examples=examples(1000))
 @given(
     chunked_answers() | other_answers(),
     st.lists(CHANGE, min_size=1, max_size=3),
@@ -197,7 +198,7 @@ def test_doubtful_answers_are_never_read_otherwise_than_by_h11(
         assert theirs.after == ours.after
 
 
-@settings(FUZZ, max_examples=1000)
+@settings(FUZZ, max_examples=examples(1000))
 @given(
     chunked_answers() | other_answers(),
     st.lists(CHANGE, max_size=2),

@@ -1,6 +1,6 @@
 """`orch bench decode`: the decode-step microbenchmark.
 
-The only module here that prints, and that writes a file.
+The only module here that prints or writes a file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HELP: Final = "decode steps on this machine's device: throughput and latency by
 
 
 def add_command(commands: Any) -> None:
-    """Adds `decode` to what `add_subparsers` returned; its default of the name `run` is `run`."""
+    """Adds `decode` to the result of `add_subparsers`; its `run` default is the function `run`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "decode",
         help=_HELP,
@@ -49,19 +49,19 @@ def add_command(commands: Any) -> None:
     add_arguments(parser)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """The exit code: 0, 1 where nothing could be measured, 2 for bad usage."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, 1 where nothing could be measured, 2 for bad usage."""
     parser = argparse.ArgumentParser(prog="orch bench")
     add_command(parser.add_subparsers(dest="command", metavar="COMMAND", required=True))
-    return run(parser.parse_args(words))
+    return run(parser.parse_args(arguments))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs what the words of `add_command` ask for; the exit code, as of `main`."""
+    """Runs the command with its parsed options; returns the exit code like `main`."""
     try:
-        said = _by_formula(options) if options.step_time is not None else _on_device(options)
+        found = _by_formula(options) if options.step_time is not None else _on_device(options)
         if options.json not in (None, "-"):
-            Path(options.json).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+            Path(options.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     except InvalidOptions as error:
         print(f"orch bench decode: {error}", file=sys.stderr)
         return 2
@@ -69,13 +69,13 @@ def run(options: argparse.Namespace) -> int:
         print(f"orch bench decode: {error}", file=sys.stderr)
         return 1
     if options.json == "-":
-        print(json.dumps(said, indent=2))
+        print(json.dumps(found, indent=2))
     return 0
 
 
 def _by_formula(options: argparse.Namespace) -> dict[str, Any]:
     if options.sweep is not None:
-        raise InvalidOptions("--sweep measures a device, and --step-time takes the place of one")
+        raise InvalidOptions("--sweep measures a device: it cannot be combined with --step-time")
     config, curve = _config(options), options.step_time
     arrivals_ms = poisson_ms(config.rate_per_s, config.nreq, config.seed)
     runs = []

@@ -1,7 +1,7 @@
-"""Where a step runs: the device, what it is called, its number format and its cache.
+"""Opens the device that runs the steps: its name, number format, cache and free memory.
 
-The only module here that imports torch, and only when asked to. ROCm builds of torch answer to
-`torch.cuda`, so that CUDA and HIP are one path.
+The only module here that imports torch, when a device is opened. ROCm builds of torch provide
+`torch.cuda`, so CUDA and HIP share one path.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ _CPUINFO: Final = Path("/proc/cpuinfo")
 _MEMINFO: Final = Path("/proc/meminfo")
 _CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
 
-# Instructions that multiply bfloat16. Without them it is emulated, and float32 is faster.
+# CPU features that multiply bfloat16. Without them it is emulated, and float32 is faster.
 _BF16_FLAGS: Final = {"avx512_bf16", "amx_bf16", "bf16"}
 
-# How often torch's threads (libgomp's, on Linux) look for work before they sleep. By itself
-# libgomp has them look for milliseconds, some thirty times a step: on cores that others use, too,
-# who spins keeps the thread that is waited for from running, and steps take ten times as long.
-# With this many, steps on idle cores are as fast. Read when torch is imported.
+# Iterations for which torch's threads (libgomp's, on Linux) spin before they sleep. By default
+# they spin for milliseconds, some thirty times a step: on shared cores a spinning thread keeps
+# the one it waits for from running, and steps take ten times as long. With this value steps on
+# idle cores are as fast. Read when torch is imported.
 _SPINNING: Final = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
 _SPIN_COUNT: Final = "10000"
 
 
 class DeviceUnavailable(Exception):
-    """Nothing can be measured here; the message says what is missing."""
+    """The device cannot be used for the measurement; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`place`, `dtype`: torch's own. `kind`: cpu, cuda or hip. `threads`: of a CPU, else None.
+    """An opened device. `place`, `dtype`: torch objects. `kind`: cpu, cuda or hip.
 
-    `cache_bytes`, `free_bytes`: of the last-level cache and of the memory, None where unknown.
+    `threads`: of a CPU, else None. `cache_bytes`, `free_bytes`: of the last-level cache and of the
+    memory, None where unknown.
     """
 
     torch: Any
@@ -54,32 +55,32 @@ class Device:
         return str(self.dtype).removeprefix("torch.")
 
 
-def open_device(wanted: str, dtype: str | None, threads: int | None) -> Device:
-    """The device `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
+def open_device(name: str, dtype: str | None, threads: int | None) -> Device:
+    """Opens the device `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
 
-    Without a dtype: what the device multiplies fastest of bfloat16 and the format it has always
-    had. Without threads: as many as torch takes by itself. Raises DeviceUnavailable without
-    torch, without that device, or for threads of a GPU.
+    The default dtype is bfloat16 if the device multiplies it natively, else float32 on a CPU and
+    float16 on a GPU; the default number of threads is torch's. Raises DeviceUnavailable without
+    torch, without that device, and for threads of a GPU.
     """
     torch = _torch()
     available = torch.cuda.is_available()
-    if wanted == "auto":
-        wanted = "cuda" if available else "cpu"
-    if wanted != "cpu" and not available:
-        raise DeviceUnavailable(f"device {wanted}: torch {torch.__version__} sees no GPU here")
-    place = torch.device(wanted)
+    if name == "auto":
+        name = "cuda" if available else "cpu"
+    if name != "cpu" and not available:
+        raise DeviceUnavailable(f"--device {name}: torch {torch.__version__} finds no GPU here")
+    place = torch.device(name)
     if place.type == "cpu":
         return _cpu(torch, place, dtype, threads)
     if (place.index or 0) >= torch.cuda.device_count():
-        raise DeviceUnavailable(f"device {wanted}: there are {torch.cuda.device_count()} GPUs")
+        raise DeviceUnavailable(f"--device {name}: there are {torch.cuda.device_count()} GPUs")
     if threads is not None:
-        raise DeviceUnavailable(f"threads {threads}: are of a CPU, and the device is {wanted}")
+        raise DeviceUnavailable(f"--threads {threads}: only a CPU has threads, not {name}")
     return _gpu(torch, place, dtype)
 
 
 def _torch() -> Any:
-    untold = not _SPINNING & os.environ.keys()
-    if untold:
+    default_spinning = not _SPINNING & os.environ.keys()
+    if default_spinning:
         os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
     try:
         return importlib.import_module("torch")
@@ -87,11 +88,11 @@ def _torch() -> Any:
         if error.name != "torch":
             raise
         raise DeviceUnavailable(
-            "this benchmark runs on PyTorch, which is not installed: `pip install torch`, or "
-            "the extra cpu or gpu of orch-sidecar, which brings it with vLLM"
+            "this benchmark needs PyTorch, which is not installed: `pip install torch`, or "
+            "install orch-sidecar with the extra cpu or gpu"
         ) from None
     finally:
-        if untold:
+        if default_spinning:
             del os.environ["GOMP_SPINCOUNT"]
 
 
@@ -125,19 +126,19 @@ def _gpu(torch: Any, place: Any, dtype: str | None) -> Device:
         kind="cuda" if torch.version.hip is None else "hip",
         name=torch.cuda.get_device_name(place),
         threads=None,
-        cache_bytes=properties.L2_cache_size or None,  # HIP has said 0 for unknown
+        cache_bytes=properties.L2_cache_size or None,  # HIP may report 0 for unknown
         free_bytes=torch.cuda.mem_get_info(place)[0],
     )
 
 
 def _last_level_cache() -> int | None:
-    """Bytes of the largest cache that the first core has a part in; None where Linux is not."""
+    """Returns the bytes of the first core's largest cache; None on other systems than Linux."""
     sizes = [path.read_text(encoding="ascii").strip() for path in _CACHES.glob("index*/size")]
     return max((int(size.removesuffix("K")) * 1024 for size in sizes), default=None)
 
 
 def _free_memory() -> int | None:
-    """Bytes that can be had without swapping; None where Linux is not."""
+    """Returns the bytes available without swapping; None on other systems than Linux."""
     if not _MEMINFO.exists():
         return None
     found = re.search(r"^MemAvailable:\s*(\d+) kB", _MEMINFO.read_text("ascii"), re.MULTILINE)

@@ -1,8 +1,8 @@
-"""Figures of a run and of a sweep, from the steps they consist of. Pure.
+"""Computes the figures of a run and of a sweep from their steps.
 
-TTFT, latency and throughput mean what `tools.facts.evidence.figures` says, in milliseconds of
-the schedule's virtual clock; percentiles interpolate, too, where the reference program of
-"Throughput, Latency & Batching Policy" takes the rank below.
+TTFT, latency and throughput are defined as in `tools.facts.evidence.figures`, in milliseconds of
+the schedule's virtual clock. Percentiles interpolate, unlike in the reference program of
+"Throughput, Latency & Batching Policy", which takes the rank below.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from orch_sidecar.tools.bench.decode.schedule import Outcome
 from orch_sidecar.tools.bench.results.fit import Fit, fit
 from orch_sidecar.tools.facts.evidence.figures import Spread, spread
 
-# From this batch on, gaps between steps are to be small: at fewer sequences, steps are short and
-# launching them is a large part of each anyway.
+# From this batch on, gaps between steps should be small: smaller batches have short steps, of
+# which launching is a large part anyway.
 LARGE_BATCH: Final = 8
 
 
@@ -25,8 +25,8 @@ LARGE_BATCH: Final = 8
 class TimedStep:
     """A step of `batch` sequences that a device ran.
 
-    `gap_ms`: from the end of the step before to the start of this one, with nothing else to do:
-    what the host needs to notice, to schedule and to launch. None of the first step.
+    `gap_ms`: from the end of the previous step to the start of this one: the time in which the
+    host notices, schedules and launches. None for the first step.
     """
 
     batch: int
@@ -36,11 +36,11 @@ class TimedStep:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One schedule, served. Milliseconds, tokens per second.
+    """The figures of one schedule, in milliseconds and tokens per second.
 
-    `tokens_per_s_device`: over the time in steps alone; `tokens_per_s`: from the first arrival
-    to the last end, waiting included. `step_ms`: by batch, with the number of steps. Gaps are
-    None where nothing was measured; `gap_large_ms`: those before steps of LARGE_BATCH or more.
+    `tokens_per_s_device`: over the time in steps; `tokens_per_s`: from the first arrival to the
+    last end. `step_ms`: number and times of steps by batch. Gaps are None where no device ran;
+    `gap_large_ms`: gaps before steps of LARGE_BATCH or more.
     """
 
     window_ms: float
@@ -57,7 +57,7 @@ class Run:
 
 
 def run_figures(window_ms: float, outcome: Outcome, timed: Sequence[TimedStep]) -> Run:
-    """Of a schedule with at least one request. `timed`: its steps, if a device ran them."""
+    """Returns the figures of a schedule with requests. `timed`: its steps, if a device ran them."""
     requests, steps = outcome.requests, outcome.steps
     device_ms = sum(step.ms for step in steps)
     tokens = sum(step.batch for step in steps)
@@ -82,10 +82,10 @@ def run_figures(window_ms: float, outcome: Outcome, timed: Sequence[TimedStep]) 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Steps of one batch. Throughput is that of the median step; ratios are to the first point.
+    """Steps of one batch. Throughput is that of the median step.
 
-    `speed_up`: of tokens per second; `efficiency`: speed-up for each sequence, 1 where a step
-    takes no longer for more of them.
+    `speed_up`: in tokens per second over the first point; `efficiency`: speed-up per sequence, 1
+    if a step of more sequences takes no longer.
     """
 
     batch: int
@@ -99,20 +99,20 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Points by rising batch, and the curve of the medians; None for fewer than three points."""
+    """Points by batch, and the curve of their medians; None for fewer than three points."""
 
     points: tuple[Point, ...]
     fit: Fit | None
 
     @property
     def monotonic(self) -> bool:
-        """Whether each larger batch makes more tokens per second."""
+        """Whether each larger batch generates more tokens per second."""
         rates = [point.tokens_per_s for point in self.points]
         return all(before < after for before, after in pairwise(rates))
 
 
 def sweep_figures(timed: Sequence[TimedStep]) -> Sweep:
-    """Of steps of one batch or several, in whatever order they ran."""
+    """Returns the figures of steps, in any order, by batch."""
     by_batch: dict[int, list[TimedStep]] = {}
     for each in timed:
         by_batch.setdefault(each.batch, []).append(each)

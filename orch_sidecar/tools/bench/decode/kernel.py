@@ -1,9 +1,8 @@
 """A decode step in PyTorch, the same source for CUDA, HIP and CPU.
 
-Knows tensors, and nothing of time or of requests. Weights are random: how long a step takes
-depends on sizes, not on what is said. What is real is the traffic with memory and the serial
-dependence: each weight is read once in a step, each sequence reads its own KV cache and appends
-to it, and a step's input is the output of the step before.
+Weights are random: the time of a step depends on sizes, not on values. Memory traffic and serial
+dependence are real: a step reads each weight once, each sequence reads its own KV cache and
+appends to it, and the input of a step is the output of the previous one.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Any
 from orch_sidecar.tools.bench.decode.device import Device
 from orch_sidecar.tools.bench.decode.shape import Shape
 
-# torch is imported where it is needed, not when the command line is read, and has no types here.
+# torch is imported by `device` when needed, so its types are not available here.
 Tensor = Any
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Weights are (outputs, inputs). `kv`: (keys or values, sequence, head, token, head size)."""
+    """Weights are (outputs, inputs), `kv` is (key or value, sequence, head, token, head size)."""
 
     qkv: Tensor
     out: Tensor
@@ -30,10 +29,10 @@ class _Layer:
 
 
 class Kernel:
-    """A model with room for `bmax` sequences, whose caches are full with `context` tokens each.
+    """A model and the KV caches of `bmax` sequences, each full with `context` tokens.
 
-    A cache is a ring: a step overwrites the oldest token of each sequence in it. So a sequence
-    always attends to as many tokens, and a step's work depends on the batch alone.
+    A cache is a ring: a step overwrites the oldest token of each sequence. So every sequence
+    always attends to the same number of tokens, and a step's work depends on the batch alone.
     """
 
     def __init__(self, device: Device, shape: Shape, bmax: int, seed: int) -> None:
@@ -63,14 +62,11 @@ class Kernel:
 
     @property
     def states(self) -> Tensor:
-        """What came out of the last step, and goes into the next: (sequence, hidden)."""
+        """The output of the last step and input of the next: (sequence, hidden)."""
         return self._states
 
     def step(self, batch: int) -> None:
-        """One token for each of the first `batch` sequences.
-
-        Only launches: nothing here waits for the device or reads from it.
-        """
+        """Launches one token for each of the first `batch` sequences, without waiting for it."""
         functional, hidden = self._torch.nn.functional, (self._shape.hidden,)
         with self._torch.inference_mode():
             states = self._states[:batch]
@@ -84,10 +80,10 @@ class Kernel:
         self._oldest = (self._oldest + 1) % self._shape.context
 
     def _attend(self, layer: _Layer, states: Tensor) -> Tensor:
-        """Attention of the newest token of each sequence to its whole cache.
+        """Returns the attention of each sequence's newest token to its whole cache.
 
-        The query heads that share keys and values stand where a prompt's tokens would: as all
-        of them see every token there is no mask, and the cache is read once for the group.
+        Query heads that share keys and values take the place of a prompt's tokens: as each sees
+        every token there is no mask, and the cache is read once for the group.
         """
         shape, functional = self._shape, self._torch.nn.functional
         batch = states.shape[0]

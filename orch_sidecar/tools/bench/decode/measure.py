@@ -1,4 +1,4 @@
-"""Runs steps on a device: in the order of a schedule, or a sweep over batches."""
+"""Runs steps on a device: those of a schedule, or a sweep over batches."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from orch_sidecar.tools.bench.decode.schedule import StepTime, run_schedule
 from orch_sidecar.tools.bench.decode.shape import Shape
 from orch_sidecar.tools.bench.decode.timing import EventTimer, HostTimer, Stopwatch, Timer
 
-# Before anything counts, so many steps of the largest batch warm up caches, clocks and the
-# allocator; then one of each size, as the first of a size chooses its kernels.
+# Steps of the largest batch that warm up caches, clocks and the allocator; one of each size
+# follows, as the first of a size selects its kernels.
 _WARM_UP_STEPS: Final = 5
 
-# A sweep goes through its batches again and again, with so many steps of each at a time, so that
-# whatever slows the machine for a second slows all of them.
+# A sweep cycles through its batches, with this many steps of each at a time, so that a temporary
+# slowdown of the machine affects all of them.
 _STEPS_IN_A_ROW: Final = 5
 
 
 class Bench:
-    """A warm kernel on a device, for batches up to `bmax`.
+    """A warmed-up kernel on a device, for batches up to `bmax`.
 
-    Raises DeviceUnavailable where weights and KV cache do not fit in the memory that is free.
+    Raises DeviceUnavailable if weights and KV cache do not fit in the free memory.
     """
 
     def __init__(self, device: Device, shape: Shape, bmax: int, seed: int) -> None:
@@ -32,20 +32,21 @@ class Bench:
         if device.free_bytes is not None and needed > device.free_bytes:
             raise DeviceUnavailable(
                 f"{shape.weights} weights and a KV cache of {bmax} sequences need "
-                f"{needed / 1e9:.1f} GB, and {device.free_bytes / 1e9:.1f} GB are free"
+                f"{needed / 1e9:.1f} GB, but {device.free_bytes / 1e9:.1f} GB are free: reduce "
+                "--layers, --hidden, --context or --bmax"
             )
         self._device, self._bmax = device, bmax
         self._kernel = Kernel(device, shape, bmax, seed)
 
     def run(self, arrivals_ms: Sequence[float], tokens: int, window_ms: float) -> Run:
-        """Each step of the schedule is run, and takes the virtual time that it took."""
+        """Runs each step of the schedule, whose virtual time advances by the measured time."""
         self._warm_up(range(1, self._bmax + 1))
         stopwatch = self._stopwatch()
         outcome = run_schedule(arrivals_ms, tokens, self._bmax, window_ms, stopwatch)
         return run_figures(window_ms, outcome, stopwatch.timed)
 
     def sweep(self, batches: Sequence[int], steps: int) -> Sweep:
-        """`steps` steps of each batch."""
+        """Runs `steps` steps of each batch."""
         self._warm_up(batches)
         stopwatch = self._stopwatch()
         for done in range(0, steps, _STEPS_IN_A_ROW):
@@ -68,5 +69,5 @@ class Bench:
 def run_by_formula(
     arrivals_ms: Sequence[float], tokens: int, bmax: int, window_ms: float, step_ms: StepTime
 ) -> Run:
-    """The same schedule without a device: a step takes what the formula says."""
+    """Runs the schedule without a device: `step_ms` gives the time of a step."""
     return run_figures(window_ms, run_schedule(arrivals_ms, tokens, bmax, window_ms, step_ms), ())

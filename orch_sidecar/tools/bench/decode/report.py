@@ -1,9 +1,9 @@
-"""A run and a sweep as text and as a JSON document. Pure.
+"""Formats a run and a sweep as text and as a JSON document.
 
-The four lines CONFIG, GPU time, TTFT and E2E have the form of the reference program of
-"Throughput, Latency & Batching Policy", so that what reads its output reads this. "GPU" is its
-word for the device, whatever that is: the line DEVICE says which. `work` is the multiply-adds
-of a sequence in a step, 0 where a formula takes the place of a device.
+The four lines CONFIG, GPU time, TTFT and E2E have the format of the reference program of
+"Throughput, Latency & Batching Policy", so that its parsers work here too. "GPU" stands for any
+device: the line DEVICE names it. `work` is the multiply-adds of a sequence in a step, 0 if a
+formula replaces the device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCHEMA: Final = "orch.bench.decode/1"
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What was asked for."""
+    """The options of the schedule."""
 
     nreq: int
     rate_per_s: float
@@ -33,7 +33,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What the steps ran on. Bytes; `threads`, `cache_bytes`: None where unknown or without."""
+    """The device and the model. `threads`, `cache_bytes`: None where unknown or not applicable."""
 
     kind: str
     name: str
@@ -47,12 +47,12 @@ class DeviceInfo:
 
     @property
     def in_cache(self) -> bool:
-        """Whether the weights stay in the cache between steps, as no real model's do."""
+        """Whether the weights stay in the cache between steps, unlike those of a real model."""
         return self.cache_bytes is not None and self.weight_bytes <= self.cache_bytes
 
 
 def run_lines(config: Config, run: Run, work: int) -> str:
-    """The four lines, and one of steps; one of gaps where they were measured."""
+    """Returns the four lines, one of steps, and those of gaps if they were measured."""
     ttft, e2e = run.ttft_ms, run.e2e_ms
     lines = [
         f"CONFIG nreq={config.nreq} lambda={config.rate_per_s:.1f}/s tokens={config.tokens} "
@@ -72,7 +72,7 @@ def run_lines(config: Config, run: Run, work: int) -> str:
 
 
 def device_line(ran: DeviceInfo) -> str:
-    """What ran, and a second line where it is no picture of decoding."""
+    """Returns the device and model, with a note if the weights fit in the cache."""
     shape, threads = ran.shape, f" threads={ran.threads}" if ran.threads is not None else ""
     cache = "unknown" if ran.cache_bytes is None else f"{ran.cache_bytes / 1e6:.1f} MB"
     line = (
@@ -82,12 +82,12 @@ def device_line(ran: DeviceInfo) -> str:
         f"kv={ran.kv_bytes_per_sequence / 1e6:.2f} MB/sequence"
     )
     if ran.in_cache:
-        line += "\nNOTE the weights fit in the cache: steps are faster than decoding from memory is"
+        line += "\nNOTE the weights fit in the cache: steps are faster than decoding from memory"
     return line
 
 
 def window_line(first: Run, last: Run) -> str:
-    """What the window does to p95 TTFT, on the same arrivals."""
+    """Compares the p95 TTFT of two windows on the same arrivals."""
     change = 100 * (last.ttft_ms.p95 / first.ttft_ms.p95 - 1)
     return (
         f"WINDOW {first.window_ms:g} -> {last.window_ms:g} ms: "
@@ -101,7 +101,7 @@ _HEAD: Final = (
 
 
 def sweep_text(sweep: Sweep) -> str:
-    """A table, and what it comes to."""
+    """Returns a table, the total speed-up and the fitted curve."""
     rows = [list(_HEAD), *(_cells(point) for point in sweep.points)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
@@ -114,12 +114,12 @@ def sweep_text(sweep: Sweep) -> str:
         f"{'more' if sweep.monotonic else 'not more'} with each b"
     )
     if sweep.fit is None:
-        lines.append("t(b): not fitted, which takes three different b")
+        lines.append("t(b): not fitted, which needs three different batches")
     else:
         found = sweep.fit
         lines.append(
             f"t(b) = {found.t0:.4g} + {found.c:.4g} * b^{found.alpha:.2f} ms, "
-            f"at most {100 * found.worst_error:.1f} % off"
+            f"largest deviation {100 * found.worst_error:.1f} %"
         )
     return "\n".join(lines)
 
@@ -127,9 +127,9 @@ def sweep_text(sweep: Sweep) -> str:
 def document(
     config: Config, ran: DeviceInfo | Curve, runs: Sequence[Run] = (), sweep: Sweep | None = None
 ) -> dict[str, Any]:
-    """Everything, as what `json` writes. `device` or `formula` is null, the other one is there.
+    """Returns all results as a JSON object. Either `device` or `formula` is null.
 
-    `runs`: one for each window; `sweep`: null where there was none. Times in ms, sizes in bytes.
+    `runs`: one per window; `sweep`: null without one. Times in ms, sizes in bytes.
     """
     return {
         "schema": SCHEMA,

@@ -1,22 +1,22 @@
-"""When each sequence is admitted and each step is run, in virtual time.
+"""Schedules admissions and decode steps in virtual time.
 
-Pure. Time passes by what `step_ms` says of a step of b sequences, be it a measurement on a
-device or a formula; nothing here waits. The policy is the one of "Throughput, Latency & Batching
-Policy" (Poisson arrivals, admission window, Bmax, top-up between steps):
+Time advances by `step_ms` of each step's batch, measured on a device or computed; nothing here
+waits. The policy is that of "Throughput, Latency & Batching Policy" (Poisson arrivals, admission
+window, Bmax, top-up between steps):
 
-- With nothing to decode, the first request that waits opens a window of `window_ms`; the batch
-  is launched when the window closes or Bmax requests wait, whichever comes first.
-- With something to decode, a step follows a step at once. Between the two, the batch is topped
-  up with those who wait by then, in their order, up to Bmax.
+- When nothing is running, the first queued request opens a window of `window_ms`; the batch is
+  launched when the window closes or Bmax requests are queued, whichever comes first.
+- When sequences are running, steps follow each other at once, and queued requests join between
+  them in order of arrival, up to Bmax.
 
-Its reference program differs from its text, and is not followed, in three places:
+It differs from the paper's reference program, as the paper's text does, in three ways:
 
-- It idles for a quarter of the window before every step, whether or not the batch has room. At
-  its default load that makes the p95 of the latency 2.6 to 3 times as long. Here a device never
-  idles beside a sequence that it could decode: the window costs who comes when there is none.
-- Its window stays open when the batch is full.
-- Its window opens when the device falls idle, even for who has waited longer than that already;
-  here the wait that the window adds is at most the window, counted from the arrival.
+- The program idles for a quarter of the window before every step, even with a full batch, which
+  makes the p95 latency 2.6 to 3 times as long at its default load. Here a device with a running
+  sequence never idles: the window only delays requests that arrive at an idle device.
+- The program's window stays open when the batch is full.
+- The program's window opens when the device becomes idle, even for requests that have waited
+  longer already; here the window counts from the arrival.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from math import isfinite
 from random import Random
 
 StepTime = Callable[[int], float]
-"""Milliseconds of a step of so many sequences; called once for each step, in their order."""
+"""Returns the milliseconds of a step of that many sequences; called once per step, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that got all its tokens. Milliseconds of the virtual clock."""
+    """A completed request. Milliseconds of the virtual clock."""
 
     arrived_ms: float
     admitted_ms: float
@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step, and which requests (by their place among the arrivals) got a token from it."""
+    """A step, and the requests (as indices of arrivals) that it generated a token for."""
 
     start_ms: float
     ms: float
@@ -63,19 +63,19 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Requests in the order of their arrival, steps in the order of time."""
+    """Requests in order of arrival, and steps in order of time."""
 
     requests: tuple[Request, ...]
     steps: tuple[Step, ...]
 
 
 def poisson_ms(rate_per_s: float, count: int, seed: int) -> list[float]:
-    """When `count` requests arrive, in ms; the same seed gives the same arrivals.
+    """Returns the arrival times of `count` requests in ms; the seed determines them.
 
     Raises ValueError for a rate that is not above 0.
     """
     if not 0 < rate_per_s < float("inf"):
-        raise ValueError(f"a rate of {rate_per_s:g}/s: must be above 0")
+        raise ValueError(f"the rate is {rate_per_s:g}/s: it must be finite and above 0")
     random, at, found = Random(seed), 0.0, []  # noqa: S311 (no secret)
     for _ in range(count):
         at += 1000 * random.expovariate(rate_per_s)
@@ -86,16 +86,16 @@ def poisson_ms(rate_per_s: float, count: int, seed: int) -> list[float]:
 def run_schedule(
     arrivals_ms: Sequence[float], tokens: int, bmax: int, window_ms: float, step_ms: StepTime
 ) -> Outcome:
-    """Serves all requests, each with so many tokens, and says how.
+    """Serves all requests, each with that many tokens, and returns their times and the steps.
 
-    Raises ValueError for arrivals that are not in order or before 0, fewer than one token or
+    Raises ValueError for arrivals that are not ascending from 0, fewer than one token or
     sequence, a negative window, and a step that takes no time.
     """
     _check(arrivals_ms, tokens, bmax, window_ms)
     admitted: list[float] = []
     first: dict[int, float] = {}
     ended: dict[int, float] = {}
-    left: dict[int, int] = {}  # tokens to come, of the active ones, in the order of admission
+    left: dict[int, int] = {}  # tokens left of the running requests, in order of admission
     steps: list[Step] = []
     now = 0.0
     while left or len(admitted) < len(arrivals_ms):
@@ -127,7 +127,7 @@ def run_schedule(
 
 
 def _launch_ms(arrivals_ms: Sequence[float], first: int, bmax: int, window_ms: float) -> float:
-    """When an idle device is given the batch that the request `first` opens."""
+    """Returns when an idle device launches the batch that the request `first` opens."""
     closes = arrivals_ms[first] + window_ms
     full = first + bmax - 1
     return min(closes, arrivals_ms[full]) if full < len(arrivals_ms) else closes
@@ -136,7 +136,7 @@ def _launch_ms(arrivals_ms: Sequence[float], first: int, bmax: int, window_ms: f
 def _took(step_ms: StepTime, batch: int) -> float:
     took = step_ms(batch)
     if not (isfinite(took) and took > 0):
-        raise ValueError(f"a step of {batch} sequences in {took} ms: must be above 0")
+        raise ValueError(f"a step of {batch} sequences takes {took} ms: it must be above 0")
     return took
 
 
@@ -144,7 +144,7 @@ def _check(arrivals_ms: Sequence[float], tokens: int, bmax: int, window_ms: floa
     before = 0.0
     for at in arrivals_ms:
         if not before <= at < float("inf"):
-            raise ValueError(f"an arrival at {at} ms after {before} ms: must be in order of time")
+            raise ValueError(f"an arrival at {at} ms follows {before} ms: they must be ascending")
         before = at
     for name, value, least in (
         ("tokens", tokens, 1),
@@ -152,4 +152,4 @@ def _check(arrivals_ms: Sequence[float], tokens: int, bmax: int, window_ms: floa
         ("window_ms", window_ms, 0),
     ):
         if not least <= value < float("inf"):
-            raise ValueError(f"{name} {value}: must be at least {least}")
+            raise ValueError(f"{name} is {value}: it must be finite and at least {least}")

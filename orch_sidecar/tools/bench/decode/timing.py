@@ -1,7 +1,7 @@
-"""Measures each step on the device, and the gap since the step before.
+"""Measures each step on the device, and the gap since the previous step.
 
-On a GPU both are on the device's own timeline, between events, as a profiler shows them; on a
-CPU they are by the clock of the host.
+On a GPU both are measured between events on the device's timeline, as in a profiler; on a CPU by
+the host's clock.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from orch_sidecar.tools.bench.decode.figures import TimedStep
 
 
 class Timer(Protocol):
-    """Runs what it is given to its end; (milliseconds of it, of the gap before or None)."""
+    """Runs a step to its end; returns its milliseconds and those of the gap before it, or None."""
 
     def __call__(self, launch: Callable[[], None]) -> tuple[float, float | None]: ...
 
 
 class HostTimer:
-    """For what runs within the call."""
+    """Times a step that runs within the call."""
 
     def __init__(self) -> None:
         self._ended_ns: int | None = None
@@ -34,10 +34,10 @@ class HostTimer:
 
 
 class EventTimer:
-    """For what the call only launches. `cuda`: the module torch.cuda, of CUDA or of HIP.
+    """Times a step that the call only launches. `cuda`: the module torch.cuda, of CUDA or HIP.
 
-    Two pairs of events take turns, so that the end of the step before is still there when this
-    one's gap is read; none is made within a step. Its end is the one point where the host waits.
+    Two pairs of events alternate, so that the previous end still exists when the gap is read, and
+    none is created within a step. The host waits only for the end of a step.
     """
 
     def __init__(self, cuda: Any) -> None:
@@ -59,14 +59,14 @@ class EventTimer:
 
 
 class Stopwatch:
-    """Runs steps by their batch, and keeps what each took."""
+    """Runs steps and records the time of each."""
 
     def __init__(self, step: Callable[[int], None], timer: Timer) -> None:
         self._step, self._timer = step, timer
         self.timed: list[TimedStep] = []
 
     def __call__(self, batch: int) -> float:
-        """Milliseconds of one step of so many sequences."""
+        """Runs one step of that many sequences and returns its milliseconds."""
         ms, gap_ms = self._timer(lambda: self._step(batch))
         self.timed.append(TimedStep(batch, ms, gap_ms))
         return ms

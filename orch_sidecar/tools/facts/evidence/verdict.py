@@ -112,13 +112,11 @@ def _traffic(before: Snapshot, after: Snapshot, own: RequestCounts) -> list[str]
     reasons = []
     for when, snapshot in (("before", before), ("after", after)):
         if snapshot.foreign:
-            reasons.append(
-                f"{snapshot.foreign} foreign sequences were in the engine {when} the measurement"
-            )
+            count = snapshot.foreign
+            reasons.append(f"foreign sequences in the engine {when} the measurement: {count}")
         if snapshot.leased:
-            reasons.append(
-                f"{snapshot.leased} sequences were still in the engine {when} the measurement"
-            )
+            count = snapshot.leased
+            reasons.append(f"sequences still in the engine {when} the measurement: {count}")
     accepted = after.requests_total - before.requests_total
     if accepted > own.sent:
         reasons.append(

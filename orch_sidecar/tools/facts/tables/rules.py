@@ -25,14 +25,14 @@ BATCHING: Final[Mapping[Label, tuple[str, ...]]] = {
     Label.TO_BE_CONFIRMED: ("on", "off", "unknown"),
 }
 
-# Notes that comparisons use: numbers of milliseconds.
+# Notes in milliseconds that comparisons use.
 TTFT_P50_NOTE: Final = "ttft_p50_ms"
 TTFT_P95_NOTE: Final = "ttft_p95_ms"
 
 # A float keeps fifteen digits.
 _WHOLE: Final = re.compile(r"0|[1-9][0-9]{0,14}")
 _DECIMAL: Final = re.compile(r"(?:0|[1-9][0-9]{0,14})(?:\.[0-9]+)?")
-# As `format_notes` writes a float.
+# A float as `format_notes` formats it.
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,2})?")
 
 

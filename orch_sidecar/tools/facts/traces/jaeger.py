@@ -26,7 +26,7 @@ from orch_sidecar.tools.facts.traces.otlp import Malformed
 from orch_sidecar.tools.facts.traces.paging import TooManyTraces, all_spans
 from orch_sidecar.tools.facts.traces.span import Span
 
-# Of a response in an error message.
+# The characters of a response that an error message shows.
 _SHOWN_CHARACTERS: Final = 300
 
 

@@ -1,7 +1,7 @@
 """The objects a manifest holds, by kind.
 
 Kinds in `WITHOUT_EFFECT` are accepted by name and kept as they are: nothing here evicts, scales by
-itself or asks an API server who it is.
+itself, filters connections or asks an API server who it is.
 """
 
 from __future__ import annotations
@@ -16,15 +16,9 @@ from pydantic import ConfigDict, Field
 from tests.k8s.runner.schema.part import Part, SpecError, Unused, read
 from tests.k8s.runner.schema.pod import PodSpec
 
-WITHOUT_EFFECT = frozenset(
-    {
-        "HorizontalPodAutoscaler",
-        "PodDisruptionBudget",
-        "PriorityClass",
-        "ServiceAccount",
-        "ServiceMonitor",
-        "PodMonitor",
-    }
+WITHOUT_EFFECT = (
+    *("HorizontalPodAutoscaler", "NetworkPolicy", "PodDisruptionBudget", "PriorityClass"),
+    *("PodMonitor", "ServiceAccount", "ServiceMonitor"),
 )
 
 
@@ -72,32 +66,22 @@ class ClaimObject(Object):
     spec: Unused
 
 
-class ServicePort(Part):
-    port: int = Field(ge=1, le=65535)
-    name: str | None = None
-    target_port: int | str | None = None
-    protocol: Literal["TCP"] = "TCP"
-    app_protocol: Unused = None
-
-
 class ServiceSpec(Part):
+    """Pods are found under a Service's name, and reached at their own ports."""
+
     selector: dict[str, str] = Field(min_length=1)
-    ports: list[ServicePort] = Field(default_factory=list)
-    type: Literal["ClusterIP"] = "ClusterIP"
-    cluster_ip: Literal["None"] | None = Field(default=None, alias="clusterIP")
     publish_not_ready_addresses: bool = False
-    session_affinity: Literal["None"] = "None"
+    ports: Unused = None
+    type: Unused = None
+    cluster_ip: Unused = Field(default=None, alias="clusterIP")
+    session_affinity: Unused = None
     ip_families: Unused = None
     ip_family_policy: Unused = None
-    internal_traffic_policy: Literal["Cluster"] = "Cluster"
+    internal_traffic_policy: Unused = None
 
 
 class Service(Object):
     spec: ServiceSpec
-
-    @property
-    def headless(self) -> bool:
-        return self.spec.cluster_ip == "None"
 
 
 class Template(Part):
@@ -113,21 +97,11 @@ class LabelSelector(Part):
     match_labels: dict[str, str] = Field(default_factory=dict)
 
 
-class RollingUpdate(Part):
-    max_surge: int | str = "25%"
-    max_unavailable: int | str = "25%"
-
-
-class Strategy(Part):
-    type: Literal["RollingUpdate", "Recreate"] = "RollingUpdate"
-    rolling_update: RollingUpdate = RollingUpdate()
-
-
 class DeploymentSpec(Part):
     selector: LabelSelector
     template: Template
     replicas: int = Field(default=1, ge=0)
-    strategy: Strategy = Strategy()
+    strategy: Unused = None
     revision_history_limit: Unused = None
     progress_deadline_seconds: Unused = None
     min_ready_seconds: Literal[0] = 0
@@ -135,12 +109,6 @@ class DeploymentSpec(Part):
 
 class Deployment(Object):
     spec: DeploymentSpec
-
-
-class NetworkPolicy(Object):
-    """Kept as it is; `policy` reads the spec where it is asked about."""
-
-    spec: dict[str, Any]
 
 
 class Other(Object):
@@ -156,7 +124,6 @@ KINDS: dict[str, type[Object]] = {
     "PersistentVolumeClaim": ClaimObject,
     "Service": Service,
     "Deployment": Deployment,
-    "NetworkPolicy": NetworkPolicy,
     **dict.fromkeys(WITHOUT_EFFECT, Other),
 }
 

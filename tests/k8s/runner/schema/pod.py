@@ -28,7 +28,8 @@ class PodSpec(Part):
     volumes: list[Volume] = Field(default_factory=list)
     security_context: PodSecurity = PodSecurity()
     termination_grace_period_seconds: int = Field(default=30, ge=0)
-    enable_service_links: bool = True
+    # There are no service links here: a pod must do without.
+    enable_service_links: Literal[False] = False
     restart_policy: Literal["Always"] = "Always"
     # There is no API server here: a pod that asks for its token is refused, none is mounted else.
     automount_service_account_token: Literal[False] | None = None

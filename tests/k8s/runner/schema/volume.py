@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from tests.k8s.runner.schema.part import Part
 
@@ -45,17 +45,6 @@ class FieldRef(Part):
     api_version: Literal["v1"] = "v1"
 
 
-class DownwardFile(Part):
-    path: str
-    field_ref: FieldRef
-    mode: int | None = None
-
-
-class DownwardVolume(Part):
-    items: list[DownwardFile]
-    default_mode: int = DEFAULT_MODE
-
-
 class KeysOf(Part):
     """A ConfigMap or a Secret among the sources of a projected volume."""
 
@@ -64,19 +53,14 @@ class KeysOf(Part):
     optional: bool = False
 
 
-class DownwardSource(Part):
-    items: list[DownwardFile]
-
-
 class ProjectedSource(Part):
     config_map: KeysOf | None = None
     secret: KeysOf | None = None
-    downward_api: DownwardSource | None = Field(default=None, alias="downwardAPI")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if sum(x is not None for x in (self.config_map, self.secret, self.downward_api)) != 1:
-            raise ValueError("exactly one of configMap, secret, downwardAPI is needed")
+        if (self.config_map is None) == (self.secret is None):
+            raise ValueError("exactly one of configMap, secret is needed")
         return self
 
 
@@ -98,7 +82,6 @@ class Volume(Part):
     config_map: ConfigMapVolume | None = None
     secret: SecretVolume | None = None
     projected: Projected | None = None
-    downward_api: DownwardVolume | None = Field(default=None, alias="downwardAPI")
     persistent_volume_claim: Claim | None = None
 
     @model_validator(mode="after")

@@ -142,7 +142,7 @@ def test_what_was_granted_is_given_back_whole(leases: list[tuple[int, int | None
 def test_a_sequence_takes_blocks_of_each_group() -> None:
     """Of 500 tokens six times as many as one group has, of 8000 less than twice."""
     assert [GEMMA.blocks_of(tokens) for tokens in (1, 500, 8000, 32_000)] == [6, 192, 825, 2325]
-    assert GEMMA.blocks_while_read(8000) == 500 + 5 * 193
+    assert GEMMA.blocks_of(8000, reading=True) == 500 + 5 * 193
 
 
 def test_a_group_may_take_blocks_besides_those_of_the_tokens() -> None:

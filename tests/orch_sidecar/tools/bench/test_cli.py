@@ -35,14 +35,14 @@ def code_of(*words: str) -> int:
         ((*ONLINE, "--facts", "/"), "--facts /: it must be a file in an existing folder"),
     ],
 )
-def test_bad_usage_is_told_and_exits_with_2(
+def test_bad_usage_exits_with_2(
     words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert code_of(*words) == 2
     assert told in capsys.readouterr().err
 
 
-def test_table_that_is_none_is_told_before_minutes_of_measuring(
+def test_invalid_table_is_rejected_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other.csv"
@@ -51,7 +51,7 @@ def test_table_that_is_none_is_told_before_minutes_of_measuring(
     assert f"{other}:1" in capsys.readouterr().err
 
 
-def test_table_to_which_no_row_can_be_added_is_told_before_minutes_of_measuring(
+def test_table_that_cannot_be_appended_to_is_rejected_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = tmp_path / "broken.csv"
@@ -60,7 +60,7 @@ def test_table_to_which_no_row_can_be_added_is_told_before_minutes_of_measuring(
     assert f"--facts {broken}:2:2: rows cannot be appended" in capsys.readouterr().err
 
 
-def test_one_file_for_two_things_is_refused(
+def test_one_file_for_two_things_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "f.csv"
@@ -81,7 +81,7 @@ def test_result_is_not_written_over_a_table_of_facts(
         assert path.read_text(encoding="utf-8") == f"{begin}\n"
 
 
-def test_folder_in_which_nothing_can_be_written_is_told_before_minutes_of_measuring(
+def test_unwritable_folder_is_rejected_before_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nobody can make a file in /proc, not even root."""
@@ -92,7 +92,7 @@ def test_folder_in_which_nothing_can_be_written_is_told_before_minutes_of_measur
     assert "--output /proc/x.json: cannot be written: " in capsys.readouterr().err
 
 
-def test_url_that_is_none_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_url_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(*ONLINE, "--url", "localhost:8080") == 1
     assert "'localhost:8080' is not the URL of an endpoint" in capsys.readouterr().err
 

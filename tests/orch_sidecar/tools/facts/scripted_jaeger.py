@@ -19,7 +19,7 @@ from aiohttp.test_utils import TestServer
 
 from orch_sidecar.tools.facts.traces.span import Kind, Span, Value
 
-# What the UI's files are answered with, on paths that are no API's.
+# The response to paths outside of the API: a file of the UI.
 PAGE = "<!doctype html><html><title>Jaeger UI</title></html>"
 
 
@@ -86,7 +86,7 @@ class ScriptedJaeger:
         query = request.query
         for name in ("serviceName", "startTimeMin", "startTimeMax", "searchDepth", "rawTraces"):
             assert f"query.{name}" in query
-        # The names that 1.x knows.
+        # The parameter names of 1.x.
         found = self._search(
             query["query.service_name"],
             _ns(query["query.start_time_min"]),

@@ -67,7 +67,7 @@ class TestCheck:
         assert sum(line.startswith(f"{legacy}:") for line in lines) == 42
         assert any(line.startswith(f"{legacy}:10:8: input_tokens '~45000': ") for line in lines)
 
-    def test_row_to_be_confirmed_is_counted_and_fails_only_when_asked(
+    def test_row_to_be_confirmed_is_counted_and_fails_only_with_confirmed(
         self, run: Run, tmp_path: Path
     ) -> None:
         path = tmp_path / "t.csv"
@@ -98,7 +98,7 @@ class TestCheck:
 
 
 class TestMigrate:
-    def test_output_has_all_rows_and_the_file_itself_is_not_touched(
+    def test_output_has_all_rows_and_the_input_is_not_changed(
         self, run: Run, legacy: Path, tmp_path: Path
     ) -> None:
         to = tmp_path / "new.csv"
@@ -112,9 +112,7 @@ class TestMigrate:
         assert lines[-1] == f"{to}: 24 rows (6 single_stream, 15 to_be_confirmed), 5 faults"
         assert f"{to}:10:8: input_tokens '~45000'" in out
 
-    def test_in_place_rewrites_the_file_itself_and_then_nothing_more(
-        self, run: Run, legacy: Path
-    ) -> None:
+    def test_in_place_rewrites_the_file_once(self, run: Run, legacy: Path) -> None:
         run("check", "--migrate-legacy", "--in-place", legacy)
         once = legacy.read_bytes()
         assert once.count(b"to_be_confirmed") == 15
@@ -122,7 +120,7 @@ class TestMigrate:
         run("check", "--migrate-legacy", "--in-place", legacy)
         assert legacy.read_bytes() == once
 
-    def test_migrated_file_without_other_faults_is_fine_but_not_confirmed(
+    def test_migrated_file_without_other_faults_is_valid_but_not_confirmed(
         self, run: Run, tmp_path: Path
     ) -> None:
         path = tmp_path / "t.csv"

@@ -102,11 +102,11 @@ def test_requests_that_the_engine_does_not_report_are_a_problem(
 ) -> None:
     monkeypatch.setattr(check, "_COUNTED_WITHIN_S", 0.02)
     sidecar.readings = [copy.deepcopy(IDLE)]
-    assert problems(sidecar) == ["4 requests were sent, the engine reports 0, 0 steps"]
+    assert problems(sidecar) == ["4 requests were sent, but the engine reports 0 in 0 steps"]
 
 
 @pytest.mark.parametrize("found", [[], ["an answer was empty"]])
-def test_last_line_says_whether_all_is_well(
+def test_last_line_is_the_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: list[str]
 ) -> None:
     monkeypatch.setattr(up, "_run", lambda options: found)
@@ -117,11 +117,11 @@ def test_last_line_says_whether_all_is_well(
             up.main(["--check"])
     else:
         up.main(["--check"])
-        assert capsys.readouterr().out.splitlines()[-1] == "orch up --check: all is well"
+        assert capsys.readouterr().out.splitlines()[-1] == "orch up --check: passed"
 
 
-def test_port_that_is_taken_is_refused_before_anything_starts(sidecar: Sidecar) -> None:
+def test_port_that_is_taken_is_rejected_before_anything_starts(sidecar: Sidecar) -> None:
     taken = Stack(Plan("home", "model", port=sidecar.server_address[1]))
-    with pytest.raises(StackError, match=r"Address already in use.*; give another with --port"):
+    with pytest.raises(StackError, match=r"Address already in use.*; choose another port"):
         taken.require_port()
     Stack(Plan("home", "model", port=free_port())).require_port()

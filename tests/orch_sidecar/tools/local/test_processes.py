@@ -43,24 +43,24 @@ def test_child_is_in_a_session_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not share cores by sessions")
 @pytest.mark.parametrize("niceness", [0, 5])
-def test_session_stands_back_as_it_is_told(tmp_path: Path, niceness: int) -> None:
+def test_session_gets_its_niceness(tmp_path: Path, niceness: int) -> None:
     with running(tmp_path, SLEEPS, niceness) as child:
         told = Path(f"/proc/{child.pid}/autogroup").read_text()
         assert told.split()[1:] == ["nice", str(niceness)]
         assert AUTOGROUP.read_text() != told
 
 
-def test_session_that_cannot_stand_back_is_told_and_runs(
+def test_session_whose_niceness_cannot_be_set_is_logged_and_runs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     if not AUTOGROUP.exists():
         pytest.skip("this kernel does not share cores by sessions")
     with running(tmp_path, SLEEPS, niceness=100) as child:
         assert child.exit_code is None
-    assert "cannot be made nice" in caplog.text
+    assert "cannot set the niceness" in caplog.text
 
 
-def test_child_is_asked_to_leave_and_then_killed(tmp_path: Path) -> None:
+def test_child_is_terminated_and_then_killed(tmp_path: Path) -> None:
     with running(tmp_path, SLEEPS) as child:
         assert child.stop(10.0) == -15
     with running(tmp_path, STAYS) as child:

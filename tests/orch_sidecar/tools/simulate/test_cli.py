@@ -22,7 +22,7 @@ def test_prints_a_table_of_the_policies(capsys: pytest.CaptureFixture[str]) -> N
     assert "goodput/s" in out
 
 
-def test_says_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_contains_everything(capsys: pytest.CaptureFixture[str]) -> None:
     main([*SHORT, "--json", "--policies", "policy", "direct", "--slo-ms", "100"])
     document = json.loads(capsys.readouterr().out)
     assert list(document["policies"]) == ["policy", "direct"]
@@ -77,7 +77,7 @@ def test_bad_usage_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[
         (["--profile", "moon"], "no such profile"),
     ],
 )
-def test_what_cannot_be_run_exits_with_a_message(words: list[str], said: str) -> None:
+def test_error_exits_with_a_message(words: list[str], said: str) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["simulate", *words])
     assert said in str(exit_.value.code)

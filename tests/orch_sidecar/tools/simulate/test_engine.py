@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape, Sequence
+from tests.fuzz import examples
 
 # 10 ms and 1 ms for each sequence that decodes; 1 ms for each prompt token.
 PLAIN = EngineShape(
@@ -162,7 +163,7 @@ SIZES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     sizes=SIZES,
     kv_tokens=st.integers(180, 600),

@@ -60,7 +60,7 @@ def test_without_admission_the_engine_queues() -> None:
     assert found.occupancy > 0.95
 
 
-def test_engine_with_room_makes_nobody_wait() -> None:
+def test_engine_with_room_queues_no_request() -> None:
     found = figures(course_of(Policy.POLICY, scenario(0.2), CLOUD), {})
     for of_class in found.classes.values():
         assert of_class.refused == {}
@@ -74,7 +74,7 @@ def test_same_seed_gives_the_same_figures() -> None:
     assert first == second
 
 
-def test_refused_come_back_when_told_to() -> None:
+def test_rejected_requests_retry_after_the_given_time() -> None:
     once = course_of(Policy.POLICY, scenario(2.0), RULES)
     again = course_of(Policy.POLICY, scenario(2.0, retry=True), RULES)
     assert all(record.tries == 1 for record in once.records)

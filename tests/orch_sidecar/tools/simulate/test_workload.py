@@ -19,7 +19,7 @@ def test_same_seed_gives_the_same_arrivals() -> None:
     assert workload.arrivals(10.0, 50.0, 1) != workload.arrivals(10.0, 50.0, 2)
 
 
-def test_rate_share_and_means_are_as_asked() -> None:
+def test_rate_share_and_means_are_as_requested() -> None:
     arrivals = Workload(bulk_share=0.7).arrivals(50.0, 400.0, 3)
     assert len(arrivals) / 400 == pytest.approx(50, rel=0.03)
     bulk = [each for each in arrivals if each.service_class is BULK]
@@ -33,13 +33,13 @@ def test_rate_share_and_means_are_as_asked() -> None:
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
-def test_intervals_vary_as_burstiness_says(burstiness: float) -> None:
+def test_intervals_vary_with_burstiness(burstiness: float) -> None:
     arrivals = Workload(burstiness=burstiness).arrivals(50.0, 400.0, 3)
     gaps = [later.at - earlier.at for earlier, later in pairwise(arrivals)]
     assert pstdev(gaps) / fmean(gaps) == pytest.approx(burstiness**-0.5, rel=0.05)
 
 
-def test_max_tokens_are_told_only_if_known() -> None:
+def test_max_tokens_are_given_only_if_known() -> None:
     known, unknown = (
         Workload(max_tokens_known=told).arrivals(5.0, 20.0, 1) for told in (True, False)
     )

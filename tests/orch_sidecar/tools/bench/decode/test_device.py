@@ -15,7 +15,7 @@ from orch_sidecar.tools.bench.decode.measure import Bench
 from orch_sidecar.tools.bench.decode.shape import ON_GPU
 
 
-def test_cpu_says_what_it_is() -> None:
+def test_cpu_is_described() -> None:
     device = open_device("cpu", None, None)
     assert device.kind == "cpu"
     assert device.name
@@ -25,7 +25,7 @@ def test_cpu_says_what_it_is() -> None:
     assert device.free_bytes is None or device.free_bytes > 2**20
 
 
-def test_threads_and_dtype_are_as_asked() -> None:
+def test_threads_and_dtype_are_as_requested() -> None:
     before = torch.get_num_threads()
     try:
         device = open_device("cpu", "float16", 1)
@@ -35,7 +35,7 @@ def test_threads_and_dtype_are_as_asked() -> None:
         torch.set_num_threads(before)
 
 
-def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(DeviceUnavailable, match="`pip install torch`"):
         open_device("auto", None, None)
@@ -43,24 +43,24 @@ def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.Monkey
 
 def test_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DeviceUnavailable, match=r"device cuda:1: torch .* sees no GPU here"):
+    with pytest.raises(DeviceUnavailable, match=r"--device cuda:1: torch .* finds no GPU here"):
         open_device("cuda:1", None, None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(DeviceUnavailable, match="device cuda:1: there are 1 GPUs"):
         open_device("cuda:1", None, None)
-    with pytest.raises(DeviceUnavailable, match="threads 4: are of a CPU, and the device is cuda"):
+    with pytest.raises(DeviceUnavailable, match="--threads 4: only a CPU has threads, not cuda"):
         open_device("cuda", None, 4)
 
 
-def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_cpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert open_device("auto", None, None).kind == "cpu"
 
 
-def test_model_that_does_not_fit_in_memory_is_refused_before_it_is_made() -> None:
+def test_model_that_does_not_fit_in_memory_is_rejected_before_it_is_made() -> None:
     device = open_device("cpu", "float32", None)
-    said = r"a KV cache of 16 sequences need 4\.6 GB, and 4\.0 GB are free"
+    said = r"a KV cache of 16 sequences need 4\.6 GB, but 4\.0 GB are free"
     with pytest.raises(DeviceUnavailable, match=said):
         Bench(replace(device, free_bytes=4 * 10**9), ON_GPU, bmax=16, seed=1)
 

@@ -93,7 +93,7 @@ def test_states_stay_finite_over_many_steps(device: Device, dtype: str) -> None:
     assert kernel.states.float().pow(2).mean().sqrt().item() == pytest.approx(1, rel=0.02)
 
 
-def test_weights_and_caches_are_as_many_as_the_shape_says(device: Device) -> None:
+def test_weights_and_caches_have_the_size_of_the_shape(device: Device) -> None:
     kernel = Kernel(device, SHAPE, bmax=3, seed=1)
     weights = sum(
         each.numel()

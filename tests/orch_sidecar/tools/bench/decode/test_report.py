@@ -45,7 +45,7 @@ def test_run_adds_up() -> None:
     assert RUN.gap_large_ms is None
 
 
-def test_gaps_before_steps_of_8_or_more_are_told_apart() -> None:
+def test_gaps_before_steps_of_8_or_more_are_separate() -> None:
     timed = [
         TimedStep(16, 1.0, None),
         TimedStep(7, 1.0, 9.0),
@@ -87,12 +87,12 @@ def test_run_without_a_device_has_no_gaps() -> None:
     assert "GAPS" not in run_lines(CONFIG, run, work=0)
 
 
-def test_window_line_says_the_change_of_p95_ttft() -> None:
+def test_window_line_shows_the_change_of_p95_ttft() -> None:
     shorter = run_figures(2.0, run_schedule([0.0, 9.0], 2, 16, 2.0, lambda batch: 10.0), ())
     assert window_line(RUN, shorter) == ("WINDOW 6 -> 2 ms: p95 TTFT 16.000 -> 12.950 ms (-19.1 %)")
 
 
-def test_device_line_says_what_ran_and_notes_weights_that_fit_in_the_cache() -> None:
+def test_device_line_names_the_device_and_notes_weights_that_fit_in_the_cache() -> None:
     line = device_line(RAN)
     assert line.startswith("DEVICE cpu (a processor) torch=2.13 threads=2 dtype=bfloat16 layers=1")
     assert "weights=2.1 MB cache=1.0 MB" in line
@@ -120,7 +120,7 @@ def test_sweep_compares_medians_with_the_first_batch() -> None:
     assert sweep.fit is not None
     text = sweep_text(sweep)
     assert "b 1 -> 4: 2.00 times the tokens/s, more with each b" in text
-    assert re.search(r"t\(b\) = \S+ \+ \S+ \* b\^\d\.\d\d ms, at most \d+\.\d % off", text)
+    assert re.search(r"t\(b\) = \S+ \+ \S+ \* b\^\d\.\d\d ms, largest deviation \d+\.\d %", text)
 
 
 def test_sweep_without_a_point_at_1_compares_with_its_smallest() -> None:
@@ -130,13 +130,13 @@ def test_sweep_without_a_point_at_1_compares_with_its_smallest() -> None:
     assert "not fitted" in sweep_text(sweep)
 
 
-def test_sweep_in_which_throughput_falls_says_so() -> None:
+def test_sweep_with_falling_throughput_is_marked() -> None:
     sweep = sweep_figures([TimedStep(1, 1.0, None), TimedStep(2, 3.0, 0.1), TimedStep(4, 3.5, 0.1)])
     assert not sweep.monotonic
     assert "not more with each b" in sweep_text(sweep)
 
 
-def test_document_says_everything_and_is_json() -> None:
+def test_document_contains_everything_and_is_json() -> None:
     sweep = sweep_figures([TimedStep(batch, 1.0 + batch, 0.5) for batch in (1, 2, 4)])
     said = json.loads(json.dumps(document(CONFIG, RAN, [RUN], sweep)))
     assert said["schema"] == SCHEMA

@@ -29,7 +29,7 @@ def test_lone_request_waits_for_the_window_and_then_has_a_step_for_each_token() 
     assert (request.ttft_ms, request.e2e_ms) == (16, 36)
 
 
-def test_those_who_come_within_the_window_start_together() -> None:
+def test_requests_that_arrive_within_the_window_start_together() -> None:
     outcome = run_schedule([100.0, 104.0, 106.0], 1, 4, 6.0, ten_ms)
     assert steps_of(outcome) == [(106.0, (0, 1, 2))]
 
@@ -39,7 +39,7 @@ def test_full_batch_does_not_wait_for_the_window() -> None:
     assert steps_of(outcome) == [(104.0, (0, 1)), (114.0, (2,))]
 
 
-def test_window_is_counted_from_the_arrival_and_is_over_for_who_waited_longer() -> None:
+def test_window_counts_from_the_arrival() -> None:
     outcome = run_schedule([0.0, 1.0], 1, 1, 6.0, ten_ms)
     assert steps_of(outcome) == [(0.0, (0,)), (10.0, (1,))]
     outcome = run_schedule([0.0, 1.0, 7.0], 1, 2, 6.0, ten_ms)
@@ -52,12 +52,12 @@ def test_batch_is_topped_up_between_steps_without_waiting() -> None:
     assert [request.ended_ms for request in outcome.requests] == [22, 32, 32]
 
 
-def test_place_of_who_ended_goes_to_who_waits_longest() -> None:
+def test_freed_place_goes_to_the_request_that_waited_longest() -> None:
     outcome = run_schedule([0.0, 0.0, 1.0, 2.0], 2, 2, 0.0, ten_ms)
     assert [requests for _, requests in steps_of(outcome)] == [(0, 1), (0, 1), (2, 3), (2, 3)]
 
 
-def test_no_window_is_no_wait() -> None:
+def test_without_a_window_nothing_waits() -> None:
     outcome = run_schedule([5.0, 40.0], 1, 4, 0.0, ten_ms)
     assert [request.ttft_ms for request in outcome.requests] == [10, 10]
 
@@ -66,7 +66,7 @@ def test_no_requests_are_no_steps() -> None:
     assert run_schedule([], 1, 1, 6.0, ten_ms) == Outcome((), ())
 
 
-def test_step_time_is_asked_for_once_a_step_in_order() -> None:
+def test_step_time_is_called_once_per_step_in_order() -> None:
     asked: list[int] = []
 
     def step_ms(batch: int) -> float:
@@ -130,7 +130,7 @@ def assert_works_while_there_is_work(outcome: Outcome, bmax: int, window_ms: flo
             assert step.start_ms <= max(end, first.arrived_ms + window_ms)
 
 
-def test_same_seed_gives_the_same_arrivals_at_the_rate_that_was_asked_for() -> None:
+def test_same_seed_gives_the_same_arrivals_at_the_requested_rate() -> None:
     assert poisson_ms(80.0, 100, 1) == poisson_ms(80.0, 100, 1)
     assert poisson_ms(80.0, 100, 1) != poisson_ms(80.0, 100, 2)
     arrivals = poisson_ms(80.0, 40_000, 1)
@@ -171,15 +171,15 @@ def test_larger_bmax_serves_more_tokens_a_second_of_device_time() -> None:
 @pytest.mark.parametrize(
     ("arrivals", "tokens", "bmax", "window_ms", "said"),
     [
-        ([2.0, 1.0], 1, 1, 0.0, "an arrival at 1.0 ms after 2.0 ms: must be in order of time"),
+        ([2.0, 1.0], 1, 1, 0.0, "an arrival at 1.0 ms follows 2.0 ms: they must be ascending"),
         ([-1.0], 1, 1, 0.0, "an arrival at -1.0 ms"),
         ([float("nan")], 1, 1, 0.0, "an arrival at nan ms"),
-        ([0.0], 0, 1, 0.0, "tokens 0: must be at least 1"),
-        ([0.0], 1, 0, 0.0, "bmax 0: must be at least 1"),
-        ([0.0], 1, 1, -0.5, "window_ms -0.5: must be at least 0"),
+        ([0.0], 0, 1, 0.0, "tokens is 0: it must be finite and at least 1"),
+        ([0.0], 1, 0, 0.0, "bmax is 0: it must be finite and at least 1"),
+        ([0.0], 1, 1, -0.5, "window_ms is -0.5: it must be finite and at least 0"),
     ],
 )
-def test_what_makes_no_schedule_is_refused(
+def test_what_makes_no_schedule_is_rejected(
     arrivals: list[float], tokens: int, bmax: int, window_ms: float, said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
@@ -187,12 +187,12 @@ def test_what_makes_no_schedule_is_refused(
 
 
 @pytest.mark.parametrize("took", [0.0, -1.0, float("nan"), float("inf")])
-def test_step_that_takes_no_time_is_refused(took: float) -> None:
-    with pytest.raises(ValueError, match=f"a step of 1 sequences in {took} ms: must be above 0"):
+def test_step_that_takes_no_time_is_rejected(took: float) -> None:
+    with pytest.raises(ValueError, match=f"takes {took} ms: it must be above 0"):
         run_schedule([0.0], 1, 1, 0.0, lambda batch: took)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-def test_rate_that_is_none_is_refused(rate: float) -> None:
-    with pytest.raises(ValueError, match="must be above 0"):
+def test_invalid_rate_is_rejected(rate: float) -> None:
+    with pytest.raises(ValueError, match="must be finite and above 0"):
         poisson_ms(rate, 1, 1)

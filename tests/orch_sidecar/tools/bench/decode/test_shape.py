@@ -31,13 +31,13 @@ def test_defaults_are_bound_by_memory() -> None:
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ((0, 64, 4, 2, 8), "layers 0: must be at least 1"),
-        ((1, 64, 4, 2, -8), "context -8: must be at least 1"),
-        ((1, 60, 4, 2, 8), "hidden 60: must be a multiple of 8 \\* heads, 32"),
-        ((1, 64, 4, 3, 8), "heads 4: must be a multiple of kv-heads 3"),
+        ((0, 64, 4, 2, 8), "layers is 0: it must be at least 1"),
+        ((1, 64, 4, 2, -8), "context is -8: it must be at least 1"),
+        ((1, 60, 4, 2, 8), "hidden is 60: it must be a multiple of 8 \\* heads, 32"),
+        ((1, 64, 4, 3, 8), "heads is 4: it must be a multiple of kv-heads, 3"),
     ],
 )
-def test_sizes_that_make_no_model_are_refused(
+def test_sizes_that_make_no_model_are_rejected(
     sizes: tuple[int, int, int, int, int], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):

@@ -16,7 +16,7 @@ def spin(ms: float) -> None:
         pass
 
 
-def test_host_timer_tells_steps_from_gaps() -> None:
+def test_host_timer_separates_steps_from_gaps() -> None:
     timer = HostTimer()
     first_ms, no_gap = timer(lambda: spin(3))
     assert no_gap is None
@@ -94,7 +94,7 @@ def test_stopwatch_runs_the_batch_and_keeps_what_each_step_took() -> None:
     assert stopwatch.timed == [TimedStep(4, 5.0, None), TimedStep(2, 6.0, 0.25)]
 
 
-def test_step_that_fails_is_no_step() -> None:
+def test_failed_step_is_not_recorded() -> None:
     def fail(batch: int) -> None:
         raise RuntimeError("out of memory")
 

@@ -25,7 +25,7 @@ def gaps(times: Iterator[float]) -> list[float]:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("rate", [0.2, 7.0, 1500.0])
-def test_poisson_arrivals_have_the_rate_asked_for(rate: float, seed: int) -> None:
+def test_poisson_arrivals_have_the_requested_rate(rate: float, seed: int) -> None:
     found = gaps(poisson(rate, seed))
     # The mean of n exponential intervals is off by 1/sqrt(n): 0.7 % here.
     assert fmean(found) * rate == pytest.approx(1, abs=0.02)
@@ -74,15 +74,13 @@ def test_same_seed_gives_the_same_times_and_another_one_others(
     burstiness=st.floats(1e-300, 1e300),
     seed=st.integers(),
 )
-def test_times_never_go_back_whatever_is_asked_for(
-    rate: float, burstiness: float, seed: int
-) -> None:
+def test_times_never_decrease(rate: float, burstiness: float, seed: int) -> None:
     times = [0.0, *islice(gamma(rate, burstiness, seed), 20)]
     assert all(earlier <= later for earlier, later in pairwise(times))
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
-def test_rate_or_burstiness_that_is_none_is_refused_at_once(value: float) -> None:
+def test_invalid_rate_or_burstiness_is_rejected_at_once(value: float) -> None:
     rule = "it must be finite and above 0"
     with pytest.raises(ValueError, match=f"^rate is {value}: {rule}$"):
         poisson(value, 1)
@@ -146,19 +144,19 @@ def test_schedule_takes_no_more_of_the_arrivals_than_it_needs() -> None:
         (1, float("nan"), "seconds is nan: it must be finite and at least 0"),
     ],
 )
-def test_schedule_of_no_length_is_refused(requests: int, seconds: float, said: str) -> None:
+def test_schedule_without_length_is_rejected(requests: int, seconds: float, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         until(constant(1.0), requests, seconds)
 
 
-def test_no_arrivals_are_no_schedule() -> None:
+def test_schedule_without_arrivals_is_rejected() -> None:
     with pytest.raises(
         ValueError, match="1 requests and 2 s needs more arrivals: they end after 0"
     ):
         until((), 1, 2.0)
 
 
-def test_schedule_that_would_fill_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedule_that_would_exhaust_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "MAX_REQUESTS", 5)
     assert len(until(constant(1.0), 5, 0.0)) == 5
     with pytest.raises(ValueError, match="5 requests, the limit, arrive within 6 s"):

@@ -94,14 +94,14 @@ async def test_informational_heads_are_passed_over() -> None:
     assert (call.fate, call.status) == (Fate.ANSWERED, 200)
 
 
-async def test_tokens_that_nobody_counts_are_counted_by_their_events() -> None:
+async def test_without_usage_tokens_are_counted_by_events() -> None:
     uncounted = ANSWER.replace(b'"usage":', b'"user":')
     call = await made_of([CHUNKED + chunks(uncounted)])
     assert (call.output_tokens, call.counted_by_events) == (3, True)
     assert call.input_tokens is None
 
 
-async def test_answer_that_is_no_stream_has_its_counts_and_no_first_token() -> None:
+async def test_response_without_a_stream_has_usage_and_no_first_token() -> None:
     body = b'{"choices":[],"usage":{"prompt_tokens":7,"total_tokens":9,"completion_tokens":2}}'
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     call = await made_of([head % len(body) + body[:10], body[10:]])
@@ -167,14 +167,14 @@ async def test_other_statuses_are_refusals_and_failures(
     assert (call.fate, call.why) == (fate, why)
 
 
-async def test_error_that_is_no_json_is_told_by_a_few_words() -> None:
+async def test_error_that_is_not_json_is_quoted_in_part() -> None:
     body = b"<html>\r\n" + b"Bad gateway " * 50
     call = await made_of([b"HTTP/1.1 502 X\r\nContent-Length: %d\r\n\r\n" % len(body) + body])
     assert call.why == "status 502: " + "<html> " + ("Bad gateway " * 50)[:73]
 
 
 @pytest.mark.parametrize("timing", [b"queue;dur=nan", b"queue", b"total;dur=1", b"queue;dur=1e9"])
-async def test_timing_that_says_nothing_of_the_queue_is_passed_over(timing: bytes) -> None:
+async def test_server_timing_without_a_queue_is_ignored(timing: bytes) -> None:
     call = await made_of([CHUNKED.replace(b"queue;dur=2.5", timing) + chunks(ANSWER)])
     assert call.fate is Fate.ANSWERED
     assert call.queue_ms is None
@@ -195,7 +195,7 @@ async def test_call_that_is_cancelled_is_cut_and_its_connection_closed() -> None
     assert call.fate is Fate.CUT
 
 
-async def test_bytes_that_nobody_asked_for_close_the_connection() -> None:
+async def test_unsolicited_bytes_close_the_connection() -> None:
     connection = Connection(lambda: 1.0)
     wire = Wire(connection)
     connection.data_received(CHUNKED)

@@ -33,7 +33,7 @@ def test_process_takes_as_many_as_it_may_have(connections: int) -> None:
     assert after(connections, 1000) == ["1000 1000"]
 
 
-def test_more_than_it_may_have_are_refused_with_both_numbers() -> None:
+def test_more_than_it_may_have_are_rejected_with_both_numbers() -> None:
     assert after(1000, 1000) == [
         "1000 concurrent requests need 1064 open files, but the hard limit is 1000: "
         "raise it (ulimit -Hn) or send fewer requests at once",

@@ -33,7 +33,7 @@ def test_url_is_taken_with_and_without_its_version(url: str, seen: str, base: st
         "http://x/v1?key=1", "http://x/#a", "http://x/a b", "http://x\u00e9/", "http://x\r\n", "",
     ],
 )  # fmt: skip
-def test_what_is_no_url_of_an_endpoint_is_named(url: str) -> None:
+def test_invalid_url_is_named_in_the_error(url: str) -> None:
     with pytest.raises(EndpointError) as caught:
         Endpoint.of(url, None, {})
     assert str(caught.value) == (
@@ -41,7 +41,7 @@ def test_what_is_no_url_of_an_endpoint_is_named(url: str) -> None:
     )
 
 
-def test_password_in_a_url_is_refused_and_not_shown() -> None:
+def test_password_in_a_url_is_rejected_and_not_shown() -> None:
     with pytest.raises(EndpointError) as caught:
         Endpoint.of(f"http://me:{KEY}@example.org", None, {})
     assert KEY not in str(caught.value)
@@ -49,7 +49,7 @@ def test_password_in_a_url_is_refused_and_not_shown() -> None:
 
 
 @pytest.mark.parametrize("key", [f"{KEY}\r\nX: y", f"{KEY} x", f"{KEY}\u00e9"])
-def test_key_that_cannot_be_sent_is_refused_and_not_shown(key: str) -> None:
+def test_key_that_cannot_be_sent_is_rejected_and_not_shown(key: str) -> None:
     with pytest.raises(EndpointError) as caught:
         Endpoint.of("http://x", key, {})
     assert KEY not in str(caught.value)
@@ -78,7 +78,7 @@ def test_message_is_a_whole_request() -> None:
     ]
 
 
-def test_authorization_that_is_given_goes_before_the_key() -> None:
+def test_given_authorization_replaces_the_key() -> None:
     endpoint = Endpoint.of("http://x", KEY, {"authorization": "Basic abc"})
     assert endpoint.message("/", b"", {}).lower().count(b"authorization:") == 1
     assert KEY.encode() not in endpoint.message("/", b"", {})

@@ -39,7 +39,7 @@ def written(prompt: Prompt, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("ignore_eos", [True, False])
 @pytest.mark.parametrize("stream", [True, False])
-def test_body_says_to_the_sidecar_what_the_prompt_says(
+def test_sidecar_reads_from_the_body_what_the_prompt_contains(
     content: Content, ignore_eos: bool, stream: bool
 ) -> None:
     prompt = Prompt(content, None, 16)
@@ -133,7 +133,7 @@ def test_long_prompts_do_not_begin_as_short_ones_of_the_same_seed_do() -> None:
     assert not short & long
 
 
-def test_prompts_depend_on_which_ids_there_are_and_not_on_how_they_are_told() -> None:
+def test_prompts_depend_on_the_set_of_ids_and_not_on_their_order() -> None:
     first = list(islice(synthetic([3, 1, 2], 40, 4, 1), 5))
     assert list(islice(synthetic([1, 2, 2, 3], 40, 4, 1), 5)) == first
 
@@ -170,7 +170,7 @@ def test_blocks_of_few_ids_are_not_repeated_either() -> None:
         ([1, 2], 4, 0, "output tokens is 0: it must be at least 1"),
     ],
 )
-def test_prompts_that_cannot_be_made_are_refused_at_once(
+def test_prompts_that_cannot_be_made_are_rejected_at_once(
     ids: Sequence[int], input_tokens: int, output_tokens: int, said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
@@ -209,7 +209,7 @@ async def test_text_of_the_vocabulary_has_many_words_that_are_not_repeated() -> 
         ([*range(30), True], "the token id True is invalid"),
     ],
 )
-async def test_tokens_that_make_no_vocabulary_are_refused(tokens: list[int], said: str) -> None:
+async def test_invalid_vocabulary_is_rejected(tokens: list[int], said: str) -> None:
     async def tokenize(text: str) -> list[int]:
         return tokens
 
@@ -217,7 +217,7 @@ async def test_tokens_that_make_no_vocabulary_are_refused(tokens: list[int], sai
         await vocabulary(tokenize)
 
 
-def test_cycle_asks_all_in_their_order_and_then_each_round_in_another() -> None:
+def test_cycle_yields_all_in_order_and_then_shuffles_each_round() -> None:
     prompts = [Prompt(f"question {number}", None, 1) for number in range(20)]
     asked = list(islice(cycle(prompts, 1), 60))
     rounds = [asked[start : start + 20] for start in (0, 20, 40)]
@@ -237,6 +237,6 @@ def test_cycle_leaves_the_prompts_as_they_were() -> None:
     assert prompts == before
 
 
-def test_cycle_of_nothing_is_refused() -> None:
+def test_cycle_of_nothing_is_rejected() -> None:
     with pytest.raises(ValueError, match="no prompts"):
         cycle([], 1)

@@ -36,14 +36,14 @@ def test_answer_of_one_token_has_no_time_per_token_to_keep() -> None:
     assert Slo(tpot_ms=1.0).kept_by(replace(SERVED, output_tokens=1))
 
 
-def test_first_token_that_nobody_saw_keeps_no_bound() -> None:
+def test_answer_without_a_first_token_misses_the_ttft_bound() -> None:
     unseen = replace(SERVED, first_token_s=None)
     assert not Slo(ttft_ms=1000.0).kept_by(unseen)
     assert not Slo(tpot_ms=1000.0).kept_by(unseen)
     assert Slo(latency_ms=200.0).kept_by(unseen)
 
 
-def test_scenarios_are_told_in_words() -> None:
+def test_scenarios_are_described_as_text() -> None:
     gamma = replace(ONLINE, arrivals=Arrivals.GAMMA, burstiness=0.5)
     closed = replace(ONLINE, arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, clients=8)
     assert [each.text for each in (SINGLE, OFFLINE, ONLINE, gamma, closed)] == [

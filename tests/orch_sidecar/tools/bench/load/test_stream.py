@@ -96,13 +96,13 @@ def test_end_without_a_text_brings_no_token() -> None:
     assert brought(completion("a", "length"), chat("length", content="a")) == 2
 
 
-def test_usage_that_is_null_says_nothing() -> None:
+def test_null_usage_is_ignored() -> None:
     stream = EventStream()
     stream.feed(event(completion("a") | {"usage": None}))
     assert stream.usage == (None, None)
 
 
-def test_error_within_a_stream_is_told_by_its_code() -> None:
+def test_error_in_a_stream_is_reported_by_its_code() -> None:
     stream = EventStream()
     error = {"error": {"message": "gone", "type": "engine_gone", "code": 502}}
     assert stream.feed(event(completion("a")) + event(error) + DONE) == 1
@@ -110,7 +110,7 @@ def test_error_within_a_stream_is_told_by_its_code() -> None:
 
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b"1", b"\xff"])
-def test_event_that_is_no_object_is_an_error(data: bytes) -> None:
+def test_event_that_is_not_an_object_is_an_error(data: bytes) -> None:
     stream = EventStream()
     assert stream.feed(b"data: " + data + b"\n\n") == 0
     assert stream.error == "an event is not a JSON object"
@@ -156,5 +156,5 @@ def test_code_of_an_error_is_its_code_else_its_type_else_its_message() -> None:
     assert code_of("") == "an empty response"
 
 
-def test_what_a_server_says_is_one_line_that_does_nothing_to_a_terminal() -> None:
+def test_server_text_is_one_line_without_control_characters() -> None:
     assert shown("a\x1b[31m\r\n\tb" + "x" * 100, 12) == "a [31m bxxxx"

@@ -29,13 +29,13 @@ def scenario(label: Label, *words: str) -> Scenario:
     return scenario_of(parser.parse_args(words), label)
 
 
-def test_single_stream_is_one_by_one_for_what_mlperf_asks() -> None:
+def test_single_stream_is_one_by_one_for_the_minimum_of_mlperf() -> None:
     assert scenario(Label.SINGLE_STREAM) == Scenario(
         Label.SINGLE_STREAM, Arrivals.ONE_BY_ONE, 64, 600.0, 0, clients=1, warm_up=4
     )
 
 
-def test_online_is_poisson_at_a_rate_for_what_mlperf_asks() -> None:
+def test_online_is_poisson_at_a_rate_for_the_minimum_of_mlperf() -> None:
     assert scenario(Label.BATCHED_ONLINE, "--rate", "8", "--slo-ttft-ms", "500") == Scenario(
         Label.BATCHED_ONLINE, Arrivals.POISSON, 662, 600.0, 0, rate_per_s=8.0, warm_up=4,
         slo=Slo(ttft_ms=500.0),
@@ -79,7 +79,7 @@ def test_offline_is_many_at_once() -> None:
         ),
     ],
 )
-def test_words_that_contradict_each_other_are_refused(words: tuple[str, ...], rule: str) -> None:
+def test_contradictory_options_are_rejected(words: tuple[str, ...], rule: str) -> None:
     with pytest.raises(InvalidOptions, match=rule):
         scenario(Label.BATCHED_ONLINE, *words)
 
@@ -101,7 +101,7 @@ def test_words_that_contradict_each_other_are_refused(words: tuple[str, ...], ru
         (("--header", "Content-Length: 0"), "it follows from the body"),
     ],
 )
-def test_word_that_breaks_a_rule_is_named_with_the_rule(
+def test_invalid_option_is_named_with_the_rule(
     words: tuple[str, ...], rule: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -114,7 +114,7 @@ def test_word_that_breaks_a_rule_is_named_with_the_rule(
     "header",
     ["Authorization: Bearer s\u00e9cret", "s\u00e9cret", "A b: secret", "A: secret\r\nB: c"],
 )
-def test_header_that_cannot_be_sent_is_refused_without_its_value(
+def test_header_that_cannot_be_sent_is_rejected_without_its_value(
     header: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

@@ -47,7 +47,7 @@ def test_lines_are_texts_token_ids_and_chats() -> None:
     ]
 
 
-def test_line_that_says_no_output_tokens_gets_those_of_the_command_line() -> None:
+def test_entry_without_output_tokens_gets_those_of_the_command_line() -> None:
     assert parsed(jsonl({"prompt": "a"}, {"prompt": "b", "output_tokens": 2}), 9) == [
         Prompt("a", None, 9),
         Prompt("b", None, 2),
@@ -57,7 +57,7 @@ def test_line_that_says_no_output_tokens_gets_those_of_the_command_line() -> Non
     )
 
 
-def test_of_a_conversation_the_first_human_turn_is_asked() -> None:
+def test_prompt_of_a_conversation_is_its_first_human_turn() -> None:
     entries = [
         talk(("human", "First?"), ("gpt", "An answer."), ("human", "Second?")),
         talk(("system", "Be brief."), ("gpt", "Hello!"), ("user", "Third?"), ("gpt", "Yes.")),
@@ -151,7 +151,7 @@ def test_whatever_is_written_is_read(
         (f'{{"prompt": {"[" * 200_000}', "the JSON is nested too deeply"),
     ],
 )
-def test_line_that_is_no_prompt_is_named_with_its_rule(line: str, said: str) -> None:
+def test_invalid_entry_is_reported_with_its_line_and_rule(line: str, said: str) -> None:
     found = objection('\n{"prompt": "a"}\n' + line)
     assert found.startswith(f"asked.jsonl:3: {said}")
     assert len(found) < 200
@@ -172,15 +172,15 @@ def test_line_that_is_no_prompt_is_named_with_its_rule(line: str, said: str) -> 
         ("[", "asked.jsonl:1: must be JSON: Expecting value"),
     ],
 )
-def test_list_that_is_none_is_named_with_its_line(text: str, said: str) -> None:
+def test_invalid_list_is_reported_with_its_line(text: str, said: str) -> None:
     assert objection(text).startswith(said)
 
 
-def test_default_of_no_tokens_is_refused() -> None:
+def test_default_of_no_tokens_is_rejected() -> None:
     assert objection(jsonl({"prompt": "a"}), 0) == "output tokens is 0: it must be at least 1"
 
 
-def test_file_is_asked_in_an_order_of_the_seed(tmp_path: Path) -> None:
+def test_file_is_shuffled_by_the_seed(tmp_path: Path) -> None:
     path = tmp_path / "asked.jsonl"
     text = jsonl(*({"prompt": "x" * length} for length in range(1, 31)))
     path.write_text(text, encoding="utf-8")
@@ -191,7 +191,7 @@ def test_file_is_asked_in_an_order_of_the_seed(tmp_path: Path) -> None:
     assert from_file(path, 8, 2) != first
 
 
-def test_mark_of_utf_8_at_the_start_is_no_prompt(tmp_path: Path) -> None:
+def test_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "asked.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "\xc3\xa6"}\n')
     assert from_file(path, 8, 1) == (Prompt("æ", None, 8),)
@@ -206,7 +206,7 @@ def test_file_that_is_not_utf_8_is_named_with_its_line(tmp_path: Path, mark: byt
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "[]", "[ ]", json.dumps([talk(("gpt", "Hi"))])])
-def test_file_without_prompts_is_refused(tmp_path: Path, content: str) -> None:
+def test_file_without_prompts_is_rejected(tmp_path: Path, content: str) -> None:
     path = tmp_path / "asked.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=r"asked\.json: the file must contain at least one prompt"):

@@ -41,7 +41,7 @@ def sound(row: Any) -> bool:
 @pytest.mark.parametrize(
     ("scenario", "batch", "batching"), [(SINGLE, 1, "off"), (ONLINE, 6, "on"), (OFFLINE, 6, "on")]
 )
-def test_row_says_what_the_engine_did(scenario: Scenario, batch: int, batching: str) -> None:
+def test_row_contains_what_the_engine_did(scenario: Scenario, batch: int, batching: str) -> None:
     calls = in_a_row(10, due=scenario is not SINGLE)
     row = row_of(result(calls, scenario))
     assert sound(row)
@@ -70,7 +70,7 @@ def test_notes_have_the_names_that_other_rows_have() -> None:
     assert notes["goodput_share"] == "0.9091"
 
 
-def test_offline_row_says_nothing_of_latency() -> None:
+def test_offline_row_has_no_latency() -> None:
     notes = parse_notes(row_of(result(CALLS, OFFLINE)).scenario_notes)
     assert not [name for name in notes if name.endswith("_ms")]
 
@@ -97,7 +97,7 @@ def test_doubts_are_noted() -> None:
     assert (row.model_id, row.model_name, row.gpu) == ("org/m", "m", "H100")
 
 
-def test_endpoint_that_tells_nothing_makes_a_row_to_be_confirmed() -> None:
+def test_endpoint_without_capabilities_makes_a_row_to_be_confirmed() -> None:
     calls = [answered(0.0), answered(0.01), answered(1.0)]
     row = row_of(result_of(unverified(calls, given=TYPED)))
     assert sound(row)
@@ -107,12 +107,12 @@ def test_endpoint_that_tells_nothing_makes_a_row_to_be_confirmed() -> None:
     assert (notes["batch_is"], notes["given"]) == ("overlap", "engine,precision,gpu,gpu_count")
 
 
-def test_without_what_it_runs_on_there_is_no_row() -> None:
+def test_unknown_hardware_makes_no_row() -> None:
     with pytest.raises(NoFact, match="give --engine, --precision, --gpu, --gpu-count"):
         row_of(result_of(unverified(CALLS)))
 
 
-def test_prompts_whose_length_nobody_says_make_no_row() -> None:
+def test_prompts_of_unknown_length_make_no_row() -> None:
     with pytest.raises(NoFact, match="the number of prompt tokens is unknown"):
         row_of(result([answered(0.0, input_tokens=None), *CALLS]))
 
@@ -124,7 +124,7 @@ def test_prompts_whose_length_nobody_says_make_no_row() -> None:
         ({"after": snapshot(epoch="e2")}, "the result is invalid: the engine was restarted"),
     ],
 )
-def test_what_is_no_fact_makes_no_row(more: dict[str, Any], why: str) -> None:
+def test_invalid_or_incomplete_result_makes_no_row(more: dict[str, Any], why: str) -> None:
     with pytest.raises(NoFact, match=why):
         row_of(result_of(run(CALLS, **more)))
 

@@ -71,7 +71,7 @@ def test_fewer_than_three_sizes_have_no_curve() -> None:
         ((4, float("inf")), "takes inf: it must be above 0"),
     ],
 )
-def test_point_that_is_no_step_is_refused(point: tuple[int, float], said: str) -> None:
+def test_invalid_point_is_rejected(point: tuple[int, float], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         fit([(1, 1.0), (2, 2.0), (3, 3.0), point])
 

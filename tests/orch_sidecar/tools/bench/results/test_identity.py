@@ -10,7 +10,7 @@ from tests.orch_sidecar.tools.facts.snapshots import snapshot
 ALL = IdentityOverrides(engine="vLLM 0.33.0", precision="BF16", gpu="H100", gpu_count=2)
 
 
-def test_engine_is_what_it_says_of_itself() -> None:
+def test_identity_is_what_the_engine_reports() -> None:
     told = identity(
         "tiny", snapshot(gpu="H100", gpu_count=1, precision="BF16"), IdentityOverrides()
     )
@@ -21,14 +21,14 @@ def test_engine_is_what_it_says_of_itself() -> None:
     assert missing_identity(told) == []
 
 
-def test_what_is_typed_goes_before_that_and_is_named() -> None:
+def test_given_values_take_precedence_and_are_listed() -> None:
     told = identity("tiny", snapshot(gpu_count=1), IdentityOverrides(gpu_count=0, gpu="CPU (x)"))
     assert (told.gpu, told.gpu_count) == ("CPU (x)", 0)
     assert told.engine == "vllm"
     assert told.given == ["gpu", "gpu_count"]
 
 
-def test_engine_that_says_nothing_is_what_is_typed() -> None:
+def test_identity_without_a_report_is_what_is_given() -> None:
     told = identity("org/tiny", None, ALL)
     assert (told.engine, told.engine_version, told.gpu) == ("vLLM", "0.33.0", "H100")
     assert (told.model_id, told.model_name) == ("org/tiny", "tiny")
@@ -36,7 +36,7 @@ def test_engine_that_says_nothing_is_what_is_typed() -> None:
     assert missing_identity(told) == []
 
 
-def test_row_needs_what_nobody_says() -> None:
+def test_missing_identity_is_listed_with_its_options() -> None:
     told = identity("tiny", None, IdentityOverrides(gpu="H100", gpu_count=0))
     assert missing_identity(told) == [
         "the endpoint does not report its hardware and engine: give --engine, --precision"
@@ -44,7 +44,7 @@ def test_row_needs_what_nobody_says() -> None:
 
 
 @pytest.mark.parametrize("model", ["/models/llama", "./llama", "~/llama"])
-def test_path_of_a_model_means_nothing_elsewhere(model: str) -> None:
+def test_path_of_a_model_is_not_an_id(model: str) -> None:
     assert missing_identity(identity(model, None, ALL)) == [
         f"the model {model!r} is a path: give --model-id"
     ]

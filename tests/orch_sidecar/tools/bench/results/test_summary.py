@@ -46,7 +46,7 @@ def test_run_that_is_long_enough_is_valid() -> None:
         (in_a_row(700), "70.1 s, at least 600 s are required"),
     ],
 )
-def test_shorter_run_is_preliminary_and_says_what_it_lacks(calls: list[Call], missing: str) -> None:
+def test_shorter_run_is_preliminary_with_its_shortfalls(calls: list[Call], missing: str) -> None:
     found = result(calls)
     assert (found.status, found.shortfalls) == (Status.PRELIMINARY, [missing])
 
@@ -77,7 +77,7 @@ def test_label_that_was_not_earned_is_invalid_and_keeps_its_name(
     assert found.measurement_type is ONLINE.label
 
 
-def test_engine_that_was_not_idle_at_an_end_of_it_makes_it_invalid() -> None:
+def test_engine_that_was_not_idle_before_or_after_makes_it_invalid() -> None:
     for when in ("before", "after"):
         found = result(LONG, not_idle=[when])
         assert found.status is Status.INVALID
@@ -111,7 +111,7 @@ def test_what_never_reached_the_engine_hides_no_request_of_others(away: Call) ->
     assert found.counts.sent == 11
 
 
-def test_engine_that_could_not_be_asked_afterwards_makes_it_invalid_and_loses_nothing() -> None:
+def test_engine_that_is_unreadable_afterwards_makes_it_invalid_and_keeps_the_figures() -> None:
     found = result(CALLS, after=None, unread_reason="it is down")
     assert found.status is Status.INVALID
     assert found.reasons == ["the engine's work is unknown: it is down"]
@@ -120,7 +120,7 @@ def test_engine_that_could_not_be_asked_afterwards_makes_it_invalid_and_loses_no
     assert found.engine.epoch == "e1"
 
 
-def test_run_that_was_stopped_is_incomplete_whatever_else_it_is() -> None:
+def test_interrupted_run_is_incomplete_whatever_else_it_is() -> None:
     cut = Call(due_s=1.0, sent_s=1.0, ended_s=1.1, fate=Fate.CUT)
     found = result([*CALLS, cut], stopped=True, after=snapshot(epoch="e2"))
     assert found.status is Status.INCOMPLETE
@@ -135,7 +135,7 @@ def test_nothing_answered_is_invalid() -> None:
     assert found.figures is None
 
 
-def test_endpoint_that_tells_nothing_is_unverified() -> None:
+def test_endpoint_without_capabilities_is_unverified() -> None:
     found = result_of(unverified(LONG))
     assert found.status is Status.UNVERIFIED
     assert found.reasons == [
@@ -144,7 +144,7 @@ def test_endpoint_that_tells_nothing_is_unverified() -> None:
     assert found.engine.engine is None
 
 
-def test_trial_at_a_rate_at_which_nothing_is_batched_is_no_invalid_one() -> None:
+def test_trial_at_a_rate_too_low_to_batch_is_not_invalid() -> None:
     after = snapshot(requests_total=110, steps_by_batch=NEVER_BATCHED)
     assert result(CALLS, after=after).status is Status.INVALID
     found = result(CALLS, after=after, trial=True)
@@ -160,7 +160,7 @@ def test_trial_beside_another_client_is_invalid() -> None:
     assert ["the engine served other clients" in reason for reason in found.reasons] == [True]
 
 
-def test_offline_run_that_lasted_less_than_was_asked_for_says_so() -> None:
+def test_offline_run_shorter_than_requested_reports_it() -> None:
     found = result(CALLS, replace(OFFLINE, least_seconds=5.0))
     assert found.shortfalls == [
         "1.1 s, at least 600 s are required",
@@ -212,7 +212,7 @@ def test_every_call_has_its_row() -> None:
     }
 
 
-def test_result_says_what_was_run_and_with_which_seed() -> None:
+def test_result_contains_the_scenario_and_its_seed() -> None:
     slo = Slo(ttft_ms=200.0, latency_ms=900.0)
     scenario = replace(ONLINE, seed=7, burstiness=0.5, warm_up=4, least_seconds=3.0, slo=slo)
     told = result_of(run(CALLS, scenario)).scenario

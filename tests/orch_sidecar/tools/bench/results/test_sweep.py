@@ -119,7 +119,7 @@ def test_two_batches_determine_no_curve() -> None:
     assert "not fitted, which needs three different batches" in sweep_text(found)
 
 
-def test_point_of_one_client_is_invalid_and_its_reason_is_told_below_the_table() -> None:
+def test_point_of_one_client_is_invalid_with_its_reason_below_the_table() -> None:
     found = swept(1, 2, 4)
     assert [each.status for each in found.points] == [Status.INVALID, *[Status.PRELIMINARY] * 2]
     table, _, below = sweep_text(found).partition("TPOT =")
@@ -129,7 +129,7 @@ def test_point_of_one_client_is_invalid_and_its_reason_is_told_below_the_table()
     assert "x and eff. are relative to 1 client\n" in below
 
 
-def test_client_that_was_the_bottleneck_is_told() -> None:
+def test_client_bottleneck_is_reported() -> None:
     found = sweep_of([point(2, client_health=ClientHealth((), 0.99))])
     assert found.points[0].client_bottleneck
     assert "  2 clients: the client may be the bottleneck" in sweep_text(found)
@@ -144,7 +144,7 @@ def test_concurrency_at_which_nothing_was_answered_has_no_point() -> None:
     assert "TPOT" in sweep_text(sweep_of([point(2, nothing)]))
 
 
-def test_sweep_that_was_ended_early_says_so() -> None:
+def test_sweep_that_ended_early_is_marked_incomplete() -> None:
     assert swept(2).complete
     assert "INCOMPLETE" not in sweep_text(swept(2))
     found = sweep_of([point(2)], "at 4 clients: it was stopped")

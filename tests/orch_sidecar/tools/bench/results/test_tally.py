@@ -42,14 +42,14 @@ def test_answers_that_were_being_generated_at_once_are_counted() -> None:
     assert found.overlap == 3
 
 
-def test_prompts_whose_length_nobody_says_make_no_sum() -> None:
+def test_prompts_of_unknown_length_make_no_sum() -> None:
     found = Tally([*CALLS, answered(0.0, input_tokens=None)]).figures()
     assert found is not None
     assert found.input_tokens is None
     assert found.output_tokens == 121
 
 
-def test_waits_for_a_slot_are_those_that_were_told() -> None:
+def test_waits_for_a_slot_are_the_reported_ones() -> None:
     found = Tally([answered(0.0, queue_ms=3.0), answered(0.0, queue_ms=5.0), answered(0.0)])
     told = found.figures()
     assert told is not None
@@ -100,7 +100,7 @@ def test_only_the_most_frequent_reasons_are_kept() -> None:
     assert len(found.reasons) == 20
 
 
-def test_client_that_keeps_up_is_no_bottleneck() -> None:
+def test_client_that_keeps_up_is_not_a_bottleneck() -> None:
     found = Tally(CALLS).client(HOST, IDLE, at_once=False)
     assert found.bottleneck == []
     assert found.late_ms is not None
@@ -116,7 +116,7 @@ def test_client_that_keeps_up_is_no_bottleneck() -> None:
         (CALLS, ClientHealth((0.0,), 0.97), "it used 97% of one core"),
     ],
 )
-def test_client_that_holds_things_up_says_so(
+def test_slow_client_is_reported_as_the_bottleneck(
     calls: list[Call], client_health: ClientHealth, cause: str
 ) -> None:
     assert Tally(calls).client(HOST, client_health, at_once=False).bottleneck == [cause]
@@ -131,7 +131,7 @@ def test_sending_all_at_once_may_take_a_hundredth_of_the_whole() -> None:
         assert len(tally.client(HOST, IDLE, at_once=False).bottleneck) == 1
 
 
-def test_client_may_stand_still_for_a_hundredth_of_the_whole() -> None:
+def test_client_may_be_blocked_for_a_hundredth_of_the_window() -> None:
     """Of 10 s, and once in 200 looks: no percentile would tell."""
     calls = [answered(0.0), answered(0.0, first_s=9.9)]
     for stood_s, causes in ((0.09, []), (0.11, ["its event loop was blocked for 110.0 ms"])):

@@ -26,7 +26,7 @@ from tests.orch_sidecar.tools.facts.snapshots import snapshot
 CALLS = in_a_row(10)
 
 
-def test_single_stream_is_told_with_its_90th_latency_and_its_tokens_per_stream() -> None:
+def test_single_stream_shows_p90_latency_and_tokens_per_stream() -> None:
     told = result_text(result(in_a_row(10, due=False), SINGLE)).splitlines()
     assert told == [
         "single_stream: PRELIMINARY",
@@ -46,7 +46,7 @@ def test_single_stream_is_told_with_its_90th_latency_and_its_tokens_per_stream()
     ]
 
 
-def test_what_went_wrong_is_told() -> None:
+def test_problems_are_shown() -> None:
     calls = [*CALLS, refused(0.0), answered(0.0, length_as_requested=False, counted_by_events=True)]
     client_health = ClientHealth((0.0,), 0.95)
     told = result_text(
@@ -69,21 +69,21 @@ def test_what_went_wrong_is_told() -> None:
         assert line in told.splitlines()
 
 
-def test_offline_is_told_by_its_throughput_alone() -> None:
+def test_offline_shows_throughput_alone() -> None:
     told = result_text(result(CALLS, OFFLINE))
     assert "throughput: 100.00 tokens/s" in told
     assert "TTFT" not in told
     assert "latency" not in told
 
 
-def test_goodput_is_told_unless_the_label_was_not_earned() -> None:
+def test_goodput_is_shown_unless_the_result_is_invalid() -> None:
     slo = replace(ONLINE, slo=Slo(ttft_ms=500.0))
     line = "goodput: 9.09 requests/s, 100.00 tokens/s; 100.0% of the sent requests met the SLO"
     assert line in result_text(result(CALLS, slo))
     assert "goodput" not in result_text(result(CALLS, slo, after=snapshot(epoch="e2")))
 
 
-def test_arrivals_are_told() -> None:
+def test_arrivals_are_shown() -> None:
     gamma = replace(ONLINE, arrivals=Arrivals.GAMMA, burstiness=0.5)
     closed = replace(ONLINE, arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, clients=8)
     assert "poisson arrivals at 10/s, prompts" in result_text(result(CALLS))
@@ -91,13 +91,13 @@ def test_arrivals_are_told() -> None:
     assert "closed loop of 8, prompts" in result_text(result(CALLS, closed))
 
 
-def test_run_without_an_answer_is_told() -> None:
+def test_run_without_an_answer_is_shown() -> None:
     told = result_text(result([refused(0.0)]))
     assert "no request was answered completely" in told
     assert "throughput" not in told
 
 
-def test_endpoint_that_tells_nothing_is_told_as_such() -> None:
+def test_endpoint_without_capabilities_is_shown_as_unknown() -> None:
     told = result_text(result_of(unverified(CALLS)))
     assert "tiny on an unknown engine\n" in told
     assert "how its engine batched is unknown" in told
@@ -105,6 +105,6 @@ def test_endpoint_that_tells_nothing_is_told_as_such() -> None:
     assert "tiny on x 1, BF16, 2 x H100\n" in result_text(result_of(unverified(CALLS, given=typed)))
 
 
-def test_run_that_was_stopped_is_told_as_incomplete() -> None:
+def test_interrupted_run_is_shown_as_incomplete() -> None:
     told = result_text(result_of(run(CALLS, stopped=True)))
     assert told.startswith("batched_online: INCOMPLETE\n  the user interrupted the run\n")

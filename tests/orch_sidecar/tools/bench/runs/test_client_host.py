@@ -54,7 +54,7 @@ def test_model_is_that_of_the_first_processor() -> None:
 @pytest.mark.parametrize(
     "text", ["", "processor\t: 0\nCPU implementer\t: 0x41\n", "model name\t:\nflags\t: fpu\n"]
 )
-def test_model_that_is_not_told_is_unknown(text: str) -> None:
+def test_missing_cpu_model_is_unknown(text: str) -> None:
     assert cpu_model(text) is None
 
 
@@ -104,7 +104,7 @@ def test_what_no_kernel_writes_is_unknown_and_no_error(text: str) -> None:
     list(cgroup_folders(text))
 
 
-def test_host_is_what_the_machine_says(tmp_path: Path) -> None:
+def test_host_is_read_from_proc_and_sys(tmp_path: Path) -> None:
     root = root_with(
         tmp_path,
         {
@@ -138,9 +138,7 @@ def test_limit_of_version_one_counts_where_the_hosts_folders_are_not_there(tmp_p
     assert host(root).cpu_limit == 2.5
 
 
-def test_machine_that_says_nothing_is_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machine_without_proc_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("system", "release", "machine"):
         monkeypatch.setattr(platform, name, str)
     found = host(tmp_path)
@@ -148,7 +146,7 @@ def test_machine_that_says_nothing_is_unknown(
     assert (found.cpu_model, found.memory_bytes, found.cpu_limit) == (None, None, None)
 
 
-def test_where_nobody_can_be_kept_to_some_cpus_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cpu_affinity_all_cpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     assert host().cpus == os.cpu_count()
 

@@ -31,7 +31,7 @@ def test_file_is_shown_nothing() -> None:
     assert out.getvalue() == ""
 
 
-def test_without_tqdm_a_terminal_is_told_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tqdm_a_terminal_shows_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
     screen = Terminal()
     with Progress("offline at once", 4, 0.0, screen) as progress:

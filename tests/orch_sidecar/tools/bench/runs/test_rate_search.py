@@ -89,7 +89,7 @@ def test_first_rate_is_tried_however_long_it_takes_and_higher_ones_are_looked_fo
     assert not found.too_slow
 
 
-def test_trials_are_told() -> None:
+def test_trials_are_recorded() -> None:
     found = RateSearch(4.0)
     trial = found.record(MISSED)
     assert found.trials == [trial]

@@ -97,7 +97,7 @@ def test_runs_of_several_files_and_of_one_have_distinct_tags(run: Run, tmp_path:
     assert {row["model_name"] for row in rows} == {"S"}
 
 
-def test_what_is_refused_exits_with_1_and_the_rest_is_written(run: Run, tmp_path: Path) -> None:
+def test_rejected_run_exits_with_1_and_the_others_are_written(run: Run, tmp_path: Path) -> None:
     table = tmp_path / "facts.csv"
     failed, fine = path("vllm_bench_all_failed"), path("vllm_bench_home")
     code, out, err = run("from-vllm-bench", failed, fine, *GIVEN, "--output", table)
@@ -126,7 +126,7 @@ def test_label_that_was_not_earned_is_rejected_with_the_reason(run: Run) -> None
     assert "measurement_type 'batched_online': the pool 'home'" in err
 
 
-def test_what_is_given_must_be_a_fact(run: Run) -> None:
+def test_declared_values_must_be_valid(run: Run) -> None:
     words = [*GIVEN]
     words[words.index("H100")] = " H100"
     code, _, err = run("from-guidellm", path("guidellm_home"), *words)

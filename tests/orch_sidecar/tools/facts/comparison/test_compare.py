@@ -76,7 +76,9 @@ def test_single_stream_is_never_compared_with_a_batch() -> None:
         ("output_tokens", 128),
     ],
 )
-def test_rows_that_differ_in_a_condition_are_kept_apart(condition: str, value: str | int) -> None:
+def test_rows_that_differ_in_a_condition_are_separate_sets(
+    condition: str, value: str | int
+) -> None:
     changes: dict[str, Any] = {condition: value}
     found = compared(at(2, 100), at(4, 180, **changes))
     assert len(found.sets) == 2
@@ -89,12 +91,12 @@ def test_sets_that_differ_in_two_conditions_are_not_listed() -> None:
     assert (len(found.sets), found.apart) == (2, ())
 
 
-def test_names_notes_and_sources_do_not_part_rows() -> None:
+def test_names_notes_and_sources_do_not_separate_rows() -> None:
     [found] = compared(at(2, 100), at(4, 180, model_name="Llama", notes={"slots": 8})).sets
     assert len(found.points) == 2
 
 
-def test_load_that_waits_for_answers_stands_apart_from_one_that_does_not() -> None:
+def test_closed_and_open_loops_are_separate_sets() -> None:
     def came(batch: int, arrivals: str) -> Row:
         row = at(batch, 100.0 * batch)
         return replace(row, scenario_notes=f"{row.scenario_notes}; arrivals={arrivals}")
@@ -104,12 +106,12 @@ def test_load_that_waits_for_answers_stands_apart_from_one_that_does_not() -> No
     [apart] = found.apart
     assert (apart.condition, apart.values) == ("arrivals", (Loop.CLOSED, Loop.OPEN))
     assert "closed loop" in as_text(found)
-    # Of rows with other labels it is the label that parts them.
+    # Rows with other labels are separated by the label.
     label = compared(at(1, 90, SINGLE), came(4, "closed_loop"), came(6, "poisson")).apart[0]
     assert (label.condition, label.values) == ("measurement_type", (SINGLE, ONLINE))
 
 
-def test_loads_that_do_not_wait_for_answers_make_one_set() -> None:
+def test_open_loops_make_one_set() -> None:
     def came(batch: int, arrivals: str) -> Row:
         return at(batch, 100.0 * batch, notes={"arrivals": arrivals})
 
@@ -142,7 +144,7 @@ def test_row_to_be_confirmed_is_excluded_and_reported() -> None:
     assert "excluded:\n  t.csv:3: to_be_confirmed" in as_text(found)
 
 
-def test_row_that_stands_in_two_files_counts_once() -> None:
+def test_repeated_row_counts_once() -> None:
     found = compare(placed(at(2, 100)) + placed(at(2, 100), at(4, 180), name="b.csv"))
     [of_set] = found.sets
     assert [point.rows for point in of_set.points] == [1, 1]
@@ -186,7 +188,7 @@ class TestReport:
         assert "   32     1   1400.00  1400.00  1400.00         43.75      2.00        0.50" in text
         assert "speed-up and efficiency relative to batch 8" in text
 
-    def test_first_token_has_columns_where_a_row_notes_it(self) -> None:
+    def test_ttft_has_columns_where_a_row_notes_it(self) -> None:
         noted = as_text(compared(at(2, 100, notes={"ttft_p50_ms": 10.0}), at(4, 180)))
         assert "TTFT p50 ms  p95 ms" in noted
         assert noted.splitlines()[3].split()[-2:] == ["10.0", "-"]

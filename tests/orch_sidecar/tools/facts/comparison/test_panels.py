@@ -39,7 +39,7 @@ def test_title_has_shared_conditions_and_legend_the_others() -> None:
     ]
 
 
-def test_legend_of_a_single_set_says_how_the_engine_was_batching() -> None:
+def test_legend_of_a_single_set_has_the_way_of_batching() -> None:
     title, [panel] = shown(fact())
     assert [series.name for series in panel.series] == ["batched_online"]
     assert "1 x H100" in title
@@ -70,7 +70,7 @@ def test_points_are_medians_with_the_range_of_several_rows() -> None:
     assert series.name == "batched_online (median, min to max)"
 
 
-def test_first_token_has_a_panel_with_hollow_markers_for_the_p95() -> None:
+def test_ttft_has_a_panel_with_hollow_markers_for_the_p95() -> None:
     rows = (
         fact(batch=2, notes={"ttft_p50_ms": 10.0, "ttft_p95_ms": 30.0}),
         fact(batch=4, notes={"ttft_p50_ms": 12.0}),
@@ -92,6 +92,6 @@ def test_many_sets_are_drawn_with_a_letter_or_number_each(tmp_path: Path) -> Non
     draw(tmp_path / "p.svg", title, panels)
 
 
-def test_comparison_without_a_set_is_refused() -> None:
+def test_comparison_without_a_set_is_rejected() -> None:
     with pytest.raises(ValueError, match="no set to draw"):
         title_and_panels(compare([]))

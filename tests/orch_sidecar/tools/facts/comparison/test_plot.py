@@ -50,7 +50,7 @@ def test_picture_names_axes_with_units_series_and_title(tmp_path: Path) -> None:
     for words in ("Llama on H100", "throughput", "generated tokens/s", "A   measured", "fitted"):
         assert f"<!-- {words} -->" in svg
     assert "<!-- batch b (sequences per step) -->" in svg
-    # The letter at the line's end.
+    # The letter at the end of the line.
     assert "<!-- A -->" in svg
 
 
@@ -116,7 +116,7 @@ def test_names_are_not_parsed_as_formulas(tmp_path: Path) -> None:
     assert f"<!-- {odd}   {odd} -->" in svg
 
 
-def test_letters_of_lines_that_end_together_stand_apart(tmp_path: Path) -> None:
+def test_letters_of_lines_that_end_together_do_not_overlap(tmp_path: Path) -> None:
     def places(svg: str) -> set[str]:
         """Returns the position of each letter: the line below its comment has the translation."""
         lines = svg.splitlines()
@@ -156,12 +156,12 @@ def test_ranges_are_drawn_around_points(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["p.gif", "p", "p.pdf"])
-def test_other_suffix_is_refused(tmp_path: Path, name: str) -> None:
+def test_other_suffix_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=r"must be \.png or \.svg"):
         draw(tmp_path / name, "a title", [panel(MEASURED)])
 
 
-def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
+def test_plot_without_a_series_is_rejected(tmp_path: Path) -> None:
     for panels in ([], [panel()]):
         with pytest.raises(ValueError, match="at least one panel"):
             draw(tmp_path / "p.svg", "a title", panels)

@@ -62,14 +62,14 @@ def test_times_per_token_are_the_tools_inter_token_latencies() -> None:
     assert measured(report).latency_ms["tpot_p50_ms"] == pytest.approx(theirs, rel=1e-4)
 
 
-def test_its_time_per_output_token_is_not_ours() -> None:
+def test_time_per_output_token_of_guidellm_is_not_tpot() -> None:
     """It includes the prefill and the first token."""
     report = document("guidellm_cloud")
     theirs = statistics.median(each["time_per_output_token_ms"] for each in requests_of(report))
     assert theirs > 1.05 * measured(report).latency_ms["tpot_p50_ms"]
 
 
-def test_first_token_counts_from_the_due_time_where_there_is_a_schedule() -> None:
+def test_ttft_counts_from_the_due_time_of_a_schedule() -> None:
     def late(benchmark: dict[str, Any]) -> None:
         for each in benchmark["requests"]["successful"]:
             each["info"]["timings"]["targeted_start"] -= 1
@@ -111,7 +111,7 @@ def test_each_benchmark_of_a_report_is_one_run() -> None:
     report["benchmarks"][0]["config"]["warmup"]["value"] = 2
     first, second = read(report)
     assert isinstance(first, Rejection)
-    assert isinstance(second, Rejection)  # single_stream is the claim of both
+    assert isinstance(second, Rejection)  # both claim single_stream
     assert "no limit of concurrent requests" in second.rule
 
 
@@ -125,7 +125,7 @@ def test_poisson_of_several_processes_has_repeated_gaps() -> None:
     assert measured(changed(poisson(1))).arrivals is Arrivals.POISSON
 
 
-def test_requests_that_were_due_before_the_run_began_are_refused() -> None:
+def test_requests_due_before_the_run_are_rejected() -> None:
     found = refused(document("guidellm_early"))
     assert found.name == "info.timings.targeted_start"
     assert found.value.startswith("-0.")
@@ -222,7 +222,7 @@ def test_report_before_0_5_without_a_version_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("labels", [{"measurement_type": "fast"}, {"measurement_type": "offline"}])
-def test_claim_that_cannot_be_is_refused(labels: dict[str, str]) -> None:
+def test_unknown_claim_is_rejected(labels: dict[str, str]) -> None:
     report = document("guidellm_home")
     report["config"]["metadata"]["labels"] = labels
     assert refused(report).name == "measurement_type"
@@ -234,7 +234,7 @@ def test_other_document_is_rejected(found: object) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_time_that_is_not_finite_is_refused(value: float) -> None:
+def test_infinite_time_is_rejected(value: float) -> None:
     def change(benchmark: dict[str, Any]) -> None:
         timings = benchmark["requests"]["successful"][0]["info"]["timings"]
         timings["first_token_iteration"] = value

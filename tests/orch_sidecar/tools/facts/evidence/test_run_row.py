@@ -80,7 +80,7 @@ def test_notes_describe_the_measurement() -> None:
     assert list(notes)[:5] == ["input_tokens", "output_tokens", "batching", "tool", "arrivals"]
     assert (notes["arrivals"], notes["rate_per_s"], notes["requests"]) == ("poisson", "3", "45")
     assert notes["profile"] == "cloud"
-    assert notes["preliminary"] == "yes"  # fewer queries than may be published
+    assert notes["preliminary"] == "yes"  # too few queries for publication
     assert "failed" not in notes
     assert notes["tool"] == "vllm bench serve"
 
@@ -107,7 +107,7 @@ def test_without_proof_nothing_is_confirmed_and_the_claim_is_a_note(name: str) -
     assert (made.engine, made.gpu) == ("vLLM 0.32.0", "H100")
 
 
-def test_without_proof_the_batch_is_the_overlap_that_the_tool_saw() -> None:
+def test_without_proof_the_batch_is_the_overlap_by_the_tools_times() -> None:
     made = row(run("guidellm_cloud", overlap=5), GIVEN)
     assert made.batch == 5
     assert parse_notes(made.scenario_notes)["batch_is"] == "overlap"
@@ -119,7 +119,7 @@ def test_concurrency_limit_is_not_a_batch() -> None:
         "max_concurrency '8': is a limit, not a measured batch"
     )
     assert row(replace(found, at_once=1), GIVEN).batch == 1
-    # The engine's word suffices.
+    # The engine's label is used.
     assert row(found, proof("vllm_bench_cloud")).batch > 1
 
 
@@ -171,7 +171,7 @@ def test_offline_by_a_schedule_is_rejected() -> None:
     assert row(replace(found, arrivals=Arrivals.AT_ONCE), known).measurement_type is Label.OFFLINE
 
 
-def test_model_that_the_engine_does_not_serve_is_refused_unless_it_is_named() -> None:
+def test_model_that_the_engine_does_not_serve_is_rejected_unless_declared() -> None:
     found, ends = run("vllm_bench_home", model="other"), proof("vllm_bench_home")
     assert str(refused(found, ends)).startswith("model 'other': the engine serves small")
     assert row(found, ends, Source("run-1", "org/Small")).model_id == "org/Small"
@@ -202,7 +202,7 @@ def test_capabilities_of_another_run_are_rejected() -> None:
     )
 
 
-def test_ends_that_are_swapped_are_refused() -> None:
+def test_swapped_snapshots_are_rejected() -> None:
     ends = proof("vllm_bench_home")
     swapped = Proof(ends.after, ends.before)
     assert "older than the first" in refused(run("vllm_bench_home"), swapped).rule

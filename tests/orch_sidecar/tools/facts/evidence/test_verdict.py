@@ -65,7 +65,7 @@ def test_slots_must_fit_the_label() -> None:
     assert "more than one slot" in "; ".join(objections(ONLINE, snapshot(slots_total=1)))
 
 
-def test_second_client_during_a_single_stream_window_is_seen() -> None:
+def test_second_client_during_a_single_stream_window_is_detected() -> None:
     after = home(requests_total=111, steps_by_batch=ONE_BY_ONE)
     assert (
         "the engine accepted 11 requests in the window, but this measurement sent 10"
@@ -98,14 +98,14 @@ def test_batch_of_one_is_not_offline() -> None:
     assert "nothing was batched" in reasons_of(OFFLINE, snapshot(**own), after)
 
 
-def test_coalesced_answers_are_seen() -> None:
+def test_coalesced_answers_are_detected() -> None:
     after = snapshot(requests_total=108, steps_by_batch=BATCHED)
     assert "10 requests were answered, but the engine accepted 8" in reasons_of(
         ONLINE, snapshot(), after
     )
 
 
-def test_requests_that_failed_may_or_may_not_have_reached_the_engine() -> None:
+def test_failed_requests_may_have_reached_the_engine_or_not() -> None:
     after = snapshot(requests_total=109, steps_by_batch=BATCHED)
     assert judge(ONLINE, snapshot(), after, RequestCounts(sent=10, answered=8)) == []
 
@@ -120,18 +120,18 @@ def test_more_decoded_than_received_means_other_clients() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_sequences_that_are_in_the_engine_at_either_end_are_seen(when: str) -> None:
+def test_sequences_in_the_engine_at_either_end_are_detected(when: str) -> None:
     before = snapshot(leased=2 * (when == "before"))
     after = snapshot(requests_total=110, steps_by_batch=BATCHED, leased=2 * (when == "after"))
-    expected = f"2 sequences were still in the engine {when} the measurement"
+    expected = f"sequences still in the engine {when} the measurement: 2"
     assert reasons_of(ONLINE, before, after) == expected
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_foreign_sequences_at_either_end_are_seen(when: str) -> None:
+def test_foreign_sequences_at_either_end_are_detected(when: str) -> None:
     before = snapshot(foreign=int(when == "before"))
     after = snapshot(requests_total=110, steps_by_batch=BATCHED, foreign=int(when == "after"))
-    assert f"1 foreign sequences were in the engine {when} the measurement" in reasons_of(
+    assert f"foreign sequences in the engine {when} the measurement: 1" in reasons_of(
         ONLINE, before, after
     )
 
@@ -150,7 +150,7 @@ def test_changed_engine_invalidates_the_window(changed: dict[str, Any], reason: 
     assert reason in reasons_of(ONLINE, snapshot(), snapshot(**fields))
 
 
-def test_window_without_a_decode_step_earns_nothing() -> None:
+def test_window_without_a_decode_step_is_invalid() -> None:
     after = snapshot(requests_total=110)
     assert "no decode step" in reasons_of(ONLINE, snapshot(), after)
 

@@ -11,7 +11,7 @@ from orch_sidecar.tools.facts.evidence.vllm_bench import read
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.imports import document
 
-# What `vllm bench serve` leaves out without --save-detailed.
+# Fields that `vllm bench serve` omits without --save-detailed.
 DETAILS = ("input_lens", "output_lens", "start_times", "ttfts")
 
 
@@ -83,7 +83,7 @@ def test_prompts_are_not_in_the_throughput() -> None:
     assert measured(file).tokens_per_s < file["total_token_throughput"] / 1.5
 
 
-def test_first_token_counts_from_arrival_where_requests_waited_to_be_sent() -> None:
+def test_ttft_counts_from_arrival_where_requests_queued_before_being_sent() -> None:
     """vLLM counts from when `--max-concurrency` let it send the request."""
     file = document("vllm_bench_cloud")
     late = changed(max_concurrency=2, queue_times=[1.0] * file["completed"])
@@ -92,7 +92,7 @@ def test_first_token_counts_from_arrival_where_requests_waited_to_be_sent() -> N
     )
 
 
-def test_without_details_such_a_first_token_is_left_out() -> None:
+def test_without_details_a_ttft_from_sending_is_omitted() -> None:
 
     def notes(queue_times: object) -> set[str]:
         file = without_details(max_concurrency=2, queue_times=queue_times)
@@ -125,7 +125,7 @@ def test_arrivals_follow_from_rate_and_limit(fields: dict[str, Any], arrivals: A
     assert ("burstiness" in found.notes) == (arrivals is Arrivals.GAMMA)
 
 
-def test_requests_that_failed_are_counted_and_not_measured() -> None:
+def test_failed_requests_are_counted_but_not_measured() -> None:
     file = document("vllm_bench_cloud")
     added = {name: [*file[name], 0] for name in (*DETAILS, "latencies", "queue_times")}
     found = measured(file | added | {"failed": 1})
@@ -133,7 +133,7 @@ def test_requests_that_failed_are_counted_and_not_measured() -> None:
     assert found.tokens_per_s == measured(file).tokens_per_s
 
 
-def test_file_in_which_all_failed_is_refused() -> None:
+def test_file_with_only_failed_requests_is_rejected() -> None:
     assert str(refused(document("vllm_bench_all_failed"))) == (
         "completed '0': no request was answered, 3 failed"
     )
@@ -188,7 +188,7 @@ def test_other_document_is_rejected(found: object) -> None:
 
 @pytest.mark.parametrize("name", ["start_times", "ttfts", "latencies", "queue_times"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_time_that_is_not_finite_is_refused(name: str, value: float) -> None:
+def test_infinite_time_is_rejected(name: str, value: float) -> None:
     capabilities = changed()
     capabilities[name][0] = value
     found = refused(capabilities)

@@ -91,7 +91,7 @@ class TestRaggedRow:
     def test_shifted_values_are_reported_at_the_first_implausible_one(self) -> None:
         short = tuple(SOUND[name] for name in COLUMNS if name != "precision")
         [fault] = check(table(short))
-        # gpu_count has the batch, batch the prompt's length, ..., and a throughput is no count.
+        # Each column has the value of the next one, and a throughput is not a valid count.
         assert (fault.name, fault.value) == ("output_tokens", "2461.67")
 
     def test_field_missing_at_the_end_is_reported_there(self) -> None:
@@ -128,7 +128,7 @@ def test_misplaced_quote_is_one_fault_at_its_column() -> None:
     assert places(twice) == [(2, "gpu"), (3, "gpu")]
 
 
-def test_quote_that_is_never_closed_is_one_fault_for_all_that_it_swallows() -> None:
+def test_unclosed_quote_is_one_fault_for_the_rest_of_the_file() -> None:
     good = ",".join(fields())
     text = f"{HEADER}\n{good}\n{good.replace('H100', chr(34) + 'H100')}\n{good}\n"
     assert places(check(parse("t.csv", text))) == [(3, "gpu")]

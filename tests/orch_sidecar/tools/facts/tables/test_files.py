@@ -66,7 +66,7 @@ def test_append_keeps_every_byte_that_was_there(path: Path, last: str) -> None:
     assert path.read_bytes().decode() == f"{before.removesuffix(last)}\r\n{added}\r\n"
 
 
-def test_append_does_not_write_a_row_that_is_there(path: Path) -> None:
+def test_append_does_not_repeat_an_existing_row(path: Path) -> None:
     assert append(path, [fact(), fact()]) == 1
     before = path.read_bytes()
     assert append(path, [fact()]) == 0
@@ -122,7 +122,7 @@ def test_check_for_a_writable_file_leaves_nothing_behind(path: Path) -> None:
         check_writable(path.parent)
 
 
-def test_append_refuses_another_header(path: Path) -> None:
+def test_append_rejects_another_header(path: Path) -> None:
     before = HEADER.replace("batch,", "")
     path.write_text(f"{before}\n")
     with pytest.raises(
@@ -145,7 +145,7 @@ def test_text_that_is_not_utf8_is_rejected_with_its_line(path: Path) -> None:
         read(path)
 
 
-def test_new_file_has_the_rights_that_files_get_and_an_old_one_keeps_its_own(path: Path) -> None:
+def test_new_file_has_default_permissions_and_an_old_one_keeps_its_own(path: Path) -> None:
     plain = path.with_name("plain")
     plain.touch()
     append(path, [fact()])

@@ -46,7 +46,7 @@ def test_rows_take_the_line_end_of_the_first_file_and_keep_the_rest_of_their_byt
     assert check(found.table) == []
 
 
-def test_row_that_stands_in_two_files_is_written_once() -> None:
+def test_repeated_row_is_written_once() -> None:
     again = fields(throughput_tokens_per_sec="2461.670")
     found = merged(table(fields()), table(again, fields(source_tag="b")))
     assert sources(found) == ["run-1", "b"]
@@ -54,7 +54,7 @@ def test_row_that_stands_in_two_files_is_written_once() -> None:
     assert found.table.rows[0].fields == fields()
 
 
-def test_different_figures_for_one_measurement_are_refused_with_both_places() -> None:
+def test_different_figures_for_one_measurement_conflict_with_both_locations() -> None:
     a = table(fields(source_tag="a"), fields(), name="a.csv")
     b = table(fields(throughput_tokens_per_sec="2500"), name="b.csv")
     [fault] = refused(a, b)
@@ -64,7 +64,7 @@ def test_different_figures_for_one_measurement_are_refused_with_both_places() ->
     )
 
 
-def test_other_notes_for_one_measurement_are_refused_too() -> None:
+def test_different_notes_for_one_measurement_conflict_too() -> None:
     notes = "input_tokens=512; output_tokens=512; batching=on; clients=64"
     [fault] = refused(table(fields()), table(fields(scenario_notes=notes), name="b.csv"))
     assert (fault.file, fault.name, fault.value) == ("b.csv", "scenario_notes", notes)

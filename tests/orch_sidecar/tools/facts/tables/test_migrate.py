@@ -67,7 +67,7 @@ def test_known_label_gets_the_notes_that_follow_and_keeps_its_text(
     assert check(found.table) == []
 
 
-def test_notes_that_are_there_are_kept_behind_the_required_ones() -> None:
+def test_existing_notes_follow_the_required_ones() -> None:
     _, _, notes = migrated(scenario_notes="clients=64; batching=on; ttft_p50_ms=18")
     assert notes == f"{DERIVED}on; clients=64; ttft_p50_ms=18"
 
@@ -124,7 +124,7 @@ def quoted(value: str) -> str:
     return f'"{value}"'
 
 
-def test_table_under_another_header_is_left_alone() -> None:
+def test_table_under_another_header_is_unchanged() -> None:
     before = parse("t.csv", "model,label\nm,aggregate\n")
     found = migrate(before)
     assert (found.table, found.steps) == (before, ())
@@ -139,7 +139,7 @@ def test_migrated_row_keeps_its_figures_as_they_were_written_and_its_line_end() 
     assert found.table.text == f"\ufeff{HEADER}\r\n{new}"
 
 
-def test_legacy_file_keeps_all_rows_and_only_what_cannot_be_known_stays_a_fault() -> None:
+def test_legacy_file_keeps_all_rows_and_only_unknown_values_stay_faults() -> None:
     before = parse("legacy.csv", LEGACY.read_text(encoding="utf-8"))
     found = migrate(before)
     counts = Counter(step.action for step in found.steps)
@@ -205,7 +205,7 @@ def test_migration_loses_no_row_and_makes_no_fault(
     before = with_records(table(*(fields(**row) for row in rows)), [ragged] if ragged else [])
     found = migrate(before)
     assert len(found.table.records) == len(before.records)
-    # One step for each row that was not sound; rows that are alike may have become so before.
+    # One step per invalid row; rows that became equal by the migration repeat each other.
     faulty = lines_at_fault(before)
     assert {step.line for step in found.steps} == faulty
     left = {step.line for step in found.steps if step.action is Action.UNCHANGED}

@@ -21,7 +21,7 @@ def test_notes_read_back_as_they_were_written() -> None:
     assert parse_notes(text) == {"requests": "12", "window_s": "1.25", "tool": "orch bench"}
 
 
-def test_measurement_is_the_same_whatever_was_found() -> None:
+def test_measurement_key_does_not_depend_on_the_result() -> None:
     found = fact(throughput_tokens_per_sec=1.0, model_name="x", notes={"seed": 1})
     assert measurement_key(found) == measurement_key(fact())
     assert measurement_key(fact(batch=8)) != measurement_key(fact())

@@ -28,7 +28,7 @@ def test_valid_value_violates_no_rule(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("value", ["", " ", " H100", "H100\t", "H\n100", "H\r100"])
-def test_text_is_one_line_with_something_in_it(name: str, value: str) -> None:
+def test_text_is_one_line_and_not_empty(name: str, value: str) -> None:
     assert violated_rule(name, value) is not None
 
 
@@ -41,7 +41,7 @@ def test_count_is_a_whole_number_in_plain_digits(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "least"), [*zip(COUNTS, (0, 1, 0, 1), strict=True)])
-def test_count_has_a_least_value(name: str, least: int) -> None:
+def test_count_has_a_minimum(name: str, least: int) -> None:
     assert violated_rule(name, str(least)) is None
     assert (violated_rule(name, "0") is None) == (least == 0)
 

@@ -24,7 +24,7 @@ from orch_sidecar.tools.facts.tables.table import (
 )
 from tests.orch_sidecar.tools.facts.rows import HEADER, fact, fields, table
 
-# What a file may have in it, with what matters to CSV often.
+# Any text, in which the characters of CSV are frequent.
 ANY_TEXT = st.text(
     st.one_of(st.sampled_from('",\r\n\ufeff \x00;'), st.characters(codec="utf-8")), max_size=60
 )
@@ -33,12 +33,12 @@ LINE_ENDS = st.sampled_from(["\n", "\r\n", "\r"])
 
 
 @given(ANY_TEXT)
-def test_what_is_read_is_written_byte_by_byte(text: str) -> None:
+def test_records_are_written_byte_by_byte(text: str) -> None:
     assert parse("t.csv", text).text == text
 
 
 @given(ANY_TEXT)
-def test_records_stand_where_their_lines_are(text: str) -> None:
+def test_records_have_the_number_of_their_first_line(text: str) -> None:
     physical = list(io.StringIO(text.removeprefix("\ufeff"), newline=""))
     for record in parse("t.csv", text).records:
         assert "".join(physical[record.line - 1 :]).startswith(record.raw)
@@ -51,7 +51,7 @@ def test_any_records_are_read_as_they_were_written(
     text = "".join(record_text(row, line_end) for row in rows)
     if not ended:
         text = text.removesuffix(line_end)
-    # A byte order mark belongs to the file, and none of its own to the first field.
+    # A byte order mark belongs to the file, not to its first field.
     mark = "\ufeff" if marked or text.startswith("\ufeff") else ""
     found = parse("t.csv", mark + text)
     assert [list(record.fields) for record in found.records] == rows

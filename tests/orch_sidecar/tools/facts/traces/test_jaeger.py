@@ -54,7 +54,7 @@ async def test_reads_the_same_spans_by_either_api(name: str) -> None:
         assert in_order(await read(url)) == [to_microseconds(span) for span in spans]
 
 
-async def test_reads_an_answer_that_is_an_object_for_each_trace() -> None:
+async def test_reads_a_response_with_an_object_per_trace() -> None:
     spans = in_order(real("cloud"))
     async with ScriptedJaeger(spans, apis=("v3",), streams=True).running() as url:
         assert in_order(await read(url)) == spans
@@ -70,7 +70,7 @@ async def test_nothing_is_lost_at_the_limit_of_a_search(api: str, limit: int) ->
     key = {(span.trace_id, span.span_id) for span in spans}
     assert {(span.trace_id, span.span_id) for span in found} == key
     assert len(found) == len(key)
-    # Once it is known which of them it has, the other API is not asked for.
+    # Once one API has worked, the other is not called.
     first = ["page"] if api == "v3" else []
     assert jaeger.asked == first + [api] * (len(jaeger.asked) - len(first))
     assert len(jaeger.asked) > 20 / limit
@@ -168,7 +168,7 @@ def test_url_that_is_not_http_is_rejected(url: str) -> None:
         Jaeger(url, limit=100)
 
 
-def test_a_limit_that_one_trace_fills_is_refused() -> None:
+def test_limit_that_one_trace_fills_is_rejected() -> None:
     with pytest.raises(ValueError, match="the limit 1 must be at least 2"):
         Jaeger("http://x", limit=1)
 

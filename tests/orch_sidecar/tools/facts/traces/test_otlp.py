@@ -101,7 +101,7 @@ def test_reads_every_form_of_a_value(value: dict[str, Any], expected: object) ->
     assert type(value_of(value)) is type(expected)
 
 
-def test_enumerations_come_by_number_or_by_name() -> None:
+def test_enumerations_are_numbers_or_names() -> None:
     assert span_of(kind=2).kind is span_of(kind="SPAN_KIND_SERVER").kind is Kind.SERVER
     assert span_of().kind is Kind.UNSPECIFIED
     assert span_of(status={"code": "STATUS_CODE_ERROR"}).error
@@ -204,7 +204,7 @@ def test_malformed_file_is_reported_with_its_line(content: bytes, expected: str)
         otlp_file.read("f", content)
 
 
-def test_null_is_a_field_that_is_not_there() -> None:
+def test_null_is_a_missing_field() -> None:
     absent = ("links", "status", "attributes", "parentSpanId", "kind")
     assert span_of(**dict.fromkeys(absent)).links == ()
     with pytest.raises(Malformed, match="traceId"):

@@ -74,7 +74,7 @@ def in_cassandra(traces: list[list[Span]], limit: int) -> Search:
 STARTS = st.lists(
     st.lists(
         st.integers((FIRST_US - 5) * 1000, (LAST_US + 5) * 1000)
-        # Many at the same moment, and around the middles of halves.
+        # Many at one moment, and around the middles of halves.
         | st.sampled_from([1_000_000, 1_200_000, 1_200_999, 1_201_000, 1_400_000, 1_400_999]),
         min_size=1,
         max_size=6,
@@ -86,7 +86,7 @@ STARTS = st.lists(
 @pytest.mark.parametrize("store", [in_memory, in_cassandra])
 @given(starts=STARTS, limit=st.integers(1, 12))
 @example(starts=[[1_200_500]], limit=1)
-# Around the middle of the interval, and newer ones, so that these are not given at first.
+# Around the middle of the interval, with newer traces that the first search returns instead.
 @example(starts=[[1_200_000], [1_200_999], [1_350_000], [1_380_000], [1_399_000]], limit=3)
 @example(starts=[[1_201_000], [1_201_999], [1_350_000], [1_380_000], [1_399_000]], limit=3)
 def test_every_trace_is_found_or_the_limit_is_reported(
@@ -122,7 +122,7 @@ def _dense(traces: list[list[Span]], moment_us: int, limit: int) -> bool:
     return len(set(near)) >= limit or len(near) >= 3 * limit
 
 
-def test_more_at_one_moment_than_a_search_may_give_is_an_error() -> None:
+def test_more_traces_at_one_moment_than_a_search_returns_are_an_error() -> None:
     traces = traces_of([[1_100_000] for _ in range(5)])
     with pytest.raises(TooManyTraces, match=r"5 traces.*--limit"):
         all_spans(in_memory(traces, 5), FIRST_US, LAST_US, 5, "s")
@@ -147,6 +147,6 @@ def test_few_traces_of_many_spans_are_not_mistaken_for_all() -> None:
     assert len({each.trace_id for each in found}) == 20
 
 
-def test_an_interval_that_ends_before_it_begins_is_refused() -> None:
+def test_interval_that_ends_before_it_begins_is_rejected() -> None:
     with pytest.raises(ValueError, match="ends at 1 us, before it begins at 2 us"):
         all_spans(lambda start, end: [], 2, 1, 5, "s")

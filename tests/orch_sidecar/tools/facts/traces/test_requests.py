@@ -44,13 +44,13 @@ def test_a_real_stream_has_the_sidecars_times_and_the_engines_counts() -> None:
         assert (request.measurement_type, request.model) == ("batched_online", "tiny")
         assert (request.pool, request.profile) == ("cloud", "cloud")
         assert (request.outcome, request.requested_sequences) == (Outcome.SERVED, 1)
-        assert request.output_tokens is None  # its client did not ask for usage
+        assert request.output_tokens is None  # the client did not request usage
         [decode] = request.sequences
         assert decode.batch_max == 6
         assert decode.steps == decode.output_tokens - 1
         assert request.dispatched[0][0] <= decode.start_ns < decode.end_ns <= request.end_ns
     assert sorted(r.engine_output_tokens for r in traffic.requests) == list(range(24, 30))
-    # All spans of an engine since its start name the same one.
+    # All spans of an engine since its start have the same epoch.
     assert len({decode.engine for r in traffic.requests for decode in r.sequences}) == 1
 
 
@@ -72,7 +72,7 @@ def test_real_requests_end_in_every_way() -> None:
         ("two-1", Outcome.REFUSED, False, False): 1,
         ("bulk-1", Outcome.SERVED, False, False): 2,
     }
-    # vLLM tells nothing of what was given up.
+    # vLLM exports no span for aborted requests.
     for request in traffic.requests:
         expected = 0 if request.coalesced or request.outcome is not Outcome.SERVED else 1
         assert bool(request.sequences) == bool(expected)
@@ -109,7 +109,7 @@ def test_outcomes_are_of_four_kinds(outcome: str, expected: Outcome) -> None:
     assert only(one(1, 0, 1, outcome=outcome)).outcome is expected
 
 
-def test_spans_that_come_twice_or_in_any_order_count_once() -> None:
+def test_repeated_spans_in_any_order_count_once() -> None:
     spans = real("home")
     assert build_traffic([*reversed(spans), *spans]) == build_traffic(spans)
 
@@ -160,7 +160,7 @@ def test_a_request_without_its_server_span_has_not_ended() -> None:
     waiting, running = traffic_from([wait]).unfinished[0], traffic_from([wait, engine, decode])
     assert (waiting.start_ns, waiting.end_ns, waiting.pool) == (0, None, "pool")
     assert running.unfinished[0].end_ns == 1_000_000_000
-    # It is known whose decode it is.
+    # The link names the request whose answer it received.
     assert (running.requests, running.orphans) == ((), ())
 
 
@@ -178,7 +178,7 @@ def test_probes_are_not_requests_but_early_rejections_are() -> None:
     assert [r.outcome for r in traffic_from(page, unread).requests] == [Outcome.REFUSED]
 
 
-def test_only_followers_make_a_leader() -> None:
+def test_only_coalesced_requests_make_a_leader() -> None:
     leader = one(1, 0, 1)
     link = Link(leader[0].trace_id, leader[0].span_id)
     linked = one(2, 0, 1, links=(link,))
@@ -187,7 +187,7 @@ def test_only_followers_make_a_leader() -> None:
     assert [r.coalesced_leader for r in traffic_from(leader, follower).requests] == [True, False]
 
 
-def test_spans_that_hang_under_each_other_in_a_circle_end_the_search() -> None:
+def test_circular_parents_end_the_search() -> None:
     _, _, engine, decode = one(1, 0, 1)
     circle = [replace(engine, parent_id=decode.span_id), decode]
     assert traffic_from(circle).requests == ()

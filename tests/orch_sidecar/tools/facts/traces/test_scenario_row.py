@@ -129,7 +129,7 @@ def test_declared_value_that_contradicts_the_spans_is_an_objection() -> None:
     ]
 
 
-def test_a_model_may_be_known_by_another_name_than_it_is_served_by() -> None:
+def test_served_model_name_is_noted_where_the_id_differs() -> None:
     row = row_of(one(1, 0, 1), given=Declared(model_id="org/Model-1B"))
     assert (row.model_id, row.model_name) == ("org/Model-1B", "Model-1B")
     assert parse_notes(row.scenario_notes)["served_as"] == "model"

@@ -25,7 +25,7 @@ def numbers(scenario: Scenario) -> list[int]:
     return [int(request.trace_id, 16) for request in scenario.requests]
 
 
-def test_real_requests_belong_to_the_runs_that_their_clients_named() -> None:
+def test_real_requests_belong_to_the_scenarios_of_their_ids() -> None:
     found = group_scenarios(build_traffic([*real("home"), *real("mixed")]), GAP_S)
     sizes = {each.key.scenario: len(each.requests) for each in found.scenarios}
     assert sizes == {"home-1.warmup": 1, "home-1": 5, "shared-1": 3, "two-1": 3, "bulk-1": 2}
@@ -41,11 +41,11 @@ def test_without_an_id_a_scenario_ends_where_nothing_ran_for_the_gap() -> None:
     assert split(*requests, gap_s=59.9) == [[1], [2], [3]]
 
 
-def test_a_long_request_fills_the_gap() -> None:
+def test_long_request_bridges_the_gap() -> None:
     assert split(one(1, 0, 200), one(2, 1, 2), one(3, 259, 260)) == [[1, 2, 3]]
 
 
-def test_with_an_id_it_is_one_however_long_it_paused() -> None:
+def test_scenario_with_an_id_can_pause() -> None:
     named: dict[str, Value] = {"orch.scenario": "run-1"}
     assert split(one(1, 0, 1, server=named), one(2, 5000, 5001, server=named)) == [[1, 2]]
 
@@ -64,11 +64,11 @@ def test_with_an_id_it_is_one_however_long_it_paused() -> None:
         {"decode": {"orch.gpu_count": 2}},
     ],
 )
-def test_what_is_labelled_otherwise_is_another_scenario(other: dict[str, object]) -> None:
+def test_other_labels_are_another_scenario(other: dict[str, object]) -> None:
     assert split(one(1, 0, 1), one(2, 2, 3, **other), one(3, 4, 5)) == [[1, 3], [2]]  # type: ignore[arg-type]
 
 
-def test_requests_that_never_came_to_an_engine_go_with_those_that_did_then() -> None:
+def test_requests_that_reached_no_engine_join_the_nearest_scenario() -> None:
     newer: dict[str, Value] = {"orch.engine_version": "0.33.0"}
     requests = [
         one(1, 0, 1),
@@ -92,8 +92,8 @@ def test_requests_without_a_pool_are_assigned_by_id_or_time() -> None:
     traffic = traffic_from(
         one(1, 0, 5),
         one(2, 100, 101, server=named),
-        refused(3, 2, {}),  # while the first went on
-        refused(4, 50, {}),  # while nothing did
+        refused(3, 2, {}),  # during the first one
+        refused(4, 50, {}),  # during none
         refused(5, 50, named),
         refused(6, 3, {"gen_ai.request.model": "another"}),
     )

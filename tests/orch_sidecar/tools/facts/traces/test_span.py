@@ -11,7 +11,7 @@ def having(value: Value) -> Span:
     return Span("0" * 32, "1" * 16, None, "n", Kind.SERVER, 0, 1, {"a": value}, {})
 
 
-def test_numbers_and_flags_may_come_as_text() -> None:
+def test_numbers_and_flags_can_be_text() -> None:
     assert having(3).whole("a") == having("3").whole("a") == having(3.0).whole("a") == 3
     assert having("0.5").number("a") == 0.5
     assert having(True).flag("a") is having("true").flag("a") is True

@@ -171,7 +171,7 @@ def test_unfinished_requests_are_an_objection_to_a_run_at_the_time() -> None:
     assert list(objections_to(run, [wait], scenario="run-1")) == ["not_ended"]
     assert list(objections_to(run, [wait, engine], scenario="run-1")) == ["not_ended"]
     _, wait, engine, _ = one(2, 1, 5, sequences=1)
-    assert objections_to(run, [wait, engine], scenario="run-1") == {}  # it was over before
+    assert objections_to(run, [wait, engine], scenario="run-1") == {}  # it ended before the run
     unassigned = replace(wait, attributes={**wait.attributes, "orch.pool": "another"})
     assert objections_to(run, [unassigned], scenario="run-1") == {}
     _, later, *_ = one(2, 25, 30)

@@ -1,4 +1,4 @@
-"""An OTLP/gRPC receiver for tests."""
+"""Collectors that keep what is exported to them as it came, over HTTP and over gRPC."""
 
 from __future__ import annotations
 
@@ -18,7 +18,19 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from orch_sidecar.tools.local.otlp import OtlpReceiver
 
 
-class GrpcReceiver(OtlpReceiver):
+class HttpReceiver(OtlpReceiver):
+    """Keeps what is exported to it over HTTP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exports: list[ExportTraceServiceRequest] = []
+
+    def take(self, request: ExportTraceServiceRequest) -> None:
+        self.exports.append(request)
+        super().take(request)
+
+
+class GrpcReceiver(HttpReceiver):
     """Keeps what is exported to it over gRPC."""
 
     def __init__(self) -> None:
