@@ -10,7 +10,7 @@ import pytest
 
 from orch_sidecar import cli
 from orch_sidecar.api.endpoints import ENDPOINTS, ResourcePath
-from orch_sidecar.api.errors import FORMS
+from orch_sidecar.api.errors import BY_REASON
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
 from tests.documents import (
     PROFILES,
@@ -130,7 +130,7 @@ def test_every_refusal_is_documented_with_its_status() -> None:
         codes, numbers = quoted(names), [int(status) for status in statuses.split(",")]
         pairs = zip(codes, numbers * (len(codes) // len(numbers)), strict=True)
         documented |= dict(pairs)
-    assert documented == {form.code: form.status for form in FORMS.values()}
+    assert documented == {form.code: form.status for form in BY_REASON.values()}
 
 
 def constants(*packages: str) -> set[str]:

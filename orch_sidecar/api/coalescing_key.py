@@ -1,10 +1,9 @@
-"""Which requests one decode can answer: a digest that is equal when the answers are.
+"""Computes which requests one generation can answer: a digest that is equal if the answers are.
 
-Pure. Only what is known of vLLM 0.32's chat and completions requests is taken: a field that is
-not in the lists below might carry state, and with it nothing is coalesced. So too where vLLM
-would refuse one spelling and take the other: a faulty request never fails a sound one.
-Responses are stored and referred to by their ids, messages have ids of their own making:
-neither is coalesced. Conversations are texts only: media are fetched, or referred to by an id.
+Pure. Knows the chat and completions requests of vLLM 0.32. A field that is not listed below might
+carry state, so a request with it is not coalesced. The same holds where vLLM would reject one
+spelling and accept the other: an invalid request never fails a valid one. Conversations must
+consist of texts: media are fetched, or referred to by an id.
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ import json
 from hashlib import blake2b
 from typing import Any, Final
 
+from orch_sidecar.api.json_body import Document
+
 DIGEST_BYTES: Final = 32
 
-# They decide the answer, and are compared exactly.
+# Fields that determine the answer. They are compared exactly.
 _COMMON: Final = frozenset(
     {
         "model", "n", "stream", "stream_options", "max_tokens", "seed", "temperature", "top_p",
@@ -27,7 +28,7 @@ _COMMON: Final = frozenset(
         "add_special_tokens", "response_format", "structured_outputs", "echo",
         "return_tokens_as_token_ids", "return_token_ids", "repetition_detection",
         "thinking_token_budget", "stream_interval",
-        # No part of the answer, but who sets a salt does not want to share with other salts.
+        # Not part of the answer, but a client that sets a salt must not share with other salts.
         "cache_salt",
     }
 )  # fmt: skip
@@ -42,23 +43,23 @@ _DECISIVE: Final = {
     },
 }  # fmt: skip
 
-# They do not, whatever these say, as long as vLLM takes them.
+# Fields that do not, whatever their value, provided that vLLM accepts it.
 _TEXTS: Final = frozenset(
     {
         "user",  # "this will be ignored by vLLM"
-        "request_id",  # vLLM prefers the X-Request-Id that it always gets from here
-        "service_tier",  # unknown to vLLM here; decides the class, before the engine
+        "request_id",  # vLLM prefers the X-Request-Id that the sidecar always sends
+        "service_tier",  # unknown to vLLM here; the sidecar reads the class from it
         "safety_identifier",  # unknown to vLLM
-        "prompt_cache_key",  # unknown to vLLM here, and it ignores it where it knows it
+        "prompt_cache_key",  # unknown to vLLM here, and ignored by its other APIs
     }
 )
 _IGNORED: Final = _TEXTS | {
     "metadata",  # unknown to vLLM
-    "priority",  # 0 is the default; any other makes an engine without priorities refuse it
+    "priority",  # 0 is the default; an engine without priorities rejects any other
 }
 
-# Elsewhere null says what absence says. Here vLLM refuses it; for `tool_choice` it is not the
-# default.
+# For other fields null means the same as absence. For these vLLM rejects it; for `tool_choice` it
+# is not the default.
 _NULL_MATTERS: Final = frozenset(
     {
         "messages", "prompt", "use_beam_search", "length_penalty", "include_stop_str_in_output",
@@ -68,54 +69,58 @@ _NULL_MATTERS: Final = frozenset(
         "tool_choice",
     }
 )  # fmt: skip
-_NULL_MATTERS_TOO: Final = {"completions": frozenset({"n"}), "chat": frozenset({"echo"})}
+_NULL_MATTERS_BY_API: Final = {"completions": frozenset({"n"}), "chat": frozenset({"echo"})}
 
-# The order of keys is the order of a constrained answer, or what a template writes.
+# The order of their keys is that of a constrained answer, or of what a template writes.
 _ORDERED: Final = frozenset(
     {"response_format", "structured_outputs", "documents", "chat_template_kwargs"}
 )
 
-# vLLM refuses a float here, however whole.
+# vLLM rejects a float here, even an integral one.
 _NO_FLOAT: Final = frozenset({"thinking_token_budget"})
 
 _AS_GIVEN: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _CANONICAL: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, sort_keys=True)
 
 
-def digest(api: str, document: dict[str, Any]) -> bytes | None:
-    """The digest of a request for one sequence, `DIGEST_BYTES` long. None: not to be coalesced.
-
-    `api`: as Api says it. The document has been read and found sound by `openai`.
-    """
-    decisive = _DECISIVE.get(api)
-    if decisive is None or not _deterministic(document):
+def chat(document: Document) -> bytes | None:
+    """Returns the key of a valid chat request for one sequence. None: it is not coalesced."""
+    if not _deterministic(document) or not _texts_only(document.get("messages")):
         return None
+    return _digest("chat", document)
+
+
+def completions(document: Document) -> bytes | None:
+    """Returns the same for a completions request."""
+    return _digest("completions", document) if _deterministic(document) else None
+
+
+def _digest(api: str, document: Document) -> bytes | None:
+    decisive = _DECISIVE[api]
     key: dict[str, Any] = {}
     for field, value in document.items():
         if value is None:
-            if field in _NULL_MATTERS or field in _NULL_MATTERS_TOO[api]:
+            if field in _NULL_MATTERS or field in _NULL_MATTERS_BY_API[api]:
                 return None
         elif field in decisive:
             if field in _ORDERED:
-                value = _AS_GIVEN.encode(value)  # noqa: PLW2901 (it stands for the value)
+                value = _AS_GIVEN.encode(value)  # noqa: PLW2901 (replaces the value)
             elif type(value) is float and value.is_integer() and field not in _NO_FLOAT:
-                value = int(value)  # noqa: PLW2901 (vLLM reads both as the same)
+                value = int(value)  # noqa: PLW2901 (vLLM reads both alike)
             key[field] = value
         elif field not in _IGNORED or not _harmless(field, value):
             return None
-    if api == "chat" and not _texts_only(document.get("messages")):
-        return None
     text = f"{api}\n{_CANONICAL.encode(key)}".encode("utf-8", "surrogatepass")
     return blake2b(text, digest_size=DIGEST_BYTES).digest()
 
 
-def _deterministic(document: dict[str, Any]) -> bool:
-    """Whether the engine samples without chance, or with a seed that was given."""
+def _deterministic(document: Document) -> bool:
+    """Returns whether the engine samples greedily, or with a seed of the request."""
     temperature = document.get("temperature")
     if type(temperature) in (int, float) and temperature == 0:
         return True
     seed = document.get("seed")
-    return type(seed) is int and seed != -1  # -1 is vLLM's word for a random one
+    return type(seed) is int and seed != -1  # -1 means a random seed to vLLM
 
 
 def _harmless(field: str, value: Any) -> bool:
@@ -125,7 +130,7 @@ def _harmless(field: str, value: Any) -> bool:
 
 
 def _texts_only(messages: Any) -> bool:
-    """Whether a conversation is made of texts, without media and calls of tools."""
+    """Returns whether a conversation consists of texts, without media and tool calls."""
     if type(messages) is not list:
         return False
     for message in messages:

@@ -1,71 +1,142 @@
-"""The paths of this sidecar. What is not here does not exist: allowed by list, never by default.
+"""The endpoints of this sidecar: everything that it must know of each, in one row.
 
-Pure.
+Pure. A path that is not here does not exist: endpoints are allowed by list, never by default. A new
+endpoint of vLLM needs a row, and in `generation` a function that reads what it costs.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api import coalescing_key, generation, json_body
+from orch_sidecar.api.errors import ANTHROPIC, OPENAI, RESPONSES, ErrorFormat
+from orch_sidecar.api.generation import GenerationRequest
+from orch_sidecar.api.json_body import Document, InvalidBody
+from orch_sidecar.api.refusal import Refusal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Endpoint:
-    """A path of this sidecar. The engine is asked for `upstream`, never for client bytes.
+    """A path of this sidecar. Compared by identity.
 
-    `workload`: what `/v1/capabilities` calls it. `line`: the request line for the engine.
+    `upstream`: the path at the engine, never bytes of the client; None if the sidecar answers.
+    `generation`: reads what a request asks of the engine from its body; None if it needs no slots.
+    `coalescing_key`: equal for requests that one generation can answer; None to coalesce none.
+    `first_byte_is_token`: streams begin with the first token, so that its time can be measured.
+    `operation`: `gen_ai.operation.name` of OpenTelemetry. `workload`: its name in
+    `/v1/capabilities`. `needs_key`: where clients have API keys; probes and Prometheus send none.
+    `admitted`: takes slots. `line`: the request line for the engine.
     """
 
     path: str
     method: str
-    api: Api
     upstream: str | None = None
-    admitted: bool = False
+    _: KW_ONLY
+    generation: Callable[[Document, int | None], GenerationRequest] | None = None
+    coalescing_key: Callable[[Document], bytes | None] | None = None
+    error_format: ErrorFormat = OPENAI
+    first_byte_is_token: bool = True
+    needs_key: bool = True
+    operation: str = "chat"
     workload: str | None = None
+    admitted: bool = field(init=False)
     line: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        line = f"{self.method} {self.upstream} HTTP/1.1"
-        object.__setattr__(self, "line", line.encode())  # made once, in a frozen object
+        # Made once, in a frozen object.
+        object.__setattr__(self, "admitted", self.generation is not None)
+        object.__setattr__(self, "line", f"{self.method} {self.upstream} HTTP/1.1".encode())
 
+    def read(
+        self,
+        body: bytes,
+        max_depth: int,
+        ctx_max: int | None,
+        coalesce: bool = False,
+        *,
+        outlined: bool = False,
+    ) -> GenerationRequest | Refusal:
+        """Reads the body of a request that takes slots. A Refusal names field, value and rule.
 
-def _routes(*routes: Endpoint) -> dict[str, Endpoint]:
-    return {route.path: route for route in routes}
+        `ctx_max`: tokens of the longest prompt, None if unknown. `coalesce`: computes the
+        coalescing key, too. `outlined`: `body` is an outline, which lacks what the key needs.
+        """
+        assert self.generation is not None
+        assert not (coalesce and outlined)
+        try:
+            document = json_body.parse(body, max_depth, outlined=outlined)
+            request = self.generation(document, ctx_max)
+        except InvalidBody as invalid:
+            return invalid.refusal
+        if coalesce and request.cost == 1 and self.coalescing_key is not None:
+            request.coalescing_key = self.coalescing_key(document)
+        return request
 
 
 STREAM: Final = "/v1/capabilities/stream"
 
-ENDPOINTS: Final = _routes(
-    Endpoint("/v1/chat/completions", "POST", Api.CHAT, "/v1/chat/completions", True, "chat"),
-    Endpoint("/v1/completions", "POST", Api.COMPLETIONS, "/v1/completions", True, "completion"),
-    Endpoint("/v1/responses", "POST", Api.RESPONSES, "/v1/responses", True, "responses"),
-    Endpoint("/v1/messages", "POST", Api.MESSAGES, "/v1/messages", True, "messages"),
-    Endpoint("/v1/messages/count_tokens", "POST", Api.MESSAGES, "/v1/messages/count_tokens"),
-    Endpoint("/tokenize", "POST", Api.OTHER, "/tokenize"),
-    Endpoint("/detokenize", "POST", Api.OTHER, "/detokenize"),
-    Endpoint("/v1/models", "GET", Api.OTHER, "/v1/models"),
-    Endpoint("/version", "GET", Api.OTHER, "/version"),
-    Endpoint("/metrics/engine", "GET", Api.OTHER, "/metrics"),
-    Endpoint("/v1/capabilities", "GET", Api.OTHER),
-    Endpoint(STREAM, "GET", Api.OTHER),
-    Endpoint("/metrics", "GET", Api.OTHER),
-    Endpoint("/livez", "GET", Api.OTHER),
-    Endpoint("/readyz", "GET", Api.OTHER),
-    Endpoint("/healthz", "GET", Api.OTHER),
-    Endpoint("/health", "GET", Api.OTHER),
-)
+_ENDPOINTS: Final = (
+    Endpoint(
+        "/v1/chat/completions", "POST", "/v1/chat/completions",
+        generation=generation.chat,
+        coalescing_key=coalescing_key.chat,
+        workload="chat",
+    ),
+    Endpoint(
+        "/v1/completions", "POST", "/v1/completions",
+        generation=generation.completions,
+        coalescing_key=coalescing_key.completions,
+        operation="text_completion",
+        workload="completion",
+    ),
+    # Responses are stored and referred to by their ids: none is coalesced. vLLM sends their first
+    # events before it generates.
+    Endpoint(
+        "/v1/responses", "POST", "/v1/responses",
+        generation=generation.responses,
+        error_format=RESPONSES,
+        first_byte_is_token=False,
+        workload="responses",
+    ),
+    # Messages have ids of their own making: none is coalesced.
+    Endpoint(
+        "/v1/messages", "POST", "/v1/messages",
+        generation=generation.messages,
+        error_format=ANTHROPIC,
+        workload="messages",
+    ),
+    Endpoint(
+        "/v1/messages/count_tokens", "POST", "/v1/messages/count_tokens", error_format=ANTHROPIC
+    ),
+    Endpoint("/tokenize", "POST", "/tokenize"),
+    Endpoint("/detokenize", "POST", "/detokenize"),
+    Endpoint("/v1/models", "GET", "/v1/models"),
+    Endpoint("/version", "GET", "/version"),
+    Endpoint("/metrics/engine", "GET", "/metrics", needs_key=False),
+    Endpoint("/v1/capabilities", "GET"),
+    Endpoint(STREAM, "GET"),
+    Endpoint("/metrics", "GET", needs_key=False),
+    Endpoint("/livez", "GET", needs_key=False),
+    Endpoint("/readyz", "GET", needs_key=False),
+    Endpoint("/healthz", "GET", needs_key=False),
+    Endpoint("/health", "GET", needs_key=False),
+)  # fmt: skip
 
+ENDPOINTS: Final = {each.path: each for each in _ENDPOINTS}
+# What a request for any other path is recorded as: its path is the client's text, and no label.
+UNKNOWN: Final = Endpoint("(none)", "GET")
 
-# Those that this sidecar serves, of an engine's.
-WORKLOADS: Final = frozenset(route.workload for route in ENDPOINTS.values() if route.admitted)
+WITHOUT_KEY: Final = frozenset(each.path for each in _ENDPOINTS if not each.needs_key)
+# Of an engine's workloads, those that this sidecar serves.
+WORKLOADS: Final = frozenset(each.workload for each in _ENDPOINTS if each.admitted)
 
 
 class ResourcePath(StrEnum):
-    """What is asked of something that has a name, by paths that hold the name."""
+    """A path with the name of a lease, a request or a pool in it."""
 
     LEASE = "/v1/capabilities/leases/{name}"
     CANCEL = "/v1/requests/{name}/cancel"
@@ -80,7 +151,7 @@ class ResourcePath(StrEnum):
 
 _METHODS: Final = {ResourcePath.LEASE: "DELETE", ResourcePath.HEALTH: "GET"}
 
-# For everybody, and for operators only.
+# Those of the clients' listener, and those of the operators' listener.
 PUBLIC: Final = frozenset({ResourcePath.LEASE, ResourcePath.CANCEL, ResourcePath.HEALTH})
 ADMIN: Final = frozenset({ResourcePath.HEALTH, ResourcePath.DRAIN, ResourcePath.RESUME})
 
@@ -90,8 +161,8 @@ _PATTERNS: Final = {
 }
 
 
-def named(path: str) -> tuple[ResourcePath, str] | None:
-    """What is asked by a path that is not in ENDPOINTS, and of what."""
+def match_resource(path: str) -> tuple[ResourcePath, str] | None:
+    """Splits a path into its ResourcePath and the name in it. None if it matches none."""
     for each, pattern in _PATTERNS.items():
         if (match := pattern.fullmatch(path)) is not None:
             return each, match[1]

@@ -1,7 +1,7 @@
-"""A request's body in, the JSON object that it holds out: as vLLM would read it, or not at all.
+"""Parses the body of a request into a JSON object, exactly as vLLM would, or rejects it.
 
-Pure. What could be read in two ways (a key that is given twice) is an error. How long it takes is
-bounded by the size of the body; a large one comes as its outline.
+Pure. Anything that could be read in two ways (a duplicate key) is an error. The time to parse is
+bounded by the size of the body; of a large one only the outline is parsed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import Any, Final
 
 from orch_sidecar.api.refusal import Reason, Refusal
 
+Document = dict[str, Any]
 
-class InvalidJson(Exception):
-    """Carries the refusal out of the reading functions."""
+
+class InvalidBody(Exception):
+    """A body that is rejected; has the refusal."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -21,18 +23,18 @@ class InvalidJson(Exception):
 
 
 class _Repeating(dict[str, Any]):
-    """An object in which a key is given more than once."""
+    """An object with a duplicate key."""
 
     pairs: list[tuple[str, Any]]
 
     def repeated(self) -> str:
-        """The first key that comes again."""
+        """Returns the first key that is repeated."""
         seen: set[str] = set()
         for key, _ in self.pairs:
             if key in seen:
                 return key
             seen.add(key)
-        raise AssertionError("made for objects with a repeated key only")
+        raise AssertionError("no key is repeated")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -46,43 +48,47 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _object_outlined(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
-    # Below the top level an outline has one name for all members.
+    # Below the top level all names of an outline are empty.
     return mapping if len(mapping) == 1 and "" in mapping else _object(pairs)
 
 
-# What holds nothing else.
+# Types that contain no other values.
 _LEAVES: Final = frozenset((str, int, float, bool, type(None)))
 
-# One decoder for all: `json.loads` with a hook would build one for each body.
+# Built once: `json.loads` with a hook would build a decoder for each body.
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_object)
 _OUTLINE_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object_outlined)
 
 
 def parse(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, Any]:
-    """The object that a body holds. `outlined`: it is an outline. Raises InvalidJson."""
+    """Returns the object in a body. `outlined`: the body is an outline. Raises InvalidBody."""
     opened = body.count(b"{") + body.count(b"[")
     try:
-        # As json.loads does it for bytes, and vLLM with it.
-        plain = body[:1] == b"{" and body[1:2] > b"\0"  # by its rules that is UTF-8
-        encoding = "utf-8" if plain else json.detect_encoding(body)
+        # As json.loads does for bytes, and so vLLM.
+        is_utf_8 = body[:1] == b"{" and body[1:2] > b"\0"  # by its rules
+        encoding = "utf-8" if is_utf_8 else json.detect_encoding(body)
         text = body.decode(encoding, "surrogatepass").strip(" \t\n\r")
         document, end = (_OUTLINE_DECODER if outlined else _DECODER).raw_decode(text)
         if end != len(text):
             raise json.JSONDecodeError("Extra data", text, end)
     except RecursionError:
-        raise InvalidJson(f"the JSON is nested deeper than {max_depth} levels") from None
+        raise InvalidBody(f"the body must not be nested deeper than {max_depth} levels") from None
     except json.JSONDecodeError as error:
-        # Where something is in an outline says nothing of where it is in the body.
-        raise InvalidJson(f"the body is not JSON: {error.msg if outlined else error}") from None
+        # A position in an outline is not the position in the body.
+        raise InvalidBody(
+            f"the body is not valid JSON: {error.msg if outlined else error}"
+        ) from None
     except ValueError as error:  # also UnicodeDecodeError, and integers of thousands of digits
-        raise InvalidJson(f"the body is not JSON: {error}") from None
+        raise InvalidBody(f"the body is not valid JSON: {error}") from None
     if not isinstance(document, dict):
-        raise InvalidJson(f"the body must be a JSON object, not {kind_of(document)}")
+        raise InvalidBody(f"the body must be a JSON object, not {kind_of(document)}")
     if isinstance(document, _Repeating):
         name = document.repeated()
-        raise InvalidJson(f"{name[:100]!r} is given more than once", name[:100])
+        raise InvalidBody(
+            f"{name[:100]!r} must not occur more than once in the same object", name[:100]
+        )
     if opened > max_depth and _deeper_than(document, max_depth):
-        raise InvalidJson(f"the JSON is nested deeper than {max_depth} levels")
+        raise InvalidBody(f"the body must not be nested deeper than {max_depth} levels")
     return document
 
 
@@ -101,6 +107,6 @@ def _deeper_than(document: Any, levels: int) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is called in JSON."""
+    """Returns what JSON calls the type of a value, with its article."""
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
     return "null" if value is None else names.get(type(value), "a number")

@@ -1,17 +1,17 @@
-"""What a client says about how it wants to be served: headers in, one value out.
+"""Parses the options of a request from its headers.
 
-Pure. Each directive is one header; a wrong one is refused with header, value and rule, because
-a directive that was mistyped and ignored is a deadline missed in silence. Two names of other
-gateways are understood, so that clients of those need not change:
+Pure. Each option is one header. An invalid value is rejected with header, value and rule: were it
+ignored, a deadline would be missed without notice. Two headers of other gateways are supported, so
+that their clients need not change:
 
     x-smg-priority               a class of the Shepherd Model Gateway: `system` and
-                                 `interactive` are interactive, `bulk` is bulk; `default` says
-                                 nothing
-    x-llm-d-inference-objective  the name of an objective in llm-d, which its operator chose:
+                                 `interactive` are interactive, `bulk` is bulk; `default` has no
+                                 effect
+    x-llm-d-inference-objective  the name of an objective in llm-d, chosen by its operator:
                                  `interactive` and `critical` are interactive; `bulk`, `batch`,
                                  `best-effort` and `sheddable` are bulk
 
-Other values of these two are ignored: they are another system's vocabulary.
+Other values of these two are ignored, because they belong to other systems.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from typing import Final, TypeVar
 
 from multidict import MultiMapping, istr
 
+from orch_sidecar.api.headers import (
+    CLASS_ALIASES,
+    X_LLM_D_OBJECTIVE,
+    X_ORCH_CLASS,
+    X_ORCH_DEADLINE_MS,
+    X_ORCH_DO_NOT_QUEUE,
+    X_ORCH_MAX_WAIT_MS,
+    X_ORCH_MEASUREMENT_TYPE,
+    X_ORCH_NO_COALESCE,
+    X_ORCH_POOL,
+    X_ORCH_SCENARIO,
+    X_SMG_PRIORITY,
+)
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import MeasurementType, ServiceClass
 
-# Looked up for every request: these need not be folded to one case each time.
-CLASS: Final = istr("X-Orch-Class")
-DEADLINE: Final = istr("X-Orch-Deadline-Ms")
-MAX_WAIT: Final = istr("X-Orch-Max-Wait-Ms")
-DO_NOT_QUEUE: Final = istr("X-Orch-Do-Not-Queue")
-POOL: Final = istr("X-Orch-Pool")
-MEASUREMENT_TYPE: Final = istr("X-Orch-Measurement-Type")
-NO_COALESCE: Final = istr("X-Orch-No-Coalesce")
-SCENARIO: Final = istr("X-Orch-Scenario")
-_SMG: Final = istr("x-smg-priority")
-_LLM_D: Final = istr("x-llm-d-inference-objective")
-ALIASES: Final = (_SMG, _LLM_D)  # all else begins with X-Orch-
-
-# ResourcePath once: a member is looked up slowly in its enum.
+# Bound once: looking up a member of an enum is slow.
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 
 _T = TypeVar("_T")
 
 _ALL: Final = (
-    CLASS, DEADLINE, MAX_WAIT, DO_NOT_QUEUE, POOL, MEASUREMENT_TYPE, NO_COALESCE, SCENARIO,
-    _SMG, _LLM_D,
+    X_ORCH_CLASS, X_ORCH_DEADLINE_MS, X_ORCH_MAX_WAIT_MS, X_ORCH_DO_NOT_QUEUE, X_ORCH_POOL,
+    X_ORCH_MEASUREMENT_TYPE, X_ORCH_NO_COALESCE, X_ORCH_SCENARIO, *CLASS_ALIASES,
 )  # fmt: skip
 
 _CLASSES: Final = {member.value: member for member in ServiceClass}
 _TYPES: Final = {member.value: member for member in MeasurementType}
 _ALIASES: Final = (
     (
-        _SMG,
+        X_SMG_PRIORITY,
         {
             "system": ServiceClass.INTERACTIVE,
             "interactive": ServiceClass.INTERACTIVE,
@@ -60,7 +60,7 @@ _ALIASES: Final = (
         },
     ),
     (
-        _LLM_D,
+        X_LLM_D_OBJECTIVE,
         {
             "interactive": ServiceClass.INTERACTIVE,
             "critical": ServiceClass.INTERACTIVE,
@@ -79,9 +79,10 @@ _POOL: Final = re.compile(r"([a-z][a-z0-9-]{0,62})\s*(;\s*prefer\s*)?", re.IGNOR
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """How a request wants to be served. `pool` is a demand, with `prefers` only a wish.
+    """How a request is to be served.
 
-    `scenario`: the run that it belongs to, to find its trace by.
+    `pool`: the pool that must serve it; with `prefers`, that should. `scenario`: the test run that
+    it belongs to, an attribute of its trace.
     """
 
     service_class: ServiceClass | None = None
@@ -99,7 +100,7 @@ NO_OPTIONS: Final = RequestOptions()
 
 
 def read_options(headers: MultiMapping[str]) -> RequestOptions | Refusal:
-    """The options of a request: `NO_OPTIONS` itself where there is none."""
+    """Parses the options of a request: `NO_OPTIONS` itself if it has none."""
     for name in _ALL:
         if name in headers:
             break
@@ -107,73 +108,73 @@ def read_options(headers: MultiMapping[str]) -> RequestOptions | Refusal:
         return NO_OPTIONS
     try:
         return _read(headers)
-    except _Wrong as wrong:
-        return wrong.refusal
+    except InvalidOption as invalid:
+        return invalid.refusal
 
 
 def service_class_of(
     options: RequestOptions, service_tier: str | None, priority: int | None
 ) -> ServiceClass:
-    """The class of a request: by its header, else by what its body says of tier or priority."""
+    """Returns the class of a request: from its header, else from tier or priority of its body."""
     if options.service_class is not None:
         return options.service_class
     if service_tier is not None:
         return ServiceClass.BULK if service_tier == "flex" else ServiceClass.INTERACTIVE
-    # As vLLM understands it: a lower value is served earlier, 0 is the default.
+    # As in vLLM: a lower value is served earlier, 0 is the default.
     if priority is not None and priority > 0:
         return ServiceClass.BULK
     return _INTERACTIVE
 
 
-class _Wrong(Exception):
-    """Carries the refusal out of the reading functions."""
+class InvalidOption(Exception):
+    """An option that is rejected; has the refusal."""
 
     def __init__(self, name: str, value: str, rule: str) -> None:
         shown = value if len(value) <= 40 else f"{value[:40]}..."
-        message = f"{name}: {shown!r}: {rule}"
+        message = f"{name} is {shown!r}, but {rule}"
         super().__init__(message)
         self.refusal = Refusal(Reason.INVALID_REQUEST, message, str(name))
 
 
 def _read(headers: MultiMapping[str]) -> RequestOptions:
-    named = _one(headers, CLASS)
-    chosen = None if named is None else _of(_CLASSES, CLASS, named)
+    chosen = _member(headers, X_ORCH_CLASS, _CLASSES)
     if chosen is None:
         chosen = _alias(headers)
     pool, prefers = _pool(headers)
-    measurement_type = _one(headers, MEASUREMENT_TYPE)
-    deadline_ms = _number(headers, DEADLINE)
+    deadline_ms = _number(headers, X_ORCH_DEADLINE_MS)
     if deadline_ms == 0:
-        raise _Wrong(DEADLINE, headers[DEADLINE], "must be above 0 (milliseconds)")
+        text = "must be above 0 (milliseconds)"
+        raise InvalidOption(X_ORCH_DEADLINE_MS, headers[X_ORCH_DEADLINE_MS], text)
     return RequestOptions(
         service_class=chosen,
         deadline_ms=deadline_ms,
-        max_wait_ms=_number(headers, MAX_WAIT),
-        do_not_queue=_flag(headers, DO_NOT_QUEUE),
+        max_wait_ms=_number(headers, X_ORCH_MAX_WAIT_MS),
+        do_not_queue=_flag(headers, X_ORCH_DO_NOT_QUEUE),
         pool=pool,
         prefers=prefers,
-        measurement_type=(
-            None if measurement_type is None else _of(_TYPES, MEASUREMENT_TYPE, measurement_type)
-        ),
-        no_coalesce=_flag(headers, NO_COALESCE),
+        measurement_type=_member(headers, X_ORCH_MEASUREMENT_TYPE, _TYPES),
+        no_coalesce=_flag(headers, X_ORCH_NO_COALESCE),
         scenario=_scenario(headers),
     )
 
 
 def _one(headers: MultiMapping[str], name: istr) -> str | None:
-    """The value of a directive. Raises _Wrong if it is given more than once."""
+    """Returns the value of an option. Raises InvalidOption if the header is repeated."""
     values = headers.getall(name, [])
     if not values:
         return None
     if len(values) > 1:
-        raise _Wrong(name, ", ".join(values), "must be given once")
+        raise InvalidOption(name, ", ".join(values), "must be sent only once")
     return values[0].strip()
 
 
-def _of(members: dict[str, _T], name: istr, value: str) -> _T:
+def _member(headers: MultiMapping[str], name: istr, members: dict[str, _T]) -> _T | None:
+    value = _one(headers, name)
+    if value is None:
+        return None
     member = members.get(value.lower())
     if member is None:
-        raise _Wrong(name, value, f"must be one of {', '.join(members)}")
+        raise InvalidOption(name, value, f"must be one of {', '.join(members)}")
     return member
 
 
@@ -190,7 +191,7 @@ def _number(headers: MultiMapping[str], name: istr) -> float | None:
     if value is None:
         return None
     if not _NUMBER.fullmatch(value):
-        raise _Wrong(name, value, "must be a number of milliseconds, from 0, in digits")
+        raise InvalidOption(name, value, "must be a number of milliseconds in digits, 0 or more")
     return float(value)
 
 
@@ -200,22 +201,24 @@ def _flag(headers: MultiMapping[str], name: istr) -> bool:
         return False
     flag = _FLAGS.get(value.lower())
     if flag is None:
-        raise _Wrong(name, value, "must be true or 1, false or 0, or empty (which is true)")
+        raise InvalidOption(name, value, "must be true or 1, false or 0, or empty (meaning true)")
     return flag
 
 
 def _scenario(headers: MultiMapping[str]) -> str | None:
-    value = _one(headers, SCENARIO)
+    value = _one(headers, X_ORCH_SCENARIO)
     if value is not None and not _SCENARIO.fullmatch(value):
-        raise _Wrong(SCENARIO, value, "must be 1 to 64 of letters, digits, '.', '_' and '-'")
+        raise InvalidOption(
+            X_ORCH_SCENARIO, value, "must be 1 to 64 letters, digits, '.', '_' or '-'"
+        )
     return value
 
 
 def _pool(headers: MultiMapping[str]) -> tuple[str | None, bool]:
-    value = _one(headers, POOL)
+    value = _one(headers, X_ORCH_POOL)
     if value is None:
         return None, False
     match = _POOL.fullmatch(value)
     if match is None:
-        raise _Wrong(POOL, value, "must be the name of a pool, or `name; prefer`")
+        raise InvalidOption(X_ORCH_POOL, value, "must be the name of a pool, or `name; prefer`")
     return match[1].lower(), match[2] is not None

@@ -1,8 +1,8 @@
-"""Leases and errors as they may stand in logs, spans and pages: without what must stay secret.
+"""Removes secrets from leases and errors, for logs, spans and pages.
 
-Pure. A lease is an unguessable id that lets a request into an engine; its first characters tell
-which one it is. An error of the HTTP client shows the request that it belongs to: a URL with a
-lease or an instance in it, and the engine's key in a header.
+Pure. A lease is an unguessable id that admits a request to an engine; its first characters identify
+it. The text of an HTTP client's error contains the request: a URL with a lease or an instance, and
+the engine's key in a header.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _SHOWN_CHARACTERS: Final = 24
 
 
 def short_lease(lease: str) -> str:
-    """The part of a lease that names it, not the part that makes it unguessable."""
+    """Returns the part of a lease that identifies it, without the part that is secret."""
     return lease[:_SHOWN_CHARACTERS]
 
 
 def error_text(error: BaseException) -> str:
-    """An error in words; one that belongs to a request without that request."""
+    """Returns an error as text, without the request that it may belong to."""
     if hasattr(error, "request_info"):
         status, message = getattr(error, "status", None), getattr(error, "message", "")
         return f"{type(error).__name__}(status={status}, message={message!r})"

@@ -1,6 +1,6 @@
-"""The closed set of reasons why a request is not served, and what a refusal says.
+"""The closed set of reasons why a request is not served, and the refusal that contains one.
 
-Pure values. Status codes and wire forms are in `errors`.
+Pure. Status codes and error formats are in `errors`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ class Reason(StrEnum):
 
     # The request itself.
     INVALID_REQUEST = "invalid_request"
-    INFEASIBLE = "infeasible"  # no pool of this sidecar could ever serve it
+    INFEASIBLE = "infeasible"  # no pool of this sidecar can ever serve it
     COST_EXCEEDS_SLOTS = "cost_exceeds_slots"
     NOT_FOUND = "not_found"
-    FORBIDDEN = "forbidden"  # a request of a browser to the admin listener
+    FORBIDDEN = "forbidden"  # a browser at the operators' listener
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BODY_TOO_LARGE = "body_too_large"
     BODY_TIMEOUT = "body_timeout"
     UNSUPPORTED_ENCODING = "unsupported_encoding"
-    LEASE_SPENT = "lease_spent"  # an X-Orch-Lease that was used or revoked before
-    # The API key that it comes with.
-    UNAUTHORIZED = "unauthorized"  # there is none, or nobody's
-    CLASS_FORBIDDEN = "class_forbidden"  # it demands a class that the key does not have
+    LEASE_SPENT = "lease_spent"  # its X-Orch-Lease has been used or revoked
+    # Its API key.
+    UNAUTHORIZED = "unauthorized"  # missing or unknown
+    CLASS_FORBIDDEN = "class_forbidden"  # the key does not allow the class
     COST_EXCEEDS_KEY = "cost_exceeds_key"
-    # Capacity exists but is taken.
+    # All capacity is in use.
     QUEUE_FULL = "queue_full"
     QUEUE_FULL_DROP_LRU = "queue_full_drop_lru"
     QUEUE_TIMEOUT = "queue_timeout"
@@ -35,13 +35,13 @@ class Reason(StrEnum):
     DEADLINE_MISS = "deadline_miss"
     DO_NOT_QUEUE = "do_not_queue"
     KEY_CONCURRENCY = "key_concurrency"  # by other requests of the same API key
-    READER_LIMIT = "reader_limit"  # places at the state stream, by other readers
-    # Cannot serve now.
+    READER_LIMIT = "reader_limit"  # of the state stream, by other readers
+    # No request can be served now.
     ENGINE_STARTING = "engine_starting"
     ENGINE_DOWN = "engine_down"
     ENGINE_STALE = "engine_stale"
     ENGINE_STALLED = "engine_stalled"
-    ENGINE_PAUSED = "engine_paused"  # or asleep, or reconfigured, by an operator
+    ENGINE_PAUSED = "engine_paused"  # or put to sleep, or reconfigured, by an operator
     ENGINE_WITHOUT_PLUGIN = "engine_without_plugin"
     ENGINE_REFUSES_KEY = "engine_refuses_key"
     PROFILE_MISMATCH = "profile_mismatch"
@@ -53,14 +53,16 @@ class Reason(StrEnum):
     ENGINE_TIMEOUT = "engine_timeout"
     # The client failed this request.
     CLIENT_STALLED = "client_stalled"
-    CANCELLED = "cancelled_by_request"  # of its client; that it went away is an Ending
-    # Ours.
+    CANCELLED = (
+        "cancelled_by_request"  # by a cancel request of its client; a disconnect is an Outcome
+    )
+    # The sidecar failed this request.
     INTERNAL_ERROR = "internal_error"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that is not served: why, in words, which field, and when to come back."""
+    """Why a request is not served: reason, text for the client, field, and when to retry."""
 
     reason: Reason
     message: str

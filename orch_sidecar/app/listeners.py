@@ -1,5 +1,8 @@
-"""The operators' own listener: on the loopback unless told otherwise, so that whoever may send
-requests may not also stop them from being served."""
+"""The operators' listener.
+
+It is on the loopback unless configured otherwise: a client that may send requests may not also
+drain pools.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ from orch_sidecar.wire.client_connections import ClientConnections
 
 logger = logging.getLogger("orch.sidecar")
 
-# Above the port of the sidecar where nothing is set: two sidecars of one machine have two.
+# Added to the port of the clients' listener, so that sidecars of one machine do not conflict.
 _ABOVE_PORT: Final = 1000
 _LAST_PORT: Final = 65_535
-# Of the descriptors that are no client's.
-_MOST_CONNECTIONS: Final = 64
+# They are not counted among the connections of clients.
+_MAX_CONNECTIONS: Final = 64
 
 
 class AdminListener:
-    """Listens for operators. Lives on one event loop."""
+    """The listener for operators. For one event loop."""
 
     def __init__(
         self,
@@ -36,22 +39,22 @@ class AdminListener:
         self._headers = common_headers
         loop = asyncio.get_running_loop()
         self._server = web.Server(handle, request_factory=request_factory(loop))
-        self._connections = ClientConnections(_MOST_CONNECTIONS, "operators")
+        self._connections = ClientConnections(_MAX_CONNECTIONS, "operators")
         self._listener: asyncio.Server | None = None
 
     async def start(self) -> int:
-        """Listens. Returns the port. Raises OSError if the one that was asked for is taken."""
-        host, wanted = self._settings.admin_host, self._settings.admin_port
-        if wanted is not None:
-            port = await self._listen(host, wanted)
+        """Starts to listen. Returns the port. Raises OSError if a configured port is in use."""
+        host, configured = self._settings.admin_host, self._settings.admin_port
+        if configured is not None:
+            port = await self._listen(host, configured)
         else:
-            usual = self._settings.port + _ABOVE_PORT
-            if not self._settings.port or usual > _LAST_PORT:
-                usual = 0
+            default = self._settings.port + _ABOVE_PORT
+            if not self._settings.port or default > _LAST_PORT:
+                default = 0
             try:
-                port = await self._listen(host, usual)
+                port = await self._listen(host, default)
             except OSError as error:
-                logger.warning("%s; taking a free one", error.strerror)
+                logger.warning("%s; listening on a free port instead", error.strerror)
                 port = await self._listen(host, 0)
         logger.info("listening for operators on %s:%d", host, port)
         return port
@@ -78,7 +81,7 @@ class AdminListener:
             )
         except OSError as error:
             text = (
-                f"the operators' address {host}:{port} (admin_host, admin_port) cannot be taken: "
+                f"cannot listen for operators on {host}:{port} (admin_host, admin_port): "
                 f"{error.strerror or error}"
             )
             raise OSError(error.errno, text) from error

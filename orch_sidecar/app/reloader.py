@@ -1,5 +1,7 @@
-"""Reads settings, profiles and API keys again while requests are being served, and has the
-changes hold. Keys by themselves, too, as soon as their file is another one."""
+"""Applies changed settings, profiles and API keys while requests are being served.
+
+Settings and profiles are reloaded on request (SIGHUP), the keys also as soon as their file changes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import Final, cast
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.key_file import KeyFile
 from orch_sidecar.auth.keys import InvalidKeyFile, Keys, differences
-from orch_sidecar.config.changes import Configuration, Plan, Reloads
+from orch_sidecar.config.changes import Configuration, ReloadPlan, ReloadState
 from orch_sidecar.config.file_reader import FileReader
 from orch_sidecar.config.resolve import configuration, load_pools
 from orch_sidecar.config.settings import SidecarSettings
@@ -22,8 +24,8 @@ from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 
 logger = logging.getLogger("orch.sidecar")
 
-# A kubelet takes up to a minute to lay out a Secret that changed; this adds little.
-LOOK_EVERY_S: Final = 2.0
+# A kubelet takes up to a minute to update the file of a changed Secret; this adds little.
+CHECK_EVERY_S: Final = 2.0
 
 
 class Reloader:
@@ -31,90 +33,90 @@ class Reloader:
 
     def __init__(
         self,
-        reloads: Reloads,
+        state: ReloadState,
         read: Callable[[], SidecarSettings],
         pools: PoolRegistry,
-        serving: Frontend,
-        watch: StallWatchdog,
-        guard: Authorizer,
+        frontend: Frontend,
+        watchdog: StallWatchdog,
+        authorizer: Authorizer,
         key_file: KeyFile | None,
     ) -> None:
-        """`read` reads the settings, in a thread; it raises ValueError for what is wrong.
+        """`read` reads the settings, in a thread; it raises ValueError if they are invalid.
 
-        `key_file`: None where there is none to look for.
+        `key_file`: None if none is configured.
         """
-        self._reloads = reloads
+        self._state = state
         self._read = read
         self._pools = pools
-        self._serving = serving
-        self._watch = watch
-        self._guard = guard
+        self._frontend = frontend
+        self._watchdog = watchdog
+        self._authorizer = authorizer
         self._key_file = key_file
         self._reader = FileReader("settings and profiles")
-        self.due = asyncio.Event()  # set when there may be something new
+        self.due = asyncio.Event()  # set to request a reload
 
     async def run(self) -> None:
-        """Reloads whenever that is due, until cancelled."""
-        every_s = None if self._key_file is None else LOOK_EVERY_S
+        """Reloads whenever `due` is set, and keys when they have changed, until cancelled."""
+        every_s = None if self._key_file is None else CHECK_EVERY_S
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
                     await self.due.wait()
             if self.due.is_set():
                 self.due.clear()
-                await self.once()
+                await self.reload()
             else:
-                await self.look()
+                await self.reload_keys()
 
-    async def once(self) -> None:
-        """What is wrong with what is read changes nothing."""
+    async def reload(self) -> None:
+        """Reloads settings, profiles and keys. An error in any of them changes nothing."""
         try:
             new = await self._reader.read(self._configuration)
             keys = None if self._key_file is None else await self._key_file.read()
-        except (OSError, ValueError) as wrong:
-            self._reloads.failed(str(wrong))
-            logger.error("nothing is reloaded: %s", wrong)
+        except (OSError, ValueError) as error:
+            self._state.failed(str(error))
+            logger.error("the configuration is not reloaded: %s", error)
             return
-        plan = self._reloads.read(new)
+        plan = self._state.accept(new)
         for change in plan.changes:
             logger.info("reloaded: %s", change)
         for change in plan.needs_restart:
-            logger.warning("this needs a restart: %s", change)
+            logger.warning("not reloaded, because it needs a restart: %s", change)
         self._apply(plan)
-        self._hold(keys)
-        logger.info("configuration %d holds", self._reloads.generation)
+        self._apply_keys(keys)
+        logger.info("configuration %d is in effect", self._state.generation)
 
-    async def look(self) -> None:
-        """Reads the keys if their file is another one. One that is wrong changes nothing."""
+    async def reload_keys(self) -> None:
+        """Reloads the keys if their file has changed. An invalid file changes nothing."""
         if self._key_file is None:
             return
         try:
             keys = await self._key_file.read_if_changed()
-        except InvalidKeyFile as wrong:
-            if self._reloads.keys_failed(str(wrong)):
-                logger.error("the API keys stay as they are: %s", wrong)
+        except InvalidKeyFile as invalid:
+            if self._state.keys_failed(str(invalid)):
+                logger.error("the API keys are not reloaded: %s", invalid)
             return
         if keys is not None:
-            self._reloads.keys_read()
-            self._hold(keys)
+            self._state.accept_keys()
+            self._apply_keys(keys)
 
     def _configuration(self) -> Configuration:
         settings = self._read()
         return configuration(load_pools(settings), settings)
 
-    def _hold(self, keys: Keys | None) -> None:
-        """None: there are none, and have been none."""
+    def _apply_keys(self, keys: Keys | None) -> None:
+        """`keys`: None if there is no key file and never was."""
         if keys is None:
             return
-        if told := differences(self._guard.keys, keys):
-            logger.info("API keys: %s", told)
-        self._guard.hold(keys)
+        if changes := differences(self._authorizer.keys, keys):
+            logger.info("reloaded API keys: %s", changes)
+        self._authorizer.set_keys(keys)
 
-    def _apply(self, plan: Plan) -> None:
-        """All at once, for what comes; what waits or runs goes on."""
+    def _apply(self, plan: ReloadPlan) -> None:
+        """Applies a plan to new requests. Queued and running requests are not affected."""
         settings = cast(SidecarSettings, plan.after.settings)
         if any(change.name == "log_level" for change in plan.changes):
             logging.getLogger().setLevel(settings.log_level)
-        self._serving.configure(settings)
-        self._watch.configure(settings.engine_silence_s, settings.client_stall_s)
+        self._frontend.configure(settings)
+        self._watchdog.configure(settings.engine_silence_s, settings.client_stall_s)
         self._pools.configure(settings.connect_timeout_s, plan.rules)

@@ -14,13 +14,14 @@ import aiohttp
 from aiohttp import web
 
 from orch_sidecar.admission.refusals import shutting_down
+from orch_sidecar.api.headers import SERVER, X_MEASUREMENT_TYPE
 from orch_sidecar.app import pipeline
 from orch_sidecar.app.listeners import AdminListener
 from orch_sidecar.app.reloader import Reloader
 from orch_sidecar.auth.admin_hosts import AdminHosts
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.key_file import KeyFile
-from orch_sidecar.config.changes import Reloads
+from orch_sidecar.config.changes import ReloadState
 from orch_sidecar.config.resolve import common_labels, configuration, load_pools, unplaced_labels
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.endpoints import Control
@@ -64,9 +65,9 @@ class Sidecar:
         Raises ProfileError, InvalidKeyFile, and ValueError for unusable OTEL_* variables.
         """
         configured = load_pools(settings)
-        self.reloads = Reloads(configuration(configured, settings))
+        self.reloads = ReloadState(configuration(configured, settings))
         key_file = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file)
-        guard = Authorizer(None if key_file is None else key_file.begin())
+        guard = Authorizer(None if key_file is None else key_file.read_at_start())
         common = common_labels(configured)
         unplaced = unplaced_labels(common)
         self.tracing = tracing_from_environment(common, unplaced)
@@ -80,9 +81,9 @@ class Sidecar:
         self.metrics = Metrics(self.pools, lambda pool: pool.state)
         self.connections = ClientConnections(most_connections(settings.max_connections), "clients")
         self.metrics.registry.register(self.connections)
-        self._headers = {
-            "Server": "orch-sidecar",
-            "X-Measurement-Type": unplaced["measurement_type"],
+        self._headers: dict[str, str] = {
+            SERVER: "orch-sidecar",
+            X_MEASUREMENT_TYPE: unplaced["measurement_type"],
         }
         self.publisher = Publisher(self.pools, self._headers)
         in_flight = InFlight()

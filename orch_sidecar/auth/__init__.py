@@ -1,1 +1,5 @@
-"""auth."""
+"""Decides which clients are served: API keys with their classes and limits, and names of hosts.
+
+Pure: `keys`, `authorizer`, `admin_hosts`. May import `api`, the file reader of `config`, and the
+release rate of `admission`; knows no engines and no pools.
+"""

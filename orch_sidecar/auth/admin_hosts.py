@@ -1,9 +1,8 @@
-"""Which names operators may call their listener by.
+"""Checks by which host name the operators' listener is called, against DNS rebinding.
 
-Pure. A web page can have its own name resolve to the loopback (DNS rebinding); a browser then takes
-what listens there for the page's own server and sends no `Origin`. What it cannot change is `Host`:
-it is the page's name. So no name is answered but those of the loopback and those that the operator
-gave.
+Pure. A web page can let its own name resolve to the loopback address; a browser then treats the
+listener there as the page's own server and sends no `Origin`. The page cannot change `Host`, which
+is its name. So only the names of the loopback and the configured names are accepted.
 """
 
 from __future__ import annotations
@@ -19,28 +18,31 @@ _SHOWN_CHARACTERS: Final = 80
 
 
 class AdminHosts:
-    """The names and addresses that are answered."""
+    """The host names and addresses by which the operators' listener may be called."""
 
-    def __init__(self, own: Iterable[str]) -> None:
-        """`own`: besides those of the loopback, without a port. An IPv6 address may stand in
-        brackets, as in a URL, or without, as one that is listened on."""
-        self._own = frozenset(_name(f"[{each}]" if _is_ipv6(each) else each) for each in own)
+    def __init__(self, configured: Iterable[str]) -> None:
+        """`configured`: besides those of the loopback, without a port. An IPv6 address may be in
+        brackets, as in a URL, or not, as an address to listen on."""
+        self._configured = frozenset(
+            _name(f"[{each}]" if _is_ipv6(each) else each) for each in configured
+        )
 
     def check(self, hosts: list[str]) -> Refusal | None:
-        """The refusal of a request with these `Host` fields; None: it is answered."""
+        """Returns the refusal of a request with these `Host` fields; None if it is accepted."""
         name = _name(hosts[0]) if len(hosts) == 1 else ""
-        if name and (name in self._own or _is_loopback(name)):
+        if name and (name in self._configured or _is_loopback(name)):
             return None
         shown = ", ".join(hosts)[:_SHOWN_CHARACTERS]
         return Refusal(
             Reason.FORBIDDEN,
-            f"Host is {shown!r}: operators are answered at names of the loopback, at admin_host, "
-            "and at those in admin_allowed_hosts (ORCH_ADMIN_ALLOWED_HOSTS)",
+            f"the Host {shown!r} is not allowed on the operators' listener: call it by a loopback "
+            "name or by admin_host, or add the name to admin_allowed_hosts "
+            "(ORCH_ADMIN_ALLOWED_HOSTS)",
         )
 
 
 def _name(host: str) -> str:
-    """The name or address in a `Host` field; empty if there is none."""
+    """Returns the name or address in a `Host` field; empty if there is none."""
     try:
         return (urlsplit(f"//{host.strip()}").hostname or "").removesuffix(".")
     except ValueError:

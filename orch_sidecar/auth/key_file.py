@@ -1,7 +1,7 @@
-"""A file of API keys on disk, read at start and again when it is another one.
+"""The file of API keys on disk, read at start and again whenever it has changed.
 
-Kubernetes swaps a link when a Secret changes, so a path may be another file from one moment to
-the next. Looking at it blocks and changes nothing; what a look found is taken on the event loop.
+Kubernetes swaps a link when a Secret changes, so a path can refer to another file at any time.
+Inspecting the file blocks and changes no state; the result is accepted on the event loop.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from orch_sidecar.config.file_reader import FileReader, ReadTimeout
 
 logger = logging.getLogger("orch.sidecar")
 
-# When it was written, which file it is, and its size. None: there is none.
+# Modification time, inode and size of a file. None: it does not exist.
 Identity = tuple[int, ...] | None
 
 _UNREADABLE: Final = ()
-# What else than a file may be opened: reading it could wait for somebody who writes.
+# Other things than files can be opened, and reading them could block until there is a writer.
 _KINDS: Final = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a FIFO",
@@ -33,111 +33,111 @@ _KINDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What was found at the path: keys, why there are none that could be used, or no file."""
+class Inspection:
+    """What was found at the path: usable keys, an error, or no file."""
 
     identity: Identity
     keys: Keys | None = None
-    wrong: InvalidKeyFile | None = None
+    error: InvalidKeyFile | None = None
 
 
 class KeyFile:
-    """One file, and what was last taken of it."""
+    """A key file, and the version of it that was last accepted."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._reader = FileReader(f"api_keys_file {path}")
-        self._taken: Identity = None
-        self._had = False
+        self._accepted: Identity = None
+        self._existed = False
 
-    def begin(self) -> Keys | None:
-        """Reads it at start. None: there is no such file, which is said. Raises InvalidKeyFile."""
+    def read_at_start(self) -> Keys | None:
+        """Reads the keys at start. None: the file does not exist. Raises InvalidKeyFile."""
         try:
-            keys = self.take(self._reader.read_at_start(self.look))
+            keys = self.accept(self._reader.read_at_start(self.inspect))
         except ReadTimeout as late:
             raise InvalidKeyFile(str(late)) from None
         if keys is None:
             logger.info(
-                "%s (api_keys_file) does not exist: requests are served without API keys", self.path
+                "api_keys_file %s does not exist: requests are served without API keys", self.path
             )
         else:
-            logger.info("%s: %d API keys", self.path, len(keys))
+            logger.info("api_keys_file %s: read %d API keys", self.path, len(keys))
         return keys
 
     async def read(self) -> Keys | None:
-        """The keys in it. None: there is no such file, and has been none.
+        """Reads the keys. None: the file does not exist and never has.
 
-        Raises InvalidKeyFile for a file that cannot be used, or is gone.
+        Raises InvalidKeyFile if the file cannot be used, or was removed.
         """
-        return await self._read(self.look)
+        return await self._read(self.inspect)
 
     async def read_if_changed(self) -> Keys | None:
-        """The keys in it if it is another file than before, else None. Raises as `read`."""
-        return await self._read(self.look_if_changed)
+        """Reads the keys if the file has changed, else returns None. Raises as `read` does."""
+        return await self._read(self.inspect_if_changed)
 
-    def look(self) -> Look:
-        """What is there now. Blocks."""
+    def inspect(self) -> Inspection:
+        """Reads and parses the file. Blocks."""
         try:
-            # Without waiting: the other end of a FIFO may never be opened.
+            # Non-blocking: the other end of a FIFO may never be opened.
             opened = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
             try:
-                status = os.fstat(opened)  # of what is read, whatever the path is by now
+                status = os.fstat(opened)  # not of the path, which may refer to another by now
                 kind = _KINDS.get(stat.S_IFMT(status.st_mode))
                 content = b"" if kind else _content(opened)
             finally:
                 os.close(opened)
         except FileNotFoundError:
-            if self._had:
-                return Look(None, wrong=self._wrong("is gone"))
+            if self._existed:
+                return Inspection(None, error=self._error("does not exist any more"))
             if os.path.lexists(self.path):
-                return Look(None, wrong=self._wrong("is a link to nothing"))
-            return Look(None)
+                return Inspection(None, error=self._error("is a broken link"))
+            return Inspection(None)
         except OSError as error:
             return self._unreadable(error)
         identity = _identity(status)
         if kind:
-            return Look(identity, wrong=self._wrong(f"is {kind}: it must be a regular file"))
+            return Inspection(identity, error=self._error(f"is {kind}, but must be a regular file"))
         if len(content) > MAX_FILE_BYTES:
-            return Look(identity, wrong=self._wrong(f"is larger than {MAX_FILE_BYTES} bytes"))
+            return Inspection(identity, error=self._error(f"is larger than {MAX_FILE_BYTES} bytes"))
         try:
-            return Look(identity, parse(content.decode()))
+            return Inspection(identity, parse(content.decode()))
         except UnicodeDecodeError:
-            return Look(identity, wrong=self._wrong("is not UTF-8"))
-        except InvalidKeyFile as wrong:
-            return Look(identity, wrong=self._wrong(str(wrong)))
+            return Inspection(identity, error=self._error("is not valid UTF-8"))
+        except InvalidKeyFile as invalid:
+            return Inspection(identity, error=self._error(str(invalid)))
 
-    def look_if_changed(self) -> Look | None:
-        """What is there now, or None if it is what was taken last. Blocks."""
+    def inspect_if_changed(self) -> Inspection | None:
+        """Reads and parses the file; None if it is the version that was last accepted. Blocks."""
         try:
             identity: Identity = _identity(self.path.stat())
         except FileNotFoundError:
             identity = None
         except OSError as error:
             return self._unreadable(error)
-        return None if identity == self._taken else self.look()
+        return None if identity == self._accepted else self.inspect()
 
-    def take(self, look: Look) -> Keys | None:
-        """The keys of a look, which is the last one from here on. Raises InvalidKeyFile."""
-        self._taken = look.identity
-        if look.wrong is not None:
-            raise look.wrong
-        self._had = self._had or look.keys is not None
-        return look.keys
+    def accept(self, inspection: Inspection) -> Keys | None:
+        """Returns the keys that were found, and remembers the version. Raises InvalidKeyFile."""
+        self._accepted = inspection.identity
+        if inspection.error is not None:
+            raise inspection.error
+        self._existed = self._existed or inspection.keys is not None
+        return inspection.keys
 
-    async def _read(self, look: Callable[[], Look | None]) -> Keys | None:
+    async def _read(self, inspect: Callable[[], Inspection | None]) -> Keys | None:
         try:
-            found = await self._reader.read(look)
+            found = await self._reader.read(inspect)
         except ReadTimeout as late:
-            self._taken = _UNREADABLE
+            self._accepted = _UNREADABLE
             raise InvalidKeyFile(str(late)) from None
-        return None if found is None else self.take(found)
+        return None if found is None else self.accept(found)
 
-    def _unreadable(self, error: OSError) -> Look:
-        wrong = self._wrong(f"cannot be read: {error.strerror or error}")
-        return Look(_UNREADABLE, wrong=wrong)
+    def _unreadable(self, error: OSError) -> Inspection:
+        problem = self._error(f"cannot be read: {error.strerror or error}")
+        return Inspection(_UNREADABLE, error=problem)
 
-    def _wrong(self, what: str) -> InvalidKeyFile:
-        return InvalidKeyFile(f"api_keys_file {self.path} {what}")
+    def _error(self, problem: str) -> InvalidKeyFile:
+        return InvalidKeyFile(f"api_keys_file {self.path} {problem}")
 
 
 def _content(opened: int) -> bytes:

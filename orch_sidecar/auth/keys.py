@@ -1,13 +1,13 @@
-"""API keys of clients: what a file of them says, which key a client presents, and whose it is.
+"""API keys of clients: the format of their file, and the lookup of the key in a request.
 
-Pure. The file has digests, never keys. A key is 256 bits of chance that `orch key` has drawn, so
-nobody finds one by trying, and a fast hash keeps it as well as a slow one would. A password that
-somebody thought of is not kept well by this; the file cannot tell them apart.
+Pure. The file contains digests, never keys. A key has 256 random bits from `orch key` and cannot be
+guessed, so a fast hash protects it as well as a slow one. It would not protect a password that a
+person chose; the file cannot tell the difference.
 
-    - name: alice                 # in logs of what is reloaded, nowhere else
+    - name: alice                 # logged when keys are reloaded, nowhere else
       sha256: 9f86d081884c7d65…   # of the key, in hexadecimal
-      class: bulk                 # optional: no more than bulk is served
-      concurrency: 8              # optional: so many sequences at once
+      class: bulk                 # optional: limits the key to bulk requests
+      concurrency: 8              # optional: limits its sequences at once
 """
 
 from __future__ import annotations
@@ -21,40 +21,38 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import yaml
-from multidict import istr
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-# Ours have 48; longer ones are not even hashed.
+from orch_sidecar.api.headers import AUTHORIZATION, X_API_KEY
+
+# Generated keys have 48; longer ones are not even hashed.
 MAX_KEY_BYTES: Final = 512
 RANDOM_BYTES: Final = 32
-PREFIX: Final = "orch-"  # by it, scanners for leaked secrets and people know what it is
+PREFIX: Final = "orch-"  # lets people and scanners for leaked secrets recognize a key
 
-# A Secret of Kubernetes holds no more.
+# The limit of a Kubernetes Secret.
 MAX_FILE_BYTES: Final = 2**20
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$"
 _SHA256: Final = r"^[0-9a-f]{64}$"
-# A field of another name may be a key that was pasted where it does not belong.
+# A field of another name may be a key that was pasted into the wrong place.
 _HARMLESS_FIELD: Final = re.compile(r"[A-Za-z0-9_-]{1,20}")
 _SHOWN: Final = frozenset({"name", "class", "concurrency"})
-_SHOWN_CHARACTERS: Final = 24  # half of one of our keys
+_SHOWN_CHARACTERS: Final = 24  # half of a generated key
 
-AUTHORIZATION: Final = istr("Authorization")
-X_API_KEY: Final = istr("X-Api-Key")
-
-# Stands for the digest of a key that nobody has: no digest is as short.
-_NOBODYS: Final = b"\0"
+# Compared with where no digest is found; no digest is as short.
+_NO_DIGEST: Final = b"\0"
 
 
 class InvalidKeyFile(ValueError):
-    """A file of keys that cannot be used. The message names entry, value and rule, and no key."""
+    """A key file that cannot be used. The message names entry, value and rule, but no key."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One client's key, without the key.
+    """The entry of a client's key, without the key itself.
 
-    `bulk`: it is for bulk requests only. `concurrency`: sequences that may wait or run at once.
+    `bulk`: limited to bulk requests. `concurrency`: the most sequences that are queued or running.
     """
 
     name: str
@@ -64,7 +62,7 @@ class ApiKey:
 
 
 class _Entry(BaseModel):
-    """An entry of the file."""
+    """An entry of the key file."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -75,7 +73,7 @@ class _Entry(BaseModel):
 
 
 class Keys:
-    """The keys that are known."""
+    """The known keys, by digest."""
 
     def __init__(self, entries: Iterable[ApiKey]) -> None:
         self._by_digest = {each.digest: each for each in entries}
@@ -89,52 +87,52 @@ class Keys:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._by_digest
 
-    def of(self, key: bytes) -> ApiKey | None:
-        """The entry of a key, None if there is none.
+    def find(self, key: bytes) -> ApiKey | None:
+        """Returns the entry of a key; None if it is unknown.
 
-        Found by its digest, of which a client cannot choose so much as the first byte: the time
-        that it takes says nothing of the keys that there are. The comparison is constant in time.
+        A client cannot choose the digest that is looked up, not even its first byte, so the time
+        of the lookup reveals nothing about the known keys. The comparison takes constant time.
         """
         digest = hashlib.sha256(key).digest()
         found = self._by_digest.get(digest)
-        same = hmac.compare_digest(digest, _NOBODYS if found is None else found.digest)
+        same = hmac.compare_digest(digest, _NO_DIGEST if found is None else found.digest)
         return found if same else None
 
 
-def sent(headers: Mapping[str, str]) -> str | None:
-    """The header that a client's key is in: `Authorization` before `X-Api-Key`; None for none."""
+def credential(headers: Mapping[str, str]) -> str | None:
+    """Returns the header with the client's key, `Authorization` before `X-Api-Key`; or None."""
     value = headers.get(AUTHORIZATION)
     return headers.get(X_API_KEY) if value is None else value
 
 
-def bare(value: str) -> str:
-    """The key in what was `sent`: without `Bearer`, for it may come as X-Api-Key another time."""
+def without_scheme(value: str) -> str:
+    """Returns the key in a `credential`: without `Bearer`, as it would be in `X-Api-Key`."""
     scheme, _, rest = value.partition(" ")
     return rest.strip() if scheme.lower() == "bearer" else value
 
 
-def octets(key: str) -> bytes:
-    """A key's bytes as they came: header values that are not UTF-8 have surrogates in them."""
+def key_bytes(key: str) -> bytes:
+    """Returns the bytes of a key as received: where they are not UTF-8, it contains surrogates."""
     return key.encode("utf-8", "surrogateescape")
 
 
 def parse(text: str) -> Keys:
-    """Reads the text of a file of keys. Raises InvalidKeyFile."""
+    """Parses the text of a key file. Raises InvalidKeyFile."""
     try:
         document = yaml.safe_load(text)
-        repeated = _given_twice(yaml.compose(text, Loader=yaml.SafeLoader))
+        repeated = _repeated_field(yaml.compose(text, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark  # its message would quote the file
         place = "" if mark is None else f": line {mark.line + 1}, column {mark.column + 1}"
-        raise InvalidKeyFile(f"is no YAML{place}") from None
+        raise InvalidKeyFile(f"is not valid YAML{place}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise InvalidKeyFile("is no YAML") from None
+        raise InvalidKeyFile("is not valid YAML") from None
     if document is None or document == []:
-        raise InvalidKeyFile("holds no key: to ask for none, take the file away")
+        raise InvalidKeyFile("contains no key: to serve requests without keys, remove the file")
     if not isinstance(document, list):
         raise InvalidKeyFile("must be a list of entries with name and sha256")
     if repeated is not None:
-        raise InvalidKeyFile(f"line {repeated}: a field is given twice in one entry")
+        raise InvalidKeyFile(f"line {repeated}: an entry must not have the same field twice")
     entries = [_entry(number, each) for number, each in enumerate(document, 1)]
     for field in ("name", "digest"):
         seen: dict[Any, str] = {}
@@ -142,31 +140,31 @@ def parse(text: str) -> Keys:
             value = getattr(each, field)
             if value in seen:
                 what = f"name {value!r}" if field == "name" else f"sha256 of {seen[value]!r}"
-                raise InvalidKeyFile(f"the {what} is given twice; each entry needs one of its own")
+                raise InvalidKeyFile(f"the {what} occurs twice: it must be different in each entry")
             seen[value] = each.name
     return Keys(entries)
 
 
 def differences(old: Keys | None, new: Keys) -> str:
-    """What became of the clients, in words without keys; empty if nothing did."""
+    """Returns which clients are new, removed or changed, as text; empty if none are."""
     before = {each.name: each for each in old or ()}
     after = {each.name: each for each in new}
     changed = [name for name in before.keys() & after if before[name] != after[name]]
-    parts = {"new": after.keys() - before, "gone": before.keys() - after, "changed": changed}
+    parts = {"new": after.keys() - before, "removed": before.keys() - after, "changed": changed}
     return "; ".join(
         f"{what}: {', '.join(sorted(names))}" for what, names in parts.items() if names
     )
 
 
-def new_key(chance: bytes) -> str:
-    """A key made of `RANDOM_BYTES` random bytes."""
-    assert len(chance) == RANDOM_BYTES
-    return PREFIX + base64.urlsafe_b64encode(chance).rstrip(b"=").decode()
+def new_key(random_bytes: bytes) -> str:
+    """Returns a key of `RANDOM_BYTES` random bytes."""
+    assert len(random_bytes) == RANDOM_BYTES
+    return PREFIX + base64.urlsafe_b64encode(random_bytes).rstrip(b"=").decode()
 
 
 def entry_of(key: str, name: str, *, bulk: bool = False, concurrency: int | None = None) -> str:
-    """The entry for a key, as text that a file may go on with. Raises InvalidKeyFile."""
-    entry: dict[str, Any] = {"name": name, "sha256": hashlib.sha256(octets(key)).hexdigest()}
+    """Returns the entry of a key as text to append to a key file. Raises InvalidKeyFile."""
+    entry: dict[str, Any] = {"name": name, "sha256": hashlib.sha256(key_bytes(key)).hexdigest()}
     if bulk:
         entry["class"] = "bulk"
     if concurrency is not None:
@@ -177,7 +175,7 @@ def entry_of(key: str, name: str, *, bulk: bool = False, concurrency: int | None
 
 def _entry(number: int, given: Any) -> ApiKey:
     if not isinstance(given, dict):
-        raise InvalidKeyFile(f"entry {number}: must have fields: name and sha256")
+        raise InvalidKeyFile(f"entry {number}: must be a mapping with name and sha256")
     try:
         entry = _Entry.model_validate(given)
     except ValidationError as error:
@@ -200,8 +198,8 @@ def _entry(number: int, given: Any) -> ApiKey:
     )
 
 
-def _given_twice(root: yaml.Node | None) -> int | None:
-    """The line of an entry's field that is given twice: the last one would win in silence."""
+def _repeated_field(root: yaml.Node | None) -> int | None:
+    """Returns the line of a repeated field: YAML would silently use the last one. None: no such."""
     entries = root.value if isinstance(root, yaml.SequenceNode) else ()
     for entry in entries:
         seen = set()

@@ -154,7 +154,7 @@ class Coalesce:
         finally:
             self._forget(shared)
             record.end(outcome, status)
-            self._metrics.decoded(record)
+            self._metrics.generation_ended(record)
             shared.request.trace.ended()
 
     def _forget(self, shared: SharedGeneration) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final, Protocol
 
+from orch_sidecar.api.headers import CONTENT_LENGTH, field_line, raw
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.pools.pool import Pool
@@ -20,6 +21,8 @@ from orch_sidecar.wire.http1 import LAST_CHUNK, Head
 
 # Written at once to a client that is behind: as much as its transport takes before it is full.
 _WRITE_BYTES: Final = 65_536
+_CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
+_CONTENT_LENGTH_LINE: Final = field_line(CONTENT_LENGTH, "%d")
 
 
 class Log:
@@ -230,7 +233,7 @@ class Subscriber:
             self.keep_alive = False  # the end of the connection is the end of the body
         fields, _ = filtered_response_head(_reframed(head, not whole), http10)
         if whole and head.status not in (204, 304):
-            fields += b"content-length: %d\r\n" % length
+            fields += _CONTENT_LENGTH_LINE % length
         self.record.copy_generation(self._broadcast.record)
         return writer.head_bytes(fields, head.status, response_fields(self.record, pool))
 
@@ -239,5 +242,5 @@ class Subscriber:
 @lru_cache(maxsize=256)
 def _reframed(head: Head, chunked: bool) -> Head:
     """Returns the head without the engine's framing: ids may differ in length."""
-    fields = tuple(field for field in head.fields if field[0] != b"content-length")
+    fields = tuple(field for field in head.fields if field[0] != _CONTENT_LENGTH)
     return replace(head, fields=fields, chunked=chunked, length=None)

@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import compress
 from typing import Final
 
+from orch_sidecar.api.headers import CLASS_ALIASES, CONNECTION, raw
 from orch_sidecar.wire.forwarding import NOT_FORWARDED, OPTION_PREFIX, Fields
 
 Tenant = tuple[tuple[bytes, bytes], ...]
@@ -27,12 +28,11 @@ _NEUTRAL: Final = frozenset(
         b"x-forwarded-port", b"x-forwarded-proto",
         b"baggage", b"b3", b"x-b3-traceid", b"x-b3-spanid", b"x-b3-parentspanid", b"x-b3-sampled",
         b"x-amzn-trace-id", b"x-cloud-trace-context",
-        # They say the class, to this sidecar.
-        b"x-smg-priority", b"x-llm-d-inference-objective",
+        *map(raw, CLASS_ALIASES),  # options of this sidecar
     }
 )  # fmt: skip
 # It may name fields that are then not forwarded.
-_CONNECTION: Final = b"connection"
+_CONNECTION: Final = raw(CONNECTION)
 # What OpenAI's clients say of their version, their platform and their retries.
 _NEUTRAL_PREFIX: Final = b"x-stainless-"
 

@@ -1,9 +1,8 @@
-"""What changes when settings and profiles are read again, and what needs a restart.
+"""Compares reloaded settings and profiles with the current ones.
 
-A setting is one whole, and so is a pool's profile: where any part of a profile needs a restart,
-nothing of it is taken. What is not listed as changeable here needs a restart.
-
-Pure: whoever reads files and performs a plan is elsewhere.
+Pure: the reloader reads the files and applies the plan. A setting changes as a whole, and so does a
+pool's profile: if any part of a profile needs a restart, no part of it changes. Everything that is
+not listed as changeable here needs a restart.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 
 from vllm_plugin.profile import AdmissionRules, Profile
 
-# Settings that are looked at each time they are needed, or can be set where they are kept.
+# Settings that are looked up each time they are needed, or that can be set where they are kept.
 CHANGEABLE: Final = frozenset(
     {
         "queue_capacity",
@@ -40,9 +39,9 @@ _NOT_SHOWN: Final = "(not shown)"
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What a sidecar was told. `profiles` and `rules` by pool.
+    """The configuration of a sidecar. `profiles` and `rules`: by name of the pool.
 
-    `rules`: those of the profile, with what the settings say instead.
+    `rules`: those of the profile, with the overrides of the settings.
     """
 
     settings: BaseModel
@@ -52,7 +51,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A value that is another one than before, as it may be shown."""
+    """A value that differs, as text without secrets."""
 
     name: str
     old: str
@@ -63,8 +62,8 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a reload does. `rules`: of the pools whose rules change. `after`: what then holds."""
+class ReloadPlan:
+    """What a reload changes. `rules`: of the pools whose rules change. `after`: the result."""
 
     changes: tuple[Change, ...]
     needs_restart: tuple[Change, ...]
@@ -72,8 +71,8 @@ class Plan:
     after: Configuration
 
 
-def plan(old: Configuration, new: Configuration) -> Plan:
-    """From what holds to what was read. Both are valid, so nothing of the plan can fail."""
+def plan_reload(old: Configuration, new: Configuration) -> ReloadPlan:
+    """Plans the way from one valid configuration to another. Applying the plan cannot fail."""
     changes: list[Change] = []
     needs_restart: list[Change] = []
     update: dict[str, Any] = {}
@@ -96,7 +95,7 @@ def plan(old: Configuration, new: Configuration) -> Plan:
             continue
         profiles[pool], rules[pool] = new.profiles[pool], new.rules[pool]
         changes += _differences(f"{pool}: admission", old.rules[pool], new.rules[pool])
-    return Plan(
+    return ReloadPlan(
         changes=tuple(changes),
         needs_restart=tuple(needs_restart),
         rules={pool: each for pool, each in rules.items() if each != old.rules[pool]},
@@ -104,8 +103,8 @@ def plan(old: Configuration, new: Configuration) -> Plan:
     )
 
 
-class Reloads:
-    """The configuration that holds, and how the last reload went."""
+class ReloadState:
+    """The current configuration, and the result of the last reload."""
 
     def __init__(self, configuration: Configuration) -> None:
         self.configuration = configuration
@@ -114,31 +113,31 @@ class Reloads:
         self.keys_error: str | None = None
         self.needs_restart: tuple[Change, ...] = ()
 
-    def read(self, new: Configuration) -> Plan:
-        """It could be read: what to do now. From here on it holds."""
-        made = plan(self.configuration, new)
-        self.configuration = made.after
+    def accept(self, new: Configuration) -> ReloadPlan:
+        """Makes a valid configuration the current one. Returns what to apply."""
+        plan = plan_reload(self.configuration, new)
+        self.configuration = plan.after
         self.generation += 1
         self.last_error = self.keys_error = None
-        self.needs_restart = made.needs_restart
-        return made
+        self.needs_restart = plan.needs_restart
+        return plan
 
     def failed(self, error: str) -> None:
-        """It could not be read: everything stays as it is."""
+        """Records why the configuration was not reloaded."""
         self.last_error = error
 
-    def keys_read(self) -> None:
-        """The API keys could be read, by themselves."""
+    def accept_keys(self) -> None:
+        """Records that the API keys were reloaded."""
         self.keys_error = None
 
     def keys_failed(self, error: str) -> bool:
-        """They could not: they stay as they are. Whether that has not been said before."""
-        news = error not in (self.last_error, self.keys_error)
+        """Records why the API keys were not reloaded. Returns whether the error is a new one."""
+        is_new = error not in (self.last_error, self.keys_error)
         self.keys_error = error
-        return news
+        return is_new
 
     def document(self) -> dict[str, Any]:
-        """For pages about health."""
+        """Returns the state as a JSON object for the health pages."""
         return {
             "generation": self.generation,
             "last_reload_error": self.last_error or self.keys_error,
@@ -151,7 +150,7 @@ def _both(old: Configuration, new: Configuration, pool: str) -> tuple[Profile, P
 
 
 def _fixed(profile: Profile) -> dict[str, Any]:
-    """Of a profile, what the engine was started with and figures are labelled by."""
+    """Returns what the engine was started with and what labels its metrics."""
     return profile.model_dump(exclude={"admission"})
 
 
@@ -166,7 +165,7 @@ def _differences(name: str, old: Any, new: Any) -> Iterator[Change]:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The values within a value, by where they are; of a list of named things by their names."""
+    """Yields the values within a value by path; the items of a list of named objects by name."""
     if isinstance(value, BaseModel):
         value = {field: getattr(value, field) for field in type(value).model_fields}
     elif isinstance(value, list | tuple) and all(hasattr(each, "name") for each in value):

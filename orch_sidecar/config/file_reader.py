@@ -1,9 +1,9 @@
-"""Reads files in threads that nobody has to wait for.
+"""Reads files in daemon threads, with a timeout.
 
-A file system that hangs (a network share whose server is gone) blocks the thread that reads for as
-long as it likes, and no signal ends that. The event loop's own pool of threads is joined when a
-process leaves; these are not. What a read finds is its result and nothing else, so that one that
-ends too late changes nothing.
+A file system that hangs (a network share whose server is gone) blocks the reading thread for an
+unlimited time, and no signal ends that. The threads of the event loop's pool are joined when the
+process exits; these are not. A read only returns a result, so one that ends after its timeout
+changes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final, TypeVar
 
-Found = TypeVar("Found")
+_Result = TypeVar("_Result")
 
 # Files of settings and keys are small; a healthy file system takes milliseconds, a busy one with
 # a cold cache a second.
@@ -22,22 +22,22 @@ READ_WITHIN_S: Final = 5.0
 
 
 class ReadTimeout(OSError):
-    """A read did not end in time, or the one before it has not ended yet."""
+    """A read did not end in time, or the previous one has not ended yet."""
 
 
 class FileReader:
-    """Performs one read at a time. Lives on one event loop."""
+    """Performs one read at a time. For one event loop."""
 
     def __init__(self, what: str) -> None:
-        """`what` is read, in words, for the text of errors."""
+        """`what`: names what is read, in error texts."""
         self._what = what
         self._running: Future[object] | None = None
 
-    async def read(self, call: Callable[[], Found]) -> Found:
-        """What the call returns or raises. Raises ReadTimeout."""
+    async def read(self, call: Callable[[], _Result]) -> _Result:
+        """Returns or raises what the call does. Raises ReadTimeout."""
         if self._running is not None and not self._running.done():
             raise self._timeout()
-        result: Future[Found] = _begun(call)
+        result: Future[_Result] = _start(call)
         self._running = result  # type: ignore[assignment] # only asked whether it has ended
         try:
             async with asyncio.timeout(READ_WITHIN_S):
@@ -45,29 +45,29 @@ class FileReader:
         except TimeoutError:
             raise self._timeout() from None
 
-    def read_at_start(self, call: Callable[[], Found]) -> Found:
-        """The same, for when no event loop has anything else to do."""
+    def read_at_start(self, call: Callable[[], _Result]) -> _Result:
+        """Does the same where no event loop runs yet: it blocks."""
         try:
-            return _begun(call).result(READ_WITHIN_S)
+            return _start(call).result(READ_WITHIN_S)
         except TimeoutError:
             raise self._timeout() from None
 
     def _timeout(self) -> ReadTimeout:
         return ReadTimeout(
             f"{self._what} cannot be read within {READ_WITHIN_S:g} s: the file system does not "
-            "answer"
+            "respond"
         )
 
 
-def _begun(call: Callable[[], Found]) -> Future[Found]:
-    """Calls in a thread that does not keep the process from leaving."""
-    future: Future[Found] = Future()
-    future.set_running_or_notify_cancel()  # it cannot be cancelled, as a read cannot
+def _start(call: Callable[[], _Result]) -> Future[_Result]:
+    """Calls in a thread that does not prevent the process from exiting."""
+    future: Future[_Result] = Future()
+    future.set_running_or_notify_cancel()  # like a read, it cannot be cancelled
 
     def work() -> None:
         try:
             result = call()
-        except BaseException as error:  # noqa: BLE001 (it is the caller's, in another thread)
+        except BaseException as error:  # noqa: BLE001 (raised in the caller's thread)
             future.set_exception(error)
         else:
             future.set_result(result)

@@ -1,7 +1,7 @@
-"""The sidecar's settings: flags before environment (`ORCH_…`) before a YAML file before these.
+"""The sidecar's settings. Precedence: flags, environment (`ORCH_…`), YAML file, defaults.
 
-The file is named by `ORCH_CONFIG` or `--config`. A wrong value is reported with the setting,
-the value and the rule. Several engines are given as `pools`: a list in the file, JSON in
+`ORCH_CONFIG` or `--config` names the file. The error for an invalid value names the setting, the
+value and the rule. Several engines are configured as `pools`: a list in the file, JSON in
 `ORCH_POOLS`.
 """
 
@@ -26,30 +26,30 @@ _HOST: Final = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"
 
 
 def _origin(value: str) -> str:
-    """Checks the URL of an engine. Raises ValueError with the rule."""
+    """Validates the URL of an engine. Raises ValueError with the rule."""
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("must be http://host:port or https://host:port")
     if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
         raise ValueError("must have no path, query or user: http://host:port")
-    if parts.port == 0:  # reading it raises ValueError for what is no port
+    if parts.port == 0:  # reading an invalid port raises ValueError
         raise ValueError("must have a port from 1 to 65535")
     return value.rstrip("/")
 
 
 def _header_value(value: SecretStr | None) -> SecretStr | None:
-    """Checks a key. Raises ValueError with the rule, without the key."""
+    """Validates a key. Raises ValueError with the rule, without the key."""
     key = "" if value is None else value.get_secret_value()
     if any(not "!" <= character <= "~" for character in key):
-        raise ValueError("must be printable ASCII without spaces and line breaks")
+        raise ValueError("must consist of printable ASCII characters without spaces")
     return value
 
 
 class PoolSettings(BaseModel):
-    """One engine, or one sidecar below this one (`tier`).
+    """One engine, or one child sidecar (`tier`).
 
-    `headless`: the host of `url` is a name with an address for each of several of them, which
-    come and go. `on_request`: takes only what asks for it, by name or by measurement type.
+    `headless`: the host of `url` is a name with a changing list of addresses, each an engine or a
+    sidecar. `on_request`: serves only requests that ask for it, by name or by measurement type.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -59,7 +59,7 @@ class PoolSettings(BaseModel):
     profile: str = Field(min_length=1)
     api_key: SecretStr | None = None
     tier: bool = False
-    below: str | None = Field(None, pattern=POOL_NAME)  # which pool of that sidecar
+    below: str | None = Field(None, pattern=POOL_NAME)  # the pool of the child sidecar
     headless: bool = False
     on_request: bool = False
 
@@ -67,19 +67,22 @@ class PoolSettings(BaseModel):
     _key = field_validator("api_key")(_header_value)
 
     @model_validator(mode="after")
-    def _below_is_of_a_tier(self) -> PoolSettings:
+    def _below_needs_tier(self) -> PoolSettings:
         if self.below is not None and not self.tier:
-            raise ValueError("below names a pool of a sidecar: it needs tier: true")
+            raise ValueError("below is the name of a pool of a child sidecar: set tier: true, too")
         return self
 
     @model_validator(mode="after")
-    def _headless_is_reached_by_addresses(self) -> PoolSettings:
+    def _headless_needs_http(self) -> PoolSettings:
         if self.headless and not self.url.startswith("http://"):
-            raise ValueError("headless needs http: a certificate is for a name, not for addresses")
+            raise ValueError(
+                "the url of a headless pool must begin with http://: certificates are issued for "
+                "names, not for addresses"
+            )
         if self.headless and len(self.name) > _LONGEST_HEADLESS_NAME:
             raise ValueError(
-                f"the name of a headless pool has {_LONGEST_HEADLESS_NAME} characters at most: "
-                "a number is added for each address"
+                f"the name of a headless pool must have at most {_LONGEST_HEADLESS_NAME} "
+                "characters: a number is appended for each address"
             )
         return self
 
@@ -95,50 +98,56 @@ class SidecarSettings(BaseSettings):
         cli_hide_none_type=True,
         cli_prog_name="orch sidecar",
     )
-    # Set by the command line before the settings are built: what the file holds.
+    # The content of the file; set by the command line before the settings are built.
     file_values: ClassVar[dict[str, Any]] = {}
 
     host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    admin_host: str = Field("127.0.0.1", description="address for operators to drain pools at")
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0: a free one")
+    admin_host: str = Field(
+        "127.0.0.1", description="address to listen on for operators, who drain pools there"
+    )
     admin_port: int | None = Field(
         None,
         ge=0,
         le=65535,
-        description="port for that; 0 takes a free one; unset: 1000 above port if that is free",
+        description="port to listen on for operators; 0: a free one; unset: 1000 above port, or a "
+        "free one if that is in use",
     )
     admin_allowed_hosts: list[str] = Field(
         default=[],
-        description="names by which operators may call that address, besides admin_host and those "
-        "of the loopback: a JSON list",
+        description="host names by which operators may call the sidecar, besides admin_host and "
+        "those of the loopback: a JSON list",
     )
-    engine_url: str = Field("http://127.0.0.1:8000", description="where the engine listens")
+    engine_url: str = Field("http://127.0.0.1:8000", description="URL of the engine")
     engine_api_key: SecretStr | None = Field(
         None,
-        description="key of an engine that has one; clients' Authorization is then not forwarded",
+        description="API key of the engine; the Authorization of clients is then not forwarded",
     )
     api_keys_file: Path | None = Field(
         None,
-        description="file of clients' API keys, as `orch key` prints them; unset, or no such file: "
-        "no key is asked for",
+        description="file of clients' API keys, as `orch key` prints them; if it is unset or "
+        "does not exist, clients need no key",
     )
-    profile: str = Field("home", description="profile, by name or path; the engine's must be it")
+    profile: str = Field("home", description="profile, by name or path; must be that of the engine")
     pools: list[PoolSettings] | None = Field(
         None,
         min_length=1,
-        description="several engines instead of the one: a JSON list of objects with name, url, "
-        "profile and, where needed, api_key, tier (true: it is a sidecar itself), below (which "
-        "pool of that sidecar), headless (true: each address of that name is one) and on_request "
-        "(true: takes only what asks for it)",
+        description="several engines instead of engine_url: a JSON list of objects with name, url, "
+        "profile and, optionally, api_key, tier (true: it is a child sidecar), below (name of the "
+        "pool of the child sidecar), headless (true: each address of the host is an engine) and "
+        "on_request (true: serves only requests that ask for it)",
     )
     queue_capacity: int | None = Field(
         None,
         ge=0,
         le=1_000_000,
-        description="waiting requests at most, of each class; unset: the profile's",
+        description="most queued requests of each class; unset: as in the profile",
     )
     queue_timeout_s: float | None = Field(
-        None, gt=0, le=86_400, description="longest wait for a slot, seconds; unset: the profile's"
+        None,
+        gt=0,
+        le=86_400,
+        description="longest wait for a slot, seconds; unset: as in the profile",
     )
     max_body_bytes: int = Field(
         16 * 2**20, ge=1024, le=2**31, description="largest request body, bytes"
@@ -146,13 +155,13 @@ class SidecarSettings(BaseSettings):
     body_budget_bytes: int = Field(
         256 * 2**20,
         ge=1024,
-        description="bodies of all requests together at most, read, waiting and in flight, bytes",
+        description="most memory for the bodies of all requests together, bytes",
     )
     max_connections: int | None = Field(
         None,
         ge=1,
-        description="connections of clients at most; unset, and where it is more: half of what the "
-        "hard limit of descriptors leaves beyond 128",
+        description="most connections of clients; unset, or if it is higher: half of the hard "
+        "limit of file descriptors beyond 128",
     )
     max_header_bytes: int = Field(
         16_384, ge=1024, le=2**20, description="largest request line or header field, bytes"
@@ -167,16 +176,20 @@ class SidecarSettings(BaseSettings):
         5.0, gt=0, description="longest time to connect to the engine, seconds"
     )
     engine_silence_s: float = Field(
-        600.0, gt=0, description="engine sends nothing for so long: the request fails, seconds"
+        600.0,
+        gt=0,
+        description="time without data from the engine after which a request fails, seconds",
     )
     client_stall_s: float = Field(
-        120.0, gt=0, description="client reads nothing for so long: it is dropped, seconds"
+        120.0,
+        gt=0,
+        description="time without reading after which a client is disconnected, seconds",
     )
     drain_timeout_s: float = Field(
-        60.0, ge=0, description="after SIGTERM, time for what runs to end, seconds"
+        60.0, ge=0, description="longest time for running requests to end after SIGTERM, seconds"
     )
     log_level: str = Field(
-        "INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="least severe level logged"
+        "INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="lowest level that is logged"
     )
 
     _url = field_validator("engine_url")(_origin)
@@ -187,38 +200,41 @@ class SidecarSettings(BaseSettings):
         if self.body_budget_bytes < self.max_body_bytes:
             raise ValueError(
                 f"body_budget_bytes ({self.body_budget_bytes}) must be at least max_body_bytes "
-                f"({self.max_body_bytes}): a body of that size would never be read"
+                f"({self.max_body_bytes}): a body of that size could never be read"
             )
         return self
 
     @field_validator("admin_allowed_hosts")
     @classmethod
-    def _hosts_are_names(cls, value: list[str]) -> list[str]:
+    def _hosts_have_no_port(cls, value: list[str]) -> list[str]:
         for host in value:
             if not re.fullmatch(_HOST, host):
                 raise ValueError(
-                    f"{host[:80]!r} must be a name or an address as in a URL, without port and "
-                    "scheme"
+                    f"{host[:80]!r} must be a host name or an address as in a URL, without scheme "
+                    "and port"
                 )
         return value
 
     @field_validator("pools")
     @classmethod
-    def _names_differ(cls, value: list[PoolSettings] | None) -> list[PoolSettings] | None:
+    def _names_are_unique(cls, value: list[PoolSettings] | None) -> list[PoolSettings] | None:
         names = [pool.name for pool in value or ()]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(
-                f"the names of pools must differ: {', '.join(repeated)} is given twice"
+                f"the names of pools must be unique: {', '.join(repeated)} occurs more than once"
             )
         for pool in value or ():
             taken = [name for name in names if re.fullmatch(rf"{pool.name}-[0-9]+", name)]
             if pool.headless and taken:
                 raise ValueError(
-                    f"the pool {taken[0]!r} is named like an address of the headless {pool.name!r}"
+                    f"the name {taken[0]!r} is reserved for an address of the headless pool "
+                    f"{pool.name!r}: rename one of them"
                 )
         if value and all(pool.on_request for pool in value):
-            raise ValueError("one pool at least must take what asks for none (on_request: false)")
+            raise ValueError(
+                "on_request must be false for at least one pool: no other request could be served"
+            )
         return value
 
     @classmethod

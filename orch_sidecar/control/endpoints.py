@@ -13,10 +13,16 @@ from aiohttp import web
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.draining import OrderedBy
-from orch_sidecar.api import endpoints as routes
 from orch_sidecar.api import errors
-from orch_sidecar.api.endpoints import ADMIN, ENDPOINTS, PUBLIC, STREAM, ResourcePath
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api.endpoints import (
+    ADMIN,
+    ENDPOINTS,
+    PUBLIC,
+    STREAM,
+    ResourcePath,
+    match_resource,
+)
+from orch_sidecar.api.headers import ALLOW, HOST, ORIGIN, X_MEASUREMENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.admin_hosts import AdminHosts
 from orch_sidecar.auth.keys import ApiKey
@@ -65,7 +71,7 @@ class Control:
                 return self._with_headers(await self._publisher.stream(http, client))
         if path in ENDPOINTS:
             return None
-        found = routes.named(path)
+        found = match_resource(path)
         if found is None or found[0] not in PUBLIC:
             return None
         return self._with_headers(self._perform(*found, http))
@@ -77,16 +83,16 @@ class Control:
         change something, and no page that an operator visits must be able to drain a pool.
         """
         path = http.rel_url.raw_path
-        if (refused := self._hosts.check(http.headers.getall("Host", []))) is not None:
+        if (refused := self._hosts.check(http.headers.getall(HOST, []))) is not None:
             return self._with_headers(refused)
-        if "Origin" in http.headers:
+        if ORIGIN in http.headers:
             return self._with_headers(Refusal(Reason.FORBIDDEN, _NO_BROWSERS))
         page = self._pages.at.get(path)
         if page is not None:
             return self._with_headers(
                 page(http, None) if http.method == "GET" else _wrong_method(path, "GET", http)
             )
-        found = routes.named(path)
+        found = match_resource(path)
         if found is None or found[0] not in ADMIN:
             return self._with_headers(
                 Refusal(Reason.NOT_FOUND, f"there is no endpoint {path[:200]} at this address")
@@ -127,7 +133,7 @@ class Control:
         return web.json_response(
             health,
             status=503 if probe and not health["ready"] else 200,
-            headers={"X-Measurement-Type": pool.profile.measurement_type.value},
+            headers={X_MEASUREMENT_TYPE: pool.profile.measurement_type.value},
         )
 
     def _drain(self, pool: Pool, engine_epoch: str | None) -> None:
@@ -151,8 +157,8 @@ class Control:
         """Adds the common headers, unless the response has been sent already."""
         if isinstance(answer, Refusal):
             answer = web.Response(
-                status=errors.FORMS[answer.reason].status,
-                body=errors.body(Api.OTHER, answer),
+                status=errors.BY_REASON[answer.reason].status,
+                body=errors.OPENAI.body(answer),
                 content_type="application/json",
                 headers=errors.headers(answer),
             )
@@ -166,6 +172,4 @@ def _wrong_method(path: str, method: str, http: web.BaseRequest) -> web.Response
     """Returns the response to a request with a method that this path does not support."""
     text = f"{path} supports {method}, not {http.method[:20]}"
     refusal = Refusal(Reason.METHOD_NOT_ALLOWED, text)
-    return web.json_response(
-        body=errors.body(Api.OTHER, refusal), status=405, headers={"Allow": method}
-    )
+    return web.json_response(body=errors.OPENAI.body(refusal), status=405, headers={ALLOW: method})

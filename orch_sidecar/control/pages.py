@@ -9,12 +9,13 @@ from typing import Any
 
 from aiohttp import web
 
+from orch_sidecar.api.headers import ACCEPT, CONTENT_TYPE
 from orch_sidecar.auth.keys import ApiKey
-from orch_sidecar.config.changes import Reloads
+from orch_sidecar.config.changes import ReloadState
 from orch_sidecar.control import capabilities
 from orch_sidecar.control.readiness import Readiness
 from orch_sidecar.engine_state.states import ANSWERING, EngineState
-from orch_sidecar.observability.exposition import exposed
+from orch_sidecar.observability.exposition import render
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
@@ -26,7 +27,7 @@ Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
 class Pages:
     """Renders the pages. `at`: those with a path of their own, for the key that asks."""
 
-    def __init__(self, pools: PoolRegistry, metrics: Metrics, reloads: Reloads) -> None:
+    def __init__(self, pools: PoolRegistry, metrics: Metrics, reloads: ReloadState) -> None:
         self._pools = pools
         self._metrics = metrics
         self._reloads = reloads
@@ -76,9 +77,9 @@ class Pages:
 
     def metrics(self, http: web.BaseRequest) -> web.Response:
         """Exposes the metrics in the format that the `Accept` header selects."""
-        accept = ",".join(http.headers.getall("Accept", ()))
-        body, content_type = exposed(self._metrics.registry, accept)
-        return web.Response(body=body, headers={"Content-Type": content_type})
+        accept = ",".join(http.headers.getall(ACCEPT, ()))
+        body, content_type = render(self._metrics.registry, accept)
+        return web.Response(body=body, headers={CONTENT_TYPE: content_type})
 
     def readiness(self) -> web.Response:
         """Reports whether clients should send requests here (see Readiness)."""

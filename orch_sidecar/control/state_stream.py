@@ -19,6 +19,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from orch_sidecar.api.headers import CACHE_CONTROL, CONTENT_TYPE, X_MEASUREMENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.control.state_feed import PublishedPool, State, StateFeed
 from orch_sidecar.control.stream_readers import Reader, Readers
@@ -66,8 +67,8 @@ class Publisher:
         self._pools = pools
         self._headers = {
             **common_headers,
-            "Content-Type": "text/event-stream",
-            "Cache-Control": "no-store",
+            CONTENT_TYPE: "text/event-stream",
+            CACHE_CONTROL: "no-store",
         }
         self._readers = Readers()
         self._streams: dict[Reader, _Stream] = {}
@@ -88,7 +89,7 @@ class Publisher:
             raise asyncio.CancelledError  # the reader has disconnected already
         measurement_type = pool.snapshot().measurement_type.value
         response = web.StreamResponse(
-            headers={**self._headers, "X-Measurement-Type": measurement_type}
+            headers={**self._headers, X_MEASUREMENT_TYPE: measurement_type}
         )
         instance = http.query.get("instance")
         reader = Reader(client or http.remote or "", instance, pool.name)

@@ -1,6 +1,6 @@
-"""What engines said of themselves last, as Prometheus metrics.
+"""Prometheus metrics from the last reports of the engines.
 
-Counts are the engine's own, since it started: they fall to 0 when it restarts.
+Counters are those of the engine since its start: they are reset to 0 when it restarts.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 
 from orch_sidecar.engine_state import report
 from orch_sidecar.observability.histogram import Histogram
-from orch_sidecar.observability.metric_family import Family, Sample, one
+from orch_sidecar.observability.metric_family import Family, Sample, per_pool
 from orch_sidecar.pools.pool import Pool
 
-# As slots are given out: an engine has up to some hundreds.
+# An engine runs up to some hundreds of sequences at once.
 _BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def engine_stats(pools: Sequence[Pool]) -> Iterable[Metric]:
-    """All families."""
+def engine_metrics(pools: Sequence[Pool]) -> Iterable[Metric]:
+    """Yields all families."""
     for family in _FAMILIES:
         yield family.collect(pools)
     batches = HistogramMetricFamily(
         "orch_decode_batch_size",
-        "Sequences in each decode step (one that reads no prompt); each of them gets a token.",
+        "Sequences in each decode step, which is a step without prefill.",
     )
     for pool in pools:
         steps = _decode_steps(pool)
@@ -37,9 +37,9 @@ def engine_stats(pools: Sequence[Pool]) -> Iterable[Metric]:
     yield batches
 
 
-def _said(name: str) -> Callable[[Pool], Iterable[Sample]]:
-    """A number that the engine says."""
-    return one(lambda pool: (pool.watcher.document or {}).get(name))
+def _reported(name: str) -> Callable[[Pool], Iterable[Sample]]:
+    """Samples of a number in the engine's report."""
+    return per_pool(lambda pool: (pool.watcher.document or {}).get(name))
 
 
 def _step_time(pool: Pool) -> Iterable[Sample]:
@@ -73,54 +73,54 @@ def _decode_seconds(pool: Pool) -> float | None:
 _FAMILIES: Final = (
     Family(
         "orch_engine_state_age_seconds",
-        "Time since the engine was last heard of; it says something every second at least.",
-        one(_age_s),
+        "Time since the last report of the engine; it reports at least every second.",
+        per_pool(_age_s),
     ),
     Family(
         "orch_step_time",
-        "The engine's measured step time: t0_ms + c_ms * batch ** alpha, for so many tokens of "
-        "each sequence.",
+        "Measured step time of the engine, as t0_ms + c_ms * batch ** alpha, at this many tokens "
+        "of context per sequence.",
         _step_time,
         ("parameter",),
     ),
     Family(
         "orch_prefill_tokens_per_second",
-        "Prompt tokens that the engine reads per second, measured.",
-        _said("prefill_tokens_per_s"),
+        "Measured prefill speed of the engine, prompt tokens per second.",
+        _reported("prefill_tokens_per_s"),
     ),
     Family(
         "orch_engine_preemptions",
-        "Sequences that the engine took out of its batch for want of KV cache.",
-        _said("preemptions_total"),
+        "Sequences that the engine preempted because its KV cache was full.",
+        _reported("preemptions_total"),
         counts=True,
     ),
     Family(
         "orch_engine_busy_seconds",
-        "Time the engine spent in steps.",
-        _said("busy_seconds_total"),
+        "Time that the engine spent in steps.",
+        _reported("busy_seconds_total"),
         counts=True,
     ),
     Family(
         "orch_engine_busy_ratio",
-        "Share of the time between the last two heartbeats that the engine spent in steps.",
-        one(lambda pool: pool.watcher.busy_ratio),
+        "Fraction of the time between the last two heartbeats that the engine spent in steps.",
+        per_pool(lambda pool: pool.watcher.busy_ratio),
     ),
     Family(
         "orch_decode_seconds",
-        "Time the engine spent in decode steps; by orch_decode_batch_size_count, their duration.",
-        one(_decode_seconds),
+        "Time that the engine spent in decode steps; orch_decode_batch_size_count is their number.",
+        per_pool(_decode_seconds),
         counts=True,
     ),
     Family(
         "orch_engine_prompt_tokens",
-        "Prompt tokens that the engine has read.",
-        one(_prompt_tokens),
+        "Prompt tokens that the engine has processed.",
+        per_pool(_prompt_tokens),
         counts=True,
     ),
     Family(
         "orch_engine_generated_tokens",
         "Tokens that the engine has generated.",
-        _said("generated_tokens_total"),
+        _reported("generated_tokens_total"),
         counts=True,
     ),
 )

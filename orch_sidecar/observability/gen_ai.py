@@ -1,9 +1,8 @@
-"""OpenTelemetry's conventions for servers of generative models: names, and their histograms.
+"""Histograms by OpenTelemetry's conventions for servers of generative models.
 
-The conventions are in development (open-telemetry/semantic-conventions-genai, docs/gen-ai/
-gen-ai-metrics.md); names and labels are those that Prometheus has for them. Labels come from
-closed sets: a model is one that the pool says it serves, and absent otherwise. `pool`, `class`
-and `measurement_type` are ours.
+Pure. The conventions are in development (open-telemetry/semantic-conventions-genai, docs/gen-ai/
+gen-ai-metrics.md); names and labels are as in Prometheus. Labels come from closed sets: a model is
+a label only if its pool serves it. `pool`, `class` and `measurement_type` are additions.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Final
 
 from prometheus_client.core import HistogramMetricFamily
 
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.histogram import Histogram, Traced
 from orch_sidecar.observability.record import Outcome, RequestRecord
@@ -21,7 +20,7 @@ from vllm_plugin.profile import ServiceClass
 
 PROVIDER: Final = "vllm"
 
-# The bounds that the conventions ask for, seconds.
+# The bounds that the conventions recommend, seconds.
 _DURATION_BUCKETS: Final = (
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
 )  # fmt: skip
@@ -34,35 +33,29 @@ _PER_TOKEN_BUCKETS: Final = (
 
 _DURATION: Final = (
     "gen_ai_server_request_duration_seconds",
-    "Time from arrival to the end of the answer, of requests that a pool was asked to serve; "
-    "error_type is the outcome of those that did not end well.",
+    "Time from arrival to the end of the answer, of requests that were routed to a pool; "
+    "error_type is the outcome of those that failed.",
 )
 _FIRST_TOKEN: Final = (
     "gen_ai_server_time_to_first_token_seconds",
-    "Time from arrival to the first byte of the answer, in the queue, too: of whole streams. "
-    "Not of /v1/responses, whose streams begin before there is a token; once for a shared decode.",
+    "Time from arrival to the first byte of the answer, including the time in the queue, of "
+    "complete streams; not of /v1/responses, whose streams begin before the first token; once "
+    "for a shared generation.",
 )
 _PER_TOKEN: Final = (
     "gen_ai_server_time_per_output_token_seconds",
-    "Time from the first byte to the end / (output tokens - 1): of the streams that are in "
-    "gen_ai_server_time_to_first_token_seconds, are one sequence of known token count "
-    "(orch_answers_total says how many are known), and were never held up by their client.",
+    "Time from the first byte to the end / (output tokens - 1): of the streams in "
+    "gen_ai_server_time_to_first_token_seconds that are one sequence with a known number of tokens "
+    "(see orch_answers_total) and were never delayed by a slow client.",
 )
 
-# ResourcePath once: a member is looked up slowly in its enum.
+# Bound once: looking up a member of an enum is slow.
 _BULK: Final = ServiceClass.BULK
 _OK: Final = Outcome.OK
-_RESPONSES: Final = Api.RESPONSES
-_OPERATIONS: Final = {Api.COMPLETIONS: "text_completion"}  # everything else is a chat
-
-
-def operation_of(api: Api) -> str:
-    """`gen_ai.operation.name` of a generating request."""
-    return _OPERATIONS.get(api, "chat")
 
 
 class Operation:
-    """The requests of one operation and class for one model of one pool."""
+    """Histograms of the requests of one operation and class for one model of one pool."""
 
     __slots__ = ("_duration", "_failed", "_first_token", "_labels", "_per_token")
 
@@ -74,7 +67,7 @@ class Operation:
         self._per_token = Histogram(_PER_TOKEN_BUCKETS)
 
     def ended(self, record: RequestRecord, now: int, traced: Traced | None) -> None:
-        """A request has ended, `now`: nanoseconds of the monotonic clock."""
+        """Counts a request that ended at `now`, nanoseconds of the monotonic clock."""
         duration = self._duration
         if record.outcome is not _OK:
             failed = self._failed.get(record.outcome)
@@ -84,9 +77,11 @@ class Operation:
         duration.observe((now - record.identity.arrived) / 1e9, traced)
 
     def generated(self, record: RequestRecord, now: int, traced: Traced | None) -> None:
-        """The engine has ended an answer well, `now`; once for all requests that share it."""
+        """Counts an answer that the engine completed at `now`; once if requests share it."""
         first_byte = record.first_byte
-        if not record.stream or first_byte is None or record.identity.api is _RESPONSES:
+        if not record.stream or first_byte is None:
+            return
+        if not record.identity.endpoint.first_byte_is_token:
             return
         self._first_token.observe((first_byte - record.identity.arrived) / 1e9, traced)
         tokens = record.output_tokens
@@ -101,34 +96,34 @@ class Operation:
     ) -> None:
         """Adds its samples to each of the families."""
         self._duration.add_to(durations, self._labels)
-        for outcome, distribution in self._failed.items():
-            distribution.add_to(durations, {**self._labels, "error_type": outcome.value})
+        for outcome, duration in self._failed.items():
+            duration.add_to(durations, {**self._labels, "error_type": outcome.value})
         self._first_token.add_to(first_tokens, self._labels)
         self._per_token.add_to(per_tokens, self._labels)
 
 
 class GenAi:
-    """The histograms of all requests."""
+    """Histograms of all requests."""
 
     def __init__(
         self, measurement_type: Callable[[str], str], serves: Callable[[str, str], bool]
     ) -> None:
-        """`measurement_type`: that of a pool, by its name. `serves`: whether a pool has a model."""
+        """`measurement_type`: by name of a pool. `serves`: whether a pool serves a model."""
         self._measurement_type = measurement_type
         self._serves = serves
         self._operations: dict[tuple[str, str, str, bool], Operation] = {}
-        # By what is at hand of a request: route, pool, model, whether it is bulk. No model that
-        # is not served is in here: a client may name endlessly many.
-        self._at_hand: dict[tuple[str, str | None, str, bool], Operation] = {}
+        # By endpoint, pool, model, and whether the class is bulk. Contains only models that are
+        # served: clients can name an unlimited number of others.
+        self._cache: dict[tuple[Endpoint, str | None, str, bool], Operation] = {}
 
     def of(self, record: RequestRecord) -> Operation:
-        """The histograms of a request that has a pool."""
+        """Returns the histograms of a request that was routed to a pool."""
         bulk = record.service_class is _BULK
-        operation = self._at_hand.get((record.identity.route, record.pool, record.model, bulk))
+        operation = self._cache.get((record.identity.endpoint, record.pool, record.model, bulk))
         return self._find(record, bulk) if operation is None else operation
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """All families."""
+        """Returns all families."""
         families = [
             HistogramMetricFamily(name, text, unit="seconds")
             for name, text in (_DURATION, _FIRST_TOKEN, _PER_TOKEN)
@@ -141,11 +136,11 @@ class GenAi:
         pool = record.pool
         assert pool is not None
         model = record.model if self._serves(pool, record.model) else ""
-        key = pool, operation_of(record.identity.api), model, bulk
+        key = pool, record.identity.endpoint.operation, model, bulk
         operation = self._operations.get(key)
         if operation is None:
             operation = self._operations[key] = Operation(self._labels(*key))
-        self._at_hand[record.identity.route, pool, model, bulk] = operation
+        self._cache[record.identity.endpoint, pool, model, bulk] = operation
         return operation
 
     def _labels(self, pool: str, operation: str, model: str, bulk: bool) -> dict[str, str]:

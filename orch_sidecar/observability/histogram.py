@@ -1,6 +1,6 @@
-"""How values of requests are distributed: a histogram that costs a request a bisection.
+"""A histogram with exemplars that costs one bisection per observation.
 
-Knows buckets and exemplars, and nothing of what the values are; the library exposes it.
+Knows buckets and exemplars; the library exposes it.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from itertools import accumulate
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.samples import Exemplar
 
-# The id of a sampled trace, and when its value was seen: seconds of the wall clock.
+# The id of a sampled trace, and when its value was observed: seconds of the wall clock.
 Traced = tuple[int, float]
 
 
 class Histogram:
-    """Counts by bucket, and of each bucket the last value that belongs to a sampled trace."""
+    """Counts by bucket, each with its last value of a sampled trace as exemplar."""
 
     __slots__ = ("_buckets", "_counts", "_exemplars", "_sum")
 
     def __init__(self, buckets: tuple[float, ...]) -> None:
-        """`buckets`: their upper bounds, ascending; what is above the last is counted, too."""
+        """`buckets`: their upper bounds, ascending; a last one without bound is added."""
         self._buckets = buckets
         self._counts = [0] * (len(buckets) + 1)
         self._exemplars: dict[int, tuple[float, Traced]] = {}
         self._sum = 0.0
 
     def observe(self, value: float, traced: Traced | None) -> None:
-        """One value, and the trace that it belongs to if that is sampled."""
+        """Adds a value. `traced`: its trace if that is sampled."""
         at = bisect_left(self._buckets, value)
         self._counts[at] += 1
         self._sum += value
@@ -37,12 +37,12 @@ class Histogram:
             self._exemplars[at] = (value, traced)
 
     def observe_times(self, value: float, times: int) -> None:
-        """The same value, so many times."""
+        """Adds the same value `times` times."""
         self._counts[bisect_left(self._buckets, value)] += times
         self._sum += value * times
 
     def add_to(self, family: HistogramMetricFamily, labels: Mapping[str, str]) -> None:
-        """Adds its samples, with these labels."""
+        """Adds its samples to a family, with these labels."""
         total = 0
         bounds = [*(str(float(bound)) for bound in self._buckets), "+Inf"]
         for at, (bound, total) in enumerate(zip(bounds, accumulate(self._counts), strict=True)):

@@ -1,7 +1,7 @@
-"""A family of samples, taken from all pools at the moment of a scrape.
+"""Metric families that are sampled from all pools at a scrape.
 
-Every family is given for all pools, at 0 where there is nothing yet, so that a rate can be taken
-from the start; what is not known (no step time, no document) is left out, and never 0.
+Every family has samples of all pools, 0 before anything has happened, so that rates are correct
+from the start. Unknown values (no step time, no report) have no sample, and are never 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Sample = tuple[Sequence[str], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family of samples, one or more for each pool; `pool` is always the first label."""
+    """A metric with one sample or more for each pool; `pool` is always its first label."""
 
     name: str
     text: str
@@ -27,7 +27,7 @@ class Family:
     counts: bool = False  # a counter; else a gauge
 
     def collect(self, pools: Sequence[Pool]) -> Metric:
-        """The family, as the library exposes it."""
+        """Samples all pools. Returns the family for the library."""
         kind = CounterMetricFamily if self.counts else GaugeMetricFamily
         family = kind(self.name, self.text, labels=["pool", *self.labels])
         for pool in pools:
@@ -37,6 +37,6 @@ class Family:
         return family
 
 
-def one(number: Callable[[Pool], float | None]) -> Callable[[Pool], Iterable[Sample]]:
-    """The samples of a family that has one for each pool."""
+def per_pool(number: Callable[[Pool], float | None]) -> Callable[[Pool], Iterable[Sample]]:
+    """Makes the `samples` of a family with one sample for each pool."""
     return lambda pool: [((), number(pool))]

@@ -1,7 +1,7 @@
-"""Prometheus metrics: the pools' numbers as they are at the scrape, and what happened.
+"""Prometheus metrics: the state of the pools at the scrape, and what happened to requests.
 
-Label sets are closed: pools and routes of this sidecar, classes, outcomes, states. Nothing a
-client sends becomes a label.
+Another one of requests is a row in `request_metrics`. Label sets are closed: pools and
+endpoints of this sidecar, classes, outcomes, states. No label is taken from client data.
 """
 
 from __future__ import annotations
@@ -23,138 +23,67 @@ from prometheus_client.process_collector import ProcessCollector
 
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.gen_ai import GenAi
-from orch_sidecar.observability.histogram import Histogram, Traced
-from orch_sidecar.observability.pool_metrics import readings
+from orch_sidecar.observability.histogram import Traced
+from orch_sidecar.observability.pool_metrics import pool_metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
+from orch_sidecar.observability.request_metrics import COUNTERS, HISTOGRAMS, ClassStats
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from vllm_plugin.profile import ServiceClass
 
-_WAIT_BUCKETS: Final = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
-)  # fmt: skip
-_ERROR_BUCKETS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5)
-# ResourcePath once: a member is looked up slowly in its enum.
+# Bound once: looking up a member of an enum is slow.
 _BULK: Final = ServiceClass.BULK
 _OK: Final = Outcome.OK
 
-# Exchanges that are counted in a row: a few dozen microseconds of the event loop.
-_IN_A_ROW: Final = 32
-
-# Of a shorter wait, any prediction is off by a multiple.
-_FORESEEABLE_S: Final = 0.1
-
-
-class _Served:
-    """The requests of one class that a pool has admitted."""
-
-    __slots__ = ("error", "first_byte", "input_tokens", "output_tokens", "told", "untold", "wait")
-
-    def __init__(self) -> None:
-        self.wait = Histogram(_WAIT_BUCKETS)
-        self.first_byte = Histogram(_WAIT_BUCKETS)
-        self.error = Histogram(_ERROR_BUCKETS)
-        self.input_tokens = self.output_tokens = 0
-        self.told = self.untold = 0  # whole answers, by whether their output tokens are known
-
-    def admitted(self, record: RequestRecord, admitted: int, traced: Traced | None) -> None:
-        self.wait.observe((admitted - record.identity.arrived) / 1e9, traced)
-        if record.queued is not None and record.predicted_start_ms is not None:
-            waited_s = (admitted - record.queued) / 1e9
-            if waited_s > _FORESEEABLE_S:
-                error = abs(record.predicted_start_ms / 1000 - waited_s) / waited_s
-                self.error.observe(error, traced)
-
-    def generated(self, record: RequestRecord) -> None:
-        """The engine has ended an answer well; once for all requests that share it."""
-        if record.output_tokens is None:
-            self.untold += 1
-        else:
-            self.told += 1
-            self.output_tokens += record.output_tokens
-        if record.input_tokens is not None:
-            self.input_tokens += record.input_tokens
-
+# Records that are counted at once: it blocks the event loop for a few dozen microseconds.
+_BATCH: Final = 32
 
 _LABELS: Final = ("pool", "class", "measurement_type")
-_DISTRIBUTIONS: Final = (
-    (
-        "wait",
-        "orch_admission_wait_seconds",
-        "Time from arrival to the slot, of admitted requests.",
-    ),
-    (
-        "first_byte",
-        "orch_time_to_first_byte_seconds",
-        "Time from arrival to the first byte of the answer's body, of admitted requests.",
-    ),
-    (
-        "error",
-        "orch_prediction_error_ratio",
-        "|predicted - actual wait| / actual wait, of admitted requests that waited over 100 ms.",
-    ),
-)
-_TOKENS: Final = (
-    (
-        "input_tokens",
-        "orch_input_tokens",
-        "Tokens of the prompts of whole answers that told them, once for a shared decode.",
-    ),
-    (
-        "output_tokens",
-        "orch_output_tokens",
-        "Tokens generated in whole answers that told them, once for a shared decode: "
-        "orch_answers_total says how many answers told them.",
-    ),
-)
 
 
 def _traced(record: RequestRecord, now: int) -> Traced | None:
-    """Its trace if that is sampled, for an exemplar. `now`: of the monotonic clock, ns."""
+    """Returns its trace if that is sampled, as an exemplar. `now`: monotonic clock, ns."""
     return (record.trace_id, record.at_ns(now) / 1e9) if record.trace_id else None
 
 
 class _Collector:
-    """A collector of what was served, and of how the pools are at the scrape."""
+    """Collects what happened to requests, and the state of the pools at the scrape."""
 
     def __init__(self, pools: PoolRegistry, state_of: Callable[[Pool], str]) -> None:
         self._pools = pools
         self._state_of = state_of
-        # Interactive, bulk. Found by the pool's name, and not by a class: enums hash slowly.
-        self.served: defaultdict[str, tuple[_Served, _Served]]
-        self.served = defaultdict(lambda: (_Served(), _Served()))
-        # Route, outcome, status. Not the outcome's value: enums take long to tell theirs.
+        # Interactive, bulk. By name of the pool, and not by class: enums hash slowly.
+        self.stats: defaultdict[str, tuple[ClassStats, ClassStats]]
+        self.stats = defaultdict(lambda: (ClassStats(), ClassStats()))
+        # By endpoint, outcome and status. Not by the outcome's value, which is slow to look up.
         self.requests: dict[tuple[str, Outcome | Reason, int], int] = {}
         self.coalesced: Counter[str] = Counter()
         self.gen_ai = GenAi(
             lambda pool: pools[pool].profile.measurement_type.value,
             lambda pool, model: model in (pools[pool].watcher.models or ()),
         )
-        # Exchanges and when they ended, nanoseconds of the monotonic clock: not counted yet.
+        # Records that are not counted yet, and when they ended: monotonic clock, nanoseconds.
         self.ended: list[tuple[RequestRecord, int]] = []
 
     def catch_up(self) -> None:
-        """Counts those that have ended."""
+        """Counts the records that have ended."""
         ended = self.ended.copy()
-        self.ended.clear()  # first: none is counted twice, nor stays for ever
+        self.ended.clear()  # first, so that an error neither repeats nor keeps any of them
         for record, now in ended:
-            self._finished(record, now)
+            self._request_ended(record, now)
 
-    def decoded(self, record: RequestRecord, now: int) -> None:
-        """Counts a decode that was admitted, and that several requests could share."""
-        assert record.admitted is not None
-        traced = _traced(record, now)
+    def generation_ended(self, record: RequestRecord, now: int) -> None:
+        """Counts an admitted generation that several requests could share."""
         assert record.pool is not None
-        served = self.served[record.pool][record.service_class is _BULK]
-        served.admitted(record, record.admitted, traced)
+        traced = _traced(record, now)
+        self._stats_of(record).generation_ended(record, traced)
         if record.outcome is _OK:
-            served.generated(record)
             self.gen_ai.of(record).generated(record, now, traced)
 
-    def _finished(self, record: RequestRecord, now: int) -> None:
-        outcome, pool = record.outcome, record.pool
-        key = (record.identity.route, outcome, record.status)
+    def _request_ended(self, record: RequestRecord, now: int) -> None:
+        key = (record.identity.endpoint.path, record.outcome, record.status)
         self.requests[key] = self.requests.get(key, 0) + 1
+        pool = record.pool
         if not record.cost or pool is None:
             return
         traced = _traced(record, now)
@@ -162,37 +91,37 @@ class _Collector:
         operation.ended(record, now, traced)
         if record.admitted is None:
             return
-        served = self.served[pool][record.service_class is _BULK]
+        stats = self._stats_of(record)
         if not record.shared:
-            served.admitted(record, record.admitted, traced)
-            if outcome is _OK:
-                served.generated(record)
+            stats.generation_ended(record, traced)
+            if record.outcome is _OK:
                 operation.generated(record, now, traced)
         elif record.coalesced:
             self.coalesced[pool] += 1
-        if record.first_byte is not None:
-            served.first_byte.observe((record.first_byte - record.identity.arrived) / 1e9, traced)
+        stats.request_ended(record, traced)
+
+    def _stats_of(self, record: RequestRecord) -> ClassStats:
+        return self.stats[record.pool or ""][record.service_class is _BULK]
 
     def collect(self) -> Iterable[Metric]:
         self.catch_up()
-        yield from readings(self._pools.all, self._state_of)
-        for attribute, name, text in _DISTRIBUTIONS:
-            histogram = HistogramMetricFamily(name, text)
-            for served, values in self._all_served():
-                distribution: Histogram = getattr(served, attribute)
-                distribution.add_to(histogram, dict(zip(_LABELS, values, strict=True)))
-            yield histogram
+        yield from pool_metrics(self._pools.all, self._state_of)
+        for index, row in enumerate(HISTOGRAMS):
+            family = HistogramMetricFamily(row.name, row.text)
+            for stats, values in self._all_stats():
+                stats.histograms[index].add_to(family, dict(zip(_LABELS, values, strict=True)))
+            yield family
         yield from self.gen_ai.collect()
-        for attribute, name, text in _TOKENS:
-            tokens = CounterMetricFamily(name, text, labels=_LABELS)
-            for served, values in self._all_served():
-                tokens.add_metric(values, getattr(served, attribute))
+        for index, counter in enumerate(COUNTERS):
+            tokens = CounterMetricFamily(counter.name, counter.text, labels=_LABELS)
+            for stats, values in self._all_stats():
+                tokens.add_metric(values, stats.totals[index])
             yield tokens
         yield self._answers()
         yield self._requests()
         coalesced = CounterMetricFamily(
             "orch_coalesced",
-            "Requests that got the answer of another request's decode.",
+            "Requests that were answered by the generation of another request.",
             labels=["pool"],
         )
         for pool in self._pools:
@@ -201,28 +130,28 @@ class _Collector:
         tasks = len(asyncio.all_tasks())
         yield GaugeMetricFamily("orch_tasks", "Tasks on the event loop.", value=tasks)
 
-    def _all_served(self) -> Iterable[tuple[_Served, list[str]]]:
-        """With the values of _LABELS."""
+    def _all_stats(self) -> Iterable[tuple[ClassStats, list[str]]]:
+        """Yields the statistics of all classes, each with the values of _LABELS."""
         for pool in self._pools:
             for each in pool.classes:
                 values = [pool.name, each.value, pool.profile.measurement_type.value]
-                yield self.served[pool.name][each is _BULK], values
+                yield self.stats[pool.name][each is _BULK], values
 
     def _answers(self) -> Metric:
         answers = CounterMetricFamily(
             "orch_answers",
-            "Whole answers of the engine, by whether it is known how many tokens were generated.",
+            "Complete answers of the engine, by whether their number of output tokens is known.",
             labels=[*_LABELS, "tokens"],
         )
-        for served, values in self._all_served():
-            answers.add_metric([*values, "known"], served.told)
-            answers.add_metric([*values, "unknown"], served.untold)
+        for stats, values in self._all_stats():
+            answers.add_metric([*values, "known"], stats.with_usage)
+            answers.add_metric([*values, "unknown"], stats.without_usage)
         return answers
 
     def _requests(self) -> Metric:
         requests = CounterMetricFamily(
             "orch_requests",
-            "Requests by route, outcome and status.",
+            "Requests by endpoint (route), outcome and status.",
             labels=["route", "outcome", "status"],
         )
         for (route, outcome, status), count in self.requests.items():
@@ -240,17 +169,17 @@ class Metrics:
         self.registry.register(self._collector)
         ProcessCollector(registry=self.registry)
 
-    def finished(self, record: RequestRecord) -> None:
-        """Counts an exchange that has ended, and changes no more.
+    def request_ended(self, record: RequestRecord) -> None:
+        """Counts a record that does not change any more.
 
-        It only notes it: to count many in a row takes a third of the time.
+        Only appends it: counting many records at once takes a third of the time.
         """
         ended = self._ended
         ended.append((record, time.monotonic_ns()))
-        if len(ended) >= _IN_A_ROW:
+        if len(ended) >= _BATCH:
             self._collector.catch_up()
 
-    def decoded(self, record: RequestRecord) -> None:
-        """Counts a decode that several requests could share."""
+    def generation_ended(self, record: RequestRecord) -> None:
+        """Counts a generation that several requests could share."""
         if record.admitted is not None and record.pool is not None:
-            self._collector.decoded(record, time.monotonic_ns())
+            self._collector.generation_ended(record, time.monotonic_ns())

@@ -1,9 +1,9 @@
-"""Traces: one per request, from the client's `traceparent` through admission to the engine.
+"""Exports a trace of each request, from the client's `traceparent` through admission to the engine.
 
-The only file here that knows OpenTelemetry, and it imports the SDK only when the standard
-OTEL_* variables configure an exporter. Spans: `{route}` (server), and under it, one after the
-other, `admission.wait` and `engine.request` (client; what vLLM's `llm_request` hangs under).
-No prompt text and no keys in any attribute.
+The only module that knows OpenTelemetry. It imports the SDK only if the standard OTEL_* variables
+configure an exporter. Spans: `{route}` (server), and its children, one after the other,
+`admission.wait` and `engine.request` (client; the parent of vLLM's `llm_request`). No attribute
+contains prompt text or keys.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
 from orch_sidecar.api.redaction import short_lease
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.observability.gen_ai import PROVIDER, operation_of
+from orch_sidecar.observability.gen_ai import PROVIDER
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.tracing import (
-    TRACEPARENT,
-    TRACESTATE,
     Headers,
     NoTracing,
     Trace,
@@ -33,33 +32,33 @@ if TYPE_CHECKING:
 WAIT_SPAN: Final = "admission.wait"
 ENGINE_SPAN: Final = "engine.request"
 
-# What the client did itself is no error of the span.
-_NOT_OURS: Final = frozenset({Outcome.CANCELLED, Outcome.CLIENT_ERROR})
+# Caused by the client: these do not set the error status of a span.
+_CLIENT_OUTCOMES: Final = frozenset({Outcome.CANCELLED, Outcome.CLIENT_ERROR})
 
-# A client may write a novel where its model's name belongs.
+# A client may send any text as the name of a model.
 MAX_MODEL_CHARS: Final = 200
 
 
 def _encodable(text: str) -> str:
-    """JSON can hold half a surrogate pair; OTLP cannot."""
+    """Replaces lone surrogates, which JSON allows and OTLP does not."""
     return text.encode("utf-8", "replace").decode()
 
 
-class _Decoding:
-    """The spans of a request's way to the engine: under its server's span, one after the other."""
+class _EngineSpans:
+    """The spans of admission and engine, one after the other, within a server span."""
 
     def __init__(
         self, tracing: SpanTracing, record: RequestRecord, server: Span, waiting_since: int
     ) -> None:
         self._tracing = tracing
-        self._exchange = record
+        self._record = record
         self._context = tracing.api.set_span_in_context(server)
         self._engine: Span | None = None
-        self._waiting_since: int | None = waiting_since  # None: it does not wait (any more)
+        self._waiting_since: int | None = waiting_since  # None if it is not queued
         self.server = server
 
     def dispatched(self) -> Headers:
-        record, tracing = self._exchange, self._tracing
+        record, tracing = self._record, self._tracing
         self._wait_span(record.admitted)
         start = record.admitted
         self._engine = tracing.tracer.start_span(
@@ -78,29 +77,29 @@ class _Decoding:
     def retried(self, reason: Reason) -> None:
         span, self._engine = self._engine, None
         if span is None:
-            return  # it was waiting, and goes on waiting
+            return  # it is still queued
         self._waiting_since = time.monotonic_ns()
         span.set_attributes({"orch.outcome": reason.value, "error.type": reason.value})
         span.set_status(self._tracing.api.StatusCode.ERROR, reason.value)
         span.end()
 
     def shared(self, record: RequestRecord) -> Trace:
-        raise AssertionError("a decode is shared already")
+        raise AssertionError("a shared generation cannot be shared again")
 
-    def joined(self, decode: Trace) -> None:
-        raise AssertionError("a decode joins no other")
+    def joined(self, generation: Trace) -> None:
+        raise AssertionError("a shared generation cannot join another")
 
     def ended(self) -> None:
-        self.close(self._tracing.attributes_of(self._exchange))
+        self.close(self._tracing.attributes_of(self._record))
 
     def close(self, attributes: dict[str, Any]) -> None:
-        """Ends what has not ended. `attributes`: those of the exchange."""
+        """Ends the spans that have not ended. `attributes`: those of the record."""
         self._wait_span(None)
         if self._engine is not None:
-            self._tracing.end(self._engine, self._exchange, attributes)
+            self._tracing.end(self._engine, self._record, attributes)
 
     def _wait_span(self, end: int | None) -> None:
-        record, tracing, since = self._exchange, self._tracing, self._waiting_since
+        record, tracing, since = self._record, self._tracing, self._waiting_since
         if not record.cost or since is None:
             return
         self._waiting_since = None
@@ -116,16 +115,16 @@ class _Decoding:
 
 
 class _Spans:
-    """The spans of one request in an SDK."""
+    """The spans of one request."""
 
     def __init__(self, tracing: SpanTracing, record: RequestRecord, headers: Mapping[str, str]):
         self._tracing = tracing
-        self._exchange = record
+        self._record = record
         parent = tracing.propagator.extract(
             {name: headers[name] for name in (TRACEPARENT, TRACESTATE) if name in headers}
         )
         self._server: Span = tracing.tracer.start_span(
-            record.identity.route,
+            record.identity.endpoint.path,
             context=parent,
             kind=tracing.api.SpanKind.SERVER,
             start_time=record.identity.arrived_ns,
@@ -134,36 +133,36 @@ class _Spans:
         context = self._server.get_span_context()
         if context.trace_flags.sampled:
             record.trace_id = context.trace_id
-        # None: its decode is shared, and whose it is has the spans.
-        self._decoding: _Decoding | None = _Decoding(
+        # None: the request shares a generation, whose own trace has these spans.
+        self._engine_spans: _EngineSpans | None = _EngineSpans(
             tracing, record, self._server, record.identity.arrived
         )
 
     def dispatched(self) -> Headers:
-        decoding = self._decoding
-        if decoding is None:  # the shared decode came to nothing
-            decoding = _Decoding(self._tracing, self._exchange, self._server, time.monotonic_ns())
-            self._decoding = decoding
-        return decoding.dispatched()
+        spans = self._engine_spans
+        if spans is None:  # the shared generation failed
+            spans = _EngineSpans(self._tracing, self._record, self._server, time.monotonic_ns())
+            self._engine_spans = spans
+        return spans.dispatched()
 
     def retried(self, reason: Reason) -> None:
-        if self._decoding is not None:
-            self._decoding.retried(reason)
+        if self._engine_spans is not None:
+            self._engine_spans.retried(reason)
 
     def shared(self, record: RequestRecord) -> Trace:
-        self._decoding = None
-        return _Decoding(self._tracing, record, self._server, record.identity.arrived)
+        self._engine_spans = None
+        return _EngineSpans(self._tracing, record, self._server, record.identity.arrived)
 
-    def joined(self, decode: Trace) -> None:
-        assert isinstance(decode, _Decoding)
-        self._decoding = None
-        self._server.add_link(decode.server.get_span_context())
+    def joined(self, generation: Trace) -> None:
+        assert isinstance(generation, _EngineSpans)
+        self._engine_spans = None
+        self._server.add_link(generation.server.get_span_context())
 
     def ended(self) -> None:
-        record, tracing = self._exchange, self._tracing
+        record, tracing = self._record, self._tracing
         attributes = tracing.attributes_of(record)
-        if self._decoding is not None:
-            self._decoding.close(attributes)
+        if self._engine_spans is not None:
+            self._engine_spans.close(attributes)
         if record.placement is not None:
             self._server.set_attribute("orch.placement", record.placement)
         if record.coalesced:
@@ -172,10 +171,10 @@ class _Spans:
 
 
 class SpanTracing:
-    """Traces exported by OTLP, from a background thread: a slow collector slows no request."""
+    """Exports traces by OTLP from a background thread: a slow collector delays no request."""
 
     def __init__(self, provider: TracerProvider, unplaced: Mapping[str, Any]) -> None:
-        """`unplaced`: attributes of the spans of what belongs to no pool."""
+        """`unplaced`: attributes of the spans of requests without a pool."""
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -192,15 +191,15 @@ class SpanTracing:
         self._provider.shutdown()
 
     def labels_of(self, record: RequestRecord) -> Mapping[str, Any]:
-        """What is known of how it is served."""
+        """Returns the attributes of its pool and class."""
         return self.unplaced if record.labels is None else record.labels
 
     def attributes_of(self, record: RequestRecord) -> dict[str, Any]:
-        """What an exchange that has ended says of itself."""
+        """Returns the attributes of a record that has ended."""
         attributes: dict[str, Any] = {
             **self.labels_of(record),
             "http.request.method": record.identity.method,
-            "http.route": record.identity.route,
+            "http.route": record.identity.endpoint.path,
             "orch.outcome": record.outcome.value,
             "orch.request_id": record.identity.request_id,
             "orch.correlation_id": record.identity.correlation_id,
@@ -209,7 +208,7 @@ class SpanTracing:
             attributes["http.response.status_code"] = record.status
         if record.cost:
             attributes |= {
-                "gen_ai.operation.name": operation_of(record.identity.api),
+                "gen_ai.operation.name": record.identity.endpoint.operation,
                 "gen_ai.provider.name": PROVIDER,
                 "gen_ai.request.model": _encodable(record.model[:MAX_MODEL_CHARS]),
                 "orch.cost": record.cost,
@@ -228,18 +227,18 @@ class SpanTracing:
         return attributes
 
     def end(self, span: Span, record: RequestRecord, attributes: dict[str, Any]) -> None:
-        """Ends a span of an exchange that has ended."""
+        """Ends a span of a request that has ended."""
         span.set_attributes(attributes)
         outcome = record.outcome
         if outcome is not Outcome.OK:
             span.set_attribute("error.type", outcome.value)
-            if outcome not in _NOT_OURS:
+            if outcome not in _CLIENT_OUTCOMES:
                 span.set_status(self.api.StatusCode.ERROR, outcome.value)
         span.end()
 
 
 def otlp_protocol(environ: Mapping[str, str]) -> str | None:
-    """`grpc` or `http/protobuf` if the OTEL_* variables configure an exporter, else None.
+    """Returns `grpc` or `http/protobuf` if the OTEL_* variables configure an exporter, else None.
 
     Without a configured protocol the port decides: 4317 is registered for gRPC.
     """
@@ -260,10 +259,10 @@ def otlp_protocol(environ: Mapping[str, str]) -> str | None:
 
 
 def tracing_from_environment(common: Mapping[str, Any], unplaced: Mapping[str, Any]) -> Tracing:
-    """What the OTEL_* variables configure.
+    """Builds the tracing that the OTEL_* variables configure.
 
     `common`: attributes of the resource, the same for all pools. `unplaced`: attributes of the
-    spans of what belongs to no pool.
+    spans of requests without a pool.
 
     Raises ValueError for a protocol that is not supported.
     """

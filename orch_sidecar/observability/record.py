@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason
 from vllm_plugin.profile import ServiceClass
 
@@ -38,13 +38,12 @@ class Outcome(StrEnum):
 class RequestIdentity(NamedTuple):
     """What never changes about a request.
 
-    `api`, `route`, `method`: the endpoint. `id`: ours, unguessable (X-Orch-Request-Id).
+    `endpoint`: UNKNOWN if the path is not served. `id`: ours, unguessable (X-Orch-Request-Id).
     `request_id`: the client's X-Request-Id, or ours. `arrived`: nanoseconds of the monotonic
     clock; `arrived_ns`: the same moment on the wall clock.
     """
 
-    api: Api
-    route: str
+    endpoint: Endpoint
     id: str
     request_id: str
     correlation_id: str

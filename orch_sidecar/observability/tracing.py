@@ -1,6 +1,6 @@
-"""What a request tells its trace, and traces without an exporter.
+"""The interface of traces, and its implementation without an exporter.
 
-Knows headers and exchanges, and no spans: those are in `telemetry`.
+Knows headers and records, but no spans: those are in `otel`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import Final, Protocol, Self
 
-from multidict import istr
-
+from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.record import RequestRecord
 
 Headers = list[tuple[bytes, bytes]]
-
-TRACEPARENT: Final = istr("traceparent")
-TRACESTATE: Final = istr("tracestate")
 
 # W3C Trace Context: version, trace id, parent id, flags; of these, the lowest bit is `sampled`.
 _SAMPLED: Final = re.compile(
@@ -26,37 +22,38 @@ _SAMPLED: Final = re.compile(
 
 
 class Trace(Protocol):
-    """The spans of one request."""
+    """The trace of one request."""
 
     def dispatched(self) -> Headers:
-        """It was admitted: the trace headers for the engine."""
+        """Records that the request is dispatched. Returns the trace headers for the engine."""
 
     def retried(self, reason: Reason) -> None:
-        """What was dispatched came to nothing, and the request goes on: it may wait again."""
+        """Records that an attempt failed without an answer, and that the request is retried."""
 
     def shared(self, record: RequestRecord) -> Trace:
-        """Its decode is to be shared. The trace of that, within this one; may outlive it.
+        """Returns the trace of a generation that requests may share, within this trace.
 
-        `record`: of the decode. This one has nothing more to do with admission and engine.
+        `record`: of the generation. The new trace may outlive this one, and has the spans of
+        admission and engine instead of it.
         """
 
-    def joined(self, decode: Trace) -> None:
-        """Another request's decode (`shared`) answers this one."""
+    def joined(self, generation: Trace) -> None:
+        """Records that the generation of another request (`shared`) answers this one."""
 
     def ended(self) -> None:
-        """It ended, as its exchange says."""
+        """Ends the trace with the outcome of its record."""
 
 
 class Tracing(Protocol):
-    """Makes traces."""
+    """Begins traces."""
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace: ...
 
     def shutdown(self) -> None: ...
 
 
-class _Passing:
-    """No exporter: the client's trace context goes on to the engine as it came."""
+class _PassThrough:
+    """A trace without an exporter: the client's trace context is forwarded unchanged."""
 
     __slots__ = ("_headers",)
 
@@ -72,25 +69,25 @@ class _Passing:
     def shared(self, record: RequestRecord) -> Self:
         return self
 
-    def joined(self, decode: Trace) -> None:
+    def joined(self, generation: Trace) -> None:
         return
 
     def ended(self) -> None:
         return
 
 
-_PASSING_NOTHING: Final = _Passing([])
+_NO_CONTEXT: Final = _PassThrough([])
 
 
 class NoTracing:
-    """Costs a look-up per request."""
+    """Forwards trace contexts only, at the cost of one look-up per request."""
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace:
         parent = headers.get(TRACEPARENT)
         if parent is None:
-            return _PASSING_NOTHING
+            return _NO_CONTEXT
         record.trace_id = sampled_trace(parent)
-        return _Passing(
+        return _PassThrough(
             [
                 (name.encode(), value.encode("utf-8", "surrogateescape"))
                 for name in (TRACEPARENT, TRACESTATE)
@@ -103,6 +100,6 @@ class NoTracing:
 
 
 def sampled_trace(traceparent: str) -> int:
-    """The trace id in this header, 0 if it says that the trace is not sampled, or nothing."""
+    """Returns the trace id in this header; 0 if the trace is not sampled or the header invalid."""
     match = _SAMPLED.fullmatch(traceparent)
     return 0 if match is None else int(match[1], 16)

@@ -19,6 +19,16 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.generation import GenerationRequest
+from orch_sidecar.api.headers import (
+    AUTHORIZATION,
+    HOST,
+    X_MEASUREMENT_TYPE,
+    X_ORCH_POOL,
+    X_ORCH_PREDICTED_START_MS,
+    X_ORCH_QUEUE_POSITION,
+    X_VLLM_PRIORITY,
+    field_line,
+)
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import PromptSize
@@ -40,9 +50,11 @@ _LOG_EVERY_S: Final = 1.0
 # Named once: looking a member up in its enum is slow.
 _BULK: Final = ServiceClass.BULK
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
-_INTERACTIVE_PRIORITY: Final = b"x-vllm-priority: 0\r\n"
-_BULK_PRIORITY: Final = b"x-vllm-priority: 1\r\n"
-_AT_ONCE: Final = b"x-orch-queue-position: 0\r\nx-orch-predicted-start-ms: 0\r\n"
+_INTERACTIVE_PRIORITY: Final = field_line(X_VLLM_PRIORITY, "0")
+_BULK_PRIORITY: Final = field_line(X_VLLM_PRIORITY, "1")
+_AT_ONCE: Final = field_line(X_ORCH_QUEUE_POSITION, "0") + field_line(
+    X_ORCH_PREDICTED_START_MS, "0"
+)
 
 
 @dataclass(slots=True)
@@ -84,15 +96,15 @@ class Pool:
         self.gate = Gate(AdmissionController(rules))
         self.connections = ConnectionPool(settings.url, connect_timeout_s)
         # The first lines of every request head.
-        self.address = b"host: %b\r\n" % self.connections.authority
+        self.address = field_line(HOST, self.connections.authority.decode())
         if settings.below is not None:
-            self.address += b"x-orch-pool: %b\r\n" % settings.below.encode()
+            self.address += field_line(X_ORCH_POOL, settings.below)
         key = None if settings.api_key is None else f"Bearer {settings.api_key.get_secret_value()}"
         self.authorization = None if key is None else key.encode("ascii")
         self.watcher = EngineWatcher(
             session,
             settings.url,
-            {} if key is None else {"Authorization": key},
+            {} if key is None else {AUTHORIZATION: key},
             self.gate,
             profile,
             keeps_queue=keeps_queue,
@@ -107,7 +119,7 @@ class Pool:
         self.labels = labels_of(settings, profile)
         self._interactive_labels = self.labels | {"orch.class": ServiceClass.INTERACTIVE.value}
         self._bulk_labels = self.labels | {"orch.class": ServiceClass.BULK.value}
-        self.fields = f"x-measurement-type: {profile.measurement_type}\r\n".encode()
+        self.fields = field_line(X_MEASUREMENT_TYPE, profile.measurement_type)
         self.fields_at_once = self.fields + _AT_ONCE
         self._unreachable_log_at = float("-inf")
         policy = profile.engine.get("scheduling_policy")

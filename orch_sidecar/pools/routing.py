@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from orch_sidecar.api.headers import X_ORCH_MEASUREMENT_TYPE, X_ORCH_POOL
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.pools.snapshot import PoolSnapshot
@@ -107,7 +108,7 @@ def _capable(
                 f"no pool that could serve this request measures {options.measurement_type}; "
                 "the pools are "
                 + ", ".join(f"{pool.name} ({pool.measurement_type})" for pool in capable),
-                "X-Orch-Measurement-Type",
+                X_ORCH_MEASUREMENT_TYPE,
             )
         capable = matching
     elif options.pool is None:
@@ -187,7 +188,7 @@ def _cannot_pin(pools: Sequence[PoolSnapshot], request: PlacementRequest) -> Ref
         text = f"the pool {pool!r} does not serve the model {request.model[:200]!r}"
     else:
         text = f"there is no pool {pool!r}; the pools are {', '.join(names)}"
-    return Refusal(Reason.INFEASIBLE, text, "X-Orch-Pool")
+    return Refusal(Reason.INFEASIBLE, text, X_ORCH_POOL)
 
 
 def _only_on_request(capable: Sequence[PoolSnapshot], request: PlacementRequest) -> Refusal:
@@ -196,8 +197,8 @@ def _only_on_request(capable: Sequence[PoolSnapshot], request: PlacementRequest)
     return Refusal(
         Reason.INFEASIBLE,
         f"the pools{model} serve only requests that select them: {names}; "
-        "select one by X-Orch-Pool or X-Orch-Measurement-Type",
-        "X-Orch-Pool",
+        f"select one by {X_ORCH_POOL} or {X_ORCH_MEASUREMENT_TYPE}",
+        X_ORCH_POOL,
     )
 
 

@@ -15,7 +15,18 @@ from typing import Final, cast
 
 from aiohttp import HttpVersion11, web
 
-from orch_sidecar.api import errors
+from orch_sidecar.api.headers import (
+    CONNECTION,
+    CONTENT_TYPE,
+    SERVER_TIMING,
+    X_CORRELATION_ID,
+    X_ORCH_PREDICTED_START_MS,
+    X_ORCH_QUEUE_POSITION,
+    X_ORCH_REQUEST_ID,
+    X_REQUEST_ID,
+    field_line,
+    raw,
+)
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Pool
@@ -26,6 +37,14 @@ from orch_sidecar.wire.forwarding import filtered_response_head
 from orch_sidecar.wire.http1 import LAST_CHUNK, Head
 
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
+_CLOSE: Final = field_line(CONNECTION, "close")
+_CONTENT_TYPE: Final = raw(CONTENT_TYPE)
+_TIMING: Final = field_line(SERVER_TIMING, "%b")
+_QUEUE_POSITION: Final = field_line(X_ORCH_QUEUE_POSITION, "%d")
+_PREDICTED_START_MS: Final = field_line(X_ORCH_PREDICTED_START_MS, "%d")
+_IDS: Final = b"".join(
+    field_line(name, "%s") for name in (X_REQUEST_ID, X_CORRELATION_ID, X_ORCH_REQUEST_ID)
+).decode()
 _EVENT_STREAM: Final = b"text/event-stream"
 
 
@@ -145,9 +164,9 @@ class ClientWriter:
         record = self.record
         record.first_byte = time.monotonic_ns()
         record.status = status
-        closing = b"" if self.keep_alive else b"connection: close\r\n"
-        timing = b"server-timing: " + record.server_timing().encode()
-        return b"%b%b%b\r\n%b\r\n" % (fields, closing, timing, extra)
+        closing = b"" if self.keep_alive else _CLOSE
+        timing = _TIMING % record.server_timing().encode()
+        return b"%b%b%b%b\r\n" % (fields, closing, timing, extra)
 
     def end_with(self, refusal: Refusal, *, in_stream: bool, chunked: bool) -> None:
         """Ends a started response with an error event, or by resetting the connection.
@@ -158,7 +177,7 @@ class ClientWriter:
             self.keep_alive = False
             self.abort_client()
             return
-        event = errors.in_stream(self.record.identity.api, refusal)
+        event = self.record.identity.endpoint.error_format.in_stream(refusal)
         if chunked:
             event = b"%x\r\n%b\r\n" % (len(event), event) + LAST_CHUNK
         self.transport.write(event)
@@ -175,22 +194,18 @@ class ClientWriter:
 def response_fields(record: RequestRecord, pool: Pool) -> bytes:
     """Returns the header lines that this sidecar adds to a response of this pool."""
     identity = record.identity
-    ids = (
-        f"x-request-id: {identity.request_id}\r\n"
-        f"x-correlation-id: {identity.correlation_id}\r\n"
-        f"x-orch-request-id: {identity.id}\r\n"
-    ).encode()
+    ids = (_IDS % (identity.request_id, identity.correlation_id, identity.id)).encode()
     if record.lease is None:
         return ids + pool.fields
     if record.queued is None:
         return ids + pool.fields_at_once
-    queued = f"x-orch-queue-position: {record.queue_position}\r\n"
+    queued = _QUEUE_POSITION % record.queue_position
     if record.predicted_start_ms is not None:
-        queued += f"x-orch-predicted-start-ms: {record.predicted_start_ms}\r\n"
-    return ids + pool.fields + queued.encode()
+        queued += _PREDICTED_START_MS % record.predicted_start_ms
+    return ids + pool.fields + queued
 
 
 def is_event_stream(head: Head) -> bool:
     """Whether the body consists of server-sent events, so that an error can be one of them."""
-    content_type = next((value for name, value in head.fields if name == b"content-type"), b"")
+    content_type = next((value for name, value in head.fields if name == _CONTENT_TYPE), b"")
     return content_type.lower().startswith(_EVENT_STREAM)

@@ -13,15 +13,20 @@ from functools import partial
 from typing import Final, Protocol
 
 from aiohttp import web
-from multidict import istr
 
-from orch_sidecar.api import errors, generation
+from orch_sidecar.api import errors
 from orch_sidecar.api.body_outline import LARGE_BYTES
-from orch_sidecar.api.endpoints import Endpoint
-from orch_sidecar.api.generation import Api, GenerationRequest
+from orch_sidecar.api.endpoints import UNKNOWN, Endpoint
+from orch_sidecar.api.generation import GenerationRequest
+from orch_sidecar.api.headers import (
+    X_CORRELATION_ID,
+    X_ORCH_LEASE,
+    X_ORCH_REQUEST_ID,
+    X_REQUEST_ID,
+)
 from orch_sidecar.api.options import NO_OPTIONS, read_options, service_class_of
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.auth.authorizer import Authorizer, only_bulk
+from orch_sidecar.auth.authorizer import Authorizer, interactive_forbidden
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import (
@@ -44,12 +49,6 @@ from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE
 from orch_sidecar.wire.forwarding import Names, names_of
 from orch_sidecar.wire.request_body import BodyReader, encoding_refusal
 from vllm_plugin.profile import ServiceClass
-
-# Looked up for every request: case-folded once.
-_X_REQUEST_ID: Final = istr("X-Request-Id")
-_X_CORRELATION_ID: Final = istr("X-Correlation-Id")
-_X_ORCH_REQUEST_ID: Final = istr("X-Orch-Request-Id")
-_X_ORCH_LEASE: Final = istr("X-Orch-Lease")
 
 # Looking up a member of an enum is slow.
 _BULK: Final = ServiceClass.BULK
@@ -108,16 +107,15 @@ class Frontend:
         own_id = request_id = correlation_id = next(self._ids)
         name: Name | Refusal = own_id
         if names.has_options:
-            if (given := headers.get(_X_ORCH_REQUEST_ID)) is not None:
+            if (given := headers.get(X_ORCH_REQUEST_ID)) is not None:
                 name = self._in_flight.brought(given, headers)
                 if not isinstance(name, Refusal):
                     own_id = given
-            request_id = accept_id(headers.get(_X_REQUEST_ID)) or own_id
-            correlation_id = accept_id(headers.get(_X_CORRELATION_ID)) or request_id
+            request_id = accept_id(headers.get(X_REQUEST_ID)) or own_id
+            correlation_id = accept_id(headers.get(X_CORRELATION_ID)) or request_id
         record = RequestRecord(
             RequestIdentity(
-                Api.OTHER if endpoint is None else endpoint.api,
-                "(none)" if endpoint is None else endpoint.path,
+                UNKNOWN if endpoint is None else endpoint,
                 own_id,
                 request_id,
                 correlation_id,
@@ -146,7 +144,7 @@ class Frontend:
                 refusal = name
             else:
                 request = Request(http, endpoint, record, trace, names, key)
-                request.strip_keys = self._authorizer.closed
+                request.strip_keys = self._authorizer.requires_keys
                 self._in_flight.begin(name, request)
                 result = await self._serve(request, names)
                 if isinstance(result, Sent):
@@ -154,7 +152,7 @@ class Frontend:
                     return SENT if result.keep_alive else SENT_CLOSE
                 refusal = request.cancelled or result.refusal
             assert refusal is not None
-            outcome, status = refusal.reason, errors.FORMS[refusal.reason].status
+            outcome, status = refusal.reason, errors.BY_REASON[refusal.reason].status
             return response_to(http, record, refusal, endpoint, self._common_headers)
         except asyncio.CancelledError:
             if request is not None and request.failure is not None:
@@ -170,7 +168,7 @@ class Frontend:
                 assert not isinstance(name, Refusal)
                 self._release(request, name)
             record.end(outcome, status)
-            self._metrics.finished(record)
+            self._metrics.request_ended(record)
             trace.ended()
 
     async def _serve(self, request: Request, names: Names) -> Result:
@@ -195,15 +193,14 @@ class Frontend:
         if not endpoint.admitted:
             return await self._route.handle_unadmitted(request)
         if len(request.body) <= LARGE_BYTES:
-            wanted = generation.read(
-                record.identity.api,
+            wanted = endpoint.read(
                 request.body,
                 self.settings.max_json_depth,
                 self._pools.ctx_max,
                 self._pools.coalescing and not options.no_coalesce,
             )
         else:
-            read = partial(self._read_outline, record.identity.api)
+            read = partial(self._read_outline, endpoint)
             wanted = await self._bodies.outlined(request.body, read)
         if isinstance(wanted, Refusal):
             return NotSent(wanted)
@@ -217,7 +214,7 @@ class Frontend:
         if request.key is not None:
             if request.key.bulk:
                 if options.service_class is _INTERACTIVE:
-                    return NotSent(only_bulk(http.headers))
+                    return NotSent(interactive_forbidden(http.headers))
                 service_class = _BULK
             over = self._authorizer.enter(request.key, wanted.cost, time.monotonic())
             if over is not None:
@@ -226,17 +223,17 @@ class Frontend:
         request.call = GenerationCall(wanted, options, service_class, len(request.body))
         return await self._generate.handle(request)
 
-    def _read_outline(self, api: Api, outline: bytes) -> GenerationRequest | Refusal:
+    def _read_outline(self, endpoint: Endpoint, outline: bytes) -> GenerationRequest | Refusal:
         depth, ctx_max = self.settings.max_json_depth, self._pools.ctx_max
-        return generation.read(api, outline, depth, ctx_max, outlined=True)
+        return endpoint.read(outline, depth, ctx_max, outlined=True)
 
     def _inadmissible(self, request: Request) -> Refusal | None:
         """Enters a request of a parent sidecar. A Refusal: the body is not to be read."""
         headers, endpoint = request.http.headers, request.endpoint
-        if endpoint.admitted and (lease := headers.get(_X_ORCH_LEASE)) is not None:
+        if endpoint.admitted and (lease := headers.get(X_ORCH_LEASE)) is not None:
             request.parent_lease = self._parent_leases.enter(lease)
             if request.parent_lease is None:
-                text = "this X-Orch-Lease is spent: it was used or revoked before"
+                text = f"the {X_ORCH_LEASE} is spent: it has been used or revoked"
                 return Refusal(Reason.LEASE_SPENT, text)
         return encoding_refusal(headers) if endpoint.method == "POST" else None
 

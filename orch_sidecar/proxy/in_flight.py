@@ -17,8 +17,9 @@ import re
 from collections.abc import Mapping
 from typing import Final, Protocol
 
+from orch_sidecar.api.headers import X_ORCH_REQUEST_ID
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.auth.keys import bare, octets, sent
+from orch_sidecar.auth.keys import credential, key_bytes, without_scheme
 
 # The ids that ended last, twice as many at most: a cancel that crosses the end is answered as
 # one that came in time. At a hundred requests per second that is more than half a minute.
@@ -63,7 +64,7 @@ class InFlight:
 
     def brought(self, given: str, headers: Mapping[str, str]) -> Name | Refusal:
         """The name of a request whose client brings its `X-Orch-Request-Id`, or why it is none."""
-        name = (given, self._digest(sent(headers) or ""))
+        name = (given, self._digest(credential(headers) or ""))
         if _ID.fullmatch(given) is None:
             rule = "must be 32 hexadecimal digits in lower case"
         elif name in self._requests:
@@ -72,8 +73,8 @@ class InFlight:
             return name
         return Refusal(
             Reason.INVALID_REQUEST,
-            f"X-Orch-Request-Id, where a client brings its own, {rule}",
-            param="X-Orch-Request-Id",
+            f"{X_ORCH_REQUEST_ID}, where a client brings its own, {rule}",
+            param=X_ORCH_REQUEST_ID,
         )
 
     def begin(self, name: Name, request: Cancellable) -> None:
@@ -82,7 +83,7 @@ class InFlight:
 
     def end(self, name: Name) -> None:
         """Its handling has ended. Raises KeyError for one that has not begun."""
-        key: str | bytes = sent(self._requests.pop(name).headers) or ""
+        key: str | bytes = credential(self._requests.pop(name).headers) or ""
         ended = self._ended
         ended[name] = key if len(key) <= _LONG_KEY else self._digest(key)
         if len(ended) >= ENDED_KEPT:
@@ -93,7 +94,7 @@ class InFlight:
 
         False: nothing of that name belongs to this client.
         """
-        key = self._digest(sent(headers) or "")
+        key = self._digest(credential(headers) or "")
         names: tuple[Name, ...] = (request_id, (request_id, key))
         found = [self._is_of(key, name) for name in names]
         for name, is_theirs in zip(names, found, strict=True):
@@ -106,7 +107,7 @@ class InFlight:
         request = self._requests.get(name)
         owner: str | bytes | None
         if request is not None:
-            owner = sent(request.headers) or ""
+            owner = credential(request.headers) or ""
         else:
             owner = self._ended.get(name)
             if owner is None:
@@ -119,4 +120,4 @@ class InFlight:
         """A digest of a key as a client sent it; one that is a digest already stays as it is."""
         if isinstance(key, bytes):
             return key
-        return hashlib.blake2b(octets(bare(key)), key=self._secret).digest()
+        return hashlib.blake2b(key_bytes(without_scheme(key)), key=self._secret).digest()

@@ -9,6 +9,16 @@ from aiohttp import web
 
 from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.headers import (
+    ALLOW,
+    SERVER_TIMING,
+    X_CORRELATION_ID,
+    X_MEASUREMENT_TYPE,
+    X_ORCH_PREDICTED_START_MS,
+    X_ORCH_QUEUE_POSITION,
+    X_ORCH_REQUEST_ID,
+    X_REQUEST_ID,
+)
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import RequestRecord
 
@@ -30,28 +40,28 @@ def response_to(
     `endpoint`: None if the path is unknown. `common_headers`: of every response of ours.
     """
     identity = record.identity
-    headers = {
+    headers: dict[str, str] = {
         **common_headers,
-        "X-Request-Id": identity.request_id,
-        "X-Correlation-Id": identity.correlation_id,
-        "X-Orch-Request-Id": identity.id,
-        "Server-Timing": record.server_timing(),
+        X_REQUEST_ID: identity.request_id,
+        X_CORRELATION_ID: identity.correlation_id,
+        X_ORCH_REQUEST_ID: identity.id,
+        SERVER_TIMING: record.server_timing(),
         **errors.headers(refusal),
     }
     if record.labels is not None:
-        headers["X-Measurement-Type"] = str(record.labels["measurement_type"])
+        headers[X_MEASUREMENT_TYPE] = str(record.labels["measurement_type"])
     if refusal.queue_position is not None:
-        headers["X-Orch-Queue-Position"] = str(refusal.queue_position)
+        headers[X_ORCH_QUEUE_POSITION] = str(refusal.queue_position)
     if refusal.predicted_start_ms is not None:
-        headers["X-Orch-Predicted-Start-Ms"] = str(refusal.predicted_start_ms)
+        headers[X_ORCH_PREDICTED_START_MS] = str(refusal.predicted_start_ms)
     response = web.Response(
-        status=errors.FORMS[refusal.reason].status,
-        body=errors.body(identity.api, refusal),
+        status=errors.BY_REASON[refusal.reason].status,
+        body=identity.endpoint.error_format.body(refusal),
         content_type="application/json",
         headers=headers,
     )
     if refusal.reason is Reason.METHOD_NOT_ALLOWED and endpoint is not None:
-        response.headers["Allow"] = endpoint.method
+        response.headers[ALLOW] = endpoint.method
     # A client without a valid key may still be sending a body, which nobody is going to read.
     unread = refusal.reason is Reason.UNAUTHORIZED and not http.content.is_eof()
     if refusal.reason in _CLOSING or unread:

@@ -11,6 +11,14 @@ from aiohttp import web
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import Lease
 from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.headers import (
+    ACCEPT_ENCODING,
+    CONTENT_LENGTH,
+    X_ORCH_LEASE,
+    X_REQUEST_ID,
+    field_line,
+    raw,
+)
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.auth.keys import ApiKey
@@ -23,7 +31,10 @@ from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.forwarding import Names, request_head
 
-_ACCEPT_ENCODING: Final = b"accept-encoding"
+_ACCEPT_ENCODING: Final = raw(ACCEPT_ENCODING)
+_REQUEST_ID: Final = field_line(X_REQUEST_ID, "%b")
+_CONTENT_LENGTH: Final = field_line(CONTENT_LENGTH, "%d")
+_LEASE: Final = field_line(X_ORCH_LEASE, "%b")
 
 
 @dataclass(slots=True)
@@ -87,12 +98,11 @@ class Request:
     def head(self, pool: Pool, lease: Lease | None) -> bytes:
         """Returns the head for the engine."""
         endpoint, record = self.endpoint, self.record
-        lines = f"x-request-id: {record.identity.request_id}\r\n"
+        ours = pool.address + _REQUEST_ID % record.identity.request_id.encode()
         if endpoint.method == "POST":
-            lines += f"content-length: {len(self.body)}\r\n"
+            ours += _CONTENT_LENGTH % len(self.body)
         if lease is not None:
-            lines += f"x-orch-lease: {lease.id}\r\n"
-        ours = pool.address + lines.encode()
+            ours += _LEASE % lease.id.encode()
         for field in self.trace.dispatched():
             ours += b"%b: %b\r\n" % field
         if lease is not None:

@@ -71,7 +71,7 @@ class Route:
                     return NotSent(result.refusal)
             if result.refusal is REBALANCED:
                 request.moved = True
-            elif refusal is None or errors.FORMS[refusal.reason].status != 429:
+            elif refusal is None or errors.BY_REASON[refusal.reason].status != 429:
                 refusal = result.refusal  # that a better pool was busy remains the response
             if refusal is not None and (result.retry is Retry.NO or pools.one is not None):
                 return NotSent(request.lost or refusal)
@@ -79,7 +79,7 @@ class Route:
                 tried.add(pool.name)
             again = pools.choose(call, record.spent_ms(), tried)
             if isinstance(again, Refusal):
-                if refusal is None or errors.FORMS[again.reason].status == 429:
+                if refusal is None or errors.BY_REASON[again.reason].status == 429:
                     refusal = again  # a working pool is busy: the client should come back
                 return NotSent(request.lost or refusal, Retry.OTHER_POOL)
             chosen = again

@@ -11,6 +11,17 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
+from orch_sidecar.api.headers import (
+    RETRY_AFTER,
+    RETRY_AFTER_MS,
+    X_ORCH_CLASS,
+    X_ORCH_DEADLINE_MS,
+    X_ORCH_DO_NOT_QUEUE,
+    X_ORCH_MAX_WAIT_MS,
+    X_ORCH_NO_COALESCE,
+    field_line,
+    raw,
+)
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.wire.http1 import Head
 from vllm_plugin.profile import ServiceClass
@@ -21,6 +32,14 @@ RejectionReader = Callable[[Head, bytes], int | None]
 REJECTION_STATUSES: Final = frozenset({429, 503})
 # Error envelopes are far shorter; a longer body is a response for the client.
 MOST_BYTES: Final = 65_536
+
+_CLASS: Final = field_line(X_ORCH_CLASS, "%b")
+_DEADLINE_MS: Final = field_line(X_ORCH_DEADLINE_MS, "%d")
+_MAX_WAIT_MS: Final = field_line(X_ORCH_MAX_WAIT_MS, "%d")
+# Coalescing happens here, where tenants are known by their own keys.
+_ALWAYS: Final = field_line(X_ORCH_DO_NOT_QUEUE, "true") + field_line(X_ORCH_NO_COALESCE, "true")
+_RETRY_AFTER: Final = raw(RETRY_AFTER)
+_RETRY_AFTER_MS: Final = raw(RETRY_AFTER_MS)
 
 # The error type of `vllm_plugin.endpoint`.
 ENGINE_GONE: Final = "engine_gone"
@@ -36,15 +55,13 @@ _TOO_LATE: Final = frozenset({"ADMISSION_DEADLINE", "ADMISSION_SLO"})
 
 def fields(service_class: ServiceClass, options: RequestOptions, spent_ms: float) -> bytes:
     """Returns header lines with the options of a request for the child, after `spent_ms` here."""
-    lines = [f"x-orch-class: {service_class}", "x-orch-do-not-queue: true"]
-    # Coalescing happens here, where tenants are known by their own keys.
-    lines.append("x-orch-no-coalesce: true")
+    lines = _CLASS % service_class.encode() + _ALWAYS
     if options.deadline_ms is not None:
         left_ms = max(1.0, options.deadline_ms - spent_ms)  # a deadline is above 0
-        lines.append(f"x-orch-deadline-ms: {int(left_ms)}")
+        lines += _DEADLINE_MS % int(left_ms)
     if options.max_wait_ms is not None:
-        lines.append(f"x-orch-max-wait-ms: {int(max(0.0, options.max_wait_ms - spent_ms))}")
-    return "".join(f"{line}\r\n" for line in lines).encode()
+        lines += _MAX_WAIT_MS % int(max(0.0, options.max_wait_ms - spent_ms))
+    return lines
 
 
 def by_engine(head: Head, body: bytes) -> int | None:
@@ -59,11 +76,11 @@ def by_sidecar(head: Head, body: bytes) -> int | None:
     if error.get("code") in _TOO_LATE:
         return None
     values = dict(head.fields)
-    for name, factor in ((b"retry-after-ms", 1), (b"retry-after", 1000)):
+    for name, factor in ((_RETRY_AFTER_MS, 1), (_RETRY_AFTER, 1000)):
         value = values.get(name, b"")
         if value.isdigit() and len(value) <= 12:
             return min(int(value) * factor, _LONGEST_RETRY_MS)
-    if b"retry-after" in values:
+    if _RETRY_AFTER in values:
         return DEFAULT_RETRY_MS  # a date: a retry is welcome
     if error.get("retriable") is not True:
         return None

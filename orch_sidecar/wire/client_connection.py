@@ -15,9 +15,7 @@ from typing import Any, Final, Protocol, cast
 
 from aiohttp import web
 
-from orch_sidecar.api import errors
-from orch_sidecar.api.endpoints import ENDPOINTS
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.wire.client_connections import ClientConnections
 
@@ -191,15 +189,14 @@ class ClientConnection(web.RequestHandler):
         if status >= 500:
             self.log_exception("Error handling request", exc_info=exc)
             refusal = Refusal(Reason.INTERNAL_ERROR, "internal error of the sidecar; see its log")
-            route = ENDPOINTS.get(request.rel_url.raw_path)
-            api = Api.OTHER if route is None else route.api
+            endpoint = ENDPOINTS.get(request.rel_url.raw_path, UNKNOWN)
         else:
-            api = Api.OTHER
+            endpoint = UNKNOWN
             text = (message or HTTPStatus(status).phrase).split("\n")[0]
             refusal = Refusal(Reason.INVALID_REQUEST, f"not a valid HTTP request: {text}")
         response = web.Response(
             status=status,
-            body=errors.body(api, refusal),
+            body=endpoint.error_format.body(refusal),
             content_type="application/json",
             headers=self._headers,
         )

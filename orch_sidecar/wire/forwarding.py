@@ -13,37 +13,48 @@ from itertools import compress
 from operator import itemgetter
 from typing import Final
 
-from orch_sidecar.api.options import ALIASES
+from orch_sidecar.api.headers import (
+    AUTHORIZATION,
+    CLASS_ALIASES,
+    CONNECTION,
+    CONTENT_ENCODING,
+    CONTENT_LENGTH,
+    EXPECT,
+    HOP_BY_HOP,
+    HOST,
+    TRACEPARENT,
+    TRACESTATE,
+    TRANSFER_ENCODING,
+    X_API_KEY,
+    X_CORRELATION_ID,
+    X_DATA_PARALLEL_RANK,
+    X_MEASUREMENT_TYPE,
+    X_ORCH,
+    X_ORCH_PREDICTED_START_MS,
+    X_ORCH_QUEUE_POSITION,
+    X_ORCH_REQUEST_ID,
+    X_REQUEST_ID,
+    X_SESSION_ID,
+    X_VLLM_PRIORITY,
+    field_line,
+    raw,
+)
 from orch_sidecar.wire.http1 import Head
 
 Fields = Sequence[tuple[bytes, bytes]]
 
 _first: Final = itemgetter(0)
 
-HOP_BY_HOP: Final = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
 # Set by this sidecar on every response.
 _OURS: Final = frozenset(
-    {
-        b"x-request-id",
-        b"x-correlation-id",
-        b"x-orch-request-id",
-        b"x-orch-queue-position",
-        b"x-orch-predicted-start-ms",
-        b"x-measurement-type",
-    }
-)
+    map(
+        raw,
+        (
+            X_REQUEST_ID, X_CORRELATION_ID, X_ORCH_REQUEST_ID, X_ORCH_QUEUE_POSITION,
+            X_ORCH_PREDICTED_START_MS, X_MEASUREMENT_TYPE,
+        ),
+    )
+)  # fmt: skip
 _NOT_FORWARDED_BACK: Final = HOP_BY_HOP | _OURS
 
 # Usual values of `Connection`, which name no field.
@@ -51,32 +62,27 @@ _CONNECTION_OPTIONS: Final = frozenset({b"close", b"keep-alive"})
 
 # Request headers that are not forwarded: those of the connection, those that would steer the
 # engine past admission, and those that this sidecar sets. Nor are those with OPTION_PREFIX.
-NOT_FORWARDED: Final = HOP_BY_HOP | {
-    b"host",
-    b"content-length",
-    b"expect",
-    b"x-vllm-priority",
-    b"x-data-parallel-rank",
-    b"x-session-id",
-    b"x-request-id",
-    b"x-correlation-id",
-    b"traceparent",
-    b"tracestate",
-}
-OPTION_PREFIX: Final = b"x-orch-"
+NOT_FORWARDED: Final = HOP_BY_HOP.union(
+    map(
+        raw,
+        (
+            HOST, CONTENT_LENGTH, EXPECT, X_VLLM_PRIORITY, X_DATA_PARALLEL_RANK, X_SESSION_ID,
+            X_REQUEST_ID, X_CORRELATION_ID, TRACEPARENT, TRACESTATE,
+        ),
+    )
+)  # fmt: skip
+OPTION_PREFIX: Final = raw(X_ORCH)
 # Of clients; not forwarded if the engine has a key of its own, or if they are this sidecar's.
-_KEYS: Final = frozenset({b"authorization", b"x-api-key"})
+_KEYS: Final = frozenset(map(raw, (AUTHORIZATION, X_API_KEY)))
 # Options besides those with OPTION_PREFIX: ids, the encoding of the body, and the names that other
 # gateways use for such options.
 _OPTIONS: Final = frozenset(
-    {
-        b"x-request-id",
-        b"x-correlation-id",
-        b"content-encoding",
-        b"transfer-encoding",
-        *(alias.lower().encode() for alias in ALIASES),
-    }
+    map(raw, (X_REQUEST_ID, X_CORRELATION_ID, CONTENT_ENCODING, TRANSFER_ENCODING, *CLASS_ALIASES))
 )
+_CONNECTION: Final = raw(CONNECTION)
+_CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
+_AUTHORIZATION: Final = field_line(AUTHORIZATION, "%b")
+_CHUNKED: Final = b"%b: chunked" % raw(TRANSFER_ENCODING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +126,7 @@ def request_head(
         named = {
             token.strip()
             for name, value in client
-            if name.lower() == b"connection"
+            if name.lower() == _CONNECTION
             for token in value.lower().split(b",")
         } - _CONNECTION_OPTIONS
         if named:
@@ -132,7 +138,7 @@ def request_head(
     if theirs:
         theirs += b"\r\n"
     if authorization is not None:
-        ours += b"authorization: %b\r\n" % authorization
+        ours += _AUTHORIZATION % authorization
     return b"%b\r\n%b%b\r\n" % (line, theirs, ours)
 
 
@@ -145,7 +151,7 @@ def _names(names: tuple[bytes, ...]) -> Names:
         any(name in _OPTIONS or name.startswith(OPTION_PREFIX) for name in lower),
         tuple(forwarded),
         tuple(each and name not in _KEYS for name, each in zip(lower, forwarded, strict=True)),
-        b"connection" in lower,
+        _CONNECTION in lower,
     )
 
 
@@ -157,9 +163,9 @@ def filtered_response_head(head: Head, http10: bool) -> tuple[bytes, bool]:
     """
     dropped = _NOT_FORWARDED_BACK
     for name, value in head.fields:
-        if name == b"connection":
+        if name == _CONNECTION:
             named = {token.strip().lower() for token in value.split(b",")}
-            dropped = dropped | (named - {b"content-length"})  # the client needs it
+            dropped = dropped | (named - {_CONTENT_LENGTH})  # the client needs it
     lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
     lines += [b"%b: %b" % field for field in head.fields if field[0] not in dropped]
     if head.chunked and not http10:

@@ -15,12 +15,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from orch_sidecar.api.headers import CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, raw
+
 MAX_HEAD_BYTES: Final = 65_536
 # A chunk larger than this is passed on in pieces instead of being held back.
 MAX_HELD_BYTES: Final = 65_536
 MAX_TRAILER_BYTES: Final = 16_384
 LAST_CHUNK: Final = b"0\r\n\r\n"
 
+_CONNECTION: Final = raw(CONNECTION)
+_CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
+_TRANSFER_ENCODING: Final = raw(TRANSFER_ENCODING)
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
 _FIELD: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
 _DIGITS: Final = re.compile(rb"[0-9]{1,18}")
@@ -77,15 +82,15 @@ def _parse_block(block: bytes) -> Head:
             raise FramingError(f"not a header field: {line[:80]!r}")
         name, value = match[1].lower(), match[2].rstrip(b" \t")
         fields.append((name, value))
-        if name == b"content-length":
+        if name == _CONTENT_LENGTH:
             if length is not None or not _DIGITS.fullmatch(value):
                 raise FramingError(f"content-length {value[:40]!r} is doubled or no number")
             length = int(value)
-        elif name == b"transfer-encoding":
+        elif name == _TRANSFER_ENCODING:
             if chunked or value.lower() != b"chunked":
                 raise FramingError(f"transfer-encoding {value[:40]!r} is not understood")
             chunked = True
-        elif name == b"connection":
+        elif name == _CONNECTION:
             keep_alive = keep_alive and b"close" not in value.lower()
     if chunked and (length is not None or status_line[1] == b"0"):
         raise FramingError("transfer-encoding together with content-length, or in HTTP/1.0")

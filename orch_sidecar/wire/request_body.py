@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeVar
 
 import aiohttp
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from orch_sidecar.api.body_outline import Outline, slices
-from orch_sidecar.api.json_body import InvalidJson
+from orch_sidecar.api.headers import CONTENT_ENCODING, EXPECT, TRANSFER_ENCODING
+from orch_sidecar.api.json_body import InvalidBody
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.settings import SidecarSettings
 
@@ -70,7 +71,7 @@ class BodyReader:
                 return self._too_large(f"{length} bytes")
             if (refusal := self._reserve(holder, length)) is not None:
                 return refusal
-        if http.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
+        if http.headers.get(EXPECT, "").lower() == "100-continue":
             transport = http.transport
             if transport is not None and http.version >= aiohttp.HttpVersion11:
                 transport.write(_CONTINUE)
@@ -102,7 +103,7 @@ class BodyReader:
                     if time.perf_counter() >= due:
                         await asyncio.sleep(0)
                         due = time.perf_counter() + _TURN_AFTER_S
-            except InvalidJson as unreadable:
+            except InvalidBody as unreadable:
                 return unreadable.refusal
             await asyncio.sleep(0)
             return read(outline.result())
@@ -140,8 +141,8 @@ class BodyReader:
 
 def encoding_refusal(headers: Mapping[str, str]) -> Refusal | None:
     """Returns why a body with these headers is refused; None: it is not."""
-    encoding = headers.get(hdrs.CONTENT_ENCODING, "identity")
-    framing = headers.get(hdrs.TRANSFER_ENCODING, "chunked")
+    encoding = headers.get(CONTENT_ENCODING, "identity")
+    framing = headers.get(TRANSFER_ENCODING, "chunked")
     if framing.lower() != "chunked":
         encoding = framing  # `gzip, chunked`: what the chunks hold is compressed
     if encoding.lower() == "identity":

@@ -97,7 +97,7 @@ def test_responses(client: OpenAI) -> None:
 
 
 def test_a_background_response_is_refused_with_the_reason(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="background is not accepted"):
+    with pytest.raises(openai.BadRequestError, match="background must not be true"):
         client.responses.create(model="tiny", input="Hello", background=True)
 
 

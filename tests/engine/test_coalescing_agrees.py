@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.api import coalescing_key as coalescing
-from orch_sidecar.api.coalescing_key import digest
+from orch_sidecar.api import coalescing_key
 
 pytestmark = pytest.mark.engine
 
@@ -20,6 +19,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "chat": {"model": "m", "messages": [{"role": "user", "content": "hi"}], "temperature": 0},
     "completions": {"model": "m", "prompt": "hi", "temperature": 0},
 }
+KEYS = {"chat": coalescing_key.chat, "completions": coalescing_key.completions}
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +34,14 @@ def models() -> dict[str, Any]:
 
 @pytest.mark.parametrize("api", BODIES)
 def test_fields_that_are_compared_are_the_engines(models: dict[str, Any], api: str) -> None:
-    assert coalescing._DECISIVE[api] <= set(models[api].model_fields)
+    assert coalescing_key._DECISIVE[api] <= set(models[api].model_fields)
 
 
 @pytest.mark.parametrize("api", BODIES)
 def test_ignored_fields_are_unknown_to_the_engine_or_known_to_be_harmless(
     models: dict[str, Any], api: str
 ) -> None:
-    known = coalescing._IGNORED & set(models[api].model_fields)
+    known = coalescing_key._IGNORED & set(models[api].model_fields)
     assert known == {"user", "request_id", "priority"}
 
 
@@ -61,7 +61,7 @@ def test_null_that_the_engine_refuses_is_never_taken_for_absence(
     for field in models[api].model_fields:
         body = BODIES[api] | {field: None}
         if read(models[api], body) is None:
-            assert digest(api, body) is None, field
+            assert KEYS[api](body) is None, field
 
 
 @pytest.mark.parametrize("api", BODIES)
@@ -72,7 +72,7 @@ def test_null_is_the_default_or_as_good_as_that(models: dict[str, Any], api: str
     for field in models[api].model_fields:
         body = BODIES[api] | {field: None}
         fields = read(models[api], body)
-        if fields is None or field in BODIES[api] or digest(api, body) is None:
+        if fields is None or field in BODIES[api] or KEYS[api](body) is None:
             continue
         null, default = fields[field], plain[field]
         assert null == default or (null is None and default in (False, [], 1)), field

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from orch_sidecar.api.body_outline import Outline
-from orch_sidecar.api.generation import Api, GenerationRequest, read
+from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.generation import GenerationRequest
 from tests.fuzz import examples
+from tests.orch_sidecar import apis
 
 pytestmark = pytest.mark.engine
 
@@ -30,14 +32,14 @@ DECISIVE = ("n", "prompt", "prompt_embeds", "stream", "use_beam_search", "kv_tra
 class Engine:
     """vLLM's own models and its own way of counting prompts."""
 
-    models: dict[Api, Any]
+    models: dict[Endpoint, Any]
     prompt_to_seq: Any
     refusals: tuple[type[Exception], ...]
 
-    def sequences(self, api: Api, request: Any) -> int:
+    def sequences(self, api: Endpoint, request: Any) -> int:
         """As `OnlineRenderer.preprocess_completion` and `SamplingParams.from_optional` do."""
         n = 1 if request.n is None else int(request.n)
-        if api is Api.CHAT:
+        if api is apis.CHAT:
             return n
         prompts: list[Any] = []
         if request.prompt_embeds is not None:
@@ -59,10 +61,10 @@ def engine() -> Engine:
         from vllm.renderers.inputs.preprocess import prompt_to_seq
 
     models = {
-        Api.CHAT: ChatCompletionRequest,
-        Api.COMPLETIONS: CompletionRequest,
-        Api.RESPONSES: ResponsesRequest,
-        Api.MESSAGES: AnthropicMessagesRequest,
+        apis.CHAT: ChatCompletionRequest,
+        apis.COMPLETIONS: CompletionRequest,
+        apis.RESPONSES: ResponsesRequest,
+        apis.MESSAGES: AnthropicMessagesRequest,
     }
     return Engine(models, prompt_to_seq, (ValidationError, VLLMValidationError))
 
@@ -124,11 +126,11 @@ def body_of(fields: dict[str, Any], twice: tuple[str, Any] | None) -> bytes:
     return text.encode()
 
 
-def check(engine: Engine, api: Api, body: bytes) -> bool:
+def check(engine: Engine, api: Endpoint, body: bytes) -> bool:
     """Compares the readings, as it is and by its outline, with the engine's. Whether there was
     something to compare."""
-    demand = read(api, body, max_depth=64, ctx_max=None)
-    outlined = read(api, outline_of(body), max_depth=64, ctx_max=None, outlined=True)
+    demand = api.read(body, max_depth=64, ctx_max=None)
+    outlined = api.read(outline_of(body), max_depth=64, ctx_max=None, outlined=True)
     try:
         request = engine.models[api].model_validate(json.loads(body))
     except engine.refusals:
@@ -165,7 +167,7 @@ RELAXED = settings(max_examples=examples(600), deadline=None)
 def test_completions_are_counted_alike(
     engine: Engine, fields: dict[str, Any], twice: tuple[str, Any] | None
 ) -> None:
-    check(engine, Api.COMPLETIONS, body_of(fields, twice))
+    check(engine, apis.COMPLETIONS, body_of(fields, twice))
 
 
 @RELAXED
@@ -174,7 +176,7 @@ def test_completions_are_counted_alike(
 def test_chats_are_counted_alike(
     engine: Engine, fields: dict[str, Any], twice: tuple[str, Any] | None
 ) -> None:
-    check(engine, Api.CHAT, body_of(fields, twice))
+    check(engine, apis.CHAT, body_of(fields, twice))
 
 
 @pytest.mark.parametrize(
@@ -193,14 +195,14 @@ def test_plain_completions_are_accepted_by_both(
 ) -> None:
     """The comparison above is not an empty one."""
     body = body_of(fields, None)
-    assert check(engine, Api.COMPLETIONS, body)
-    demand = read(Api.COMPLETIONS, body, max_depth=64, ctx_max=None)
+    assert check(engine, apis.COMPLETIONS, body)
+    demand = apis.COMPLETIONS.read(body, max_depth=64, ctx_max=None)
     assert isinstance(demand, GenerationRequest)
     assert demand.cost == sequences
 
 
-@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETIONS, Api.RESPONSES, Api.MESSAGES])
-def test_decisive_fields_have_no_other_spelling(engine: Engine, api: Api) -> None:
+@pytest.mark.parametrize("api", [apis.CHAT, apis.COMPLETIONS, apis.RESPONSES, apis.MESSAGES])
+def test_decisive_fields_have_no_other_spelling(engine: Engine, api: Endpoint) -> None:
     """An alias in the engine's model would be a way around the reading."""
     for name, field in engine.models[api].model_fields.items():
         if name in (*DECISIVE, "background"):
@@ -210,25 +212,25 @@ def test_decisive_fields_have_no_other_spelling(engine: Engine, api: Api) -> Non
             assert field.alias not in DECISIVE
 
 
-@pytest.mark.parametrize("api", [Api.RESPONSES, Api.MESSAGES])
-def test_response_and_message_have_nothing_that_multiplies(engine: Engine, api: Api) -> None:
+@pytest.mark.parametrize("api", [apis.RESPONSES, apis.MESSAGES])
+def test_response_and_message_have_nothing_that_multiplies(engine: Engine, api: Endpoint) -> None:
     fields = set(engine.models[api].model_fields)
     assert not fields & {"n", "best_of", "prompts", "prompt_embeds", "use_beam_search"}
 
 
-@pytest.mark.parametrize("api", [Api.RESPONSES, Api.MESSAGES])
+@pytest.mark.parametrize("api", [apis.RESPONSES, apis.MESSAGES])
 @settings(max_examples=examples(60), deadline=None)
 @given(stream=FLAG, background=FLAG)
 def test_streams_of_responses_and_messages_are_seen_alike(
-    engine: Engine, api: Api, stream: Any, background: Any
+    engine: Engine, api: Endpoint, stream: Any, background: Any
 ) -> None:
     fields: dict[str, Any] = {"model": "m", "stream": stream}
-    if api is Api.RESPONSES:
+    if api is apis.RESPONSES:
         fields |= {"input": "hi", "background": background}
     else:
         fields |= {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
     body = json.dumps(fields).encode()
-    demand = read(api, body, max_depth=64, ctx_max=None)
+    demand = api.read(body, max_depth=64, ctx_max=None)
     try:
         request = engine.models[api].model_validate(json.loads(body))
     except engine.refusals:

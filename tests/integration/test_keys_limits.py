@@ -37,7 +37,7 @@ def in_use(running: Running, name: str) -> int:
     guard = running.sidecar.serving._authorizer
     held = guard.keys
     assert isinstance(held, Keys)
-    return next(guard.in_use(each) for each in held if each.name == name)
+    return next(guard.sequences(each) for each in held if each.name == name)
 
 
 async def test_key_for_bulk_is_served_as_bulk_whatever_the_body_says(
@@ -131,7 +131,7 @@ async def test_request_that_is_more_than_a_key_may_ever_have_is_a_400(
         response = await client.post(path, two, **body)
         assert (response.status, response.error["code"]) == (400, "cost_exceeds_key")
         assert "needs 3 sequences" in response.error["message"]
-        assert "may have 2" in response.error["message"]
+        assert "limited to 2" in response.error["message"]
         assert response.header("retry-after") is None
     assert (await client.post(CHAT, two, n=2)).status == 200
     assert engine.peak == 2

@@ -41,7 +41,7 @@ async def keyed(start: Start, ring: KeyRing) -> Running:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is looked at without the wait. To be named before the sidecar."""
-    monkeypatch.setattr("orch_sidecar.app.reloader.LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("orch_sidecar.app.reloader.CHECK_EVERY_S", 0.02)
 
 
 async def status(running: Running, header: tuple[str, str]) -> int:
@@ -72,7 +72,7 @@ async def test_without_a_file_everybody_is_served_and_that_is_said(
         running = await start(api_keys_file=ring.path)
     said = [message for message in caplog.messages if "api_keys_file" in message]
     assert said == [
-        f"{ring.path} (api_keys_file) does not exist: requests are served without API keys"
+        f"api_keys_file {ring.path} does not exist: requests are served without API keys"
     ]
     client = await running.client()
     assert (await client.post(headers=[STRANGER])).status == 200
@@ -95,8 +95,8 @@ async def test_reload_takes_new_keys_and_drops_old_ones_and_ends_nothing(
     ring.remove("bob")
     assert await status(keyed, ring.bearer("bob")) == 200
     with caplog.at_level(logging.INFO):
-        await keyed.sidecar.reloading.once()
-    assert "API keys: new: carol; gone: bob" in caplog.messages
+        await keyed.sidecar.reloading.reload()
+    assert "reloaded API keys: new: carol; removed: bob" in caplog.messages
     assert await status(keyed, ring.bearer("carol")) == 200
     assert await status(keyed, ring.bearer("alice")) == 200
     assert await status(keyed, ring.bearer("bob")) == 401
@@ -111,7 +111,7 @@ async def test_limits_of_a_key_are_those_of_the_file(
     busy = await started(keyed, headers=alice, n=2)
     await eventually(lambda: held.waiting)
     ring.add("alice", concurrency=2, bulk=True)
-    await keyed.sidecar.reloading.once()
+    await keyed.sidecar.reloading.reload()
     client = await keyed.client()
     assert (await client.post(headers=alice)).status == 429
     refused = await client.post(headers=[*alice, ("X-Orch-Class", "interactive")])
@@ -129,13 +129,13 @@ async def test_file_that_is_gone_or_wrong_changes_nothing_and_is_told(
         ring.path.unlink()
     else:
         ring.path.write_text(text)
-    await keyed.sidecar.reloading.once()
+    await keyed.sidecar.reloading.reload()
     assert str(ring.path) in (await error(keyed) or "")
-    assert "nothing is reloaded: api_keys_file" in caplog.text
+    assert "the configuration is not reloaded: api_keys_file" in caplog.text
     assert await status(keyed, ring.bearer("alice")) == 200
     assert await status(keyed, STRANGER) == 401
     ring.path.write_text(good)
-    await keyed.sidecar.reloading.once()
+    await keyed.sidecar.reloading.reload()
     assert await error(keyed) is None
 
 
@@ -148,18 +148,18 @@ async def test_file_that_changes_is_read_by_itself(
     ring.remove("alice")
     await becomes(keyed, ring.bearer("alice"), 401)
     ring.path.unlink()
-    await eventually(lambda: "is gone" in caplog.text)
+    await eventually(lambda: "does not exist any more" in caplog.text)
     assert await status(keyed, ring.bearer("bob")) == 200
     assert await status(keyed, STRANGER) == 401
-    assert "is gone" in (await error(keyed) or "")
+    assert "does not exist any more" in (await error(keyed) or "")
     ring.path.write_text("[]")
-    await eventually(lambda: "holds no key" in caplog.text)
+    await eventually(lambda: "contains no key" in caplog.text)
     ring.write()
     await eventually(lambda: keyed.sidecar.reloads.keys_error is None)
     assert await error(keyed) is None
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 2, "each is said once"
-    assert all("the API keys stay as they are" in record.message for record in errors)
+    assert all("the API keys are not reloaded" in record.message for record in errors)
 
 
 @pytest.mark.usefixtures("soon")
@@ -206,7 +206,7 @@ async def test_file_system_that_hangs_holds_up_neither_requests_nor_revocation_n
     with monkeypatch.context() as patched:
         patched.setattr("orch_sidecar.auth.key_file.os.open", hang)
         ring.remove("bob")
-        await eventually(lambda: "does not answer" in (keyed.sidecar.reloads.keys_error or ""))
+        await eventually(lambda: "does not respond" in (keyed.sidecar.reloads.keys_error or ""))
         assert await status(keyed, ring.bearer("alice")) == 200
     over.set()
     await becomes(keyed, ring.bearer("bob"), 401)
@@ -214,7 +214,7 @@ async def test_file_system_that_hangs_holds_up_neither_requests_nor_revocation_n
     over.clear()
     monkeypatch.setattr("orch_sidecar.auth.key_file.os.open", hang)
     ring.add("carol")
-    await eventually(lambda: "does not answer" in (keyed.sidecar.reloads.keys_error or ""))
+    await eventually(lambda: "does not respond" in (keyed.sidecar.reloads.keys_error or ""))
     await asyncio.wait_for(keyed.stop(), 10)
     over.set()
 
@@ -267,8 +267,8 @@ async def test_signal_and_the_file_itself_change_the_keys_of_a_process(
         process.process.terminate()
         code, logged = await process.ended()
     assert code == 0
-    assert "API keys: new: bob" in logged
-    assert "API keys: new: carol" in logged
+    assert "reloaded API keys: new: bob" in logged
+    assert "reloaded API keys: new: carol" in logged
     for key in ring.keys.values():
         assert key[5:] not in logged
 

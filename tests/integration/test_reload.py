@@ -76,7 +76,7 @@ def reload(sidecar: Running) -> Reload:
     """Reloads, and tells what is said of it."""
 
     async def once() -> dict[str, Any]:
-        await sidecar.sidecar.reloading.once()
+        await sidecar.sidecar.reloading.reload()
         document: dict[str, Any] = (await (await sidecar.client()).get("/readyz")).json()
         return document
 
@@ -155,7 +155,7 @@ async def test_what_needs_a_restart_is_said_and_the_rest_holds(
     files.write(engine_url="http://127.0.0.1:1", engine_api_key="sk-secret", body_timeout_s=5.0)
     document = await reload()
     assert document["needs_restart"] == ["engine_url", "engine_api_key"]
-    assert "this needs a restart: engine_url" in caplog.text
+    assert "needs a restart: engine_url" in caplog.text
     assert "sk-secret" not in caplog.text
     assert sidecar.sidecar.settings.body_timeout_s == 5.0
     assert (await (await sidecar.client()).post()).status == 200
@@ -241,6 +241,6 @@ async def test_signal_reloads_a_process_and_ends_nothing(
         assert code == 0
         assert "Traceback" not in logged
         assert "queue_capacity: 5 -> 0" in logged
-        assert "nothing is reloaded: queue_capacity" in logged
+        assert "the configuration is not reloaded: queue_capacity" in logged
         for one in (client, busy, *full):
             await one.close()

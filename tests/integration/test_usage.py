@@ -11,21 +11,13 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.api.generation import Api
 from tests.integration.answers import EVENT_STREAM
-from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.otlp import ERROR, Collect
 from tests.integration.running import Start
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 from tests.orch_sidecar.spoken import SPOKEN, Spoken
 
-PATHS = {
-    Api.CHAT: CHAT,
-    Api.COMPLETIONS: COMPLETIONS,
-    Api.MESSAGES: MESSAGES,
-    Api.RESPONSES: RESPONSES,
-}
 # A decode for one client, and one that others might share.
 KINDS: list[dict[str, Any]] = [{}, {"temperature": 0}]
 
@@ -62,17 +54,18 @@ async def test_counts_of_whole_answers_are_on_their_spans_and_in_the_metrics(
     told = [spoken for spoken in SPOKEN if not spoken.failed]
     for spoken in told:
         engine.scripts.append(each_event_alone(spoken))
-        answer = await client.post(PATHS[spoken.api], stream=spoken.stream, **kind)
+        answer = await client.post(spoken.api.path, stream=spoken.stream, **kind)
         assert answer.body == spoken.body, "byte by byte what the engine said"
     await running.idle()
     metrics = await running.metrics()
     collector = await collect(running)
-    servers = [span for span in collector.spans if span.name in PATHS.values()]
+    paths = {spoken.api.path for spoken in SPOKEN}
+    servers = [span for span in collector.spans if span.name in paths]
     servers.sort(key=lambda span: span.start_ns)
     for spoken, span in zip(told, servers, strict=True):
         names = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens")
         counts = tuple(span.attributes.get(name) for name in names)
-        assert (span.name, counts) == (PATHS[spoken.api], spoken.counts), spoken.name
+        assert (span.name, counts) == (spoken.api.path, spoken.counts), spoken.name
         assert (span.attributes["orch.outcome"], span.status) == ("ok", 0)
     labels = '{class="interactive",measurement_type="batched_online",pool="cloud"'
     for name, place in (("input", 0), ("output", 1)):
@@ -94,7 +87,7 @@ async def test_errors_within_streams_are_errors_and_nothing_is_learned_from_them
     learned = outlook.lengths.expected(running.pool.classes[0], None)
     for spoken in failing:
         engine.scripts.append(each_event_alone(spoken))
-        answer = await client.post(PATHS[spoken.api], stream=True, **kind)
+        answer = await client.post(spoken.api.path, stream=True, **kind)
         assert (answer.status, answer.body) == (200, spoken.body)
     await running.idle()
     assert outlook.lengths.expected(running.pool.classes[0], None) == learned

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from orch_sidecar.api.generation import Api
 from orch_sidecar.observability.record import RequestIdentity, RequestRecord
+from tests.orch_sidecar import apis
 
 
 def identity_of(**more: Any) -> RequestIdentity:
     """The identity of a chat request that arrives now, with other values where they are given."""
     values: dict[str, Any] = {
-        "api": Api.CHAT,
-        "route": "/v1/chat/completions",
+        "endpoint": apis.CHAT,
         "id": "own",
         "request_id": "request",
         "correlation_id": "correlation",

@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api.endpoints import Endpoint
+from tests.orch_sidecar import apis
 
 DONE = b"data: [DONE]\n\n"
 # As a model may write it, or a client have it echoed: none of it is what it looks like.
@@ -21,7 +22,7 @@ class Spoken:
     """The body of an answer, and what is to be read of it."""
 
     name: str
-    api: Api
+    api: Endpoint
     stream: bool
     body: bytes = field(repr=False)
     counts: tuple[int | None, int | None]
@@ -47,13 +48,13 @@ def usage(prompt: int, completion: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _choices(api: Api, text: str, n: int) -> list[dict[str, Any]]:
-    said = {"delta": {"content": text}} if api is Api.CHAT else {"text": text}
+def _choices(api: Endpoint, text: str, n: int) -> list[dict[str, Any]]:
+    said = {"delta": {"content": text}} if api is apis.CHAT else {"text": text}
     return [{"index": i, **said, "finish_reason": None} for i in range(n)]
 
 
 def openai_stream(
-    api: Api, *, n: int = 1, text: str = "one ", told: bool = True, continuous: bool = False
+    api: Endpoint, *, n: int = 1, text: str = "one ", told: bool = True, continuous: bool = False
 ) -> bytes:
     """A stream of three tokens. `told`: it asked for its usage, `continuous`: in each event."""
     events = []
@@ -65,9 +66,9 @@ def openai_stream(
     return b"".join(map(sse, events)) + DONE
 
 
-def openai_answer(api: Api, *, n: int = 1, after: str = "") -> bytes:
+def openai_answer(api: Endpoint, *, n: int = 1, after: str = "") -> bytes:
     """Not streamed. `after`: text that follows the counts, as `prompt_text` does."""
-    choice = {"message": {"content": MISLEADING}} if api is Api.CHAT else {"text": MISLEADING}
+    choice = {"message": {"content": MISLEADING}} if api is apis.CHAT else {"text": MISLEADING}
     document = {"id": "cmpl-1", "choices": [choice] * n, "usage": usage(5, 3 * n)}
     return json.dumps(document | {"prompt_text": after, "kv_transfer_params": None}).encode()
 
@@ -120,42 +121,42 @@ _STREAMED = sse({"id": "cmpl-1", "choices": [{"text": MISLEADING}]})
 SPOKEN = [
     *(
         spoken
-        for api in (Api.CHAT, Api.COMPLETIONS)
+        for api in (apis.CHAT, apis.COMPLETIONS)
         for spoken in (
-            Spoken(f"{api} stream", api, True, openai_stream(api, text=MISLEADING), _TOLD),
-            Spoken(f"{api} n=2", api, True, openai_stream(api, n=2), (5, 6)),
-            Spoken(f"{api} continuous", api, True, openai_stream(api, continuous=True), _TOLD),
-            Spoken(f"{api} unasked", api, True, openai_stream(api, told=False), _NOTHING),
-            Spoken(f"{api} answer", api, False, openai_answer(api), _TOLD),
-            Spoken(f"{api} answer n=2", api, False, openai_answer(api, n=2), (5, 6)),
-            Spoken(f"{api} long tail", api, False, openai_answer(api, after=_LONG), _TOLD),
-            Spoken(f"{api} error", api, True, _STREAMED + sse(_ERROR) + DONE, _NOTHING, True),
+            Spoken(f"{api.path} stream", api, True, openai_stream(api, text=MISLEADING), _TOLD),
+            Spoken(f"{api.path} n=2", api, True, openai_stream(api, n=2), (5, 6)),
+            Spoken(f"{api.path} continuous", api, True, openai_stream(api, continuous=True), _TOLD),
+            Spoken(f"{api.path} unasked", api, True, openai_stream(api, told=False), _NOTHING),
+            Spoken(f"{api.path} answer", api, False, openai_answer(api), _TOLD),
+            Spoken(f"{api.path} answer n=2", api, False, openai_answer(api, n=2), (5, 6)),
+            Spoken(f"{api.path} long tail", api, False, openai_answer(api, after=_LONG), _TOLD),
+            Spoken(f"{api.path} error", api, True, _STREAMED + sse(_ERROR) + DONE, _NOTHING, True),
         )
     ),
-    Spoken("messages stream", Api.MESSAGES, True, message_stream(at_end=True), _TOLD),
-    Spoken("messages as Anthropic", Api.MESSAGES, True, message_stream(at_end=False), _TOLD),
-    Spoken("messages long", Api.MESSAGES, True, message_stream(at_end=False, length=60), _TOLD),
+    Spoken("messages stream", apis.MESSAGES, True, message_stream(at_end=True), _TOLD),
+    Spoken("messages as Anthropic", apis.MESSAGES, True, message_stream(at_end=False), _TOLD),
+    Spoken("messages long", apis.MESSAGES, True, message_stream(at_end=False, length=60), _TOLD),
     Spoken(
         "messages answer",
-        Api.MESSAGES,
+        apis.MESSAGES,
         False,
         json.dumps({"usage": {"input_tokens": 5, "output_tokens": 3}}).encode(),
         _TOLD,
     ),
     Spoken(
         "messages error",
-        Api.MESSAGES,
+        apis.MESSAGES,
         True,
         named({"type": "message_start", "message": {}})
         + named({"type": "error", "error": {"type": "internal_error", "message": _LONG}}),
         _NOTHING,
         failed=True,
     ),
-    Spoken("responses stream", Api.RESPONSES, True, response_stream(), _TOLD),
-    Spoken("responses long", Api.RESPONSES, True, response_stream(_LONG, _LONG), _TOLD),
+    Spoken("responses stream", apis.RESPONSES, True, response_stream(), _TOLD),
+    Spoken("responses long", apis.RESPONSES, True, response_stream(_LONG, _LONG), _TOLD),
     Spoken(
         "responses answer",
-        Api.RESPONSES,
+        apis.RESPONSES,
         False,
         json.dumps(response(MISLEADING, "me", RESPONSE_USAGE)).encode(),
         _TOLD,
@@ -163,7 +164,7 @@ SPOKEN = [
     *(
         Spoken(
             f"responses {kind}",
-            Api.RESPONSES,
+            apis.RESPONSES,
             True,
             named({"type": "response.created"}) + named({"type": kind, "message": _LONG}),
             _NOTHING,

@@ -38,7 +38,7 @@ _EXPECTED: Final = re.compile(
     r"(WARNING orch\.engine: (engine (at \S+ )?[a-z]+: "
     r"|lease [0-9a-f.]+: (its end could not be confirmed|still in the engine|the engine's answer))"
     r"|WARNING orch\.sidecar: pool \S+: no connection to "
-    r"|ERROR orch\.sidecar: (nothing is reloaded|the API keys stay as they are): )"
+    r"|ERROR orch\.sidecar: the (configuration is|API keys are) not reloaded: )"
 )
 
 

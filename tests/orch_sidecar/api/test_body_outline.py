@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from orch_sidecar.api import body_outline as outline
 from orch_sidecar.api.body_outline import LARGE_BYTES, Outline, slices
-from orch_sidecar.api.generation import Api, GenerationRequest, read
-from orch_sidecar.api.json_body import InvalidJson, parse
+from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.generation import GenerationRequest
+from orch_sidecar.api.json_body import InvalidBody, parse
 from orch_sidecar.api.refusal import Refusal
+from tests.orch_sidecar import apis
 
 MIB = 2**20
 
@@ -30,10 +32,10 @@ def outlined(body: bytes, cut: int | None = None) -> bytes:
     return made.result()
 
 
-def read_outlined(body: bytes, api: Api = Api.COMPLETIONS) -> GenerationRequest | Refusal:
+def read_outlined(body: bytes, api: Endpoint = apis.COMPLETIONS) -> GenerationRequest | Refusal:
     try:
-        return read(api, outlined(body), 64, None, outlined=True)
-    except InvalidJson as unreadable:
+        return api.read(outlined(body), 64, None, outlined=True)
+    except InvalidBody as unreadable:
         return unreadable.refusal
 
 
@@ -87,45 +89,45 @@ BYTES = st.lists(
 
 
 @given(BYTES, st.integers(1, 5))
-def test_what_is_json_only_as_an_outline_has_no_other_cost(inner: bytes, cut: int) -> None:
+def test_outline_of_invalid_json_costs_the_same(inner: bytes, cut: int) -> None:
     """An engine takes nothing that is no JSON; of what is, both must read the same."""
     body = b'{"prompt": "a", "x": ' + inner + b"}"
-    whole = read(Api.COMPLETIONS, body, 64, None)
+    whole = apis.COMPLETIONS.read(body, 64, None)
     if isinstance(whole, Refusal):
         return
-    assert read(Api.COMPLETIONS, outlined(body, cut), 64, None, outlined=True) == whole
+    assert apis.COMPLETIONS.read(outlined(body, cut), 64, None, outlined=True) == whole
 
 
-def test_eight_mebibytes_of_source_code_in_one_string_are_served() -> None:
+def test_string_of_eight_mebibytes_of_source_code_is_accepted() -> None:
     code = 'def f(x):\n    return {"a": [x, {}], "b": x["c"]}\n' * (8 * MIB // 49)
     for body, api in (
-        ({"prompt": code, "n": 2}, Api.COMPLETIONS),
-        ({"messages": [{"role": "user", "content": code}], "n": 2}, Api.CHAT),
+        ({"prompt": code, "n": 2}, apis.COMPLETIONS),
+        ({"messages": [{"role": "user", "content": code}], "n": 2}, apis.CHAT),
     ):
-        demand = read_outlined(json.dumps(body).encode(), api)
-        assert isinstance(demand, GenerationRequest)
-        assert demand.cost == 2
+        generation = read_outlined(json.dumps(body).encode(), api)
+        assert isinstance(generation, GenerationRequest)
+        assert generation.cost == 2
 
 
-def test_prompt_of_131072_token_ids_is_served() -> None:
+def test_prompt_of_131072_token_ids_is_accepted() -> None:
     body = json.dumps({"prompt": list(range(131_072))}).encode()
-    demand = read_outlined(body)
-    assert isinstance(demand, GenerationRequest)
-    assert (demand.cost, demand.prompt_tokens) == (1, 131_072)
+    generation = read_outlined(body)
+    assert isinstance(generation, GenerationRequest)
+    assert (generation.cost, generation.prompt_tokens) == (1, 131_072)
 
 
 @pytest.mark.parametrize("name", ["n", "\\u006e"])
-def test_field_is_found_behind_large_ones_however_it_is_spelled(name: str) -> None:
+def test_field_behind_large_ones_is_found_in_any_spelling(name: str) -> None:
     body = b'{"prompt": "%b", "x%b": [1, "%b"], "%b": 3}' % (
         *(b"x" * 2 * LARGE_BYTES,) * 3,
         name.encode(),
     )
-    demand = read_outlined(body)
-    assert isinstance(demand, GenerationRequest)
-    assert demand.cost == 3
+    generation = read_outlined(body)
+    assert isinstance(generation, GenerationRequest)
+    assert generation.cost == 3
 
 
-def test_field_that_is_given_twice_is_refused() -> None:
+def test_duplicate_field_is_rejected() -> None:
     refusal = read_outlined(b'{"n": 1, "prompt": "%b", "n": 2}' % (b"x" * 2 * LARGE_BYTES))
     assert isinstance(refusal, Refusal)
     assert refusal.param == "n"
@@ -133,19 +135,19 @@ def test_field_that_is_given_twice_is_refused() -> None:
 
 def test_two_fields_with_long_names_are_not_the_same() -> None:
     long = b"x" * 2000
-    demand = read_outlined(b'{"prompt": "a", "%ba": 1, "%bb": 2}' % (long, long))
-    assert isinstance(demand, GenerationRequest)
+    generation = read_outlined(b'{"prompt": "a", "%ba": 1, "%bb": 2}' % (long, long))
+    assert isinstance(generation, GenerationRequest)
 
 
-def test_error_says_no_place_that_is_one_of_the_outline() -> None:
+def test_error_contains_no_position_in_the_outline() -> None:
     refusal = read_outlined(b'{"prompt": "%b", }' % (b"x" * LARGE_BYTES))
     assert isinstance(refusal, Refusal)
-    assert "is not JSON" in refusal.message
+    assert "is not valid JSON" in refusal.message
     assert "char" not in refusal.message
 
 
 @pytest.mark.parametrize("number", [b"0.5", b"5e-10", b"5E+10", b"0.55e-10", b"-1.5E7"])
-def test_numbers_that_are_no_integers_are_limited_however_they_are_written(number: bytes) -> None:
+def test_numbers_that_are_not_integers_are_limited_in_any_notation(number: bytes) -> None:
     others = b"true,false,null,12," * 20_000
 
     def read_with(count: int) -> GenerationRequest | Refusal:
@@ -159,7 +161,7 @@ def test_numbers_that_are_no_integers_are_limited_however_they_are_written(numbe
     assert "more than 20000 fractions or exponents" in refusal.message
 
 
-def test_other_encoding_is_refused() -> None:
+def test_other_encoding_is_rejected() -> None:
     refusal = read_outlined(json.dumps({"prompt": "x"}).encode("utf-16"))
     assert isinstance(refusal, Refusal)
     assert "utf-16" in refusal.message
@@ -220,7 +222,7 @@ def collector_of_a_sidecar() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", WORST)
-def test_no_body_takes_the_event_loop_for_long(name: str, collector_of_a_sidecar: None) -> None:
+def test_no_body_blocks_the_event_loop_for_long(name: str, collector_of_a_sidecar: None) -> None:
     """In processor time, which a busy machine does not add to."""
     body = WORST[name]
     made, longest_s, outcome = Outline(), 0.0, ""
@@ -229,11 +231,11 @@ def test_no_body_takes_the_event_loop_for_long(name: str, collector_of_a_sidecar
             begin = time.thread_time()
             made.feed(piece)
             longest_s = max(longest_s, time.thread_time() - begin)
-    except InvalidJson as unreadable:
+    except InvalidBody as unreadable:
         outcome = unreadable.refusal.message
     begin = time.thread_time()
     if not outcome:
-        read(Api.COMPLETIONS, made.result(), 64, None, outlined=True)
+        apis.COMPLETIONS.read(made.result(), 64, None, outlined=True)
     longest_s = max(longest_s, time.thread_time() - begin)
     assert longest_s < 0.05, outcome
     assert len(outcome) < 200

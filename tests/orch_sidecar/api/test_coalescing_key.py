@@ -9,8 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orch_sidecar.api.coalescing_key import DIGEST_BYTES, digest
-from orch_sidecar.api.generation import Api, GenerationRequest, read
+from orch_sidecar.api import coalescing_key
+from orch_sidecar.api.coalescing_key import DIGEST_BYTES
+from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.generation import GenerationRequest
+from tests.orch_sidecar import apis
 
 CHAT = {
     "model": "m",
@@ -21,15 +24,15 @@ COMPLETION = {"model": "m", "prompt": "hi", "temperature": 0, "max_tokens": 5}
 
 
 def chat(**fields: Any) -> bytes | None:
-    return digest("chat", CHAT | fields)
+    return coalescing_key.chat(CHAT | fields)
 
 
 def completion(**fields: Any) -> bytes | None:
-    return digest("completions", COMPLETION | fields)
+    return coalescing_key.completions(COMPLETION | fields)
 
 
 def test_digest_is_the_same_for_the_same_request_in_another_order() -> None:
-    one, other = completion(), digest("completions", dict(reversed(COMPLETION.items())))
+    one, other = completion(), coalescing_key.completions(dict(reversed(COMPLETION.items())))
     assert one is not None
     assert len(one) == DIGEST_BYTES
     assert one == other
@@ -39,13 +42,13 @@ def test_digest_is_the_same_for_the_same_request_in_another_order() -> None:
 
 def test_apis_share_nothing() -> None:
     both = {"model": "m", "temperature": 0, "max_tokens": 5}
-    assert digest("completions", both) is not None
-    assert digest("completions", both) != digest("chat", both | {"messages": []})
+    assert coalescing_key.completions(both) is not None
+    assert coalescing_key.completions(both) != coalescing_key.chat(both | {"messages": []})
 
 
-@pytest.mark.parametrize("api", ["responses", "messages", "other"])
-def test_what_is_stored_or_names_itself_is_not_coalesced(api: str) -> None:
-    assert digest(api, CHAT) is None
+@pytest.mark.parametrize("api", [apis.RESPONSES, apis.MESSAGES])
+def test_responses_and_messages_are_not_coalesced(api: Endpoint) -> None:
+    assert read_coalescing(api, messages=CHAT["messages"], input="a") is None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_numbers_within_values_are_compared_as_they_are() -> None:
         {"safety_identifier": "a"}, {"prompt_cache_key": "a"}, {"request_id": "a"},
     ],
 )  # fmt: skip
-def test_fields_that_change_no_answer_are_left_out(ignored: dict[str, Any]) -> None:
+def test_fields_that_do_not_change_the_answer_are_ignored(ignored: dict[str, Any]) -> None:
     assert chat(**ignored) == chat() is not None
     assert completion(**ignored) == completion() is not None
 
@@ -99,14 +102,14 @@ def test_fields_that_change_no_answer_are_left_out(ignored: dict[str, Any]) -> N
         {"ignore_eos": None}, {"min_tokens": None}, {"bad_words": None},
     ],
 )  # fmt: skip
-def test_what_the_engine_may_refuse_is_not_shared_with_what_it_takes(
+def test_spelling_that_the_engine_may_reject_is_not_shared_with_a_valid_one(
     faulty: dict[str, Any],
 ) -> None:
     assert chat(**faulty) is None
     assert completion(**faulty) is None
 
 
-def test_null_says_what_absence_says() -> None:
+def test_null_means_the_same_as_absence() -> None:
     for field in ("stop", "seed", "logprobs", "stream", "tools", "n", "logit_bias", "unknown"):
         assert chat(**{field: None}) == chat() is not None
     assert completion(n=None) is None, "vLLM's completions have no null there"
@@ -125,7 +128,7 @@ def test_null_says_what_absence_says() -> None:
         {"store": True}, {"anything": 0}, {"suffix": "a"},
     ],
 )  # fmt: skip
-def test_what_carries_state_or_is_not_known_is_not_coalesced(stateful: dict[str, Any]) -> None:
+def test_request_with_state_or_an_unknown_field_is_not_coalesced(stateful: dict[str, Any]) -> None:
     assert chat(**stateful) is None
     assert completion(**stateful) is None
 
@@ -159,7 +162,7 @@ def test_conversation_of_text_parts_is_coalesced() -> None:
 @pytest.mark.parametrize(
     "field", ["response_format", "structured_outputs", "chat_template_kwargs", "documents"]
 )
-def test_order_counts_where_it_is_the_order_of_what_is_written(field: str) -> None:
+def test_order_of_keys_counts_where_it_orders_the_output(field: str) -> None:
     one, other = {"a": {"x": 1, "y": 2}}, {"a": {"y": 2, "x": 1}}
     assert chat(**{field: one}) != chat(**{field: other})
     assert chat(**{field: one}) != chat(**{field: json.dumps(one, separators=(",", ":"))})
@@ -175,13 +178,13 @@ def test_order_counts_where_it_is_the_order_of_what_is_written(field: str) -> No
         {"prompt": ["hi"]}, {"prompt": [104, 105]}, {"prompt": "h\u0456"}, {"echo": True},
     ],
 )  # fmt: skip
-def test_every_other_field_counts(fields: dict[str, Any]) -> None:
+def test_every_other_field_is_compared(fields: dict[str, Any]) -> None:
     digests = [completion(), completion(**fields)]
     assert None not in digests
     assert len(set(digests)) == 2
 
 
-def test_surrogates_are_told_from_the_character_that_they_would_be() -> None:
+def test_surrogate_pair_differs_from_its_character() -> None:
     """Raw surrogates are no text to vLLM: it refuses the one, and takes the other."""
     assert completion(prompt="\ud800\udc00") != completion(prompt="\U00010000") is not None
 
@@ -206,27 +209,27 @@ def test_different_values_have_different_digests(one: Any, other: Any) -> None:
 def test_order_of_fields_never_counts(fields: dict[str, Any], random: Any) -> None:
     items = list((COMPLETION | {"stop": fields}).items())
     random.shuffle(items)
-    assert digest("completions", dict(items)) == completion(stop=fields)
+    assert coalescing_key.completions(dict(items)) == completion(stop=fields)
 
 
-def read_coalescing(api: Api, **fields: Any) -> bytes | None:
+def read_coalescing(api: Endpoint, **fields: Any) -> bytes | None:
     body = json.dumps({"model": "m", "temperature": 0} | fields).encode()
-    demand = read(api, body, max_depth=16, ctx_max=None, coalesce=True)
-    assert isinstance(demand, GenerationRequest)
-    return demand.coalescing_key
+    generation = api.read(body, max_depth=16, ctx_max=None, coalesce=True)
+    assert isinstance(generation, GenerationRequest)
+    return generation.coalescing_key
 
 
-def test_reading_gives_the_digest_only_if_it_is_asked_for() -> None:
+def test_key_is_computed_only_on_request() -> None:
     body = json.dumps(CHAT).encode()
-    demand = read(Api.CHAT, body, max_depth=16, ctx_max=None)
-    assert isinstance(demand, GenerationRequest)
-    assert demand.coalescing_key is None
-    assert read_coalescing(Api.CHAT, messages=CHAT["messages"]) == chat()
+    generation = apis.CHAT.read(body, max_depth=16, ctx_max=None)
+    assert isinstance(generation, GenerationRequest)
+    assert generation.coalescing_key is None
+    assert read_coalescing(apis.CHAT, messages=CHAT["messages"]) == chat()
 
 
 def test_request_for_several_sequences_is_not_coalesced() -> None:
-    assert read_coalescing(Api.COMPLETIONS, prompt="a") is not None
-    assert read_coalescing(Api.COMPLETIONS, prompt=["a"]) is not None
-    assert read_coalescing(Api.COMPLETIONS, prompt=["a", "b"]) is None
-    assert read_coalescing(Api.COMPLETIONS, prompt="a", n=2) is None
-    assert read_coalescing(Api.COMPLETIONS, prompt="a", n=1) is not None
+    assert read_coalescing(apis.COMPLETIONS, prompt="a") is not None
+    assert read_coalescing(apis.COMPLETIONS, prompt=["a"]) is not None
+    assert read_coalescing(apis.COMPLETIONS, prompt=["a", "b"]) is None
+    assert read_coalescing(apis.COMPLETIONS, prompt="a", n=2) is None
+    assert read_coalescing(apis.COMPLETIONS, prompt="a", n=1) is not None

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from orch_sidecar.api import errors
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason, Refusal
+from tests.orch_sidecar import apis
 
 CAPACITY_TAKEN = {
     Reason.QUEUE_FULL,
@@ -56,17 +57,17 @@ OTHERS = {
 }
 
 
-def json_of(api: Api, refusal: Refusal) -> dict[str, Any]:
-    document = json.loads(errors.body(api, refusal))
+def json_of(api: Endpoint, refusal: Refusal) -> dict[str, Any]:
+    document = json.loads(api.error_format.body(refusal))
     assert isinstance(document, dict)
     return document
 
 
 @pytest.mark.parametrize("reason", Reason)
-@pytest.mark.parametrize("api", Api)
-def test_every_reason_has_a_form_in_every_api(reason: Reason, api: Api) -> None:
+@pytest.mark.parametrize("api", apis.GENERATING)
+def test_every_reason_has_a_form_in_every_api(reason: Reason, api: Endpoint) -> None:
     error = json_of(api, Refusal(reason, "why"))["error"]
-    form = errors.FORMS[reason]
+    form = errors.BY_REASON[reason]
     assert 400 <= form.status < 600
     assert error["message"] == "why"
     assert error["code"] == form.code
@@ -79,8 +80,8 @@ def test_every_reason_has_a_form_in_every_api(reason: Reason, api: Api) -> None:
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_status_says_whether_capacity_is_taken_or_missing(reason: Reason) -> None:
-    status = errors.FORMS[reason].status
+def test_status_distinguishes_capacity_in_use_from_unavailable_engines(reason: Reason) -> None:
+    status = errors.BY_REASON[reason].status
     assert (status == 429) == (reason in CAPACITY_TAKEN)
     assert (status == 503) == (reason in CANNOT_SERVE)
     assert status != 408, "clients and proxies retry it at once"
@@ -88,7 +89,7 @@ def test_status_says_whether_capacity_is_taken_or_missing(reason: Reason) -> Non
 
 @pytest.mark.parametrize(("reason", "status"), OTHERS.items())
 def test_statuses_are_the_usual_ones(reason: Reason, status: int) -> None:
-    assert errors.FORMS[reason].status == status
+    assert errors.BY_REASON[reason].status == status
 
 
 def test_every_reason_has_a_status_that_is_tested() -> None:
@@ -96,35 +97,35 @@ def test_every_reason_has_a_status_that_is_tested() -> None:
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_what_is_taken_or_failed_may_be_tried_again_and_nothing_else(reason: Reason) -> None:
+def test_only_capacity_in_use_and_failures_are_retriable(reason: Reason) -> None:
     failed = {Reason.ENGINE_FAILED, Reason.ENGINE_TIMEOUT}
-    assert errors.FORMS[reason].retriable == (reason in CAPACITY_TAKEN | CANNOT_SERVE | failed)
+    assert errors.BY_REASON[reason].retriable == (reason in CAPACITY_TAKEN | CANNOT_SERVE | failed)
 
 
-def test_what_the_client_did_wrong_is_not_to_be_retried() -> None:
-    wrong = [reason for reason, form in errors.FORMS.items() if form.status in range(400, 429)]
+def test_errors_of_the_client_are_not_retriable() -> None:
+    wrong = [reason for reason, form in errors.BY_REASON.items() if form.status in range(400, 429)]
     assert Reason.INVALID_REQUEST in wrong
     for reason in wrong:
         refusal = Refusal(reason, "why", retry_after_ms=500)
         assert "Retry-After" not in errors.headers(refusal)
-        assert json_of(Api.CHAT, refusal)["error"]["retry_after_ms"] is None
+        assert json_of(apis.CHAT, refusal)["error"]["retry_after_ms"] is None
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_only_who_needs_a_key_is_told_how_to_send_one(reason: Reason) -> None:
+def test_only_an_unauthorized_request_gets_www_authenticate(reason: Reason) -> None:
     told = errors.headers(Refusal(reason, "why")).get("WWW-Authenticate")
     assert told == ("Bearer" if reason is Reason.UNAUTHORIZED else None)
 
 
-def test_refused_key_is_said_as_each_api_says_it() -> None:
+def test_rejected_key_has_the_error_type_of_each_api() -> None:
     refusal = Refusal(Reason.UNAUTHORIZED, "why")
-    for api in Api:
+    for api in apis.GENERATING:
         error = json_of(api, refusal)["error"]
-        told = "authentication_error" if api is Api.MESSAGES else "invalid_request_error"
+        told = "authentication_error" if api is apis.MESSAGES else "invalid_request_error"
         assert (error["type"], error["code"]) == (told, "invalid_api_key")
 
 
-def test_headers_say_when_to_come_back_in_each_unit() -> None:
+def test_retry_headers_have_each_unit() -> None:
     assert errors.headers(Refusal(Reason.QUEUE_FULL, "", retry_after_ms=1234)) == {
         "Retry-After": "2",
         "retry-after-ms": "1234",
@@ -138,15 +139,15 @@ def test_retry_after_in_seconds_is_never_zero() -> None:
     assert headers["retry-after-ms"] == "50"
 
 
-def test_retriable_refusal_that_cannot_tell_how_long_says_a_second() -> None:
+def test_retriable_refusal_without_an_estimate_says_one_second() -> None:
     refusal = Refusal(Reason.ENGINE_DOWN, "gone")
     assert errors.headers(refusal)["retry-after-ms"] == "1000"
-    assert json_of(Api.CHAT, refusal)["error"]["retry_after_ms"] == 1000
+    assert json_of(apis.CHAT, refusal)["error"]["retry_after_ms"] == 1000
 
 
 def test_openai_envelope_names_the_field() -> None:
     refusal = Refusal(Reason.INVALID_REQUEST, 'n must be an integer, not "8"', "n")
-    assert json_of(Api.CHAT, refusal) == {
+    assert json_of(apis.CHAT, refusal) == {
         "error": {
             "message": 'n must be an integer, not "8"',
             "type": "invalid_request_error",
@@ -159,7 +160,7 @@ def test_openai_envelope_names_the_field() -> None:
     }
 
 
-def test_admission_refusals_carry_their_policy() -> None:
+def test_admission_refusals_have_their_policy_label() -> None:
     told = {
         Reason.QUEUE_FULL: ("ADMISSION_REJECT", "reject"),
         Reason.QUEUE_FULL_DROP_LRU: ("QUEUE_FULL_DROP_LRU", "drop-lru"),
@@ -172,16 +173,16 @@ def test_admission_refusals_carry_their_policy() -> None:
     }
     assert told.keys() == CAPACITY_TAKEN
     for reason, expected in told.items():
-        error = json_of(Api.CHAT, Refusal(reason, "why"))["error"]
+        error = json_of(apis.CHAT, Refusal(reason, "why"))["error"]
         assert (error["code"], error["policy_label"]) == expected
 
 
 def test_messages_have_anthropics_envelope_and_types() -> None:
-    document = json_of(Api.MESSAGES, Refusal(Reason.ENGINE_STALE, "stale"))
+    document = json_of(apis.MESSAGES, Refusal(Reason.ENGINE_STALE, "stale"))
     assert document["type"] == "error"
     assert document["error"]["type"] == "overloaded_error"
     assert document["error"]["message"] == "stale"
-    not_found = json_of(Api.MESSAGES, Refusal(Reason.NOT_FOUND, "no"))
+    not_found = json_of(apis.MESSAGES, Refusal(Reason.NOT_FOUND, "no"))
     assert not_found["error"]["type"] == "not_found_error"
 
 
@@ -198,16 +199,16 @@ def events_of(stream: bytes) -> list[tuple[str | None, str]]:
     return events
 
 
-@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETIONS])
-def test_chat_and_completion_streams_get_an_error_chunk_and_their_end(api: Api) -> None:
-    [(name, data), end] = events_of(errors.in_stream(api, FAILED))
+@pytest.mark.parametrize("api", [apis.CHAT, apis.COMPLETIONS])
+def test_chat_and_completion_streams_get_an_error_chunk_and_their_end(api: Endpoint) -> None:
+    [(name, data), end] = events_of(api.error_format.in_stream(FAILED))
     assert name is None
     assert json.loads(data) == json_of(api, FAILED)
     assert end == (None, "[DONE]")
 
 
 def test_message_stream_gets_anthropics_error_event() -> None:
-    [(name, data)] = events_of(errors.in_stream(Api.MESSAGES, FAILED))
+    [(name, data)] = events_of(apis.MESSAGES.error_format.in_stream(FAILED))
     assert name == "error"
     document = json.loads(data)
     assert document["type"] == "error"
@@ -215,7 +216,7 @@ def test_message_stream_gets_anthropics_error_event() -> None:
 
 
 def test_response_stream_gets_openais_flat_error_event() -> None:
-    [(name, data)] = events_of(errors.in_stream(Api.RESPONSES, FAILED))
+    [(name, data)] = events_of(apis.RESPONSES.error_format.in_stream(FAILED))
     assert name == "error"
     document = json.loads(data)
     assert document["type"] == "error"

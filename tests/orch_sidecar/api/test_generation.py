@@ -10,18 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.api.generation import Api, GenerationRequest, read
+from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.refusal import Reason, Refusal
+from tests.orch_sidecar import apis
 
-GENERATING = (Api.CHAT, Api.COMPLETIONS, Api.RESPONSES, Api.MESSAGES)
 
-
-def read_bytes(api: Api, body: bytes, *, ctx_max: int | None = 2048) -> GenerationRequest | Refusal:
-    return read(api, body, max_depth=16, ctx_max=ctx_max)
+def read_bytes(
+    api: Endpoint, body: bytes, *, ctx_max: int | None = 2048
+) -> GenerationRequest | Refusal:
+    return api.read(body, max_depth=16, ctx_max=ctx_max)
 
 
 def read_json(
-    api: Api, ctx_max: int | None = 2048, /, **fields: Any
+    api: Endpoint, ctx_max: int | None = 2048, /, **fields: Any
 ) -> GenerationRequest | Refusal:
     return read_bytes(api, json.dumps({"model": "m"} | fields).encode(), ctx_max=ctx_max)
 
@@ -65,45 +67,45 @@ def refusal_of(outcome: GenerationRequest | Refusal) -> Refusal:
     ],
 )
 def test_completion_costs_n_times_its_prompts(fields: dict[str, Any], cost: int) -> None:
-    assert cost_of(read_json(Api.COMPLETIONS, **fields)) == cost
+    assert cost_of(read_json(apis.COMPLETIONS, **fields)) == cost
 
 
 def test_chat_costs_n() -> None:
-    assert cost_of(read_json(Api.CHAT, messages=[])) == 1
-    assert cost_of(read_json(Api.CHAT, messages=[], n=3)) == 3
-    assert cost_of(read_json(Api.CHAT, messages=[], n=None)) == 1
-    assert cost_of(read_json(Api.CHAT, messages=[], prompt=["a", "b"])) == 1
+    assert cost_of(read_json(apis.CHAT, messages=[])) == 1
+    assert cost_of(read_json(apis.CHAT, messages=[], n=3)) == 3
+    assert cost_of(read_json(apis.CHAT, messages=[], n=None)) == 1
+    assert cost_of(read_json(apis.CHAT, messages=[], prompt=["a", "b"])) == 1
 
 
-@pytest.mark.parametrize("api", [Api.RESPONSES, Api.MESSAGES])
-def test_response_or_message_costs_one_whatever_it_says_of_n(api: Api) -> None:
+@pytest.mark.parametrize("api", [apis.RESPONSES, apis.MESSAGES])
+def test_response_or_message_costs_one_for_any_n(api: Endpoint) -> None:
     assert cost_of(read_json(api, input="a", n=3)) == 1
 
 
-@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETIONS])
+@pytest.mark.parametrize("api", [apis.CHAT, apis.COMPLETIONS])
 @pytest.mark.parametrize(
     "n", ["8", 8.0, 8.5, True, False, 0, -1, 10**9 * 10, 10**30, -(10**30), [1], {}, float("nan")]
 )
-def test_n_that_could_be_read_in_two_ways_is_refused(api: Api, n: Any) -> None:
+def test_ambiguous_n_is_rejected(api: Endpoint, n: Any) -> None:
     refusal = refusal_of(read_json(api, messages=[], prompt="a", n=n))
     assert refusal.param == "n"
     assert refusal.message.startswith("n must be ")
 
 
-def test_absurd_n_costs_what_it_says_and_is_left_to_the_slots() -> None:
+def test_huge_n_is_a_huge_cost() -> None:
     """10^9 is an integer that the engine would take: no engine has that many slots."""
-    assert cost_of(read_json(Api.CHAT, messages=[], n=10**9)) == 10**9
+    assert cost_of(read_json(apis.CHAT, messages=[], n=10**9)) == 10**9
 
 
 def test_refusal_names_field_value_and_rule() -> None:
-    refusal = refusal_of(read_json(Api.CHAT, n="8"))
+    refusal = refusal_of(read_json(apis.CHAT, n="8"))
     assert refusal.message == 'n must be an integer, not "8"'
-    refusal = refusal_of(read_json(Api.CHAT, max_tokens=-1))
+    refusal = refusal_of(read_json(apis.CHAT, max_tokens=-1))
     assert refusal.message == "max_tokens must be from 1 to 2147483647, not -1"
 
 
 def test_refusal_does_not_repeat_a_long_value() -> None:
-    refusal = refusal_of(read_json(Api.CHAT, n="a secret prompt " * 1000))
+    refusal = refusal_of(read_json(apis.CHAT, n="a secret prompt " * 1000))
     assert "secret" not in refusal.message
 
 
@@ -115,67 +117,67 @@ def test_refusal_does_not_repeat_a_long_value() -> None:
         [[1, "2"]], [[1.0]], [["a"]], [[[1]]], [[None]], ["a", None],
     ],
 )  # fmt: skip
-def test_prompt_of_unclear_count_is_refused(prompt: Any) -> None:
-    assert refusal_of(read_json(Api.COMPLETIONS, prompt=prompt)).param == "prompt"
+def test_prompts_that_cannot_be_counted_are_rejected(prompt: Any) -> None:
+    assert refusal_of(read_json(apis.COMPLETIONS, prompt=prompt)).param == "prompt"
 
 
 @pytest.mark.parametrize("embeds", [1, True, {}, [1], [[1]], ["a", 1], [None], [["a"]]])
-def test_prompt_embeds_of_unclear_count_are_refused(embeds: Any) -> None:
-    refusal = refusal_of(read_json(Api.COMPLETIONS, prompt="a", prompt_embeds=embeds))
+def test_prompt_embeds_that_cannot_be_counted_are_rejected(embeds: Any) -> None:
+    refusal = refusal_of(read_json(apis.COMPLETIONS, prompt="a", prompt_embeds=embeds))
     assert refusal.param == "prompt_embeds"
 
 
-def test_prompt_beyond_the_context_is_refused_with_both_numbers() -> None:
+def test_prompt_longer_than_the_context_is_rejected_with_both_numbers() -> None:
     for prompt in ([1] * 2049, [[1], [1] * 2049]):
-        refusal = refusal_of(read_json(Api.COMPLETIONS, prompt=prompt))
+        refusal = refusal_of(read_json(apis.COMPLETIONS, prompt=prompt))
         assert "2049 tokens" in refusal.message
         assert "2048" in refusal.message
-    assert cost_of(read_json(Api.COMPLETIONS, prompt=[1] * 2048)) == 1
-    assert cost_of(read_json(Api.COMPLETIONS, None, prompt=[1] * 9999)) == 1
+    assert cost_of(read_json(apis.COMPLETIONS, prompt=[1] * 2048)) == 1
+    assert cost_of(read_json(apis.COMPLETIONS, None, prompt=[1] * 9999)) == 1
 
 
 def test_prompt_list_of_a_million_costs_a_million() -> None:
-    assert cost_of(read_json(Api.COMPLETIONS, prompt=["a"] * 10**6)) == 10**6
+    assert cost_of(read_json(apis.COMPLETIONS, prompt=["a"] * 10**6)) == 10**6
 
 
 @pytest.mark.parametrize(
     ("api", "field"),
     [
-        (Api.CHAT, "max_tokens"),
-        (Api.CHAT, "max_completion_tokens"),
-        (Api.COMPLETIONS, "max_tokens"),
-        (Api.RESPONSES, "max_output_tokens"),
-        (Api.MESSAGES, "max_tokens"),
+        (apis.CHAT, "max_tokens"),
+        (apis.CHAT, "max_completion_tokens"),
+        (apis.COMPLETIONS, "max_tokens"),
+        (apis.RESPONSES, "max_output_tokens"),
+        (apis.MESSAGES, "max_tokens"),
     ],
 )
-def test_output_limit_is_read_and_checked(api: Api, field: str) -> None:
-    demand = read_json(api, prompt="a", **{field: 7})
-    assert isinstance(demand, GenerationRequest)
-    assert demand.max_tokens == 7
+def test_output_limit_is_read_and_checked(api: Endpoint, field: str) -> None:
+    generation = read_json(api, prompt="a", **{field: 7})
+    assert isinstance(generation, GenerationRequest)
+    assert generation.max_tokens == 7
     for wrong in (-1, 2**31, 10**30, "7", 7.0, True):
         assert refusal_of(read_json(api, prompt="a", **{field: wrong})).param == field
 
 
 def test_zero_tokens_are_for_completions_only() -> None:
-    demand = read_json(Api.COMPLETIONS, prompt="a", echo=True, max_tokens=0)
-    assert isinstance(demand, GenerationRequest)
-    assert demand.max_tokens == 0
-    assert refusal_of(read_json(Api.CHAT, max_tokens=0)).param == "max_tokens"
+    generation = read_json(apis.COMPLETIONS, prompt="a", echo=True, max_tokens=0)
+    assert isinstance(generation, GenerationRequest)
+    assert generation.max_tokens == 0
+    assert refusal_of(read_json(apis.CHAT, max_tokens=0)).param == "max_tokens"
 
 
-@pytest.mark.parametrize("api", GENERATING)
-def test_stream_is_true_false_or_null(api: Api) -> None:
+@pytest.mark.parametrize("api", apis.GENERATING)
+def test_stream_is_true_false_or_null(api: Endpoint) -> None:
     for given_, expected in ((True, True), (False, False), (None, False)):
-        demand = read_json(api, prompt="a", stream=given_)
-        assert isinstance(demand, GenerationRequest)
-        assert demand.stream is expected
+        generation = read_json(api, prompt="a", stream=given_)
+        assert isinstance(generation, GenerationRequest)
+        assert generation.stream is expected
     wrongs: list[Any] = ["true", 1, 0, "no", []]
     for wrong in wrongs:
         assert refusal_of(read_json(api, prompt="a", stream=wrong)).param == "stream"
 
 
-@pytest.mark.parametrize("api", GENERATING)
-def test_beam_search_and_moved_sequences_are_refused(api: Api) -> None:
+@pytest.mark.parametrize("api", apis.GENERATING)
+def test_beam_search_and_kv_transfer_are_rejected(api: Endpoint) -> None:
     assert refusal_of(read_json(api, prompt="a", use_beam_search=True)).param == "use_beam_search"
     assert refusal_of(read_json(api, prompt="a", use_beam_search=1)).param == "use_beam_search"
     moves: list[Any] = [{"do_remote_decode": True}, {}, [], "x", 0, False]
@@ -184,11 +186,11 @@ def test_beam_search_and_moved_sequences_are_refused(api: Api) -> None:
         assert refusal.param == "kv_transfer_params"
 
 
-def test_background_response_is_refused_with_the_reason() -> None:
-    refusal = refusal_of(read_json(Api.RESPONSES, input="a", background=True))
+def test_background_response_is_rejected_with_the_reason() -> None:
+    refusal = refusal_of(read_json(apis.RESPONSES, input="a", background=True))
     assert refusal.param == "background"
-    assert "goes on in the engine" in refusal.message
-    assert cost_of(read_json(Api.RESPONSES, input="a", background=False)) == 1
+    assert "would go on with such a response" in refusal.message
+    assert cost_of(read_json(apis.RESPONSES, input="a", background=False)) == 1
 
 
 @pytest.mark.parametrize(
@@ -199,45 +201,45 @@ def test_background_response_is_refused_with_the_reason() -> None:
         b"[" * 200_000, b'{"a":' * 200_000,
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("api", GENERATING)
-def test_what_is_not_json_is_refused(api: Api, body: bytes) -> None:
+@pytest.mark.parametrize("api", apis.GENERATING)
+def test_invalid_json_is_rejected(api: Endpoint, body: bytes) -> None:
     refusal_of(read_bytes(api, body))
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b"1", b'"a"', b"true", b"NaN"])
-def test_what_is_not_an_object_is_refused(body: bytes) -> None:
-    assert "must be a JSON object" in refusal_of(read_bytes(Api.CHAT, body)).message
+def test_json_that_is_not_an_object_is_rejected(body: bytes) -> None:
+    assert "must be a JSON object" in refusal_of(read_bytes(apis.CHAT, body)).message
 
 
-def test_field_given_twice_is_refused_by_name() -> None:
-    refusal = refusal_of(read_bytes(Api.CHAT, b'{"n": 1, "messages": [], "n": 8}'))
-    assert refusal.message == "'n' is given more than once"
+def test_duplicate_field_is_rejected_by_name() -> None:
+    refusal = refusal_of(read_bytes(apis.CHAT, b'{"n": 1, "messages": [], "n": 8}'))
+    assert refusal.message == "'n' must not occur more than once in the same object"
     assert refusal.param == "n"
-    escaped = refusal_of(read_bytes(Api.CHAT, b'{"n": 1, "\\u006e": 8}'))
+    escaped = refusal_of(read_bytes(apis.CHAT, b'{"n": 1, "\\u006e": 8}'))
     assert escaped.param == "n", "the same key in another spelling"
 
 
-def test_field_given_twice_further_in_is_the_engines_to_read() -> None:
+def test_duplicate_field_below_the_top_level_is_left_to_the_engine() -> None:
     body = b'{"messages": [{"role": "user", "role": "user"}], "metadata": {"a": 1, "a": 2}}'
-    assert cost_of(read_bytes(Api.CHAT, body)) == 1
+    assert cost_of(read_bytes(apis.CHAT, body)) == 1
 
 
 def test_nesting_is_bounded() -> None:
     deepest = b'{"a": ' + b"[" * 15 + b"]" * 15 + b"}"
-    assert cost_of(read_bytes(Api.CHAT, deepest)) == 1
+    assert cost_of(read_bytes(apis.CHAT, deepest)) == 1
     deeper = b'{"a": ' + b"[" * 16 + b"]" * 16 + b"}"
-    assert "nested deeper than 16" in refusal_of(read_bytes(Api.CHAT, deeper)).message
+    assert "nested deeper than 16" in refusal_of(read_bytes(apis.CHAT, deeper)).message
     brackets_in_text = json.dumps({"a": "[" * 1000 + "{" * 1000}).encode()
-    assert cost_of(read_bytes(Api.CHAT, brackets_in_text)) == 1
+    assert cost_of(read_bytes(apis.CHAT, brackets_in_text)) == 1
     wide = json.dumps({"a": [[] for _ in range(1000)]}).encode()
-    assert cost_of(read_bytes(Api.CHAT, wide)) == 1
+    assert cost_of(read_bytes(apis.CHAT, wide)) == 1
 
 
-def test_model_that_is_no_string_is_read_as_none() -> None:
+def test_model_that_is_not_a_string_is_read_as_none() -> None:
     """The engine refuses it; here it is only a label."""
-    demand = read_json(Api.CHAT, model=5)
-    assert isinstance(demand, GenerationRequest)
-    assert demand.model == ""
+    generation = read_json(apis.CHAT, model=5)
+    assert isinstance(generation, GenerationRequest)
+    assert generation.model == ""
 
 
 WORD = st.text('an8[{"\\ \u00e9\ud800', max_size=5)
@@ -253,28 +255,28 @@ FIELDS = (
 )  # fmt: skip
 
 
-@given(st.sampled_from(GENERATING), st.dictionaries(st.sampled_from(FIELDS), JSON))
-def test_any_object_is_read_or_refused_and_a_cost_is_positive(
-    api: Api, fields: dict[str, Any]
+@given(st.sampled_from(apis.GENERATING), st.dictionaries(st.sampled_from(FIELDS), JSON))
+def test_any_object_is_read_with_a_positive_cost_or_rejected(
+    api: Endpoint, fields: dict[str, Any]
 ) -> None:
-    outcome = read(api, json.dumps(fields).encode(), max_depth=16, ctx_max=2048, coalesce=True)
+    outcome = api.read(json.dumps(fields).encode(), max_depth=16, ctx_max=2048, coalesce=True)
     if isinstance(outcome, GenerationRequest):
         assert outcome.cost >= 1
     else:
         refusal_of(outcome)
 
 
-@given(st.sampled_from(GENERATING), st.binary(max_size=60))
-def test_any_bytes_are_read_or_refused(api: Api, body: bytes) -> None:
+@given(st.sampled_from(apis.GENERATING), st.binary(max_size=60))
+def test_any_bytes_are_read_or_rejected(api: Endpoint, body: bytes) -> None:
     read_bytes(api, body)
 
 
-def test_a_repeated_key_among_many_costs_no_more_than_reading_them() -> None:
+def test_duplicate_key_among_many_is_found_in_linear_time() -> None:
     keys = b",".join(b'"k%d":1' % number for number in range(50_000))
     begin = time.process_time()
-    demand = read(Api.CHAT, b'{"x":{' + keys + b',"k0":2}}', max_depth=64, ctx_max=None)
-    assert isinstance(demand, GenerationRequest), "below the top it is the engine's business"
-    refusal = read(Api.CHAT, b"{" + keys + b',"k0":2}', max_depth=64, ctx_max=None)
+    generation = apis.CHAT.read(b'{"x":{' + keys + b',"k0":2}}', max_depth=64, ctx_max=None)
+    assert isinstance(generation, GenerationRequest), "below the top it is the engine's business"
+    refusal = apis.CHAT.read(b"{" + keys + b',"k0":2}', max_depth=64, ctx_max=None)
     assert isinstance(refusal, Refusal)
     assert refusal.param == "k0"
     assert time.process_time() - begin < 2.0, "quadratic, it takes minutes"

@@ -27,7 +27,7 @@ def refusal(*fields: tuple[str, str]) -> Refusal:
     return found
 
 
-def test_request_without_directives_has_the_one_value_that_says_so() -> None:
+def test_request_without_options_has_no_options() -> None:
     assert (
         read_options(CIMultiDict({"Host": "h", "X-Request-Id": "1", "X-Orch-Lease": "x"}))
         is NO_OPTIONS
@@ -35,7 +35,7 @@ def test_request_without_directives_has_the_one_value_that_says_so() -> None:
     assert RequestOptions() == NO_OPTIONS
 
 
-def test_each_directive_is_read_whatever_its_case() -> None:
+def test_each_option_is_read_in_any_case() -> None:
     assert options(
         ("x-orch-class", "Bulk"),
         ("X-ORCH-DEADLINE-MS", "1500"),
@@ -59,7 +59,7 @@ def test_each_directive_is_read_whatever_its_case() -> None:
 
 
 @pytest.mark.parametrize("value", ["home; prefer", "home;prefer", "home ; PREFER "])
-def test_pool_may_be_a_wish(value: str) -> None:
+def test_pool_may_be_a_preference(value: str) -> None:
     found = options(("X-Orch-Pool", value))
     assert (found.pool, found.prefers) == ("home", True)
 
@@ -68,12 +68,12 @@ def test_pool_may_be_a_wish(value: str) -> None:
     ("value", "flag"),
     [("", True), ("true", True), ("1", True), ("TRUE", True), ("false", False), ("0", False)],
 )
-def test_flags_are_given_by_presence_or_by_value(value: str, flag: bool) -> None:
+def test_flag_is_set_by_presence_or_by_value(value: str, flag: bool) -> None:
     assert options(("X-Orch-Do-Not-Queue", value)).do_not_queue is flag
     assert options(("X-Orch-No-Coalesce", value)).no_coalesce is flag
 
 
-def test_wait_of_zero_is_one_and_deadline_of_zero_is_none() -> None:
+def test_wait_of_zero_is_valid_and_deadline_of_zero_is_not() -> None:
     assert options(("X-Orch-Max-Wait-Ms", "0")).max_wait_ms == 0
     assert "above 0" in refusal(("X-Orch-Deadline-Ms", "0")).message
 
@@ -102,7 +102,7 @@ def test_wait_of_zero_is_one_and_deadline_of_zero_is_none() -> None:
         ("X-Orch-Measurement-Type", "fast", "must be one of single_stream, batched_online"),
     ],
 )
-def test_wrong_directive_is_refused_with_name_value_and_rule(
+def test_invalid_option_is_rejected_with_name_value_and_rule(
     name: str, value: str, rule: str
 ) -> None:
     found = refusal((name, value))
@@ -113,8 +113,8 @@ def test_wrong_directive_is_refused_with_name_value_and_rule(
 
 
 @pytest.mark.parametrize("name", ["X-Orch-Class", "X-Orch-Pool", "X-Orch-Deadline-Ms"])
-def test_directive_that_is_given_twice_is_refused(name: str) -> None:
-    assert "must be given once" in refusal((name, "1"), (name.lower(), "1")).message
+def test_repeated_option_is_rejected(name: str) -> None:
+    assert "must be sent only once" in refusal((name, "1"), (name.lower(), "1")).message
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ def test_directive_that_is_given_twice_is_refused(name: str) -> None:
         ("x-llm-d-inference-objective", "food-review", None),
     ],
 )
-def test_names_of_other_gateways_are_understood_or_ignored(
+def test_headers_of_other_gateways_are_supported_or_ignored(
     name: str, value: str, expected: ServiceClass | None
 ) -> None:
     assert options((name, value)).service_class is expected
 
 
-def test_own_header_counts_before_those_of_others() -> None:
+def test_own_header_has_precedence_over_those_of_other_gateways() -> None:
     found = options(("x-smg-priority", "bulk"), ("X-Orch-Class", "interactive"))
     assert found.service_class is INTERACTIVE
     assert (
@@ -180,7 +180,7 @@ def test_class_is_by_header_then_tier_then_priority(
         max_size=4,
     )
 )
-def test_whatever_is_sent_is_read_or_refused(fields: list[tuple[str, str]]) -> None:
+def test_any_headers_are_read_or_rejected(fields: list[tuple[str, str]]) -> None:
     found = read_options(CIMultiDict(fields))
     if isinstance(found, RequestOptions):
         assert found.deadline_ms is None or 0 < found.deadline_ms < 1e12

@@ -11,7 +11,7 @@ from orch_sidecar.api.redaction import error_text, short_lease
 LEASE = f"{'1' * 16}.{'a' * 32}.1"
 
 
-def test_most_of_what_makes_a_lease_unguessable_is_not_shown() -> None:
+def test_secret_part_of_a_lease_is_not_shown() -> None:
     assert short_lease(LEASE) == f"{'1' * 16}.{'a' * 7}"
 
 

@@ -58,7 +58,7 @@ STREAMS = [spoken for spoken in SPOKEN if spoken.stream]
 
 
 @given(st.sampled_from(STREAMS), st.integers(0, 500), PLACES)
-def test_what_is_far_from_the_end_takes_no_memory(
+def test_bytes_far_from_the_end_are_not_kept(
     spoken: Spoken, length: int, places: list[int]
 ) -> None:
     first, rest = spoken.body.split(b"\n\n", 1)
@@ -89,7 +89,7 @@ def test_continuous_counts_of_a_stream_without_an_end_are_the_last_ones() -> Non
     assert reader_of([stream], events=True).counts == (5, 3)
 
 
-def test_null_counts_between_and_after_the_counts_are_passed_over() -> None:
+def test_null_counts_between_and_after_the_counts_are_skipped() -> None:
     counts = b'data: {"usage": {"prompt_tokens": 5, "completion_tokens": 2}}\n\n'
     null = b'data: {"choices": [], "usage": null}\n\n'
     assert read(null + counts + null) == (5, 2)
@@ -98,7 +98,7 @@ def test_null_counts_between_and_after_the_counts_are_passed_over() -> None:
     assert read(b'{"usage": {}, "completion_tokens": 3}') == (None, None)
 
 
-def test_names_that_only_end_like_it_are_no_counts() -> None:
+def test_longer_names_with_the_same_end_are_no_counts() -> None:
     schema = {"properties": {'a "usage': {"input_tokens": 1, "output_tokens": 2}}}
     assert read(json.dumps({"tools": [schema]}).encode()) == (None, None)
 
@@ -148,7 +148,7 @@ def test_generated_text_is_never_mistaken_for_an_error(text: str) -> None:
 )
 @pytest.mark.parametrize("before", [b"", sse({"choices": []}), b"data: {}\r\n\r\n", b": ping\n\n"])
 @pytest.mark.parametrize("after", [b"", DONE, b"data: [DONE]\r\n\r\n"])
-def test_stream_that_tells_an_error_has_failed(before: bytes, event: bytes, after: bytes) -> None:
+def test_stream_that_reports_an_error_has_failed(before: bytes, event: bytes, after: bytes) -> None:
     assert reader_of([before, event, after], events=True).failed
     assert not reader_of([before, event, after], events=False).failed
 
@@ -177,7 +177,7 @@ def test_events_that_are_no_errors(event: bytes) -> None:
         (b"data: x\r\n\r\n", True),
     ],
 )
-def test_end_of_an_event_is_seen_wherever_it_is_cut(text: bytes, ended: bool) -> None:
+def test_end_of_an_event_is_found_wherever_it_is_cut(text: bytes, ended: bool) -> None:
     for at in range(len(text) + 1):
         for before in (b"", b"data: " + b"x" * 9000 + b"\n\n"):
             reader = reader_of([before, text[:at], text[at:]], events=True)
@@ -191,7 +191,7 @@ def test_prompt_is_estimated_by_its_size_and_never_longer_than_the_context() -> 
     assert size.estimate(10**6, 2048) == 2048
 
 
-def test_estimate_follows_what_answers_say_slowly_and_within_reason() -> None:
+def test_estimate_follows_answers_slowly_and_within_bounds() -> None:
     size = PromptSize()
     for _ in range(500):
         size.learn(500, 100)

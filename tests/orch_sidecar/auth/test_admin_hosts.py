@@ -18,7 +18,7 @@ HOSTS = AdminHosts(["10.0.0.5", "orch-admin.example", "[fd00::1]", "2001:db8::5"
         "[2001:db8::5]:9080",
     ],
 )  # fmt: skip
-def test_names_of_the_loopback_and_the_operators_own_are_answered(host: str) -> None:
+def test_loopback_names_and_configured_names_are_accepted(host: str) -> None:
     assert HOSTS.check([host]) is None
 
 
@@ -31,13 +31,13 @@ def test_names_of_the_loopback_and_the_operators_own_are_answered(host: str) -> 
         ["x.orch-admin.example"], ["2001"], ["2001:9080"],
     ],
 )  # fmt: skip
-def test_any_other_name_is_refused_and_the_remedy_named(hosts: list[str]) -> None:
+def test_any_other_name_is_rejected_with_the_remedy(hosts: list[str]) -> None:
     refusal = HOSTS.check(hosts)
     assert refusal is not None
     assert "admin_allowed_hosts" in refusal.message
 
 
-def test_long_name_is_cut_short() -> None:
+def test_long_name_is_truncated() -> None:
     refusal = HOSTS.check(["x" * 8000])
     assert refusal is not None
     assert len(refusal.message) < 400

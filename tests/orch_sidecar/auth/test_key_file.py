@@ -25,34 +25,34 @@ def path(tmp_path: Path) -> Path:
 
 def again(file: KeyFile) -> Keys | None:
     """What has changed since it was looked at last."""
-    look = file.look_if_changed()
-    return None if look is None else file.take(look)
+    inspection = file.inspect_if_changed()
+    return None if inspection is None else file.accept(inspection)
 
 
 def names(keys: Keys | None) -> list[str] | None:
     return None if keys is None else [each.name for each in keys]
 
 
-def test_no_file_is_no_keys_and_that_is_said(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_file_means_no_keys(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        assert KeyFile(path).begin() is None
+        assert KeyFile(path).read_at_start() is None
     [record] = caplog.records
     assert record.levelname == "INFO"
-    assert f"{path} (api_keys_file) does not exist" in record.message
+    assert f"api_keys_file {path} does not exist" in record.message
     assert "without API keys" in record.message
 
 
-def test_file_is_read_again_when_it_is_another_one_and_only_then(path: Path) -> None:
+def test_file_is_read_again_only_when_it_has_changed(path: Path) -> None:
     path.write_text(ALICE)
     file = KeyFile(path)
-    assert names(file.begin()) == ["alice"]
+    assert names(file.read_at_start()) == ["alice"]
     assert again(file) is None
     path.write_text(ALICE + BOB)
     assert names(again(file)) == ["alice", "bob"]
     assert again(file) is None
 
 
-def test_link_that_leads_elsewhere_is_another_file(tmp_path: Path, path: Path) -> None:
+def test_changed_link_is_a_changed_file(tmp_path: Path, path: Path) -> None:
     """As a kubelet lays out a Secret, and changes it: file -> ..data/file -> ..version/file."""
 
     def lay_out(version: str, text: str) -> None:
@@ -67,39 +67,39 @@ def test_link_that_leads_elsewhere_is_another_file(tmp_path: Path, path: Path) -
     lay_out("..1", ALICE)
     path.symlink_to("..data/keys.yaml")
     file = KeyFile(path)
-    assert names(file.begin()) == ["alice"]
+    assert names(file.read_at_start()) == ["alice"]
     lay_out("..2", same_size)
     assert names(again(file)) == ["bobby"]
 
 
-def test_file_that_comes_later_is_found(path: Path) -> None:
+def test_file_created_later_is_found(path: Path) -> None:
     file = KeyFile(path)
-    assert file.begin() is None
+    assert file.read_at_start() is None
     assert again(file) is None
     path.write_text(ALICE)
     assert names(again(file)) == ["alice"]
 
 
-def test_file_that_is_gone_is_wrong_and_not_no_keys(path: Path) -> None:
+def test_removed_file_is_an_error(path: Path) -> None:
     path.write_text(ALICE)
     file = KeyFile(path)
-    file.begin()
+    file.read_at_start()
     path.unlink()
-    with pytest.raises(InvalidKeyFile, match="is gone"):
+    with pytest.raises(InvalidKeyFile, match="does not exist any more"):
         again(file)
     assert again(file) is None, "it is said once"
-    with pytest.raises(InvalidKeyFile, match="is gone"):
-        file.take(file.look())
+    with pytest.raises(InvalidKeyFile, match="does not exist any more"):
+        file.accept(file.inspect())
     path.write_text(ALICE)
     assert names(again(file)) == ["alice"]
 
 
-def test_file_that_is_wrong_is_told_once_and_read_when_it_changes(path: Path) -> None:
+def test_invalid_file_is_reported_once_and_read_when_it_changes(path: Path) -> None:
     path.write_text(ALICE)
     file = KeyFile(path)
-    file.begin()
+    file.read_at_start()
     path.write_text("[]")
-    with pytest.raises(InvalidKeyFile, match="holds no key"):
+    with pytest.raises(InvalidKeyFile, match="contains no key"):
         again(file)
     assert again(file) is None
     path.write_text(BOB)
@@ -109,42 +109,42 @@ def test_file_that_is_wrong_is_told_once_and_read_when_it_changes(path: Path) ->
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "holds no key"),
-        (b"\xff\xfe", "is not UTF-8"),
+        (b"", "contains no key"),
+        (b"\xff\xfe", "is not valid UTF-8"),
         (b"#" * (MAX_FILE_BYTES + 1), f"is larger than {MAX_FILE_BYTES} bytes"),
         (b"- {}", "entry 1"),
     ],
 )
-def test_wrong_file_is_refused_by_its_path(path: Path, content: bytes, told: str) -> None:
+def test_error_of_an_invalid_file_names_its_path(path: Path, content: bytes, told: str) -> None:
     path.write_bytes(content)
     with pytest.raises(InvalidKeyFile) as wrong:
-        KeyFile(path).begin()
+        KeyFile(path).read_at_start()
     assert str(wrong.value).startswith(f"api_keys_file {path} ")
     assert told in str(wrong.value)
 
 
-def test_what_is_there_but_no_file_is_refused_and_not_no_keys(tmp_path: Path, path: Path) -> None:
-    with pytest.raises(InvalidKeyFile, match="is a directory: it must be a regular file"):
-        KeyFile(tmp_path).begin()
+def test_anything_but_a_regular_file_is_an_error(tmp_path: Path, path: Path) -> None:
+    with pytest.raises(InvalidKeyFile, match="is a directory, but must be a regular file"):
+        KeyFile(tmp_path).read_at_start()
     path.symlink_to("nowhere")
-    with pytest.raises(InvalidKeyFile, match="is a link to nothing"):
-        KeyFile(path).begin()
+    with pytest.raises(InvalidKeyFile, match="is a broken link"):
+        KeyFile(path).read_at_start()
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(InvalidKeyFile, match="is a FIFO: it must be a regular file"):
-        KeyFile(tmp_path / "fifo").begin()
+    with pytest.raises(InvalidKeyFile, match="is a FIFO, but must be a regular file"):
+        KeyFile(tmp_path / "fifo").read_at_start()
     (tmp_path / "file").write_text(ALICE)
     with pytest.raises(InvalidKeyFile, match="cannot be read: Not a directory"):
-        KeyFile(tmp_path / "file" / "keys.yaml").begin()
+        KeyFile(tmp_path / "file" / "keys.yaml").read_at_start()
 
 
-def test_path_that_cannot_be_looked_at_is_told_and_read_once_it_can(
+def test_unreadable_path_is_reported_and_read_once_it_is_readable(
     tmp_path: Path, path: Path
 ) -> None:
     there, away = tmp_path / "there", tmp_path / "away"
     there.mkdir()
     (there / "keys.yaml").write_text(ALICE)
     file = KeyFile(there / "keys.yaml")
-    file.begin()
+    file.read_at_start()
     there.rename(away)
     there.write_text("no directory")
     with pytest.raises(InvalidKeyFile, match="cannot be read: Not a directory"):
@@ -154,7 +154,7 @@ def test_path_that_cannot_be_looked_at_is_told_and_read_once_it_can(
     assert names(again(file)) == ["alice"], "the same file, after it was unreadable"
 
 
-# A file system that does not answer.
+# A file system that does not respond.
 
 
 class Hanging:
@@ -181,21 +181,21 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
     hanging.over.set()
 
 
-def test_file_system_that_hangs_lets_no_sidecar_start(path: Path, hanging: Hanging) -> None:
+def test_hanging_file_system_prevents_the_start(path: Path, hanging: Hanging) -> None:
     path.write_text(ALICE)
     with pytest.raises(
         InvalidKeyFile, match=r"keys.yaml cannot be read within 0.05 s: the file system"
     ):
-        KeyFile(path).begin()
+        KeyFile(path).read_at_start()
 
 
-async def test_read_that_hangs_is_given_up_and_not_begun_again_until_it_has_ended(
+async def test_hanging_read_times_out_and_is_not_repeated_until_it_ends(
     path: Path, hanging: Hanging
 ) -> None:
     file = KeyFile(path)
     path.write_text(ALICE)  # noqa: ASYNC240 (nothing else runs)
     for _ in range(3):
-        with pytest.raises(InvalidKeyFile, match="the file system does not answer"):
+        with pytest.raises(InvalidKeyFile, match="the file system does not respond"):
             await file.read_if_changed()
     assert hanging.waiting == 1
     hanging.over.set()

@@ -27,20 +27,20 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def test_file_says_whose_key_it_is_and_what_its_bearer_may_do() -> None:
+def test_entry_has_name_class_and_limit_of_a_key() -> None:
     text = entry_of(ALICE, "alice") + entry_of(BOB, "bob", bulk=True, concurrency=3)
     known = parse(text)
     assert len(known) == 2
-    assert known.of(ALICE.encode()) == ApiKey("alice", bytes.fromhex(digest(ALICE)))
-    assert known.of(BOB.encode()) == ApiKey("bob", bytes.fromhex(digest(BOB)), True, 3)
+    assert known.find(ALICE.encode()) == ApiKey("alice", bytes.fromhex(digest(ALICE)))
+    assert known.find(BOB.encode()) == ApiKey("bob", bytes.fromhex(digest(BOB)), True, 3)
 
 
 @pytest.mark.parametrize("key", ["", ALICE[:-1], ALICE + " ", ALICE.upper(), digest(ALICE)])
-def test_key_that_is_not_whole_is_nobodys(key: str) -> None:
-    assert parse(entry_of(ALICE, "alice")).of(key.encode()) is None
+def test_truncated_key_is_unknown(key: str) -> None:
+    assert parse(entry_of(ALICE, "alice")).find(key.encode()) is None
 
 
-def test_key_is_256_bits_of_chance_behind_a_prefix() -> None:
+def test_new_key_is_a_prefix_and_256_random_bits() -> None:
     assert re.fullmatch(r"orch-[A-Za-z0-9_-]{43}", ALICE)
     assert ALICE != BOB
     assert len(ALICE) < keys.MAX_KEY_BYTES
@@ -49,7 +49,7 @@ def test_key_is_256_bits_of_chance_behind_a_prefix() -> None:
 
 
 @pytest.mark.parametrize("name", ["true", "123", "1e3", "null", "a.b@c-d"])
-def test_entry_with_a_name_that_yaml_could_misread_is_read_as_it_was_meant(name: str) -> None:
+def test_name_that_yaml_could_misread_is_quoted(name: str) -> None:
     [entry] = parse(entry_of(ALICE, name))
     assert entry.name == name
 
@@ -57,20 +57,20 @@ def test_entry_with_a_name_that_yaml_could_misread_is_read_as_it_was_meant(name:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "holds no key"),
-        ("# nothing\n", "holds no key"),
-        ("[]", "holds no key"),
-        ("null", "holds no key"),
+        ("", "contains no key"),
+        ("# nothing\n", "contains no key"),
+        ("[]", "contains no key"),
+        ("null", "contains no key"),
         ("alice: x", "must be a list"),
         ("alice", "must be a list"),
-        ("- alice", "entry 1: must have fields"),
-        ("- {name: [}", "is no YAML: line 1, column"),
-        ("- !!python/object/apply:os.getcwd []", "is no YAML: line 1, column"),
-        ("- \x00", "is no YAML"),
-        ("- {name: 2024-99-99}", "is no YAML"),
+        ("- alice", "entry 1: must be a mapping"),
+        ("- {name: [}", "is not valid YAML: line 1, column"),
+        ("- !!python/object/apply:os.getcwd []", "is not valid YAML: line 1, column"),
+        ("- \x00", "is not valid YAML"),
+        ("- {name: 2024-99-99}", "is not valid YAML"),
     ],
 )
-def test_file_that_is_no_list_of_entries_is_refused(text: str, told: str) -> None:
+def test_file_that_is_not_a_list_of_entries_is_rejected(text: str, told: str) -> None:
     with pytest.raises(InvalidKeyFile, match=re.escape(told)):
         parse(text)
 
@@ -96,14 +96,15 @@ def test_file_that_is_no_list_of_entries_is_refused(text: str, told: str) -> Non
         ("name: alice, sha256: HASH, concurrency: 1.5", "entry 2: concurrency: 1.5: "),
         ("name: alice, sha256: HASH, concurrency: true", "entry 2: concurrency: True: "),
         ("name: alice, sha256: HASH, concurrency: '3'", "entry 2: concurrency: '3': "),
-        ("name: bob, sha256: HASH", "the name 'bob' is given twice"),
-        (f"name: alice, sha256: {digest(BOB)}", "the sha256 of 'bob' is given twice"),
-        ("name: alice, sha256: HASH, sha256: HASH", "line 3: a field is given twice"),
+        ("name: bob, sha256: HASH", "the name 'bob' occurs twice"),
+        (f"name: alice, sha256: {digest(BOB)}", "the sha256 of 'bob' occurs twice"),
+        (
+            "name: alice, sha256: HASH, sha256: HASH",
+            "line 3: an entry must not have the same field twice",
+        ),
     ],
 )
-def test_wrong_entry_is_refused_by_number_field_and_rule_without_a_key(
-    fields: str, told: str
-) -> None:
+def test_error_of_an_entry_names_number_field_and_rule_but_no_key(fields: str, told: str) -> None:
     text = entry_of(BOB, "bob") + "- {" + fields.replace("HASH", digest(ALICE)) + "}\n"
     with pytest.raises(InvalidKeyFile) as wrong:
         parse(text)
@@ -112,7 +113,7 @@ def test_wrong_entry_is_refused_by_number_field_and_rule_without_a_key(
     assert wrong.value.__cause__ is None, "a traceback would show what pydantic was given"
 
 
-def test_entry_that_the_file_would_not_take_is_not_made() -> None:
+def test_invalid_entry_is_not_created() -> None:
     with pytest.raises(InvalidKeyFile, match="name"):
         entry_of(ALICE, "a b")
     with pytest.raises(InvalidKeyFile, match="concurrency"):
@@ -132,22 +133,22 @@ def test_entry_that_the_file_would_not_take_is_not_made() -> None:
         ([("Authorization", ""), ("X-Api-Key", "b")], "", ""),
     ],
 )
-def test_key_is_that_of_authorization_before_that_of_x_api_key(
+def test_authorization_has_precedence_over_x_api_key(
     headers: list[tuple[str, str]], value: str | None, key: str | None
 ) -> None:
-    found = keys.sent(CIMultiDict(headers))
+    found = keys.credential(CIMultiDict(headers))
     assert found == value
-    assert (None if found is None else keys.bare(found)) == key
+    assert (None if found is None else keys.without_scheme(found)) == key
 
 
-def test_bytes_that_are_no_utf_8_are_a_key_like_any_other() -> None:
-    assert keys.octets(b"\xff\xfe".decode("utf-8", "surrogateescape")) == b"\xff\xfe"
+def test_key_may_have_bytes_that_are_not_utf_8() -> None:
+    assert keys.key_bytes(b"\xff\xfe".decode("utf-8", "surrogateescape")) == b"\xff\xfe"
 
 
-def test_differences_are_told_by_name() -> None:
+def test_differences_name_the_clients() -> None:
     alice, bob, carol = (ApiKey(name, name.encode()) for name in ("alice", "bob", "carol"))
     assert differences(None, Keys([bob, alice])) == "new: alice, bob"
     assert differences(Keys([alice, bob]), Keys([bob, alice])) == ""
     rotated = ApiKey("bob", b"other")
     told = differences(Keys([alice, bob]), Keys([rotated, carol]))
-    assert told == "new: carol; gone: alice; changed: bob"
+    assert told == "new: carol; removed: alice; changed: bob"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from orch_sidecar.config.changes import CHANGEABLE, Configuration, Reloads, plan
+from orch_sidecar.config.changes import CHANGEABLE, Configuration, ReloadState, plan_reload
 from orch_sidecar.config.settings import SidecarSettings
 from vllm_plugin import profile as profiles
 from vllm_plugin.profile import AdmissionRules, Profile
@@ -49,110 +49,110 @@ def shown(changes: tuple[Any, ...]) -> list[str]:
 
 
 def test_same_configuration_changes_nothing() -> None:
-    made = plan(configuration(), configuration())
-    assert (made.changes, made.needs_restart, made.rules) == ((), (), {})
-    assert made.after == configuration()
+    plan = plan_reload(configuration(), configuration())
+    assert (plan.changes, plan.needs_restart, plan.rules) == ((), (), {})
+    assert plan.after == configuration()
 
 
 def test_limit_changes() -> None:
-    made = plan(configuration(), configuration(max_body_bytes=2000, log_level="DEBUG"))
-    assert shown(made.changes) == ["max_body_bytes: 1000 -> 2000", "log_level: INFO -> DEBUG"]
-    assert made.needs_restart == ()
-    assert made.after.settings == Settings(max_body_bytes=2000, log_level="DEBUG")
+    plan = plan_reload(configuration(), configuration(max_body_bytes=2000, log_level="DEBUG"))
+    assert shown(plan.changes) == ["max_body_bytes: 1000 -> 2000", "log_level: INFO -> DEBUG"]
+    assert plan.needs_restart == ()
+    assert plan.after.settings == Settings(max_body_bytes=2000, log_level="DEBUG")
 
 
-def test_what_needs_a_restart_stays_and_is_said_and_the_rest_changes() -> None:
-    made = plan(configuration(), configuration(port=9000, body_timeout_s=10.0))
-    assert shown(made.needs_restart) == ["port: 8080 -> 9000"]
-    assert made.after.settings == Settings(port=8080, body_timeout_s=10.0)
+def test_setting_that_needs_a_restart_is_kept_and_reported() -> None:
+    plan = plan_reload(configuration(), configuration(port=9000, body_timeout_s=10.0))
+    assert shown(plan.needs_restart) == ["port: 8080 -> 9000"]
+    assert plan.after.settings == Settings(port=8080, body_timeout_s=10.0)
 
 
-def test_it_is_said_again_at_the_next_reload() -> None:
-    first = plan(configuration(), configuration(port=9000))
-    assert shown(plan(first.after, configuration(port=9000)).needs_restart)
-    assert not plan(first.after, configuration()).needs_restart
+def test_needed_restart_is_reported_by_every_reload() -> None:
+    first = plan_reload(configuration(), configuration(port=9000))
+    assert shown(plan_reload(first.after, configuration(port=9000)).needs_restart)
+    assert not plan_reload(first.after, configuration()).needs_restart
 
 
 def test_key_is_not_shown() -> None:
     old = configuration(engine_api_key="sk-old")
-    made = plan(old, configuration(engine_api_key="sk-new"))
-    assert shown(made.needs_restart) == ["engine_api_key: (not shown) -> (not shown)"]
-    assert "sk-" not in repr(made.needs_restart)
-    assert made.after.settings == old.settings
+    plan = plan_reload(old, configuration(engine_api_key="sk-new"))
+    assert shown(plan.needs_restart) == ["engine_api_key: (not shown) -> (not shown)"]
+    assert "sk-" not in repr(plan.needs_restart)
+    assert plan.after.settings == old.settings
 
 
 def test_password_in_a_url_is_not_shown() -> None:
     pools = [[Pool(name="a", url=f"http://user:{password}@x")] for password in ("one", "two")]
-    made = plan(configuration(pools=pools[0]), configuration(pools=pools[1]))
-    assert shown(made.needs_restart) == ["pools.a.url: (not shown) -> (not shown)"]
+    plan = plan_reload(configuration(pools=pools[0]), configuration(pools=pools[1]))
+    assert shown(plan.needs_restart) == ["pools.a.url: (not shown) -> (not shown)"]
 
 
-def test_pools_are_told_apart_by_name_whatever_their_order() -> None:
+def test_pools_are_compared_by_name_in_any_order() -> None:
     a, b, c = Pool(name="a"), Pool(name="b"), Pool(name="c", url="http://c")
-    made = plan(configuration(pools=[a, b]), configuration(pools=[c, a]))
-    assert sorted(shown(made.needs_restart)) == [
+    plan = plan_reload(configuration(pools=[a, b]), configuration(pools=[c, a]))
+    assert sorted(shown(plan.needs_restart)) == [
         "pools.b.name: b -> (absent)",
         f"pools.b.url: {b.url} -> (absent)",
         "pools.c.name: (absent) -> c",
         "pools.c.url: (absent) -> http://c",
     ]
-    assert made.after.settings == Settings(pools=[a, b])
+    assert plan.after.settings == Settings(pools=[a, b])
 
 
 def test_admission_rules_change() -> None:
     changed = with_bulk(queue_capacity=7, max_wait_s=5.0)
-    made = plan(configuration(), configuration(changed))
-    assert shown(made.changes) == [
+    plan = plan_reload(configuration(), configuration(changed))
+    assert shown(plan.changes) == [
         "cloud: admission.bulk.queue_capacity: 512 -> 7",
         "cloud: admission.bulk.max_wait_s: 600.0 -> 5.0",
     ]
-    assert made.rules == {"cloud": changed.admission}
-    assert made.after.profiles == {"cloud": changed}
+    assert plan.rules == {"cloud": changed.admission}
+    assert plan.after.profiles == {"cloud": changed}
 
 
-def test_rules_that_settings_override_are_compared_as_they_hold() -> None:
+def test_rules_are_compared_with_their_overrides() -> None:
     """The profile changed, but what the settings say instead did not."""
     old, new = configuration(), configuration(with_bulk(queue_capacity=7))
     same = Configuration(new.settings, new.profiles, old.rules)
-    assert plan(old, same).rules == {}
+    assert plan_reload(old, same).rules == {}
 
 
-def test_class_may_go_and_come() -> None:
+def test_class_can_be_removed_and_added() -> None:
     without = CLOUD.model_copy(
         update={"admission": CLOUD.admission.model_copy(update={"interactive": None})}
     )
-    there, back = plan(configuration(), configuration(without)), None
+    there, back = plan_reload(configuration(), configuration(without)), None
     assert there.rules["cloud"].interactive is None
     assert any("interactive.batch.most: 16 -> (absent)" in text for text in shown(there.changes))
-    back = plan(there.after, configuration())
+    back = plan_reload(there.after, configuration())
     assert back.rules == {"cloud": CLOUD.admission}
 
 
-def test_profile_is_taken_whole_or_not_at_all() -> None:
+def test_profile_changes_as_a_whole_or_not_at_all() -> None:
     """Its rules may have been written for the engine that it describes."""
     rules = with_bulk(queue_capacity=7)
     engine = {**rules.engine, "max_num_seqs": rules.slots.model_copy(update={"default": 8})}
-    made = plan(configuration(), configuration(rules.model_copy(update={"engine": engine})))
-    assert shown(made.needs_restart) == ["cloud: profile.engine.max_num_seqs.default: 64 -> 8"]
-    assert (made.changes, made.rules) == ((), {})
-    assert made.after.rules == {"cloud": CLOUD.admission}
-    assert made.after.profiles == {"cloud": CLOUD}
+    plan = plan_reload(configuration(), configuration(rules.model_copy(update={"engine": engine})))
+    assert shown(plan.needs_restart) == ["cloud: profile.engine.max_num_seqs.default: 64 -> 8"]
+    assert (plan.changes, plan.rules) == ((), {})
+    assert plan.after.rules == {"cloud": CLOUD.admission}
+    assert plan.after.profiles == {"cloud": CLOUD}
 
 
 def test_another_profile_under_the_same_pool_needs_a_restart() -> None:
-    made = plan(configuration(), configuration(HOME))
-    names = [change.name for change in made.needs_restart]
+    plan = plan_reload(configuration(), configuration(HOME))
+    names = [change.name for change in plan.needs_restart]
     assert {"cloud: profile.name", "cloud: profile.measurement_type"} <= set(names)
-    assert made.rules == {}
+    assert plan.rules == {}
 
 
-def test_pool_that_is_new_or_gone_changes_no_rules_and_is_said() -> None:
+def test_added_or_removed_pool_is_reported_and_changes_no_rules() -> None:
     old = configuration()
     other = Configuration(old.settings, {"other": HOME}, {"other": HOME.admission})
-    made = plan(old, other)
-    assert shown(made.needs_restart) == ["names of the pools: cloud -> other"]
-    assert made.rules == {}
-    assert made.after == old
+    plan = plan_reload(old, other)
+    assert shown(plan.needs_restart) == ["names of the pools: cloud -> other"]
+    assert plan.rules == {}
+    assert plan.after == old
 
 
 def test_every_changeable_setting_exists() -> None:
@@ -162,74 +162,74 @@ def test_every_changeable_setting_exists() -> None:
 @pytest.mark.parametrize(
     "name", ["host", "port", "engine_url", "engine_api_key", "api_keys_file", "profile"]
 )
-def test_where_it_listens_and_whom_it_serves_needs_a_restart(name: str) -> None:
+def test_addresses_and_engines_need_a_restart(name: str) -> None:
     assert name not in CHANGEABLE
 
 
-def test_settings_of_the_sidecar_can_be_planned() -> None:
+def test_settings_of_the_sidecar_are_compared() -> None:
     old, new = SidecarSettings(), SidecarSettings(port=1, max_body_bytes=2048, client_stall_s=1.0)
-    made = plan(Configuration(old, {}, {}), Configuration(new, {}, {}))
-    assert shown(made.changes) == [
+    plan = plan_reload(Configuration(old, {}, {}), Configuration(new, {}, {}))
+    assert shown(plan.changes) == [
         "max_body_bytes: 16777216 -> 2048",
         "client_stall_s: 120.0 -> 1.0",
     ]
-    assert shown(made.needs_restart) == ["port: 8080 -> 1"]
-    assert isinstance(made.after.settings, SidecarSettings)
-    assert made.after.settings.port == 8080
+    assert shown(plan.needs_restart) == ["port: 8080 -> 1"]
+    assert isinstance(plan.after.settings, SidecarSettings)
+    assert plan.after.settings.port == 8080
 
 
-def test_generation_counts_what_was_read_from_one() -> None:
-    reloads = Reloads(configuration())
-    assert reloads.document() == {
+def test_generation_counts_configurations_from_one() -> None:
+    state = ReloadState(configuration())
+    assert state.document() == {
         "generation": 1,
         "last_reload_error": None,
         "needs_restart": [],
     }
-    reloads.read(configuration(port=1, max_body_bytes=5))
-    assert reloads.document() == {
+    state.accept(configuration(port=1, max_body_bytes=5))
+    assert state.document() == {
         "generation": 2,
         "last_reload_error": None,
         "needs_restart": ["port"],
     }
-    assert reloads.configuration.settings == Settings(max_body_bytes=5)
+    assert state.configuration.settings == Settings(max_body_bytes=5)
 
 
-def test_wrong_file_changes_nothing_and_is_said_until_a_right_one() -> None:
-    reloads = Reloads(configuration())
-    reloads.read(configuration(port=1))
-    reloads.failed("cloud.yaml: bulk: a mapping is needed")
-    assert reloads.document() == {
+def test_error_changes_nothing_and_is_reported_until_the_next_reload() -> None:
+    state = ReloadState(configuration())
+    state.accept(configuration(port=1))
+    state.failed("cloud.yaml: bulk: a mapping is needed")
+    assert state.document() == {
         "generation": 2,
         "last_reload_error": "cloud.yaml: bulk: a mapping is needed",
         "needs_restart": ["port"],
     }
-    assert reloads.configuration == configuration()
-    reloads.read(configuration())
-    assert reloads.document() == {
+    assert state.configuration == configuration()
+    state.accept(configuration())
+    assert state.document() == {
         "generation": 3,
         "last_reload_error": None,
         "needs_restart": [],
     }
 
 
-def test_keys_that_cannot_be_read_are_said_until_they_can_and_each_error_is_news_once() -> None:
-    reloads = Reloads(configuration())
-    assert reloads.keys_failed("keys.yaml is gone")
-    assert not reloads.keys_failed("keys.yaml is gone")
-    assert reloads.document()["last_reload_error"] == "keys.yaml is gone"
-    assert reloads.keys_failed("keys.yaml holds no key")
-    reloads.keys_read()
-    assert reloads.document()["last_reload_error"] is None
-    reloads.failed("keys.yaml is gone")
-    assert not reloads.keys_failed("keys.yaml is gone"), "a reload has said so"
-    reloads.keys_read()
-    assert reloads.document()["last_reload_error"] == "keys.yaml is gone", "of that reload"
-    reloads.read(configuration())
-    assert reloads.document()["last_reload_error"] is None
+def test_error_of_the_keys_is_reported_until_they_are_read_and_new_once() -> None:
+    state = ReloadState(configuration())
+    assert state.keys_failed("keys.yaml is gone")
+    assert not state.keys_failed("keys.yaml is gone")
+    assert state.document()["last_reload_error"] == "keys.yaml is gone"
+    assert state.keys_failed("keys.yaml holds no key")
+    state.accept_keys()
+    assert state.document()["last_reload_error"] is None
+    state.failed("keys.yaml is gone")
+    assert not state.keys_failed("keys.yaml is gone"), "a reload has said so"
+    state.accept_keys()
+    assert state.document()["last_reload_error"] == "keys.yaml is gone", "of that reload"
+    state.accept(configuration())
+    assert state.document()["last_reload_error"] is None
 
 
 def test_key_of_a_pool_is_not_shown() -> None:
     told = {"name": "a", "url": "http://a", "profile": "cloud"}
     old, new = (SidecarSettings(pools=[told | {"api_key": key}]) for key in ("sk-1", "sk-2"))
-    made = plan(Configuration(old, {}, {}), Configuration(new, {}, {}))
-    assert shown(made.needs_restart) == ["pools.a.api_key: (not shown) -> (not shown)"]
+    plan = plan_reload(Configuration(old, {}, {}), Configuration(new, {}, {}))
+    assert shown(plan.needs_restart) == ["pools.a.api_key: (not shown) -> (not shown)"]

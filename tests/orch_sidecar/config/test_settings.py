@@ -32,7 +32,7 @@ def test_defaults_listen_on_the_loopback_only() -> None:
     assert settings.queue_capacity is None, "the profile's"
 
 
-def test_flag_counts_before_environment_before_file_before_default(
+def test_flag_overrides_environment_overrides_file_overrides_default(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config.write_text("port: 1\nqueue_capacity: 1\nlog_level: DEBUG\n")
@@ -78,7 +78,7 @@ def test_missing_file_is_named() -> None:
         "null: 1", "port: " + "[" * 3000,
     ],
 )  # fmt: skip
-def test_file_that_is_no_mapping_is_named(config: Path, text: str) -> None:
+def test_file_that_is_not_a_mapping_is_named(config: Path, text: str) -> None:
     config.write_text(text)
     assert f"--config {config}: " in refusal("--config", str(config))
 
@@ -122,7 +122,7 @@ def test_abbreviated_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
         ("engine_url", "ftp://h", "must be http://host:port"),
     ],
 )
-def test_wrong_value_is_told_with_setting_value_and_rule(
+def test_error_names_setting_value_and_rule(
     name: str, value: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flag, variable = f"--{name.replace('_', '-')}", f"ORCH_{name.upper()}"
@@ -136,18 +136,18 @@ def test_wrong_value_is_told_with_setting_value_and_rule(
         assert rule in message
 
 
-def test_all_wrong_values_are_told_at_once() -> None:
+def test_all_invalid_values_are_reported_at_once() -> None:
     message = refusal("--port", "-1", "--log-level", "LOUD")
     assert "--port" in message
     assert "--log-level" in message
 
 
-def test_engine_url_is_taken_without_its_slash() -> None:
+def test_trailing_slash_of_the_engine_url_is_removed() -> None:
     assert cli.read_settings(["--engine-url", "http://h:1/"]).engine_url == "http://h:1"
 
 
 @pytest.mark.parametrize("key", ["secret\n", "sec ret", "sécret", "secret\x01"])
-def test_key_that_no_header_can_carry_is_refused_and_not_shown(
+def test_key_that_no_header_can_contain_is_rejected_and_not_shown(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCH_ENGINE_API_KEY", key)
@@ -224,7 +224,7 @@ def test_queue_settings_override_every_class_of_every_pool(
         (
             '[{"name": "a", "url": "http://a:1", "profile": "p", "below": "b"}]',
             "0: ",
-            "needs tier: true",
+            "set tier: true",
         ),
         (
             '[{"name": "a", "url": "http://a:1", "profile": "p", "tier": true, "below": "B"}]',
@@ -234,23 +234,23 @@ def test_queue_settings_override_every_class_of_every_pool(
         (
             '[{"name": "a", "url": "https://a:1", "profile": "p", "headless": true}]',
             "0: ",
-            "headless needs http",
+            "must begin with http://",
         ),
         (
             f'[{{"name": "a{57 * "b"}", "url": "http://a", "profile": "p", "headless": true}}]',
             "0: ",
-            "57 characters at most",
+            "at most 57 characters",
         ),
         (
             '[{"name": "a", "url": "http://a:1", "profile": "p", "headless": true},'
             ' {"name": "a-12", "url": "http://b:1", "profile": "p"}]',
             "pools",
-            "'a-12' is named like an address of the headless 'a'",
+            "'a-12' is reserved for an address of the headless pool 'a'",
         ),
         (
             '[{"name": "a", "url": "http://a:1", "profile": "p", "on_request": true}]',
             "pools",
-            "must take what asks for none",
+            "must be false for at least one pool",
         ),
         ("[]", "pools", "at least 1"),
         ("{}", "pools", "valid list"),
@@ -259,11 +259,11 @@ def test_queue_settings_override_every_class_of_every_pool(
             '[{"name": "a", "url": "http://a:1", "profile": "home"},'
             ' {"name": "a", "url": "http://b:1", "profile": "home"}]',
             "pools",
-            "must differ: a is given twice",
+            "must be unique: a occurs more than once",
         ),
     ],
 )
-def test_wrong_pool_is_told_with_its_place_and_the_rule(
+def test_error_of_a_pool_names_its_place_and_the_rule(
     text: str, place: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCH_POOLS", text)

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families as classic
 
-from orch_sidecar.observability.exposition import OPENMETRICS, TEXT, exposed, prefers_openmetrics
+from orch_sidecar.observability.exposition import OPENMETRICS, TEXT, prefers_openmetrics, render
 from tests.orch_sidecar.openmetrics import openmetrics
 
 # As the releases send it: 2.30, 2.53, 3.
@@ -32,7 +32,7 @@ PROMETHEUS = [
         "text/html;q=0.9, application/openmetrics-text;q=0.2",
     ],
 )
-def test_who_asks_for_openmetrics_gets_it(accept: str) -> None:
+def test_openmetrics_is_rendered_if_accepted(accept: str) -> None:
     assert prefers_openmetrics(accept)
 
 
@@ -54,14 +54,14 @@ def test_who_asks_for_openmetrics_gets_it(accept: str) -> None:
         "application/openmetrics-textual",
     ],
 )
-def test_everybody_else_gets_the_classic_text(accept: str) -> None:
+def test_classic_text_is_rendered_otherwise(accept: str) -> None:
     assert not prefers_openmetrics(accept)
 
 
-def test_each_format_is_what_its_content_type_says() -> None:
+def test_each_format_matches_its_content_type() -> None:
     registry = CollectorRegistry()
     Counter("things", "Some.", registry=registry).inc(3)
-    body, content_type = exposed(registry, "application/openmetrics-text; version=1.0.0")
+    body, content_type = render(registry, "application/openmetrics-text; version=1.0.0")
     assert content_type == OPENMETRICS
     assert body.endswith(b"# EOF\n")
     [family] = openmetrics(body)
@@ -70,7 +70,7 @@ def test_each_format_is_what_its_content_type_says() -> None:
         "things_total",
         3,
     )
-    body, content_type = exposed(registry, "")
+    body, content_type = render(registry, "")
     assert content_type == TEXT
     assert b"EOF" not in body
     assert "things_total" in {s.name for family in classic(body.decode()) for s in family.samples}

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from prometheus_client.samples import Sample
 
-from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.observability.gen_ai import GenAi, operation_of
+from orch_sidecar.observability.gen_ai import GenAi
 from orch_sidecar.observability.record import Outcome, RequestRecord
+from tests.orch_sidecar import apis
 from tests.orch_sidecar.records import record_of
 from vllm_plugin.profile import ServiceClass
 
@@ -108,10 +108,10 @@ def test_stream_has_a_duration_a_first_token_and_a_time_per_token() -> None:
     [
         {"stream": False},
         {"first_byte": None},
-        {"api": Api.RESPONSES, "route": "/v1/responses"},  # vLLM begins it before it generates
+        {"endpoint": apis.RESPONSES},  # vLLM begins it before it generates
     ],
 )
-def test_answer_that_does_not_show_its_first_token_has_a_duration_only(
+def test_answer_without_a_visible_first_token_has_only_a_duration(
     more: dict[str, Any],
 ) -> None:
     gen = gen_ai()
@@ -135,7 +135,7 @@ def test_time_per_token_is_that_of_one_sequence_of_known_length_at_the_engines_p
 
 
 @pytest.mark.parametrize("outcome", [Reason.QUEUE_FULL, Outcome.CANCELLED, Outcome.ENGINE_ERROR])
-def test_duration_of_what_failed_is_told_apart_by_its_outcome(outcome: Outcome | Reason) -> None:
+def test_failed_requests_have_durations_by_outcome(outcome: Outcome | Reason) -> None:
     gen = gen_ai()
     served(gen, exchange_of(outcome=outcome), ms=10)
     served(gen, exchange_of(outcome=outcome), ms=20)
@@ -145,11 +145,11 @@ def test_duration_of_what_failed_is_told_apart_by_its_outcome(outcome: Outcome |
     assert only(gen, FIRST_TOKEN) == (1, 0.3)
 
 
-def test_routes_of_one_operation_are_counted_together() -> None:
+def test_endpoints_of_one_operation_are_counted_together() -> None:
     gen = gen_ai()
     served(gen, exchange_of())
-    served(gen, exchange_of(api=Api.MESSAGES, route="/v1/messages"))
-    served(gen, exchange_of(api=Api.COMPLETIONS, route="/v1/completions"))
+    served(gen, exchange_of(endpoint=apis.MESSAGES))
+    served(gen, exchange_of(endpoint=apis.COMPLETIONS))
     assert only(gen, DURATION)[0] == 2
     assert only(gen, DURATION, gen_ai_operation_name="text_completion")[0] == 1
 
@@ -171,7 +171,7 @@ def test_model_that_its_pool_does_not_serve_is_no_label() -> None:
     served(gen, exchange_of(model=""))
     served(gen, exchange_of(model="large"))  # of another pool
     assert {labels: count for labels, (count, _) in told(gen, DURATION).items()} == {unknown: 102}
-    assert len(gen._at_hand) <= 1  # nothing is kept of what clients make up
+    assert len(gen._cache) <= 1  # nothing is kept of what clients make up
 
 
 def test_model_is_a_label_once_its_pool_serves_it() -> None:
@@ -184,7 +184,5 @@ def test_model_is_a_label_once_its_pool_serves_it() -> None:
     assert len(told(gen, DURATION)) == 2
 
 
-@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES, Api.RESPONSES])
-def test_whatever_is_no_completion_is_a_chat(api: Api) -> None:
-    assert operation_of(api) == "chat"
-    assert operation_of(Api.COMPLETIONS) == "text_completion"
+def test_completions_are_the_only_text_completion() -> None:
+    assert [api.operation for api in apis.GENERATING] == ["chat", "text_completion", "chat", "chat"]

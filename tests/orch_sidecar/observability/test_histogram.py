@@ -38,13 +38,13 @@ def test_values_are_counted_up_to_and_including_the_bound() -> None:
     assert value(distribution, "name_sum") == sum((0.05, 0.1, 0.100001, 1.0, 2.5, 99.0))
 
 
-def test_nothing_observed_is_zeros() -> None:
+def test_empty_histogram_is_zero() -> None:
     distribution = Histogram(BUCKETS)
     assert buckets(distribution) == dict.fromkeys(("0.1", "1.0", "2.5", "+Inf"), 0)
     assert value(distribution, "name_count") == value(distribution, "name_sum") == 0
 
 
-def test_samples_carry_the_labels_they_are_given() -> None:
+def test_samples_have_the_given_labels() -> None:
     assert all(sample.labels["pool"] == "a" for sample in samples(Histogram(BUCKETS)))
 
 
@@ -63,7 +63,7 @@ def test_buckets_grow_and_the_last_is_the_count(values: list[tuple[float, int]])
     assert buckets(at_once) == buckets(each)
 
 
-def test_bucket_tells_the_last_value_that_belongs_to_a_trace() -> None:
+def test_exemplar_is_the_last_value_with_a_trace() -> None:
     distribution = Histogram(BUCKETS)
     distribution.observe(0.5, (1, 10.0))
     distribution.observe(0.7, (TRACE, 20.0004))

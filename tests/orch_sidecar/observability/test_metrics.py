@@ -14,20 +14,19 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as classic
 
 from orch_sidecar.api.endpoints import ENDPOINTS
-from orch_sidecar.api.generation import Api
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.resolve import load_pools
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.observability.exposition import exposed
+from orch_sidecar.observability.exposition import render
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.registry import PoolRegistry
+from tests.orch_sidecar import apis
 from tests.orch_sidecar.openmetrics import openmetrics
 from tests.orch_sidecar.records import record_of
 from vllm_plugin.profile import ServiceClass
 
 MS = 1_000_000  # nanoseconds
-GENERATING = [route for route in ENDPOINTS.values() if route.admitted]
 HISTOGRAMS = {
     "orch_admission_wait_seconds",
     "orch_time_to_first_byte_seconds",
@@ -53,8 +52,8 @@ async def metrics() -> AsyncIterator[Metrics]:
 def exchange_of(**more: Any) -> RequestRecord:
     """A stream of 34 tokens that has just ended well, after 300 ms."""
     now = time.monotonic_ns()
-    route = more.pop("route", ENDPOINTS["/v1/chat/completions"])
-    record = record_of(api=route.api, route=route.path, arrived=now - 300 * MS)
+    endpoint = more.pop("endpoint", apis.CHAT)
+    record = record_of(endpoint=endpoint, arrived=now - 300 * MS)
     given = {
         "model": "tiny", "cost": 1, "stream": True, "pool": "cloud", "status": 200,
         "service_class": ServiceClass.INTERACTIVE, "admitted": now - 299 * MS,
@@ -68,7 +67,7 @@ def exchange_of(**more: Any) -> RequestRecord:
 
 async def told(metrics: Metrics) -> Samples:
     """Sample (its name, and its labels less what all have) to value."""
-    text = exposed(metrics.registry, "")[0].decode()
+    text = render(metrics.registry, "")[0].decode()
     found = {}
     for family in classic(text):
         for sample in family.samples:
@@ -92,13 +91,15 @@ def samples(families: Iterable[Metric]) -> dict[tuple[str, str], float]:
 INTERACTIVE = "class=interactive measurement_type=batched_online"
 
 
-async def test_tokens_are_counted_and_so_are_answers_that_do_not_tell_theirs(
+async def test_tokens_and_answers_without_usage_are_counted(
     metrics: Metrics,
 ) -> None:
-    metrics.finished(exchange_of())
-    metrics.finished(exchange_of(output_tokens=6, input_tokens=None))
-    metrics.finished(exchange_of(output_tokens=None, input_tokens=None))
-    metrics.finished(exchange_of(outcome=Outcome.CANCELLED, output_tokens=None, input_tokens=None))
+    metrics.request_ended(exchange_of())
+    metrics.request_ended(exchange_of(output_tokens=6, input_tokens=None))
+    metrics.request_ended(exchange_of(output_tokens=None, input_tokens=None))
+    metrics.request_ended(
+        exchange_of(outcome=Outcome.CANCELLED, output_tokens=None, input_tokens=None)
+    )
     found = await told(metrics)
     assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 40
     assert found[f"orch_input_tokens_total {INTERACTIVE}"] == 12
@@ -107,14 +108,14 @@ async def test_tokens_are_counted_and_so_are_answers_that_do_not_tell_theirs(
     assert found["orch_output_tokens_total class=bulk measurement_type=batched_online"] == 0
 
 
-async def test_every_request_is_counted_however_many_end_between_two_scrapes(
+async def test_every_request_between_two_scrapes_is_counted(
     metrics: Metrics,
 ) -> None:
     """They are counted some in a row."""
     total = 0
     for more in (1, 31, 32, 33, 100):
         for _ in range(more):
-            metrics.finished(exchange_of())
+            metrics.request_ended(exchange_of())
         total += more
         found = await told(metrics)
         assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 34 * total
@@ -122,14 +123,14 @@ async def test_every_request_is_counted_however_many_end_between_two_scrapes(
         assert found[f"orch_admission_wait_seconds_count {INTERACTIVE}"] == total
 
 
-async def test_shared_decode_is_counted_once_and_each_of_its_requests_has_a_duration(
+async def test_shared_generation_is_counted_once_and_its_requests_have_durations(
     metrics: Metrics,
 ) -> None:
     leader = exchange_of(shared=True)
     joiner = exchange_of(shared=True, coalesced=True)
-    metrics.finished(leader)
-    metrics.decoded(exchange_of())
-    metrics.finished(joiner)
+    metrics.request_ended(leader)
+    metrics.generation_ended(exchange_of())
+    metrics.request_ended(joiner)
     found = await told(metrics)
     assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 34
     assert found[f"orch_answers_total {INTERACTIVE} tokens=known"] == 1
@@ -146,23 +147,25 @@ async def test_shared_decode_is_counted_once_and_each_of_its_requests_has_a_dura
     }
 
 
-async def test_decode_that_came_to_nothing_generated_nothing(metrics: Metrics) -> None:
-    metrics.decoded(exchange_of(outcome=Reason.ENGINE_FAILED))
-    metrics.decoded(exchange_of(admitted=None))
+async def test_failed_generation_counts_no_tokens(metrics: Metrics) -> None:
+    metrics.generation_ended(exchange_of(outcome=Reason.ENGINE_FAILED))
+    metrics.generation_ended(exchange_of(admitted=None))
     found = await told(metrics)
     assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 0
     assert found[f"orch_answers_total {INTERACTIVE} tokens=unknown"] == 0
 
 
-async def test_what_no_pool_was_asked_for_is_no_generation(metrics: Metrics) -> None:
+async def test_request_without_a_pool_is_no_generation(metrics: Metrics) -> None:
     refused: dict[str, Any] = {
         "admitted": None,
         "first_byte": None,
         "status": 503,
         "outcome": Reason.NO_POOL,
     }
-    metrics.finished(exchange_of(pool=None, **refused))
-    metrics.finished(exchange_of(route=ENDPOINTS["/tokenize"], cost=0, stream=False, admitted=None))
+    metrics.request_ended(exchange_of(pool=None, **refused))
+    metrics.request_ended(
+        exchange_of(endpoint=ENDPOINTS["/tokenize"], cost=0, stream=False, admitted=None)
+    )
     found = await told(metrics)
     assert not [name for name in found if name.startswith("gen_ai_")]
     assert found["orch_requests_total outcome=no_pool route=/v1/chat/completions status=503"] == 1
@@ -176,7 +179,7 @@ def anything(chance: random.Random) -> RequestRecord:
     endings = [(Outcome.OK, 200), (Outcome.CANCELLED, 0), (Reason.QUEUE_FULL, 429)]
     outcome, status = chance.choice(endings)
     record = exchange_of(
-        route=chance.choice(GENERATING),
+        endpoint=chance.choice(apis.GENERATING),
         model=chance.choice(["tiny", "", text]),
         cost=chance.randint(1, 4),
         stream=chance.random() < 0.5,
@@ -191,28 +194,26 @@ def anything(chance: random.Random) -> RequestRecord:
     return record
 
 
-async def test_no_request_makes_a_series_that_another_of_its_kind_has_not_made(
-    metrics: Metrics,
-) -> None:
+async def test_number_of_series_is_bounded(metrics: Metrics) -> None:
     chance = random.Random(39)
     for _ in range(2000):  # every kind has been there
-        metrics.finished(anything(chance))
+        metrics.request_ended(anything(chance))
     before = (await told(metrics)).keys()
     for _ in range(1000):
-        metrics.finished(anything(chance))
+        metrics.request_ended(anything(chance))
     assert (await told(metrics)).keys() == before
     # Operations, whether the model is known, classes; outcomes of durations.
     durations = [name for name in before if name.startswith("gen_ai_server_request_duration")]
     assert len({name for name in durations if "_count" in name}) == 2 * 2 * 2 * 3
 
 
-async def test_both_formats_are_valid_and_say_the_same(metrics: Metrics) -> None:
+async def test_both_formats_are_valid_and_equal(metrics: Metrics) -> None:
     chance = random.Random(40)
     for _ in range(300):
-        metrics.finished(anything(chance))
-    body, _ = exposed(metrics.registry, "application/openmetrics-text")
+        metrics.request_ended(anything(chance))
+    body, _ = render(metrics.registry, "application/openmetrics-text")
     families = openmetrics(body)
-    assert samples(families) == samples(classic(exposed(metrics.registry, "")[0].decode()))
+    assert samples(families) == samples(classic(render(metrics.registry, "")[0].decode()))
     assert {family.name for family in families if family.type == "histogram"} > HISTOGRAMS
     for family in families:
         if family.type == "counter":
@@ -222,10 +223,10 @@ async def test_both_formats_are_valid_and_say_the_same(metrics: Metrics) -> None
 async def test_sums_of_buckets_agree(metrics: Metrics) -> None:
     chance = random.Random(41)
     for _ in range(500):
-        metrics.finished(anything(chance))
+        metrics.request_ended(anything(chance))
     last: dict[tuple[str, str], float] = {}
     counts: dict[tuple[str, str], float] = {}
-    for family in classic(exposed(metrics.registry, "")[0].decode()):
+    for family in classic(render(metrics.registry, "")[0].decode()):
         for sample in family.samples:
             labels = str(sorted((k, v) for k, v in sample.labels.items() if k != "le"))
             if sample.name.endswith("_bucket"):
@@ -244,12 +245,12 @@ async def test_sums_of_buckets_agree(metrics: Metrics) -> None:
 async def test_only_sampled_traces_are_exemplars_and_only_in_openmetrics(
     metrics: Metrics,
 ) -> None:
-    metrics.finished(exchange_of())
-    assert "trace_id" not in exposed(metrics.registry, "application/openmetrics-text")[0].decode()
-    metrics.finished(exchange_of(trace_id=0xABC))
-    metrics.finished(exchange_of())
-    assert "trace_id" not in exposed(metrics.registry, "")[0].decode()
-    body, _ = exposed(metrics.registry, "application/openmetrics-text")
+    metrics.request_ended(exchange_of())
+    assert "trace_id" not in render(metrics.registry, "application/openmetrics-text")[0].decode()
+    metrics.request_ended(exchange_of(trace_id=0xABC))
+    metrics.request_ended(exchange_of())
+    assert "trace_id" not in render(metrics.registry, "")[0].decode()
+    body, _ = render(metrics.registry, "application/openmetrics-text")
     found = {
         family.name: [s.exemplar for s in family.samples if s.exemplar is not None]
         for family in openmetrics(body)
@@ -262,9 +263,3 @@ async def test_only_sampled_traces_are_exemplars_and_only_in_openmetrics(
         for exemplar in exemplars:
             assert exemplar.labels == {"trace_id": f"{0xABC:032x}"}
             assert float(str(exemplar.timestamp)) == pytest.approx(time.time(), abs=60)
-
-
-def test_every_generating_route_has_an_operation() -> None:
-    assert {route.api for route in GENERATING} == {
-        Api.CHAT, Api.COMPLETIONS, Api.RESPONSES, Api.MESSAGES,
-    }  # fmt: skip

@@ -27,7 +27,7 @@ def exchange_of(*, stream: bool = False) -> RequestRecord:
     "given",
     ["a", "0", "3f2b1c9e-0d5a-4c0e-9b61-1d0f7f7b2a10", "req_1:2.3-4", "A" * 128],
 )
-def test_harmless_ids_are_accepted_as_they_are(given: str) -> None:
+def test_safe_ids_are_accepted_unchanged(given: str) -> None:
     assert accept_id(given) == given
 
 
@@ -38,7 +38,7 @@ def test_harmless_ids_are_accepted_as_they_are(given: str) -> None:
         "<a>", "a\x00", '"', "a,b", "٣",
     ],
 )  # fmt: skip
-def test_other_ids_are_not(given: str | None) -> None:
+def test_other_ids_are_rejected(given: str | None) -> None:
     assert accept_id(given) is None
 
 
@@ -60,7 +60,7 @@ def test_exchange_counts_as_cancelled_until_it_is_known_otherwise() -> None:
     assert exchange_of().outcome is Outcome.CANCELLED
 
 
-def test_outcomes_are_told_apart_by_their_value() -> None:
+def test_outcomes_differ_by_value() -> None:
     """Both sets share one metric label."""
     assert not {ending.value for ending in Outcome} & {reason.value for reason in Reason}
 

@@ -11,7 +11,7 @@ PARENT = "b7ad6b7169203331"
 
 
 @pytest.mark.parametrize("flags", ["01", "03", "ff"])
-def test_sampled_trace_is_known_by_its_id(flags: str) -> None:
+def test_id_of_a_sampled_trace_is_read(flags: str) -> None:
     assert sampled_trace(f"00-{TRACE}-{PARENT}-{flags}") == int(TRACE, 16)
 
 
@@ -33,5 +33,5 @@ def test_sampled_trace_is_known_by_its_id(flags: str) -> None:
         "nonsense",
     ],
 )
-def test_what_is_not_sampled_or_not_a_trace_context_has_no_trace(header: str) -> None:
+def test_unsampled_or_invalid_trace_context_has_no_id(header: str) -> None:
     assert sampled_trace(header) == 0

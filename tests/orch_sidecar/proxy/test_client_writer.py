@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import LAST_CHUNK, MAX_HELD_BYTES, Head, body_of, parse_head
+from tests.orch_sidecar import apis
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.broadcasting import (
     POOL,
@@ -38,9 +39,11 @@ class Client(Transport):
 class Relayed:
     """A response between an engine and a client without sockets."""
 
-    def __init__(self, api: Api = Api.CHAT, *, stream: bool = True, http10: bool = False) -> None:
+    def __init__(
+        self, api: Endpoint = apis.CHAT, *, stream: bool = True, http10: bool = False
+    ) -> None:
         self.client = Client()
-        self.record = record_of(api=api, stream=stream)
+        self.record = record_of(endpoint=api, stream=stream)
         writer = ClientWriter(http_of(self.client, http10=http10), self.record, WATCHDOG)
         connections = ConnectionPool("http://127.0.0.1:9", 1.0)
         self.response = EngineResponse(writer, connections, events=stream)

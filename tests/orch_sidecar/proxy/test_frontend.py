@@ -36,7 +36,7 @@ class Served:
         settings = SidecarSettings()
         self.bodies = BodyReader(settings)
         pools = MagicMock(ctx_max=None, coalescing=False)
-        metrics = MagicMock(finished=self.records.append)
+        metrics = MagicMock(request_ended=self.records.append)
         self.frontend = Frontend(
             self.stage,
             cast(Any, None),

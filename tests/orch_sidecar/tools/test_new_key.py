@@ -26,7 +26,7 @@ def test_key_goes_to_stderr_and_its_entry_to_stdout(
     assert key != other
     assert key not in entry
     known = parse(entry + other_entry)
-    alice, bob = known.of(key.encode()), known.of(other.encode())
+    alice, bob = known.find(key.encode()), known.find(other.encode())
     assert alice is not None
     assert bob is not None
     assert (alice.name, alice.bulk, alice.concurrency) == ("alice", False, None)

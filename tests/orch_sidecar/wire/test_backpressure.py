@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.api import errors
-from orch_sidecar.api.generation import Api
+from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.wire.backpressure import (
@@ -19,6 +18,7 @@ from orch_sidecar.wire.backpressure import (
     fields,
 )
 from orch_sidecar.wire.http1 import Head
+from tests.orch_sidecar import apis
 from vllm_plugin import endpoint
 from vllm_plugin.profile import ServiceClass
 
@@ -68,10 +68,10 @@ def test_header_says_when_to_come_back(given: list[tuple[bytes, bytes]], expecte
     assert by_sidecar(head(*given), b"") == expected
 
 
-@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES])
-def test_envelope_says_it_where_no_header_does(api: Api) -> None:
+@pytest.mark.parametrize("api", [apis.CHAT, apis.MESSAGES])
+def test_envelope_says_it_where_no_header_does(api: Endpoint) -> None:
     refusal = Refusal(Reason.DO_NOT_QUEUE, "no slot", retry_after_ms=77)
-    assert by_sidecar(head(), errors.body(api, refusal)) == 77
+    assert by_sidecar(head(), api.error_format.body(refusal)) == 77
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.api import generation as openai
-from orch_sidecar.api.generation import Api, GenerationRequest
+from orch_sidecar.api.endpoints import ENDPOINTS
+from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.tools.bench.load.prompts import (
     BLOCK_TOKENS,
     ENGLISH,
@@ -43,12 +43,16 @@ def test_sidecar_reads_from_the_body_what_the_prompt_contains(
     content: Content, ignore_eos: bool, stream: bool
 ) -> None:
     prompt = Prompt(content, None, 16)
-    api = Api.CHAT if prompt.path == "/v1/chat/completions" else Api.COMPLETIONS
     sent = body(prompt, "llama", ignore_eos=ignore_eos, stream=stream)
-    demand = openai.read(api, sent, max_depth=10, ctx_max=None)
-    assert isinstance(demand, GenerationRequest)
-    assert (demand.cost, demand.stream, demand.model, demand.max_tokens) == (1, stream, "llama", 16)
-    assert demand.prompt_tokens == (3 if content == (1, 2, 3) else None)
+    generation = ENDPOINTS[prompt.path].read(sent, max_depth=10, ctx_max=None)
+    assert isinstance(generation, GenerationRequest)
+    assert (generation.cost, generation.stream, generation.model, generation.max_tokens) == (
+        1,
+        stream,
+        "llama",
+        16,
+    )
+    assert generation.prompt_tokens == (3 if content == (1, 2, 3) else None)
 
 
 def test_ids_and_texts_are_completions_and_messages_a_chat() -> None:

@@ -1,0 +1,90 @@
+"""The names of all header fields that the sidecar reads or writes, each defined once.
+
+Pure. The names are `istr`, which a multidict need not fold to one case at each look-up. Tables and
+templates of bytes are made of them at import, by `raw` and `field_line`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from multidict import istr
+
+# HTTP.
+ACCEPT: Final = istr("Accept")
+ACCEPT_ENCODING: Final = istr("Accept-Encoding")
+ALLOW: Final = istr("Allow")
+CACHE_CONTROL: Final = istr("Cache-Control")
+CONNECTION: Final = istr("Connection")
+CONTENT_ENCODING: Final = istr("Content-Encoding")
+CONTENT_LENGTH: Final = istr("Content-Length")
+CONTENT_TYPE: Final = istr("Content-Type")
+EXPECT: Final = istr("Expect")
+HOST: Final = istr("Host")
+ORIGIN: Final = istr("Origin")
+RETRY_AFTER: Final = istr("Retry-After")
+SERVER: Final = istr("Server")
+SERVER_TIMING: Final = istr("Server-Timing")
+TRANSFER_ENCODING: Final = istr("Transfer-Encoding")
+
+# Keys of clients and of engines.
+AUTHORIZATION: Final = istr("Authorization")
+WWW_AUTHENTICATE: Final = istr("WWW-Authenticate")
+X_API_KEY: Final = istr("X-Api-Key")
+
+# Ids of a request, and its trace context (W3C).
+X_REQUEST_ID: Final = istr("X-Request-Id")
+X_CORRELATION_ID: Final = istr("X-Correlation-Id")
+X_ORCH_REQUEST_ID: Final = istr("X-Orch-Request-Id")
+TRACEPARENT: Final = istr("traceparent")
+TRACESTATE: Final = istr("tracestate")
+
+# What a client, or a parent sidecar, asks of this sidecar. All that begins with `X_ORCH` ends here.
+X_ORCH: Final = istr("X-Orch-")
+X_ORCH_CLASS: Final = istr("X-Orch-Class")
+X_ORCH_DEADLINE_MS: Final = istr("X-Orch-Deadline-Ms")
+X_ORCH_DO_NOT_QUEUE: Final = istr("X-Orch-Do-Not-Queue")
+X_ORCH_LEASE: Final = istr("X-Orch-Lease")
+X_ORCH_MAX_WAIT_MS: Final = istr("X-Orch-Max-Wait-Ms")
+X_ORCH_MEASUREMENT_TYPE: Final = istr("X-Orch-Measurement-Type")
+X_ORCH_NO_COALESCE: Final = istr("X-Orch-No-Coalesce")
+X_ORCH_POOL: Final = istr("X-Orch-Pool")
+X_ORCH_SCENARIO: Final = istr("X-Orch-Scenario")
+# Names of other gateways for the class.
+X_SMG_PRIORITY: Final = istr("x-smg-priority")
+X_LLM_D_OBJECTIVE: Final = istr("x-llm-d-inference-objective")
+CLASS_ALIASES: Final = (X_SMG_PRIORITY, X_LLM_D_OBJECTIVE)
+
+# What the sidecar adds to an answer.
+RETRY_AFTER_MS: Final = istr("retry-after-ms")
+X_BACKOFF_MS: Final = istr("X-Backoff-Ms")
+X_MEASUREMENT_TYPE: Final = istr("X-Measurement-Type")
+X_ORCH_PREDICTED_START_MS: Final = istr("X-Orch-Predicted-Start-Ms")
+X_ORCH_QUEUE_POSITION: Final = istr("X-Orch-Queue-Position")
+
+# What vLLM reads and no client may set: it would bypass admission.
+X_DATA_PARALLEL_RANK: Final = istr("X-Data-Parallel-Rank")
+X_SESSION_ID: Final = istr("X-Session-Id")
+X_VLLM_PRIORITY: Final = istr("X-Vllm-Priority")
+
+
+def raw(name: str) -> bytes:
+    """Returns a name as it is compared and written in bytes: in lower case."""
+    return name.lower().encode("ascii")
+
+
+def field_line(name: str, value: str) -> bytes:
+    """Returns a whole header line, or the template of one if the value has a placeholder."""
+    return b"%b: %b\r\n" % (raw(name), value.encode())
+
+
+# Of one connection, and never forwarded (RFC 9110, 7.6.1).
+HOP_BY_HOP: Final = frozenset(
+    map(
+        raw,
+        (
+            CONNECTION, "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
+            "Proxy-Connection", "TE", "Trailer", TRANSFER_ENCODING, "Upgrade",
+        ),
+    )
+)  # fmt: skip

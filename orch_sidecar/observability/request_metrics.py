@@ -1,0 +1,145 @@
+"""Histograms and counters of requests, by pool and class: a row each.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from orch_sidecar.observability.histogram import Histogram, Traced
+from orch_sidecar.observability.record import Outcome, RequestRecord
+
+_WAIT_BUCKETS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
+)  # fmt: skip
+_ERROR_BUCKETS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5)
+# Bound once: looking up a member of an enum is slow.
+_OK: Final = Outcome.OK
+
+# The prediction of a shorter wait is always off by a multiple.
+_PREDICTABLE_S: Final = 0.1
+
+
+def _wait_s(record: RequestRecord) -> float | None:
+    return None if record.admitted is None else (record.admitted - record.identity.arrived) / 1e9
+
+
+def _first_byte_s(record: RequestRecord) -> float | None:
+    return (
+        None if record.first_byte is None else (record.first_byte - record.identity.arrived) / 1e9
+    )
+
+
+def _prediction_error(record: RequestRecord) -> float | None:
+    if record.queued is None or record.admitted is None or record.predicted_start_ms is None:
+        return None
+    waited_s = (record.admitted - record.queued) / 1e9
+    if waited_s <= _PREDICTABLE_S:
+        return None
+    return abs(record.predicted_start_ms / 1000 - waited_s) / waited_s
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramRow:
+    """A histogram of admitted requests, by pool and class. `value`: None is not observed.
+
+    `shared_once`: counts requests that share a generation once.
+    """
+
+    name: str
+    text: str
+    buckets: tuple[float, ...]
+    value: Callable[[RequestRecord], float | None]
+    shared_once: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CounterRow:
+    """A counter of complete answers, by pool and class; once if requests share them."""
+
+    name: str
+    text: str
+    value: Callable[[RequestRecord], int | None]
+
+
+HISTOGRAMS: Final = (
+    HistogramRow(
+        "orch_admission_wait_seconds",
+        "Time from arrival to the slot, of admitted requests.",
+        _WAIT_BUCKETS,
+        _wait_s,
+    ),
+    HistogramRow(
+        "orch_time_to_first_byte_seconds",
+        "Time from arrival to the first byte of the answer's body, of admitted requests.",
+        _WAIT_BUCKETS,
+        _first_byte_s,
+        shared_once=False,
+    ),
+    HistogramRow(
+        "orch_prediction_error_ratio",
+        "|predicted - actual wait| / actual wait, of admitted requests that waited over 100 ms.",
+        _ERROR_BUCKETS,
+        _prediction_error,
+    ),
+)
+COUNTERS: Final = (
+    CounterRow(
+        "orch_input_tokens",
+        "Prompt tokens of complete answers that reported them, once for a shared generation.",
+        lambda record: record.input_tokens,
+    ),
+    CounterRow(
+        "orch_output_tokens",
+        "Tokens generated in complete answers that reported them, once for a shared generation; "
+        "orch_answers_total counts the answers that did.",
+        lambda record: record.output_tokens,
+    ),
+)
+
+
+class ClassStats:
+    """What happened to the admitted requests of one class in one pool."""
+
+    __slots__ = (
+        "by_generation",
+        "by_request",
+        "histograms",
+        "totals",
+        "with_usage",
+        "without_usage",
+    )
+
+    def __init__(self) -> None:
+        self.histograms = [Histogram(row.buckets) for row in HISTOGRAMS]
+        pairs = list(zip(HISTOGRAMS, self.histograms, strict=True))
+        self.by_generation = [(row.value, each) for row, each in pairs if row.shared_once]
+        self.by_request = [(row.value, each) for row, each in pairs if not row.shared_once]
+        self.totals = [0] * len(COUNTERS)
+        # Complete answers, by whether the number of their output tokens is known.
+        self.with_usage = self.without_usage = 0
+
+    def generation_ended(self, record: RequestRecord, traced: Traced | None) -> None:
+        """Counts a generation, once for all requests that share it."""
+        for value_of, histogram in self.by_generation:
+            value = value_of(record)
+            if value is not None:
+                histogram.observe(value, traced)
+        if record.outcome is not _OK:
+            return
+        if record.output_tokens is None:
+            self.without_usage += 1
+        else:
+            self.with_usage += 1
+        for index, row in enumerate(COUNTERS):
+            self.totals[index] += row.value(record) or 0
+
+    def request_ended(self, record: RequestRecord, traced: Traced | None) -> None:
+        """Counts a request."""
+        for value_of, histogram in self.by_request:
+            value = value_of(record)
+            if value is not None:
+                histogram.observe(value, traced)
