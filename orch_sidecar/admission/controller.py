@@ -117,8 +117,7 @@ class AdmissionController:
         if request.cost > self.ledger.slots_total:
             return refusals.too_large(request.cost, self.ledger.slots_total)
         constraints = self.constraints
-        constraints.arrived(request, now)
-        if constraints.closes_window(request, now):
+        if constraints.arrived(request, now):
             self.displaced += self.dispatch(now)
         kv = constraints.kv_need(request)
         blocked_by = self.order.blocks(request, kv, now)

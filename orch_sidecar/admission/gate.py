@@ -21,6 +21,9 @@ from orch_sidecar.admission.types import AdmissionRequest, Decision, EngineRepor
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules
 
+_RESTARTED: Final = Refusal(
+    Reason.ENGINE_DOWN, "the engine was restarted before it got this request: send it again"
+)
 _LOST: Final = Refusal(
     Reason.INTERNAL_ERROR,
     "the sidecar lost this request's place in the queue, and its log states the cause: retry",
@@ -80,17 +83,14 @@ class Gate:
     def queue_depth(self) -> int:
         return self._queues.depth
 
-    def owns(self, lease_id: str) -> bool:
-        """Whether this lease owns slots in the current epoch."""
-        return self.ledger.owns(lease_id)
+    def obstacle(self, lease_id: str) -> Refusal | None:
+        """Why a request with this lease must not be sent to the engine any more, if so."""
+        away = self._controller.unavailable
+        return away or (None if self.ledger.owns(lease_id) else _RESTARTED)
 
     def closing(self) -> list[str]:
         """The ids of leases whose end the engine has yet to confirm."""
         return self.ledger.closing()
-
-    def learns(self) -> bool:
-        """Whether a response that ends now would be learned from."""
-        return self._controller.service_times.learns(self._loop.time())
 
     def forecast(self, request: AdmissionRequest) -> Forecast | None:
         """Predicts the course of a request that arrives now. None: unknown."""
@@ -120,7 +120,8 @@ class Gate:
         """
         self._owners.pop(ticket, None)
         self._decided.pop(ticket, None)
-        if self._waiters.pop(ticket, None) is not None or ticket in self._queues:
+        queues = self._queues
+        if self._waiters.pop(ticket, None) is not None or (queues.depth and ticket in queues):
             self._perform(self._controller.leave(ticket, self._loop.time()))
         self.ledger.abandon(ticket)
 

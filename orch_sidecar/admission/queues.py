@@ -57,7 +57,7 @@ class Queues:
         return [queued for queue in self._by_class.values() for queued in queue.values()]
 
     def __contains__(self, ticket: str) -> bool:
-        return self.depth > 0 and any(ticket in queue for queue in self._by_class.values())
+        return any(ticket in queue for queue in self._by_class.values())
 
     def tickets(self) -> set[str]:
         return {ticket for queue in self._by_class.values() for ticket in queue}

@@ -76,18 +76,19 @@ class AnswerReader:
     The owner appends the content of the body to `content`, and calls `fold` when that has
     MOST_PIECES, or after a piece of more than MOST_PIECE_BYTES. Of a stream, the first and the last
     events are searched, and those that are too long to be kept; any other answer completely.
+    After `end`, `counts` are the input and output tokens, None where not reported, and `failed`
+    states whether the answer is a stream that reports an error.
     """
 
-    __slots__ = ("_between", "_counts", "_events", "_failed", "_kept", "content")
+    __slots__ = ("_between", "_events", "_kept", "content", "counts", "failed")
 
     def __init__(self, *, events: bool) -> None:
         """`events`: the answer is a stream of server-sent events, which may end with an error."""
         self._events = events
-        self._between = (
-            False  # the first events have been searched, and `_kept` begins after an event
-        )
-        self._failed = False
-        self._counts: Counts = (None, None)
+        # The first events have been searched, and `_kept` begins after an event.
+        self._between = False
+        self.failed = False
+        self.counts: Counts = (None, None)
         self._kept = b"\n"  # the last bytes that were received, beginning after a line
         self.content: list[bytes] = []
 
@@ -108,17 +109,12 @@ class AnswerReader:
         """Whether the last bytes are the end of an event, if this is a stream."""
         return self._take().endswith((b"\n\n", b"\r\n\r\n"))
 
-    @property
-    def counts(self) -> Counts:
-        """Input and output tokens of the complete answer; None if not reported."""
-        self._read_end()
-        return self._counts
-
-    @property
-    def failed(self) -> bool:
-        """Whether the complete answer is a stream that reports an error."""
-        self._read_end()
-        return self._failed
+    def end(self) -> None:
+        """Reads the end of a complete answer: from here on `counts` and `failed` are known."""
+        text = self._take()
+        if text:
+            self._read(text)
+            self._kept = b""
 
     def _take(self) -> bytes:
         if self.content:
@@ -126,20 +122,14 @@ class AnswerReader:
             self.content.clear()
         return self._kept
 
-    def _read_end(self) -> None:
-        text = self._take()
-        if text:
-            self._read(text)
-            self._kept = b""
-
     def _read(self, text: bytes) -> None:
-        (input_tokens, output_tokens), earlier = read(text), self._counts
-        self._counts = (
+        (input_tokens, output_tokens), earlier = read(text), self.counts
+        self.counts = (
             earlier[0] if input_tokens is None else input_tokens,
             earlier[1] if output_tokens is None else output_tokens,
         )
-        if self._events and not self._failed:
-            self._failed = _FAILED.search(text) is not None
+        if self._events and not self.failed:
+            self.failed = _FAILED.search(text) is not None
 
 
 class PromptSize:

@@ -126,7 +126,7 @@ class Admit:
         record = request.record
         record.input_tokens, record.output_tokens = response.answer.counts
         record.client_limited = response.client_limited
-        if response.client_limited or not pool.gate.learns():
+        if response.client_limited:
             return None
         if record.input_tokens is not None:
             pool.prompt_size.learn(len(request.body), record.input_tokens)

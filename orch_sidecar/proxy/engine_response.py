@@ -242,6 +242,7 @@ class EngineResponse:
         if withheld is not None and self._rejection is not None:
             self.retry_after_ms = self._rejection(head, withheld)
         if self.retry_after_ms is None:
+            self.answer.end()
             status = head.status
             if status < 400:
                 self.outcome = _ENGINE_ERROR if self.answer.failed else _OK

@@ -14,7 +14,6 @@ from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 
-_RESTARTED: Final = Refusal(Reason.ENGINE_DOWN, "the engine was restarted")
 _QUEUE_FULL: Final = Refusal(Reason.QUEUE_FULL, "the child sidecar has no free slot")
 _STOPPING: Final = Refusal(
     Reason.ENGINE_DOWN, "the engine is shutting down and accepts no more requests"
@@ -40,8 +39,10 @@ class Forward:
                 return NotSent(pool.unreachable(error), Retry.OTHER_POOL)
         sink = request.sink
         try:
-            if (obstacle := _obstacle(request, pool, lease)) is not None:
-                return obstacle
+            if request.cancelled is not None:
+                return NotSent(request.cancelled)
+            if lease is not None and (obstacle := pool.gate.obstacle(lease.id)) is not None:
+                return NotSent(obstacle, Retry.OTHER_POOL)
             if sink is None:
                 sink = ClientWriter(request.http, request.record, self._watchdog)
             response = EngineResponse(
@@ -67,20 +68,6 @@ class Forward:
                 request.response.stop()
             if sink is not None:
                 sink.detach()
-
-
-def _obstacle(request: Request, pool: Pool, lease: Lease | None) -> NotSent | None:
-    """Why a request must not be sent although there is a connection."""
-    if request.cancelled is not None:
-        return NotSent(request.cancelled)
-    if lease is None:
-        return None
-    gate = pool.gate
-    if gate.unavailable is not None:
-        return NotSent(gate.unavailable, Retry.OTHER_POOL)
-    if not gate.owns(lease.id):  # the connection may be to that engine's successor
-        return NotSent(_RESTARTED, Retry.OTHER_POOL)
-    return None
 
 
 def _result(response: EngineResponse, sink: Sink, pool: Pool) -> Result:

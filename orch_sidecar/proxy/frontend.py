@@ -166,7 +166,13 @@ class Frontend:
             self.one_less.set()
             if request is not None:
                 assert not isinstance(name, Refusal)
-                self._release(request, name)
+                self._bodies.release(request)
+                if request.parent_lease is not None:
+                    self._parent_leases.leave(request.parent_lease)
+                self._in_flight.end(name)
+                if request.key_sequences:
+                    assert request.key is not None  # the key whose limit they count for
+                    self._authorizer.leave(request.key, request.key_sequences, time.monotonic())
             record.end(outcome, status)
             self._metrics.request_ended(record)
             trace.ended()
@@ -236,12 +242,3 @@ class Frontend:
                 text = f"the {X_ORCH_LEASE} is spent: it has been used or revoked"
                 return Refusal(Reason.LEASE_SPENT, text)
         return encoding_refusal(headers) if endpoint.method == "POST" else None
-
-    def _release(self, request: Request, name: Name) -> None:
-        self._bodies.release(request)
-        if request.parent_lease is not None:
-            self._parent_leases.leave(request.parent_lease)
-        self._in_flight.end(name)
-        if request.key_sequences:
-            assert request.key is not None  # the key whose limit they count for
-            self._authorizer.leave(request.key, request.key_sequences, time.monotonic())

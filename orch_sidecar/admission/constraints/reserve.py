@@ -63,15 +63,11 @@ class InteractiveReserve:
         self.clock = DelayClock()
         self._ledger = ledger
         self._queues = queues
-        self._interactive_at = float("-inf")  # the last arrival or end of an interactive request
-
-    def seen(self, now: float) -> None:
-        """An interactive request arrived, or ended."""
-        self._interactive_at = now
+        self.interactive_at = float("-inf")  # the last arrival or end of an interactive request
 
     def traffic(self, now: float) -> bool:
         """Whether there is interactive traffic."""
-        return self._ledger.interactive > 0 or now - self._interactive_at < CLAIM_S
+        return self._ledger.interactive > 0 or now - self.interactive_at < CLAIM_S
 
     def lendable(self, share: float, now: float) -> int:
         """Slots that bulk requests and foreign sequences may have together."""

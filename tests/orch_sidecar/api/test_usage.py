@@ -24,8 +24,8 @@ from tests.orch_sidecar.spoken import DONE, SPOKEN, Spoken, openai_stream, sse
 SPOKEN_CASES = pytest.mark.parametrize("spoken", SPOKEN, ids=lambda spoken: spoken.name)
 
 
-def reader_of(pieces: list[bytes], *, events: bool) -> AnswerReader:
-    """One that has got these pieces, and was folded when it asks for that."""
+def reading(pieces: list[bytes], *, events: bool) -> AnswerReader:
+    """A reader that has received these pieces, folded when it asks for that."""
     reader = AnswerReader(events=events)
     for piece in pieces:
         reader.content.append(piece)
@@ -34,10 +34,18 @@ def reader_of(pieces: list[bytes], *, events: bool) -> AnswerReader:
     return reader
 
 
+def reader_of(pieces: list[bytes], *, events: bool) -> AnswerReader:
+    """A reader of a complete answer in these pieces."""
+    reader = reading(pieces, events=events)
+    reader.end()
+    return reader
+
+
 def check(spoken: Spoken, pieces: list[bytes]) -> None:
     reader = reader_of(pieces, events=spoken.stream)
     assert (reader.counts, reader.failed) == (spoken.counts, spoken.failed)
-    assert (reader.counts, reader.failed) == (spoken.counts, spoken.failed), "asked again"
+    reader.end()
+    assert (reader.counts, reader.failed) == (spoken.counts, spoken.failed), "ended again"
 
 
 @SPOKEN_CASES
@@ -68,8 +76,10 @@ def test_bytes_far_from_the_end_are_not_kept(
         *cut(rest, places),
     ]
     check(spoken, pieces)
-    reader = reader_of(pieces, events=True)
-    reader.fold()
+    reader = AnswerReader(events=True)
+    for piece in pieces:
+        reader.content.append(piece)
+        reader.fold()
     longest = max(len(event) for event in (b"x" * 100, *spoken.body.split(b"\n\n")))
     assert len(reader._kept) <= TAIL_BYTES + longest + 4
 
@@ -113,7 +123,7 @@ def test_megabyte_is_read_in_milliseconds(text: bytes) -> None:
         reader = AnswerReader(events=True)
         reader.content.append(text)
         began_s = time.process_time()
-        assert (reader.counts, reader.failed) == ((None, None), False)
+        reader.end()
         took_s.append(time.process_time() - began_s)
     assert min(took_s) / len(text) * 1e6 < 0.008
 
@@ -180,7 +190,7 @@ def test_events_that_are_no_errors(event: bytes) -> None:
 def test_end_of_an_event_is_found_wherever_it_is_cut(text: bytes, ended: bool) -> None:
     for at in range(len(text) + 1):
         for before in (b"", b"data: " + b"x" * 9000 + b"\n\n"):
-            reader = reader_of([before, text[:at], text[at:]], events=True)
+            reader = reading([before, text[:at], text[at:]], events=True)
             assert reader.at_event_boundary is (ended or (not text and bool(before)))
 
 
