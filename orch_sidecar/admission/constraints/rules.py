@@ -140,13 +140,10 @@ class AdmissionConstraints:
 
     def opens_window(self, request: AdmissionRequest, now: float) -> bool:
         """Opens a window if a bulk request that could start now should wait for others."""
-        is_bulk = request.service_class is _BULK
-        return is_bulk and self.window.opens(request, self.rules.bulk, self.limits, now)
+        return self.window.opens(request, self.rules.bulk, self.limits, now)
 
     def closes_window(self, request: AdmissionRequest, now: float) -> bool:
         """Closes a window that is over, or that a bulk request cannot wait for. True: it did."""
-        if self.window.until is None or request.service_class is not _BULK:
-            return False
         return self.window.closes_for(request, self.rules.bulk, now)
 
     def bulk_capacity(self, now: float) -> int:

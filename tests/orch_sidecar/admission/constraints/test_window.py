@@ -34,10 +34,6 @@ def test_window_opens_if_another_request_is_expected_within_it() -> None:
     assert not bench_at(per_second=16.0).constraints.opens_window(bulk(), 2.0)
 
 
-def test_window_opens_for_bulk_only() -> None:
-    assert not bench_at(per_second=100.0).constraints.opens_window(interactive(), 2.0)
-
-
 def test_window_opens_only_while_the_engine_is_idle() -> None:
     leased, foreign = bench_at(per_second=100.0), bench_at(per_second=100.0)
     leased.grant(interactive(), 2.0)
