@@ -1,7 +1,7 @@
 """Decides which requests get slots, which are queued and which are refused.
 
-Pure: times are seconds of a monotonic clock and are passed as arguments; decisions about other
-requests than the one of a call are returned as values.
+Pure: times are seconds of a monotonic clock; decisions about other requests than that of a call
+are returned as values.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from orch_sidecar.admission.types import (
     Queued,
 )
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.profile import AdmissionRules
+from vllm_plugin.profile import AdmissionRules, ServiceClass
 
+_BULK: Final = ServiceClass.BULK
 # How long dispatch pauses after an upstream rejected a request.
 _SHORTEST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 1.0
-
 # The shortest time between two timer events, whatever rounding does.
 _LEAST_SLEEP_S: Final = 0.001
 
@@ -117,11 +117,13 @@ class AdmissionController:
         if request.cost > self.ledger.slots_total:
             return refusals.too_large(request.cost, self.ledger.slots_total)
         constraints = self.constraints
-        if constraints.arrived(request, now):
+        constraints.arrived(request, now)
+        is_bulk = request.service_class is _BULK  # windows are for bulk requests
+        if is_bulk and constraints.closes_window(request, now):
             self.displaced += self.dispatch(now)
         kv = constraints.kv_need(request)
         blocked_by = self.order.blocks(request, kv, now)
-        if blocked_by is None and constraints.opens_window(request, now):
+        if blocked_by is None and is_bulk and constraints.opens_window(request, now):
             blocked_by = BlockedBy.WINDOW
         if blocked_by is not None:
             return self._enqueue(ticket, request, blocked_by, now)
@@ -242,13 +244,9 @@ class AdmissionController:
     def status(self) -> AdmissionStatus:
         """Returns the current state."""
         return status_of(
-            self.ledger,
-            self.queues,
-            self.constraints,
-            self.blocked_by,
-            self.draining,
-            self.unavailable,
-        )
+            self.ledger, self.queues, self.constraints,
+            self.blocked_by, self.draining, self.unavailable,
+        )  # fmt: skip
 
     def forecast(self, request: AdmissionRequest, now: float) -> Forecast | None:
         """Predicts the course of a request that arrives now. None: unknown."""

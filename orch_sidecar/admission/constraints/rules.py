@@ -70,17 +70,12 @@ class AdmissionConstraints:
         self._prefill.reported(report, self._ledger.leased)
         self.kv.reported(report, now)
 
-    def arrived(self, request: AdmissionRequest, now: float) -> bool:
-        """A request arrived, whatever its outcome.
-
-        True: it closes the window, which is over, or for which a bulk request cannot wait.
-        """
-        if request.service_class is not _BULK:
+    def arrived(self, request: AdmissionRequest, now: float) -> None:
+        """A request arrived, whatever its outcome."""
+        if request.service_class is _BULK:
+            self.window.arrived(now)
+        else:
             self.reserve.interactive_at = now
-            return False
-        window = self.window
-        window.arrived(now)
-        return window.until is not None and window.closes_for(request, self.rules.bulk, now)
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
         """The ledger granted a lease for `request`."""
@@ -145,8 +140,11 @@ class AdmissionConstraints:
 
     def opens_window(self, request: AdmissionRequest, now: float) -> bool:
         """Opens a window if a bulk request that could start now should wait for others."""
-        is_bulk = request.service_class is _BULK
-        return is_bulk and self.window.opens(request, self.rules.bulk, self.limits, now)
+        return self.window.opens(request, self.rules.bulk, self.limits, now)
+
+    def closes_window(self, request: AdmissionRequest, now: float) -> bool:
+        """Closes a window that is over, or that a bulk request cannot wait for. True: it did."""
+        return self.window.closes_for(request, self.rules.bulk, now)
 
     def bulk_capacity(self, now: float) -> int:
         """The batch of both classes up to which bulk requests may fill the engine now."""

@@ -69,6 +69,12 @@ def test_bulk_requests_that_come_seldom_go_at_once() -> None:
         core.release(f"b{number}", number / 10)
 
 
+def test_window_opens_for_bulk_only() -> None:
+    core = idle_after_traffic()
+    fill(core, interactive(), "i", at=2.0)
+    assert core.status().windows == 0
+
+
 def test_a_running_engine_gathers_nothing() -> None:
     core = idle_after_traffic()
     fill(core, interactive(), "i", at=2.0)

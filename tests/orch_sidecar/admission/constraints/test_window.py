@@ -29,19 +29,9 @@ def bench_at(per_second: float, until: float = 2.0, window_ms: int = 50) -> Benc
     return bench
 
 
-def closes_window(bench: Bench, request: AdmissionRequest, now: float) -> bool:
-    """Whether this bulk request closes the window."""
-    constraints = bench.constraints
-    return constraints.window.closes_for(request, constraints.rules.bulk, now)
-
-
 def test_window_opens_if_another_request_is_expected_within_it() -> None:
     assert bench_at(per_second=25.0).constraints.opens_window(bulk(), 2.0)
     assert not bench_at(per_second=16.0).constraints.opens_window(bulk(), 2.0)
-
-
-def test_window_opens_for_bulk_only() -> None:
-    assert not bench_at(per_second=100.0).constraints.opens_window(interactive(), 2.0)
 
 
 def test_window_opens_only_while_the_engine_is_idle() -> None:
@@ -70,7 +60,7 @@ def test_windows_and_their_durations_are_counted(ends_at: float, held_s: float) 
 def test_window_that_is_ended_or_followed_by_another_is_counted_once() -> None:
     bench = bench_at(per_second=100.0)
     bench.constraints.opens_window(bulk(), 2.0)
-    assert closes_window(bench, bulk(may_queue=False), 2.02)
+    assert bench.constraints.closes_window(bulk(may_queue=False), 2.02)
     bench.constraints.opens_window(bulk(), 2.1)
     bench.constraints.opens_window(bulk(), 2.2)  # the first request of the last one had left
     bench.grant(bulk(), 2.23)
@@ -91,9 +81,9 @@ def test_a_request_that_may_not_wait_neither_opens_nor_bears_a_window(
     bench = bench_at(per_second=100.0)
     assert not bench.constraints.opens_window(arriving, 2.0)
     assert bench.constraints.opens_window(bulk(max_wait_ms=51.0, deadline_ms=51.0), 2.0)
-    assert not closes_window(bench, bulk(), 2.0)
+    assert not bench.constraints.closes_window(bulk(), 2.0)
     assert bench.blocked_by(bulk(), 2.0) is BlockedBy.WINDOW
-    assert closes_window(bench, arriving, 1.99)
+    assert bench.constraints.closes_window(arriving, 1.99)
     assert bench.blocked_by(bulk(), 2.0) is None
 
 
@@ -110,8 +100,8 @@ def test_a_request_whose_first_token_would_come_too_late_bears_no_window(
         "nothing is known"
     )
     bench.service_times.step_time, bench.service_times.prefill_tokens_per_s = STEP_TIME, 1000.0
-    assert not closes_window(bench, replace(promise, prompt_tokens=50), 2.0)
-    assert closes_window(bench, replace(promise, prompt_tokens=100), 2.0)
+    assert not bench.constraints.closes_window(replace(promise, prompt_tokens=50), 2.0)
+    assert bench.constraints.closes_window(replace(promise, prompt_tokens=100), 2.0)
     assert not bench.constraints.opens_window(replace(promise, prompt_tokens=100), 2.0)
     assert bench.constraints.opens_window(replace(promise, prompt_tokens=50), 2.0)
 
