@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -17,9 +16,10 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 settings.register_profile("project", max_examples=max(50, examples(100)))
 settings.load_profile("project")
 
-# Files (or folders) that take more than two seconds, by waiting or by starting processes.
+# Ends of paths: files that take more than two seconds, by waiting or by starting processes.
 SLOW = (
-    "integration/bench",
+    "bench/test_cli.py",
+    "integration/bench/*.py",
     "integration/test_back_pressure.py",
     "integration/test_broken_answers.py",
     "integration/test_cancel.py",
@@ -42,26 +42,24 @@ SLOW = (
     "integration/test_soak.py",
     "integration/test_state_stream.py",
     "integration/test_traces_collector.py",
-    "k8s/test_engine_restart.py",
-    "k8s/test_manifests_generated.py",
-    "k8s/test_runner.py",
-    "k8s/test_runner_leaving.py",
-    "orch_sidecar/api/test_body_outline.py",
-    "orch_sidecar/tools/bench/decode/test_kernel.py",
-    "orch_sidecar/tools/bench/runs/test_sweep.py",
-    "orch_sidecar/tools/bench/test_cli.py",
-    "orch_sidecar/tools/facts/comparison/test_plot.py",
-    "orch_sidecar/tools/facts/traces/test_jaeger.py",
-    "orch_sidecar/tools/local/test_processes.py",
-    "orch_sidecar/tools/simulate/test_policies.py",
-    "orch_sidecar/tools/simulate/test_run.py",
+    "simulate/test_run.py",
+    "test_body_outline.py",
+    "test_engine_restart.py",
     "test_install.py",
+    "test_jaeger.py",
+    "test_kernel.py",
+    "test_manifests_generated.py",
     "test_other_pythons.py",
+    "test_plot.py",
+    "test_policies.py",
+    "test_processes.py",
+    "test_runner.py",
+    "test_runner_leaving.py",
+    "test_sweep.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    slow = [Path(__file__).parent / name for name in SLOW]
     for item in items:
-        if any(item.path.is_relative_to(path) for path in slow):
+        if any(item.path.match(name) for name in SLOW):
             item.add_marker(pytest.mark.slow)

@@ -91,14 +91,22 @@ def drawn() -> list[str]:
     return found[1].splitlines()
 
 
+# "Pure.", "Pure but for `a` and `b`, which ...", "Pure: `a`, `b`."
+_NAMES = r"(?:`\w+`(?:, | and )?)+"
+_STATED = re.compile(rf"\bPure(?P<all>\.)?(?: but for (?P<but>{_NAMES}))?(?:: (?P<only>{_NAMES}))?")
+
+
 def pure_modules() -> list[str]:
-    """Returns the modules that their packages' docstrings declare pure."""
+    """Returns the modules that their packages' docstrings declare pure.
+
+    Raises ValueError for a statement that cannot be read, or names a module that is not there.
+    """
     found = []
     for package, path in MODULES.items():
         if path.name != "__init__.py":
             continue
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        stated = re.search(r"(?:^|[.\s])Pure(\.| but for [^.]+\.|: [^.]+\.)", text)
+        stated = _STATED.search(" ".join(text.split()))
         if stated is None:
             continue
         inside = {
@@ -106,9 +114,10 @@ def pure_modules() -> list[str]:
             for name, file in MODULES.items()
             if file.parent == path.parent and file.name != "__init__.py"
         }
-        named = set(re.findall(r"`(\w+)`", stated[1]))
-        assert named <= inside, f"{package} names {sorted(named - inside)}, and has no such module"
-        pure = named if stated[1].startswith(":") else inside - named
+        named = set(re.findall(r"`(\w+)`", stated["but"] or stated["only"] or ""))
+        if not named <= inside or not (named or stated["all"]):
+            raise ValueError(f"{package}: {stated[0]!r} of {sorted(inside)} cannot be read")
+        pure = named if stated["only"] else inside - named
         found += sorted(f"{package}.{name}" for name in pure)
     return found
 

@@ -95,14 +95,7 @@ class AdmissionController:
         service_times.invalidate()
         if not self.queues.depth:
             return []
-        decisions = [
-            self._queue_entry.refuse(
-                each, refusals.too_large(each.request.cost, report.slots_total)
-            )
-            for each in self.queues.all()
-            if each.request.cost > report.slots_total
-        ]
-        return decisions + self.dispatch(now)
+        return self._queue_entry.refuse_too_large() + self.dispatch(now)
 
     def engine_unavailable(self, refusal: Refusal) -> None:
         """Admits nothing until the engine reports again; queued requests keep waiting."""
@@ -227,7 +220,7 @@ class AdmissionController:
     def refuse_queued(self, refusal: Refusal) -> list[Decision]:
         """Refuses all queued requests."""
         self.order.blocked_by = None
-        return [self._queue_entry.refuse(each, refusal) for each in self.queues.all()]
+        return self._queue_entry.refuse_all(refusal)
 
     def replace_rules(self, rules: AdmissionRules, now: float) -> list[Decision]:
         """Applies reloaded rules; queued requests keep their time limits."""

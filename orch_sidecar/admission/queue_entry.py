@@ -107,10 +107,18 @@ class QueueEntry:
             self._service_times.invalidate()
         return decisions
 
-    def refuse(self, queued: QueuedRequest, refusal: Refusal) -> Decision:
-        """Removes a request from its queue."""
-        self._queues.remove(queued.ticket)
-        return Decision(queued.ticket, refusal)
+    def refuse_all(self, refusal: Refusal) -> list[Decision]:
+        """Refuses all queued requests."""
+        return [self._refuse(each, refusal) for each in self._queues.all()]
+
+    def refuse_too_large(self) -> list[Decision]:
+        """Refuses queued requests that need more slots than the engine has."""
+        slots_total = self._ledger.slots_total
+        return [
+            self._refuse(each, refusals.too_large(each.request.cost, slots_total))
+            for each in self._queues.all()
+            if each.request.cost > slots_total
+        ]
 
     def _queued(
         self, ticket: str, request: AdmissionRequest, since: float, now: float
@@ -147,7 +155,11 @@ class QueueEntry:
         refusal = refusals.evicted()
         refusal = self._forecaster.with_retry_after(refusal, oldest.request.cost, now)
         self._service_times.invalidate()
-        return self.refuse(oldest, refusal)
+        return self._refuse(oldest, refusal)
+
+    def _refuse(self, queued: QueuedRequest, refusal: Refusal) -> Decision:
+        self._queues.remove(queued.ticket)
+        return Decision(queued.ticket, refusal)
 
     def _expired(self, queued: QueuedRequest, now: float) -> Refusal:
         refusal = refusals.expired(queued)

@@ -1,1 +1,5 @@
-"""coalescing."""
+"""Decides which requests share a generation, and gives each of them its own response.
+
+Pure: `response_id`, `tenant`. May import `admission`, `api`, `observability`, `pools`, `proxy` and
+`wire`.
+"""

@@ -1,4 +1,4 @@
-"""A generation that several requests share: what makes them one, and who may join it."""
+"""A generation that several requests share: its key, and which requests may join it."""
 
 from __future__ import annotations
 

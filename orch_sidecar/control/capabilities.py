@@ -10,9 +10,15 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from orch_sidecar.admission.draining import Drain
+from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.api.endpoints import WORKLOADS
 from orch_sidecar.auth.keys import ApiKey
-from orch_sidecar.pools.snapshot import PoolSnapshot, batching_stats
+from orch_sidecar.pools.snapshot import (
+    PoolSnapshot,
+    batching_stats,
+    classes_of,
+    queued_by_class,
+)
 from vllm_plugin.lease_protocol import timestamp
 from vllm_plugin.profile import Profile
 
@@ -23,7 +29,7 @@ _NOT_FORWARDED: Final = frozenset({"leases", "message"})
 
 
 def document(
-    pools: Iterable[PoolSnapshot],
+    pools: Iterable[tuple[PoolSnapshot, AdmissionStatus]],
     absent: Mapping[str, Profile],
     key: ApiKey | None,
     *,
@@ -44,7 +50,7 @@ def document(
         "state": state,
         "generation": generation,
         "pools": dict(states),
-        "engines": [entry(each, key) for each in pools]
+        "engines": [entry(pool, admission, key) for pool, admission in pools]
         + [_unknown(name, profile, states[name]) for name, profile in absent.items()],
     }
 
@@ -75,9 +81,10 @@ def _unknown(pool: str, profile: Profile, state: str) -> dict[str, Any]:
     }
 
 
-def entry(pool: PoolSnapshot, key: ApiKey | None) -> dict[str, Any]:
+def entry(pool: PoolSnapshot, admission: AdmissionStatus, key: ApiKey | None) -> dict[str, Any]:
     """Returns the entry of a pool: its engine's document, with this sidecar's own values."""
-    engine, limits = pool.document or {}, pool.limits
+    engine, limits = pool.document or {}, admission.limits
+    classes = classes_of(admission.rules)
     reported = {name: value for name, value in engine.items() if name not in _NOT_FORWARDED}
     return (
         _unknown(pool.name, pool.profile, pool.state.value)
@@ -85,38 +92,38 @@ def entry(pool: PoolSnapshot, key: ApiKey | None) -> dict[str, Any]:
         | {
             "pool": pool.name,
             "slots_free": pool.slots_free,
-            "leased": pool.leased,
-            "foreign": pool.foreign,
-            "queue": pool.queued,
-            "hold": None if pool.blocked_by is None else pool.blocked_by.value,
+            "leased": admission.leased,
+            "foreign": admission.foreign,
+            "queue": queued_by_class(admission),
+            "hold": None if admission.blocked_by is None else admission.blocked_by.value,
             "limits": {
-                **{each.value: {"batch": limits.batch(each)} for each in pool.classes},
+                **{each.value: {"batch": limits.batch(each)} for each in classes},
                 "mixed_batch": limits.mixed,
                 "window_ms": limits.window_ms,
                 "measured": limits.measured,
             },
             "step_time": engine.get("step_time"),
-            "batching_stats": asdict(batching_stats(pool)),
+            "batching_stats": asdict(batching_stats(pool.document, admission)),
             "engine_busy_ratio": pool.busy_ratio,
-            "oversubscription_violations_total": pool.violations,
+            "oversubscription_violations_total": admission.violations,
             "state": pool.state.value,
-            "drain": drain_entry(pool.drain),
+            "drain": drain_entry(admission.draining),
             "age_ms": pool.age_ms,
             "supported_workloads": [
                 each for each in engine.get("supported_workloads", ()) if each in WORKLOADS
             ],
-            "rate_limits": _rate_limits(pool, key),
+            "rate_limits": _rate_limits(admission, key),
         }
     )
 
 
-def _rate_limits(pool: PoolSnapshot, key: ApiKey | None) -> dict[str, Any]:
+def _rate_limits(admission: AdmissionStatus, key: ApiKey | None) -> dict[str, Any]:
     """The limits beyond which requests get a 429. All limit concurrency, none a rate.
 
     `queue_capacity` in queued requests and `max_wait_s` in seconds, by class; and the concurrent
     sequences of the key, None where they are not limited.
     """
-    rules = {each.value: pool.rules.of(each) for each in pool.classes}
+    rules = {each.value: admission.rules.of(each) for each in classes_of(admission.rules)}
     return {
         "queue_capacity": {name: each.queue_capacity for name, each in rules.items()},
         "max_wait_s": {name: each.max_wait_s for name, each in rules.items()},

@@ -19,6 +19,7 @@ from orch_sidecar.observability.exposition import render
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
+from orch_sidecar.pools.snapshot import queued_by_class
 
 Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
 
@@ -46,7 +47,7 @@ class Pages:
 
     def capabilities(self, key: ApiKey | None) -> web.Response:
         document = capabilities.document(
-            [pool.snapshot() for pool in self._pools],
+            [(pool.snapshot(), pool.status()) for pool in self._pools],
             self._pools.absent(),
             key,
             state=self._pools.state.value,
@@ -103,22 +104,22 @@ class Pages:
 
     def health(self, pool: Pool) -> dict[str, Any]:
         """Reports the health of one pool. `live`: its engine answers, ready or not."""
-        snapshot, watcher = pool.snapshot(), pool.watcher
+        snapshot, admission, watcher = pool.snapshot(), pool.status(), pool.watcher
         return {
             "pool": pool.name,
             "live": watcher.state in ANSWERING,
             "ready": snapshot.state is EngineState.READY,
-            "draining": snapshot.drain is not None,
-            "drain": capabilities.drain_entry(snapshot.drain),
+            "draining": admission.draining is not None,
+            "drain": capabilities.drain_entry(admission.draining),
             "state": snapshot.state.value,
-            "engine_epoch": snapshot.epoch,
+            "engine_epoch": admission.epoch,
             "metrics": {
                 "slots_total": snapshot.slots_total,
-                "slots_leased": snapshot.leased,
-                "slots_foreign": snapshot.foreign,
+                "slots_leased": admission.leased,
+                "slots_foreign": admission.foreign,
                 "leases_closing": len(pool.gate.closing()),
-                "queue_depth": snapshot.queued,
-                "oversubscription_violations_total": snapshot.violations,
+                "queue_depth": queued_by_class(admission),
+                "oversubscription_violations_total": admission.violations,
                 "engine_busy_ratio": snapshot.busy_ratio,
                 "age_ms": snapshot.age_ms,
             },

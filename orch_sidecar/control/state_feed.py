@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
-from orch_sidecar.pools.snapshot import PoolSnapshot
+from orch_sidecar.pools.snapshot import PoolSnapshot, queued_by_class
 from vllm_plugin.lease_protocol import (
     CHANGE,
     CHANGES_EVERY_S,
@@ -36,8 +37,10 @@ class PublishedPool(Protocol):
 
     def snapshot(self) -> PoolSnapshot: ...
 
+    def status(self) -> AdmissionStatus: ...
 
-def state_of(pool: PoolSnapshot, run: str, sequences: int) -> State:
+
+def state_of(pool: PoolSnapshot, admission: AdmissionStatus, run: str, sequences: int) -> State:
     """Returns the state of a pool for a parent sidecar that owns `sequences` of its slots.
 
     `run`: of this sidecar's start.
@@ -53,17 +56,17 @@ def state_of(pool: PoolSnapshot, run: str, sequences: int) -> State:
     }
     if pool.document is not None:
         state |= {key: each for key, each in pool.document.items() if key not in _NOT_FORWARDED}
-    queued = pool.queued
+    queued = queued_by_class(admission)
     return state | {
         "pool": pool.name,
         "slots_total": pool.slots_total,
         "slots_free": pool.slots_free,
         "waiting": state["waiting"] + sum(queued.values()),
-        "foreign": pool.leased + pool.foreign - sequences,
-        "leased": pool.leased,
+        "foreign": admission.leased + admission.foreign - sequences,
+        "leased": admission.leased,
         "queue": queued,
         # A restart of the engine or of this sidecar ends every lease.
-        "epoch": f"{run}.{pool.epoch}",
+        "epoch": f"{run}.{admission.epoch}",
         "state": pool.state.value,
         "message": pool.message,
     }
@@ -93,7 +96,8 @@ class StateFeed:
             return events
         instance = subscriber.instance
         sequences = self._leases.sequences(instance, self._pool.ledger)
-        state = state_of(self._pool.snapshot(), self._leases.run, sequences)
+        pool, run = self._pool, self._leases.run
+        state = state_of(pool.snapshot(), pool.status(), run, sequences)
         sent, self._sent = self._sent, state
         subscriber.pending, self._changed_at = False, now
         if beat:

@@ -49,7 +49,7 @@ def _info(pools: Sequence[Pool]) -> Metric:
 
 def _stats(name: str) -> Callable[[Pool], Iterable[Sample]]:
     def number(pool: Pool) -> float | None:
-        value: float | None = getattr(batching_stats(pool.snapshot()), name)
+        value: float | None = getattr(batching_stats(pool.watcher.document, pool.status()), name)
         return value
 
     assert name in BatchingStats.__dataclass_fields__

@@ -25,7 +25,7 @@ _BLOCK_BYTES: Final = 4096
 
 
 class Outcome(StrEnum):
-    """How a request ended that this sidecar did not refuse; otherwise a Reason says it."""
+    """How a request ended; of one that this sidecar refused or failed, a Reason instead."""
 
     OK = "ok"
     # The engine answered with 4xx: any engine would reject this request.

@@ -16,6 +16,7 @@ from orch_sidecar.admission import refusals
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import (
@@ -197,43 +198,38 @@ class Pool:
     def snapshot(self, request: AdmissionRequest | None = None) -> PoolSnapshot:
         """Returns the pool as it is now. With `request` (and while the pool takes requests) it
         predicts when that request would end here."""
-        status, watcher = self.gate.status(), self.watcher
-        drain, unavailable = status.draining, status.unavailable
+        gate, watcher, ledger = self.gate, self.watcher, self.gate.ledger
+        drain, unavailable = gate.draining, gate.unavailable
         state, message = watcher.state, watcher.message
         if drain is not None:
             unavailable = refusals.draining(drain.ordered_by)
             state, message = EngineState.DRAINING, unavailable.message
         forecast = None
         if request is not None and unavailable is None:
-            forecast = self.gate.forecast(request)
+            forecast = gate.forecast(request)
         return PoolSnapshot(
             self.name,
             self.group,
             self.profile,
-            status.rules,
             self.on_request,
             state,
             message,
             unavailable,
-            drain,
             watcher.document,
             watcher.models,
             watcher.ctx_max,
             watcher.busy_ratio,
             self.connections.loop.time(),
             watcher.heard_at,
-            status.slots_total,
-            status.leased,
-            status.foreign,
-            status.epoch,
-            status.violations,
-            status.limits,
-            status.blocked_by,
-            status.queue_depth,
-            status.interactive.queued,
-            status.granted,
+            ledger.slots_total,
+            ledger.room,
+            gate.queue_depth,
             None if forecast is None else forecast.end_ms,
         )
+
+    def status(self) -> AdmissionStatus:
+        """Returns the current state of the admission."""
+        return self.gate.status()
 
 
 def _left(limit_ms: float | None, spent_ms: float) -> float | None:

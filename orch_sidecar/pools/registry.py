@@ -86,6 +86,7 @@ class PoolRegistry:
 
     @property
     def draining(self) -> bool:
+        """Whether all pools drain."""
         for pool in self.all:
             if pool.gate.draining is None:
                 return False
@@ -170,9 +171,6 @@ class PoolRegistry:
 
         `tried`: it was placed before, and these pools failed to serve it.
         """
-        if self.draining:
-            drained = (pool.unavailable for pool in self.all)
-            return next(filter(None, drained), refusals.shutting_down())
         generation = call.generation
         tokens = generation.prompt_tokens if generation.cost == 1 else None
         requests: dict[str, AdmissionRequest] = {}
@@ -186,6 +184,9 @@ class PoolRegistry:
             tried or (),
         )
         if isinstance(found, Refusal):
+            if self.draining:  # takes precedence over every other reason
+                drained = (pool.unavailable for pool in self.all)
+                return next(filter(None, drained), refusals.shutting_down())
             return found
         name, reason = found
         pool, request = self._by_name[name], requests[name]
@@ -212,7 +213,6 @@ class PoolRegistry:
                 name,
                 group=name,
                 profile=self._profiles[name],
-                rules=self._rules[name],
                 on_request=settings.on_request,
                 unavailable=self.without_address[name],
             )

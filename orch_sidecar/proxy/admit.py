@@ -150,7 +150,7 @@ def _requeues(request: Request, pool: Pool, result: NotSent) -> bool:
         and request.record.queued is not None
     ):
         return False  # a request that has waited for the only pool waits for its return, too
-    pool.gate.pause(pause_ms)  # before its lease is released: nobody else is to be sent now
+    pool.gate.pause(pause_ms)  # before its lease is released, which would dispatch another
     if request.cancelled is not None:
         return False
     request.trace.retried(result.refusal.reason)

@@ -156,7 +156,7 @@ class ClientWriter:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
 
-    # Parts of a response, for whoever frames the body itself
+    # Parts of a response, for subscribers that frame the body themselves
 
     def head_bytes(self, fields: bytes, status: int, extra: bytes) -> bytes:
         """Returns the head: the engine's fields, ours, and the times known only now."""

@@ -249,7 +249,7 @@ class EngineResponse:
                 self.outcome = _CLIENT_ERROR
             if withheld:
                 self._sink.write(withheld)
-            # First: who waits for the sink is to find what this leaves in the record.
+            # First: it completes the record, which subscribers copy when the sink has finished.
             self.done.set_result(None)
             self._sink.finish(self.outcome)
         else:

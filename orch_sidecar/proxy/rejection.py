@@ -62,7 +62,7 @@ def response_to(
     )
     if refusal.reason is Reason.METHOD_NOT_ALLOWED and endpoint is not None:
         response.headers[ALLOW] = endpoint.method
-    # A client without a valid key may still be sending a body, which nobody is going to read.
+    # A client without a valid key may still be sending a body, which is not going to be read.
     unread = refusal.reason is Reason.UNAUTHORIZED and not http.content.is_eof()
     if refusal.reason in _CLOSING or unread:
         response.force_close()

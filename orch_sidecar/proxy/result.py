@@ -10,7 +10,7 @@ from orch_sidecar.observability.record import Outcome
 
 
 class Retry(Enum):
-    """Who may try again a request of which the client has seen nothing yet."""
+    """Where a request may be tried again of which the client has seen nothing yet."""
 
     NO = "no"
     OTHER_POOL = "other pool"

@@ -1,1 +1,4 @@
-"""wire."""
+"""Bytes: HTTP/1.1 framing, connections, heads, bodies and event streams.
+
+Pure: `backpressure`, `event_stream`, `forwarding`, `http1`. May import `api` and `config`.
+"""

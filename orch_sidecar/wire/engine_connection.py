@@ -16,7 +16,7 @@ REUSE_WITHIN_S: Final = 2.0
 
 
 class Receiver(Protocol):
-    """Who gets what an engine answers."""
+    """Receives what an engine sends."""
 
     def received(self, data: bytes) -> None:
         """Bytes came."""
@@ -72,7 +72,7 @@ class EngineConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         receiver = self.receiver
         if receiver is None:
-            self.close()  # bytes that nobody asked for: the framing is in doubt
+            self.close()  # unexpected bytes: the framing is in doubt
         else:
             receiver.received(data)
 

@@ -186,7 +186,7 @@ class ChunkedBody:
                 self._held = data[position:]
                 break
             if data[after - 2 : after] != b"\r\n":
-                raise FramingError("a chunk does not end where it says")
+                raise FramingError("a chunk is longer than its size")
             content.append(data[start : after - 2])
             position = after
         return data if position == end else data[:position]
@@ -238,7 +238,7 @@ class ChunkedBody:
             self._held = rest
             return piece
         if rest[:2] != b"\r\n":
-            raise FramingError("a chunk does not end where it says")
+            raise FramingError("a chunk is longer than its size")
         self._needs_crlf = False
         try:
             return piece + b"\r\n" + self.feed(rest[2:])

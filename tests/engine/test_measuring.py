@@ -224,7 +224,7 @@ def test_another_client_in_the_window_makes_it_invalid(outcomes: Outcomes, profi
 def test_label_that_the_engine_does_not_have_is_refused(outcomes: Outcomes, profile: str) -> None:
     found = outcomes[profile].mislabelled
     label = "offline" if profile == "home" else "single_stream"
-    assert f"nothing measured there is {label}" in found.printed
+    assert f"a measurement of it cannot be {label}" in found.printed
     assert found.result == {}, "nothing was run"
 
 

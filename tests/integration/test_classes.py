@@ -150,7 +150,7 @@ async def test_predicted_start_is_told_and_compared_with_what_came(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
     engine.tell(step_time=STEP_TIME)
-    await eventually(lambda: sidecar.pool.gate._controller.service_times.step_time)
+    await eventually(lambda: sidecar.pool.gate.status().limits.measured)
     busy = await started(sidecar, n=4, max_tokens=20)  # 4 sequences: 14 ms each token
     await eventually(lambda: held.waiting)
     waiting = await started(sidecar, max_tokens=20)
@@ -175,7 +175,7 @@ async def test_refusal_says_where_it_would_have_stood(
 ) -> None:
     running = await start(queue_capacity=1)
     engine.tell(step_time=STEP_TIME)
-    await eventually(lambda: running.pool.gate._controller.service_times.step_time)
+    await eventually(lambda: running.pool.gate.status().limits.measured)
     busy = await started(running, n=4, max_tokens=20)
     await eventually(lambda: held.waiting)
     queued = await started(running, n=4, max_tokens=20)
@@ -230,7 +230,7 @@ async def test_deadline_that_cannot_be_met_is_refused_at_once(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
     engine.tell(step_time=STEP_TIME | {"t0_ms": 500.0})
-    await eventually(lambda: sidecar.pool.gate._controller.service_times.step_time)
+    await eventually(lambda: sidecar.pool.gate.status().limits.measured)
     client = await sidecar.client()
     response = await client.post(CHAT, [("X-Orch-Deadline-Ms", "100")], max_tokens=4)
     assert (response.status, response.error["code"]) == (429, "ADMISSION_DEADLINE")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.status import AdmissionStatus, ClassStatus
 from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest, Lease
 from orch_sidecar.control.state_feed import PublishedPool, StateFeed, state_of
 from orch_sidecar.engine_state.states import EngineState
@@ -67,11 +69,13 @@ class FakeSubscriber(StateSubscriber):
 
 @dataclass
 class FakePool:
-    """A pool with a ledger and without an engine. `changes`: to its snapshot."""
+    """A pool with a ledger and without an engine. `changes`: to its snapshot; `queued`:
+    interactive and bulk requests."""
 
     ledger: Ledger
     name: str = "cloud"
     changes: dict[str, Any] = field(default_factory=dict)
+    queued: tuple[int, int] = (0, 0)
 
     def snapshot(self) -> PoolSnapshot:
         ledger = self.ledger
@@ -94,16 +98,32 @@ class FakePool:
             "document": document,
             "state": EngineState.READY,
             "slots_total": ledger.slots_total,
-            "leased": ledger.leased,
-            "foreign": ledger.foreign,
-            "epoch": ledger.epoch,
+            "room": ledger.room,
         }
-        return PoolSnapshot(self.name, self.name, CLOUD, CLOUD.admission, **(known | self.changes))
+        return PoolSnapshot(self.name, self.name, CLOUD, **(known | self.changes))
+
+    def status(self) -> AdmissionStatus:
+        """An idle admission, but for the slots of the ledger and the queued requests."""
+        ledger = self.ledger
+        interactive, bulk = (ClassStatus(queued, 0, 0) for queued in self.queued)
+        idle = AdmissionController(CLOUD.admission).status()
+        return idle._replace(
+            epoch=ledger.epoch,
+            slots_total=ledger.slots_total,
+            foreign=ledger.foreign,
+            leased=ledger.leased,
+            interactive=interactive,
+            bulk=bulk,
+        )
+
+
+def published(pool: FakePool, sequences: int = 0) -> dict[str, Any]:
+    """The state that is published of a pool, to a parent that owns so many of its slots."""
+    return state_of(pool.snapshot(), pool.status(), RUN, sequences)
 
 
 def state(slots: Ledger, sequences: int = 0, **changes: Any) -> dict[str, Any]:
-    """The state that is published of a pool, to a parent that owns so many of its slots."""
-    return state_of(FakePool(slots, changes=changes).snapshot(), RUN, sequences)
+    return published(FakePool(slots, changes=changes), sequences)
 
 
 def foreign(leases: ParentLeases, slots: Ledger, instance: str) -> int:

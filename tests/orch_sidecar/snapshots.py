@@ -23,12 +23,12 @@ def snapshot(
 ) -> PoolSnapshot:
     """An idle pool with the model `m`; `room`: the slots that are free."""
     used = CLOUD if measurement_type is BATCHED else HOME
-    known: dict[str, Any] = {"models": {"m"}, "ctx_max": 2048, "rules": used.admission}
+    known: dict[str, Any] = {"models": {"m"}, "ctx_max": 2048}
     return PoolSnapshot(
         name,
         group=group or name,
         profile=used,
         slots_total=slots_total,
-        leased=0 if room is None else slots_total - room,
+        room=slots_total if room is None else room,
         **(known | changes),
     )

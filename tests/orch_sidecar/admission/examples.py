@@ -30,7 +30,7 @@ STEP_TIME = StepTime(t0_ms=10.0, c_ms=1.0, alpha=1.0, largest=64)
 
 
 def class_rules(**changes: Any) -> ClassRules:
-    """Rules that hold nobody up."""
+    """Rules that block nothing."""
     values: dict[str, Any] = {
         "ttft_p95_ms": None,
         "tpot_p95_ms": None,
@@ -44,7 +44,7 @@ def class_rules(**changes: Any) -> ClassRules:
 def rules(
     interactive: ClassRules | None = None, bulk: ClassRules | None = None, **changes: Any
 ) -> AdmissionRules:
-    """Rules of admission; those of a class that is not given hold nobody up."""
+    """Rules of admission; those of a class that is not given block nothing."""
     values: dict[str, Any] = {
         "full_queue": FullQueue.REJECT,
         "aging_s": 10.0,
@@ -74,7 +74,7 @@ def kv_of(tokens: int, block_tokens: int = 1) -> KvCache:
 def core_of(
     slots: int, of_rules: AdmissionRules | None = None, **known: Any
 ) -> AdmissionController:
-    """An admission whose engine reported at 0 s. `known`: what else it said of itself."""
+    """An admission whose engine reported at 0 s. `known`: further fields of its report."""
     core = AdmissionController(of_rules or rules(), random.Random(1))
     assert core.engine_reports(report(slots, **known), 0.0) == []
     return core

@@ -1,4 +1,4 @@
-"""A gate and those who wait at it, for its tests."""
+"""A gate and waiting requests, for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An admission with its model beside it: how decisions are taken over, and what must hold."""
+"""An admission controller beside its model: applies decisions to both, and states invariants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
 
 
 class Checked(RuleBasedStateMachine):
-    """The invariants. What happens is up to those who derive from it."""
+    """The invariants. Subclasses add the rules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,18 +43,18 @@ class Checked(RuleBasedStateMachine):
         names = list(among)
         return names[pick % len(names)]
 
-    # What was decided.
+    # Decisions
 
     def take(self, decisions: list[Decision], refused: Collection[str] = ()) -> None:
-        """Exactly these are refused, and whose time is over; and whoever goes is the next."""
+        """Exactly these and the expired ones are refused; each grant is to the next request."""
         model = self.model
-        turned_away = [each for each in decisions if isinstance(each.outcome, Refusal)]
+        rejected = [each for each in decisions if isinstance(each.outcome, Refusal)]
         late = {name for name, waits in model.waiting.items() if waits.expires <= model.now}
-        assert {each.ticket for each in turned_away} == {*refused} | late
-        for each in turned_away:
+        assert {each.ticket for each in rejected} == {*refused} | late
+        for each in rejected:
             if each.ticket not in refused:
                 self.check_late(each)
-        self.settle(turned_away)
+        self.settle(rejected)
         self.settle(each for each in decisions if isinstance(each.outcome, Lease))
         self.after(surely=True)
 
@@ -70,7 +70,7 @@ class Checked(RuleBasedStateMachine):
             self.model.settle(each.ticket, each.outcome)
 
     def settle_among(self, own: Decision, others: list[Decision]) -> None:
-        """A request goes at once, and others with it: those who are ahead of it before it."""
+        """A request is dispatched at once, and others with it: those ahead of it before it."""
         model = self.model
         requests = [model.requests[each.ticket][0] for each in (own, *others)]
         ahead = len(others)
@@ -108,14 +108,14 @@ class Checked(RuleBasedStateMachine):
         return self.model.now - since + first_token_s > slo_ms / 1000 - 1e-6
 
     def after(self, *, surely: bool) -> None:
-        """Something happened. `surely`: and the core has looked at who may go."""
+        """Something happened. `surely`: and the controller has dispatched what it can."""
         model = self.model
         model.turn(surely=surely)
         if surely and model.unavailable is None:
-            self.whoever_waits_has_a_reason()
+            self.head_of_the_queue_is_blocked()
 
-    def whoever_waits_has_a_reason(self) -> None:
-        """Work is conserved: the first waits for what it is said to wait for, and it is true."""
+    def head_of_the_queue_is_blocked(self) -> None:
+        """Dispatch is work-conserving: the constraint reported for the head does block it."""
         model, blocked_by = self.model, self.core.blocked_by
         bulk, interactive = model.head(BULK), model.head(INTERACTIVE)
         if not model.depth:
@@ -132,8 +132,8 @@ class Checked(RuleBasedStateMachine):
             assert interactive is not None, (bulk, blocked_by)
             if held:
                 request = model.queues[INTERACTIVE][interactive].request
-                self.is_truly_held(
-                    request, "a delayed one that waits for the reserve holds nobody up"
+                self.is_truly_blocked(
+                    request, "a delayed one that waits for the reserve blocks no other"
                 )
                 return
             assert not surely, (bulk, blocked_by)
@@ -144,9 +144,11 @@ class Checked(RuleBasedStateMachine):
         )
         if blocked_by is BlockedBy.BATCH and bulk is not None:
             request = model.queues[BULK][bulk].request
-            self.is_truly_held(request, "interactive ones that wait for each other hold nobody up")
+            self.is_truly_blocked(
+                request, "interactive ones that wait for each other block no other"
+            )
 
-    def is_truly_held(self, request: AdmissionRequest, why: str) -> None:
+    def is_truly_blocked(self, request: AdmissionRequest, why: str) -> None:
         blocked_by = self.core.constraints.blocked_by(
             request, self.core.constraints.kv_need(request), self.model.now
         )
@@ -180,7 +182,7 @@ class Checked(RuleBasedStateMachine):
             request.service_class is BULK and model.depth
         )
         if not ahead and not model.aged(model.head(BULK))[1] and model.now >= model.paused_until:
-            self.is_truly_held(request, "who could go is not refused")
+            self.is_truly_blocked(request, "a request that can be dispatched is not refused")
 
     def check_requeued(
         self, request: AdmissionRequest, since: float, outcome: Queued | Refusal
@@ -196,12 +198,12 @@ class Checked(RuleBasedStateMachine):
             assert outcome is model.unavailable or outcome.reason in (expiry, Reason.SLO_MISS)
         elif not too_large:
             assert outcome is model.unavailable or outcome.reason is Reason.SLO_MISS
-            assert self.misses_slo(request, since), "who has time left is not refused"
+            assert self.misses_slo(request, since), "a request with time left is not refused"
 
-    # What must hold.
+    # Invariants
 
     @invariant()
-    def ledger_is_as_the_model_says(self) -> None:
+    def ledger_agrees_with_the_model(self) -> None:
         ledger, model = self.core.ledger, self.model
         assert ledger.violations == 0
         assert ledger.leased + ledger.foreign == model.taken, "never leaked"
@@ -212,7 +214,16 @@ class Checked(RuleBasedStateMachine):
             assert self.core.status().of(service_class).leased == model.leased(service_class)
 
     @invariant()
-    def queues_are_as_the_model_says(self) -> None:
+    def sums_of_the_ledger_are_those_of_its_leases(self) -> None:
+        ledger = self.core.ledger
+        known = [lease for lease in ledger.all() if lease.request is not None]
+        assert ledger.adopted == sum(lease.cost for lease in ledger.all() if lease not in known)
+        assert ledger.kv_committed == sum(lease.kv.counted for lease in known)
+        assert ledger.kv_growth == sum((lease.kv.output or 0) + lease.kv.swing for lease in known)
+        assert ledger.kv_unknown == sum(lease.kv.output is None for lease in known)
+
+    @invariant()
+    def queues_agree_with_the_model(self) -> None:
         model, core = self.model, self.core
         assert core.queue_depth == model.depth
         for service_class in ServiceClass:
@@ -254,7 +265,7 @@ class Checked(RuleBasedStateMachine):
             assert status.of(service_class).granted == leases
 
     def teardown(self) -> None:
-        """When everything has ended, nothing is out and nobody waits."""
+        """When everything has ended, no lease and no queued request is left."""
         if sys.exc_info()[0] is not None:
             return  # one failure at a time
         model, core = self.model, self.core

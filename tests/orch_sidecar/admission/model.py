@@ -31,7 +31,7 @@ class Waits:
 
 @dataclass
 class Model:
-    """An engine, those in it, and those who wait for it."""
+    """An engine, the requests in it, and those queued for it."""
 
     rules: AdmissionRules
     now: float = 100.0
@@ -58,7 +58,7 @@ class Model:
     share: tuple[float, float] = (0.0, 0.0)
     claimed_at: float = float("-inf")  # when there was interactive traffic last
 
-    # What is there.
+    # State
 
     @property
     def depth(self) -> int:
@@ -99,7 +99,7 @@ class Model:
             places -= max(0, displacing)
         return places
 
-    # Claims and delays.
+    # Claims and delays
 
     @property
     def traffic(self) -> tuple[bool, bool]:
@@ -159,7 +159,7 @@ class Model:
         least, most = (now - then for now, then in zip(self.delay_s, waits.delay_s, strict=True))
         return least >= bound_s + _ROUNDING_S, most >= bound_s - _ROUNDING_S
 
-    # Who may go.
+    # Constraints
 
     def is_blocked(
         self, request: AdmissionRequest, blocked_by: BlockedBy, *, surely_aged: bool = False
@@ -167,7 +167,7 @@ class Model:
         """Whether it is true that a request waits for that."""
         limits, mine, cost = self.limits, self.leased(INTERACTIVE), request.cost
         slots, taken, is_bulk = self.engine.slots_total, self.taken, request.service_class is BULK
-        held_for_others = is_bulk and bool(taken) and not surely_aged
+        blocked_for_others = is_bulk and bool(taken) and not surely_aged
         traffic = self.traffic[1]
         match blocked_by:
             case BlockedBy.SLOT:
@@ -179,19 +179,19 @@ class Model:
             case BlockedBy.KV:
                 return bool(taken) and self.engine.kv is not None
             case BlockedBy.PREFILL:
-                return held_for_others and traffic and self.unread
+                return blocked_for_others and traffic and self.unread
             case BlockedBy.RESERVE:
                 too_large = surely_aged and self.may_have_claimed(request)[0]
                 beyond = taken - mine + cost > self.lendable(traffic)
                 return is_bulk and taken > 0 and beyond and not too_large
             case BlockedBy.BATCH if is_bulk:
-                small = held_for_others and traffic and taken + cost > limits.mixed
+                small = blocked_for_others and traffic and taken + cost > limits.mixed
                 return small or (taken > 0 and taken + cost > limits.bulk)
             case BlockedBy.BATCH:
                 return mine > 0 and mine + cost > limits.interactive
 
     def check_grant(self, ticket: str, request: AdmissionRequest) -> None:
-        """It goes now: it fits, and it passes nobody by."""
+        """It is dispatched: it fits, and it overtakes no other."""
         heads = {each: self.head(each) for each in ServiceClass}
         assert self.unavailable is None, "nothing is admitted on a guess"
         assert self.now >= self.paused_until
@@ -203,7 +203,7 @@ class Model:
             first = next(iter(self.queues[BULK].values()), None)
             if surely and first is not None:
                 held = self.is_blocked(first.request, BlockedBy.RESERVE, surely_aged=True)
-                assert held, "nobody else passes by a delayed one"
+                assert held, "no other overtakes an aged one"
             return
         maybe = maybe and heads[BULK] == ticket
         first = next(iter(self.queues[INTERACTIVE].values()), None)
@@ -218,7 +218,7 @@ class Model:
             )
             assert maybe or not mine or self.taken + request.cost <= self.limits.mixed
 
-    # What happens.
+    # Events
 
     def limits_of(self, request: AdmissionRequest, since: float) -> tuple[float, Reason]:
         """When the first of its time limits ends, and which that is; but for the SLO."""

@@ -1,4 +1,5 @@
-"""The admission core by example: who goes, in which order. Times are literal seconds."""
+"""The admission controller by example: which requests are dispatched, in which order. Times are
+literal seconds."""
 
 from __future__ import annotations
 
@@ -159,7 +160,7 @@ def test_a_bulk_request_that_needs_a_claimed_slot_gets_it_in_the_end() -> None:
     assert granted(core.dispatch(1.0)) == ["large"]
 
 
-def test_waiting_for_other_bulk_requests_is_not_held_against_interactive_ones() -> None:
+def test_waiting_for_other_bulk_requests_does_not_age_a_bulk_request() -> None:
     core = core_of(4)
     fill(core, bulk(4), "a")
     queue(core, bulk(), "b")

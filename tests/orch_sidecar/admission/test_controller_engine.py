@@ -1,4 +1,4 @@
-"""The admission core by example: what the engine says, and what the operator does."""
+"""The admission controller by example: events of the engine and of the operator."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from tests.orch_sidecar.admission.examples import (
 CLOSING = Refusal(Reason.DRAINING, "this sidecar is shutting down")
 
 
-# What the engine says.
+# The engine
 
 
-def test_abandoned_lease_frees_its_slot_only_when_the_engine_says_so() -> None:
+def test_abandoned_lease_frees_its_slot_only_when_the_engine_confirms_its_end() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     queue(core, interactive(), "b")
@@ -56,7 +56,7 @@ def test_second_release_frees_nothing() -> None:
     assert (core.ledger.leased, core.status().of(INTERACTIVE).leased) == (1, 1)
 
 
-def test_foreign_traffic_holds_up_and_its_end_admits() -> None:
+def test_foreign_traffic_blocks_requests_until_it_ends() -> None:
     core = core_of(2, foreign=2)
     queue(core, interactive(), "a", at=1.0)
     assert granted(core.engine_reports(report(2, foreign=1), 2.0)) == ["a"]
@@ -75,7 +75,7 @@ def test_unavailable_engine_refuses_arrivals_and_keeps_those_queued() -> None:
     assert core.unavailable is None
 
 
-def test_expiry_while_the_engine_is_unavailable_says_why() -> None:
+def test_expiry_while_the_engine_is_unavailable_states_that_reason() -> None:
     core = core_of(1, rules(class_rules(max_wait_s=10.0)))
     fill(core, interactive(), "a")
     queue(core, interactive(), "b")
@@ -84,7 +84,7 @@ def test_expiry_while_the_engine_is_unavailable_says_why() -> None:
     assert core.dispatch(10.0) == [Decision("b", STALE)]
 
 
-def test_nobody_waits_for_anything_once_all_have_left() -> None:
+def test_nothing_blocks_the_queue_once_all_requests_have_left() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     queue(core, interactive(), "b")
@@ -94,7 +94,7 @@ def test_nobody_waits_for_anything_once_all_have_left() -> None:
     assert core.blocked_by is None
 
 
-def test_new_epoch_frees_what_the_old_engine_held() -> None:
+def test_new_epoch_frees_all_slots_of_the_old_engine() -> None:
     core = core_of(2)
     fill(core, interactive(2), "a")
     queue(core, bulk(), "b")
@@ -126,7 +126,7 @@ def test_queued_request_that_can_no_longer_fit_is_refused_when_slots_shrink() ->
     assert granted(decisions) == ["small"]
 
 
-# What the operator does.
+# The operator
 
 
 def test_drain_for_the_stop_of_an_engine_ends_with_the_report_of_the_next_one() -> None:
@@ -167,7 +167,7 @@ def test_draining_refuses_arrivals_and_serves_those_queued() -> None:
     queue(core, interactive(), "d", at=3.0)
 
 
-def test_dismissal_refuses_all_who_are_queued() -> None:
+def test_all_queued_requests_are_refused_at_once() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     queue(core, interactive(), "i1", "i2")
@@ -202,7 +202,7 @@ def test_grants_are_counted_by_class() -> None:
 
 
 def test_jitter_is_by_chance_unless_it_is_given() -> None:
-    def told(jitter: random.Random | None) -> int | None:
+    def retry_after_ms(jitter: random.Random | None) -> int | None:
         core = AdmissionController(rules(), jitter)
         core.engine_reports(report(1), 0.0)
         fill(core, interactive(), "a")
@@ -210,11 +210,11 @@ def test_jitter_is_by_chance_unless_it_is_given() -> None:
         assert isinstance(outcome, Refusal)
         return outcome.retry_after_ms
 
-    assert told(random.Random(7)) == told(random.Random(7))
-    assert len({told(None) for _ in range(20)}) > 1
+    assert retry_after_ms(random.Random(7)) == retry_after_ms(random.Random(7))
+    assert len({retry_after_ms(None) for _ in range(20)}) > 1
 
 
-def test_short_prompts_behind_a_long_one_in_the_engine_hold_nothing_up() -> None:
+def test_short_prompts_behind_a_long_one_in_the_engine_block_nothing() -> None:
     core = core_of(64, kv=kv_of(1000))
     fill(core, bulk(prompt_tokens=650, max_tokens=10), "long")
     fill(core, bulk(prompt_tokens=10, max_tokens=10), *(f"short {n}" for n in range(9)))

@@ -1,4 +1,4 @@
-"""The admission core by example: full queues and time limits."""
+"""The admission controller by example: full queues and time limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def of_capacity(capacity: int, full_queue: FullQueue = FullQueue.REJECT) -> Admi
     return rules(of_class, of_class, full_queue=full_queue)
 
 
-# Full queues.
+# Full queues
 
 
 def test_full_queue_refuses_with_a_time_to_come_back() -> None:
@@ -90,7 +90,7 @@ def test_drop_lru_keeps_the_queues_bounded() -> None:
     assert core.queue_depth == 4
 
 
-def test_who_behind_the_dropped_one_fits_goes() -> None:
+def test_request_behind_the_evicted_one_is_dispatched_if_it_fits() -> None:
     core = core_of(4, of_capacity(2, FullQueue.DROP_LRU))
     fill(core, bulk(3), "a")
     queue(core, bulk(4), "large")
@@ -101,11 +101,11 @@ def test_who_behind_the_dropped_one_fits_goes() -> None:
     assert granted(decisions) == ["small"]
 
 
-# When to come back.
+# Retry-After
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_retry_after_counts_the_cost_of_all_who_are_queued_and_is_spread(seed: int) -> None:
+def test_retry_after_counts_the_cost_of_all_queued_requests_and_is_spread(seed: int) -> None:
     core = core_of(4, of_capacity(2))
     core._forecaster._jitter.seed(seed)
     fill(core, interactive(4), "a")
@@ -121,7 +121,7 @@ def test_retry_after_counts_the_cost_of_all_who_are_queued_and_is_spread(seed: i
     assert 6000 <= outcome.retry_after_ms <= 7500
 
 
-# Time limits.
+# Time limits
 
 
 def test_expired_request_is_refused_and_frees_no_slot() -> None:
@@ -135,7 +135,7 @@ def test_expired_request_is_refused_and_frees_no_slot() -> None:
     assert core.next_event(11.0) is None
 
 
-def test_expiry_of_the_head_admits_those_behind_it_who_fit() -> None:
+def test_expiry_of_the_head_admits_requests_behind_it_that_fit() -> None:
     core = core_of(4, rules(class_rules(max_wait_s=10.0)))
     fill(core, interactive(3), "a")
     queue(core, interactive(2), "large", at=1.0)
@@ -145,7 +145,7 @@ def test_expiry_of_the_head_admits_those_behind_it_who_fit() -> None:
     assert granted(decisions) == ["small"]
 
 
-def test_leaving_the_queue_admits_those_behind_who_fit() -> None:
+def test_leaving_the_queue_admits_requests_behind_that_fit() -> None:
     core = core_of(4)
     fill(core, interactive(3), "a")
     queue(core, interactive(2), "large", at=1.0)
@@ -198,7 +198,7 @@ def test_a_deadline_that_is_over_ends_the_wait_before_it_begins() -> None:
     assert (core.queue_depth, core.take_displaced()) == (0, [])
 
 
-def test_nobody_is_passed_by_while_the_timer_is_late() -> None:
+def test_no_request_is_overtaken_while_the_timer_is_late() -> None:
     """What the one at the head waits for is not what the next does."""
     core = core_of(3, rules(class_rules(batch=Bounds(least=1, most=2))))
     fill(core, interactive(), "a")
@@ -211,7 +211,7 @@ def test_nobody_is_passed_by_while_the_timer_is_late() -> None:
     assert granted(decisions) == ["next"]
 
 
-def test_who_has_waited_too_long_is_refused_even_if_the_timer_is_late() -> None:
+def test_expired_request_is_refused_even_if_the_timer_is_late() -> None:
     core = core_of(1, rules(class_rules(max_wait_s=10.0)))
     fill(core, interactive(), "a")
     queue(core, interactive(), "b", at=1.0)

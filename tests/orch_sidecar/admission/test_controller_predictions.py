@@ -1,4 +1,4 @@
-"""The admission core by example: predictions, and what is refused for them."""
+"""The admission controller by example: predictions, and what is refused for them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def measured(slots: int, of_rules: AdmissionRules | None = None) -> AdmissionCon
 # Predictions: 2.1 s for a request of 100 tokens while one or none runs, 1.1 s behind it.
 
 
-def test_start_of_those_who_wait_is_predicted() -> None:
+def test_start_of_queued_requests_is_predicted() -> None:
     core = measured(1)
     fill(core, interactive(max_tokens=100), "a")
     assert queue(core, interactive(max_tokens=100), "b", "c") == [
@@ -111,7 +111,7 @@ def test_nothing_is_refused_on_a_guess() -> None:
     assert queue(core, request, "b") == [Queued(0, None)]
 
 
-# What is free is not always to be had.
+# Free slots that cannot be used
 
 
 def test_interactive_requests_that_wait_for_each_other_count_only_their_ends() -> None:

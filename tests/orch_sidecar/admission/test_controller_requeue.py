@@ -1,4 +1,4 @@
-"""The admission core by example: a tier below refused what was admitted."""
+"""The admission controller by example: a tier below refused what was admitted."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def refused_below(
 ) -> None:
     """The tier below refused this lease: it waits again under another id."""
     core.pause(pause_s, now)
-    assert core.release(name, now) == [], "nobody is sent after it"
+    assert core.release(name, now) == [], "no other is dispatched after it"
     assert core.requeue(f"{name}'", request, since, now) == Queued(0, None)
 
 
-def test_who_is_put_back_goes_first_and_nobody_goes_for_a_while() -> None:
+def test_requeued_request_goes_first_after_a_pause() -> None:
     core = core_of(2)
     fill(core, interactive(), "a")
     fill(core, bulk(), "x")
@@ -56,7 +56,7 @@ def test_who_is_put_back_goes_first_and_nobody_goes_for_a_while() -> None:
     assert granted(core.dispatch(1.5)) == ["a'", "b"]
 
 
-def test_a_pause_holds_who_comes_although_nobody_waits() -> None:
+def test_pause_blocks_new_requests_although_the_queue_is_empty() -> None:
     core = core_of(4)
     fill(core, interactive(), "a")
     core.pause(0.5, 1.0)
@@ -85,7 +85,7 @@ def test_a_shorter_pause_does_not_end_a_longer_one() -> None:
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_those_who_are_put_back_keep_the_order_in_which_they_came(backwards: bool) -> None:
+def test_requeued_requests_keep_the_order_of_their_arrivals(backwards: bool) -> None:
     core = core_of(3)
     for at, name in enumerate("abc"):
         fill(core, interactive(), name, at=at / 10)
@@ -99,7 +99,7 @@ def test_those_who_are_put_back_keep_the_order_in_which_they_came(backwards: boo
     assert granted(core.release("b'", 3.0)) == ["e"]
 
 
-def test_one_that_is_put_back_twice_is_ahead_of_those_that_were_once() -> None:
+def test_request_requeued_twice_is_ahead_of_those_requeued_once() -> None:
     core = core_of(1)
     fill(core, bulk(), "a")
     queue(core, bulk(), "b", at=0.5)
@@ -109,7 +109,7 @@ def test_one_that_is_put_back_twice_is_ahead_of_those_that_were_once() -> None:
     assert granted(core.dispatch(1.3)) == ["a''"]
 
 
-def test_a_pause_that_is_over_when_somebody_is_put_back_holds_nobody() -> None:
+def test_pause_that_is_over_when_a_request_is_requeued_blocks_nothing() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     core.pause(0.1, 1.0)
@@ -120,7 +120,7 @@ def test_a_pause_that_is_over_when_somebody_is_put_back_holds_nobody() -> None:
     assert granted(core.dispatch(at or 0.0)) == ["a'"]
 
 
-def test_who_is_put_back_keeps_its_time_limits() -> None:
+def test_requeued_request_keeps_its_time_limits() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     request = interactive(max_wait_ms=2000.0)
@@ -131,7 +131,7 @@ def test_who_is_put_back_keeps_its_time_limits() -> None:
     assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
 
 
-def test_who_is_put_back_when_the_slo_cannot_be_met_any_more_is_refused() -> None:
+def test_requeued_request_that_cannot_meet_its_slo_is_refused() -> None:
     """2 s, less a step of 11 ms."""
     core = core_of(1, rules(class_rules(ttft_p95_ms=2000.0)), step_time=STEP_TIME)
     fill(core, interactive(), "a", at=1.0)
@@ -144,7 +144,7 @@ def test_who_is_put_back_when_the_slo_cannot_be_met_any_more_is_refused() -> Non
     assert reason_of(outcome) is Reason.SLO_MISS
 
 
-def test_who_is_put_back_finds_room_in_a_full_queue() -> None:
+def test_requeued_request_enters_a_full_queue() -> None:
     core = core_of(1, rules(class_rules(queue_capacity=1)))
     fill(core, interactive(), "a")
     queue(core, interactive(), "b")
@@ -152,7 +152,7 @@ def test_who_is_put_back_finds_room_in_a_full_queue() -> None:
     assert core.queue_depth == 2
 
 
-def test_who_is_put_back_and_has_become_too_large_is_refused() -> None:
+def test_requeued_request_that_has_become_too_large_is_refused() -> None:
     core = core_of(4)
     fill(core, interactive(4), "a")
     core.engine_reports(report(2, "e2"), 1.0)
@@ -160,7 +160,7 @@ def test_who_is_put_back_and_has_become_too_large_is_refused() -> None:
     assert reason_of(outcome) is Reason.COST_EXCEEDS_SLOTS
 
 
-def test_who_was_being_served_is_put_back_while_draining_too() -> None:
+def test_running_request_is_requeued_while_draining_too() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     core.drain(DRAIN)
@@ -183,7 +183,7 @@ def test_starts_are_predicted_for_after_the_pause() -> None:
     assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
 
 
-def test_a_delayed_bulk_request_behind_one_that_was_put_back_is_not_delayed_the_more() -> None:
+def test_requeued_request_adds_no_delay_to_the_bulk_request_behind_it() -> None:
     core = core_of(2)
     fill(core, interactive(), "i")
     fill(core, bulk(), "a")
@@ -205,7 +205,7 @@ def test_a_pause_is_delay_as_far_as_interactive_requests_take_slots() -> None:
     assert granted(core.dispatch(2.0)) == ["a'"], "half a second of delay"
 
 
-def test_who_is_put_back_waits_while_the_engine_is_unavailable() -> None:
+def test_requeued_request_waits_while_the_engine_is_unavailable() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     core.engine_unavailable(STALE)
@@ -214,7 +214,7 @@ def test_who_is_put_back_waits_while_the_engine_is_unavailable() -> None:
     assert granted(core.engine_reports(report(1), 6.0)) == ["a'"]
 
 
-def test_what_was_turned_away_says_nothing_of_how_fast_slots_come_free() -> None:
+def test_rejected_request_is_no_measure_of_how_fast_slots_come_free() -> None:
     core = core_of(2)
     for number in range(3):
         fill(core, interactive(), f"a{number}", at=float(number))

@@ -1,7 +1,7 @@
-"""The admission core under every interleaving that Hypothesis finds.
+"""The admission controller under every interleaving that Hypothesis finds.
 
-A model beside the core keeps what must be true: which leases are out, who waits in which order
-and for what, what became of each request. The invariants are checked after every step.
+A model beside it keeps what must be true: the leases, the order of the queues and what blocks
+them, the outcome of each request. The invariants are checked after every step.
 """
 
 from __future__ import annotations
@@ -11,43 +11,29 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule
+from hypothesis.stateful import precondition, rule
 
-from orch_sidecar.admission.types import AdmissionRequest, Decision, EngineReport, Lease, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.fuzz import examples
+from tests.orch_sidecar.admission.engine_events import EngineEvents
 from tests.orch_sidecar.admission.examples import (
     BULK,
     DRAIN,
     INTERACTIVE,
-    STALE,
-    ended,
     is_refused,
     reason_of,
 )
-from tests.orch_sidecar.admission.happenings import KNOWN, PASSED_S, PICK, REQUESTS, RULES, SLOTS
-from tests.orch_sidecar.admission.machine import Checked
+from tests.orch_sidecar.admission.happenings import PASSED_S, PICK, REQUESTS, RULES
 from vllm_plugin.profile import FullQueue
 
 CANCELLED = Refusal(Reason.CANCELLED, "cancelled")
 
 
-class AdmissionMachine(Checked):
+class AdmissionMachine(EngineEvents):
     """Arrivals, endings, aborts, restarts and the passing of time, in any order."""
 
-    @initialize(rules=st.sampled_from(RULES), slots=SLOTS, known=KNOWN)
-    def begin(self, rules: Any, slots: int | None, known: dict[str, Any]) -> None:
-        self.take_up(rules)
-        self.preemptions = self.disturbed = 0
-        if slots is not None:
-            self.report(EngineReport("e0", slots, **known))
-
-    @property
-    def is_calm(self) -> bool:
-        """Whether requests came since the last thing after which little goes on."""
-        return self.serial > self.disturbed + 20
-
-    # What requests do.
+    # Requests
 
     @rule(requests=st.lists(st.tuples(REQUESTS, PASSED_S), min_size=1, max_size=6))
     def arrive(self, requests: list[tuple[AdmissionRequest, float]]) -> None:
@@ -127,7 +113,7 @@ class AdmissionMachine(Checked):
         self.after(surely=model.depth > 0 and not isinstance(outcome, Refusal))
 
     def make_room(self, displaced: list[Decision]) -> list[Decision]:
-        """Takes over who was dropped, and who went or was too late before. Returns the others."""
+        """Applies the eviction, and the decisions before it. Returns the others."""
         model = self.model
         for place, each in enumerate(displaced):
             if is_refused(each) and reason_of(each.outcome) is Reason.QUEUE_FULL_DROP_LRU:
@@ -169,8 +155,8 @@ class AdmissionMachine(Checked):
 
     @precondition(lambda self: any(self.model.out.values()))
     @rule(pick=PICK, pause_s=st.sampled_from((0.0, 0.3, 99.0)), at_once=st.booleans())
-    def turned_away(self, pick: int, pause_s: float, at_once: bool) -> None:
-        """By a tier below. `at_once`: it comes back; else that may take a while."""
+    def upstream_rejects(self, pick: int, pause_s: float, at_once: bool) -> None:
+        """`at_once`: the rejected request is requeued now, else later."""
         model = self.model
         lease = self.pick(
             [name for name, request in model.out.items() if request is not None], pick
@@ -204,61 +190,7 @@ class AdmissionMachine(Checked):
         paused = model.now < model.paused_until  # else it is the timer that lets it go
         self.after(surely=isinstance(outcome, Queued) and paused)
 
-    # What the engine says.
-
-    @rule(known=KNOWN, slots=SLOTS, preempted=st.sampled_from((0, 0, 0, 1)))
-    def engine_reports(self, known: dict[str, Any], slots: int | None, preempted: int) -> None:
-        engine = self.model.engine
-        self.preemptions += preempted
-        slots = slots or engine.slots_total or 4
-        self.report(
-            EngineReport(engine.epoch or "e0", slots, preemptions_total=self.preemptions, **known)
-        )
-
-    # Rarely, because little goes on after it.
-    @precondition(lambda self: self.is_calm)
-    @rule(known=KNOWN, slots=SLOTS)
-    def engine_restarts(self, known: dict[str, Any], slots: int | None) -> None:
-        self.disturbed = self.serial
-        self.model.out.clear()
-        self.model.closing.clear()
-        self.model.unread = False
-        self.report(EngineReport(self.model.engine.epoch + "'", slots or 4, **known))
-
-    def report(self, report: EngineReport) -> None:
-        model = self.model
-        model.engine, model.unavailable = report, None
-        too_large = {
-            ticket
-            for ticket, waits in model.waiting.items()
-            if waits.request.cost > report.slots_total
-        }
-        self.take(self.core.engine_reports(report, model.now), too_large)
-
-    @precondition(lambda self: self.is_calm)
-    @rule()
-    def engine_unavailable(self) -> None:
-        self.disturbed = self.serial
-        self.core.engine_unavailable(STALE)
-        self.model.unavailable = STALE
-
-    @precondition(lambda self: self.is_calm and self.model.engine.epoch)
-    @rule()
-    def engine_has_a_lease_that_nobody_knows(self) -> None:
-        self.serial += 1
-        self.core.ledger.adopt(f"adopted{self.serial}", 1)
-        self.model.out[f"adopted{self.serial}"] = None
-        self.model.closing.add(f"adopted{self.serial}")
-
-    @precondition(lambda self: self.model.out)
-    @rule(picks=st.lists(PICK, min_size=1, max_size=4, unique=True))
-    def engine_ended(self, picks: list[int]) -> None:
-        leases = list(dict.fromkeys(self.pick(self.model.out, pick) for pick in picks))
-        for lease in leases:
-            self.model.end(lease)
-            self.take(ended(self.core, [lease, lease, "unknown"], self.model.now))
-
-    # What time and the operator do.
+    # Time and the operator
 
     @rule(passed_s=st.sampled_from((0.01, 0.1, 0.5, 0.8, 4.5, 61.0)))
     def tick(self, passed_s: float) -> None:

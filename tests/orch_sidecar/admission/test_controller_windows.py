@@ -1,4 +1,4 @@
-"""The admission core by example: what holds for a while (windows, pauses, budgets, other rules)."""
+"""The admission controller by example: windows, pauses, budgets, and reloaded rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GATHERING = rules(window_ms=ALWAYS_50_MS)
 
 
 def idle_after_traffic(of_rules: AdmissionRules = GATHERING, slots: int = 4) -> AdmissionController:
-    """At 2 s bulk requests have come and gone 100 times a second, and nobody is there."""
+    """At 2 s bulk requests have come and gone 100 times a second, and none is there."""
     core = core_of(slots, of_rules)
     for number in range(1, 201):
         at = number / 100
@@ -42,7 +42,7 @@ def idle_after_traffic(of_rules: AdmissionRules = GATHERING, slots: int = 4) -> 
     return core
 
 
-# Windows.
+# Windows
 
 
 def test_bulk_requests_that_come_often_begin_together() -> None:
@@ -106,7 +106,7 @@ def test_a_request_that_may_not_wait_so_long_ends_the_window(arriving: Admission
 
 
 @pytest.mark.parametrize("arriving", [bulk(may_queue=False), bulk(max_wait_ms=0.0)])
-def test_a_window_that_is_over_holds_nobody_even_if_the_timer_is_late(
+def test_window_that_is_over_blocks_nothing_even_if_the_timer_is_late(
     arriving: AdmissionRequest,
 ) -> None:
     core = idle_after_traffic()
@@ -123,7 +123,7 @@ def test_a_request_that_may_wait_long_enough_bears_the_window() -> None:
     assert granted(core.dispatch(2.05)) == ["a", "b"]
 
 
-def test_whoever_opens_a_window_is_not_refused_for_its_time_limits() -> None:
+def test_request_that_opens_a_window_is_not_refused_for_its_time_limits() -> None:
     """It could have begun at once; with no time for the window it does."""
     gathering = rules(bulk=class_rules(ttft_p95_ms=200.0), window_ms=ALWAYS_50_MS)
     for request, waits in (
@@ -143,7 +143,7 @@ def test_whoever_opens_a_window_is_not_refused_for_its_time_limits() -> None:
             assert isinstance(outcome, Lease)
 
 
-def test_who_has_no_time_for_an_open_window_ends_it() -> None:
+def test_request_without_time_for_an_open_window_ends_it() -> None:
     gathering = rules(bulk=class_rules(ttft_p95_ms=200.0), window_ms=ALWAYS_50_MS)
     core = idle_after_traffic(gathering, 4)
     core.engine_reports(report(4, step_time=STEP_TIME, prefill_tokens_per_s=1000.0), 2.0)
@@ -152,7 +152,7 @@ def test_who_has_no_time_for_an_open_window_ends_it() -> None:
     assert granted(core.take_displaced()) == ["a"]
 
 
-def test_no_window_where_nobody_may_wait() -> None:
+def test_no_window_without_queue_capacity() -> None:
     nowhere = rules(bulk=class_rules(queue_capacity=0), window_ms=ALWAYS_50_MS)
     fill(idle_after_traffic(nowhere), bulk(), "a", at=2.0)
     briefly = rules(bulk=class_rules(max_wait_s=0.05), window_ms=ALWAYS_50_MS)
@@ -167,7 +167,7 @@ def test_forecast_changes_nothing_of_a_window() -> None:
     assert granted(core.dispatch(2.061)) == ["a"]
 
 
-# What is scarce besides slots.
+# Constraints besides slots
 
 
 def test_reserve_comes_back_to_bulk_ten_seconds_after_the_last_interactive_request() -> None:
@@ -202,7 +202,7 @@ def test_the_next_interactive_request_finds_a_slot_and_keeps_another_for_the_one
     assert core.blocked_by is BlockedBy.SLOT
 
 
-def test_a_preemption_holds_requests_back_until_the_cache_has_recovered() -> None:
+def test_preemption_blocks_requests_until_the_cache_has_recovered() -> None:
     core = core_of(4, kv=kv_of(1000))
     fill(core, bulk(prompt_tokens=700, max_tokens=100), "a")
     core.engine_reports(report(4, kv=kv_of(1000), kv_usage=0.95, preemptions_total=1), 1.0)
@@ -218,7 +218,7 @@ def test_a_preemption_holds_requests_back_until_the_cache_has_recovered() -> Non
     assert now == pytest.approx(25.0, abs=0.3), "950 of 1000 tokens, 750 at first, 30 s to recover"
 
 
-def test_a_held_prompt_goes_when_the_one_before_it_was_read() -> None:
+def test_blocked_prompt_is_dispatched_after_the_prefill_of_the_one_before() -> None:
     core = core_of(8, prefill_tokens_per_s=1000.0)
     fill(core, interactive(), "i")
     fill(core, bulk(prompt_tokens=600), "a")
@@ -230,10 +230,10 @@ def test_a_held_prompt_goes_when_the_one_before_it_was_read() -> None:
     assert granted(core.dispatch(at + 1e-9)) == ["b"]
 
 
-# Other rules.
+# Reloaded rules
 
 
-def test_other_rules_hold_for_what_comes_and_kill_nothing() -> None:
+def test_reloaded_rules_apply_to_new_requests_and_end_none() -> None:
     core = core_of(2)
     fill(core, interactive(2), "a")
     queue(core, interactive(), "b", "c")
@@ -247,7 +247,7 @@ def test_other_rules_hold_for_what_comes_and_kill_nothing() -> None:
     assert refused(core.dispatch(60.0)) == {"c": Reason.QUEUE_TIMEOUT}
 
 
-def test_wider_rules_let_those_go_who_fit_now() -> None:
+def test_wider_rules_dispatch_requests_that_fit_now() -> None:
     narrow = class_rules(batch=Bounds(least=1, most=1))
     core = core_of(4, rules(narrow, narrow))
     fill(core, interactive(), "a")

@@ -88,18 +88,19 @@ async def test_release_twice_frees_one_slot_once() -> None:
     assert gate.status().leased == 1
 
 
-async def test_answers_teach_how_long_they_are() -> None:
+async def test_only_completed_responses_are_learned_from() -> None:
     gate = gate_of(4)
-    lease = lease_at_once(gate, interactive(2, max_tokens=100))
-    gate.release(lease.id, 60)
     lengths = gate._controller.service_times.lengths
-    assert lengths.expected(interactive().service_class, 100) == 30
+    for output_tokens, expected in ((None, 100), (60, 30)):
+        lease = lease_at_once(gate, interactive(2, max_tokens=100))
+        gate.release(lease.id, output_tokens)
+        assert lengths.expected(interactive().service_class, 100) == expected
 
 
-# Others that an arrival decides about.
+# Evictions
 
 
-async def test_who_makes_room_for_another_is_told() -> None:
+async def test_evicted_request_gets_its_refusal() -> None:
     of_class = class_rules(queue_capacity=1)
     gate = gate_of(1, rules(of_class, of_class, full_queue=FullQueue.DROP_LRU))
     held = lease_at_once(gate)
@@ -110,7 +111,7 @@ async def test_who_makes_room_for_another_is_told() -> None:
     assert isinstance(await gate.wait("second"), Lease)
 
 
-# The timer.
+# The timer
 
 
 async def test_waiting_too_long_is_refused_by_the_timer() -> None:
@@ -123,7 +124,7 @@ async def test_waiting_too_long_is_refused_by_the_timer() -> None:
     assert gate._timer is None
 
 
-async def test_timer_serves_those_who_came_after_the_one_it_was_set_for() -> None:
+async def test_timer_serves_requests_after_the_one_that_it_was_set_for() -> None:
     """It is set for the head's deadline, and set anew when that head has long been served."""
     gate = gate_of(1, rules(class_rules(max_wait_s=0.02)))
     held = lease_at_once(gate)
@@ -169,7 +170,7 @@ async def test_timer_ends_a_pause() -> None:
     assert_nothing_left(gate)
 
 
-async def test_who_is_put_back_too_late_is_refused() -> None:
+async def test_request_that_is_requeued_too_late_is_refused() -> None:
     gate = gate_of(1)
     since = asyncio.get_running_loop().time() - 100
     outcome = gate.requeue("again", interactive(), since)
@@ -177,7 +178,7 @@ async def test_who_is_put_back_too_late_is_refused() -> None:
     assert_nothing_left(gate)
 
 
-async def test_timer_ends_what_a_bulk_request_is_held_for_when_it_was_delayed_enough() -> None:
+async def test_timer_dispatches_a_bulk_request_that_was_delayed_enough() -> None:
     gate = gate_of(4, rules(aging_s=0.03))
     lease_at_once(gate, interactive())
     lease_at_once(gate, bulk(prompt_tokens=100))
@@ -186,10 +187,10 @@ async def test_timer_ends_what_a_bulk_request_is_held_for_when_it_was_delayed_en
     await lease_of(waiting)
 
 
-# The engine and the operator.
+# The engine and the operator
 
 
-async def test_new_epoch_wakes_those_who_wait() -> None:
+async def test_new_epoch_wakes_waiting_requests() -> None:
     gate = gate_of(1)
     old = lease_at_once(gate)
     waiting = await queued(gate)
@@ -201,7 +202,7 @@ async def test_new_epoch_wakes_those_who_wait() -> None:
     assert_nothing_left(gate)
 
 
-async def test_abandoned_lease_is_freed_when_the_engine_tells_its_end() -> None:
+async def test_abandoned_lease_is_freed_when_the_engine_confirms_its_end() -> None:
     gate = gate_of(1)
     held = lease_at_once(gate)
     waiting = await queued(gate)
@@ -214,7 +215,7 @@ async def test_abandoned_lease_is_freed_when_the_engine_tells_its_end() -> None:
     assert_nothing_left(gate)
 
 
-async def test_other_rules_wake_those_who_fit_now() -> None:
+async def test_reloaded_rules_wake_requests_that_fit_now() -> None:
     narrow = class_rules(batch=Bounds(least=1, most=1))
     gate = gate_of(4, rules(narrow, narrow))
     lease_at_once(gate)

@@ -111,7 +111,7 @@ async def test_a_refusal_from_outside_may_come_before_the_wait() -> None:
     assert_nothing_left(gate)
 
 
-async def test_who_does_not_wait_cannot_be_refused_from_outside() -> None:
+async def test_request_that_is_not_queued_cannot_be_refused_from_outside() -> None:
     gate = gate_of(1)
     held = lease_at_once(gate)
     assert not gate.refuse(held.id, CANCELLED)

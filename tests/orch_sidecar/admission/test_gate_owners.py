@@ -66,13 +66,13 @@ async def test_a_ticket_whose_owner_is_gone_leaves_the_queue() -> None:
 
 
 @pytest.mark.parametrize("granted", [True, False])
-async def test_what_was_decided_but_not_delivered_reaches_the_one_who_waits(granted: bool) -> None:
+async def test_decision_that_was_not_delivered_reaches_the_waiting_request(granted: bool) -> None:
     gate = gate_of(1)
     _, held = opened(gate)
     gate.arrive(held, interactive())
     asker, ticket = opened(gate)
     task = await waiting(gate, asker)
-    # As when something raises between the core's decision and its delivery.
+    # As when something raises between the controller's decision and its delivery.
     now = asyncio.get_running_loop().time()
     if granted:
         gate._controller.release(held, now)
@@ -100,7 +100,7 @@ async def test_closing_a_ticket_ends_whatever_is_left_under_it() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_decision_for_nobody_does_not_break_a_report() -> None:
+async def test_decision_without_a_waiting_request_does_not_break_a_report() -> None:
     gate = gate_of(1)
     _, held = opened(gate)
     gate.arrive(held, interactive())

@@ -1,4 +1,4 @@
-"""The asyncio shell under many at once, and who it tells."""
+"""The gate under many requests at once, and its notifications."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ async def test_storm_of_arrivals_and_cancellations_leaks_nothing() -> None:
     assert_nothing_left(gate)
 
 
-def told(gate: Gate) -> list[int]:
-    """Free slots, each time the gate says that something changed."""
+def rooms_seen(gate: Gate) -> list[int]:
+    """Free slots, at each change that the gate reports."""
     found: list[int] = []
     gate.on_change = lambda: found.append(gate.room)
     return found
 
 
-async def test_a_tier_above_is_told_of_each_change() -> None:
+async def test_parent_sidecar_is_notified_of_each_change() -> None:
     gate = gate_of(2)
-    rooms = told(gate)
+    rooms = rooms_seen(gate)
     lease = lease_at_once(gate)
     assert rooms == [1]
     gate.release(lease.id)
@@ -69,10 +69,10 @@ async def test_a_tier_above_is_told_of_each_change() -> None:
     assert rooms == [1, 2, 3, 3, 3, 3]
 
 
-async def test_a_tier_above_is_told_of_what_happens_to_those_who_wait() -> None:
+async def test_parent_sidecar_is_notified_of_changes_of_the_queue() -> None:
     gate = gate_of(1)
     held = lease_at_once(gate)
-    rooms = told(gate)
+    rooms = rooms_seen(gate)
     waiting = await queued(gate)
     assert rooms == [0]
     gate.release(held.id)

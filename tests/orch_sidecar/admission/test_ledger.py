@@ -104,7 +104,7 @@ def test_new_epoch_forgets_leases_and_foreign_sequences_of_the_old_one() -> None
     assert ledger.leased == 0
 
 
-def test_a_lease_that_the_engine_has_and_we_do_not_know_holds_its_slots() -> None:
+def test_unknown_lease_in_the_engine_owns_its_slots() -> None:
     ledger = Ledger()
     ledger.begin_epoch("new")
     ledger.slots_total = 4
@@ -115,11 +115,11 @@ def test_a_lease_that_the_engine_has_and_we_do_not_know_holds_its_slots() -> Non
     assert ledger.room == 4
 
 
-def test_an_engine_that_held_more_than_its_slots_is_a_violation_once_per_rise() -> None:
+def test_engine_beyond_its_slots_is_a_violation_once_per_rise() -> None:
     ledger = Ledger()
     ledger.slots_total = 4
     ledger.observe_peak(9, since_before=True)
-    assert ledger.violations == 0, "whoever did that, it was before us"
+    assert ledger.violations == 0, "it precedes the connection"
     ledger.observe_peak(9)
     assert ledger.violations == 0
     ledger.observe_peak(10)

@@ -1,4 +1,4 @@
-"""Who goes next."""
+"""Which request is dispatched next."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Line:
         self.constraints.reserve.clock.set_share(1.0, 0.0)
 
 
-def test_nobody_waits_and_nobody_goes() -> None:
+def test_empty_queue_dispatches_nothing() -> None:
     line = Line()
     assert (line.next(), line.order.blocked_by, line.order.changes_at(0.0)) == (None, None, None)
 
@@ -78,7 +78,7 @@ def test_a_delayed_bulk_request_goes_before_interactive_ones() -> None:
     assert line.next(10.0) == "b"
 
 
-def test_nobody_passes_by_a_delayed_bulk_request_that_does_not_fit() -> None:
+def test_no_request_overtakes_an_aged_bulk_request_that_does_not_fit() -> None:
     line = Line()
     line.run(interactive())
     line.wait("b", bulk(4))
@@ -107,7 +107,7 @@ def test_a_delayed_bulk_request_that_waits_for_the_reserve_lets_interactive_ones
     assert line.order.blocked_by is BlockedBy.RESERVE
 
 
-def test_one_that_does_not_fit_holds_up_those_behind_it() -> None:
+def test_blocked_request_blocks_those_behind_it() -> None:
     line = Line()
     line.run(interactive())
     line.wait("large", interactive(4))
@@ -128,10 +128,10 @@ def test_interactive_requests_that_wait_for_each_other_let_bulk_ones_go() -> Non
     line.wait("b", bulk())
     assert line.next() == "b"
     assert line.order.blocked_by is BlockedBy.BATCH
-    assert line.blocks(bulk()) is BlockedBy.BATCH, "somebody of its class is ahead"
+    assert line.blocks(bulk()) is BlockedBy.BATCH, "one of its class is ahead"
 
 
-def test_what_the_first_waits_for_is_told_even_if_the_second_waits_for_another_thing() -> None:
+def test_constraint_of_the_head_is_reported_even_if_another_blocks_the_second() -> None:
     line = Line(interactive_batch=1)
     line.run(interactive())
     line.wait("i", interactive())
@@ -140,7 +140,7 @@ def test_what_the_first_waits_for_is_told_even_if_the_second_waits_for_another_t
     assert line.order.blocked_by is BlockedBy.BATCH
 
 
-def test_nobody_passes_by_one_of_its_own_class() -> None:
+def test_no_request_overtakes_one_of_its_own_class() -> None:
     line = Line()
     line.run(interactive())
     line.wait("i", interactive(4))
@@ -159,14 +159,14 @@ def test_interactive_requests_pass_by_bulk_ones() -> None:
     assert line.blocks(bulk()) is BlockedBy.SLOT
 
 
-def test_with_nobody_ahead_a_request_waits_only_for_what_it_needs() -> None:
+def test_first_request_waits_only_for_its_own_constraint() -> None:
     line = Line()
     line.run(bulk(3))
     assert line.blocks(bulk()) is None
     assert line.blocks(bulk(2)) is BlockedBy.SLOT
 
 
-def test_who_comes_before_anybody_has_looked_waits_for_those_ahead() -> None:
+def test_request_that_arrives_before_a_dispatch_waits_for_those_ahead() -> None:
     line = Line()
     line.wait("b", bulk())
     assert line.order.blocked_by is None
@@ -184,12 +184,12 @@ def test_a_delayed_bulk_request_too_large_for_the_rest_waits_for_slots_only() ->
     assert line.next(9.9) == "i"
     assert line.next(10.0) is None
     assert line.order.blocked_by is BlockedBy.SLOT
-    assert line.blocks(interactive(), 10.0) is BlockedBy.SLOT, "nobody passes it by any more"
+    assert line.blocks(interactive(), 10.0) is BlockedBy.SLOT, "no other overtakes it any more"
     line.ledger.release("running 0")
     assert line.next(10.0) == "b"
 
 
-def test_a_pause_holds_everybody() -> None:
+def test_pause_blocks_all_requests() -> None:
     line = Line()
     line.order.paused_until = 5.0
     assert line.blocks(interactive(), 4.9) is BlockedBy.PAUSE
@@ -201,7 +201,7 @@ def test_a_pause_holds_everybody() -> None:
     assert line.next(5.0) == "i"
 
 
-def test_it_tells_when_a_hold_ends_of_itself() -> None:
+def test_predictable_ends_of_constraints_are_known() -> None:
     line = Line()
     line.order.paused_until = 5.0
     assert line.order.clears_at(BlockedBy.PAUSE, 4.0) == 5.0

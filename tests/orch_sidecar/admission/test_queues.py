@@ -22,13 +22,13 @@ def names(queues: Queues, service_class: ServiceClass) -> list[str]:
     return [each.ticket for each in queues.of(service_class)]
 
 
-def test_nobody_waits_in_the_beginning() -> None:
+def test_queues_start_empty() -> None:
     queues = Queues()
     assert (queues.depth, queues.size(BULK), queues.cost(BULK)) == (0, 0, 0)
     assert queues.head(BULK) is None
     assert queues.next_expiry() is None
     assert queues.expired(1e9) == []
-    assert queues.remove("nobody") is None
+    assert queues.remove("absent") is None
 
 
 def test_first_come_first_served_within_a_class() -> None:
@@ -43,7 +43,7 @@ def test_first_come_first_served_within_a_class() -> None:
     assert len(queues.all()) == 6
 
 
-def test_who_is_put_at_the_head_is_the_next() -> None:
+def test_request_added_at_the_head_is_next() -> None:
     queues = Queues()
     queues.add(waiting("a"))
     queues.add(waiting("b"), at_head=True)
@@ -52,7 +52,7 @@ def test_who_is_put_at_the_head_is_the_next() -> None:
     assert head.ticket == "b"
 
 
-def test_who_is_removed_is_gone() -> None:
+def test_removed_request_is_gone() -> None:
     queues = Queues()
     queues.add(waiting("a", cost=3))
     queues.add(waiting("b"))
@@ -63,7 +63,7 @@ def test_who_is_removed_is_gone() -> None:
     assert names(queues, INTERACTIVE) == ["b"]
 
 
-def test_the_first_limit_is_the_next_expiry_whoever_came_first() -> None:
+def test_earliest_limit_is_the_next_expiry_in_any_order_of_arrival() -> None:
     queues = Queues()
     queues.add(waiting("a", expires=30.0))
     queues.add(waiting("b", expires=10.0, is_bulk=True))
@@ -82,7 +82,7 @@ def test_those_whose_time_has_come_are_taken_out_in_the_order_of_their_limits() 
     assert queues.expired(39.9) == []
 
 
-def test_those_who_left_early_take_no_memory() -> None:
+def test_requests_that_left_early_take_no_memory() -> None:
     queues = Queues()
     queues.add(waiting("stays"))
     for number in range(10_000):
@@ -94,7 +94,7 @@ def test_those_who_left_early_take_no_memory() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 9), st.booleans()), max_size=60)
 )
-def test_counts_are_those_of_who_is_there(steps: list[tuple[str, int, bool]]) -> None:
+def test_counts_are_those_of_the_queued_requests(steps: list[tuple[str, int, bool]]) -> None:
     """An expiry of 0 stands for leaving."""
     queues, there = Queues(), dict[str, QueuedRequest]()
     for serial, (prefix, expires, is_bulk) in enumerate(steps):

@@ -8,6 +8,7 @@ import aiohttp
 
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
+from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.settings import PoolSettings
@@ -62,15 +63,17 @@ def pool_of(
     admission: AdmissionController,
     state: EngineState = EngineState.READY,
     used: Profile = CLOUD,
-) -> PoolSnapshot:
-    """The snapshot of a pool whose engine sent that document, 4 ms ago."""
+) -> tuple[PoolSnapshot, AdmissionStatus]:
+    """A pool whose engine sent that document, 4 ms ago."""
     settings = PoolSettings(name="mine", url="http://127.0.0.1:8000", profile=used.name)
     session = cast(aiohttp.ClientSession, None)  # nothing is sent
     pool = Pool(settings, used, used.admission, session, 1.0, keeps_queue=True)
     pool.gate = Gate(admission)
     pool.watcher.document, pool.watcher.state, pool.watcher.busy_ratio = engine, state, 0.5
     snapshot = pool.snapshot()
-    return snapshot if engine is None else snapshot._replace(heard_at=snapshot.taken_at - 0.0045)
+    if engine is not None:
+        snapshot = snapshot._replace(heard_at=snapshot.taken_at - 0.0045)
+    return snapshot, pool.status()
 
 
 async def document_of(

@@ -17,6 +17,7 @@ from tests.orch_sidecar.parents import (
     grant,
     lease,
     ledger,
+    published,
     served,
     state,
 )
@@ -25,7 +26,7 @@ from tests.orch_sidecar.parents import (
 def test_pool_looks_like_an_engine() -> None:
     slots = ledger()
     grant(slots, "x", 3)
-    data = state(slots, 1, queue_depth=3, queued_interactive=2)
+    data = published(FakePool(slots, queued=(2, 1)), 1)
     assert data["epoch"] == f"{RUN}.e1"
     assert (data["slots_total"], data["slots_free"], data["leased"]) == (8, 5, 3)
     assert (data["running"], data["waiting"], data["foreign"]) == (2, 4, 2)

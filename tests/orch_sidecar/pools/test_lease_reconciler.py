@@ -25,7 +25,7 @@ async def test_invalid_answer_about_one_lease_does_not_stop_the_others(
     monkeypatch.setattr(reconciler, "_has_ended", has_ended)
     reconciler.stream_restarted()
     await reconciler.reconcile(engine_answers=False)
-    gate.engine_ended.assert_not_called()
+    gate.leases_ended.assert_not_called()
     await reconciler.reconcile(engine_answers=True)
-    gate.engine_ended.assert_called_once_with(["c"])
+    gate.leases_ended.assert_called_once_with(["c"])
     assert "lease a: the engine's answer is invalid" in caplog.text

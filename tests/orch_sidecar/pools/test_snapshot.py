@@ -7,13 +7,19 @@ from typing import cast
 import aiohttp
 import pytest
 
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, Queued, StepTime
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.settings import PoolSettings
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.snapshot import batching_stats
+from orch_sidecar.pools.snapshot import (
+    BatchingStats,
+    batching_stats,
+    classes_of,
+    queued_by_class,
+)
 from tests.orch_sidecar.snapshots import CLOUD, snapshot
 from vllm_plugin.profile import ServiceClass
 
@@ -37,11 +43,13 @@ async def test_snapshot_counts_leases_and_queued_requests_and_keeps_its_values(p
     assert isinstance(pool.gate.arrive("a", AdmissionRequest(ServiceClass.BULK, 3)), Lease)
     assert isinstance(pool.gate.arrive("b", REQUEST), Queued)
     assert isinstance(pool.gate.arrive("c", AdmissionRequest(ServiceClass.BULK)), Queued)
-    before = pool.snapshot()
+    before, status = pool.snapshot(), pool.status()
     pool.gate.release("a")
-    assert (before.slots_total, before.leased, before.foreign, before.room) == (4, 3, 1, 0)
-    assert before.queued == {"interactive": 1, "bulk": 1}
-    assert (before.queue_depth, before.admitted, before.epoch) == (2, 1, "e1")
+    assert (before.slots_total, before.room, before.queue_depth) == (4, 0, 2)
+    assert queued_by_class(status) == {"interactive": 1, "bulk": 1}
+    assert batching_stats({"steps_by_batch": {"2": [3, 0.3]}}, status) == BatchingStats(
+        3, 1, 2.0, 100.0, 2, max_batch_size=4, max_wait_ms=status.limits.window_ms
+    )
     assert pool.snapshot().queue_depth < 2
 
 
@@ -66,9 +74,8 @@ async def test_drain_of_the_pool_hides_the_state_of_its_engine(pool: Pool) -> No
 
 def test_pool_of_one_class_reports_no_other() -> None:
     rules = CLOUD.admission.model_copy(update={"interactive": None})
-    pool = snapshot("a", rules=rules, queue_depth=2)
-    assert (pool.classes, pool.queued) == ((ServiceClass.BULK,), {"bulk": 2})
-    assert batching_stats(pool).queue_depth == 2
+    assert classes_of(rules) == (ServiceClass.BULK,)
+    assert queued_by_class(AdmissionController(rules).status()) == {"bulk": 0}
 
 
 def test_age_is_that_of_the_last_valid_event() -> None:

@@ -109,7 +109,7 @@ def test_a_nearly_full_cache_takes_only_what_surely_fits() -> None:
     assert kv.fits(need(5, 5), 1.0)
 
 
-def test_an_output_that_nobody_knows_counts_as_none_of_the_cache_as_it_is() -> None:
+def test_unknown_output_counts_as_no_blocks_of_the_current_cache() -> None:
     kv = budget_of(1000, usage=0.5)
     assert kv.fits(need(500, None), 1.0)
     assert not kv.fits(need(501, None), 1.0)
@@ -126,7 +126,7 @@ def test_another_engine_begins_with_an_empty_cache() -> None:
     assert (kv.ledger.kv_committed, limit(kv, 10.0)) == (0, 1000)
     kv.granted(need(600, 600), 10.0)
     kv.reports(kv_of(1000), 0.0, 0, 11.0)
-    assert kv.fits(need(400, 0), 11.0), "nothing is left of what nobody had seen"
+    assert kv.fits(need(400, 0), 11.0), "no unseen blocks are left"
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.none() | st.integers(0, 5000)), max_size=40))

@@ -14,7 +14,7 @@ from tests.orch_sidecar.admission.examples import kv_of
 SEEN = 9.0 + SETTLED_S  # when it has been so for long enough
 
 
-def test_preemptions_before_the_first_report_say_nothing() -> None:
+def test_preemptions_before_the_first_report_change_nothing() -> None:
     kv = budget_of(1000, preemptions=7)
     assert limit(kv, 0.0) == 1000
     assert kv.preemptions == 0

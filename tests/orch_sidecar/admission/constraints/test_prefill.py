@@ -37,7 +37,7 @@ def test_one_long_prompt_always_fits_alone() -> None:
     assert prefill.fits(10**6, 0.5, 0.1)
 
 
-def test_it_tells_when_a_prompt_will_fit() -> None:
+def test_time_at_which_a_prompt_fits_is_predicted() -> None:
     prefill = PrefillBudget()
     prefill.tokens_per_s = 1000.0
     prefill.granted(700, 10.0)
@@ -47,7 +47,7 @@ def test_it_tells_when_a_prompt_will_fit() -> None:
     assert prefill.fits_at(300, 0.5, 11.0) == 11.0
 
 
-def test_what_ends_with_a_known_rate_says_nothing_of_other_prompts() -> None:
+def test_end_of_a_request_frees_no_budget_while_the_rate_is_known() -> None:
     prefill = PrefillBudget()
     prefill.tokens_per_s = 1000.0
     prefill.granted(700, 0.0)
@@ -67,7 +67,7 @@ def test_another_engine_has_no_prompts_to_read() -> None:
     st.integers(0, 5000),
     st.floats(1, 10_000),
 )
-def test_a_prompt_fits_when_it_was_told_to(
+def test_prompt_fits_at_the_predicted_time(
     granted: list[tuple[int, float]], tokens: int, per_second: float
 ) -> None:
     prefill, now = PrefillBudget(), 0.0

@@ -12,7 +12,7 @@ from tests.orch_sidecar.admission.bench import Bench
 from tests.orch_sidecar.admission.examples import bulk, interactive, rules
 
 
-def test_reserve_is_lent_while_nobody_claims_it() -> None:
+def test_reserve_is_lent_while_there_is_no_interactive_traffic() -> None:
     bench = Bench(8, rules(reserved_share=0.5))
     bench.grant(bulk(7))
     assert bench.blocked_by(bulk()) is None
@@ -76,7 +76,7 @@ def test_claim_ends_ten_seconds_after_the_last_interactive_request() -> None:
     assert bench.blocked_by(bulk(), 11.0) is None
 
 
-def test_those_who_wait_claim_too() -> None:
+def test_queued_requests_claim_the_reserve_too() -> None:
     bench = Bench(8, rules(reserved_share=0.5))
     bench.grant(bulk(5))
     bench.wait(interactive(2))
@@ -92,7 +92,7 @@ def share(bench: Bench, now: float = 0.0) -> float:
     )
 
 
-def test_without_bulk_requests_nobody_is_delayed() -> None:
+def test_without_bulk_requests_there_is_no_delay() -> None:
     bench = Bench(4)
     bench.grant(interactive(4))
     assert share(bench) == 0
@@ -195,7 +195,7 @@ def test_it_runs_at_the_share_that_is_taken() -> None:
     assert clock.value(16.0) == 3
 
 
-def test_it_tells_when_a_delay_will_be_reached() -> None:
+def test_time_at_which_a_delay_is_reached_is_predicted() -> None:
     clock = DelayClock()
     clock.set_share(0.25, 10.0)
     assert clock.reaches_at(1.0) == 14.0

@@ -58,7 +58,7 @@ def test_bulk_beside_interactive_traffic_keeps_the_interactive_slo() -> None:
     assert bench.blocked_by(bulk(2), 11.0) is None
 
 
-def test_alone_in_the_engine_nothing_but_slots_holds() -> None:
+def test_alone_in_the_engine_only_slots_block() -> None:
     bench = Bench(16, rules(reserved_share=0.5))
     bench.limit(interactive=2, bulk=2, mixed=2)
     bench.constraints.reported(EngineReport("e", 16, kv=kv_of(10), kv_usage=1.0), 0.0)
@@ -70,7 +70,7 @@ def test_alone_in_the_engine_nothing_but_slots_holds() -> None:
 def test_one_bulk_prompt_at_a_time_beside_interactive_traffic_of_unknown_speed() -> None:
     bench = Bench(8)
     run = bench.grant(bulk(prompt_tokens=100))
-    assert bench.blocked_by(bulk(prompt_tokens=100)) is None, "nobody is kept waiting"
+    assert bench.blocked_by(bulk(prompt_tokens=100)) is None, "no interactive request waits"
     bench.grant(interactive(prompt_tokens=100))
     assert bench.blocked_by(bulk(prompt_tokens=100)) is BlockedBy.PREFILL
     assert bench.blocked_by(bulk(prompt_tokens=100), aged=True) is None
@@ -154,7 +154,7 @@ def test_what_comes_back_slowly_is_looked_at_now_and_then(blocked_by: BlockedBy)
     assert Bench(4).constraints.clears_at(blocked_by, 10.0) == 10.25
 
 
-def test_slots_come_free_when_somebody_says_so() -> None:
+def test_end_of_a_lack_of_slots_is_unpredictable() -> None:
     assert Bench(4).constraints.clears_at(BlockedBy.SLOT, 10.0) is None
 
 

@@ -48,11 +48,9 @@ def test_window_opens_only_while_the_engine_is_idle() -> None:
 
 @pytest.mark.parametrize(
     ("ends_at", "held_s"),
-    [(2.01, 0.01), (2.05, 0.05), (9.0, 0.05)],  # the last: who opened it had left
+    [(2.01, 0.01), (2.05, 0.05), (9.0, 0.05)],  # the last: its first request had left
 )
-def test_windows_and_the_time_for_which_they_hold_are_counted(
-    ends_at: float, held_s: float
-) -> None:
+def test_windows_and_their_durations_are_counted(ends_at: float, held_s: float) -> None:
     bench = bench_at(per_second=100.0)
     assert (bench.constraints.window.count, bench.constraints.window.seconds) == (0, 0.0)
     bench.constraints.opens_window(bulk(), 2.0)
@@ -68,7 +66,7 @@ def test_window_that_is_ended_or_followed_by_another_is_counted_once() -> None:
     bench.constraints.opens_window(bulk(), 2.0)
     assert bench.constraints.closes_window(bulk(may_queue=False), 2.02)
     bench.constraints.opens_window(bulk(), 2.1)
-    bench.constraints.opens_window(bulk(), 2.2)  # who opened the last one had left
+    bench.constraints.opens_window(bulk(), 2.2)  # the first request of the last one had left
     bench.grant(bulk(), 2.23)
     assert bench.constraints.window.count == 3
     assert bench.constraints.window.seconds == pytest.approx(0.02 + 0.05 + 0.03)
@@ -123,7 +121,7 @@ def test_window_closes_in_time_or_when_it_is_full() -> None:
     assert bench.blocked_by(bulk(), 2.0) is None
 
 
-def test_window_ends_with_whoever_goes() -> None:
+def test_window_ends_with_any_dispatch() -> None:
     bench = bench_at(per_second=100.0)
     bench.constraints.opens_window(bulk(), 2.0)
     assert bench.blocked_by(interactive(), 2.0) is None

@@ -27,11 +27,11 @@ def test_without_experience_and_limit_nothing_is_guessed() -> None:
     assert OutputLengths().remaining(BULK, None, 12.0) is None
 
 
-def test_a_request_without_limit_generates_the_mean_of_what_its_like_did() -> None:
+def test_request_without_limit_is_expected_to_generate_the_mean() -> None:
     assert learned(10, 20, 60).expected(INTERACTIVE, None) == 30
 
 
-def test_a_request_with_a_limit_generates_the_mean_share_of_it_that_its_like_did() -> None:
+def test_request_with_a_limit_is_expected_to_use_the_mean_share_of_it() -> None:
     lengths = learned(10, 20, 60, max_tokens=100)
     assert lengths.expected(INTERACTIVE, 100) == pytest.approx(30)
     assert lengths.expected(INTERACTIVE, 70) == pytest.approx(21)

@@ -1,4 +1,4 @@
-"""The drain rate: when a refused client is told to come back."""
+"""The release rate, and the Retry-After of refused requests."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_a_request_of_several_sequences_waits_for_the_last_of_its_slots() -> Non
     assert schedule.start(2) == 5.0
 
 
-def test_nobody_behind_starts_before_one_who_waits_for_several_slots() -> None:
+def test_no_request_starts_before_an_earlier_one_that_needs_several_slots() -> None:
     schedule = Schedule([0.0, 8.0])
     assert schedule.place(2, 1.0) == 8.0
     assert schedule.place(1, 1.0) == 9.0

@@ -1,4 +1,4 @@
-"""How long requests take, and when those who wait will start."""
+"""How long requests take, and when queued ones start."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_one_strange_answer_changes_little() -> None:
     assert service_s <= 4.0
 
 
-def test_an_answer_of_one_token_says_nothing_of_the_speed() -> None:
+def test_response_of_one_token_is_no_measure_of_speed() -> None:
     service_times = service_times_of()
     complete(service_times, interactive(max_tokens=100), 9.0, 1.0)
     assert service_times.service_s(interactive(max_tokens=100)) == pytest.approx(0.02)
@@ -178,7 +178,7 @@ def test_a_taken_slot_is_had_when_its_request_should_end() -> None:
     assert [start(schedule, cost) for cost in (1, 2, 3)] == pytest.approx([1.0, 1.0, 2.0])
 
 
-def test_only_the_ends_of_one_class_count_for_those_who_wait_among_themselves() -> None:
+def test_only_ends_of_the_class_count_for_requests_that_wait_for_it() -> None:
     service_times = service_times_of()
     service_times.run("b", bulk(max_tokens=10))
     service_times.run("i", interactive(max_tokens=100))
@@ -195,7 +195,7 @@ def test_a_run_of_unknown_length_is_no_trouble_to_the_other_class() -> None:
     assert start(schedule_of(service_times, only=INTERACTIVE)) == pytest.approx(2.0)
 
 
-def test_those_who_wait_go_before_one_that_comes() -> None:
+def test_queued_requests_start_before_a_new_one() -> None:
     service_times = service_times_of()
     queued = [interactive(max_tokens=50), interactive(max_tokens=100)]
     assert start(schedule_of(service_times, free=1, waiting=queued)) == pytest.approx(3.0)
@@ -231,7 +231,9 @@ def test_a_plan_is_made_anew_after_a_change_or_a_while() -> None:
     service_times.run("a", bulk(max_tokens=100))
     assert start(schedule_of(service_times)) == pytest.approx(2.0)
     service_times.end("a")
-    assert start(schedule_of(service_times, free=1)) == pytest.approx(2.0), "nobody said anything"
+    assert start(schedule_of(service_times, free=1)) == pytest.approx(2.0), (
+        "nothing was invalidated"
+    )
     service_times.invalidate()
     assert start(schedule_of(service_times, free=1, few=False)) == pytest.approx(2.0), (
         "too many wait"
