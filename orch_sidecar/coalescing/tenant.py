@@ -12,7 +12,14 @@ from functools import lru_cache
 from itertools import compress
 from typing import Final
 
-from orch_sidecar.api.headers import CLASS_ALIASES, CONNECTION, raw
+from orch_sidecar.api.headers import (
+    ACCEPT,
+    ACCEPT_ENCODING,
+    CACHE_CONTROL,
+    CLASS_ALIASES,
+    CONNECTION,
+    raw,
+)
 from orch_sidecar.wire.forwarding import NOT_FORWARDED, OPTION_PREFIX, Fields
 
 Tenant = tuple[tuple[bytes, bytes], ...]
@@ -22,13 +29,13 @@ Tenant = tuple[tuple[bytes, bytes], ...]
 # headers answer it. Of X-Forwarded-* only these: others name users.
 _NEUTRAL: Final = frozenset(
     {
-        b"user-agent", b"accept", b"accept-charset", b"accept-encoding", b"accept-language",
-        b"cache-control", b"pragma", b"priority", b"dnt", b"idempotency-key",
+        b"user-agent", b"accept-charset", b"accept-language", b"pragma", b"priority", b"dnt",
+        b"idempotency-key",
         b"via", b"forwarded", b"x-real-ip", b"x-forwarded-for", b"x-forwarded-host",
         b"x-forwarded-port", b"x-forwarded-proto",
         b"baggage", b"b3", b"x-b3-traceid", b"x-b3-spanid", b"x-b3-parentspanid", b"x-b3-sampled",
         b"x-amzn-trace-id", b"x-cloud-trace-context",
-        *map(raw, CLASS_ALIASES),  # options of this sidecar
+        *map(raw, (ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, *CLASS_ALIASES)),
     }
 )  # fmt: skip
 # It may name fields that are then not forwarded.

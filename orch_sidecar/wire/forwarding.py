@@ -169,6 +169,6 @@ def filtered_response_head(head: Head, http10: bool) -> tuple[bytes, bool]:
     lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
     lines += [b"%b: %b" % field for field in head.fields if field[0] not in dropped]
     if head.chunked and not http10:
-        lines.append(b"transfer-encoding: chunked")
+        lines.append(_CHUNKED)
     framed = not http10 if head.chunked else head.length is not None or head.status in (204, 304)
     return b"\r\n".join(lines) + b"\r\n", framed

@@ -1,4 +1,4 @@
-"""A large body's outline is read as the body is, whatever is in its strings, and at once."""
+"""The outline of a large body is read like the body itself, and quickly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What refusals look like on the wire."""
+"""Status, headers and body of refusals, by reason and API."""
 
 from __future__ import annotations
 
@@ -113,16 +113,16 @@ def test_errors_of_the_client_are_not_retriable() -> None:
 
 @pytest.mark.parametrize("reason", Reason)
 def test_only_an_unauthorized_request_gets_www_authenticate(reason: Reason) -> None:
-    told = errors.headers(Refusal(reason, "why")).get("WWW-Authenticate")
-    assert told == ("Bearer" if reason is Reason.UNAUTHORIZED else None)
+    value = errors.headers(Refusal(reason, "why")).get("WWW-Authenticate")
+    assert value == ("Bearer" if reason is Reason.UNAUTHORIZED else None)
 
 
 def test_rejected_key_has_the_error_type_of_each_api() -> None:
     refusal = Refusal(Reason.UNAUTHORIZED, "why")
     for api in apis.GENERATING:
         error = json_of(api, refusal)["error"]
-        told = "authentication_error" if api is apis.MESSAGES else "invalid_request_error"
-        assert (error["type"], error["code"]) == (told, "invalid_api_key")
+        kind = "authentication_error" if api is apis.MESSAGES else "invalid_request_error"
+        assert (error["type"], error["code"]) == (kind, "invalid_api_key")
 
 
 def test_retry_headers_have_each_unit() -> None:
@@ -161,7 +161,7 @@ def test_openai_envelope_names_the_field() -> None:
 
 
 def test_admission_refusals_have_their_policy_label() -> None:
-    told = {
+    labels = {
         Reason.QUEUE_FULL: ("ADMISSION_REJECT", "reject"),
         Reason.QUEUE_FULL_DROP_LRU: ("QUEUE_FULL_DROP_LRU", "drop-lru"),
         Reason.QUEUE_TIMEOUT: ("ADMISSION_TIMEOUT", "timeout"),
@@ -171,8 +171,8 @@ def test_admission_refusals_have_their_policy_label() -> None:
         Reason.KEY_CONCURRENCY: ("ADMISSION_KEY_CONCURRENCY", "key-concurrency"),
         Reason.READER_LIMIT: ("READER_LIMIT", "reader-limit"),
     }
-    assert told.keys() == CAPACITY_TAKEN
-    for reason, expected in told.items():
+    assert labels.keys() == CAPACITY_TAKEN
+    for reason, expected in labels.items():
         error = json_of(apis.CHAT, Refusal(reason, "why"))["error"]
         assert (error["code"], error["policy_label"]) == expected
 

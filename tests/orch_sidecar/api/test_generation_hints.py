@@ -1,4 +1,4 @@
-"""What a body says besides its cost: the size of its prompt, its tier, its priority."""
+"""What is read from a body besides its cost: prompt tokens, tier, priority."""
 
 from __future__ import annotations
 

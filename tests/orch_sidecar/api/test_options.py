@@ -1,4 +1,4 @@
-"""What clients say about how they want to be served."""
+"""The options of requests, parsed from their headers."""
 
 from __future__ import annotations
 

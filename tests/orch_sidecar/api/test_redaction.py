@@ -1,4 +1,4 @@
-"""What of leases and errors may be shown."""
+"""Leases and errors without their secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token counts and failures, read from answers as they pass."""
+"""Token counts and failures, extracted from answers as they are forwarded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which `Host` an operator's request may have."""
+"""Which `Host` is accepted on the operators' listener."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is served, as what, and how much of it at once. Literal times, no event loop."""
+"""Authentication by API keys, and the limit of each. Literal times, no event loop."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_key_identifies_its_client(header: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "told"),
+    ("headers", "expected"),
     [
         ([], "has no API key"),
         ([("Authorization", "")], "has no API key"),
@@ -77,12 +77,12 @@ def test_key_identifies_its_client(header: tuple[str, str]) -> None:
     ],
 )
 def test_invalid_key_is_rejected_and_not_repeated(
-    headers: list[tuple[str, str]], told: str
+    headers: list[tuple[str, str]], expected: str
 ) -> None:
     refusal = checked(*headers)
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.UNAUTHORIZED
-    assert told in refusal.message
+    assert expected in refusal.message
     assert KEY not in refusal.message
 
 

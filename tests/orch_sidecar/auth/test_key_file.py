@@ -1,4 +1,4 @@
-"""A file of keys that comes, changes, and goes."""
+"""A key file that is created, changed and removed."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_invalid_file_is_reported_once_and_read_when_it_changes(path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (b"", "contains no key"),
         (b"\xff\xfe", "is not valid UTF-8"),
@@ -115,12 +115,12 @@ def test_invalid_file_is_reported_once_and_read_when_it_changes(path: Path) -> N
         (b"- {}", "entry 1"),
     ],
 )
-def test_error_of_an_invalid_file_names_its_path(path: Path, content: bytes, told: str) -> None:
+def test_error_of_an_invalid_file_names_its_path(path: Path, content: bytes, expected: str) -> None:
     path.write_bytes(content)
     with pytest.raises(InvalidKeyFile) as wrong:
         KeyFile(path).read_at_start()
     assert str(wrong.value).startswith(f"api_keys_file {path} ")
-    assert told in str(wrong.value)
+    assert expected in str(wrong.value)
 
 
 def test_anything_but_a_regular_file_is_an_error(tmp_path: Path, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a file of keys says, and whose key is presented."""
+"""The format of a key file, and the lookup of the key in a request."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_name_that_yaml_could_misread_is_quoted(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("", "contains no key"),
         ("# nothing\n", "contains no key"),
@@ -70,13 +70,13 @@ def test_name_that_yaml_could_misread_is_quoted(name: str) -> None:
         ("- {name: 2024-99-99}", "is not valid YAML"),
     ],
 )
-def test_file_that_is_not_a_list_of_entries_is_rejected(text: str, told: str) -> None:
-    with pytest.raises(InvalidKeyFile, match=re.escape(told)):
+def test_file_that_is_not_a_list_of_entries_is_rejected(text: str, expected: str) -> None:
+    with pytest.raises(InvalidKeyFile, match=re.escape(expected)):
         parse(text)
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ("name: alice", "entry 2: sha256: (absent): must be 64"),
         ("sha256: HASH", "entry 2: name: (absent): "),
@@ -104,11 +104,11 @@ def test_file_that_is_not_a_list_of_entries_is_rejected(text: str, told: str) ->
         ),
     ],
 )
-def test_error_of_an_entry_names_number_field_and_rule_but_no_key(fields: str, told: str) -> None:
+def test_error_of_an_entry_names_field_and_rule_but_no_key(fields: str, expected: str) -> None:
     text = entry_of(BOB, "bob") + "- {" + fields.replace("HASH", digest(ALICE)) + "}\n"
     with pytest.raises(InvalidKeyFile) as wrong:
         parse(text)
-    assert str(wrong.value).startswith(told)
+    assert str(wrong.value).startswith(expected)
     assert ALICE[:30] not in str(wrong.value)
     assert wrong.value.__cause__ is None, "a traceback would show what pydantic was given"
 
@@ -150,5 +150,5 @@ def test_differences_name_the_clients() -> None:
     assert differences(None, Keys([bob, alice])) == "new: alice, bob"
     assert differences(Keys([alice, bob]), Keys([bob, alice])) == ""
     rotated = ApiKey("bob", b"other")
-    told = differences(Keys([alice, bob]), Keys([rotated, carol]))
-    assert told == "new: carol; removed: alice; changed: bob"
+    expected = differences(Keys([alice, bob]), Keys([rotated, carol]))
+    assert expected == "new: carol; removed: alice; changed: bob"

@@ -229,7 +229,7 @@ def test_error_of_the_keys_is_reported_until_they_are_read_and_new_once() -> Non
 
 
 def test_key_of_a_pool_is_not_shown() -> None:
-    told = {"name": "a", "url": "http://a", "profile": "cloud"}
-    old, new = (SidecarSettings(pools=[told | {"api_key": key}]) for key in ("sk-1", "sk-2"))
+    pool = {"name": "a", "url": "http://a", "profile": "cloud"}
+    old, new = (SidecarSettings(pools=[pool | {"api_key": key}]) for key in ("sk-1", "sk-2"))
     plan = plan_reload(Configuration(old, {}, {}), Configuration(new, {}, {}))
     assert shown(plan.needs_restart) == ["pools.a.api_key: (not shown) -> (not shown)"]

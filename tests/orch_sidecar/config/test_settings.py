@@ -1,4 +1,4 @@
-"""Settings: where they come from, and what is wrong with them."""
+"""Settings: their sources, precedence and validation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def refusal(*words: str) -> str:
-    """What the command says about settings that it does not take."""
+    """Returns the error of the command for invalid settings."""
     with pytest.raises(SystemExit) as exited:
         cli.read_settings(list(words))
     assert isinstance(exited.value.code, str)
@@ -195,8 +195,12 @@ def test_pools_come_from_json_or_from_the_file(
 
 
 def test_without_pools_there_is_one_named_after_its_profile(config: Path) -> None:
-    [(told, profile)] = load_pools(cli.read_settings(["--profile", "cloud"]))
-    assert (told.name, told.url, profile.name) == ("cloud", "http://127.0.0.1:8000", "cloud")
+    [(pool, profile)] = load_pools(cli.read_settings(["--profile", "cloud"]))
+    assert (pool.name, pool.url, profile.name) == (
+        "cloud",
+        "http://127.0.0.1:8000",
+        "cloud",
+    )
 
 
 def test_queue_settings_override_every_class_of_every_pool(

@@ -1,4 +1,4 @@
-"""Which format a scraper gets."""
+"""The format that a scraper gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The histograms of OpenTelemetry's conventions: what is counted, where, and how long it took."""
+"""The histograms of OpenTelemetry's conventions: observations, labels and buckets."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def samples(gen_ai: GenAi, name: str) -> list[Sample]:
     return family.samples
 
 
-def told(gen_ai: GenAi, name: str) -> dict[frozenset[tuple[str, str]], tuple[float, float]]:
+def samples_of(gen_ai: GenAi, name: str) -> dict[frozenset[tuple[str, str]], tuple[float, float]]:
     """Labels to count and sum."""
     found: dict[frozenset[tuple[str, str]], dict[str, float]] = {}
     for sample in samples(gen_ai, name):
@@ -82,7 +82,7 @@ def told(gen_ai: GenAi, name: str) -> dict[frozenset[tuple[str, str]], tuple[flo
 
 
 def only(gen_ai: GenAi, name: str, **labels: str) -> tuple[float, float]:
-    return told(gen_ai, name)[frozenset((LABELS | labels).items())]
+    return samples_of(gen_ai, name)[frozenset((LABELS | labels).items())]
 
 
 @pytest.mark.parametrize("name", BOUNDS)
@@ -97,7 +97,7 @@ def test_buckets_are_those_of_the_conventions(name: str) -> None:
 def test_stream_has_a_duration_a_first_token_and_a_time_per_token() -> None:
     gen = gen_ai()
     served(gen, exchange_of(), ms=800)
-    assert told(gen, DURATION).keys() == {frozenset(LABELS.items())}
+    assert samples_of(gen, DURATION).keys() == {frozenset(LABELS.items())}
     assert only(gen, DURATION) == (1, 0.8)
     assert only(gen, FIRST_TOKEN) == (1, 0.3)
     assert only(gen, PER_TOKEN) == pytest.approx((1, 0.05))
@@ -170,8 +170,10 @@ def test_model_that_its_pool_does_not_serve_is_no_label() -> None:
         served(gen, exchange_of(model=f"model-{number}"))
     served(gen, exchange_of(model=""))
     served(gen, exchange_of(model="large"))  # of another pool
-    assert {labels: count for labels, (count, _) in told(gen, DURATION).items()} == {unknown: 102}
-    assert len(gen._cache) <= 1  # nothing is kept of what clients make up
+    assert {labels: count for labels, (count, _) in samples_of(gen, DURATION).items()} == {
+        unknown: 102
+    }
+    assert len(gen._cache) <= 1  # nothing is kept of models that clients invent
 
 
 def test_model_is_a_label_once_its_pool_serves_it() -> None:
@@ -181,7 +183,7 @@ def test_model_is_a_label_once_its_pool_serves_it() -> None:
     models.add("tiny")
     served(gen, exchange_of())
     assert only(gen, DURATION)[0] == 1
-    assert len(told(gen, DURATION)) == 2
+    assert len(samples_of(gen, DURATION)) == 2
 
 
 def test_completions_are_the_only_text_completion() -> None:

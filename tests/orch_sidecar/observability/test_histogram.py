@@ -1,4 +1,4 @@
-"""Histograms: what is in which bucket, and whose trace it was."""
+"""Histograms: buckets, sums and exemplars."""
 
 from __future__ import annotations
 

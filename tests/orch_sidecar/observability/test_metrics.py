@@ -1,4 +1,4 @@
-"""What becomes of what exchanges tell: counts, and how many series there can be."""
+"""Metrics of requests: counts, and the number of series."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def exchange_of(**more: Any) -> RequestRecord:
     return record
 
 
-async def told(metrics: Metrics) -> Samples:
+async def samples_of(metrics: Metrics) -> Samples:
     """Sample (its name, and its labels less what all have) to value."""
     text = render(metrics.registry, "")[0].decode()
     found = {}
@@ -100,7 +100,7 @@ async def test_tokens_and_answers_without_usage_are_counted(
     metrics.request_ended(
         exchange_of(outcome=Outcome.CANCELLED, output_tokens=None, input_tokens=None)
     )
-    found = await told(metrics)
+    found = await samples_of(metrics)
     assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 40
     assert found[f"orch_input_tokens_total {INTERACTIVE}"] == 12
     assert found[f"orch_answers_total {INTERACTIVE} tokens=known"] == 2
@@ -117,7 +117,7 @@ async def test_every_request_between_two_scrapes_is_counted(
         for _ in range(more):
             metrics.request_ended(exchange_of())
         total += more
-        found = await told(metrics)
+        found = await samples_of(metrics)
         assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 34 * total
         assert found[f"orch_input_tokens_total {INTERACTIVE}"] == 12 * total
         assert found[f"orch_admission_wait_seconds_count {INTERACTIVE}"] == total
@@ -131,7 +131,7 @@ async def test_shared_generation_is_counted_once_and_its_requests_have_durations
     metrics.request_ended(leader)
     metrics.generation_ended(exchange_of())
     metrics.request_ended(joiner)
-    found = await told(metrics)
+    found = await samples_of(metrics)
     assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 34
     assert found[f"orch_answers_total {INTERACTIVE} tokens=known"] == 1
     assert found["orch_coalesced_total"] == 1
@@ -150,7 +150,7 @@ async def test_shared_generation_is_counted_once_and_its_requests_have_durations
 async def test_failed_generation_counts_no_tokens(metrics: Metrics) -> None:
     metrics.generation_ended(exchange_of(outcome=Reason.ENGINE_FAILED))
     metrics.generation_ended(exchange_of(admitted=None))
-    found = await told(metrics)
+    found = await samples_of(metrics)
     assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 0
     assert found[f"orch_answers_total {INTERACTIVE} tokens=unknown"] == 0
 
@@ -166,7 +166,7 @@ async def test_request_without_a_pool_is_no_generation(metrics: Metrics) -> None
     metrics.request_ended(
         exchange_of(endpoint=ENDPOINTS["/tokenize"], cost=0, stream=False, admitted=None)
     )
-    found = await told(metrics)
+    found = await samples_of(metrics)
     assert not [name for name in found if name.startswith("gen_ai_")]
     assert found["orch_requests_total outcome=no_pool route=/v1/chat/completions status=503"] == 1
     assert found["orch_requests_total outcome=ok route=/tokenize status=200"] == 1
@@ -198,10 +198,10 @@ async def test_number_of_series_is_bounded(metrics: Metrics) -> None:
     chance = random.Random(39)
     for _ in range(2000):  # every kind has been there
         metrics.request_ended(anything(chance))
-    before = (await told(metrics)).keys()
+    before = (await samples_of(metrics)).keys()
     for _ in range(1000):
         metrics.request_ended(anything(chance))
-    assert (await told(metrics)).keys() == before
+    assert (await samples_of(metrics)).keys() == before
     # Operations, whether the model is known, classes; outcomes of durations.
     durations = [name for name in before if name.startswith("gen_ai_server_request_duration")]
     assert len({name for name in durations if "_count" in name}) == 2 * 2 * 2 * 3

@@ -1,4 +1,4 @@
-"""What a client's trace context says without anybody who knows traces."""
+"""The id of a sampled trace, read without OpenTelemetry."""
 
 from __future__ import annotations
 

@@ -1,0 +1,65 @@
+"""Endpoints: what a row of the table is enough for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from orch_sidecar.api.endpoints import (
+    ADMIN,
+    ENDPOINTS,
+    PUBLIC,
+    UNKNOWN,
+    WITHOUT_KEY,
+    WORKLOADS,
+    Endpoint,
+    ResourcePath,
+    match_resource,
+)
+from orch_sidecar.api.generation import GenerationRequest
+from orch_sidecar.api.json_body import Document, InvalidBody
+from orch_sidecar.api.refusal import Reason, Refusal
+
+
+def pairs(document: Document, ctx_max: int | None) -> GenerationRequest:
+    """The cost function of an endpoint that vLLM does not have."""
+    given = document.get("pairs")
+    if not isinstance(given, list) or not given:
+        raise InvalidBody("pairs must be a list", "pairs")
+    return GenerationRequest(len(given), False, "m", ctx_max)
+
+
+def test_row_with_a_cost_function_is_an_endpoint_that_takes_slots() -> None:
+    row = Endpoint("/pairs", "POST", "/v2/pairs", generation=pairs)
+    assert row.admitted
+    assert row.line == b"POST /v2/pairs HTTP/1.1"
+    request = row.read(b'{"pairs": [1, 2]}', 8, 64, True)
+    assert isinstance(request, GenerationRequest)
+    assert (request.cost, request.max_tokens, request.coalescing_key) == (2, 64, None)
+    refusal = row.read(b'{"pairs": []}', 8, None)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.reason, refusal.param) == (Reason.INVALID_REQUEST, "pairs")
+    assert json.loads(row.error_format.body(refusal))["error"]["param"] == "pairs"
+
+
+def test_endpoint_without_a_cost_function_takes_no_slots() -> None:
+    assert not Endpoint("/tokens", "GET", "/tokens").admitted
+    assert not UNKNOWN.admitted
+
+
+@pytest.mark.parametrize("endpoint", [each for each in ENDPOINTS.values() if each.admitted])
+def test_endpoint_that_takes_slots_is_forwarded_authenticated_and_reported(
+    endpoint: Endpoint,
+) -> None:
+    assert endpoint.upstream is not None
+    assert endpoint.workload in WORKLOADS
+    assert endpoint.path not in WITHOUT_KEY
+
+
+@pytest.mark.parametrize("resource", ResourcePath)
+def test_resource_paths_contain_one_name(resource: ResourcePath) -> None:
+    assert resource in PUBLIC | ADMIN
+    assert match_resource(resource.format(name="a-1")) == (resource, "a-1")
+    assert match_resource(resource.format(name="a/b")) is None
+    assert match_resource(resource.format(name="")) is None
