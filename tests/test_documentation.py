@@ -24,6 +24,7 @@ from tests.documents import (
     section,
     text_of,
 )
+from tests.import_graph import CONTRIBUTING, drawn
 from vllm_plugin.profile import AdmissionRules, ClassRules, Profile
 
 every_document = pytest.mark.parametrize(
@@ -81,6 +82,17 @@ def test_every_documented_command_and_option_exists(
     assert ended.value.code == 0
     help_text = capsys.readouterr().out
     assert [name for name in options if not re.search(rf"{name}(?![\w-])", help_text)] == []
+
+
+def test_contributing_describes_every_drawn_package_in_its_order() -> None:
+    tops = dict.fromkeys(line.split()[0].split(".")[0] for line in drawn())
+    packages = [quoted(name)[0] for name, *_ in rows(section(CONTRIBUTING, "Packages"))]
+    assert packages == list(tops)
+
+
+def test_every_path_in_contributing_exists() -> None:
+    paths = {name for name in quoted(text_of(CONTRIBUTING)) if re.fullmatch(r"\w[^ ]*/[^ ]*", name)}
+    assert [path for path in sorted(paths) if not list(ROOT.glob(path.rstrip("/")))] == []
 
 
 def test_readme_has_at_most_200_lines() -> None:
