@@ -21,9 +21,7 @@ from orch_sidecar.admission.types import AdmissionRequest, Decision, EngineRepor
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules
 
-_RESTARTED: Final = Refusal(
-    Reason.ENGINE_DOWN, "the engine was restarted before it got this request: send it again"
-)
+_RESTARTED: Final = Refusal(Reason.ENGINE_DOWN, "the engine was restarted: send it again")
 _LOST: Final = Refusal(
     Reason.INTERNAL_ERROR,
     "the sidecar lost this request's place in the queue, and its log states the cause: retry",
