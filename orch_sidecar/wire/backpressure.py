@@ -1,8 +1,9 @@
 """Protocol between this sidecar and its upstreams: child sidecars, and engines.
 
-Pure. This sidecar decides which requests are queued, so a child is asked not to queue: what it cannot admit
-immediately it rejects, and the request returns to the head of the queue here. So does one that
-the plugin of a stopping engine rejects; all other responses of an engine are for the client.
+Pure. This sidecar decides which requests are queued, so a child is asked not to queue: what it
+cannot admit immediately it rejects, and the request returns to the head of the queue here. So does
+one that the plugin of a stopping engine rejects; all other responses of an engine are for the
+client.
 """
 
 from __future__ import annotations
