@@ -38,7 +38,7 @@ from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.client_connection import ClientConnection, request_factory
 from orch_sidecar.wire.client_connections import (
     ClientConnections,
-    most_connections,
+    connection_limit,
     raise_descriptor_limit,
 )
 
@@ -46,40 +46,40 @@ logger = logging.getLogger("orch.sidecar")
 
 CHECK_EVERY_S: Final = 1.0
 
-# An idle connection, or one whose request head does not come, is closed after that.
+# Idle connections, and those whose request head does not arrive, are closed after this time.
 KEEP_ALIVE_S: Final = 75.0
 
-# Requests make no cycles to speak of; the defaults (700) would look for some every few requests.
+# Requests create hardly any reference cycles; the default (700) would collect every few requests.
 _GC_THRESHOLDS: Final = (20_000, 20, 20)
 
 
 class Sidecar:
-    """One sidecar in front of its engines. Build it on the event loop it runs on."""
+    """A sidecar in front of its engines. Must be created on the event loop on which it runs."""
 
     def __init__(
         self, settings: SidecarSettings, read: Callable[[], SidecarSettings] | None = None
     ) -> None:
-        """`read` reads the settings again, in a thread; what is wrong with them it raises as
-        ValueError. Without it a reload reads the profiles only.
+        """`read` reads the settings again, in a thread; it raises ValueError if they are invalid.
+        None: a reload reads only the profiles.
 
         Raises ProfileError, InvalidKeyFile, and ValueError for unusable OTEL_* variables.
         """
         configured = load_pools(settings)
         self.reloads = ReloadState(configuration(configured, settings))
         key_file = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file)
-        guard = Authorizer(None if key_file is None else key_file.read_at_start())
+        authorizer = Authorizer(None if key_file is None else key_file.read_at_start())
         common = common_labels(configured)
         unplaced = unplaced_labels(common)
         self.tracing = tracing_from_environment(common, unplaced)
-        # From here on nothing fails: a session must be closed.
+        # Nothing may fail from here on: the session would stay open.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
         )
         self.pools = PoolRegistry(configured, settings, self._session)
         self.discovery = Discovery(self.pools)
-        self.watch = StallWatchdog(settings.engine_silence_s, settings.client_stall_s)
-        self.metrics = Metrics(self.pools, lambda pool: pool.state)
-        self.connections = ClientConnections(most_connections(settings.max_connections), "clients")
+        self.watchdog = StallWatchdog(settings.engine_silence_s, settings.client_stall_s)
+        self.metrics = Metrics(self.pools)
+        self.connections = ClientConnections(connection_limit(settings.max_connections), "clients")
         self.metrics.registry.register(self.connections)
         self._headers: dict[str, str] = {
             SERVER: "orch-sidecar",
@@ -91,32 +91,32 @@ class Sidecar:
         hosts = AdminHosts((settings.admin_host, *settings.admin_allowed_hosts))
         control = Control(self.pools, pages, in_flight, self.publisher, hosts, self._headers)
         self.admin = AdminListener(control.administer, settings, self._headers)
-        self.admin_port = 0  # once it listens
+        self.admin_port = 0  # known once `start` has returned
         built = pipeline.build(
             settings,
             self.pools,
-            self.watch,
+            self.watchdog,
             self.metrics,
             self.tracing,
             control,
-            guard,
+            authorizer,
             in_flight,
             self.publisher.leases,
             self._headers,
         )
-        self.serving, self.coalesce = built.frontend, built.coalesce
-        self.reloading = Reloader(
+        self.frontend, self.coalesce = built.frontend, built.coalesce
+        self.reloader = Reloader(
             self.reloads,
             read or (lambda: settings),
             self.pools,
-            self.serving,
-            self.watch,
-            guard,
+            self.frontend,
+            self.watchdog,
+            authorizer,
             key_file,
         )
-        self.leave = asyncio.Event()  # set when it is time to stop
+        self.stop_requested = asyncio.Event()
         self.failed = False
-        self._hurried = False
+        self._drain_aborted = False
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: asyncio.Server | None = None
         self._server = web.Server(
@@ -127,16 +127,19 @@ class Sidecar:
 
     @property
     def settings(self) -> SidecarSettings:
-        """Those that hold now."""
-        return self.serving.settings
+        """Current settings."""
+        return self.frontend.settings
 
     @property
     def state(self) -> EngineState:
-        """Ready if any pool is; else that of the first."""
+        """READY if any pool is; otherwise the state of the first pool."""
         return self.pools.state
 
     async def start(self) -> int:
-        """Listens and follows the engine. Returns the port. Raises OSError if one is taken."""
+        """Starts to listen and to watch the engines. Returns the port.
+
+        Raises OSError if a port is in use.
+        """
         settings, loop = self.settings, asyncio.get_running_loop()
         try:
             self._listener = await loop.create_server(
@@ -156,50 +159,50 @@ class Sidecar:
                 backlog=1024,
             )
             self.admin_port = await self.admin.start()
-        except OSError:  # nothing has begun that `stop` would end
+        except OSError:  # `stop` cannot run yet: no tasks
             if self._listener is not None:
                 self._listener.close()
             await self._session.close()
             raise
         self._tasks = [
-            loop.create_task(self._check(), name="check relays"),
-            loop.create_task(self.reloading.run(), name="reload"),
+            loop.create_task(self._check(), name="check responses and connections"),
+            loop.create_task(self.reloader.run(), name="reload"),
             loop.create_task(rebalance_forever(self.pools), name="rebalance queues"),
-            loop.create_task(self.discovery.run(), name="watch the pools"),
+            loop.create_task(self.discovery.run(), name="discover engines"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
         gc.collect()
-        gc.freeze()  # what is alive now stays: the collector need not look at it again
+        gc.freeze()  # objects alive now live on: the collector skips them
         gc.set_threshold(*_GC_THRESHOLDS)
         port: int = self._listener.sockets[0].getsockname()[1]
         logger.info("listening on %s:%d", settings.host, port)
         return port
 
     async def stop(self) -> None:
-        """Refuses what comes, finishes what runs (up to the limit), and leaves."""
-        pools, serving = self.pools, self.serving
+        """Rejects new requests, finishes the others (within `drain_timeout_s`), and closes down."""
+        pools, frontend = self.pools, self.frontend
         pools.shut_down()
         queued = sum(pool.gate.queue_depth for pool in pools)
-        logger.info("draining: %d running, %d queued", len(self.watch), queued)
+        logger.info("draining: %d running, %d queued", len(self.watchdog), queued)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_s):
-                while serving.active and not self._hurried:
-                    await serving.one_less.wait()
-                    serving.one_less.clear()
-        if serving.active:
-            logger.warning("drain limit reached with %d requests left", serving.active)
+                while frontend.active and not self._drain_aborted:
+                    await frontend.request_ended.wait()
+                    frontend.request_ended.clear()
+        if frontend.active:
+            logger.warning("draining ends with %d unfinished requests", frontend.active)
         for pool in pools:
             pool.gate.refuse_queued(shutting_down())
-        self.watch.end_all(shutting_down())
-        await asyncio.sleep(0)  # their handlers answer and release
+        self.watchdog.end_all(shutting_down())
+        await asyncio.sleep(0)  # lets their handlers respond and release their slots
         self.publisher.close()
         assert self._listener is not None
         self._listener.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, self.discovery.stop(), return_exceptions=True)
-        self._server.pre_shutdown()  # ends idle connections, which `shutdown` would wait for
+        self._server.pre_shutdown()  # closes idle connections, for which `shutdown` would wait
         await self._server.shutdown(1.0)
         await self.coalesce.close()
         await self.admin.stop()
@@ -208,24 +211,26 @@ class Sidecar:
         await self._session.close()
         await asyncio.get_running_loop().run_in_executor(None, self.tracing.shutdown)
 
-    def hurry(self) -> None:
-        """Ends a drain that is under way."""
-        self._hurried = True
-        self.serving.one_less.set()
+    def abort_drain(self) -> None:
+        """Makes `stop` end the remaining requests immediately."""
+        self._drain_aborted = True
+        self.frontend.request_ended.set()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("%s: failed; leaving", task.get_name(), exc_info=error)
+            logger.critical(
+                'the task "%s" failed; the sidecar shuts down', task.get_name(), exc_info=error
+            )
             self.failed = True
             self.pools.shut_down()  # fails closed
-            self.leave.set()
+            self.stop_requested.set()
 
     async def _check(self) -> None:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            self.watch.check(CHECK_EVERY_S)
-            self.connections.end_abandoned()
-            self.connections.end_stalled(CHECK_EVERY_S, self.settings.client_stall_s)
+            self.watchdog.check(CHECK_EVERY_S)
+            self.connections.close_abandoned()
+            self.connections.close_stalled(CHECK_EVERY_S, self.settings.client_stall_s)
             for pool in self.pools:
                 pool.connections.prune()
 
@@ -233,23 +238,23 @@ class Sidecar:
 async def serve(
     settings: SidecarSettings, read: Callable[[], SidecarSettings] | None = None
 ) -> int:
-    """Runs a sidecar until SIGTERM or SIGINT; a second one ends the drain. Returns exit code.
+    """Runs a sidecar until SIGTERM or SIGINT, and returns its exit code.
 
-    SIGHUP reloads it; `read` as for Sidecar.
+    A second signal aborts the drain; SIGHUP reloads. `read`: see Sidecar.
     """
     raise_descriptor_limit()
     sidecar = Sidecar(settings, read)
 
     def on_signal() -> None:
-        if sidecar.leave.is_set():
-            sidecar.hurry()
-        sidecar.leave.set()
+        if sidecar.stop_requested.is_set():
+            sidecar.abort_drain()
+        sidecar.stop_requested.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    loop.add_signal_handler(signal.SIGHUP, sidecar.reloading.due.set)
+    loop.add_signal_handler(signal.SIGHUP, sidecar.reloader.due.set)
     await sidecar.start()
-    await sidecar.leave.wait()
+    await sidecar.stop_requested.wait()
     await sidecar.stop()
     return int(sidecar.failed)

@@ -1,9 +1,8 @@
-"""Whose request it is, as far as its headers say: only requests of one tenant share an answer.
+"""Identifies the tenant of a request by its headers: only one tenant's requests are coalesced.
 
-Pure. Everything that reaches the engine, or whatever stands between, might decide the answer or
-name a client. So all of it tells tenants apart, but for fields of which it is known that they do
-neither. API keys do, where they end here, too. A field that is not known here costs no more than
-a decode that could have been shared.
+Pure. Any field that reaches the engine, or a proxy in between, may affect the response or identify
+a client. So all fields distinguish tenants, except those known to do neither; API keys do even if
+they are not forwarded. The only cost of an unknown field is a generation that is not shared.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from orch_sidecar.wire.forwarding import NOT_FORWARDED, OPTION_PREFIX, Fields
 
 Tenant = tuple[tuple[bytes, bytes], ...]
 
-# About the client's software, its connection and its proxies, or the trace that it is part of.
-# Not `Content-Type`: with a wrong one vLLM refuses what it takes with another. Not `Origin`: CORS
-# headers answer it. Of X-Forwarded-* only these: others name users.
+# They describe the client's software, connection, proxies or trace. Not `Content-Type`: vLLM
+# rejects a body with a wrong one. Not `Origin`: CORS headers of the response depend on it. Of
+# X-Forwarded-* only these: others identify users.
 _NEUTRAL: Final = frozenset(
     {
         b"user-agent", b"accept-charset", b"accept-language", b"pragma", b"priority", b"dnt",
@@ -38,26 +37,26 @@ _NEUTRAL: Final = frozenset(
         *map(raw, (ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, *CLASS_ALIASES)),
     }
 )  # fmt: skip
-# It may name fields that are then not forwarded.
+# It may list fields that are then not forwarded.
 _CONNECTION: Final = raw(CONNECTION)
-# What OpenAI's clients say of their version, their platform and their retries.
+# Version, platform and retries of OpenAI's clients.
 _NEUTRAL_PREFIX: Final = b"x-stainless-"
 
 
 def tenant(fields: Fields) -> Tenant:
-    """The fields that tell tenants apart, in an order of their own. Equal: one tenant.
+    """Returns the fields that distinguish tenants, sorted: equal for requests of one tenant.
 
-    It has the client's keys in it: not to be kept beyond the request, nor shown.
+    They include the client's keys: do not keep them longer than the request, nor log them.
     """
     given = tuple(fields)
-    names, telling = _telling(tuple([name for name, _ in given]))
-    return tuple(sorted(compress(zip(names, [value for _, value in given], strict=True), telling)))
+    names, relevant = _relevant(tuple([name for name, _ in given]))
+    return tuple(sorted(compress(zip(names, [value for _, value in given], strict=True), relevant)))
 
 
-# A client sends the same few names again and again.
+# Clients repeat the same few lists of names.
 @lru_cache(maxsize=256)
-def _telling(names: tuple[bytes, ...]) -> tuple[tuple[bytes, ...], tuple[bool, ...]]:
-    """The names in lower case, and which of them tell tenants apart."""
+def _relevant(names: tuple[bytes, ...]) -> tuple[tuple[bytes, ...], tuple[bool, ...]]:
+    """Returns the names in lower case, and for each whether it distinguishes tenants."""
     lower = tuple(name.lower() for name in names)
     return lower, tuple(
         (name not in NOT_FORWARDED or name == _CONNECTION)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -27,7 +27,6 @@ from orch_sidecar.observability.histogram import Traced
 from orch_sidecar.observability.pool_metrics import pool_metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.request_metrics import COUNTERS, HISTOGRAMS, ClassStats
-from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from vllm_plugin.profile import ServiceClass
 
@@ -49,9 +48,8 @@ def _traced(record: RequestRecord, now: int) -> Traced | None:
 class _Collector:
     """Collects what happened to requests, and the state of the pools at the scrape."""
 
-    def __init__(self, pools: PoolRegistry, state_of: Callable[[Pool], str]) -> None:
+    def __init__(self, pools: PoolRegistry) -> None:
         self._pools = pools
-        self._state_of = state_of
         # Interactive, bulk. By name of the pool, and not by class: enums hash slowly.
         self.stats: defaultdict[str, tuple[ClassStats, ClassStats]]
         self.stats = defaultdict(lambda: (ClassStats(), ClassStats()))
@@ -105,7 +103,7 @@ class _Collector:
 
     def collect(self) -> Iterable[Metric]:
         self.catch_up()
-        yield from pool_metrics(self._pools.all, self._state_of)
+        yield from pool_metrics(self._pools.all)
         for index, row in enumerate(HISTOGRAMS):
             family = HistogramMetricFamily(row.name, row.text)
             for stats, values in self._all_stats():
@@ -162,9 +160,9 @@ class _Collector:
 class Metrics:
     """All metrics of one sidecar, in a registry of their own."""
 
-    def __init__(self, pools: PoolRegistry, state_of: Callable[[Pool], str]) -> None:
+    def __init__(self, pools: PoolRegistry) -> None:
         self.registry = CollectorRegistry()
-        self._collector = _Collector(pools, state_of)
+        self._collector = _Collector(pools)
         self._ended = self._collector.ended
         self.registry.register(self._collector)
         ProcessCollector(registry=self.registry)

@@ -19,17 +19,11 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.snapshot import BatchingStats, batching_stats
 
 
-def pool_metrics(pools: Sequence[Pool], state_of: Callable[[Pool], str]) -> Iterable[Metric]:
-    """Yields all families. `state_of`: returns the EngineState of a pool."""
+def pool_metrics(pools: Sequence[Pool]) -> Iterable[Metric]:
+    """Yields all families."""
     yield _info(pools)
     for family in _FAMILIES:
         yield family.collect(pools)
-    yield Family(
-        "orch_engine_state",
-        "1 for the current state of the engine, 0 for all others.",
-        lambda pool: [([each], float(each == state_of(pool))) for each in EngineState],
-        ("state",),
-    ).collect(pools)
     yield from engine_metrics(pools)
 
 
@@ -197,5 +191,11 @@ _FAMILIES: Final = (
         "orch_batching_max_wait_ms",
         "Longest window in which a batch is collected, milliseconds.",
         _stats("max_wait_ms"),
+    ),
+    Family(
+        "orch_engine_state",
+        "1 for the current state of the engine, 0 for all others.",
+        lambda pool: [([each], float(each is pool.state)) for each in EngineState],
+        ("state",),
     ),
 )

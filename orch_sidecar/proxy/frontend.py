@@ -40,7 +40,7 @@ from orch_sidecar.observability.tracing import Tracing
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.pool import GenerationCall
 from orch_sidecar.pools.registry import PoolRegistry
-from orch_sidecar.proxy.in_flight import InFlight, Name
+from orch_sidecar.proxy.in_flight import InFlight, RequestName
 from orch_sidecar.proxy.rejection import response_to
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Sent
@@ -93,7 +93,7 @@ class Frontend:
         self._common_headers = common_headers
         self._ids = new_ids()
         self.active = 0
-        self.one_less = asyncio.Event()
+        self.request_ended = asyncio.Event()
 
     def configure(self, settings: SidecarSettings) -> None:
         """Applies reloaded settings to new requests."""
@@ -105,10 +105,10 @@ class Frontend:
         """Serves one request. `endpoint`: None if the path is unknown."""
         headers, names = http.headers, names_of(http.raw_headers)
         own_id = request_id = correlation_id = next(self._ids)
-        name: Name | Refusal = own_id
+        name: RequestName | Refusal = own_id
         if names.has_options:
             if (given := headers.get(X_ORCH_REQUEST_ID)) is not None:
-                name = self._in_flight.brought(given, headers)
+                name = self._in_flight.name_for(given, headers)
                 if not isinstance(name, Refusal):
                     own_id = given
             request_id = accept_id(headers.get(X_REQUEST_ID)) or own_id
@@ -163,7 +163,7 @@ class Frontend:
             raise  # ClientConnection.handle_error logs it and answers
         finally:
             self.active -= 1
-            self.one_less.set()
+            self.request_ended.set()
             if request is not None:
                 assert not isinstance(name, Refusal)
                 self._bodies.release(request)

@@ -1,11 +1,11 @@
-"""Requests that are being served, for cancelling them.
+"""Registers the requests being served, so that clients can cancel them.
 
-A request is named by its `X-Orch-Request-Id` and belongs to the API key that it came with. To
-anybody else it does not exist, whether it does or not; so an id that a client brings is a name
-among those of its own key only. Registering costs a request one insertion and one removal; keys
-are digested and compared when somebody cancels, or brings an id.
+A request is identified by its `X-Orch-Request-Id` and belongs to the API key it was sent with.
+With any other key it appears not to exist; ids chosen by clients are therefore unique only per
+key. Registering costs a request one insertion and one removal: keys are hashed and compared only
+for a cancellation, or for an id that a client has chosen.
 
-Pure. How a request is ended is the request's own business.
+Pure. A request knows how to end itself.
 """
 
 from __future__ import annotations
@@ -21,68 +21,64 @@ from orch_sidecar.api.headers import X_ORCH_REQUEST_ID
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.keys import credential, key_bytes, without_scheme
 
-# The ids that ended last, twice as many at most: a cancel that crosses the end is answered as
-# one that came in time. At a hundred requests per second that is more than half a minute.
+# At least so many ids of ended requests are remembered, and at most twice as many: a cancellation
+# that arrives just after the end succeeds, too. More than 30 s at 100 requests per second.
 ENDED_KEPT: Final = 4096
 
-# Longer keys are remembered by their digests: what a client sends must not fill the memory.
+# Of longer keys only the digest is kept: a client must not be able to fill the memory.
 _LONG_KEY: Final = 128
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 
-# An id of ours, or one that a client brought and the digest of its key.
-Name = str | tuple[str, bytes]
+# A generated id, or one chosen by a client with the digest of its key.
+RequestName = str | tuple[str, bytes]
 
 CANCELLED: Final = Refusal(Reason.CANCELLED, "this request was cancelled")
 
 
-class Cancellable(Protocol):
-    """A request that is being served."""
+class CancellableRequest(Protocol):
+    """A request being served."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The client's."""
+        """The client's header fields."""
 
     def cancel(self, refusal: Refusal) -> None:
-        """Ends it, wherever it is: nothing of its answer goes out after this but `refusal`.
+        """Ends the request with `refusal`, wherever it is.
 
-        Does nothing to one that has ended or was cancelled before.
+        Does nothing if it has ended or was cancelled before.
         """
 
 
 class InFlight:
-    """The requests that are being served, and the ids of those that were until lately."""
+    """The requests being served, and the ids of those that ended recently."""
 
     def __init__(self) -> None:
-        self._requests: dict[Name, Cancellable] = {}
-        self._ended: dict[Name, str | bytes] = {}
-        self._ended_before: dict[Name, str | bytes] = {}
+        self._requests: dict[RequestName, CancellableRequest] = {}
+        self._ended: dict[RequestName, str | bytes] = {}
+        self._ended_before: dict[RequestName, str | bytes] = {}
         self._secret = os.urandom(32)
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def brought(self, given: str, headers: Mapping[str, str]) -> Name | Refusal:
-        """The name of a request whose client brings its `X-Orch-Request-Id`, or why it is none."""
-        name = (given, self._digest(credential(headers) or ""))
-        if _ID.fullmatch(given) is None:
-            rule = "must be 32 hexadecimal digits in lower case"
+    def name_for(self, client_id: str, headers: Mapping[str, str]) -> RequestName | Refusal:
+        """Returns the name of a request whose client chose the id; a Refusal if it is invalid."""
+        name = (client_id, self._digest(credential(headers) or ""))
+        if _ID.fullmatch(client_id) is None:
+            text = f"{X_ORCH_REQUEST_ID} must be 32 lowercase hexadecimal digits"
         elif name in self._requests:
-            rule = "must not be that of a request of yours in flight"
+            text = f"{X_ORCH_REQUEST_ID} is in use by another request in flight; use a unique one"
         else:
             return name
-        return Refusal(
-            Reason.INVALID_REQUEST,
-            f"{X_ORCH_REQUEST_ID}, where a client brings its own, {rule}",
-            param=X_ORCH_REQUEST_ID,
-        )
+        return Refusal(Reason.INVALID_REQUEST, text, param=X_ORCH_REQUEST_ID)
 
-    def begin(self, name: Name, request: Cancellable) -> None:
-        """Its handling begins. The name is an id of ours, or was `brought`."""
+    def begin(self, name: RequestName, request: CancellableRequest) -> None:
+        """Registers a request. `name`: a generated id, or from `name_for`."""
         self._requests[name] = request
 
-    def end(self, name: Name) -> None:
-        """Its handling has ended. Raises KeyError for one that has not begun."""
+    def end(self, name: RequestName) -> None:
+        """Removes a request that has ended. Raises KeyError if it is not registered."""
         key: str | bytes = credential(self._requests.pop(name).headers) or ""
         ended = self._ended
         ended[name] = key if len(key) <= _LONG_KEY else self._digest(key)
@@ -90,20 +86,20 @@ class InFlight:
             self._ended_before, self._ended = ended, {}
 
     def cancel(self, request_id: str, headers: Mapping[str, str]) -> bool:
-        """Cancels a request for a client with these headers. True: it is over, by this or before.
+        """Cancels a request of the client with these headers.
 
-        False: nothing of that name belongs to this client.
+        Returns True if it is cancelled or had ended, False if the client has no such request.
         """
         key = self._digest(credential(headers) or "")
-        names: tuple[Name, ...] = (request_id, (request_id, key))
-        found = [self._is_of(key, name) for name in names]
-        for name, is_theirs in zip(names, found, strict=True):
-            if is_theirs and (request := self._requests.get(name)) is not None:
+        names: tuple[RequestName, ...] = (request_id, (request_id, key))
+        found = [self._belongs_to(key, name) for name in names]
+        for name, belongs in zip(names, found, strict=True):
+            if belongs and (request := self._requests.get(name)) is not None:
                 request.cancel(CANCELLED)
         return any(found)
 
-    def _is_of(self, key: bytes, name: Name) -> bool:
-        """Whether a request of that name is or was that key's."""
+    def _belongs_to(self, key: bytes, name: RequestName) -> bool:
+        """Returns whether the request was sent with that key (a digest)."""
         request = self._requests.get(name)
         owner: str | bytes | None
         if request is not None:
@@ -112,12 +108,12 @@ class InFlight:
             owner = self._ended.get(name)
             if owner is None:
                 owner = self._ended_before.get(name)
-        # Compared for unknown ids, too: the time that it takes does not tell them apart.
+        # Compared for unknown ids, too, so that timing does not reveal which ids exist.
         same = hmac.compare_digest(self._digest(owner or ""), key)
         return owner is not None and same
 
     def _digest(self, key: str | bytes) -> bytes:
-        """A digest of a key as a client sent it; one that is a digest already stays as it is."""
+        """Returns the digest of a key as the client sent it; a digest is returned unchanged."""
         if isinstance(key, bytes):
             return key
         return hashlib.blake2b(key_bytes(without_scheme(key)), key=self._secret).digest()

@@ -143,7 +143,7 @@ class ClientConnection(web.RequestHandler):
         request = self._current_request
         return request is not None and request.content.is_eof()
 
-    def drop_what_follows(self) -> None:
+    def close_after_current(self) -> None:
         """Closes after the current request: whatever else the client sends is discarded."""
         self.close()
         # The head of the response announces it, unless it was sent already.

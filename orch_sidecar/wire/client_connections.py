@@ -1,10 +1,9 @@
-"""The connections of clients: how many there may be, and which of them are of no use.
+"""Limits the number of client connections and closes abandoned ones.
 
-A process has a limit of descriptors, and a client that only connects costs it one. So there is a
-limit of connections below that, and idle ones make room first. Where reading is paused, because
-requests were sent ahead, the end of a connection does not show by itself: now and then all of these
-are asked for it in one call. A client that does not read its answers would keep its connection for
-ever. Knows nothing of HTTP.
+Each connection costs the process a file descriptor. At the limit, which is below the process's
+own, idle connections are closed for new ones. While reading is paused because of pipelined
+requests, nothing shows that a client has disconnected: all such sockets are polled periodically.
+A client that does not read its responses would keep its connection forever. Independent of HTTP.
 """
 
 from __future__ import annotations
@@ -24,86 +23,90 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 logger = logging.getLogger("orch.sidecar")
 
-# Descriptors for all that is no client's and no engine's for a client: listeners, state streams,
-# look-ups, files, the collector of traces.
+# File descriptors for everything but clients and their engine connections: listeners, state
+# streams, DNS, files, trace export.
 RESERVED_DESCRIPTORS: Final = 128
 LOG_EVERY_S: Final = 10.0
-# After all were found busy, new ones are refused for so long without another look at each.
-_BUSY_FOR_S: Final = 0.1
+# After a scan found no idle connection, new ones are refused without another scan for this time.
+_RESCAN_AFTER_S: Final = 0.1
 
-# With so much unread the end may be behind what the client's system cannot send: a receive buffer
-# of Linux takes 64 KiB at first, and grows only as it is read.
-_HIDES_THE_END_BYTES: Final = 32_768
+# With this much unread, the client's FIN may be stuck behind data that its system cannot send: a
+# receive buffer of Linux takes 64 KiB at first, and grows only as it is read.
+_FIN_HIDDEN_BYTES: Final = 32_768
 
-# The client has ended its side, whether all that it sent has been read or not. Where it is not
-# known (outside of Linux) a reset is noticed, and an orderly end is not.
-_LEFT: Final = select.POLLRDHUP if sys.platform == "linux" else select.POLLHUP
+# The client has closed its side, even if data remains unread. Outside of Linux this detects a
+# reset, but not an orderly close.
+_CLOSED_BY_CLIENT: Final = select.POLLRDHUP if sys.platform == "linux" else select.POLLHUP
 
 
 class Connection(Protocol):
-    """A client's connection."""
+    """A client connection."""
 
     transport: asyncio.Transport | None
 
     @property
     def idle(self) -> bool:
-        """Whether it serves no request and has no answer on its way."""
+        """Whether it serves no request and has nothing left to send."""
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether what comes now is behind the request that is being served."""
+        """Whether bytes that arrive now follow the request being served."""
 
     @property
     def unsent_bytes(self) -> int:
-        """Of answers that the client has yet to take, and that no relay writes."""
+        """Bytes of finished responses that the client has not read yet."""
 
     def force_close(self) -> None:
-        """Ends it, once the client has what was written."""
+        """Closes the connection once everything written has been sent."""
 
     def abort(self) -> None:
-        """Ends it at once."""
+        """Closes the connection immediately."""
 
-    def drop_what_follows(self) -> None:
-        """Serves nothing after this request: what the client sends is read and dropped."""
+    def close_after_current(self) -> None:
+        """Closes after the current request: whatever else the client sends is discarded."""
 
 
 def raise_descriptor_limit() -> None:
-    """Lets this process have as many descriptors as its hard limit allows.
+    """Raises this process's soft limit of file descriptors to its hard limit.
 
-    The soft limit, often 1024, is there for programs that use `select`; event loops do not.
+    The soft limit, often 1024, protects programs that use `select`; event loops do not.
     """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def most_connections(wanted: int | None) -> int:
-    """The limit: `wanted` at most, and half of the descriptors, for each may need an engine's."""
+def connection_limit(configured: int | None) -> int:
+    """Returns the limit of client connections; logs a warning if `configured` exceeds it.
+
+    At most half of the descriptors: each client connection may need one to an engine.
+    """
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if descriptors == resource.RLIM_INFINITY:
         descriptors = sys.maxsize
-    most = max(1, (descriptors - RESERVED_DESCRIPTORS) // 2)
-    if wanted is not None and wanted > most:
+    allowed = max(1, (descriptors - RESERVED_DESCRIPTORS) // 2)
+    if configured is not None and configured > allowed:
         logger.warning(
-            "max_connections is %d, the limit of %d descriptors allows %d",
-            wanted,
+            "max_connections is %d, but the limit of %d file descriptors allows only %d; "
+            "raise it (ulimit -n) for more",
+            configured,
             descriptors,
-            most,
+            allowed,
         )
-    return most if wanted is None else min(wanted, most)
+    return allowed if configured is None else min(configured, allowed)
 
 
 class ClientConnections:
-    """Those of one listener that are open. Lives on one event loop."""
+    """The open connections of one listener. For one event loop."""
 
-    def __init__(self, limit: int, whose: str) -> None:
-        """`whose`: for the log."""
+    def __init__(self, limit: int, name: str) -> None:
+        """`name`: of the clients, for the log."""
         self.limit = limit
-        self._whose = whose
+        self._name = name
         self.closed_idle = self.closed_stalled = self.refused = 0
         self._open: OrderedDict[Connection, None] = OrderedDict()
-        # What they had not taken at the last look, and for how many looks it has been so much.
-        self._behind: dict[Connection, tuple[int, int]] = {}
+        # The unsent bytes at the last check, and at how many checks they have not changed.
+        self._unsent: dict[Connection, tuple[int, int]] = {}
         self._loop = asyncio.get_running_loop()
         self._all_busy_until = self._log_at = float("-inf")
         self._logged = (0, 0)
@@ -112,7 +115,7 @@ class ClientConnections:
         return len(self._open)
 
     def enter(self, connection: Connection) -> bool:
-        """A client has connected. False: too many have."""
+        """Registers a new connection. Returns False if it must be refused: the limit is reached."""
         if len(self._open) >= self.limit:
             made = self._make_room()
             self.refused += not made
@@ -123,67 +126,67 @@ class ClientConnections:
         return True
 
     def leave(self, connection: Connection) -> None:
-        """Its connection is gone. Does nothing for one that was refused."""
+        """Removes a closed connection; ignores one that was refused."""
         self._open.pop(connection, None)
 
-    def end_abandoned(self) -> None:
-        """Ends those that their clients have left without its being noticed.
+    def close_abandoned(self) -> None:
+        """Closes connections whose clients have disconnected while reading was paused.
 
-        Where so much was sent ahead that the end could not come, what follows is given up, so that
-        it will be noticed.
+        Where a FIN may be stuck behind pipelined requests, the connection stops serving these, so
+        that the FIN can arrive.
         """
-        unread: dict[int, tuple[Connection, asyncio.Transport]] = {}
+        paused: dict[int, tuple[Connection, asyncio.Transport]] = {}
         poll = select.poll()
         for connection in self._open:
             transport = connection.transport
             if transport is None or transport.is_closing() or transport.is_reading():
                 continue
             descriptor = transport.get_extra_info("socket").fileno()
-            unread[descriptor] = connection, transport
-            poll.register(descriptor, _LEFT)
-        left = {descriptor for descriptor, _ in poll.poll(0)} if unread else ()
-        for descriptor, (connection, transport) in unread.items():
-            if descriptor in left:
+            paused[descriptor] = connection, transport
+            poll.register(descriptor, _CLOSED_BY_CLIENT)
+        closed = {descriptor for descriptor, _ in poll.poll(0)} if paused else ()
+        for descriptor, (connection, transport) in paused.items():
+            if descriptor in closed:
                 transport.abort()
-            elif connection.reads_ahead and _unread_bytes(descriptor) >= _HIDES_THE_END_BYTES:
-                connection.drop_what_follows()
+            elif connection.reads_ahead and _unread_bytes(descriptor) >= _FIN_HIDDEN_BYTES:
+                connection.close_after_current()
 
-    def end_stalled(self, every_s: float, stall_s: float) -> None:
-        """Ends those whose clients have read nothing of an answer for `stall_s` seconds.
+    def close_stalled(self, every_s: float, stall_s: float) -> None:
+        """Closes connections whose clients have read nothing of a response for `stall_s` seconds.
 
-        To be called every `every_s` seconds. What relays write is watched with the relays.
+        Must be called every `every_s` seconds. The stall watchdog covers responses in progress.
         """
-        behind: dict[Connection, tuple[int, int]] = {}
+        unsent: dict[Connection, tuple[int, int]] = {}
         for connection in self._open:
             unsent_bytes = connection.unsent_bytes
             if unsent_bytes:
-                before, looks = self._behind.get(connection, (0, 0))
-                behind[connection] = unsent_bytes, looks + 1 if unsent_bytes == before else 0
-        self._behind = behind
-        for connection, (_, looks) in behind.items():
-            if looks * every_s > stall_s:
+                before, checks = self._unsent.get(connection, (0, 0))
+                unsent[connection] = unsent_bytes, checks + 1 if unsent_bytes == before else 0
+        self._unsent = unsent
+        for connection, (_, checks) in unsent.items():
+            if checks * every_s > stall_s:
                 self.closed_stalled += 1
                 connection.abort()
 
     def collect(self) -> Iterable[Metric]:
-        """For Prometheus."""
-        is_open = GaugeMetricFamily("orch_connections", "Connections of clients that are open.")
-        is_open.add_metric((), len(self._open))
-        limit = GaugeMetricFamily("orch_connections_limit", "Connections of clients at most.")
+        """Returns the metrics, for a Prometheus registry."""
+        current = GaugeMetricFamily("orch_connections", "Open client connections.")
+        current.add_metric((), len(self._open))
+        limit = GaugeMetricFamily("orch_connections_limit", "Limit of open client connections.")
         limit.add_metric((), self.limit)
         closed = CounterMetricFamily(
             "orch_connections_closed",
-            "Connections that were closed because of the limit (idle ones, and new ones when none "
-            "was idle), and those of clients that read nothing of an answer.",
+            "Connections closed because of the limit (idle ones, and new ones if none was idle), "
+            "or because the client read nothing of a response.",
             labels=("reason",),
         )
         closed.add_metric(("idle",), self.closed_idle)
         closed.add_metric(("refused",), self.refused)
         closed.add_metric(("stalled",), self.closed_stalled)
-        return is_open, limit, closed
+        return current, limit, closed
 
     def _make_room(self) -> bool:
-        """Closes the first one that is idle, if there is one."""
+        """Closes an idle connection. Returns False if there is none."""
         now = self._loop.time()
         if now < self._all_busy_until:
             return False
@@ -194,8 +197,8 @@ class ClientConnections:
                 self.closed_idle += 1
                 first.force_close()
                 return True
-            self._open.move_to_end(first)  # next time the others are looked at before it
-        self._all_busy_until = now + _BUSY_FOR_S
+            self._open.move_to_end(first)  # the next scan begins with the others
+        self._all_busy_until = now + _RESCAN_AFTER_S
         return False
 
     def _log(self) -> None:
@@ -205,9 +208,9 @@ class ClientConnections:
         self._log_at = now + LOG_EVERY_S
         idle, refused = self._logged
         logger.warning(
-            "all %d connections of %s are taken: closed %d that were idle, refused %d new ones",
+            "the limit of %d connections of %s is reached: closed %d idle, refused %d new ones",
             self.limit,
-            self._whose,
+            self._name,
             self.closed_idle - idle,
             self.refused - refused,
         )
@@ -215,6 +218,6 @@ class ClientConnections:
 
 
 def _unread_bytes(descriptor: int) -> int:
-    """What has come on a socket and was not read."""
+    """Returns how many received bytes of a socket have not been read."""
     answer = fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4)
     return int.from_bytes(answer, sys.byteorder)

@@ -1,8 +1,8 @@
-"""Connections to an engine: opened, kept for reuse while that is safe, closed.
+"""Opens connections to an engine, reuses them while that is safe, and closes them.
 
-An engine closes idle connections after 5 s (uvicorn); one that was idle for more than 2 s is
-not used again, so that no request is written into a connection that is just being closed. A
-request is never written twice.
+An engine (uvicorn) closes connections that have been idle for 5 s. Those idle for more than 2 s
+are not reused, so that no request is written to a connection that is being closed. No request is
+written twice.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ REUSE_WITHIN_S: Final = 2.0
 
 
 class Receiver(Protocol):
-    """Receives what an engine sends."""
+    """Receives the bytes that an engine sends."""
 
     def received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Receives the next bytes."""
 
     def lost(self, error: Exception | None) -> None:
-        """The connection is gone; no more bytes will come."""
+        """The connection is closed: no more bytes follow. `error`: None if it closed in order."""
 
 
 class EngineConnection(asyncio.Protocol):
-    """One connection: it serves one exchange at a time."""
+    """A connection to an engine, for one request at a time."""
 
     __slots__ = ("_transport", "idle_since", "receiver")
 
@@ -40,7 +40,7 @@ class EngineConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, receiver: Receiver, *request: bytes) -> None:
-        """Writes a whole request, whose parts these are; the answer goes to `receiver`."""
+        """Writes a complete request, given in parts; `receiver` gets the response."""
         assert self._transport is not None
         self.receiver = receiver
         for part in request:
@@ -55,10 +55,10 @@ class EngineConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Ends the connection; what was written still goes out before the end does.
+        """Closes the connection after everything written has been sent.
 
-        Not an abort: a reset could overtake the request, and then the engine would never know
-        of a lease whose end we wait for.
+        Not an abort: a reset could overtake the request, and the engine would never report the
+        end of a lease that it has not seen.
         """
         self.receiver = None
         if self._transport is not None:
@@ -72,7 +72,7 @@ class EngineConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         receiver = self.receiver
         if receiver is None:
-            self.close()  # unexpected bytes: the framing is in doubt
+            self.close()  # unexpected bytes: the framing is not reliable
         else:
             receiver.received(data)
 
@@ -84,7 +84,7 @@ class EngineConnection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    """The connections to one engine."""
+    """The reusable connections to one engine."""
 
     def __init__(self, url: str, connect_timeout_s: float) -> None:
         parts = urlsplit(url)
@@ -98,7 +98,7 @@ class ConnectionPool:
         self.authority = parts.netloc.rpartition("@")[2].encode("ascii")
 
     def take(self) -> EngineConnection | None:
-        """A kept connection that is good to write to, if there is one."""
+        """Returns an idle connection that is safe to reuse, None if there is none."""
         while self._idle:
             connection = self._idle.pop()
             if connection.open and self.loop.time() - connection.idle_since <= REUSE_WITHIN_S:
@@ -107,25 +107,24 @@ class ConnectionPool:
         return None
 
     async def acquire(self) -> EngineConnection:
-        """A connection that is good to write to. Raises OSError or TimeoutError."""
-        kept = self.take()
-        if kept is not None:
-            return kept
+        """Returns an idle connection or a new one. Raises OSError or TimeoutError."""
+        if (idle := self.take()) is not None:
+            return idle
         async with asyncio.timeout(self.connect_timeout_s):
-            _, fresh = await self.loop.create_connection(
+            _, connection = await self.loop.create_connection(
                 EngineConnection, self._host, self._port, ssl=self._ssl
             )
-        return fresh
+        return connection
 
     def give_back(self, connection: EngineConnection) -> None:
-        """Its answer ended as framed, and the engine keeps the connection."""
+        """Keeps a connection for reuse. Its response must have ended as framed, with keep-alive."""
         connection.receiver = None
         if connection.open:
             connection.idle_since = self.loop.time()
             self._idle.append(connection)
 
     def prune(self) -> None:
-        """Closes what will not be used again."""
+        """Closes idle connections that must not be reused any more."""
         now = self.loop.time()
         kept = []
         for connection in self._idle:

@@ -1,6 +1,6 @@
 """Parses server-sent events from the bytes of a stream.
 
-Pure. An event is complete at the empty line behind it; comments and fields other than `event`
+Pure. An empty line completes an event; comments and fields other than `event`
 and `data` are ignored. The memory for an incomplete event is bounded.
 """
 
@@ -12,30 +12,29 @@ from collections.abc import Iterator
 class EventStream:
     """Parses the events of one stream."""
 
-    def __init__(self, most_bytes: int) -> None:
-        """`most_bytes`: the limit of an event's data and of any line."""
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes`: the limit of the data of an event, and of each line."""
+        self._max_bytes = max_bytes
         self._line = bytearray()
         self._name = ""
         self._data: list[bytes] = []
         self._data_bytes = 0
 
     def feed(self, piece: bytes) -> Iterator[tuple[str, bytes]]:
-        """Yields name and data of each event that `piece` completes.
+        """Yields the name and the data of each event that `piece` completes.
 
-        Raises ValueError for an event or a line beyond the limit, and for a name that is not
-        UTF-8.
+        Raises ValueError if an event or a line exceeds the limit, or a name is not UTF-8.
         """
-        *ended, rest = piece.split(b"\n")
-        for end in ended:
+        *ends, rest = piece.split(b"\n")
+        for end in ends:
             line = bytes(self._line) + end if self._line else end
             self._line.clear()
-            if (event := self._take(line.removesuffix(b"\r"))) is not None:
+            if (event := self._parse(line.removesuffix(b"\r"))) is not None:
                 yield event
         self._line += rest
         self._check(len(self._line))
 
-    def _take(self, line: bytes) -> tuple[str, bytes] | None:
+    def _parse(self, line: bytes) -> tuple[str, bytes] | None:
         if not line:
             name, data = self._name, self._data
             self._name, self._data, self._data_bytes = "", [], 0
@@ -47,10 +46,10 @@ class EventStream:
             self._name = value.decode()
         elif field == b"data":
             self._data.append(value)
-            self._data_bytes += len(value) + 1  # line ends count, too: so do empty lines
+            self._data_bytes += len(value) + 1  # line ends count, and so do empty lines
             self._check(self._data_bytes)
         return None
 
     def _check(self, size_bytes: int) -> None:
-        if size_bytes > self._most_bytes:
-            raise ValueError(f"an event has more than the allowed {self._most_bytes} bytes")
+        if size_bytes > self._max_bytes:
+            raise ValueError(f"an event exceeds the limit of {self._max_bytes} bytes")

@@ -1,4 +1,4 @@
-"""Ends the reading of a stream that delivers nothing useful, whatever its transport does."""
+"""Times out the reading of a stream that delivers nothing useful, even if bytes arrive."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import asyncio
 from types import TracebackType
 from typing import Final, Self
 
-# The last part of the limit: data that arrived while the event loop was blocked is read in it.
+# The last part of the limit, in which data is read that arrived while the event loop was blocked.
 _CATCH_UP_S: Final = 0.1
 
 
 class StreamTimeout:
-    """A context that ends its body with a TimeoutError `limit_s` after the last `reset`.
+    """A context manager whose body times out `limit_s` seconds after the last `reset`.
 
-    It has one timer, which `reset` does not touch: the timer checks how old the last reset is.
+    Raises TimeoutError then. Its only timer checks the age of the last reset, so that a reset is
+    cheap.
     """
 
     def __init__(self, limit_s: float) -> None:

@@ -66,7 +66,7 @@ class Running:
         await eventually(
             lambda: (
                 not any(pool.gate.status().leased for pool in self.sidecar.pools)
-                and not len(self.sidecar.watch)
+                and not len(self.sidecar.watchdog)
                 and not self.queued
             ),
             within_s,

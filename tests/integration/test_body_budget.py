@@ -29,7 +29,7 @@ def of_size(size: int, **more: Any) -> bytes:
 
 
 def reserved(running: Running) -> int:
-    return running.sidecar.serving._bodies.reserved_bytes
+    return running.sidecar.frontend._bodies.reserved_bytes
 
 
 def refused(response: Response) -> bool:

@@ -229,5 +229,5 @@ async def test_client_that_leaves_within_its_body_leaves_nothing_behind(
         await client.close()
     await asyncio.sleep(0.05)
     assert engine.received == []
-    assert sidecar.sidecar.serving.active == 0
+    assert sidecar.sidecar.frontend.active == 0
     assert not sidecar.connections

@@ -139,7 +139,7 @@ async def test_what_a_slow_client_has_not_taken_is_dropped(
     request_id = new_id()
     client = await sidecar.client(receive_buffer=4096)
     client.start(path, [named(request_id)])
-    await eventually(lambda: any(each.paused for each in sidecar.sidecar.watch._responses))
+    await eventually(lambda: any(each.paused for each in sidecar.sidecar.watchdog._responses))
     assert (await cancel(sidecar, request_id)).status == 204
     with pytest.raises(ConnectionError):
         await client.rest()
@@ -153,7 +153,7 @@ async def test_request_whose_body_is_on_its_way_is_refused_when_it_is_there(
     client = await sidecar.client()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nX-Orch-Request-Id: {request_id}\r\n"
     client.send(head.encode() + b"Content-Length: 20\r\n\r\n{")
-    await eventually(lambda: sidecar.sidecar.serving.active)
+    await eventually(lambda: sidecar.sidecar.frontend.active)
     assert (await cancel(sidecar, request_id)).status == 204
     client.send(b" " * 19)
     assert_cancelled(await client.response())
@@ -194,7 +194,7 @@ async def test_request_that_gets_its_slot_and_is_cancelled_at_once_gives_it_back
     document = (sidecar.pool.watcher.document or {}) | {"foreign": 0}
     sidecar.pool.gate.engine_reports(report.report_of(document))
     assert sidecar.ledger.leased == 1
-    assert sidecar.sidecar.serving._in_flight.cancel(request_id, {})
+    assert sidecar.sidecar.frontend._in_flight.cancel(request_id, {})
     response = await client.response()
     assert (response.status, response.error["code"]) == (499, "cancelled")
     assert sidecar.ledger.leased == 0
@@ -224,7 +224,7 @@ async def test_one_of_those_who_share_a_decode_is_cancelled_and_the_others_are_s
     for request_id in (first, second):
         body = {"seed": 1, "temperature": 0}
         clients.append(await started(sidecar, headers=[named(request_id)], **body))
-    await eventually(lambda: sidecar.sidecar.serving.active == 2 and held.waiting)
+    await eventually(lambda: sidecar.sidecar.frontend.active == 2 and held.waiting)
     await asyncio.sleep(0.02)
     assert len(engine.generating) == 1
     assert (await cancel(sidecar, first)).status == 204

@@ -118,7 +118,7 @@ async def test_client_that_leaves_at_once_leaves_nothing_behind(
         client = await asking(sidecar)
         client.reset()
     await sidecar.idle()
-    await eventually(lambda: not sidecar.sidecar.serving.active)
+    await eventually(lambda: not sidecar.sidecar.frontend.active)
     await eventually(lambda: not sidecar.sidecar.coalesce._running)
 
 

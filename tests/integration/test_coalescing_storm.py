@@ -90,7 +90,7 @@ async def test_nothing_is_lost_mixed_up_or_left_behind(
         *(one_client(sidecar, random.Random(100 * seed + i), until) for i in range(CLIENTS))
     )
     await sidecar.idle()
-    await eventually(lambda: not sidecar.sidecar.serving.active)
+    await eventually(lambda: not sidecar.sidecar.frontend.active)
     sharing = sidecar.sidecar.coalesce
     assert not sharing._running
     assert not sharing._by_key

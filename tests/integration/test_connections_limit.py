@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.wire.client_connections import RESERVED_DESCRIPTORS, most_connections
+from orch_sidecar.wire.client_connections import RESERVED_DESCRIPTORS, connection_limit
 from tests.integration.client import CHAT, COMPLETIONS, Client, body_of
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
@@ -47,7 +47,7 @@ async def test_idle_connections_make_room_for_new_ones(
     assert metrics['orch_connections_closed_total{reason="idle"}'] >= 9
     assert metrics['orch_connections_closed_total{reason="refused"}'] == 0
     assert (
-        len([each for each in caplog.messages if "connections of clients are taken" in each]) == 1
+        len([each for each in caplog.messages if "connections of clients is reached" in each]) == 1
     )
 
 
@@ -73,7 +73,7 @@ def test_limit_is_below_that_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> 
         (64, None, 1),
     ):
         monkeypatch.setattr("resource.getrlimit", lambda _, soft=descriptors: (soft, soft))
-        assert most_connections(wanted) == most
+        assert connection_limit(wanted) == most
 
 
 def ahead(client: Client, *, large: bool) -> None:

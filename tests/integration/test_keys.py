@@ -140,7 +140,7 @@ async def test_key_is_in_no_log_no_span_and_no_metric(
             await client.get("/nowhere", [header])
             await client.get("/v1/capabilities", [header])
         ring.remove("bob")
-        await running.sidecar.reloading.reload()
+        await running.sidecar.reloader.reload()
         shown = (await client.get("/metrics")).body + (await client.get("/readyz")).body
     collector = await collect(running)
     assert collector.spans

@@ -34,7 +34,7 @@ async def keyed(start: Start, ring: KeyRing) -> Running:
 
 
 def in_use(running: Running, name: str) -> int:
-    guard = running.sidecar.serving._authorizer
+    guard = running.sidecar.frontend._authorizer
     held = guard.keys
     assert isinstance(held, Keys)
     return next(guard.sequences(each) for each in held if each.name == name)

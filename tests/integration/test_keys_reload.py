@@ -95,7 +95,7 @@ async def test_reload_takes_new_keys_and_drops_old_ones_and_ends_nothing(
     ring.remove("bob")
     assert await status(keyed, ring.bearer("bob")) == 200
     with caplog.at_level(logging.INFO):
-        await keyed.sidecar.reloading.reload()
+        await keyed.sidecar.reloader.reload()
     assert "reloaded API keys: new: carol; removed: bob" in caplog.messages
     assert await status(keyed, ring.bearer("carol")) == 200
     assert await status(keyed, ring.bearer("alice")) == 200
@@ -111,7 +111,7 @@ async def test_limits_of_a_key_are_those_of_the_file(
     busy = await started(keyed, headers=alice, n=2)
     await eventually(lambda: held.waiting)
     ring.add("alice", concurrency=2, bulk=True)
-    await keyed.sidecar.reloading.reload()
+    await keyed.sidecar.reloader.reload()
     client = await keyed.client()
     assert (await client.post(headers=alice)).status == 429
     refused = await client.post(headers=[*alice, ("X-Orch-Class", "interactive")])
@@ -129,13 +129,13 @@ async def test_file_that_is_gone_or_wrong_changes_nothing_and_is_told(
         ring.path.unlink()
     else:
         ring.path.write_text(text)
-    await keyed.sidecar.reloading.reload()
+    await keyed.sidecar.reloader.reload()
     assert str(ring.path) in (await error(keyed) or "")
     assert "the configuration is not reloaded: api_keys_file" in caplog.text
     assert await status(keyed, ring.bearer("alice")) == 200
     assert await status(keyed, STRANGER) == 401
     ring.path.write_text(good)
-    await keyed.sidecar.reloading.reload()
+    await keyed.sidecar.reloader.reload()
     assert await error(keyed) is None
 
 
@@ -184,7 +184,7 @@ async def test_fifo_in_place_of_the_file_is_told_and_holds_nothing_up(
     os.mkfifo(fifo)
     fifo.rename(ring.path)
     await eventually(lambda: "is a FIFO" in (keyed.sidecar.reloads.keys_error or ""))
-    keyed.sidecar.reloading.due.set()
+    keyed.sidecar.reloader.due.set()
     await eventually(lambda: "is a FIFO" in (keyed.sidecar.reloads.last_error or ""))
     assert await status(keyed, ring.bearer("bob")) == 200
     ring.remove("bob")

@@ -76,7 +76,7 @@ def reload(sidecar: Running) -> Reload:
     """Reloads, and tells what is said of it."""
 
     async def once() -> dict[str, Any]:
-        await sidecar.sidecar.reloading.reload()
+        await sidecar.sidecar.reloader.reload()
         document: dict[str, Any] = (await (await sidecar.client()).get("/readyz")).json()
         return document
 
@@ -106,7 +106,7 @@ async def test_settings_that_changed_hold_for_what_comes(
     client = await sidecar.client()
     client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n{")
     assert (await client.response()).status == 413
-    assert sidecar.sidecar.watch._engine_silence_s == 7.0
+    assert sidecar.sidecar.watchdog._engine_silence_s == 7.0
     files.write()
     assert (await reload())["generation"] == 3
     assert (await (await sidecar.client()).post(seed=1, user="x" * 3000)).status == 200

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from orch_sidecar.wire.http1 import MAX_HELD_BYTES
+from orch_sidecar.wire.http1 import MAX_BUFFERED_BYTES
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -80,7 +80,9 @@ def other_answers(draw: st.DrawFn) -> Answer:
     return Answer(data, payload, closes=kind == "close")
 
 
-LARGE = st.integers(MAX_HELD_BYTES - 40, 3 * MAX_HELD_BYTES).map(lambda n: (b"0\r\n\r\n" * n)[:n])
+LARGE = st.integers(MAX_BUFFERED_BYTES - 40, 3 * MAX_BUFFERED_BYTES).map(
+    lambda n: (b"0\r\n\r\n" * n)[:n]
+)
 
 
 CHANGE = st.tuples(

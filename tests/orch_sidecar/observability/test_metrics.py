@@ -46,7 +46,7 @@ async def metrics() -> AsyncIterator[Metrics]:
     async with aiohttp.ClientSession() as session:
         pools = PoolRegistry(load_pools(settings), settings, session)
         pools.all[0].watcher.models = frozenset({"tiny"})
-        yield Metrics(pools, lambda pool: pool.state)
+        yield Metrics(pools)
 
 
 def exchange_of(**more: Any) -> RequestRecord:

@@ -11,7 +11,7 @@ from orch_sidecar.observability.record import Outcome
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
-from orch_sidecar.wire.http1 import LAST_CHUNK, MAX_HELD_BYTES, Head, body_of, parse_head
+from orch_sidecar.wire.http1 import LAST_CHUNK, MAX_BUFFERED_BYTES, Head, body_of, parse_head
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.broadcasting import (
@@ -116,7 +116,7 @@ async def test_answer_that_ends_with_its_connection_is_read(
 
 
 async def test_events_and_answers_of_megabytes_are_read_and_not_kept() -> None:
-    long = "z" * (8 * MAX_HELD_BYTES)
+    long = "z" * (8 * MAX_BUFFERED_BYTES)
     event = sse(
         {"choices": [{"text": long}], "usage": {"prompt_tokens": 5, "completion_tokens": 3}}
     )
@@ -126,7 +126,7 @@ async def test_events_and_answers_of_megabytes_are_read_and_not_kept() -> None:
         for at in range(0, len(data), 50_000):
             relayed.says(data[at : at + 50_000])
             kept = relayed.response.answer
-            assert len(kept._kept) + sum(map(len, kept.content)) <= 2 * MAX_HELD_BYTES
+            assert len(kept._kept) + sum(map(len, kept.content)) <= 2 * MAX_BUFFERED_BYTES
         assert relayed.response.answer.counts == (5, 3)
 
 
@@ -151,7 +151,7 @@ async def test_event_that_came_with_garbage_does_not_end_the_one_before() -> Non
 
 
 async def test_garbage_behind_a_large_chunk_leaves_that_chunk_open() -> None:
-    size = 2 * MAX_HELD_BYTES
+    size = 2 * MAX_BUFFERED_BYTES
     large = b"data: x\n\n" * (size // 9)
     data = STREAM_HEAD + chunk(large)
     relayed = Relayed().says(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.wire import backpressure
-from orch_sidecar.wire.http1 import MAX_HELD_BYTES
+from orch_sidecar.wire.http1 import MAX_BUFFERED_BYTES
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.broadcasting import (
     DONE,
@@ -130,7 +130,7 @@ async def test_connection_that_the_engine_closes_is_not_kept() -> None:
 async def test_event_larger_than_the_bound_reaches_everyone() -> None:
     broadcast = broadcast_of(1000)
     clients = [Client(name).join(broadcast) for name in ("a", "b" * 50)]
-    large = event("y, " * 2 * MAX_HELD_BYTES)
+    large = event("y, " * 2 * MAX_BUFFERED_BYTES)
     engine = Engine(broadcast)
     engine.says(STREAM_HEAD, *cut(chunk(large), list(range(0, len(large), 50_000))))
     engine.says(chunk(DONE), b"0\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Who may cancel what, and what becomes of ids. No event loop."""
+"""Cancellation of requests by id and key, and ids that clients choose. No event loop."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from multidict import CIMultiDict
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.proxy import in_flight as inflight
-from orch_sidecar.proxy.in_flight import InFlight, Name
+from orch_sidecar.proxy.in_flight import InFlight, RequestName
 
 ID, OTHER = "0123456789abcdef" * 2, "f" * 32
 KEY = {"Authorization": "Bearer sk-one"}
 
 
 class Request:
-    """A request that notes how it was ended."""
+    """A request that records its cancellations."""
 
     def __init__(self, **headers: str) -> None:
         self._headers = client(**headers)
@@ -60,7 +60,7 @@ def test_request_is_cancelled_by_its_id_and_key() -> None:
         {"Authorization": "Bearer sk-two", "x_api_key": "sk-one"},
     ],
 )
-def test_to_another_key_the_request_does_not_exist(headers: dict[str, str]) -> None:
+def test_request_does_not_exist_for_another_key(headers: dict[str, str]) -> None:
     request = Request(**KEY)
     requests = running(request)
     assert not requests.cancel(ID, client(**headers))
@@ -88,11 +88,11 @@ def test_key_is_the_same_however_it_is_sent(ours: dict[str, str], theirs: dict[s
     assert requests.cancel(ID, client(**theirs))
 
 
-def test_request_without_a_key_is_not_that_of_one_with_a_key() -> None:
+def test_request_without_a_key_does_not_exist_for_a_key() -> None:
     assert not running(Request()).cancel(ID, client(**KEY))
 
 
-def test_cancelling_again_is_the_same() -> None:
+def test_cancelling_twice_succeeds() -> None:
     request = Request(**KEY)
     requests = running(request)
     assert requests.cancel(ID, client(**KEY))
@@ -101,7 +101,7 @@ def test_cancelling_again_is_the_same() -> None:
     assert requests.cancel(ID, client(**KEY))
 
 
-def test_request_that_ended_of_itself_is_over_as_asked() -> None:
+def test_cancelling_a_request_that_ended_recently_succeeds() -> None:
     request = Request(**KEY)
     requests = running(request)
     requests.end(ID)
@@ -109,7 +109,7 @@ def test_request_that_ended_of_itself_is_over_as_asked() -> None:
     assert request.cancelled == []
 
 
-def test_unknown_id_is_nobodys() -> None:
+def test_unknown_id_is_not_cancelled() -> None:
     assert not InFlight().cancel(ID, client(**KEY))
     assert not InFlight().cancel(ID, client())
 
@@ -137,9 +137,9 @@ def test_memory_of_ended_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert len(requests) == 0
 
 
-def brought(requests: InFlight, request: Request, given: str = ID) -> Name:
-    """Begins a request whose client brings its id."""
-    name = requests.brought(given, request.headers)
+def begin_named(requests: InFlight, request: Request, given: str = ID) -> RequestName:
+    """Begins a request whose client chose its id."""
+    name = requests.name_for(given, request.headers)
     assert not isinstance(name, Refusal)
     requests.begin(name, request)
     return name
@@ -147,16 +147,16 @@ def brought(requests: InFlight, request: Request, given: str = ID) -> Name:
 
 @pytest.mark.parametrize("given", ["", "x", ID[1:], ID + "0", ID.upper(), ID[1:] + "g", ID + "\n"])
 def test_id_that_is_not_32_digits_is_refused_with_the_rule(given: str) -> None:
-    refusal = InFlight().brought(given, client())
+    refusal = InFlight().name_for(given, client())
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.INVALID_REQUEST
     assert refusal.param == "X-Orch-Request-Id"
-    assert "32 hexadecimal digits in lower case" in refusal.message
+    assert "32 lowercase hexadecimal digits" in refusal.message
 
 
-def test_request_is_cancelled_by_the_id_that_its_client_brought() -> None:
+def test_request_is_cancelled_by_the_id_that_its_client_chose() -> None:
     requests, request = InFlight(), Request(**KEY)
-    name = brought(requests, request)
+    name = begin_named(requests, request)
     assert not requests.cancel(ID, client())
     assert requests.cancel(ID, client(**KEY))
     assert len(request.cancelled) == 1
@@ -165,23 +165,23 @@ def test_request_is_cancelled_by_the_id_that_its_client_brought() -> None:
     assert not requests.cancel(ID, client(Authorization="Bearer sk-two"))
 
 
-def test_brought_id_in_flight_is_refused_to_its_own_key_until_it_has_ended() -> None:
+def test_chosen_id_is_refused_to_its_key_while_it_is_in_flight() -> None:
     requests = InFlight()
-    name = brought(requests, Request(**KEY))
-    refusal = requests.brought(ID, client(**KEY))
+    name = begin_named(requests, Request(**KEY))
+    refusal = requests.name_for(ID, client(**KEY))
     assert isinstance(refusal, Refusal)
     assert "in flight" in refusal.message
     requests.end(name)
-    assert requests.brought(ID, client(**KEY)) == name
+    assert requests.name_for(ID, client(**KEY)) == name
 
 
-def test_brought_id_tells_a_stranger_nothing_and_takes_nothing_over() -> None:
+def test_chosen_id_reveals_nothing_to_another_key_and_affects_none_of_its_requests() -> None:
     requests, theirs, mine = InFlight(), Request(**KEY), Request(x_api_key="sk-two")
     running_id = "a" * 32
     requests.begin(running_id, theirs)
-    name = brought(requests, theirs)
-    brought(requests, mine)
-    brought(requests, mine, running_id)
+    name = begin_named(requests, theirs)
+    begin_named(requests, mine)
+    begin_named(requests, mine, running_id)
     requests.end(name)
     assert requests.cancel(ID, client(x_api_key="sk-two"))
     assert requests.cancel(running_id, client(x_api_key="sk-two"))
@@ -191,7 +191,7 @@ def test_brought_id_tells_a_stranger_nothing_and_takes_nothing_over() -> None:
     assert len(theirs.cancelled) == 1
 
 
-def test_no_key_is_in_what_is_shown_of_the_registry() -> None:
+def test_registry_and_refusal_do_not_show_the_key() -> None:
     requests = running(Request(**KEY))
     requests.cancel(ID, client(**KEY))
     assert "sk-one" not in repr(requests) + str(inflight.CANCELLED)

@@ -1,4 +1,4 @@
-"""The parsing of server-sent events."""
+"""Parsing of server-sent events."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_events_are_the_same_wherever_the_stream_is_cut(cuts: list[int]) -> None
 )
 def test_memory_of_an_incomplete_event_is_bounded(endless: bytes) -> None:
     stream = EventStream(100)
-    with pytest.raises(ValueError, match="more than the allowed 100 bytes"):
+    with pytest.raises(ValueError, match="exceeds the limit of 100 bytes"):
         list(chain.from_iterable(stream.feed(endless) for _ in range(200)))
 
 
