@@ -60,15 +60,11 @@ class ServiceTimes:
         """A request started, ended or left the queue: schedules are out of date."""
         self._changed = True
 
-    def learns(self, now: float) -> bool:
-        """Whether a response that ends now would be learned from."""
-        return self._learned <= _ENOUGH or now >= self._learned_at
-
     def completed(
         self, request: AdmissionRequest, elapsed_s: float, output_tokens: float, now: float
     ) -> None:
         """Learns from a request that completed after `output_tokens` (per sequence)."""
-        if not self.learns(now):
+        if self._learned > _ENOUGH and now < self._learned_at:
             return
         self._learned += 1
         self._learned_at = now + _LEARN_EVERY_S
