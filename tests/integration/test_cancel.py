@@ -23,7 +23,7 @@ CHUNK = b"data: " + b"x" * 8000 + b"\n\n"
 
 
 class Endless:
-    """A script that streams until it is stopped."""
+    """Returns a script that streams until it is stopped."""
 
     def __init__(self, chunk: bytes = b'data: {"x": 1}\n\n') -> None:
         self.chunk = chunk
@@ -102,7 +102,7 @@ async def test_running_stream_ends_with_the_error_and_its_lease_comes_back(
 
 
 @pytest.mark.parametrize("path", BOTH)
-async def test_running_request_without_a_stream_is_answered_by_the_refusal(
+async def test_running_request_without_a_stream_gets_the_refusal(
     sidecar: Running, engine: ScriptedEngine, held: Held, path: str
 ) -> None:
     request_id = new_id()
@@ -115,7 +115,7 @@ async def test_running_request_without_a_stream_is_answered_by_the_refusal(
     assert sidecar.ledger.lease_count == 0
 
 
-async def test_answer_that_is_half_sent_is_cut(sidecar: Running, engine: ScriptedEngine) -> None:
+async def test_partly_sent_response_is_cut_off(sidecar: Running, engine: ScriptedEngine) -> None:
     async def half(answer: Answer) -> None:
         answer.head(200, [("content-length", "100")], chunked=False)
         answer.write(b"half of it")
@@ -131,10 +131,10 @@ async def test_answer_that_is_half_sent_is_cut(sidecar: Running, engine: Scripte
 
 
 @pytest.mark.parametrize("path", BOTH)
-async def test_what_a_slow_client_has_not_taken_is_dropped(
+async def test_unsent_bytes_of_a_slow_client_are_dropped(
     sidecar: Running, engine: ScriptedEngine, path: str
 ) -> None:
-    """It would go out after the 204 otherwise."""
+    """Otherwise they would be sent after the 204."""
     engine.answer = Endless(CHUNK)
     request_id = new_id()
     client = await sidecar.client(receive_buffer=4096)
@@ -146,7 +146,7 @@ async def test_what_a_slow_client_has_not_taken_is_dropped(
     await sidecar.idle()
 
 
-async def test_request_whose_body_is_on_its_way_is_refused_when_it_is_there(
+async def test_request_cancelled_during_its_upload_is_refused_after_it(
     sidecar: Running, engine: ScriptedEngine
 ) -> None:
     request_id = new_id()
@@ -160,7 +160,7 @@ async def test_request_whose_body_is_on_its_way_is_refused_when_it_is_there(
     assert engine.generating == []
 
 
-async def test_request_that_waits_for_a_connection_gives_its_lease_back(
+async def test_request_cancelled_while_connecting_releases_its_lease(
     sidecar: Running, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connections, go = sidecar.pool.connections, asyncio.Event()
@@ -182,10 +182,10 @@ async def test_request_that_waits_for_a_connection_gives_its_lease_back(
     assert (await client.post()).status == 200
 
 
-async def test_request_that_gets_its_slot_and_is_cancelled_at_once_gives_it_back(
+async def test_request_cancelled_right_after_admission_releases_its_slot(
     sidecar: Running, engine: ScriptedEngine, held: Held
 ) -> None:
-    """Its handler has yet to hear of the slot."""
+    """Its handler has not resumed with the slot yet."""
     engine.tell(foreign=4)
     await eventually(lambda: sidecar.ledger.foreign == 4)
     request_id = new_id()
@@ -216,7 +216,7 @@ async def test_request_without_admission_is_cancelled_too(
     assert_cancelled(await client.response())
 
 
-async def test_one_of_those_who_share_a_decode_is_cancelled_and_the_others_are_served(
+async def test_cancelling_one_of_several_coalesced_requests_does_not_affect_the_others(
     sidecar: Running, engine: ScriptedEngine, held: Held
 ) -> None:
     first, second = new_id(), new_id()
@@ -235,7 +235,7 @@ async def test_one_of_those_who_share_a_decode_is_cancelled_and_the_others_are_s
     await sidecar.idle()
 
 
-async def test_client_that_left_and_one_that_cancelled_are_two_outcomes(
+async def test_disconnect_and_cancellation_are_different_outcomes(
     sidecar: Running, engine: ScriptedEngine, held: Held
 ) -> None:
     left = await started(sidecar)

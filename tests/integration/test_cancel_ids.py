@@ -1,4 +1,4 @@
-"""Which request an id names: one of the same key, once, running or over."""
+"""Ids identify one request of the same key, running or ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.integration.scripted_engine import ScriptedEngine
 KEY = ("Authorization", "Bearer sk-one")
 
 
-async def test_cancelling_again_is_the_same_and_changes_nothing(
+async def test_cancelling_twice_succeeds_and_changes_nothing(
     sidecar: Running, engine: ScriptedEngine, held: Held
 ) -> None:
     request_id = new_id()
@@ -27,7 +27,7 @@ async def test_cancelling_again_is_the_same_and_changes_nothing(
     assert (await client.response()).status == 200
 
 
-async def test_request_that_has_been_answered_counts_as_over(
+async def test_cancelling_an_answered_request_succeeds(
     sidecar: Running, engine: ScriptedEngine
 ) -> None:
     response = await (await sidecar.client()).post()
@@ -52,7 +52,7 @@ async def test_request_of_another_key_does_not_exist(
     assert (await cancel(sidecar, request_id, KEY)).status == 204
 
 
-async def test_own_id_of_a_client_is_taken_and_must_be_good_and_its_own(
+async def test_id_chosen_by_a_client_is_used_if_valid_and_unique(
     sidecar: Running, engine: ScriptedEngine, held: Held
 ) -> None:
     request_id = new_id()

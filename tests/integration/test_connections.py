@@ -1,4 +1,4 @@
-"""Connections of clients and to the engine: kept, used again and closed, each for itself."""
+"""Client and engine connections are kept, reused and closed independently."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_client_reuses_its_connection_and_so_does_the_sidecar(
     assert len({request.connection for request in engine.generating}) == 1
 
 
-async def test_client_that_wants_the_connection_closed_gets_it_closed(sidecar: Running) -> None:
+async def test_connection_is_closed_if_the_client_asks_for_it(sidecar: Running) -> None:
     client = await sidecar.client()
     response = await client.post(CHAT, [("Connection", "close")])
     assert response.header("connection") == "close"
@@ -87,7 +87,7 @@ async def test_pipelined_requests_are_answered_in_order(
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
     ],
 )
-async def test_bytes_after_the_answer_end_its_connection(
+async def test_bytes_after_the_response_close_the_engine_connection(
     engine: ScriptedEngine, sidecar: Running, answer_bytes: bytes
 ) -> None:
     async def too_much(answer: Answer) -> None:
@@ -104,7 +104,7 @@ async def test_bytes_after_the_answer_end_its_connection(
     assert first.connection != second.connection
 
 
-async def test_post_is_never_sent_twice_even_if_a_kept_connection_dies_on_it(
+async def test_post_is_never_sent_twice_even_if_a_reused_connection_fails(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
     client = await sidecar.client()

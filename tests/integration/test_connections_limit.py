@@ -1,4 +1,4 @@
-"""How many connections clients may have, and connections that clients have left behind."""
+"""The limit of client connections, and closing abandoned ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_idle_connections_make_room_for_new_ones(
     )
 
 
-async def test_new_connection_is_refused_where_none_is_idle(start: Start, held: Held) -> None:
+async def test_new_connection_is_refused_if_none_is_idle(start: Start, held: Held) -> None:
     running = await start(max_connections=2)
     busy = [await started(running, n=2, seed=seed) for seed in range(2)]
     await eventually(lambda: len(held.waiting) == 2)
@@ -65,7 +65,7 @@ async def test_new_connection_is_refused_where_none_is_idle(start: Start, held: 
     assert (await (await running.client()).get("/livez")).status == 200
 
 
-def test_limit_is_below_that_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_is_at_most_half_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     for descriptors, wanted, most in (
         (1024, None, (1024 - RESERVED_DESCRIPTORS) // 2),
         (1024, 10, 10),
@@ -77,7 +77,7 @@ def test_limit_is_below_that_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def ahead(client: Client, *, large: bool) -> None:
-    """Sends a request, and so much behind it that no more is read until that is answered."""
+    """Sends a request, and so many pipelined bytes that reading pauses until it is answered."""
     client.start(stream=False)
     if large:
         client.send_request("POST", COMPLETIONS, body_of(COMPLETIONS, prompt="x" * 4_000_000))
@@ -88,7 +88,7 @@ def ahead(client: Client, *, large: bool) -> None:
 
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("large", [False, True])
-async def test_client_that_leaves_requests_behind_is_noticed(
+async def test_disconnect_behind_pipelined_requests_is_detected(
     start: Start, quick: None, engine: ScriptedEngine, held: Held, large: bool, reset: bool
 ) -> None:
     running = await start()
@@ -104,7 +104,7 @@ async def test_client_that_leaves_requests_behind_is_noticed(
     assert running.connections == []
 
 
-async def test_client_that_waits_for_what_it_sent_ahead_is_served(
+async def test_pipelined_requests_of_a_waiting_client_are_served(
     start: Start, quick: None, held: Held
 ) -> None:
     running = await start()
@@ -120,10 +120,10 @@ async def test_client_that_waits_for_what_it_sent_ahead_is_served(
         assert (await client.response()).status == 200
 
 
-async def test_large_request_behind_another_ends_the_connection_after_that(
+async def test_connection_closes_before_a_large_pipelined_request(
     start: Start, quick: None, held: Held
 ) -> None:
-    """Its client could not be heard leaving while it is unread."""
+    """While it is unread, a disconnect of its client would not be detected."""
     running = await start()
     client = await running.client()
     ahead(client, large=True)
@@ -137,7 +137,7 @@ async def test_large_request_behind_another_ends_the_connection_after_that(
 
 
 @pytest.mark.parametrize("refused", [False, True])
-async def test_request_that_waits_before_a_large_one_is_the_last_of_its_connection(
+async def test_request_before_a_large_pipelined_one_is_the_last_of_its_connection(
     start: Start, quick: None, held: Held, refused: bool
 ) -> None:
     running = await start(**({"queue_timeout_s": 1.0} if refused else {}))
@@ -161,14 +161,14 @@ async def test_request_that_waits_before_a_large_one_is_the_last_of_its_connecti
 
 
 async def unread(running: Running) -> Client:
-    """A client that has sent requests and reads nothing of what it gets."""
+    """Returns a client that has sent requests and does not read the responses."""
     client = await running.client(receive_buffer=4096)
     for _ in range(2000):
         client.send_request("GET", "/metrics")
     return client
 
 
-async def test_client_that_does_not_read_its_answers_is_dropped(start: Start, quick: None) -> None:
+async def test_client_that_reads_no_responses_is_dropped(start: Start, quick: None) -> None:
     running = await start(max_connections=2, client_stall_s=0.3)
     for _ in range(2):
         await unread(running)
@@ -178,7 +178,7 @@ async def test_client_that_does_not_read_its_answers_is_dropped(start: Start, qu
     assert (await (await running.client()).get("/livez")).status == 200
 
 
-async def test_client_that_reads_its_answers_slowly_is_not_dropped(
+async def test_client_that_reads_its_responses_slowly_is_not_dropped(
     start: Start, quick: None
 ) -> None:
     running = await start(client_stall_s=0.3)
@@ -197,10 +197,10 @@ UPGRADE: Any = [("Connection", "Upgrade, HTTP2-Settings"), ("HTTP2-Settings", "A
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0"])
 @pytest.mark.parametrize("path", [CHAT, "/livez", "/nothing"])
-async def test_connection_is_closed_after_an_upgrade_that_is_not_taken(
+async def test_connection_is_closed_after_an_unsupported_upgrade(
     sidecar: Running, engine: ScriptedEngine, protocol: str, path: str
 ) -> None:
-    """What was sent behind it may be lost, and the client knows."""
+    """Bytes that follow it may be lost, and the client is informed."""
     client = await sidecar.client()
     method, body = ("POST", body_of(CHAT)) if path == CHAT else ("GET", None)
     client.send_request(method, path, body, [("Upgrade", protocol), *UPGRADE])
@@ -212,7 +212,7 @@ async def test_connection_is_closed_after_an_upgrade_that_is_not_taken(
     assert len(engine.generating) == (path == CHAT)
 
 
-async def test_connection_of_an_operator_is_closed_likewise(sidecar: Running) -> None:
+async def test_connection_of_an_operator_is_closed_too(sidecar: Running) -> None:
     client = await Client.connect(sidecar.sidecar.admin_port)
     client.send_request("GET", "/livez", None, [("Upgrade", "h2c"), *UPGRADE])
     response = await client.response("GET")

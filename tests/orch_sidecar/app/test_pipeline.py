@@ -1,4 +1,4 @@
-"""The path of a request is built in one place, and what is the sidecar's own never enters it."""
+"""The pipeline is built in one place, and the sidecar's own endpoints never enter it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Entry:
-    """The entry of the pipeline between a control and a frontend that only remember."""
+    """The entry of the pipeline, with a control and a frontend that record their calls."""
 
     def __init__(self, own: object = None, key: object = None) -> None:
         self.control = SimpleNamespace(answer=AsyncMock(return_value=own))
@@ -39,13 +39,13 @@ class Entry:
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/v1/capabilities"])
-async def test_what_is_the_sidecars_own_does_not_enter_the_pipeline(path: str) -> None:
+async def test_own_endpoints_do_not_enter_the_pipeline(path: str) -> None:
     entry = Entry(own="own")
     assert await entry.handle(path) == "own"
     entry.frontend.handle.assert_not_awaited()
 
 
-async def test_request_that_generates_is_not_looked_at_by_the_control() -> None:
+async def test_generation_request_skips_the_control() -> None:
     entry = Entry(own="own")
     assert await entry.handle(CHAT) == "frontend"
     entry.control.answer.assert_not_awaited()
@@ -53,19 +53,19 @@ async def test_request_that_generates_is_not_looked_at_by_the_control() -> None:
 
 
 @pytest.mark.parametrize("path", ["/unknown", "/v1/models"])
-async def test_what_the_control_does_not_answer_goes_on(path: str) -> None:
+async def test_paths_that_the_control_does_not_answer_enter_the_pipeline(path: str) -> None:
     entry = Entry()
     assert await entry.handle(path) == "frontend"
     assert entry.frontend.handle.await_args.args[1:] == (path, ENDPOINTS.get(path))
 
 
-async def test_page_for_which_the_key_is_wrong_is_refused_as_a_request() -> None:
+async def test_page_with_an_invalid_key_is_refused_by_the_frontend() -> None:
     entry = Entry(own="own", key=Refusal(Reason.UNAUTHORIZED, "no key"))
     assert await entry.handle("/metrics") == "frontend"
     entry.control.answer.assert_not_awaited()
 
 
-async def test_stages_are_in_the_order_that_the_module_shows() -> None:
+async def test_stages_are_in_the_documented_order() -> None:
     parts = {name: cast(Any, MagicMock()) for name in (
         "pools", "watchdog", "metrics", "tracing", "control", "authorizer", "in_flight",
         "parent_leases",

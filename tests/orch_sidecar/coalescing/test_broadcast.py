@@ -1,4 +1,4 @@
-"""One answer, several clients: who joins, who leaves, and what they get."""
+"""One response for several subscribers: joining, leaving, and the bytes they get."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.orch_sidecar.broadcasting import (
 from tests.orch_sidecar.spoken import SPOKEN, Spoken
 
 
-async def test_answer_that_has_ended_cannot_be_joined() -> None:
+async def test_ended_response_cannot_be_joined() -> None:
     broadcast = broadcast_of()
     Client("a").join(broadcast)
     engine = Engine(broadcast)
@@ -34,7 +34,7 @@ async def test_answer_that_has_ended_cannot_be_joined() -> None:
 
 
 @given(st.sampled_from(SPOKEN), PLACES, PLACES)
-async def test_shared_answer_is_read_however_it_is_chunked_and_cut(
+async def test_shared_response_is_parsed_however_it_is_chunked_and_cut(
     spoken: Spoken, chunks: list[int], reads: list[int]
 ) -> None:
     broadcast = broadcast_of()
@@ -49,7 +49,7 @@ async def test_shared_answer_is_read_however_it_is_chunked_and_cut(
     assert (answer.counts, answer.failed) == (spoken.counts, spoken.failed)
 
 
-async def test_times_of_a_client_that_joins_late_are_its_own() -> None:
+async def test_late_subscriber_has_its_own_times() -> None:
     broadcast = broadcast_of()
     early = Client("early").join(broadcast)
     broadcast.record.admitted = early.record.identity.arrived + 5_000_000
@@ -62,7 +62,7 @@ async def test_times_of_a_client_that_joins_late_are_its_own() -> None:
     )
 
 
-async def test_refused_admission_is_for_each_handler_to_answer() -> None:
+async def test_refused_admission_is_answered_by_each_handler() -> None:
     broadcast = broadcast_of()
     clients = [Client(name).join(broadcast) for name in "ab"]
     refusal = Refusal(Reason.QUEUE_TIMEOUT, "too long")
@@ -75,7 +75,7 @@ async def test_refused_admission_is_for_each_handler_to_answer() -> None:
     assert not broadcast.joinable
 
 
-async def test_leader_leaves_and_the_others_go_on() -> None:
+async def test_others_continue_when_the_first_subscriber_leaves() -> None:
     broadcast = broadcast_of()
     leader, other = Client("leader").join(broadcast), Client("other").join(broadcast)
     engine = Engine(broadcast)
@@ -89,7 +89,7 @@ async def test_leader_leaves_and_the_others_go_on() -> None:
     assert not broadcast.abandoned
 
 
-async def test_decode_is_given_up_when_the_last_client_leaves() -> None:
+async def test_generation_is_cancelled_when_the_last_subscriber_leaves() -> None:
     broadcast = broadcast_of()
     clients = [Client(name).join(broadcast) for name in "abc"]
     engine = Engine(broadcast)
@@ -105,13 +105,13 @@ async def test_decode_is_given_up_when_the_last_client_leaves() -> None:
     assert broadcast.abandoned
 
 
-async def test_all_may_leave_while_it_is_queued() -> None:
+async def test_queued_generation_is_cancelled_when_all_subscribers_leave() -> None:
     broadcast = broadcast_of()
     Client("a").join(broadcast).leave()
     assert broadcast.abandoned
 
 
-async def test_client_that_has_been_answered_gives_nothing_up() -> None:
+async def test_subscriber_that_was_answered_cancels_nothing() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     Engine(broadcast).says(STREAM)
@@ -119,7 +119,7 @@ async def test_client_that_has_been_answered_gives_nothing_up() -> None:
     assert not broadcast.abandoned
 
 
-async def test_client_whose_connection_is_closing_gets_no_more_bytes() -> None:
+async def test_closing_connection_gets_no_more_bytes() -> None:
     broadcast = broadcast_of()
     gone, stays = Client("gone").join(broadcast), Client("stays").join(broadcast)
     engine = Engine(broadcast)
@@ -143,7 +143,7 @@ STEP = st.one_of(
 
 @settings(max_examples=examples(300))
 @given(st.lists(STEP, max_size=60), st.booleans())
-async def test_whatever_the_order_answers_are_whole_and_what_is_retained_is_bounded(
+async def test_responses_are_complete_and_memory_is_bounded_in_any_order(
     steps: list[tuple[str, int | None]], breaks: bool
 ) -> None:
     bound = 3000
@@ -214,7 +214,7 @@ async def test_whatever_the_order_answers_are_whole_and_what_is_retained_is_boun
     assert not broadcast.abandoned
 
 
-async def test_response_without_a_body_leaves_its_clients_waiting_for_another() -> None:
+async def test_subscribers_wait_for_another_response_after_a_lost_connection() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     broadcast.record.admitted = 17

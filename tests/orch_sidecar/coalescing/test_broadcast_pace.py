@@ -1,4 +1,4 @@
-"""Slow clients of a shared answer hold up no fast one, and what is retained is bounded."""
+"""Slow clients of a shared response do not delay fast ones, and retained bytes are bounded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOUND = 10 * (len(LARGE) + 400)
 
 
 def says(engine: Engine, count: int) -> None:
-    """The engine produces that many large events."""
+    """Makes the engine produce that many large events."""
     for _ in range(count):
         engine.says(chunk(LARGE))
 
@@ -27,7 +27,7 @@ def expected(name: str, count: int) -> bytes:
     return event("x" * 1000, name) * count
 
 
-async def test_slow_client_within_the_bound_goes_on_when_it_reads() -> None:
+async def test_slow_client_within_the_limit_continues_when_it_reads() -> None:
     broadcast = broadcast_of(BOUND)
     fast, slow = Client("fast").join(broadcast), Client("slow", room=100).join(broadcast)
     engine = Engine(broadcast)
@@ -41,7 +41,7 @@ async def test_slow_client_within_the_bound_goes_on_when_it_reads() -> None:
     assert slow.ended_well
 
 
-async def test_nobody_joins_once_something_was_dropped() -> None:
+async def test_response_cannot_be_joined_once_bytes_were_dropped() -> None:
     broadcast = broadcast_of(BOUND)
     client = Client("a").join(broadcast)
     engine = Engine(broadcast)
@@ -56,7 +56,7 @@ async def test_nobody_joins_once_something_was_dropped() -> None:
     assert client.body == expected("a", 112)
 
 
-async def test_client_beyond_the_bound_is_told_so_in_its_stream() -> None:
+async def test_client_beyond_the_limit_gets_an_error_in_its_stream() -> None:
     broadcast = broadcast_of(BOUND)
     fast, slow = Client("fast").join(broadcast), Client("slow", room=100).join(broadcast)
     engine = Engine(broadcast)
@@ -76,7 +76,7 @@ async def test_client_beyond_the_bound_is_told_so_in_its_stream() -> None:
     assert not fast.subscriber.done.done()
 
 
-async def test_only_those_are_told_who_are_beyond_the_bound() -> None:
+async def test_only_clients_beyond_the_limit_get_an_error() -> None:
     broadcast = broadcast_of(BOUND)
     Client("fast").join(broadcast)
     slow, slowest = (Client(name, room=r).join(broadcast) for name, r in (("b", 4000), ("c", 10)))
@@ -87,7 +87,7 @@ async def test_only_those_are_told_who_are_beyond_the_bound() -> None:
     assert slowest.subscriber.done.done()
 
 
-async def test_only_client_holds_up_the_engine_as_without_sharing() -> None:
+async def test_single_subscriber_pauses_the_engine() -> None:
     broadcast = broadcast_of(BOUND)
     client = Client("a", room=100).join(broadcast)
     engine = Engine(broadcast)
@@ -101,7 +101,7 @@ async def test_only_client_holds_up_the_engine_as_without_sharing() -> None:
     assert client.body == expected("a", 14)
 
 
-async def test_engine_waits_if_that_holds_up_nobody() -> None:
+async def test_engine_is_paused_if_no_subscriber_is_delayed() -> None:
     broadcast = broadcast_of(BOUND)
     clients = [Client(name, room=100).join(broadcast) for name in "ab"]
     engine = Engine(broadcast)
@@ -115,7 +115,7 @@ async def test_engine_waits_if_that_holds_up_nobody() -> None:
     assert clients[1].subscriber.done.done()
 
 
-async def test_engine_goes_on_when_the_one_that_held_it_up_leaves() -> None:
+async def test_engine_resumes_when_the_slow_subscriber_leaves() -> None:
     broadcast = broadcast_of(BOUND)
     ahead = Client("ahead", room=3000).join(broadcast)
     behind = Client("behind", room=100).join(broadcast)
@@ -129,7 +129,7 @@ async def test_engine_goes_on_when_the_one_that_held_it_up_leaves() -> None:
     assert ahead.body == expected("ahead", 13)
 
 
-async def test_connection_that_was_held_up_is_kept_readable() -> None:
+async def test_paused_connection_is_readable_when_reused() -> None:
     broadcast = broadcast_of(BOUND)
     Client("a", room=100).join(broadcast)
     engine = Engine(broadcast)
@@ -140,7 +140,7 @@ async def test_connection_that_was_held_up_is_kept_readable() -> None:
     assert engine.transport.reading
 
 
-async def test_after_the_end_slow_clients_take_what_is_retained_at_their_pace() -> None:
+async def test_slow_clients_read_retained_bytes_after_the_end() -> None:
     broadcast = broadcast_of(BOUND)
     slow = [Client(name, room=100).join(broadcast) for name in "ab"]
     engine = Engine(broadcast)
@@ -156,7 +156,7 @@ async def test_after_the_end_slow_clients_take_what_is_retained_at_their_pace() 
         assert client.ended_well
 
 
-async def test_client_that_is_far_behind_is_not_sent_all_at_once() -> None:
+async def test_retained_bytes_are_sent_in_parts() -> None:
     broadcast = broadcast_of(1 << 20)
     slow = Client("slow", room=100).join(broadcast)
     engine = Engine(broadcast)

@@ -1,4 +1,4 @@
-"""The stage that shares generations: who starts one, who joins it, and who cancels it."""
+"""The stage that shares generations: starting, joining and cancelling them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def generates(request: Request) -> Result:
     return SENT
 
 
-async def test_request_that_cannot_be_shared_goes_its_way() -> None:
+async def test_request_that_cannot_be_shared_skips_coalescing() -> None:
     stage, request = NextStage(SENT), wants(digest=None)
     assert await coalesce(stage).handle(request) is SENT
     assert stage.calls == [(request,)]
@@ -100,7 +100,7 @@ async def test_generation_is_cancelled_with_its_last_client_and_not_before() -> 
 
 
 @pytest.mark.parametrize("error", [None, ZeroDivisionError()])
-async def test_failed_generation_is_every_clients_refusal(error: Exception | None) -> None:
+async def test_failed_generation_is_refused_to_every_client(error: Exception | None) -> None:
     refusal = Refusal(Reason.ENGINE_FAILED, "lost")
     shared = coalesce(NextStage(error or NotSent(refusal)))
     results = await asyncio.gather(shared.handle(wants()), shared.handle(wants()))

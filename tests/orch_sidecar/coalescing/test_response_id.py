@@ -1,4 +1,4 @@
-"""The response id in an answer: found once, replaced everywhere, and only where it is the id."""
+"""Response ids are found once and replaced everywhere, but nowhere else."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ def renamed(piece: bytes, name: str, found: ResponseId | None = None) -> bytes:
 
 @pytest.mark.parametrize("before", ["chatcmpl-", "cmpl-", ""])
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
-def test_id_is_replaced_in_whatever_way_it_is_written(
-    before: str, separators: tuple[str, str]
-) -> None:
+def test_id_is_replaced_in_any_json_spelling(before: str, separators: tuple[str, str]) -> None:
     def piece(name: str) -> bytes:
         return json.dumps({"a": 1, "id": before + name, "b": 2}, separators=separators).encode()
 
@@ -43,7 +41,7 @@ def test_id_is_replaced_in_whatever_way_it_is_written(
         b'{"id":"' + b"a" * 40 + b'-f00"}',
     ],
 )
-def test_what_is_not_the_id_stays(piece: bytes) -> None:
+def test_other_text_is_unchanged(piece: bytes) -> None:
     assert renamed(piece, "mine") == piece
 
 
@@ -62,7 +60,7 @@ def test_id_is_known_from_the_first_piece_that_has_it() -> None:
 
 
 @given(st.text(), st.text(max_size=5))
-def test_no_text_is_ever_taken_for_the_id(text: str, around: str) -> None:
+def test_generated_text_is_never_mistaken_for_the_id(text: str, around: str) -> None:
     looks = f'{around}"id":"chatcmpl-{ID}"{around}'
 
     def piece(name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""One client of a shared answer: its own head, its own ids, and how it is told of a failure."""
+"""Subscribers of a shared response: their heads, their ids, and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.orch_sidecar.broadcasting import (
 )
 
 
-async def test_one_client_gets_what_the_engine_sent_under_its_own_id() -> None:
+async def test_client_gets_the_response_with_its_own_id() -> None:
     broadcast = broadcast_of()
     client = Client("chosen-by-the-client").join(broadcast)
     engine = Engine(broadcast)
@@ -42,7 +42,7 @@ async def test_one_client_gets_what_the_engine_sent_under_its_own_id() -> None:
     assert engine.kept
 
 
-async def test_each_client_has_a_head_of_its_own() -> None:
+async def test_each_client_gets_its_own_head() -> None:
     broadcast = broadcast_of()
     clients = [Client(name).join(broadcast) for name in ("a", "b")]
     Engine(broadcast).says(STREAM)
@@ -60,7 +60,7 @@ async def test_each_client_has_a_head_of_its_own() -> None:
         assert client.record.first_byte is not None
 
 
-async def test_the_id_in_generated_text_is_left_as_it_is() -> None:
+async def test_id_in_generated_text_is_unchanged() -> None:
     quoting = f'\\"id\\":\\"chatcmpl-{SHARED_ID}\\" and chatcmpl-{SHARED_ID}'
     broadcast = broadcast_of()
     client = Client("mine").join(broadcast)
@@ -68,7 +68,7 @@ async def test_the_id_in_generated_text_is_left_as_it_is() -> None:
     assert client.body == event(quoting, "mine")
 
 
-async def test_the_id_may_come_late_and_before_some_clients() -> None:
+async def test_id_may_arrive_late_and_before_some_clients() -> None:
     broadcast = broadcast_of()
     first = Client("mine").join(broadcast)
     engine = Engine(broadcast)
@@ -80,9 +80,7 @@ async def test_the_id_may_come_late_and_before_some_clients() -> None:
 
 
 @given(PLACES, st.booleans())
-async def test_json_answer_has_the_length_that_each_clients_id_makes_of_it(
-    places: list[int], http10: bool
-) -> None:
+async def test_content_length_follows_from_each_clients_id(places: list[int], http10: bool) -> None:
     broadcast = broadcast_of()
     short, long = Client("a").join(broadcast), Client("b" * 100).join(broadcast, http10=http10)
     pieces = cut(json_answer(json_body("text")), places)
@@ -101,7 +99,7 @@ async def test_json_answer_has_the_length_that_each_clients_id_makes_of_it(
         assert client.ended_well
 
 
-async def test_refusal_of_the_engine_is_every_clients_answer() -> None:
+async def test_refusal_by_the_engine_is_sent_to_every_client() -> None:
     broadcast = broadcast_of()
     clients = [Client(name).join(broadcast) for name in ("a", "b")]
     body = b'{"error":{"message":"no such model","code":404}}'
@@ -114,7 +112,7 @@ async def test_refusal_of_the_engine_is_every_clients_answer() -> None:
 
 
 @pytest.mark.parametrize("status", [b"204 No Content", b"200 OK"])
-async def test_answer_without_a_body_is_a_head(status: bytes) -> None:
+async def test_response_without_a_body_is_only_a_head(status: bytes) -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     length = b"" if status.startswith(b"204") else b"content-length: 0\r\n"
@@ -126,7 +124,7 @@ async def test_answer_without_a_body_is_a_head(status: bytes) -> None:
     assert client.ended_well
 
 
-async def test_client_of_http_1_0_gets_a_stream_that_ends_with_its_connection() -> None:
+async def test_http_1_0_client_gets_a_stream_that_ends_with_its_connection() -> None:
     broadcast = broadcast_of()
     old, new = Client("old").join(broadcast, http10=True), Client("new").join(broadcast)
     Engine(broadcast).says(STREAM)
@@ -140,7 +138,7 @@ async def test_client_of_http_1_0_gets_a_stream_that_ends_with_its_connection() 
 
 
 @pytest.mark.parametrize("half", [b"", chunk(EVENTS[2])[:50], chunk(b"data: half")])
-async def test_stream_that_breaks_off_ends_with_an_error_after_the_last_whole_event(
+async def test_interrupted_stream_ends_with_an_error_after_the_last_complete_event(
     half: bytes,
 ) -> None:
     broadcast = broadcast_of()
@@ -163,7 +161,7 @@ async def test_stream_that_breaks_off_ends_with_an_error_after_the_last_whole_ev
     assert not old.subscriber.keep_alive
 
 
-async def test_slow_client_gets_what_there_is_before_it_is_told() -> None:
+async def test_slow_client_gets_the_available_bytes_before_the_error() -> None:
     broadcast = broadcast_of()
     fast, slow = Client("fast").join(broadcast), Client("slow", room=10).join(broadcast)
     engine = Engine(broadcast)
@@ -177,7 +175,7 @@ async def test_slow_client_gets_what_there_is_before_it_is_told() -> None:
     assert slow.ending.failure is not None
 
 
-async def test_silent_engine_is_noticed_for_every_client() -> None:
+async def test_silent_engine_ends_the_response_of_every_client() -> None:
     broadcast = broadcast_of()
     clients = [Client(name).join(broadcast) for name in "ab"]
     watch = StallWatchdog(engine_silence_s=2.0, client_stall_s=2.0)
@@ -198,7 +196,7 @@ async def test_silent_engine_is_noticed_for_every_client() -> None:
     assert engine.transport.closed
 
 
-async def test_client_that_reads_nothing_is_dropped_alone() -> None:
+async def test_only_the_client_that_reads_nothing_is_dropped() -> None:
     broadcast = broadcast_of()
     stalled, reads = Client("stalled", room=10).join(broadcast), Client("reads").join(broadcast)
     watch = StallWatchdog(engine_silence_s=99.0, client_stall_s=2.0)
@@ -214,7 +212,7 @@ async def test_client_that_reads_nothing_is_dropped_alone() -> None:
     assert reads.ended_well
 
 
-async def test_shutting_down_ends_all() -> None:
+async def test_shutdown_ends_all_responses() -> None:
     broadcast = broadcast_of()
     clients = [Client(name).join(broadcast) for name in "ab"]
     watch = StallWatchdog(1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Whose request it is: what tells tenants apart, and what does not."""
+"""Header fields that distinguish tenants, and those that do not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAIN = [
         [*PLAIN, (b"X-Forwarded-For", b"1.2.3.4"), (b"Content-Length", b"7"), (b"TE", b"trailers")],
     ],
 )
-def test_spelling_order_software_and_connection_are_no_tenant(
+def test_spelling_order_software_and_connection_do_not_distinguish_tenants(
     fields: list[tuple[bytes, bytes]],
 ) -> None:
     assert tenant(fields) == tenant(PLAIN)
@@ -43,15 +43,15 @@ def test_spelling_order_software_and_connection_are_no_tenant(
         (b"X-Anything-Unknown", b""),
     ],
 )
-def test_keys_users_and_whatever_is_unknown_tell_tenants_apart(field: tuple[bytes, bytes]) -> None:
+def test_keys_users_and_unknown_fields_distinguish_tenants(field: tuple[bytes, bytes]) -> None:
     others = [field, *(each for each in PLAIN if each[0] != field[0])]
     assert tenant(others) != tenant(PLAIN)
     assert tenant([*PLAIN, field]) != tenant(PLAIN)
 
 
-def test_no_key_is_a_tenant_too() -> None:
+def test_requests_without_distinguishing_fields_are_one_tenant() -> None:
     assert tenant([(b"Host", b"a")]) == tenant([(b"Host", b"b")]) == ()
 
 
-def test_value_of_one_field_is_not_that_of_another() -> None:
+def test_swapped_values_of_two_fields_distinguish_tenants() -> None:
     assert tenant([(b"X-A", b"1"), (b"X-B", b"2")]) != tenant([(b"X-A", b"2"), (b"X-B", b"1")])

@@ -1,4 +1,4 @@
-"""What is known of one request: ids and times."""
+"""The record of a request: ids and times."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_wall_clock_of_a_moment_follows_the_monotonic_clock() -> None:
     assert record.at_ns(5_250 * MS) == record.identity.arrived_ns + 250 * MS
 
 
-def test_exchange_counts_as_cancelled_until_it_is_known_otherwise() -> None:
+def test_record_counts_as_cancelled_until_its_outcome_is_known() -> None:
     assert exchange_of().outcome is Outcome.CANCELLED
 
 
@@ -72,7 +72,7 @@ def test_server_timing_of_a_stream_has_queue_and_ttft() -> None:
     assert record.server_timing() == "queue;dur=250.00, ttft;dur=400.00"
 
 
-def test_server_timing_of_a_whole_answer_has_queue_and_engine() -> None:
+def test_server_timing_of_a_complete_response_has_queue_and_engine() -> None:
     record = exchange_of()
     record.admitted = record.identity.arrived + 250 * MS
     record.first_byte = record.identity.arrived + 400 * MS

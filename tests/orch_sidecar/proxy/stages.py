@@ -1,4 +1,4 @@
-"""What the stages of the request's path need around them: a request, a pool, a next stage."""
+"""Fixtures for the stages of the pipeline: a request, a pool, a next stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stage that owns the lease: whatever the next stage does, the lease ends, and ends right."""
+"""The stage that owns the lease: it is released correctly, whatever the next stage does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def admit(stage: NextStage) -> Admit:
 
 
 def response(**more: Any) -> Any:
-    """An engine's response, which is complete unless it is said otherwise."""
+    """An engine's response, complete by default."""
     values: dict[str, Any] = {
         "complete": True, "retry_after_ms": None, "status": 200, "outcome": Outcome.OK,
         "client_limited": False, "reads": 3, "answer": SimpleNamespace(counts=(5, 7)),

@@ -1,4 +1,4 @@
-"""An engine's answer on its way to one client: what goes out, and what is read of it."""
+"""Forwarding an engine's response to one client, and parsing it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Relayed:
 
     @property
     def got(self) -> tuple[Head, bytes]:
-        """Head and body as the client has them, without framing."""
+        """Returns the head and the body that the client received, without framing."""
         parsed = parse_head(self.client.data)
         assert parsed is not None
         head, start = parsed
@@ -87,8 +87,8 @@ def framed(spoken: Spoken, chunks: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("spoken", SPOKEN, ids=lambda spoken: spoken.name)
-async def test_answer_is_read_wherever_its_last_reads_are_cut(spoken: Spoken) -> None:
-    """As vLLM writes it: each event in a chunk, and so is the end of the body, in any reads."""
+async def test_response_is_parsed_wherever_its_last_reads_are_cut(spoken: Spoken) -> None:
+    """As vLLM writes it: one chunk per event and one for the end of the body, cut anywhere."""
     events = [each + b"\n\n" for each in spoken.body.split(b"\n\n")[:-1]]
     data = framed(spoken, events)
     head = len(data) - len(spoken.body) if not spoken.stream else len(STREAM_HEAD)
@@ -99,7 +99,7 @@ async def test_answer_is_read_wherever_its_last_reads_are_cut(spoken: Spoken) ->
 
 
 @given(st.sampled_from(SPOKEN), PLACES, PLACES, st.booleans())
-async def test_answer_is_read_however_it_is_chunked_and_cut(
+async def test_response_is_parsed_however_it_is_chunked_and_cut(
     spoken: Spoken, chunks: list[int], reads: list[int], http10: bool
 ) -> None:
     data = framed(spoken, cut(spoken.body, chunks))
@@ -108,14 +108,14 @@ async def test_answer_is_read_however_it_is_chunked_and_cut(
 
 
 @given(st.sampled_from([spoken for spoken in SPOKEN if spoken.stream]), PLACES)
-async def test_answer_that_ends_with_its_connection_is_read(
+async def test_response_that_ends_with_its_connection_is_parsed(
     spoken: Spoken, reads: list[int]
 ) -> None:
     relayed = Relayed(spoken.api, http10=True).says(CLOSING_HEAD, *cut(spoken.body, reads))
     check(spoken, relayed.closes())
 
 
-async def test_events_and_answers_of_megabytes_are_read_and_not_kept() -> None:
+async def test_large_events_and_responses_are_parsed_without_being_kept() -> None:
     long = "z" * (8 * MAX_BUFFERED_BYTES)
     event = sse(
         {"choices": [{"text": long}], "usage": {"prompt_tokens": 5, "completion_tokens": 3}}
@@ -131,26 +131,26 @@ async def test_events_and_answers_of_megabytes_are_read_and_not_kept() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 415, 422])
-async def test_mistake_of_a_client_is_no_error_of_the_engine(status: int) -> None:
+async def test_client_error_is_no_engine_error(status: int) -> None:
     relayed = Relayed().says(json_answer(b"{}", b"%d No" % status))
     assert relayed.response.outcome is Outcome.CLIENT_ERROR
 
 
 @pytest.mark.parametrize("status", [408, 429, 499, 500, 501, 503])
-async def test_what_is_not_the_clients_mistake_is_the_engines(status: int) -> None:
+async def test_other_error_statuses_are_engine_errors(status: int) -> None:
     relayed = Relayed().says(json_answer(b"{}", b"%d No" % status))
     assert relayed.response.outcome is Outcome.ENGINE_ERROR
 
 
-async def test_event_that_came_with_garbage_does_not_end_the_one_before() -> None:
-    """None of that read is passed on, so the client has half an event."""
+async def test_garbage_after_an_event_leaves_it_incomplete() -> None:
+    """Nothing of that read is forwarded, so the client has half an event."""
     relayed = Relayed().says(STREAM_HEAD + chunk(b"data: x"), chunk(b"\n\n") + b"what?\r\n")
     assert relayed.response.failure is not None
     assert relayed.client.aborted
     assert b"error" not in relayed.client.data
 
 
-async def test_garbage_behind_a_large_chunk_leaves_that_chunk_open() -> None:
+async def test_garbage_after_a_large_chunk_leaves_it_open() -> None:
     size = 2 * MAX_BUFFERED_BYTES
     large = b"data: x\n\n" * (size // 9)
     data = STREAM_HEAD + chunk(large)

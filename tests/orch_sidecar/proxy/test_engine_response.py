@@ -1,4 +1,4 @@
-"""An engine's answer in whole events, however its bytes come and however it ends."""
+"""An engine's response in complete events, however its bytes arrive and however it ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.orch_sidecar.broadcasting import (
 
 
 @given(PLACES, st.lists(st.integers(0, 20), max_size=4))
-async def test_wherever_reads_are_cut_and_clients_join_all_get_the_same_whole_answer(
+async def test_all_clients_get_the_same_complete_response_wherever_reads_are_cut(
     places: list[int], joins: list[int]
 ) -> None:
     broadcast = broadcast_of()
@@ -47,7 +47,7 @@ async def test_wherever_reads_are_cut_and_clients_join_all_get_the_same_whole_an
         assert client.ended_well
 
 
-async def test_no_byte_is_a_place_where_a_read_must_not_end() -> None:
+async def test_read_may_end_at_any_byte() -> None:
     for at in range(len(STREAM)):
         broadcast = broadcast_of()
         client = Client("another").join(broadcast)
@@ -60,7 +60,7 @@ async def test_no_byte_is_a_place_where_a_read_must_not_end() -> None:
         assert late.body == whole_for("late")
 
 
-async def test_events_with_crlf_are_whole_events_too() -> None:
+async def test_events_with_crlf_are_complete_events() -> None:
     broadcast = broadcast_of()
     client = Client("mine").join(broadcast)
     engine = Engine(broadcast)
@@ -72,7 +72,7 @@ async def test_events_with_crlf_are_whole_events_too() -> None:
     assert client.ended_well
 
 
-async def test_what_an_engine_leaves_unfinished_at_a_clean_end_is_passed_on() -> None:
+async def test_incomplete_event_before_a_clean_end_is_forwarded() -> None:
     broadcast = broadcast_of()
     client = Client("mine").join(broadcast)
     Engine(broadcast).says(STREAM_HEAD + chunk(event("a") + b"data: half") + b"0\r\n\r\n")
@@ -80,7 +80,7 @@ async def test_what_an_engine_leaves_unfinished_at_a_clean_end_is_passed_on() ->
     assert client.ended_well
 
 
-async def test_json_answer_with_blank_lines_is_no_stream() -> None:
+async def test_json_response_with_blank_lines_is_no_stream() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     answer = json_answer(b'{"a":\n\n1}')
@@ -101,7 +101,7 @@ async def test_stream_that_ends_with_the_engines_connection_is_framed_for_the_cl
     assert engine.ending.failure is None
 
 
-async def test_stream_with_a_length_is_framed_anew() -> None:
+async def test_stream_with_a_length_is_reframed() -> None:
     broadcast = broadcast_of()
     client = Client("longer-than-" + SHARED_ID).join(broadcast)
     body = b"".join(EVENTS)
@@ -111,14 +111,14 @@ async def test_stream_with_a_length_is_framed_anew() -> None:
     assert client.ended_well
 
 
-async def test_interim_answers_are_skipped() -> None:
+async def test_interim_responses_are_skipped() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     Engine(broadcast).says(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\n\r\n" + STREAM)
     assert client.body == whole_for("a")
 
 
-async def test_connection_that_the_engine_closes_is_not_kept() -> None:
+async def test_connection_that_the_engine_closes_is_not_reused() -> None:
     broadcast = broadcast_of()
     Client("a").join(broadcast)
     engine = Engine(broadcast)
@@ -127,7 +127,7 @@ async def test_connection_that_the_engine_closes_is_not_kept() -> None:
     assert engine.transport.closed
 
 
-async def test_event_larger_than_the_bound_reaches_everyone() -> None:
+async def test_event_larger_than_the_limit_reaches_every_client() -> None:
     broadcast = broadcast_of(1000)
     clients = [Client(name).join(broadcast) for name in ("a", "b" * 50)]
     large = event("y, " * 2 * MAX_BUFFERED_BYTES)
@@ -139,7 +139,7 @@ async def test_event_larger_than_the_bound_reaches_everyone() -> None:
         assert client.ended_well
 
 
-async def test_id_is_not_cut_where_an_answer_goes_out_in_parts() -> None:
+async def test_id_is_not_split_in_a_response_sent_in_parts() -> None:
     body = b'{"pad":"' + b"x" * 900 + b'",' + json_body("text")[1:]
     for at in range(901, 901 + 120):
         broadcast = broadcast_of(at - 10)
@@ -151,7 +151,7 @@ async def test_id_is_not_cut_where_an_answer_goes_out_in_parts() -> None:
 
 
 @pytest.mark.parametrize("http10", [False, True])
-async def test_json_answer_larger_than_the_bound_goes_out_in_parts(http10: bool) -> None:
+async def test_json_response_larger_than_the_limit_is_sent_in_parts(http10: bool) -> None:
     broadcast = broadcast_of(1000)
     client = Client("b" * 50).join(broadcast, http10=http10)
     body = json_body("y, " * 5000)
@@ -166,7 +166,7 @@ async def test_json_answer_larger_than_the_bound_goes_out_in_parts(http10: bool)
     assert client.ended_well
 
 
-async def test_connection_lost_before_anything_came_may_be_tried_elsewhere() -> None:
+async def test_connection_lost_before_the_first_byte_may_be_retried_elsewhere() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     first = Engine(broadcast)
@@ -184,7 +184,7 @@ async def test_connection_lost_before_anything_came_may_be_tried_elsewhere() -> 
 
 
 @pytest.mark.parametrize("beginning", [STREAM_HEAD[:20], b"HTTP/1.1 103 Early Hints\r\n\r\n"])
-async def test_connection_lost_after_a_byte_of_an_answer_is_tried_nowhere_else(
+async def test_connection_lost_after_the_first_byte_is_not_retried(
     beginning: bytes,
 ) -> None:
     engine = Engine(broadcast := broadcast_of())
@@ -194,7 +194,7 @@ async def test_connection_lost_after_a_byte_of_an_answer_is_tried_nowhere_else(
     assert not engine.response.unanswered
 
 
-async def test_json_answer_that_breaks_off_is_for_each_handler_to_answer() -> None:
+async def test_interrupted_json_response_is_answered_by_each_handler() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     engine = Engine(broadcast)
@@ -207,7 +207,7 @@ async def test_json_answer_that_breaks_off_is_for_each_handler_to_answer() -> No
     assert client.ending.answered is False
 
 
-async def test_what_is_no_http_is_a_failure() -> None:
+async def test_bytes_that_are_not_http_are_a_failure() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     engine = Engine(broadcast)
@@ -221,7 +221,7 @@ async def test_what_is_no_http_is_a_failure() -> None:
     assert engine.ending.failure is not None
 
 
-async def test_answer_in_parts_that_breaks_off_breaks_the_connection() -> None:
+async def test_interrupted_response_in_parts_resets_the_connection() -> None:
     broadcast = broadcast_of(1000)
     client = Client("a").join(broadcast)
     engine = Engine(broadcast)
@@ -235,7 +235,7 @@ async def test_answer_in_parts_that_breaks_off_breaks_the_connection() -> None:
     assert not got.end
 
 
-async def test_sidecar_below_that_turns_it_away_leaves_the_clients_waiting() -> None:
+async def test_rejection_by_a_child_sidecar_leaves_the_clients_waiting() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     below = Engine(broadcast, rejection=backpressure.by_sidecar)
@@ -251,7 +251,7 @@ async def test_sidecar_below_that_turns_it_away_leaves_the_clients_waiting() -> 
     assert client.body == whole_for("a")
 
 
-async def test_engine_that_says_429_is_passed_on() -> None:
+async def test_429_of_an_engine_is_forwarded() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     engine = Engine(broadcast)

@@ -31,7 +31,7 @@ def leased(pool: Any, request: Request) -> Lease:
 async def forwarded(
     request: Request, pool: Any, *reads: bytes, lost: bool = False, lease: Lease | None = None
 ) -> Result:
-    """The result, where the engine answers with these reads; `lost`: and its connection ends."""
+    """Returns the result if the engine sends these reads; `lost`: and closes its connection."""
     watchdog = StallWatchdog(60.0, 60.0)
     task = asyncio.create_task(Forward(watchdog).handle(request, pool, lease))
     await asyncio.sleep(0)
@@ -92,7 +92,7 @@ async def test_cancelled_request_is_not_sent() -> None:
     assert request.response is None
 
 
-async def test_client_that_left_while_connecting_ends_the_connection_unused() -> None:
+async def test_client_that_disconnects_while_connecting_closes_the_connection_unused() -> None:
     pool, request = pool_of(), request_of()
     request.http.transport = None  # type: ignore[misc]
     with pytest.raises(asyncio.CancelledError):
@@ -126,7 +126,7 @@ async def test_failure_after_the_start_is_the_outcome_of_what_was_sent() -> None
     assert request.failure is not None
 
 
-async def test_temporary_rejection_by_the_upstream_is_for_the_queue() -> None:
+async def test_temporary_rejection_by_the_upstream_asks_for_a_requeue() -> None:
     client, pool = Client(), pool_of(rejection=backpressure.by_sidecar, tier=True)
     request = request_of(client)
     lease = leased(pool, request)
@@ -140,7 +140,7 @@ async def test_temporary_rejection_by_the_upstream_is_for_the_queue() -> None:
 
 
 @pytest.mark.parametrize("body", [b'{"error":{"retriable":false}}', b"x" * 100_000])
-async def test_what_is_no_rejection_reaches_the_client_whole(body: bytes) -> None:
+async def test_other_error_responses_reach_the_client_complete(body: bytes) -> None:
     client, pool = Client(), pool_of(rejection=backpressure.by_sidecar, tier=True)
     request = request_of(client)
     lease = leased(pool, request)

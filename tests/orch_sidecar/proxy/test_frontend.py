@@ -1,4 +1,4 @@
-"""The first stage: what it refuses itself, and that everything of a request ends once."""
+"""The first stage: its refusals, and that each request is ended exactly once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Served:
 
     @property
     def record(self) -> RequestRecord:
-        """The record of the only request; everything of it has ended."""
+        """Returns the record of the only request, which must have ended completely."""
         [record] = self.records
         assert record.ended
         assert self.frontend.active == 0
@@ -90,7 +90,7 @@ async def test_refusal_of_a_later_stage_is_the_response() -> None:
     assert served.record.outcome is Reason.QUEUE_FULL
 
 
-async def test_cancellation_by_the_client_wins_over_what_it_led_to() -> None:
+async def test_cancellation_takes_precedence_over_its_consequences() -> None:
     def cancelled(request: Request) -> Result:
         request.cancelled = Refusal(Reason.CANCELLED, "cancelled")
         return NotSent(Refusal(Reason.QUEUE_TIMEOUT, "late"))
@@ -100,7 +100,7 @@ async def test_cancellation_by_the_client_wins_over_what_it_led_to() -> None:
     assert served.record.outcome is Reason.CANCELLED
 
 
-async def test_client_that_leaves_is_recorded_as_cancelled() -> None:
+async def test_client_that_disconnects_is_recorded_as_cancelled() -> None:
     served = Served(asyncio.CancelledError())
     with pytest.raises(asyncio.CancelledError):
         await served.post()
@@ -133,7 +133,7 @@ async def test_error_of_a_stage_is_an_internal_error() -> None:
         (BODY, ENDPOINTS["/v1/models"], Reason.METHOD_NOT_ALLOWED),
     ],
 )
-async def test_request_that_can_go_nowhere_is_refused(
+async def test_invalid_request_is_refused(
     body: bytes, endpoint: Endpoint | None, reason: Reason
 ) -> None:
     served = Served()
@@ -161,7 +161,7 @@ async def test_sequences_of_a_key_are_counted_until_the_request_has_ended() -> N
     assert served.record.outcome is Reason.INTERNAL_ERROR
 
 
-async def test_request_over_the_limit_of_its_key_takes_nothing_from_it() -> None:
+async def test_request_over_the_limit_of_its_key_reserves_nothing() -> None:
     over = Refusal(Reason.KEY_CONCURRENCY, "over the limit")
     key = MagicMock(bulk=False)
     authorizer = MagicMock(check=lambda *_: key, enter=MagicMock(return_value=over))

@@ -1,4 +1,4 @@
-"""The stage that places requests: which pool comes next, and which refusal is the response."""
+"""The stage that routes requests: the order of pools, and the refusal if all fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUSY = Refusal(Reason.QUEUE_TIMEOUT, "busy")
 
 
 class Pools:
-    """Pools that are chosen in the order of their names; `refusal`: when none is left."""
+    """Pools chosen in the order of their names; `refusal`: when none is left."""
 
     def __init__(self, *names: str, refusal: Refusal = BUSY) -> None:
         self.pools = [pool_of(name=name, group=name) for name in names]
@@ -64,7 +64,7 @@ async def test_next_pool_serves_what_the_first_could_not() -> None:
     assert pools.tried == [None, {"a"}]
 
 
-async def test_engine_that_was_lost_with_a_request_has_one_successor() -> None:
+async def test_request_of_a_lost_engine_is_retried_once() -> None:
     lost = NotSent(LOST, Retry.OTHER_POOL, reached_engine=True)
     stage = NextStage(lost, lost)
     result = await routed(Pools("a", "b", "c"), stage)
@@ -80,15 +80,15 @@ async def test_request_of_a_parent_sidecar_gets_no_second_pool() -> None:
 
 
 @pytest.mark.parametrize("first", [STALE, BUSY])
-async def test_working_pool_that_is_busy_is_the_reason_to_come_back(first: Refusal) -> None:
-    """429, for the client should come back: the 503 of a pool that failed would mislead it."""
+async def test_busy_pool_determines_the_refusal(first: Refusal) -> None:
+    """A 429, because the client should retry: the 503 of a failed pool would mislead it."""
     stage = NextStage(NotSent(first, Retry.OTHER_POOL), NotSent(STALE, Retry.OTHER_POOL))
     result = await routed(Pools("a", "b", refusal=BUSY), stage)
     assert isinstance(result, NotSent)
     assert result.refusal is BUSY
 
 
-async def test_lost_engine_is_the_reason_whatever_else_is_in_the_way() -> None:
+async def test_lost_engine_takes_precedence_over_other_reasons() -> None:
     stage = NextStage(
         NotSent(LOST, Retry.OTHER_POOL, reached_engine=True), NotSent(BUSY, Retry.OTHER_POOL)
     )
@@ -97,7 +97,7 @@ async def test_lost_engine_is_the_reason_whatever_else_is_in_the_way() -> None:
     assert result.refusal is LOST
 
 
-async def test_request_that_another_address_takes_over_is_placed_anew_once() -> None:
+async def test_request_that_moves_to_another_address_is_routed_again_once() -> None:
     asking = request()
     stage = NextStage(NotSent(REBALANCED, Retry.ANY_POOL), SENT)
     pools = Pools("a", "b")
@@ -106,7 +106,7 @@ async def test_request_that_another_address_takes_over_is_placed_anew_once() -> 
     assert pools.tried == [None, set()]
 
 
-async def test_cancelled_request_is_not_placed_again() -> None:
+async def test_cancelled_request_is_not_routed_again() -> None:
     asking = request()
     asking.cancelled = Refusal(Reason.CANCELLED, "cancelled")
     stage = NextStage(NotSent(asking.cancelled, Retry.OTHER_POOL))
@@ -115,7 +115,7 @@ async def test_cancelled_request_is_not_placed_again() -> None:
     assert isinstance(result, NotSent)
 
 
-async def test_excluded_pools_are_not_asked() -> None:
+async def test_excluded_pools_are_not_chosen() -> None:
     stage = NextStage(SENT)
     await routed(Pools("a", "b"), stage, request(excluded=frozenset({"a"})))
     assert names(stage) == ["b"]

@@ -1,4 +1,4 @@
-"""Answers in which nothing moves are ended, each by itself."""
+"""Responses that make no progress are ended, independently of each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 
 
 class Answer:
-    """An answer that notes how it was ended, or cannot be."""
+    """A response that records how it was ended; or cannot be ended."""
 
     def __init__(self, *, broken: bool = False, paused: bool = False) -> None:
         self.paused = paused
@@ -41,7 +41,7 @@ def watched(*answers: Answer) -> StallWatchdog:
     return watch
 
 
-def test_silent_engine_ends_the_answer_after_its_time() -> None:
+def test_silent_engine_ends_the_response_after_its_timeout() -> None:
     answer = Answer()
     watch = watched(answer)
     for _ in range(2):
@@ -52,7 +52,7 @@ def test_silent_engine_ends_the_answer_after_its_time() -> None:
     assert not answer.aborted
 
 
-def test_client_that_does_not_read_is_dropped_after_its_time() -> None:
+def test_client_that_does_not_read_is_dropped_after_its_timeout() -> None:
     answer = Answer(paused=True)
     watch = watched(answer)
     for _ in range(4):
@@ -61,7 +61,7 @@ def test_client_that_does_not_read_is_dropped_after_its_time() -> None:
     assert answer.aborted
 
 
-def test_what_moves_is_left_alone() -> None:
+def test_response_that_makes_progress_continues() -> None:
     answer = Answer()
     watch = watched(answer)
     for number in range(10):
@@ -70,7 +70,7 @@ def test_what_moves_is_left_alone() -> None:
     assert answer.failures == []
 
 
-def test_one_that_cannot_be_ended_keeps_none_of_the_others(
+def test_failure_to_end_one_response_does_not_affect_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     others = [Answer() for _ in range(8)]

@@ -1,4 +1,4 @@
-"""What passes between a sidecar and one below it."""
+"""Protocol between a sidecar and its upstreams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def told(options: RequestOptions, spent_ms: float = 0.0) -> dict[str, str]:
     return dict(line.split(": ") for line in lines)
 
 
-def test_sidecar_below_is_told_the_class_and_never_to_queue() -> None:
+def test_child_sidecar_gets_the_class_and_never_queues() -> None:
     assert told(NO_OPTIONS) == {
         "x-orch-class": "bulk",
         "x-orch-do-not-queue": "true",
@@ -37,7 +37,7 @@ def test_sidecar_below_is_told_the_class_and_never_to_queue() -> None:
     }
 
 
-def test_times_are_less_what_was_spent_up_here() -> None:
+def test_time_spent_here_is_subtracted_from_deadlines() -> None:
     found = told(RequestOptions(deadline_ms=1000.0, max_wait_ms=500.0), 250.4)
     assert (found["x-orch-deadline-ms"], found["x-orch-max-wait-ms"]) == ("749", "249")
     found = told(RequestOptions(deadline_ms=1000.0, max_wait_ms=500.0), 9e9)
@@ -45,7 +45,7 @@ def test_times_are_less_what_was_spent_up_here() -> None:
 
 
 @pytest.mark.parametrize("code", ["ADMISSION_DEADLINE", "ADMISSION_SLO"])
-def test_a_request_that_comes_too_late_below_is_not_put_back(code: str) -> None:
+def test_request_that_expired_in_the_child_is_not_requeued(code: str) -> None:
     body = json.dumps({"error": {"code": code, "retriable": True}}).encode()
     assert by_sidecar(head((b"retry-after", b"1")), body) is None
 
@@ -64,12 +64,12 @@ def head(*given: tuple[bytes, bytes]) -> Head:
         ([(b"retry-after", b"9" * 12)], 3_600_000),
     ],
 )
-def test_header_says_when_to_come_back(given: list[tuple[bytes, bytes]], expected: int) -> None:
+def test_retry_time_is_read_from_a_header(given: list[tuple[bytes, bytes]], expected: int) -> None:
     assert by_sidecar(head(*given), b"") == expected
 
 
 @pytest.mark.parametrize("api", [apis.CHAT, apis.MESSAGES])
-def test_envelope_says_it_where_no_header_does(api: Endpoint) -> None:
+def test_retry_time_is_read_from_the_error_without_a_header(api: Endpoint) -> None:
     refusal = Refusal(Reason.DO_NOT_QUEUE, "no slot", retry_after_ms=77)
     assert by_sidecar(head(), api.error_format.body(refusal)) == 77
 
@@ -78,22 +78,22 @@ def test_envelope_says_it_where_no_header_does(api: Endpoint) -> None:
     "error",
     [{}, {"retriable": False, "retry_after_ms": 5}, {"retriable": "true"}, [], None, "busy"],
 )
-def test_answer_that_is_final_is_passed_on(error: Any) -> None:
+def test_final_response_is_forwarded(error: Any) -> None:
     assert by_sidecar(head(), json.dumps({"error": error}).encode()) is None
 
 
 @pytest.mark.parametrize("body", [b"", b"busy", b"[]", b"[" * 5000, b"\xff"])
-def test_answer_that_is_no_envelope_is_passed_on(body: bytes) -> None:
+def test_response_that_is_no_error_object_is_forwarded(body: bytes) -> None:
     assert by_sidecar(head(), body) is None
 
 
 @pytest.mark.parametrize("said", [None, "5", -1, 1e9, True])
-def test_retriable_without_a_time_has_the_usual_one(said: Any) -> None:
+def test_rejection_without_a_time_has_the_default(said: Any) -> None:
     error = {"retriable": True, "retry_after_ms": said}
     assert by_sidecar(head(), json.dumps({"error": error}).encode()) == DEFAULT_RETRY_MS
 
 
-def test_engine_turns_away_by_the_plugins_own_word_alone() -> None:
+def test_engine_rejects_only_by_the_plugins_own_code() -> None:
     assert endpoint.ENGINE_GONE == ENGINE_GONE
     gone = json.dumps({"error": {"type": ENGINE_GONE, "code": 503}}).encode()
     assert by_engine(head(), gone) == DEFAULT_RETRY_MS

@@ -1,4 +1,4 @@
-"""What the names of a client's fields decide."""
+"""Effects of the names of a client's header fields."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ HEEDED = (
 )  # fmt: skip
 
 
-def test_fields_without_a_meaning_to_the_sidecar_are_no_options() -> None:
+def test_fields_that_the_sidecar_ignores_are_no_options() -> None:
     assert not names_of(PLAIN).has_options
     assert not names_of(()).has_options
 
 
 @pytest.mark.parametrize("name", HEEDED)
 @pytest.mark.parametrize("spelled", [str.lower, str.upper])
-def test_a_field_that_is_looked_at_is_an_option(name: str, spelled: Callable[[str], str]) -> None:
+def test_field_read_by_the_sidecar_is_an_option(name: str, spelled: Callable[[str], str]) -> None:
     assert names_of((*PLAIN, (spelled(name).encode(), b"1"))).has_options
 
 
-def test_names_that_were_looked_up_before_give_the_same_head() -> None:
+def test_cached_names_give_the_same_head() -> None:
     for authorization in (None, b"Bearer ours"):
         first, again = (
             request_head(b"GET / HTTP/1.1", PLAIN, b"", authorization=authorization, names=names)
@@ -44,7 +44,7 @@ def test_names_that_were_looked_up_before_give_the_same_head() -> None:
         assert first == again
 
 
-def test_keys_of_clients_end_here_where_they_are_ours_or_the_engine_has_its_own() -> None:
+def test_client_keys_are_not_forwarded_if_checked_here_or_replaced_by_the_engines() -> None:
     for authorization, strip_keys, passes in (
         (None, False, True),
         (None, True, False),
@@ -59,6 +59,6 @@ def test_keys_of_clients_end_here_where_they_are_ours_or_the_engine_has_its_own(
         assert b"Accept: */*" in head
 
 
-def test_head_without_any_field_of_the_client_has_no_empty_line_in_it() -> None:
+def test_head_without_client_fields_contains_no_empty_line() -> None:
     head = request_head(b"GET / HTTP/1.1", ((b"Host", b"x"),), b"host: e\r\n", authorization=None)
     assert head == b"GET / HTTP/1.1\r\nhost: e\r\n\r\n"

@@ -34,7 +34,7 @@ def forwarded(body: Body, *reads: bytes) -> list[bytes]:
 # Heads.
 
 
-def test_head_is_read_and_says_where_the_body_begins() -> None:
+def test_head_is_parsed_with_the_offset_of_the_body() -> None:
     data = b"HTTP/1.1 200 OK\r\nContent-Type:  text/plain \r\ncontent-length: 5\r\n\r\nhello"
     parsed = parse_head(data)
     assert parsed is not None
@@ -45,7 +45,7 @@ def test_head_is_read_and_says_where_the_body_begins() -> None:
     assert head.keep_alive
 
 
-def test_incomplete_head_is_waited_for() -> None:
+def test_incomplete_head_gives_none() -> None:
     data = b"HTTP/1.1 200 OK\r\nA: b\r\n\r\n"
     for end in range(len(data)):
         assert parse_head(data[:end]) is None
@@ -67,7 +67,7 @@ def test_order_and_repetition_of_fields_are_kept() -> None:
         b"HTTP/1.1 499 Gar nicht m\xf6glich",
     ],
 )
-def test_status_lines_that_are_read(status_line: bytes) -> None:
+def test_valid_status_lines_are_parsed(status_line: bytes) -> None:
     assert head_of(status_line=status_line).status in (200, 499)
 
 
@@ -80,7 +80,7 @@ def test_status_lines_that_are_read(status_line: bytes) -> None:
         b"HTTP/1.1 200 OK\r",
     ],
 )  # fmt: skip
-def test_status_lines_that_are_refused(status_line: bytes) -> None:
+def test_invalid_status_lines_are_errors(status_line: bytes) -> None:
     with pytest.raises(FramingError, match="status line"):
         head_of(status_line=status_line)
 
@@ -92,7 +92,7 @@ def test_status_lines_that_are_refused(status_line: bytes) -> None:
         b"a: b\nc: d", b"a: \x00", b"a\xe9: b", b"a(b): c", b"a: \x7f",
     ],
 )  # fmt: skip
-def test_fields_that_are_refused(field: bytes) -> None:
+def test_invalid_fields_are_errors(field: bytes) -> None:
     with pytest.raises(FramingError, match="header field"):
         head_of(field)
 
@@ -103,7 +103,7 @@ def test_content_length_must_be_a_plain_number(length: bytes) -> None:
         head_of(b"content-length: " + length)
 
 
-def test_framing_fields_given_twice_are_refused_even_if_equal() -> None:
+def test_repeated_framing_fields_are_refused_even_if_equal() -> None:
     with pytest.raises(FramingError, match="repeated"):
         head_of(b"content-length: 5", b"content-length: 5")
     with pytest.raises(FramingError, match="transfer-encoding"):
@@ -146,7 +146,7 @@ def test_head_beyond_its_bound_is_refused_however_it_arrives(at_once: bool) -> N
 # Which body follows a head.
 
 
-def test_body_is_chosen_as_the_head_says() -> None:
+def test_framing_of_the_body_follows_from_the_head() -> None:
     assert isinstance(body_of(head_of(b"content-length: 5"), dechunk=False), LengthBody)
     assert isinstance(body_of(head_of(b"transfer-encoding: chunked"), dechunk=False), ChunkedBody)
     assert isinstance(body_of(head_of(), dechunk=False), CloseBody)
@@ -154,9 +154,7 @@ def test_body_is_chosen_as_the_head_says() -> None:
 
 @pytest.mark.parametrize("status", [b"204", b"304"])
 @pytest.mark.parametrize("field", [b"a: b", b"content-length: 5", b"transfer-encoding: chunked"])
-def test_status_without_a_body_has_none_whatever_its_fields_say(
-    status: bytes, field: bytes
-) -> None:
+def test_status_without_a_body_has_none_whatever_its_fields(status: bytes, field: bytes) -> None:
     body = body_of(head_of(field, status_line=b"HTTP/1.1 " + status), dechunk=False)
     assert body.done
     assert body.delimits_itself
@@ -187,7 +185,7 @@ def test_close_delimited_body_never_ends_by_itself() -> None:
 # Chunks.
 
 
-def test_whole_chunks_are_forwarded_as_they_came() -> None:
+def test_complete_chunks_are_forwarded_unchanged() -> None:
     body = ChunkedBody()
     assert forwarded(body, b"5\r\nhello\r\n", b"1\r\n!\r\n0\r\n\r\n") == [
         b"5\r\nhello\r\n",
@@ -217,12 +215,12 @@ def test_dechunking_joins_the_payloads() -> None:
     assert body.done
 
 
-def test_extensions_are_passed_over() -> None:
+def test_chunk_extensions_are_ignored() -> None:
     for line in (b"1;a", b"1;a=b;c", b'1;a="b; c"', b"1 ;a", b"0001", b"1;"):
         assert DechunkedBody().feed(line + b"\r\nx\r\n0\r\n\r\n") == b"x"
 
 
-def test_trailer_fields_are_checked_and_left_out() -> None:
+def test_trailer_fields_are_checked_and_omitted() -> None:
     body = ChunkedBody()
     assert forwarded(body, b"1\r\na\r\n0\r\nA: b\r", b"\nC: d\r\n\r", b"\n") == [
         b"1\r\na\r\n",
@@ -256,7 +254,7 @@ def test_chunk_line_beyond_its_bound_is_refused_however_it_arrives(at_once: bool
         b"1\rX", b"1_0\r\n", b"f" * 16 + b"\r\n", b" 1\r\na\r\n", b"g", b"\xb2\r\n",
     ],
 )  # fmt: skip
-def test_doubtful_chunks_are_refused(data: bytes) -> None:
+def test_ambiguous_chunks_are_refused(data: bytes) -> None:
     with pytest.raises(FramingError):
         ChunkedBody().feed(data)
 

@@ -1,4 +1,4 @@
-"""Framing against a reference parser, h11: generated answers, cut anywhere, and mutated."""
+"""Framing against a reference parser, h11: generated responses, cut anywhere, and mutated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FUZZ = settings(
 
 @dataclass
 class Reading:
-    """An answer as one of the parsers read it."""
+    """A response as one of the parsers read it."""
 
     status: int = 0
     payload: bytes = b""  # ours: what is passed on
@@ -84,7 +84,7 @@ def read_by_h11(data: bytes, *, closes: bool = False) -> Reading:
 def read_by_us(
     pieces: list[bytes], *, dechunk: bool, closes: bool = False
 ) -> tuple[Reading, list[bytes]]:
-    """As the relay does. Also what was passed on after each piece of the body."""
+    """Reads a response as the proxy does; also returns what was forwarded after each piece."""
     reading, writes = Reading(), []
     content: list[bytes] = []
     head: Head | None = None
@@ -119,7 +119,7 @@ def read_by_us(
 
 
 def dechunked(passed_on: bytes) -> bytes:
-    """The payload of a chunked body, as h11 reads it."""
+    """Returns the payload of a chunked body, as h11 reads it."""
     reading = read_by_h11(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + passed_on)
     assert reading.done
     assert not reading.after
@@ -146,25 +146,25 @@ def assert_read_as_by_h11(answer: Answer, places: list[int]) -> None:
 
 @FUZZ
 @given(chunked_answers() | other_answers(), PLACES)
-def test_answers_are_passed_on_as_h11_reads_them(answer: Answer, places: list[int]) -> None:
+def test_responses_are_forwarded_as_h11_reads_them(answer: Answer, places: list[int]) -> None:
     assert_read_as_by_h11(answer, places)
 
 
 @FUZZ
 @given(chunked_answers())
-def test_answers_are_passed_on_byte_by_byte_too(answer: Answer) -> None:
+def test_responses_are_forwarded_byte_by_byte_too(answer: Answer) -> None:
     assert_read_as_by_h11(answer, list(range(len(answer.data))))
 
 
 @settings(FUZZ, max_examples=examples(60))
 @given(chunked_answers(LARGE | PAYLOAD), PLACES)
-def test_large_chunks_are_passed_on_as_h11_reads_them(answer: Answer, places: list[int]) -> None:
+def test_large_chunks_are_forwarded_as_h11_reads_them(answer: Answer, places: list[int]) -> None:
     assert_read_as_by_h11(answer, places)
 
 
 @FUZZ
 @given(chunked_answers(), PLACES)
-def test_what_is_passed_on_never_ends_inside_a_chunk(answer: Answer, places: list[int]) -> None:
+def test_forwarded_bytes_never_end_inside_a_chunk(answer: Answer, places: list[int]) -> None:
     _, writes = read_by_us(cut(answer.data, places), dechunk=False)
     position = 0
     for write in writes:
@@ -179,10 +179,10 @@ def test_what_is_passed_on_never_ends_inside_a_chunk(answer: Answer, places: lis
     PLACES,
     st.booleans(),
 )
-def test_doubtful_answers_are_never_read_otherwise_than_by_h11(
+def test_ambiguous_responses_are_never_read_differently_from_h11(
     answer: Answer, changes: list[tuple[int, str, bytes]], places: list[int], closes: bool
 ) -> None:
-    """Whatever we take as complete, h11 takes as complete with the same payload."""
+    """Every response that is complete here is complete for h11, with the same payload."""
     data = mutated(answer.data, changes)
     ours, _ = read_by_us(cut(data, places), dechunk=True, closes=closes)
     theirs = read_by_h11(data, closes=closes)
@@ -205,7 +205,7 @@ def test_doubtful_answers_are_never_read_otherwise_than_by_h11(
     PLACES,
     st.booleans(),
 )
-def test_where_the_bytes_are_cut_changes_nothing(
+def test_result_does_not_depend_on_where_the_bytes_are_cut(
     answer: Answer, changes: list[tuple[int, str, bytes]], places: list[int], dechunk: bool
 ) -> None:
     data = mutated(answer.data, changes)

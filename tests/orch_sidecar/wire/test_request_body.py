@@ -1,4 +1,4 @@
-"""The outlining of large bodies leaves the event loop to others, and is not held up by them."""
+"""Outlining large bodies neither blocks the event loop nor is blocked by it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BODY = b'{"prompt": "%b"}' % (b"x" * (SLICES * SLICE_BYTES - 32))
 
 
 @pytest.mark.parametrize(("slice_ms", "least", "most"), [(0.1, 10, 20), (5.0, SLICES, SLICES + 8)])
-async def test_event_loop_turns_by_the_time_that_slices_take(
+async def test_event_loop_runs_between_slices(
     monkeypatch: pytest.MonkeyPatch, slice_ms: float, least: int, most: int
 ) -> None:
     clock = count()

@@ -1,4 +1,4 @@
-"""A silent stream is ended, whatever its reader waits for."""
+"""Silent streams time out, whatever the reader awaits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_resets_keep_the_body_running_and_leave_nothing_behind() -> None:
     assert not limit.expired
 
 
-async def test_reset_after_the_event_loop_was_blocked_is_in_time() -> None:
+async def test_reset_after_a_blocked_event_loop_is_in_time() -> None:
     loop = asyncio.get_running_loop()
     limit, sound = StreamTimeout(0.05), asyncio.Event()
     async with limit:
