@@ -135,7 +135,7 @@ async def test_answer_that_ends_with_its_connection_is_whole() -> None:
         (
             CHUNKED + chunks(ANSWER) + b"x",
             False,
-            "the response is not valid HTTP: bytes after",
+            "the response is not valid HTTP: there are bytes after",
         ),
     ],
 )
