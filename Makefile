@@ -66,13 +66,13 @@ test-engine: $(STAMP)
 	$(PYTEST) -m "engine and not long" tests/engine tests/k8s
 
 test-unit: $(STAMP)
-	$(PYTEST) -m "not engine and not long" --ignore=tests/integration
+	$(PYTEST) -m "not engine and not long" --ignore=tests/integration --ignore=tests/engine
 
 test-integration: $(STAMP)
 	$(PYTEST) -m "not long" tests/integration
 
 fast-unit: $(STAMP)
-	$(PYTEST) -m "not engine and not long and not slow" --ignore=tests/integration
+	$(PYTEST) -m "not engine and not long and not slow" --ignore=tests/integration --ignore=tests/engine
 
 fast-integration: $(STAMP)
 	$(PYTEST) -m "not long and not slow" tests/integration

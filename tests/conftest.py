@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.fuzz import examples
 
@@ -13,7 +13,13 @@ from tests.fuzz import examples
 # descriptors are closed for the program that it becomes.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 
-settings.register_profile("project", max_examples=max(50, examples(100)))
+# A machine that is busy with other things is no error of an example.
+settings.register_profile(
+    "project",
+    max_examples=max(50, examples(100)),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("project")
 
 # Ends of paths: files that take more than two seconds, by waiting or by starting processes.

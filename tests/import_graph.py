@@ -36,6 +36,9 @@ def _imports(module: str) -> set[str]:
             for alias in node.names:
                 submodule = f"{node.module}.{alias.name}"
                 found.add(submodule if submodule in MODULES else node.module)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
+            # The command line loads a command by its name, when it is asked for.
+            found |= {f"{package}.{node.value}" for package in PACKAGES} & set(MODULES)
     return found
 
 

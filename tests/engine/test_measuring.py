@@ -130,20 +130,25 @@ def outcome(stack: Stack, receiver: HttpReceiver, profile: str, folder: Path) ->
 def unhindered(stack: Stack, profile: str, folder: Path) -> tuple[Ran, Path]:
     """A measurement in which the client never stood still, as it says itself, and the table with
     its row. A machine that is shared stops it for a while at times."""
+    tried: list[tuple[float, Ran, Path]] = []
     for number in range(ATTEMPTS):
         table = folder / f"{profile}-{number}.csv"
-        ran = bench(stack, folder, *MEASURED[profile], "--facts", str(table))
-        if ran.result["client"]["loop_lag_ms"]["max"] < STILL_MS:
-            break
+        ran = bench(stack, folder, *MEASURED[profile], "--facts", str(table), code=None)
+        if table.exists():  # it was valid
+            tried.append((ran.result["client"]["loop_lag_ms"]["max"], ran, table))
+            if tried[-1][0] < STILL_MS:
+                break
+    assert tried, ran.printed
+    _, ran, table = min(tried, key=lambda each: each[0])
     return ran, table
 
 
-def orch(*words: str, code: int = 0) -> str:
-    """Runs `orch`; returns what it printed."""
+def orch(*words: str, code: int | None = 0) -> str:
+    """Runs `orch`, which ends with this code (None: with any); returns what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", "orch_sidecar", *words], capture_output=True, text=True, timeout=240
     )
-    assert done.returncode == code, done.stdout + done.stderr
+    assert code in (None, done.returncode), done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
@@ -152,7 +157,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def bench(stack: Stack, folder: Path, *words: str, code: int = 0) -> Ran:
+def bench(stack: Stack, folder: Path, *words: str, code: int | None = 0) -> Ran:
     output = folder / f"{time.monotonic_ns()}.json"
     where = ("--url", stack.url, "--output", str(output))
     printed = orch("bench", *words, *where, *LENGTHS, code=code)

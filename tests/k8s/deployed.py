@@ -101,7 +101,7 @@ def _environment() -> Iterator[Path]:
 
     A checkout that lies there is tested with hard links to the files of its environment.
     """
-    venv = Path(sys.prefix)
+    venv = Path(sys.prefix).resolve()
     if not venv.is_relative_to(_COVERED):
         yield venv
         return

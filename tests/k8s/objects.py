@@ -43,7 +43,7 @@ class Manifest:
         return str(self.path.relative_to(K8S))
 
 
-class _UniqueKeys(yaml.SafeLoader):
+class _UniqueKeys(yaml.CSafeLoader):
     """As the API server reads: a key that is given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -26,7 +26,8 @@ class LeasedBudget(KvBudget):
 
     def released(self, need: KvNeed) -> None:
         """Releases the last lease with this need."""
-        self.ledger.release([lease.id for lease in self.ledger.all() if lease.kv == need][-1])
+        leases = reversed(list(self.ledger.all()))
+        self.ledger.release(next(lease.id for lease in leases if lease.kv == need))
 
     def reports(
         self,
