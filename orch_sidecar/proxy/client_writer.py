@@ -103,6 +103,7 @@ class ClientWriter:
     def detach(self) -> None:
         self.client.response = None
         self._watchdog.discard(self)
+        self._source = None  # it refers to this: a cycle would wait for the garbage collector
 
     def begin(self, head: Head) -> None:
         self._head = head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -13,6 +14,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.proxy.client_writer import ClientWriter
+from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
@@ -194,3 +196,19 @@ async def test_attempt_to_connect_is_part_of_the_trace() -> None:
     request.trace = MagicMock(dispatched=MagicMock(return_value=[]))
     await Forward(WATCHDOG).handle(request, pool, None)
     request.trace.dispatched.assert_called_once()
+
+
+def live_responses() -> int:
+    return sum(type(each) is EngineResponse for each in gc.get_objects())
+
+
+async def test_response_is_freed_with_its_request() -> None:
+    """Without the garbage collector, which runs seldom here: requests make no cycles."""
+    gc.collect()
+    before = live_responses()
+    gc.disable()
+    try:
+        await forwarded(request_of(), pool_of(), json_answer(b'{"a":1}'))
+        assert live_responses() == before
+    finally:
+        gc.enable()
