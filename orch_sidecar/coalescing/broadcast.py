@@ -28,8 +28,8 @@ _PIECE_BYTES: Final = 300
 class Broadcast:
     """A response that is shared, and the place where clients join it.
 
-    `record`: of the generation. `admitted`: it has slots. `started`: part of the body exists.
-    `abandoned`: the last subscriber left before the end.
+    `record`: of the generation. `started`: part of the body exists. `abandoned`: the last
+    subscriber left before the end.
     """
 
     dechunk = True
@@ -50,12 +50,17 @@ class Broadcast:
         self.log = Log()
         self.pool: Pool | None = None
         self.outcome = Outcome.ENGINE_ERROR
-        self.admitted = self.started = self.abandoned = False
+        self._attached = self.started = self.abandoned = False
 
     @property
     def joinable(self) -> bool:
         """Whether another client can still get the whole response."""
         return not self.log.ended and self.log.first == 0
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the generation has slots, though its engine may still be connected to."""
+        return self._attached or self.record.admitted is not None
 
     @property
     def reads(self) -> int:
@@ -97,9 +102,10 @@ class Broadcast:
     def attach(self, source: EngineResponse, pool: Pool) -> None:
         self._source = source
         self.pool = pool
-        self.admitted = True
+        self._attached = True
         for subscriber in self._subscribers:
-            subscriber.record.admitted = self.record.admitted
+            if subscriber.record.admitted is None:  # it has waited for the slots, too
+                subscriber.record.admitted = self.record.admitted
             self._watchdog.add(subscriber)  # before that nothing could make progress
             if pool.gate.draining:
                 subscriber.keep_alive = False
@@ -108,7 +114,7 @@ class Broadcast:
         """Without a body the clients wait again, and another engine can still be asked."""
         if self.started or self.log.ended:
             return
-        self.admitted = False
+        self._attached = False
         self._held = b""
         for subscriber in self._subscribers:
             subscriber.record.admitted = None

@@ -100,7 +100,7 @@ class Coalesce:
             if again is None:
                 return result
             request.call = call = again
-            record.begin_attempt()
+            request.begin_attempt()
 
     def _joinable(self, key: Key) -> SharedGeneration | None:
         """Returns the generation of that key, if another request can still join it."""
@@ -195,7 +195,7 @@ class Coalesce:
 
     async def _alone(self, shared: SharedGeneration, request: Request, failed: NotSent) -> Result:
         """Serves a request by a generation of its own, at the pools that do not coalesce."""
-        request.record.begin_attempt()
+        request.begin_attempt()
         groups = frozenset(pool.group for pool in self._pools)
         request.excluded = groups - shared.request.excluded
         request.lost = shared.request.lost

@@ -103,6 +103,7 @@ class ClientWriter:
     def detach(self) -> None:
         self.client.response = None
         self._watchdog.discard(self)
+        self._source = None  # it refers to this: a cycle would wait for the garbage collector
 
     def begin(self, head: Head) -> None:
         self._head = head
@@ -121,11 +122,15 @@ class ClientWriter:
         if not self.started and not self.transport.is_closing():
             self.transport.write(self._start())
 
-    def fail(self, refusal: Refusal, *, at_event_boundary: bool = False) -> None:
-        """Ends the response with an error, as visibly as its state permits."""
+    def fail(self, refusal: Refusal, *, at_event_boundary: bool | None = None) -> None:
+        """Ends the response with an error, as visibly as its state permits.
+
+        `at_event_boundary`: said by the engine's response, which ends once. None: by others.
+        """
         source, head = self._source, self._head
-        if source is not None and source.failure is None:
-            source.fail(refusal)  # which comes back here, if anything was sent
+        if at_event_boundary is None:
+            if source is not None:
+                source.fail(refusal)  # which comes back here, if anything was sent
         elif self.started and head is not None and not self.transport.is_closing():
             in_stream = at_event_boundary and head.length is None and is_event_stream(head)
             chunked = head.chunked and not self.dechunk

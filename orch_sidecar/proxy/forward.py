@@ -31,14 +31,14 @@ class Forward:
 
         `request.response` is set from the moment at which the engine gets something of it.
         """
+        head, sink = request.head(pool, lease), request.sink
         connection = pool.connections.take()
-        if connection is None:
-            try:
-                connection = await pool.connections.acquire()
-            except (OSError, TimeoutError) as error:
-                return NotSent(pool.unreachable(error), Retry.OTHER_POOL)
-        sink = request.sink
         try:
+            if connection is None:
+                try:
+                    connection = await pool.connections.acquire()
+                except (OSError, TimeoutError) as error:
+                    return NotSent(pool.unreachable(error), Retry.OTHER_POOL)
             if request.cancelled is not None:
                 return NotSent(request.cancelled)
             if lease is not None and (obstacle := pool.gate.obstacle(lease.id)) is not None:
@@ -52,7 +52,6 @@ class Forward:
                 rejection=None if lease is None else pool.rejection,
             )
             sink.attach(response, pool)
-            head = request.head(pool, lease)
             request.response = response
             if len(request.body) <= LARGE_BYTES:
                 response.start(connection, head + request.body)
@@ -61,11 +60,11 @@ class Forward:
             await response.done
             return _result(response, sink, pool)
         finally:
-            if request.response is None:
-                connection.close()
-            else:
+            if request.response is not None:
                 request.failure = request.response.failure
                 request.response.stop()
+            elif connection is not None:
+                connection.close()
             if sink is not None:
                 sink.detach()
 

@@ -80,6 +80,11 @@ class Request:
         """The client's header fields."""
         return self.http.headers
 
+    def begin_attempt(self) -> None:
+        """Forgets the attempt before: it failed, and the client has seen nothing of it."""
+        self.response = self.failure = None
+        self.record.begin_attempt()
+
     def cancel(self, refusal: Refusal) -> None:
         """Ends the request with `refusal`, wherever it is. The first cancellation counts."""
         if self.cancelled is not None:

@@ -84,7 +84,7 @@ class Route:
                 return NotSent(request.lost or refusal, Retry.OTHER_POOL)
             chosen = again
             request.trace.retried(result.refusal.reason)
-            record.begin_attempt()
+            request.begin_attempt()
 
     async def handle_unadmitted(self, request: Request) -> Result:
         """Forwards a request that occupies no slot to the first pool that can take it."""

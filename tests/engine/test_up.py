@@ -102,5 +102,5 @@ def test_check_says_what_is_wrong(marked: dict[str, str], tmp_path: Path) -> Non
         timeout=120,
     )
     assert done.returncode == 1
-    assert "the engine ended with code 1" in done.stderr
+    assert "the engine exited with code 1" in done.stderr
     assert "--max-num-seqs is 8, must be 1" in done.stderr

@@ -230,9 +230,11 @@ class Engine:
         self._detach()
 
     def _detach(self) -> None:
-        """As the stage does that waits for the response."""
+        """As the stages do that wait for the response, and queue the request again."""
         if self.response.done.done():
             self.broadcast.detach()
+            if not self.broadcast.started:
+                self.broadcast.record.admitted = None
 
     @property
     def ending(self) -> Ending:

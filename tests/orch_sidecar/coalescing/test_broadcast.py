@@ -62,6 +62,18 @@ async def test_late_subscriber_has_its_own_times() -> None:
     )
 
 
+async def test_client_that_joins_while_the_engine_is_connected_to_has_not_waited() -> None:
+    broadcast = broadcast_of()
+    early = Client("early").join(broadcast)
+    broadcast.record.admitted = early.record.identity.arrived + 1
+    assert broadcast.admitted
+    late = Client("late").join(broadcast)
+    Engine(broadcast)
+    assert early.record.admitted == broadcast.record.admitted
+    assert late.record.admitted is not None
+    assert late.record.admitted >= late.record.identity.arrived
+
+
 async def test_refused_admission_is_answered_by_each_handler() -> None:
     broadcast = broadcast_of()
     clients = [Client(name).join(broadcast) for name in "ab"]

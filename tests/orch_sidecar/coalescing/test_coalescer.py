@@ -15,7 +15,7 @@ from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.coalescing.coalescer import Coalesce
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.proxy.request import Request
-from orch_sidecar.proxy.result import NotSent, Result, Sent
+from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from tests.orch_sidecar.broadcasting import STREAM, Engine
 from tests.orch_sidecar.proxy.stages import Client, NextStage, request_of
@@ -108,3 +108,19 @@ async def test_failed_generation_is_refused_to_every_client(error: Exception | N
     for result in results:
         assert isinstance(result, NotSent)
         assert result.refusal.reason is reason
+
+
+async def test_client_that_leaves_after_a_shared_failure_left_of_itself() -> None:
+    """The generation failed; this client's own attempt, which follows, was not reset by that."""
+    refusal = Refusal(Reason.ENGINE_FAILED, "lost")
+    stage = NextStage(NotSent(refusal, Retry.OTHER_POOL), asyncio.CancelledError())
+    shared, request = coalesce(stage), wants()
+    pools = [SimpleNamespace(group=name, gate=MagicMock()) for name in ("a", "b")]
+    for pool in pools:
+        pool.gate.rules.coalescing = pool.group == "a"
+    shared._pools = cast(Any, MagicMock(draining=False, one=None))
+    shared._pools.__iter__.side_effect = lambda: iter(pools)  # type: ignore[attr-defined]
+    with pytest.raises(asyncio.CancelledError):
+        await shared.handle(request)
+    assert len(stage.calls) == 2
+    assert request.failure is None

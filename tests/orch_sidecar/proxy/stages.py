@@ -63,6 +63,7 @@ class Connections:
         return connection
 
     def give_back(self, connection: EngineConnection) -> None:
+        connection.receiver = None
         self.kept.append(connection)
 
 

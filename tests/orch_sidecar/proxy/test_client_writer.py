@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.engine_response import EngineResponse
@@ -44,7 +45,8 @@ class Relayed:
     ) -> None:
         self.client = Client()
         self.record = record_of(endpoint=api, stream=stream)
-        writer = ClientWriter(http_of(self.client, http10=http10), self.record, WATCHDOG)
+        http = http_of(self.client, http10=http10)
+        writer = self.writer = ClientWriter(http, self.record, WATCHDOG)
         connections = ConnectionPool("http://127.0.0.1:9", 1.0)
         self.response = EngineResponse(writer, connections, events=stream)
         writer.attach(self.response, POOL)
@@ -161,3 +163,13 @@ async def test_garbage_after_a_large_chunk_leaves_it_open() -> None:
     assert relayed.response.failure is not None
     assert relayed.client.aborted
     assert b"error" not in relayed.client.data
+
+
+async def test_response_fails_once() -> None:
+    """Its engine is lost, and before its handler runs the client cancels, or the sidecar ends."""
+    relayed = Relayed().says(STREAM_HEAD, chunk(sse({}))).closes()
+    data = relayed.client.data
+    assert data.endswith(LAST_CHUNK)
+    relayed.writer.fail(Refusal(Reason.CANCELLED, "cancelled"))
+    assert relayed.client.data == data
+    assert not relayed.client.aborted

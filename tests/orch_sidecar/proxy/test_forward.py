@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from orch_sidecar.admission.types import Lease
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.observability.record import Outcome
+from orch_sidecar.proxy.client_writer import ClientWriter
+from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
@@ -17,6 +22,7 @@ from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire import backpressure
 from tests.orch_sidecar.broadcasting import STREAM, STREAM_HEAD, WATCHDOG, chunk, json_answer
 from tests.orch_sidecar.proxy.stages import Client, asked, pool_of, request_of
+from tests.orch_sidecar.records import record_of
 
 EVENT = chunk(b"data: {}\n\n")
 
@@ -167,3 +173,42 @@ async def test_cancellation_ends_the_connection_and_the_writer() -> None:
     assert not len(watchdog)
     assert request.response is not None
     assert not request.response.complete
+
+
+async def test_shared_generation_that_reaches_no_engine_waits_again_with_all_its_clients() -> None:
+    """Also with one that joined while the connection was opened: nothing of it can stall."""
+    watchdog = StallWatchdog(60.0, 60.0)
+    broadcast = Broadcast(record_of(), watchdog, buffer_bytes=1 << 20)
+    request, pool = request_of(sink=broadcast), pool_of()
+    broadcast.record.admitted = 17
+    pool.connections.refuses = ConnectionRefusedError("refused")
+    late = request_of()
+    broadcast.join(ClientWriter(late.http, late.record, watchdog))
+    assert len(watchdog) == 1
+    await Forward(watchdog).handle(request, pool, None)
+    assert len(watchdog) == 0
+    assert late.record.admitted is None
+
+
+async def test_attempt_to_connect_is_part_of_the_trace() -> None:
+    pool, request = pool_of(), request_of()
+    pool.connections.refuses = ConnectionRefusedError("refused")
+    request.trace = MagicMock(dispatched=MagicMock(return_value=[]))
+    await Forward(WATCHDOG).handle(request, pool, None)
+    request.trace.dispatched.assert_called_once()
+
+
+def live_responses() -> int:
+    return sum(type(each) is EngineResponse for each in gc.get_objects())
+
+
+async def test_response_is_freed_with_its_request() -> None:
+    """Without the garbage collector, which runs seldom here: requests make no cycles."""
+    gc.collect()
+    before = live_responses()
+    gc.disable()
+    try:
+        await forwarded(request_of(), pool_of(), json_answer(b'{"a":1}'))
+        assert live_responses() == before
+    finally:
+        gc.enable()

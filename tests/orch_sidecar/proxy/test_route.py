@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -119,3 +120,17 @@ async def test_excluded_pools_are_not_chosen() -> None:
     stage = NextStage(SENT)
     await routed(Pools("a", "b"), stage, request(excluded=frozenset({"a"})))
     assert names(stage) == ["b"]
+
+
+async def test_failure_of_one_attempt_is_not_that_of_the_next() -> None:
+    """A client that leaves while it waits for the second pool left of itself."""
+    asking = request()
+
+    def fails(request: Any, *_: Any) -> Result:
+        request.failure = LOST
+        return NotSent(LOST, Retry.OTHER_POOL, reached_engine=True)
+
+    stage = NextStage(fails, asyncio.CancelledError())
+    with pytest.raises(asyncio.CancelledError):
+        await routed(Pools("a", "b"), stage, asking)
+    assert asking.failure is None
