@@ -108,7 +108,10 @@ def outcomes(request: pytest.FixtureRequest, folder: Path, found: dict[str, Outc
 def outcome(stack: Stack, receiver: HttpReceiver, profile: str, folder: Path) -> Outcome:
     words = MEASURED[profile]
     measured, facts = unhindered(stack, profile, folder)
-    time.sleep(1.5)  # both sides export in the background
+    exported = -1
+    while len(receiver.exports) != exported:  # both sides export in the background
+        exported = len(receiver.exports)
+        time.sleep(1.5)
     traces = folder / f"{profile}.jsonl"
     trace_file.write(traces, receiver.exports)
     out = folder / f"traced-{profile}.csv"
