@@ -49,7 +49,7 @@ class StallDetector:
         self._unreported[key] = at_s
 
     def forget(self, key: int) -> None:
-        """Expects nothing for this request any more: it has left the engine."""
+        """Expects nothing more for this request: it has left the engine."""
         self._unreported.pop(key, None)
 
     def restart(self, at_s: float) -> None:

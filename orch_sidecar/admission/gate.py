@@ -82,7 +82,7 @@ class Gate:
         return self._queues.depth
 
     def obstacle(self, lease_id: str) -> Refusal | None:
-        """Why a request with this lease must not be sent to the engine any more, if so."""
+        """Why a request with this lease can no longer be sent to the engine; None: it can."""
         away = self._controller.unavailable
         return away or (None if self.ledger.owns(lease_id) else _RESTARTED)
 
@@ -168,7 +168,7 @@ class Gate:
             self._decided.pop(ticket, None)
 
     def refuse(self, ticket: str, refusal: Refusal) -> bool:
-        """Ends the wait of a queued request. False: it is not queued (any more)."""
+        """Ends the wait of a queued request. False: it is not, or no longer, queued."""
         if ticket not in self._waiters:
             return False
         self._decide(ticket, refusal)
@@ -201,7 +201,7 @@ class Gate:
         self.notify()
 
     def leases_ended(self, leases: Iterable[str]) -> None:
-        """The engine confirmed that it runs nothing under these leases any more."""
+        """The engine confirmed that it no longer runs anything under these leases."""
         now = self._loop.time()
         self._perform([each for lease in leases for each in self._controller.release(lease, now)])
 

@@ -105,7 +105,7 @@ def expired(queued: QueuedRequest) -> Refusal:
     """The refusal of a queued request whose wait has expired."""
     waited_s = queued.expires - queued.arrived
     limit = {
-        Reason.DEADLINE_MISS: "its deadline cannot be met any more",
+        Reason.DEADLINE_MISS: "its deadline can no longer be met",
         Reason.SLO_MISS: f"the SLO of {queued.request.service_class} requests cannot be met any "
         "more",
     }.get(queued.expiry, "that is the longest wait allowed")

@@ -88,7 +88,7 @@ class KeyFile:
                 os.close(opened)
         except FileNotFoundError:
             if self._existed:
-                return Inspection(None, error=self._error("does not exist any more"))
+                return Inspection(None, error=self._error("no longer exists"))
             if os.path.lexists(self.path):
                 return Inspection(None, error=self._error("is a broken link"))
             return Inspection(None)

@@ -170,7 +170,7 @@ class Coalesce:
         record.shared, record.coalesced = True, coalesced
         if coalesced:
             request.trace.joined(shared.request.trace)
-            request.body = shared.request.body  # equal: its own copy is not needed any more
+            request.body = shared.request.body  # equal: frees its own copy
         if self._pools.draining:
             writer.keep_alive = False
         subscriber = broadcast.join(writer)

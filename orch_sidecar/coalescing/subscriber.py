@@ -38,7 +38,7 @@ class Log:
         self.head: Head | None = None
         self.whole = True  # it is sent as one piece with a length, not as a stream
         self.events = False  # every piece ends with a whole event
-        self.ended = False  # nothing will be added any more
+        self.ended = False  # nothing more will be added
         self.failure: Refusal | None = None  # why it ended early
 
     @property

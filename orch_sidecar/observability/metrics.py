@@ -168,7 +168,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def request_ended(self, record: RequestRecord) -> None:
-        """Counts a record that does not change any more.
+        """Counts a record that is complete.
 
         Only appends it: counting many records at once takes a third of the time.
         """

@@ -10,6 +10,7 @@ Pure. Subscribers are woken on changes and then ask for them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from orch_sidecar.admission.ledger import Ledger
@@ -46,7 +47,7 @@ class ParentLease:
         return self.handled and not any(where.owns(own.id) for where, own in self.granted)
 
 
-class StateSubscriber:
+class StateSubscriber(ABC):
     """A subscriber to the state of a pool, for one sidecar instance."""
 
     def __init__(self, instance: str | None) -> None:
@@ -60,9 +61,9 @@ class StateSubscriber:
             self.pending = True
             self.wake()
 
+    @abstractmethod
     def wake(self) -> None:
         """Has the subscriber look at `pending` and `ended` soon."""
-        raise NotImplementedError
 
 
 class ParentLeases:

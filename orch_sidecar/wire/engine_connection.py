@@ -124,7 +124,7 @@ class ConnectionPool:
             self._idle.append(connection)
 
     def prune(self) -> None:
-        """Closes idle connections that must not be reused any more."""
+        """Closes connections that have been idle for too long to be reused."""
         now = self.loop.time()
         kept = []
         for connection in self._idle:

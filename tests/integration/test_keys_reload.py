@@ -148,10 +148,10 @@ async def test_file_that_changes_is_read_by_itself(
     ring.remove("alice")
     await becomes(keyed, ring.bearer("alice"), 401)
     ring.path.unlink()
-    await eventually(lambda: "does not exist any more" in caplog.text)
+    await eventually(lambda: "no longer exists" in caplog.text)
     assert await status(keyed, ring.bearer("bob")) == 200
     assert await status(keyed, STRANGER) == 401
-    assert "does not exist any more" in (await error(keyed) or "")
+    assert "no longer exists" in (await error(keyed) or "")
     ring.path.write_text("[]")
     await eventually(lambda: "contains no key" in caplog.text)
     ring.write()

@@ -85,10 +85,10 @@ def test_removed_file_is_an_error(path: Path) -> None:
     file = KeyFile(path)
     file.read_at_start()
     path.unlink()
-    with pytest.raises(InvalidKeyFile, match="does not exist any more"):
+    with pytest.raises(InvalidKeyFile, match="no longer exists"):
         again(file)
     assert again(file) is None, "it is said once"
-    with pytest.raises(InvalidKeyFile, match="does not exist any more"):
+    with pytest.raises(InvalidKeyFile, match="no longer exists"):
         file.accept(file.inspect())
     path.write_text(ALICE)
     assert names(again(file)) == ["alice"]

@@ -75,8 +75,8 @@ class LoadGenerator:
         on_end: Callable[[Call], None],
         stopping: asyncio.Event | None = None,
     ) -> None:
-        """`on_end`: called with each call that has ended. `stopping`: once it is set, no request
-        is sent any more and those in flight are cancelled."""
+        """`on_end`: called with each call that has ended. `stopping`: once it is set, no more
+        requests are sent and those in flight are cancelled."""
         self._on_end = on_end
         self._stopping = asyncio.Event() if stopping is None else stopping
         self._began_s = time.perf_counter()
