@@ -1,0 +1,45 @@
+"""The conditions under which an engine ran, as it reports them: the notes of `tables.notes`.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConditions:
+    """How an engine is configured. The fields are the notes `tables.notes.CONDITIONS`."""
+
+    speculative: str
+    quantization: str
+    kv_cache_dtype: str
+    prefix_caching: str
+    attention_backend: str
+    tensor_parallel: int
+    pipeline_parallel: int
+
+    @property
+    def notes(self) -> dict[str, str | int | float]:
+        """The conditions as notes of a row, in their order."""
+        return asdict(self)
+
+
+def parse_conditions(values: Mapping[str, Any]) -> EngineConditions:
+    """Parses the conditions of a state document or a span, by the names of the notes.
+
+    Raises ValueError where one is missing or of another type; the message names it.
+    """
+    texts = ("speculative", "quantization", "kv_cache_dtype", "prefix_caching", "attention_backend")
+    for name in texts:
+        if not isinstance(values.get(name), str) or not values[name]:
+            raise ValueError(f"{name} is {values.get(name)!r}: it must be a text that is not empty")
+    for name in ("tensor_parallel", "pipeline_parallel"):
+        if type(values.get(name)) is not int or values[name] < 1:
+            raise ValueError(f"{name} is {values.get(name)!r}: it must be an integer of at least 1")
+    return EngineConditions(
+        *(values[name] for name in texts), values["tensor_parallel"], values["pipeline_parallel"]
+    )
