@@ -5,7 +5,9 @@ Pure. Runs of `orch bench`, traces and files of other tools share these definiti
 - throughput: generated tokens of all completed requests over the window;
 - the window: from the first arrival to the last end;
 - TTFT: arrival to the first token; for scheduled arrivals the arrival is the due time;
-- TPOT: (end - first token) / (generated tokens - 1), of requests that generated more than one;
+- the end of a request: its last token, where it was observed, else the end of its answer;
+- TPOT: (end - first token) / (tokens of its longest sequence - 1), of requests whose longest
+  sequence has more than one: a request for several sequences generates them side by side;
 - latency: arrival to the end.
 
 Percentiles interpolate between the two nearest ranks (numpy's `linear`).
@@ -22,6 +24,8 @@ class CompletedRequest:
     """A request that was answered in full. Times are seconds of one clock, counts are tokens.
 
     `first_token_s`: None where it was not observed (an answer that was not streamed).
+    `output_tokens`: of all its sequences. `longest_output_tokens`: of its longest sequence, None
+    of a request with one sequence.
     """
 
     arrived_s: float
@@ -29,6 +33,7 @@ class CompletedRequest:
     ended_s: float
     input_tokens: int
     output_tokens: int
+    longest_output_tokens: int | None = None
 
     @property
     def latency_s(self) -> float:
@@ -39,10 +44,16 @@ class CompletedRequest:
         return None if self.first_token_s is None else self.first_token_s - self.arrived_s
 
     @property
+    def sequence_tokens(self) -> int:
+        """The tokens of its longest sequence."""
+        longest = self.longest_output_tokens
+        return self.output_tokens if longest is None else longest
+
+    @property
     def tpot_s(self) -> float | None:
-        if self.first_token_s is None or self.output_tokens < 2:
+        if self.first_token_s is None or self.sequence_tokens < 2:
             return None
-        return (self.ended_s - self.first_token_s) / (self.output_tokens - 1)
+        return (self.ended_s - self.first_token_s) / (self.sequence_tokens - 1)
 
 
 def percentile(values: Sequence[float], p: float) -> float | None:
