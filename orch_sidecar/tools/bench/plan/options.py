@@ -32,6 +32,7 @@ _RESERVED_FIELDS: Final = {
     "connection": "connections are kept alive",
     "x-orch-pool": "use --pool",
     "x-orch-no-coalesce": "a measurement never coalesces requests",
+    "x-orch-run": "it is a secret of the run",
     "x-orch-scenario": "it is the id of the run",
 }
 
