@@ -38,7 +38,11 @@ class Document(BaseModel):
 
 
 class SpreadMs(Document):
-    """The distribution of a time, in milliseconds."""
+    """The distribution of a time, in milliseconds.
+
+    `early`: by the name of a percentile, MLPerf's early-stopping estimate of it; without those that
+    have too few samples.
+    """
 
     mean: float
     p50: float
@@ -46,6 +50,7 @@ class SpreadMs(Document):
     p95: float
     p99: float
     max: float
+    early: dict[str, float]
 
 
 class ScenarioDocument(Document):

@@ -10,13 +10,20 @@ Pure. Runs of `orch bench`, traces and files of other tools share these definiti
   sequence has more than one: a request for several sequences generates them side by side;
 - latency: arrival to the end.
 
-Percentiles interpolate between the two nearest ranks (numpy's `linear`).
+Percentiles interpolate between the two nearest ranks (numpy's `linear`). Beside each stands
+MLPerf's estimate of it, which allows for few samples (`early_stopping`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+from orch_sidecar.tools.facts.evidence import early_stopping
+
+# The percentiles of a spread, by their names.
+PERCENTILES: Final[Mapping[str, float]] = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,11 @@ def percentile(values: Sequence[float], p: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The distribution of some values, in their own unit. `most`: the maximum."""
+    """The distribution of some values, in their own unit.
+
+    `most`: the maximum. `early`: the early-stopping estimates by the names of the percentiles,
+    without those that have too few values.
+    """
 
     mean: float
     p50: float
@@ -79,15 +90,19 @@ class Spread:
     p95: float
     p99: float
     most: float
+    early: Mapping[str, float]
 
 
 def spread(values: Sequence[float]) -> Spread | None:
     """Returns the distribution of some values, None without values."""
     if not values:
         return None
-    at = [percentile(values, p) for p in (50, 90, 95, 99)]
+    ordered = sorted(values)
+    at = [percentile(values, p) for p in PERCENTILES.values()]
     p50, p90, p95, p99 = (each for each in at if each is not None)
-    return Spread(sum(values) / len(values), p50, p90, p95, p99, max(values))
+    estimates = {name: early_stopping.estimate(ordered, p) for name, p in PERCENTILES.items()}
+    early = {name: value for name, value in estimates.items() if value is not None}
+    return Spread(sum(values) / len(values), p50, p90, p95, p99, ordered[-1], early)
 
 
 @dataclass(frozen=True, slots=True)
