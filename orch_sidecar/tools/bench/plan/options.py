@@ -18,7 +18,7 @@ from orch_sidecar.tools.facts.tables.row import Label
 
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
-# MLPerf requires one query of 24576 samples; this many keep an engine of 256 slots busy for four
+# MLPerf requires one query of 24 576 samples, which are requests here; this many keep an engine of 256 slots busy for four
 # rounds.
 OFFLINE_REQUESTS: Final = 1024
 
@@ -117,7 +117,10 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def add_length(parser: argparse.ArgumentParser, label: Label) -> None:
-    """Adds the length of a run. Defaults are the least that MLPerf allows to be published."""
+    """Adds the length of a run.
+
+    Defaults: the fewest queries that MLPerf's early stopping can judge, and its minimum duration.
+    """
     offline = label is Label.OFFLINE
     length = parser.add_argument_group("length" if offline else "length: until both are reached")
     length.add_argument(
