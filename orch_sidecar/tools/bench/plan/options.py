@@ -18,8 +18,8 @@ from orch_sidecar.tools.facts.tables.row import Label
 
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
-# MLPerf requires one query of 24 576 samples, which are requests here; this many keep an engine of 256 slots busy for four
-# rounds.
+# MLPerf requires one query of 24 576 samples, which are requests here; this many keep an engine of
+# 256 slots busy for four rounds.
 OFFLINE_REQUESTS: Final = 1024
 
 _FIELD: Final = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([ -~]*?)[ \t]*")
