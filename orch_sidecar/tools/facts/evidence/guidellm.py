@@ -19,9 +19,9 @@ it includes the prefill and the first token |
 | `metrics.output_tokens_per_second` | over the run, from its start to its end | ignored |
 | `metrics.tokens_per_second` | prompt and generated tokens | ignored |
 
-Times are wall clock times (Unix). A benchmark with a warm-up or a cool-down is rejected: its figures
-include requests that lie partly outside of the window, and a part of a run has no first arrival
-and last end. So is a benchmark whose file has only a sample of the requests.
+Times are Unix times. A benchmark with a warm-up or a cool-down is rejected: its figures include
+requests that lie partly outside of the window, and a part of a run has no first arrival and last
+end. So is a benchmark whose file has only a sample of the requests.
 
 With several processes `poisson` is not a Poisson process: each process draws the same gaps from
 the same seed, so every gap occurs once per process (0.8.1). Its arrivals are `repeated_gaps`. With

@@ -83,8 +83,8 @@ class MeasuredRun:
     answers that were generated at the same time, by the tool's own times, None where the file does
     not contain them. `notes`: further notes.
 
-    `began_at_s`, `ended_at_s`: first arrival and last end as Unix times. `local_end_s`: the end by a
-    clock of an unknown time zone, as if it were UTC's. None where the file does not have them.
+    `began_at_s`, `ended_at_s`: first arrival and last end as Unix times. `local_end_s`: the end by
+    a clock of an unknown time zone, as if it were UTC's. None where the file does not have them.
     """
 
     tool: str

@@ -1,8 +1,8 @@
 """Which id a model may have in a row, by what its engine reports.
 
-Pure. An engine knows the names that it serves a model by, and the model as it loaded it (`weights`).
-Another id would be a claim. A path means nothing on another machine: where the engine knows its
-model by paths only, the user has to name it, and the row notes that the id was given.
+Pure. An engine knows the names that it serves a model by, and the model as it loaded it
+(`weights`). Another id would be a claim. A path means nothing on another machine: where the engine
+knows its model by paths only, the user has to name it, and the row notes that the id was given.
 """
 
 from __future__ import annotations

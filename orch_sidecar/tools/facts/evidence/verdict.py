@@ -166,9 +166,7 @@ def offline_batch(slots: int, requests: int) -> int:
     return min(slots, requests)
 
 
-def _not_full(
-    before: Snapshot, after: Snapshot, own: RequestCounts, batches: Batches
-) -> list[str]:
+def _not_full(before: Snapshot, after: Snapshot, own: RequestCounts, batches: Batches) -> list[str]:
     """Returns a reason where the engine could have decoded more sequences at once.
 
     What may limit the batch below slots and requests: memory, which shows in preemptions, or in a
