@@ -35,6 +35,7 @@ from orch_sidecar.tools.facts.evidence.verdict import (
 class FinishedRun:
     """A run that has ended.
 
+    `digest`: of its secret id, as its spans have it.
     `documents`, `before`, `after`: the capabilities before and after the run and their snapshots,
     as far as they could be read. `not_idle`: "before" and "after", where the engine was not idle.
     `unread_reason`: why there is no snapshot after the run. `stopped`: it ended early, by the user
@@ -43,6 +44,7 @@ class FinishedRun:
     """
 
     id: str
+    digest: str
     began_at: str
     endpoint: str
     model: str
@@ -76,6 +78,7 @@ def result_of(run: FinishedRun) -> Result:
         )
     return Result(
         id=run.id,
+        run=run.digest,
         status=status,
         reasons=reasons,
         shortfalls=missing,
