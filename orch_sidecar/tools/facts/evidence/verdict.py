@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
+from orch_sidecar.tools.facts.tables.agreement.publication import (
+    MIN_DURATION_S as MIN_DURATION_S,
+)
+from orch_sidecar.tools.facts.tables.agreement.publication import (
+    MIN_QUERIES as MIN_QUERIES,
+)
+from orch_sidecar.tools.facts.tables.agreement.publication import (
+    shortfalls as shortfalls,
+)
 from orch_sidecar.tools.facts.tables.row import Label
-
-# MLPerf Inference: the minimum number of queries (SingleStream, Server) and the minimum duration
-# of a run whose figures may be published.
-MIN_QUERIES: Final = {Label.SINGLE_STREAM: 64, Label.BATCHED_ONLINE: 662, Label.OFFLINE: 1}
-MIN_DURATION_S: Final = 600.0
 
 # A sweep ignores this reason at one client, where it is expected.
 NEVER_BATCHED: Final = "no step decoded more than one sequence: nothing was batched"
@@ -80,17 +84,6 @@ def judge(label: Label, before: Snapshot, after: Snapshot, own: RequestCounts) -
     if not batches.steps:
         reasons.append("the engine reports no decode step in the window")
     return reasons + _surplus(batches, own)
-
-
-def shortfalls(label: Label, queries: int, seconds: float) -> list[str]:
-    """Returns what a valid measurement lacks for publication; with any it is preliminary."""
-    minimum = MIN_QUERIES[label]
-    missing = []
-    if queries < minimum:
-        missing.append(f"{queries} queries, at least {minimum} are required")
-    if seconds < MIN_DURATION_S:
-        missing.append(f"{seconds:.1f} s, at least {MIN_DURATION_S:.0f} s are required")
-    return missing
 
 
 def batches_between(before: Snapshot, after: Snapshot) -> Batches:
