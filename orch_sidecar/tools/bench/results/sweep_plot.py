@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from orch_sidecar.tools.bench.results.sweep import Point, Sweep
-from orch_sidecar.tools.facts.comparison.plot import Kind, Panel, Series, Style, draw
+from orch_sidecar.tools.facts.comparison.plot import draw
+from orch_sidecar.tools.facts.comparison.series import Kind, Panel, Series, Style
 
 # Points of the fitted curve, enough to look smooth.
 _CURVE_POINTS: Final = 60
