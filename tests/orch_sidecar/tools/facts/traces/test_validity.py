@@ -88,7 +88,7 @@ def test_unknown_steps_are_an_objection() -> None:
     for batch in (None, (0, 0, 0.0)):
         request = valid("single_stream", 1, 0, 1, batch=batch)
         unknown = without(request, "orch.batch_size.max", "orch.batch_size.mean")
-        assert list(objections_to(unknown, scenario="run-1")) == ["no_steps"]
+        assert "no_steps" in objections_to(unknown, scenario="run-1")
 
 
 @pytest.mark.parametrize("label", LABELS)
@@ -169,7 +169,8 @@ def test_unfinished_requests_are_an_objection_to_a_run_at_the_time() -> None:
     run = valid("batched_online", 1, 10, 20)
     _, wait, engine, _ = one(2, 15, 30, sequences=1)
     assert list(objections_to(run, [wait], scenario="run-1")) == ["not_ended"]
-    assert list(objections_to(run, [wait, engine], scenario="run-1")) == ["not_ended"]
+    reasons = objections_to(run, [wait, engine], scenario="run-1")
+    assert list(reasons) == ["not_ended", "untraced_requests"]
     _, wait, engine, _ = one(2, 1, 5, sequences=1)
     assert objections_to(run, [wait, engine], scenario="run-1") == {}  # it ended before the run
     unassigned = replace(wait, attributes={**wait.attributes, "orch.pool": "another"})
