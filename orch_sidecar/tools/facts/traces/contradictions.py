@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.traces.counters import UNCOUNTED_STEPS
 from orch_sidecar.tools.facts.traces.objection import Objection, Reason, count_requests
 from orch_sidecar.tools.facts.traces.requests import Request
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
@@ -87,7 +86,7 @@ def _offset_ns(each: EngineSequence, start_ns: int, end_ns: int) -> int:
 def _too_many_tokens(request: Request) -> bool:
     return any(
         each.output_tokens
-        > (each.counters.engine_steps + UNCOUNTED_STEPS) * each.counters.tokens_per_step
+        > (each.counters.engine_steps + each.uncounted_steps) * each.counters.tokens_per_step
         for each in request.sequences
         if each.counters is not None
     )

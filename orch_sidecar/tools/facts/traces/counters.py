@@ -16,17 +16,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
 
 from orch_sidecar.tools.facts.traces.objection import Objection, Reason, count_requests
 from orch_sidecar.tools.facts.traces.occupancy import ABORT_WITHIN_NS
 from orch_sidecar.tools.facts.traces.requests import Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
 from orch_sidecar.tools.facts.traces.sequence import EngineSequence
-
-# Of a sequence, the counted steps lack the last one, which is not known yet when its span ends;
-# asynchronous scheduling runs one more, whose token is discarded.
-UNCOUNTED_STEPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +173,8 @@ def _untraced_sequences(
     window = decode_window(own)
     largest = max((each.batch_max for each in own if each.batch_max is not None), default=0)
     largest += sum(request.requested_sequences for request, _ in aborted)
-    if not window.steps <= window.sequences <= window.steps * largest:
+    uncounted = sum(each.uncounted_steps for each in own)
+    if not window.steps <= window.sequences <= window.steps * largest + uncounted:
         detail = (
             f"the engine counted {window.sequences} sequences in {window.steps} decode steps of up "
             f"to {largest}"
@@ -205,6 +201,6 @@ def _most_steps(each: EngineSequence) -> int:
 
     Each generated a token, but for the step beyond its end; its first token came from a prefill.
     """
-    most = each.steps + UNCOUNTED_STEPS
+    most = each.steps + each.uncounted_steps
     speculative = each.counters is not None and each.counters.tokens_per_step > 1
     return most if speculative else min(most, each.output_tokens)

@@ -243,6 +243,8 @@ def _measured_notes(scenario: Scenario, measured: Figures) -> _Notes:
     notes: _Notes = {"requests": measured.requests, "window_s": round(measured.window_s, 3)}
     if scenario.key.profile is not None:
         notes["profile"] = scenario.key.profile
+    if scenario.key.run is not None:
+        notes["run"] = scenario.key.run
     if scenario.key.measurement_type != Label.OFFLINE:
         notes |= {name: round(value, 3) for name, value in latency_notes(measured).items()}
     return notes

@@ -14,6 +14,10 @@ from orch_sidecar.tools.facts.traces.span import Span
 
 SEQUENCE_SPAN: Final = "llm_request"  # vLLM's
 
+# The counted steps of a sequence lack the last one, which is not known yet when its span ends;
+# asynchronous scheduling runs one more, whose token is discarded.
+_UNCOUNTED_STEPS: Final = 2
+
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
@@ -89,6 +93,19 @@ class EngineSequence:
     def step_s(self) -> float:
         """The mean time of a decode step, 0 where none was counted."""
         return self.decode_s / self.steps if self.steps else 0.0
+
+    @property
+    def uncounted_steps(self) -> int:
+        """The largest number of its steps that the engine's counts may lack.
+
+        The engine counts back from the end of the span, which a busy API server delays beyond the
+        last token: so much of the span is neither queue nor inference.
+        """
+        steps = 0 if self.counters is None else self.counters.engine_steps
+        if not steps or self.inference_s <= 0:
+            return _UNCOUNTED_STEPS
+        late_s = (self.end_ns - self.start_ns) / 1e9 - self.queue_s - self.inference_s
+        return _UNCOUNTED_STEPS + max(0, int(late_s * steps / self.inference_s))
 
 
 def parse_sequence(span: Span) -> EngineSequence:

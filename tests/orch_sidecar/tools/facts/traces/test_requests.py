@@ -140,6 +140,11 @@ def test_request_through_two_sidecars_is_one_request_of_the_parent() -> None:
     request = only(upper, below(1, 20, "queue_full"), below(2, 40, "ok"))
     assert (request.pool, request.start_ns, request.end_ns) == ("above", 0, 4_000_000_000)
     assert (request.outcome, len(request.sequences)) == (Outcome.SERVED, 1)
+    # Those of the child, not of the parent at the child.
+    assert [(each.start_ns, each.failed) for each in request.attempts] == [
+        (1_000_000_000, True),
+        (2_000_000_000, False),
+    ]
 
 
 def test_failed_attempt_does_not_count() -> None:
