@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from orch_sidecar.tools.facts.traces.objection import Reason
 from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.span import Link, Value
+from tests.documents import ROOT, quoted, rows, section
 from tests.orch_sidecar.tools.facts.objections import (
     ALONE,
     LABELS,
@@ -17,6 +19,8 @@ from tests.orch_sidecar.tools.facts.objections import (
     valid,
 )
 from tests.orch_sidecar.tools.facts.spans import one, real, without
+
+HEADING = "Objections to a traced scenario"
 
 
 @pytest.mark.parametrize(
@@ -187,3 +191,8 @@ def test_requests_that_were_not_served_are_no_objection() -> None:
         valid("batched_online", 4, 1, 2, outcome="queue_full"),
     ]
     assert objections_to(*run, scenario="run-1") == {}
+
+
+def test_every_reason_is_documented_and_no_other() -> None:
+    table = rows(section(ROOT / "orch_sidecar/tools/bench/README.md", HEADING))
+    assert {name for first, *_ in table for name in quoted(first)} == set(Reason)
