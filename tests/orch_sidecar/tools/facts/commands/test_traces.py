@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -190,31 +189,6 @@ def test_missing_values_are_options(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert placed.row.model_id == "tiny"
     notes = parse_notes(placed.row.scenario_notes)
     assert notes["given"] == "engine,precision,gpu,gpu_count"
-
-
-async def test_the_last_hour_until_now_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    now_s = time.time()
-    recent, older = one(1, now_s - 600, now_s - 590), one(2, now_s - 7200, now_s - 7190)
-    spans = counted([*recent, *older])
-    assert await from_jaeger(spans) == 0
-    assert len(labels(capsys.readouterr().out)) == 1
-    assert await from_jaeger(spans, "--since", "3h") == 0
-    assert len(labels(capsys.readouterr().out)) == 2
-    assert await from_jaeger(spans, "--since", "5m") == 1
-    assert "no scenario in orch-sidecar at http://127.0.0.1:" in capsys.readouterr().err
-
-
-async def test_scenario_that_extends_beyond_the_interval_is_noted_as_cut(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    second_s = 1_795_295_000
-    requests = [one(n, second_s + n, second_s + n + 0.5) for n in range(10)]
-    spans = counted(span for request in requests for span in request)
-    ends = ("--since", "2026-11-21T21:03:22.5Z", "--until", "2026-11-21T21:03:26.5Z")
-    assert await from_jaeger(spans, *ends) == 0
-    [placed] = valid_rows(parse("stdout", capsys.readouterr().out))
-    notes = parse_notes(placed.row.scenario_notes)
-    assert (notes["requests"], notes["cut"]) == ("4", "before,after")
 
 
 async def test_traffic_that_only_the_engine_traced_is_detected(
