@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
@@ -11,7 +13,9 @@ from tests.orch_sidecar.tools.facts.objections import objections_to
 from tests.orch_sidecar.tools.facts.spans import ALONE, counted, one
 
 
-def two(extra: int, *, steps: int | None = None, **more: Value) -> list[list[Span]]:
+def two(
+    extra: int, *, steps: int | None = None, more: Mapping[str, Value] = MappingProxyType({})
+) -> list[list[Span]]:
     """Returns two requests one after the other, each of 5 tokens in 4 decode steps alone.
 
     Between them the engine counted so many more sequences, in as many steps more (or `steps`).
@@ -38,8 +42,8 @@ def test_sequence_takes_part_in_no_more_steps_than_it_has_tokens() -> None:
 
 def test_with_speculative_decoding_the_steps_alone_count() -> None:
     drafts: dict[str, Value] = {"orch.speculative": "ngram:3", "orch.tokens_per_step": 4}
-    assert objections_to(*two(4, **drafts)) == {}
-    assert list(objections_to(*two(5, **drafts))) == ["untraced_sequences"]
+    assert objections_to(*two(4, more=drafts)) == {}
+    assert list(objections_to(*two(5, more=drafts))) == ["untraced_sequences"]
 
 
 def test_aborted_request_accounts_for_its_number_and_for_the_steps_of_the_window() -> None:
@@ -47,8 +51,8 @@ def test_aborted_request_accounts_for_its_number_and_for_the_steps_of_the_window
     aborted = one(3, 2.2, 2.4, **{**ALONE, "outcome": "cancelled"})
     assert objections_to(*two(10, steps=0), aborted) == {}
     assert list(objections_to(*two(11, steps=0), aborted)) == ["untraced_sequences"]
-    assert objections_to(*two(0, **{"orch.requests_total": 3}), aborted) == {}
-    assert objections_to(*two(0, **{"orch.requests_total": 4}), aborted) == {
+    assert objections_to(*two(0, more={"orch.requests_total": 3}), aborted) == {}
+    assert objections_to(*two(0, more={"orch.requests_total": 4}), aborted) == {
         "untraced_requests": "1 request: of the numbers 1 to 4 that the engine gave, 2 are "
         "traced, and 1 of aborted requests"
     }
