@@ -110,9 +110,14 @@ def _latency_notes(label: Label, figures: FiguresDocument) -> dict[str, float]:
     if label is Label.OFFLINE:
         return {}
     found = {"ttft": figures.ttft_ms, "tpot": figures.tpot_ms, "latency": figures.latency_ms}
-    return {
-        f"{name}_{at}_ms": round(getattr(each, at), 3)
-        for name, each in found.items()
-        if each is not None
-        for at in LATENCIES[name]
-    }
+    notes = {}
+    for name, each in found.items():
+        if each is None:
+            continue
+        notes |= {f"{name}_{at}_ms": round(getattr(each, at), 3) for at in LATENCIES[name]}
+        notes |= {
+            f"{name}_{at}_early_ms": round(each.early[at], 3)
+            for at in LATENCIES[name]
+            if at in each.early
+        }
+    return notes

@@ -116,10 +116,10 @@ def test_open_loops_make_one_set() -> None:
 @pytest.mark.parametrize("label", [ONLINE, Label.OFFLINE])
 def test_row_without_arrivals_is_separate(label: Label) -> None:
     stated = at(4, 100, label, notes={"arrivals": "closed_loop"})
-    silent, odd = at(6, 90, label), at(8, 90, label, notes={"arrivals": "in waves"})
+    silent = at(6, 90, label)
     once = at(8, 300, label, notes={"arrivals": "at_once"})
-    found = compared(stated, silent, odd, once)
-    assert [len(each.points) for each in found.sets] == [1, 2, 1]
+    found = compared(stated, silent, once)
+    assert [len(each.points) for each in found.sets] == [1, 1, 1]
     [apart] = found.apart
     assert apart.values == (Loop.CLOSED, Loop.UNKNOWN, Loop.AT_ONCE)
     assert "closed loop, unknown, all at once" in as_text(found)
