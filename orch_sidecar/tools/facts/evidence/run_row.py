@@ -108,8 +108,10 @@ def _proven(measured: MeasuredRun, proof: Proof, source: Source, model_id: str) 
         **engine.conditions.notes,
         PREFIX_HIT_RATIO: prefix_hit_ratio(proof.before, proof.after),
     }
-    if is_given(model_id, engine):
-        notes[GIVEN] = "model_id"
+    named = source.model_name not in (None, last_part(model_id))
+    given = {"model_id": is_given(model_id, engine), "model_name": named}
+    if any(given.values()):
+        notes[GIVEN] = ",".join(name for name, by_user in given.items() if by_user)
     if measured.at_once is not None and batches.largest > measured.at_once:
         # Requests for several sequences: no file has the length of the longest, by which TPOT
         # divides.
