@@ -60,6 +60,9 @@ class Arrivals(StrEnum):
     TRACE = "trace"
 
 
+# The note of a run with speculative decoding: tokens per sequence and step.
+ACCEPTANCE_LENGTH: Final = "acceptance_length"
+
 # Loads that keep an engine full, as offline requires.
 _UNPACED: Final = (Arrivals.AT_ONCE, Arrivals.CLOSED_LOOP)
 
