@@ -1,10 +1,10 @@
 """The vLLM plugin: enforces a batching profile, reports the scheduler's state, labels spans.
 
 It imports nothing of `orch_sidecar`, which imports only `profile` and `lease_protocol` of it. Entry
-points and the composition root are in `register`; every use of vLLM is listed in `hooks`.
+points and the composition root are in `register`; every use of vLLM is listed in `vllm_names`.
 
-Pure: `allowlist`, `connectors`, `curve`, `engine_state`, `hooks`, `kv_cache`, `lease_protocol`,
-`leases`, `profile`, `readiness`, `routes`, `stall_detector`, `step_time`, `steps`, `symbols`,
-`workloads`.
+Pure: `allowlist`, `conditions`, `connectors`, `curve`, `engine_facts`, `engine_state`, `hooks`,
+`kv_cache`, `lease_protocol`, `leases`, `prefix_cache`, `profile`, `readiness`, `request_numbers`,
+`routes`, `stall_detector`, `step_time`, `steps`, `symbols`, `vllm_names`, `workloads`.
 They import no asyncio, HTTP library, vLLM or OpenTelemetry, and read no clock.
 """

@@ -197,10 +197,30 @@ async def kv_cache_of(engine_client: Any) -> KvCache:
     return KvCache(max(0, (cache.num_gpu_blocks or 0) - 1), groups)
 
 
+async def attention_backend_of(engine_client: Any) -> str:
+    """Returns the attention backend that the engine's workers use; `unknown` where they cannot be
+    asked, because the operator gave another `--worker-extension-cls`, or fail to return it."""
+    from vllm_plugin.conditions import UNKNOWN, attention_backend
+    from vllm_plugin.enforce import WORKER_EXTENSION
+
+    config, core = engine_client.vllm_config, engine_client.engine_core
+    if config.parallel_config.worker_extension_cls != WORKER_EXTENSION:
+        logger.warning("orch: another worker extension is in use; attention_backend is unknown")
+        return UNKNOWN
+    try:
+        return attention_backend(await core.collective_rpc_async("orch_attention_backends"))
+    except Exception:
+        # vLLM raises failures of a worker as bare Exceptions: no narrower type fits.
+        logger.warning("orch: the workers' attention backend is unknown", exc_info=True)
+        return UNKNOWN
+
+
 def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
     """Creates the state of the engine with this configuration, and labels its spans."""
     from vllm_plugin import enforce
-    from vllm_plugin.engine_state import EngineFacts, EngineState
+    from vllm_plugin.conditions import conditions_of, tokens_per_step_of
+    from vllm_plugin.engine_facts import EngineFacts
+    from vllm_plugin.engine_state import EngineState
     from vllm_plugin.hardware import hardware_of
 
     enforce.verify(vllm_config, profile)
@@ -211,6 +231,7 @@ def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
             engine_version=_self_test(),
             pool=pool_of(os.environ, profile.name),
             models=tuple(served) if isinstance(served, list) else (served,),
+            weights=str(model.model),
             ctx_max=model.max_model_len,
             profile=profile.name,
             measurement_type=profile.measurement_type.value,
@@ -220,6 +241,8 @@ def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
             features=features_of(vllm_config),
             rate_limits=rate_limits_of(vllm_config),
             hardware=hardware_of(vllm_config),
+            conditions=conditions_of(vllm_config),
+            tokens_per_step=tokens_per_step_of(vllm_config),
         )
     )
     if vllm_config.observability_config.otlp_traces_endpoint is not None:
@@ -243,6 +266,7 @@ def __getattr__(name: str) -> Any:
     importable without vLLM (after an import error the engine would run without the plugin)."""
     if name != "StatLogger":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vllm_plugin.conditions import tokens_per_step_of
     from vllm_plugin.stat_logger import SchedulerStatLogger
 
     if _process.profile is not None:
@@ -255,11 +279,10 @@ def __getattr__(name: str) -> Any:
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             if _process.profile is not None:
                 _process.engine_state = make_engine_state(vllm_config, _process.profile)
-            drafts = getattr(vllm_config.speculative_config, "num_speculative_tokens", None) or 0
             super().__init__(
                 _process.engine_state,
                 bool(vllm_config.scheduler_config.async_scheduling),
-                tokens_per_sequence=1 + drafts,
+                tokens_per_sequence=tokens_per_step_of(vllm_config),
             )
 
     globals()[name] = StatLogger
@@ -270,4 +293,4 @@ def endpoint_plugin() -> Any:
     """Creates the endpoint plugin. Entry point of `vllm.endpoint_plugins`."""
     from vllm_plugin.endpoint import CapabilitiesEndpoint
 
-    return CapabilitiesEndpoint(lambda: _process.engine_state, kv_cache_of)
+    return CapabilitiesEndpoint(lambda: _process.engine_state, kv_cache_of, attention_backend_of)

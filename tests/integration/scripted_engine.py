@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -18,8 +19,11 @@ from typing import Any
 
 from tests.integration import answers
 from tests.integration.wire import Answer, EngineWire, Received
-from vllm_plugin.engine_state import EngineFacts, EngineState, Hardware, Subscriber
+from vllm_plugin.conditions import Conditions
+from vllm_plugin.engine_facts import EngineFacts, Hardware
+from vllm_plugin.engine_state import EngineState, Subscriber
 from vllm_plugin.kv_cache import KvCache, KvGroup
+from vllm_plugin.lease_protocol import timestamp
 from vllm_plugin.workloads import workloads_of
 
 Script = Callable[[Answer], Awaitable[None]]
@@ -208,6 +212,7 @@ class ScriptedEngine:
             engine_version="0.32.0",
             pool="default",
             models=self.models,
+            weights="/models/scripted",
             ctx_max=2048,
             profile=self.profile,
             measurement_type=_PROFILES[self.profile],
@@ -216,6 +221,7 @@ class ScriptedEngine:
             epoch=f"epoch-{self.epoch}",
             features={},
             hardware=Hardware("CPU (scripted)", 0, "FP32"),
+            conditions=Conditions("none", "none", "float32", "off", "CPU_ATTN", 1, 1),
         )
         engine_state = EngineState(facts)
         engine_state.workloads = workloads_of(GENERATING)
@@ -275,4 +281,6 @@ Engine = Callable[..., Awaitable[ScriptedEngine]]
 
 
 def _say(answer: Answer, name: str, data: dict[str, Any]) -> None:
+    if name != "ended":
+        data = data | {"observed_at": timestamp(time.time())}
     answer.chunk(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())

@@ -1,7 +1,7 @@
 """Converts a result to a row of a table of facts.
 
-An invalid or incomplete result makes no row, and an unverified one is labelled to be confirmed.
-Notes have the same names as in rows made of traces or of other tools' results.
+An invalid, incomplete or unbatched result makes no row, and an unverified one is labelled to be
+confirmed. Notes have the same names as in rows made of traces or of other tools' results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from orch_sidecar.tools.facts.evidence.measured import LATENCIES
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, format_notes
 from orch_sidecar.tools.facts.tables.rules import BATCHING
 
-NO_FACT: Final = frozenset({Status.INVALID, Status.INCOMPLETE})
+NO_FACT: Final = frozenset({Status.INVALID, Status.INCOMPLETE, Status.UNBATCHED})
 
 _Notes = dict[str, str | int | float]
 
@@ -110,9 +110,14 @@ def _latency_notes(label: Label, figures: FiguresDocument) -> dict[str, float]:
     if label is Label.OFFLINE:
         return {}
     found = {"ttft": figures.ttft_ms, "tpot": figures.tpot_ms, "latency": figures.latency_ms}
-    return {
-        f"{name}_{at}_ms": round(getattr(each, at), 3)
-        for name, each in found.items()
-        if each is not None
-        for at in LATENCIES[name]
-    }
+    notes = {}
+    for name, each in found.items():
+        if each is None:
+            continue
+        notes |= {f"{name}_{at}_ms": round(getattr(each, at), 3) for at in LATENCIES[name]}
+        notes |= {
+            f"{name}_{at}_early_ms": round(each.early[at], 3)
+            for at in LATENCIES[name]
+            if at in each.early
+        }
+    return notes

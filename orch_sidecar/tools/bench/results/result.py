@@ -14,7 +14,7 @@ from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 # The columns of `calls`, one row per request. `due_s`: None without a schedule. `first_s`: the
-# arrival of its first token.
+# arrival of its first token. `ended_s`: of its last token, if it was streamed.
 CALL_COLUMNS: Final = (
     "due_s", "sent_s", "first_s", "ended_s", "status", "fate", "why",
     "input_tokens", "output_tokens", "queue_ms",
@@ -27,6 +27,7 @@ class Status(StrEnum):
     VALID = "valid"
     PRELIMINARY = "preliminary"  # valid, but too short to be published
     UNVERIFIED = "unverified"  # the endpoint does not report what its engine did
+    UNBATCHED = "unbatched"  # one client of a sweep: sound, but it makes no row
     INVALID = "invalid"
     INCOMPLETE = "incomplete"  # the run ended early
 
@@ -38,7 +39,11 @@ class Document(BaseModel):
 
 
 class SpreadMs(Document):
-    """The distribution of a time, in milliseconds."""
+    """The distribution of a time, in milliseconds.
+
+    `early`: by the name of a percentile, MLPerf's early-stopping estimate of it; without those that
+    have too few samples.
+    """
 
     mean: float
     p50: float
@@ -46,6 +51,7 @@ class SpreadMs(Document):
     p95: float
     p99: float
     max: float
+    early: dict[str, float]
 
 
 class ScenarioDocument(Document):
@@ -169,6 +175,7 @@ class Trial(Document):
 class Result(Document):
     """One run.
 
+    `run`: the digest of its secret id, which is `orch.run` of the server spans of its requests.
     `reasons`: the reasons for `status`; `shortfalls`: what it lacks to be published.
     `capabilities`: the engine's documents before and after it. `trials`: of the search for its
     rate.
@@ -176,6 +183,7 @@ class Result(Document):
 
     schema_version: Literal["orch.bench/1"] = "orch.bench/1"
     id: str
+    run: str
     status: Status
     reasons: list[str]
     shortfalls: list[str]

@@ -22,19 +22,19 @@ from orch_sidecar.tools.bench.results.tally import Tally, counts_of
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
 from orch_sidecar.tools.facts.evidence.verdict import (
-    MIN_DURATION_S,
     NEVER_BATCHED,
     RequestCounts,
     batches_between,
     judge,
-    shortfalls,
 )
+from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, shortfalls
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
     """A run that has ended.
 
+    `digest`: of its secret id, as its spans have it.
     `documents`, `before`, `after`: the capabilities before and after the run and their snapshots,
     as far as they could be read. `not_idle`: "before" and "after", where the engine was not idle.
     `unread_reason`: why there is no snapshot after the run. `stopped`: it ended early, by the user
@@ -43,6 +43,7 @@ class FinishedRun:
     """
 
     id: str
+    digest: str
     began_at: str
     endpoint: str
     model: str
@@ -76,6 +77,7 @@ def result_of(run: FinishedRun) -> Result:
         )
     return Result(
         id=run.id,
+        run=run.digest,
         status=status,
         reasons=reasons,
         shortfalls=missing,

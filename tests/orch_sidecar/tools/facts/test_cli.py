@@ -195,8 +195,8 @@ class TestCompare:
     def test_prints_a_table_for_each_set(self, run: Run, valid: Path) -> None:
         code, out, err = run("compare", valid)
         assert (code, err) == (0, "")
-        assert "tokens out, single_stream\n" in out
-        assert "tokens out, batched_online\n" in out
+        assert "tokens out, single_stream, engine settings unknown\n" in out
+        assert "tokens out, batched_online, engine settings unknown\n" in out
         assert "not compared" in out
 
     def test_prints_everything_as_json(self, run: Run, valid: Path) -> None:

@@ -70,6 +70,18 @@ def test_notes_have_the_names_that_other_rows_have() -> None:
     assert notes["goodput_share"] == "0.9091"
 
 
+def test_estimates_of_early_stopping_stand_beside_percentiles_that_have_enough_samples() -> None:
+    calls = [answered(index, first_s=0.001 * index) for index in range(64)]
+    found = result(calls)
+    notes = parse_notes(row_of(found).scenario_notes)
+    assert notes["latency_p90_early_ms"] == "163", "the largest of 64"
+    assert float(notes["latency_p90_ms"]) < 163
+    assert "latency_p95_early_ms" not in notes
+    assert found.figures is not None
+    assert found.figures.latency_ms.early["p90"] == pytest.approx(163.0)
+    assert "latency_p90_early_ms" not in parse_notes(row_of(result(calls[:63])).scenario_notes)
+
+
 def test_offline_row_has_no_latency() -> None:
     notes = parse_notes(row_of(result(CALLS, OFFLINE)).scenario_notes)
     assert not [name for name in notes if name.endswith("_ms")]

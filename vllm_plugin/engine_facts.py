@@ -1,0 +1,46 @@
+"""What does not change while an engine runs. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_plugin.conditions import Conditions
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """`gpu`: the accelerator's name as its driver reports it; without one `CPU (<model>)`.
+
+    `gpu_count`: accelerators that one copy of the model is spread over; 0 without one.
+    `precision`: of the weights, `BF16` for instance, or the method of a quantized model.
+    """
+
+    gpu: str
+    gpu_count: int
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What is known of an engine when it starts.
+
+    `models`: the names that it starts with. `weights`: the model as the engine loaded it, its id
+    or path. `tokens_per_step`: of a sequence in a decode step, at most.
+    """
+
+    engine_version: str
+    pool: str
+    models: tuple[str, ...]
+    weights: str
+    ctx_max: int
+    profile: str
+    measurement_type: str
+    batching: bool
+    slots_total: int
+    epoch: str
+    features: dict[str, Any]
+    hardware: Hardware
+    conditions: Conditions
+    tokens_per_step: int = 1
+    rate_limits: dict[str, int] = field(default_factory=dict)  # vLLM's own, by option
