@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from orch_sidecar.tools.facts.commands.terminal import Commands
 
 _CHECK: Final = """Checks tables of facts: the header, the number of fields of each row, each field,
-and the fields and notes of a row that must agree.
+the fields and notes of a row that must agree, and rows of one run or measurement.
 
 --migrate-legacy rewrites rows of older files before the check: aggregate and per_user_stream
-become to_be_confirmed, and required notes are added where they follow from the row. Each row that
-is rewritten, or cannot be, is reported; a row with any other fault keeps its bytes."""
+become to_be_confirmed, and required notes are added where they follow from the row. Notes may be
+separated by semicolons, commas or spaces, and batching may be true or false. Each row that is
+rewritten, or cannot be, is reported; a row with any other fault keeps its bytes."""
 
 _CHECK_EPILOG: Final = """examples:
   orch facts check tps_model_gpu.csv
@@ -32,9 +33,11 @@ _CHECK_EPILOG: Final = """examples:
 
 _MERGE: Final = """Merges tables of facts into one, in the given order.
 
-A row that several files contain is written once. Nothing is written if a file has a fault, or if
-two different rows have the same measurement: model_id, engine, precision, gpu, gpu_count, batch,
-input_tokens, output_tokens, measurement_type and source_tag."""
+A row that several files contain is written once. Nothing is written if a file has a fault, if
+rows of one run have different labels, or if two different rows have the same measurement: the
+columns model_id, engine, precision, gpu, gpu_count, batch, input_tokens, output_tokens,
+measurement_type and source_tag, and the notes speculative, quantization, kv_cache_dtype,
+prefix_caching, attention_backend, tensor_parallel and pipeline_parallel."""
 
 
 def add_commands(commands: Commands) -> None:
