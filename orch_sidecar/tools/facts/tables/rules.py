@@ -81,17 +81,24 @@ def contradictions(valid: Mapping[str, str]) -> Iterator[Contradiction]:
         rule = f"must be {' or '.join(allowed)}{row}"
         yield Contradiction("scenario_notes", f"batching={notes['batching']}", rule)
     yield from _located(_of_notes(label, valid, notes))
-    throughput, output_tokens = (
-        valid.get(name) for name in ("throughput_tokens_per_sec", "output_tokens")
-    )
-    if throughput is not None and output_tokens is not None:
-        rule = figures.throughput_rule(throughput, int(output_tokens), notes)
-        if rule is not None:
-            yield Contradiction("throughput_tokens_per_sec", throughput, rule)
+    yield from _of_columns(label, valid, notes)
+
+
+def _of_columns(
+    label: Label | None, valid: Mapping[str, str], notes: Mapping[str, str]
+) -> Iterator[Contradiction]:
+    """Yields the columns that contradict the notes."""
+    rules: dict[str, str | None] = {}
+    if "throughput_tokens_per_sec" in valid and "output_tokens" in valid:
+        throughput, output_tokens = valid["throughput_tokens_per_sec"], int(valid["output_tokens"])
+        rules["throughput_tokens_per_sec"] = figures.throughput_rule(
+            throughput, output_tokens, notes
+        )
     if label is not None and "source_tag" in valid:
-        rule = runs.tag_contradiction(valid["source_tag"], label, notes)
+        rules["source_tag"] = runs.tag_contradiction(valid["source_tag"], label, notes)
+    for column, rule in rules.items():
         if rule is not None:
-            yield Contradiction("source_tag", valid["source_tag"], rule)
+            yield Contradiction(column, valid[column], rule)
 
 
 def _of_notes(
