@@ -155,7 +155,7 @@ async def shared_generation(load: Load) -> None:
 
 Way = Callable[[Load], Awaitable[None]]
 
-# What is done, and the verdict: ROW, or the reason (one of those) that must be among the objections.
+# What is done, and the verdict: ROW, or the reason that must be among the objections.
 HOME: Final[dict[str, tuple[Way, str]]] = {
     "honest": (honest_single, ROW),
     "client claims another label": (claims_another_label, ROW),
