@@ -73,21 +73,27 @@ class ScenarioDocument(Document):
 
 
 class EngineDocument(Document):
-    """The engine under test. `model`: the name that it is served by; `model_id`, `model_name`: as
-    in a row. `given`: the values given by the user instead of the engine."""
+    """The engine under test; None where it does not report.
+
+    `model`: the name that it is served by; `model_id`, `model_name`: as in a row; `weights`: the
+    model as the engine loaded it. `conditions`: how it is configured, by the names of the notes.
+    `given`: the values given by the user instead of the engine.
+    """
 
     engine: str | None
     engine_version: str | None
     model: str
     model_id: str
     model_name: str
-    pool: str | None
-    profile: str | None
-    slots_total: int | None
+    weights: str | None = None
+    pool: str | None = None
+    profile: str | None = None
+    slots_total: int | None = None
     precision: str | None
     gpu: str | None
     gpu_count: int | None
-    epoch: str | None
+    conditions: dict[str, str | int | float] | None = None
+    epoch: str | None = None
     given: list[str]
 
 
@@ -156,7 +162,7 @@ class Goodput(Document):
 
 
 class BatchesDocument(Document):
-    """The engine's decode steps during the run."""
+    """The engine's decode steps during the run, their largest and their mean batch (sequences)."""
 
     steps: int
     largest: int
@@ -177,6 +183,7 @@ class Result(Document):
 
     `run`: the digest of its secret id, which is `orch.run` of the server spans of its requests.
     `reasons`: the reasons for `status`; `shortfalls`: what it lacks to be published.
+    `prefix_hit_ratio`: the share of the looked-up prompt tokens that the prefix cache had.
     `capabilities`: the engine's documents before and after it. `trials`: of the search for its
     rate.
     """
@@ -197,6 +204,7 @@ class Result(Document):
     figures: FiguresDocument | None
     goodput: Goodput | None
     batches: BatchesDocument | None
+    prefix_hit_ratio: float | None
     trials: list[Trial] = []
     capabilities: list[Any]
     call_columns: tuple[str, ...] = CALL_COLUMNS

@@ -26,6 +26,7 @@ from orch_sidecar.tools.facts.evidence.verdict import (
     RequestCounts,
     batches_between,
     judge,
+    prefix_hit_ratio,
 )
 from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, shortfalls
 
@@ -69,12 +70,13 @@ def result_of(run: FinishedRun) -> Result:
     tally, counts = Tally(run.calls), counts_of(run.calls)
     label = run.scenario.label
     status, reasons, missing = _verdict(run, tally)
-    batches = None
+    batches = hit_ratio = None
     if run.before is not None and run.after is not None:
         found = batches_between(run.before, run.after)
         batches = BatchesDocument(
-            steps=found.steps, largest=found.largest, mean=round(found.mean, 3)
+            steps=found.steps, largest=found.largest, mean=round(found.mean, 6)
         )
+        hit_ratio = round(prefix_hit_ratio(run.before, run.after), 6)
     return Result(
         id=run.id,
         run=run.digest,
@@ -93,6 +95,7 @@ def result_of(run: FinishedRun) -> Result:
         figures=tally.figures(),
         goodput=tally.goodput(run.scenario.slo),
         batches=batches,
+        prefix_hit_ratio=hit_ratio,
         capabilities=list(run.documents),
         calls=[_row(call) for call in run.calls],
     )
@@ -127,21 +130,24 @@ def _objections(run: FinishedRun) -> list[str]:
         return [*reasons, f"the engine's work is unknown: {run.unread_reason}"]
     if run.before is None or run.after is None:
         return reasons
-    reasons += judge(run.scenario.label, run.before, run.after, _own(run.calls))
+    reasons += judge(run.scenario.label, run.before, run.after, _own(run))
     allowed = NEVER_BATCHED if run.trial else None
     return [reason for reason in reasons if reason != allowed]
 
 
-def _own(calls: Sequence[Call]) -> RequestCounts:
-    """Returns the engine's work for these. An event may have several tokens, so none is counted."""
-    reached = [call for call in calls if call.reached]
+def _own(run: FinishedRun) -> RequestCounts:
+    """Returns the engine's work for it. An event may have several tokens, so none is counted."""
+    reached = [call for call in run.calls if call.reached]
     answered = [call for call in reached if call.fate is Fate.ANSWERED]
     tokens = [None if call.counted_by_events else call.output_tokens for call in answered]
     known = [count for count in tokens if count is not None]
+    prompts = [call.input_tokens for call in answered if call.input_tokens is not None]
     return RequestCounts(
         sent=len(reached),
         answered=len(answered),
         output_tokens=sum(known) if len(known) == len(reached) else None,
+        input_tokens=sum(prompts) if len(prompts) == len(answered) else None,
+        one_by_one=run.scenario.clients == 1,
     )
 
 

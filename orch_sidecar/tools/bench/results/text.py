@@ -31,6 +31,10 @@ def result_text(result: Result) -> str:
         lines.append(
             f"engine: {found.steps} decode steps, batch mean {found.mean:.2f}, max {found.largest}"
         )
+    if result.prefix_hit_ratio:
+        lines.append(
+            f"  {result.prefix_hit_ratio:.1%} of the prompt tokens were in its prefix cache"
+        )
     client = result.client
     late = "" if client.late_ms is None else f"{client.late_ms.p99:.1f} ms late (p99), "
     lines.append(f"client: {late}{client.cpu_share:.0%} of one core")
@@ -92,8 +96,8 @@ def _figures(figures: FiguresDocument, result: Result) -> list[str]:
             "TPOT": figures.tpot_ms,
             "gap between events": figures.itl_ms,
         }
-        for name, found in named.items():
-            lines += [] if found is None else _lines(name, found)
+        for name, spread in named.items():
+            lines += [] if spread is None else _lines(name, spread)
     if result.goodput is not None and result.status is not Status.INVALID:
         found = result.goodput
         lines.append(

@@ -35,7 +35,7 @@ from orch_sidecar.tools.bench.load.interrupt import Interrupted, unless_interrup
 from orch_sidecar.tools.bench.load.prompts import body
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.plan.plan import Plan
-from orch_sidecar.tools.bench.results.identity import identity, missing_identity
+from orch_sidecar.tools.bench.results.identity import contradictions, identity, missing_identity
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.bench.runs.client_host import host
@@ -128,6 +128,7 @@ def _check_measurable(plan: Plan, found: Capabilities | None, prompts: int) -> N
     reasons = []
     if found is not None:
         reasons += objections(label, found.snapshot)
+        reasons += contradictions(found.snapshot, plan.given)
         if found.state != READY:
             reasons.append(f"the pool {found.snapshot.pool!r} is {found.state}: it must be ready")
         if plan.model not in found.snapshot.models:
@@ -252,7 +253,11 @@ def _expected(scenario: Scenario, due_s: tuple[float, ...]) -> tuple[int, float]
 
 def _requests(plan: Plan, run: RunId, seed: int, *, salted: bool) -> Iterator[Request]:
     """Yields requests, without end, that belong to the scenario of the run's name."""
-    fields = {X_ORCH_NO_COALESCE: "true", X_ORCH_SCENARIO: run.name, X_ORCH_RUN: run.secret}
+    fields: dict[str, str] = {
+        X_ORCH_NO_COALESCE: "true",
+        X_ORCH_SCENARIO: run.name,
+        X_ORCH_RUN: run.secret,
+    }
     if plan.pool is not None:
         fields[X_ORCH_POOL] = plan.pool
     for prompt in plan.prompts(seed):

@@ -47,6 +47,9 @@ def first_rejection(error: ValidationError) -> Rejection:
     return Rejection(name, repr(value)[:60] if not isinstance(value, str) else value, wrong["msg"])
 
 
+# The note of a run with speculative decoding: tokens per sequence and step.
+ACCEPTANCE_LENGTH: Final = "acceptance_length"
+
 # Loads that keep an engine full, as offline requires.
 _UNPACED: Final = (Arrivals.AT_ONCE, Arrivals.CLOSED_LOOP)
 
@@ -139,7 +142,7 @@ def contradiction(
 def latency_notes(figures: Figures) -> dict[str, float]:
     """Returns the latency notes of figures, in ms: percentiles, and MLPerf's estimates of them."""
     spreads = {"ttft": figures.ttft_s, "tpot": figures.tpot_s, "latency": figures.latency_s}
-    notes = {}
+    notes: dict[str, float] = {}
     for name, spread in spreads.items():
         if spread is None:
             continue

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from orch_sidecar.tools.facts.evidence.freshness import staleness
 from orch_sidecar.tools.facts.evidence.measured import (
+    ACCEPTANCE_LENGTH,
     Arrivals,
     MeasuredRun,
     Rejection,
@@ -108,8 +109,10 @@ def _proven(measured: MeasuredRun, proof: Proof, source: Source, model_id: str) 
         **engine.conditions.notes,
         PREFIX_HIT_RATIO: prefix_hit_ratio(proof.before, proof.after),
     }
-    if is_given(model_id, engine):
-        notes[GIVEN] = "model_id"
+    named = source.model_name not in (None, last_part(model_id))
+    given = {"model_id": is_given(model_id, engine), "model_name": named}
+    if any(given.values()):
+        notes[GIVEN] = ",".join(name for name, by_user in given.items() if by_user)
     if measured.at_once is not None and batches.largest > measured.at_once:
         # Requests for several sequences: no file has the length of the longest, by which TPOT
         # divides.
@@ -145,6 +148,8 @@ def _objections(measured: MeasuredRun, proof: Proof, label: Label) -> list[str]:
     )
     reasons = judge(label, proof.before, proof.after, own)
     reasons += staleness(measured, proof.before, proof.after)
+    if ACCEPTANCE_LENGTH in measured.notes and proof.before.conditions.speculative == "none":
+        reasons.append("the file is of speculative decoding, which the engine does not do")
     # The label may be the engine's: the load in the file must fit it, too.
     at_least = offline_batch(proof.before.slots_total, measured.requests)
     load = contradiction(label, measured.arrivals, measured.at_once, at_least=at_least)

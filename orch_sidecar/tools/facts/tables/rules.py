@@ -81,17 +81,24 @@ def contradictions(valid: Mapping[str, str]) -> Iterator[Contradiction]:
         rule = f"must be {' or '.join(allowed)}{row}"
         yield Contradiction("scenario_notes", f"batching={notes['batching']}", rule)
     yield from _located(_of_notes(label, valid, notes))
-    throughput, output_tokens = (
-        valid.get(name) for name in ("throughput_tokens_per_sec", "output_tokens")
-    )
-    if throughput is not None and output_tokens is not None:
-        rule = figures.throughput_rule(throughput, int(output_tokens), notes)
-        if rule is not None:
-            yield Contradiction("throughput_tokens_per_sec", throughput, rule)
+    yield from _of_columns(label, valid, notes)
+
+
+def _of_columns(
+    label: Label | None, valid: Mapping[str, str], notes: Mapping[str, str]
+) -> Iterator[Contradiction]:
+    """Yields the columns that contradict the notes."""
+    rules: dict[str, str | None] = {}
+    if "throughput_tokens_per_sec" in valid and "output_tokens" in valid:
+        throughput, output_tokens = valid["throughput_tokens_per_sec"], int(valid["output_tokens"])
+        rules["throughput_tokens_per_sec"] = figures.throughput_rule(
+            throughput, output_tokens, notes
+        )
     if label is not None and "source_tag" in valid:
-        rule = runs.tag_contradiction(valid["source_tag"], label, notes)
+        rules["source_tag"] = runs.tag_contradiction(valid["source_tag"], label, notes)
+    for column, rule in rules.items():
         if rule is not None:
-            yield Contradiction("source_tag", valid["source_tag"], rule)
+            yield Contradiction(column, valid[column], rule)
 
 
 def _of_notes(
@@ -108,8 +115,12 @@ def _of_notes(
     yield from engine.engine_contradictions(gpu_count, notes)
     if "model_id" in valid:
         yield from engine.served_as_contradictions(valid["model_id"], notes)
+    if "precision" in valid:
+        yield from engine.precision_contradictions(valid["precision"], notes)
     if "source_tag" in valid:
         yield from runs.tool_contradictions(valid["source_tag"], notes)
+        if label is not None:
+            yield from runs.missing_notes(valid["source_tag"], label, notes)
 
 
 def _located(found: Iterable[load.Finding]) -> Iterator[Contradiction]:

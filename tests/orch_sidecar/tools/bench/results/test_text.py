@@ -48,6 +48,16 @@ def test_single_stream_shows_p90_latency_and_tokens_per_stream() -> None:
     ]
 
 
+def test_share_of_the_prefix_cache_is_shown() -> None:
+    after = snapshot(
+        requests_total=110,
+        steps_by_batch={"4": [25, 0.5]},
+        prefix_cache={"queries_total": 320, "hits_total": 80},
+    )
+    told = result_text(result(CALLS, after=after))
+    assert "\n  25.0% of the prompt tokens were in its prefix cache\n" in told
+
+
 def test_problems_are_shown() -> None:
     calls = [*CALLS, refused(0.0), answered(0.0, length_as_requested=False, counted_by_events=True)]
     client_health = ClientHealth((0.0,), 0.95)
@@ -56,13 +66,13 @@ def test_problems_are_shown() -> None:
             calls,
             after=snapshot(epoch="e2"),
             client_health=client_health,
-            given=IdentityOverrides(gpu="H100"),
+            given=IdentityOverrides(model_name="Tiny"),
         )
     )
     for line in (
         "batched_online: INVALID",
         "  the engine was restarted",
-        "  given by the user, not reported by the engine: gpu",
+        "  given by the user, not reported by the engine: model_name",
         "  1 x queue_full",
         "  1 did not have the requested number of tokens",
         "  1 reported no usage: their events were counted",
