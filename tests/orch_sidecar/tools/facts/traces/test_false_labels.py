@@ -188,6 +188,7 @@ ENGINE = [
         nested(2, below=0),
         "contradiction",
     ),
+    Case("a sequence that is there twice", "home", nested(1, below=1), "contradiction"),
     Case(
         "requests of an engine that was killed",
         "cloud",

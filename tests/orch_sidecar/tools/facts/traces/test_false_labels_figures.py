@@ -88,6 +88,11 @@ CONTRADICTIONS: list[tuple[str, str, Alteration]] = [
         "cloud",
         set_to(SEQUENCE, {DECODE_S: 3.0}, [2]),
     ),
+    (
+        "an inference that took longer than the answer",
+        "cloud",
+        set_to(SEQUENCE, {INFERENCE_S: 3.0}, [2]),
+    ),
     ("sidecar and engine count other tokens", "offline", set_to(SERVER, {TOKENS: 400}, [2])),
     (
         "sidecar and engine count other prompts",

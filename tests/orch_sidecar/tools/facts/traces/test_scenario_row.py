@@ -178,6 +178,12 @@ def test_path_is_rejected_as_a_model_id() -> None:
     assert (reason, "is a path" in reasons) == ("not_said", True)
     row = row_of(served, given=Declared(model_id="m"))
     assert (row.model_id, parse_notes(row.scenario_notes)["given"]) == ("m", "model_id")
+    # What was loaded has an id: no other is possible.
+    loaded = one(1, 0, 1, server=path, decode={**path, "orch.weights": "org/m"})
+    row = row_of(loaded, given=Declared(model_id="org/m"))
+    assert "given" not in parse_notes(row.scenario_notes)
+    [(reason, _)] = objections_of(loaded, given=Declared(model_id="m"))
+    assert reason == "contradiction"
 
 
 def test_only_complete_answers_count_and_the_others_are_noted() -> None:

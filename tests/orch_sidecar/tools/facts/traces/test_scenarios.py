@@ -101,10 +101,11 @@ def test_requests_without_a_pool_are_assigned_by_id_or_time() -> None:
         refused(4, 50, {}),  # during none
         refused(5, 50, named),
         refused(6, 3, {"gen_ai.request.model": "another"}),
+        refused(7, 3, {**named, "orch.run": "0123"}),
     )
     found = group_scenarios(traffic, GAP_S)
     assert [sorted(numbers(each)) for each in found.scenarios] == [[1, 3], [2, 5]]
-    assert sorted(int(each.trace_id, 16) for each in found.unassigned) == [4, 6]
+    assert sorted(int(each.trace_id, 16) for each in found.unassigned) == [4, 6, 7]
 
 
 def test_requests_outside_of_the_interval_only_mark_the_cut() -> None:

@@ -65,6 +65,11 @@ def test_closed_loop_that_lets_slots_run_dry_is_a_trickle(clients: int, pause_s:
     assert "trickle" in objected(*closed_loop(clients=clients, each=10, pause_s=pause_s))
 
 
+def test_rejected_requests_are_no_supply() -> None:
+    rejected = [offline(100 + n, 0, 10, outcome="queue_full")[:2] for n in range(SLOTS)]
+    assert "trickle" in objected(*closed_loop(clients=4, each=10, pause_s=0.0), *rejected)
+
+
 def test_arrivals_that_take_a_part_of_the_run_are_a_trickle() -> None:
     """All are in flight at once in the end, but most of the time they are not."""
     assert objected(*(offline(n, n, 20) for n in range(8))) == {"trickle"}

@@ -1,0 +1,89 @@
+"""What the engine counted, against what was traced: the bounds of both sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from orch_sidecar.tools.facts.traces.span import Span, Value
+from tests.orch_sidecar.tools.facts.objections import objections_to
+from tests.orch_sidecar.tools.facts.spans import ALONE, counted, one
+
+
+def two(
+    extra: int, *, steps: int | None = None, more: Mapping[str, Value] = MappingProxyType({})
+) -> list[list[Span]]:
+    """Returns two requests one after the other, each of 5 tokens in 4 decode steps alone.
+
+    Between them the engine counted so many more sequences, in as many steps more (or `steps`).
+    """
+    more_steps = extra if steps is None else steps
+    requests = []
+    for number, (in_steps, sequences) in enumerate(((4, 4), (8 + more_steps, 8 + extra)), start=1):
+        counters: dict[str, Value] = {
+            "orch.decode_steps_total": in_steps,
+            "orch.decode_sequences_total": sequences,
+            **more,
+        }
+        requests.append(one(number, number, number + 1, **{**ALONE, "decode": counters}))
+    return requests
+
+
+def test_sequence_takes_part_in_no_more_steps_than_it_has_tokens() -> None:
+    assert objections_to(*two(2)) == {}
+    assert objections_to(*two(3)) == {
+        "untraced_sequences": "the engine decoded 11 sequences in 11 steps, but those that are "
+        "traced took part in at most 10"
+    }
+
+
+def test_with_speculative_decoding_the_steps_alone_count() -> None:
+    drafts: dict[str, Value] = {"orch.speculative": "ngram:3", "orch.tokens_per_step": 4}
+    assert objections_to(*two(4, more=drafts)) == {}
+    assert list(objections_to(*two(5, more=drafts))) == ["untraced_sequences"]
+
+
+def test_aborted_request_accounts_for_its_number_and_for_the_steps_of_the_window() -> None:
+    """vLLM exports no span for it."""
+    aborted = one(3, 2.2, 2.4, **{**ALONE, "outcome": "cancelled"})
+    assert objections_to(*two(10, steps=0), aborted) == {}
+    assert list(objections_to(*two(11, steps=0), aborted)) == ["untraced_sequences"]
+    assert objections_to(*two(0, more={"orch.requests_total": 3}), aborted) == {}
+    assert objections_to(*two(0, more={"orch.requests_total": 4}), aborted) == {
+        "untraced_requests": "1 request: of the numbers 1 to 4 that the engine gave, 2 are "
+        "traced, and 1 of aborted requests"
+    }
+
+
+def test_steps_that_a_late_span_misses_are_no_contradiction() -> None:
+    """The engine counts the steps back from the end of the span, half a second too late."""
+    times: dict[str, Value] = {
+        "gen_ai.latency.time_in_model_inference": 0.5,
+        "gen_ai.latency.time_in_model_decode": 0.4,
+        "orch.engine_steps": 4,
+    }
+    spans = one(1, 0, 1, **{**ALONE, "tokens": (10, 10), "decode": times})
+    assert objections_to(spans) == {}
+    in_time = replace(spans[-1], start_ns=500_000_000)
+    reasons = objections_to([*spans[:-1], in_time])
+    assert reasons["contradiction"].endswith(
+        "more tokens than the engine's steps can have generated"
+    )
+
+
+def test_sequences_of_one_request_have_one_number() -> None:
+    spans = counted(one(1, 0, 1, sequences=2))
+    last = replace(spans[-1], attributes={**spans[-1].attributes, "orch.request_number": 2,
+                                          "orch.requests_total": 2})  # fmt: skip
+    reasons = objections_to([*spans[:-1], last])
+    assert reasons["contradiction"].startswith("1 request: the engine numbers each request once")
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_numbers_begin_with_one(number: int) -> None:
+    wrong: dict[str, Value] = {"orch.request_number": number, "orch.requests_total": number}
+    reasons = objections_to(one(1, 0, 1, **{**ALONE, "decode": wrong}))
+    assert reasons["contradiction"].endswith("counts of the engine that contradict each other")
