@@ -52,12 +52,17 @@ class Load:
         }
 
     async def ask(
-        self, url: str, headers: dict[str, str], tokens: int = TOKENS, **fields: Any
+        self,
+        url: str,
+        headers: dict[str, str],
+        tokens: int = TOKENS,
+        status: int = 200,
+        **fields: Any,
     ) -> None:
         prompt = f"{secrets.token_hex(4)} is"
         document = body("completions", tokens, stream=True, **{"prompt": prompt, **fields})
         seen = await post(self.http, url, "completions", document, headers)
-        assert (seen.error, seen.status) == (None, 200), seen
+        assert (seen.error, seen.status) == (None, status), seen
 
     async def one_by_one(self, count: int = 5, **fields: Any) -> None:
         for _ in range(count):
@@ -77,9 +82,10 @@ async def honest_single(load: Load) -> None:
 
 
 async def claims_another_label(load: Load) -> None:
-    for _ in range(3):
-        fields = {**load.headers, "X-Orch-Measurement-Type": "offline"}
-        await load.ask(load.stack.url, fields)
+    await load.one_by_one(2)
+    claim = {**load.headers, "X-Orch-Measurement-Type": "offline"}
+    await load.ask(load.stack.url, claim, status=400)
+    await load.one_by_one(2)
 
 
 async def untraced_stranger_through_sidecar(load: Load) -> None:
