@@ -19,6 +19,8 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
+from orch_sidecar.api.options import run_digest
+from orch_sidecar.tools.facts.tables.row import parse_notes
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine import trace_file
 from tests.engine.clients import body, post, session
@@ -185,22 +187,23 @@ CLOUD: Final[dict[str, tuple[Way, str]]] = {
 
 
 async def send_all(stack: Stack, ways: dict[str, tuple[Way, str]]) -> dict[str, str]:
-    """Sends each way's load after the other; returns the id of the scenario of each."""
-    ids = {}
+    """Sends each way's load after the other; returns the digest of the run of each."""
+    digests = {}
     async with session() as http:
         for name, (way, _) in ways.items():
-            ids[name] = f"false-label-{secrets.token_hex(4)}"
-            await way(Load(http, stack, ids[name]))
+            load = Load(http, stack, f"false-label-{secrets.token_hex(4)}")
+            digests[name] = run_digest(load.run)
+            await way(load)
             # Scenarios do not touch: an aborted sequence counts for up to a second.
             await asyncio.sleep(0.1)
-    return ids
+    return digests
 
 
 def verdicts(
     stack: Stack, receiver: HttpReceiver, ways: dict[str, tuple[Way, str]], folder: Path
 ) -> dict[str, set[str]]:
     """Returns, for each way, the reasons against its scenario, or {ROW}."""
-    ids = asyncio.run(send_all(stack, ways))
+    digests = asyncio.run(send_all(stack, ways))
     exported = -1
     while len(receiver.exports) != exported:  # both sides export in the background
         exported = len(receiver.exports)
@@ -210,15 +213,15 @@ def verdicts(
     command = [sys.executable, "-m", "orch_sidecar", "facts", "from-otlp", str(traces), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     found = json.loads(done.stdout)
-    names = {scenario: name for name, scenario in ids.items()}
+    names = {digest: name for name, digest in digests.items()}
     judged: dict[str, set[str]] = {name: set() for name in ways}
     for row in found["rows"]:
-        scenario = row["source_tag"].rpartition("/")[2]
-        if scenario in names:
-            judged[names[scenario]].add(ROW)
+        run = parse_notes(row["scenario_notes"]).get("run")
+        if run in names:
+            judged[names[run]].add(ROW)
     for each in found["invalid"]:
-        if each["scenario"] in names:
-            judged[names[each["scenario"]]] |= {reason["reason"] for reason in each["reasons"]}
+        if each["run"] in names:
+            judged[names[each["run"]]] |= {reason["reason"] for reason in each["reasons"]}
     return judged
 
 
