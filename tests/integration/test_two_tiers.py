@@ -93,7 +93,7 @@ async def test_two_above_one_never_exceed_the_slots_and_all_are_served(
     for client, number in clients:
         response = await client.response(within_s=20)
         assert response.status == 200
-        assert response.body.count(b'"seed": %d,' % number) == 3
+        assert response.body.count(b'"seed":%d,' % number) == 3
         assert response.body.endswith(b"data: [DONE]\n\n")
     assert engine.peak <= engine.slots
     assert engine.peak == 4
