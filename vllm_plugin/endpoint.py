@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm_plugin.admin_calls import AdminCallMiddleware, set_within, watch_readiness
 from vllm_plugin.allowlist import NAME
 from vllm_plugin.engine_state import API_VERSION, EngineState, State, Subscriber
+from vllm_plugin.evidence import Evidence
 from vllm_plugin.kv_cache import KvCache
 from vllm_plugin.lease_protocol import (
     CHANGE,
@@ -32,6 +33,7 @@ from vllm_plugin.lease_protocol import (
     timestamp,
 )
 from vllm_plugin.routes import generates
+from vllm_plugin.statements_endpoint import StatementsEndpoint
 from vllm_plugin.workloads import workloads_of
 
 # An open stream delays the engine's shutdown: it checks this often whether it must end.
@@ -160,9 +162,11 @@ class CapabilitiesEndpoint:
         self,
         engine_state_of: Callable[[], EngineState | None],
         kv_cache_of: Callable[[Any], Awaitable[KvCache]],
+        evidence_of: Callable[[], Evidence | None] = lambda: None,
     ) -> None:
         self._engine_state_of = engine_state_of
         self._kv_cache_of = kv_cache_of
+        self._evidence_of = evidence_of
         self._engine: Any = None
         self._app: Any = None
         self._ask = asyncio.Event()
@@ -189,6 +193,8 @@ class CapabilitiesEndpoint:
         app.add_api_route("/v1/capabilities", self._capabilities, methods=["GET"])
         app.add_api_route("/v1/capabilities/stream", self._stream, methods=["GET"])
         app.add_api_route(f"{_LEASES}{{lease}}", self._revoke, methods=["DELETE"])
+        if (evidence := self._evidence_of()) is not None:
+            StatementsEndpoint(evidence).attach(app)
         logging.getLogger("uvicorn.access").addFilter(LeaseShorteningFilter())
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:

@@ -10,18 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from vllm_plugin.evidence_hooks import EVIDENCE_HOOKS
+from vllm_plugin.hook import Hook
 from vllm_plugin.symbols import Symbols
-
-
-@dataclass(frozen=True, slots=True)
-class Hook:
-    """A place in vLLM: its file, class or function, the names it must have, what needs them."""
-
-    file: str
-    what: str
-    names: tuple[str, ...]
-    needed_for: str
-
 
 HOOKS: Final = (
     Hook("__init__.py", "", ("__version__",), "the version"),
@@ -117,8 +108,16 @@ HOOKS: Final = (
     Hook(
         "config/model.py",
         "ModelConfig",
-        ("served_model_name", "max_model_len", "dtype", "quantization", "hf_text_config"),
-        "models, ctx_max, precision, blocks of the KV cache",
+        (
+            "served_model_name",
+            "max_model_len",
+            "dtype",
+            "quantization",
+            "hf_text_config",
+            "model",
+            "revision",
+        ),
+        "models, ctx_max, precision, blocks of the KV cache, evidence",
     ),
     Hook(
         "config/cache.py",
@@ -174,9 +173,16 @@ HOOKS: Final = (
     Hook(
         "v1/metrics/stats.py",
         "IterationStats",
-        ("num_preempted_reqs", "num_generation_tokens", "inter_token_latencies_iter"),
-        "preemptions, step times",
+        (
+            "num_preempted_reqs",
+            "num_generation_tokens",
+            "inter_token_latencies_iter",
+            "finished_requests",
+            "iteration_timestamp",
+        ),
+        "preemptions, step times, evidence",
     ),
+    *EVIDENCE_HOOKS,
     Hook(
         "plugins/endpoint_plugins/interface.py",
         "EndpointPlugin.attach_router",

@@ -20,6 +20,7 @@ def test_features_are_those_of_the_final_configuration(speculative_config: objec
         "scheduling_policy": "priority",
         "max_num_batched_tokens": 2048,
         "long_prefill_token_threshold": 512,
+        "evidence": True,
     }
 
 

@@ -92,6 +92,7 @@ class Recorder:
             num_preempted_reqs=preempted,
             inter_token_latencies_iter=list(intervals),
             num_generation_tokens=generated,
+            finished_requests=[],
         )
         self.logger.record(stats, iteration)
         return self.reports[-1]

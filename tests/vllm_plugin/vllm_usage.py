@@ -41,6 +41,8 @@ _ROOTS: Final[dict[str, dict[str, Place]]] = {
         "scheduler_stats": (_STATISTICS, "SchedulerStats"),
         "iteration_stats": (_STATISTICS, "IterationStats"),
     },
+    "evidence_setup": {"vllm_config": _CONFIG},
+    "evidence": {"finished": (_STATISTICS, "FinishedRequestStats")},
     "endpoint": {
         "engine_client": _ENGINE,
         "self._engine": _ENGINE,
