@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vllm_plugin.evidence_hooks import EVIDENCE_HOOKS
-from vllm_plugin.hook import Hook
+from vllm_plugin.hook import Hook as Hook
 from vllm_plugin.symbols import Symbols
 
 HOOKS: Final = (

@@ -16,9 +16,12 @@ Pure, without vLLM: the plugin writes it, and `orch facts verify` and `orch benc
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from dataclasses import dataclass
 from typing import Final
+
+from vllm_plugin.dsse import Signed
 
 STATEMENTS_PATH: Final = "/v1/evidence/statements"
 
@@ -92,6 +95,15 @@ def first_head(chain: str, epoch: str) -> bytes:
 def next_head(head: bytes, content: bytes) -> bytes:
     """Returns the head of a chain to which this content was added."""
     return hashlib.sha256(head + content).digest()
+
+
+def sequence_of(signed: Signed) -> int:
+    """Returns the sequence number of a statement. Raises ValueError if it has none."""
+    content = json.loads(signed.payload)
+    sequence = content.get("sequence") if isinstance(content, dict) else None
+    if type(sequence) is not int:
+        raise ValueError(f"sequence is {sequence!r:.80}: it must be an integer")
+    return sequence
 
 
 def statement_digest(payload: bytes) -> bytes:

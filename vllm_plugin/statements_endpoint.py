@@ -73,7 +73,6 @@ class StatementsEndpoint:
             return _error(429, "rate_limit_exceeded", text, {"Retry-After": "1"})
         try:
             made = self._evidence.statement(wanted, time.time(), time.monotonic())
-            certificate = self._evidence.key.certificate
         except Forgotten as error:
             return _error(409, "evidence_forgotten", str(error))
         except ImportError:
@@ -81,7 +80,7 @@ class StatementsEndpoint:
             text = "the engine cannot sign: the package cryptography is not installed"
             return _error(501, "evidence_unavailable", text)
         # Of many leaves this takes milliseconds, which the event loop does not have.
-        content = await asyncio.to_thread(_encode, made, certificate, self._evidence)
+        content = await asyncio.to_thread(encode, made, self._evidence)
         return Response(content, media_type="application/json")
 
 
@@ -116,11 +115,12 @@ async def _body(request: Request) -> bytes:
     return body
 
 
-def _encode(made: Statement, certificate: Any, evidence: Evidence) -> bytes:
+def encode(made: Statement, evidence: Evidence) -> bytes:
+    """Returns the body of an answer."""
     content = {
         "statement": made.envelope,
         "public_key": evidence.public_key,
-        "certificate": certificate,
+        "certificate": evidence.key.certificate,
         "between": made.between,
         "leaves": made.leaves,
     }
