@@ -18,8 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from vllm_plugin.dsse import Signed
 
@@ -39,8 +38,7 @@ _LEAF: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """A finished sequence. Times are seconds: arrival and end by the wall clock.
 
     `request`: equal for the sequences of one request, and nothing that its client could recognise.

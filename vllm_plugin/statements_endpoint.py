@@ -122,9 +122,17 @@ def encode(made: Statement, evidence: Evidence) -> bytes:
         "public_key": evidence.public_key,
         "certificate": evidence.key.certificate,
         "between": made.between,
-        "leaves": made.leaves,
     }
-    return json.dumps(content, separators=(",", ":")).encode()
+    text = json.dumps(content, separators=(",", ":")).removesuffix("}")
+    # Lines have no character to escape. Joined, 100 000 take milliseconds; the JSON encoder would
+    # keep the interpreter to itself for a seventh of a second.
+    leaves = "null" if made.leaves is None else _list(made.leaves)
+    return f'{text},"leaves":{leaves}}}'.encode()
+
+
+def _list(lines: list[str]) -> str:
+    joined = '","'.join(lines)
+    return f'["{joined}"]' if lines else "[]"
 
 
 def _error(
