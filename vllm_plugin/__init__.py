@@ -2,10 +2,11 @@
 
 It imports nothing of `orch_sidecar`, which imports only `profile`, `lease_protocol`, `dsse` and
 `statement` of it. Entry points and the composition root are in `register`; every use of vLLM is
-listed in `hooks`.
+listed in `vllm_names`.
 
-Pure: `allowlist`, `connectors`, `curve`, `dsse`, `engine_state`, `evidence`,
-`evidence_hooks`, `hook`, `hooks`, `kv_cache`, `lease_protocol`, `leases`, `profile`, `readiness`,
-`routes`, `stall_detector`, `statement`, `step_time`, `steps`, `symbols`, `workloads`.
+Pure: `allowlist`, `conditions`, `connectors`, `curve`, `dsse`, `engine_facts`, `engine_state`,
+`evidence`, `hooks`, `kv_cache`, `lease_protocol`, `leases`, `prefix_cache`, `profile`, `readiness`,
+`request_numbers`, `routes`, `stall_detector`, `statement`, `step_time`, `steps`, `symbols`,
+`vllm_names`, `workloads`.
 They import no asyncio, HTTP library, vLLM or OpenTelemetry, and read no clock.
 """

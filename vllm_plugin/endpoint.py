@@ -2,7 +2,6 @@
 
 `GET /v1/capabilities` returns the state once; the stream and the revocation are those of
 `lease_protocol`. A heartbeat contains what grew, or became (not) ready, since the last one.
-The middleware here tracks which generating requests are in the engine.
 """
 
 from __future__ import annotations
@@ -11,17 +10,18 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm_plugin.admin_calls import AdminCallMiddleware, set_within, watch_readiness
 from vllm_plugin.allowlist import NAME
 from vllm_plugin.engine_state import API_VERSION, EngineState, State, Subscriber
 from vllm_plugin.evidence import Evidence
 from vllm_plugin.kv_cache import KvCache
+from vllm_plugin.lease_middleware import LeaseMiddleware
 from vllm_plugin.lease_protocol import (
     CHANGE,
     CHANGES_EVERY_S,
@@ -32,23 +32,11 @@ from vllm_plugin.lease_protocol import (
     event,
     timestamp,
 )
-from vllm_plugin.routes import generates
 from vllm_plugin.statements_endpoint import StatementsEndpoint
 from vllm_plugin.workloads import workloads_of
 
 # An open stream delays the engine's shutdown: it checks this often whether it must end.
 CHECK_EVERY_S: Final = 0.5
-# After a disconnect vLLM cancels the generating task and answers without waiting for it, so the
-# end of a call does not mean that the engine has let go. The abort is in the engine's ordered
-# channel once that task has run, a handful of turns of the event loop later; what is admitted
-# after that is queued behind it.
-ABORT_TURNS: Final = 16
-
-LEASE_HEADER: Final = b"x-orch-lease"
-
-# The type of the error by which a sidecar knows that the engine has started no part of a request.
-ENGINE_GONE: Final = "engine_gone"
-RETRY_AFTER_S: Final = 1  # the smallest value of `Retry-After`
 
 _LEASES: Final = "/v1/capabilities/leases/"
 # Characters of a lease in a log line: enough to identify it, too few to guess the rest.
@@ -73,85 +61,6 @@ def _changed(now: State, before: State) -> State:
     return {name: value for name, value in now.items() if before[name] != value}
 
 
-class LeaseMiddleware:
-    """Adds generating requests to the engine's state, and removes them when they have ended.
-
-    An engine core that has died takes its API server with it, but some milliseconds later:
-    requests that arrive in between are rejected untouched, so that they can be retried elsewhere.
-    `refresh` is called after all other requests: an operator's call may have changed something.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        engine_state: EngineState,
-        is_alive: Callable[[], bool],
-        refresh: Callable[[], None],
-    ) -> None:
-        self._app = app
-        self._engine_state = engine_state
-        self._is_alive = is_alive
-        self._refresh = refresh
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not _generates(scope):
-            await self._app(scope, receive, send)
-            self._refresh()
-            return
-        if scope["type"] == "http" and not self._is_alive():
-            error = {
-                "message": "the engine is shutting down and accepts no more requests",
-                "type": ENGINE_GONE,
-                "param": None,
-                "code": 503,
-                "retriable": True,
-                "retry_after_ms": RETRY_AFTER_S * 1000,
-            }
-            fields = {"Retry-After": str(RETRY_AFTER_S)}
-            await JSONResponse({"error": error}, 503, fields)(scope, receive, send)
-            return
-        lease = next((value for name, value in scope["headers"] if name == LEASE_HEADER), b"")
-        key = self._engine_state.enter(lease.decode("latin-1"))
-        if key is None:
-            error = {
-                "message": "this X-Orch-Lease was used or revoked before; send each lease once",
-                "type": "lease_spent",
-                "param": None,
-                "code": 409,
-            }
-            await JSONResponse({"error": error}, status_code=409)(scope, receive, send)
-            return
-
-        async def receiving() -> Message:
-            message = await receive()
-            if message["type"] == "http.request" and not message.get("more_body", False):
-                self._engine_state.body_received(key, time.time())
-            return message
-
-        try:
-            await self._app(scope, receiving, send)
-        finally:
-            _call_after_turns(ABORT_TURNS, lambda: self._engine_state.leave(key))
-
-
-def _call_after_turns(turns: int, call: Callable[[], object]) -> None:
-    """Schedules a call after so many turns of the event loop.
-
-    Not awaited: this runs in a cancelled task, and cancellation may be repeated (a cancel scope of
-    anyio repeats it at each turn), which would leave the request in the state for ever.
-    """
-    if turns:
-        asyncio.get_running_loop().call_soon(_call_after_turns, turns - 1, call)
-    else:
-        call()
-
-
-def _generates(scope: Scope) -> bool:
-    if scope["type"] == "http":
-        return generates(scope["method"], scope["path"])
-    return bool(scope["type"] == "websocket")
-
-
 class CapabilitiesEndpoint:
     """The endpoint plugin. Inert while there is no engine state (no profile selected)."""
 
@@ -162,10 +71,12 @@ class CapabilitiesEndpoint:
         self,
         engine_state_of: Callable[[], EngineState | None],
         kv_cache_of: Callable[[Any], Awaitable[KvCache]],
+        attention_backend_of: Callable[[Any], Awaitable[str]],
         evidence_of: Callable[[], Evidence | None] = lambda: None,
     ) -> None:
         self._engine_state_of = engine_state_of
         self._kv_cache_of = kv_cache_of
+        self._attention_backend_of = attention_backend_of
         self._evidence_of = evidence_of
         self._engine: Any = None
         self._app: Any = None
@@ -198,7 +109,7 @@ class CapabilitiesEndpoint:
         logging.getLogger("uvicorn.access").addFilter(LeaseShorteningFilter())
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Reads the engine's KV cache and watches its readiness from now on."""
+        """Reads the engine's KV cache and attention backend; watches its readiness from now on."""
         self._engine = engine_client
         engine_state = self._engine_state_of()
         if engine_state is None:
@@ -207,6 +118,10 @@ class CapabilitiesEndpoint:
         self._refresh_models()
         if engine_client is not None:
             engine_state.kv_cache = await self._kv_cache_of(engine_client)
+            engine_state.conditions = replace(
+                engine_state.conditions,
+                attention_backend=await self._attention_backend_of(engine_client),
+            )
             self._watcher = asyncio.create_task(
                 watch_readiness(engine_state, engine_client.is_sleeping, self._is_alive, self._ask)
             )

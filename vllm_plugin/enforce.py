@@ -14,6 +14,9 @@ from typing import Any, Final
 from vllm_plugin import connectors
 from vllm_plugin.profile import SLOTS_ARGUMENT, Profile
 
+# By it the engine's workers can be asked for their attention backends.
+WORKER_EXTENSION: Final = "vllm_plugin.worker_extension.AttentionBackends"
+
 _TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _TRACES_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 _RESOURCE_ATTRIBUTES: Final = "OTEL_RESOURCE_ATTRIBUTES"
@@ -197,6 +200,8 @@ def apply(
     for name, rule in profile.engine.items():
         if not _is_given(args, name, argv):
             setattr(args, name, rule.value)
+    if not args.worker_extension_cls:
+        args.worker_extension_cls = WORKER_EXTENSION
     if args.otlp_traces_endpoint is None:
         args.otlp_traces_endpoint = traces_endpoint(environ)
     if args.otlp_traces_endpoint is not None:

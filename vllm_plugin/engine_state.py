@@ -7,12 +7,15 @@ The vocabulary is that of BATCHING/ORCH-3910 and 3911.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from vllm_plugin.engine_facts import EngineFacts
 from vllm_plugin.kv_cache import KvCache
 from vllm_plugin.leases import Leases
+from vllm_plugin.prefix_cache import PrefixCache
 from vllm_plugin.readiness import READY, STALLED, NotReady, Readiness
+from vllm_plugin.request_numbers import RequestNumbers
 from vllm_plugin.stall_detector import StallDetector
 from vllm_plugin.step_time import StepSamples, StepTime
 from vllm_plugin.steps import Prefill, StepRing
@@ -25,37 +28,6 @@ FIT_EVERY_S: Final = 1.0
 _STALL: Final = NotReady(STALLED, "the engine has sequences, but has reported no step for too long")
 
 State = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """`gpu`: the accelerator's name as its driver reports it; without one `CPU (<model>)`.
-
-    `gpu_count`: accelerators that one copy of the model is spread over; 0 without one.
-    `precision`: of the weights, `BF16` for instance, or the method of a quantized model.
-    """
-
-    gpu: str
-    gpu_count: int
-    precision: str
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """What does not change while an engine runs. `models`: the names that it starts with."""
-
-    engine_version: str
-    pool: str
-    models: tuple[str, ...]
-    ctx_max: int
-    profile: str
-    measurement_type: str
-    batching: bool
-    slots_total: int
-    epoch: str
-    features: dict[str, Any]
-    hardware: Hardware
-    rate_limits: dict[str, int] = field(default_factory=dict)  # vLLM's own, by option
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +47,8 @@ class SchedulerReport:
     recomputing: bool = False  # one of these was preempted and computes its tokens again
     outputs: int = 0  # sequences that received tokens, not their first ones
     generated: int = 0  # tokens of all sequences
+    prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
+    prefix_hits: int = 0  # those of them that were found
 
 
 class Subscriber:
@@ -92,10 +66,13 @@ class EngineState:
     def __init__(self, facts: EngineFacts) -> None:
         self.facts = facts
         self.kv_cache = KvCache()  # replaced before anything is served
+        self.conditions = facts.conditions  # completed before anything is served
         self.models = facts.models
         self.workloads: tuple[str, ...] = ()
         self.steps = StepRing()
         self.leases = Leases()
+        self.request_numbers = RequestNumbers()
+        self.prefix_cache = PrefixCache()
         self.prefill = Prefill()
         self.step_time: StepTime | None = None
         self._step_samples = StepSamples(facts.slots_total)
@@ -128,6 +105,8 @@ class EngineState:
         )
         if report.batch is not None:
             self._record_step(report, report.batch)
+        if report.prefix_queries:
+            self.prefix_cache.record(report.at_s, report.prefix_queries, report.prefix_hits)
         foreign_changed = self.leases.reported(in_engine, report.at_s)
         usage = round(report.kv_cache_usage, 3)
         # Counts are taken after a step: a sequence that ended in it is in the batch only.
@@ -181,16 +160,19 @@ class EngineState:
             self.models = models
             self._wake_all()
 
-    def enter(self, header: str | None) -> int | None:
-        """Adds a generating request with this `X-Orch-Lease`.
+    def enter(self, lease: str | None, traceparent: str | None = None) -> int | None:
+        """Adds a generating request with these headers, `X-Orch-Lease` and `traceparent`.
 
-        Returns the key for `leave`, or None if the lease is spent and the request is rejected.
+        Returns its number, the key for `leave`: the first request has 1. Returns None if the lease
+        is spent and the request is rejected, which takes no number.
         """
-        entry = self.leases.enter(header)
+        entry = self.leases.enter(lease)
         if entry is None:
             return None
+        number, _ = entry
+        self.request_numbers.enter(number, traceparent)
         self._wake_all()
-        return entry[0]
+        return number
 
     def body_received(self, key: int, at_s: float) -> None:
         """Expects the scheduler to report soon: the request has been received completely."""
@@ -199,6 +181,7 @@ class EngineState:
     def leave(self, key: int) -> None:
         """Removes a request that has ended, and passes its lease to the owner's subscribers."""
         self._stall_detector.forget(key)
+        self.request_numbers.leave(key)
         request = self.leases.leave(key)
         for subscriber in self._subscribers:
             if request.lease is not None and request.instance == subscriber.instance:
@@ -245,6 +228,7 @@ class EngineState:
             "generated_tokens_total": self._generated,
             "prefill": self.prefill.document(),
             "prefill_tokens_per_s": None if rate is None else round(rate, 1),
+            "prefix_cache": self.prefix_cache.document(),
         }
 
     def readiness_changed(self, now_s: float) -> None:
@@ -281,6 +265,8 @@ class EngineState:
             "gpu": facts.hardware.gpu,
             "gpu_count": facts.hardware.gpu_count,
             "precision": facts.hardware.precision,
+            "weights": facts.weights,
+            "conditions": asdict(self.conditions),
             "supported_workloads": list(self.workloads),
             "rate_limits": facts.rate_limits,
             "features": facts.features,

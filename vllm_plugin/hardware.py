@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from vllm_plugin.engine_state import Hardware
+from vllm_plugin.engine_facts import Hardware
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 

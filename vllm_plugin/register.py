@@ -136,28 +136,6 @@ def pool_of(environ: Mapping[str, str], profile: str) -> str:
     return environ.get("ORCH_POOL") or profile
 
 
-def features_of(vllm_config: Any) -> dict[str, Any]:
-    """Returns further settings of the engine, as `features` of its state."""
-    scheduler = vllm_config.scheduler_config
-    return {
-        "speculative_decoding": vllm_config.speculative_config is not None,
-        "scheduling_policy": str(scheduler.policy),
-        "max_num_batched_tokens": int(scheduler.max_num_batched_tokens),
-        "long_prefill_token_threshold": int(scheduler.long_prefill_token_threshold),
-        "evidence": True,  # statements are signed: vllm_plugin/statement.py
-    }
-
-
-def rate_limits_of(vllm_config: Any) -> dict[str, int]:
-    """Returns the limits beyond which vLLM itself rejects requests, if any are configured."""
-    scheduler = vllm_config.scheduler_config
-    limits = {
-        "max_num_queued_reqs": scheduler.max_num_queued_reqs,
-        "max_num_queued_tokens": scheduler.max_num_queued_tokens,
-    }
-    return {name: int(limit) for name, limit in limits.items() if limit is not None}
-
-
 def scheduling_of(vllm_config: Any) -> Scheduling:
     """Returns the settings that determine the KV cache blocks of a sequence."""
     from vllm_plugin.kv_cache import Scheduling
@@ -201,10 +179,30 @@ async def kv_cache_of(engine_client: Any) -> KvCache:
     return KvCache(max(0, (cache.num_gpu_blocks or 0) - 1), groups)
 
 
+async def attention_backend_of(engine_client: Any) -> str:
+    """Returns the attention backend that the engine's workers use; `unknown` where they cannot be
+    asked, because the operator gave another `--worker-extension-cls`, or fail to return it."""
+    from vllm_plugin.conditions import UNKNOWN, attention_backend
+    from vllm_plugin.enforce import WORKER_EXTENSION
+
+    config, core = engine_client.vllm_config, engine_client.engine_core
+    if config.parallel_config.worker_extension_cls != WORKER_EXTENSION:
+        logger.warning("orch: another worker extension is in use; attention_backend is unknown")
+        return UNKNOWN
+    try:
+        return attention_backend(await core.collective_rpc_async("orch_attention_backends"))
+    except Exception:
+        # vLLM raises failures of a worker as bare Exceptions: no narrower type fits.
+        logger.warning("orch: the workers' attention backend is unknown", exc_info=True)
+        return UNKNOWN
+
+
 def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
     """Creates the state of the engine with this configuration, and labels its spans."""
     from vllm_plugin import enforce
-    from vllm_plugin.engine_state import EngineFacts, EngineState
+    from vllm_plugin.conditions import conditions_of, tokens_per_step_of
+    from vllm_plugin.engine_facts import EngineFacts, features_of, rate_limits_of
+    from vllm_plugin.engine_state import EngineState
     from vllm_plugin.hardware import hardware_of
 
     enforce.verify(vllm_config, profile)
@@ -215,6 +213,7 @@ def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
             engine_version=_self_test(),
             pool=pool_of(os.environ, profile.name),
             models=tuple(served) if isinstance(served, list) else (served,),
+            weights=str(model.model),
             ctx_max=model.max_model_len,
             profile=profile.name,
             measurement_type=profile.measurement_type.value,
@@ -224,6 +223,8 @@ def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
             features=features_of(vllm_config),
             rate_limits=rate_limits_of(vllm_config),
             hardware=hardware_of(vllm_config),
+            conditions=conditions_of(vllm_config),
+            tokens_per_step=tokens_per_step_of(vllm_config),
         )
     )
     if vllm_config.observability_config.otlp_traces_endpoint is not None:
@@ -248,6 +249,7 @@ def __getattr__(name: str) -> Any:
     if name != "StatLogger":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vllm_plugin import evidence_setup
+    from vllm_plugin.conditions import tokens_per_step_of
     from vllm_plugin.stat_logger import SchedulerStatLogger
 
     if _process.profile is not None:
@@ -263,11 +265,10 @@ def __getattr__(name: str) -> Any:
                 _process.engine_state = make_engine_state(vllm_config, _process.profile)
                 evidence = evidence_setup.make_evidence(vllm_config, _process.engine_state)
                 _process.evidence = evidence
-            drafts = getattr(vllm_config.speculative_config, "num_speculative_tokens", None) or 0
             super().__init__(
                 _process.engine_state,
                 bool(vllm_config.scheduler_config.async_scheduling),
-                tokens_per_sequence=1 + drafts,
+                tokens_per_sequence=tokens_per_step_of(vllm_config),
                 finished=None if evidence is None else evidence.finished.add,
             )
 
@@ -280,5 +281,8 @@ def endpoint_plugin() -> Any:
     from vllm_plugin.endpoint import CapabilitiesEndpoint
 
     return CapabilitiesEndpoint(
-        lambda: _process.engine_state, kv_cache_of, lambda: _process.evidence
+        lambda: _process.engine_state,
+        kv_cache_of,
+        attention_backend_of,
+        lambda: _process.evidence,
     )

@@ -5,7 +5,8 @@ provider in each of its processes, and opens spans around the start of a worker 
 plugins there; the SDK keeps no list of open spans, so they are found among all objects, once.
 
 vLLM creates an `llm_request` span for each finished request in the output processor, just before
-it records the statistics of the same step: the steps known when the span ends lack the last one.
+it records the statistics of the same step: the steps known when the span ends lack the last one,
+and so do the counters of steps.
 The batch statistics need the times that vLLM sets on the span after its start. The SDK's hook for
 that, `_on_ending`, receives a span that is already read-only (SDK 1.45), so the span's own `end`
 is wrapped at its start: that is the last moment at which the span can be modified.
@@ -16,11 +17,13 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
+from opentelemetry.util.types import AttributeValue
 
 from vllm_plugin.engine_state import EngineState
 from vllm_plugin.profile import Profile
@@ -65,12 +68,20 @@ def label_process(profile: Profile) -> bool:
 
 
 class RequestSpanLabeller(SpanProcessor):
-    """Adds the batch statistics to request spans."""
+    """Adds the engine's facts, conditions and counters to request spans.
+
+    The counters are cumulative, so that the spans of a window show whether it has others' requests
+    or sequences: their own numbers and steps must account for all between the first and the last.
+    """
 
     def __init__(self, engine_state: EngineState) -> None:
         self._engine_state = engine_state
-        facts = engine_state.facts
-        self._request: Mapping[str, str | int | bool] = {
+
+    @cached_property
+    def _engine(self) -> Mapping[str, str | int | bool]:
+        """Of the engine. Read when the first request has finished: the conditions are complete."""
+        facts, conditions = self._engine_state.facts, self._engine_state.conditions
+        return {
             "orch.batching": facts.batching,
             "orch.slots_total": facts.slots_total,
             "orch.pool": facts.pool,
@@ -79,6 +90,15 @@ class RequestSpanLabeller(SpanProcessor):
             "orch.gpu": facts.hardware.gpu,
             "orch.gpu_count": facts.hardware.gpu_count,
             "orch.precision": facts.hardware.precision,
+            "orch.weights": facts.weights,
+            "orch.speculative": conditions.speculative,
+            "orch.quantization": conditions.quantization,
+            "orch.kv_cache_dtype": conditions.kv_cache_dtype,
+            "orch.prefix_caching": conditions.prefix_caching,
+            "orch.attention_backend": conditions.attention_backend,
+            "orch.tensor_parallel": conditions.tensor_parallel,
+            "orch.pipeline_parallel": conditions.pipeline_parallel,
+            "orch.tokens_per_step": facts.tokens_per_step,
             "gen_ai.provider.name": "vllm",
             "gen_ai.request.model": facts.models[0],
         }
@@ -97,24 +117,51 @@ class RequestSpanLabeller(SpanProcessor):
 
     def _label(self, span: Span) -> None:
         given = span.attributes or {}
-        span.set_attributes(self._request)
         request_id = str(given.get(_REQUEST_ID, ""))
-        span.set_attribute(
-            "gen_ai.operation.name",
+        labels: dict[str, AttributeValue] = {
+            **self._engine,
             # vLLM prefixes ids by endpoint; what is not a plain completion is a chat.
-            "text_completion" if request_id.startswith("cmpl-") else "chat",
-        )
+            "gen_ai.operation.name": (
+                "text_completion" if request_id.startswith("cmpl-") else "chat"
+            ),
+        }
         for vllm_name, name in (
             (_PROMPT_TOKENS, "gen_ai.usage.input_tokens"),
             (_COMPLETION_TOKENS, "gen_ai.usage.output_tokens"),
         ):
             if (count := given.get(vllm_name)) is not None:
-                span.set_attribute(name, count)
-        inference_s = given.get(_INFERENCE_S)
+                labels[name] = count
+        self._count(span, labels)
+        self._describe_steps(given.get(_INFERENCE_S), labels)
+        span.set_attributes(labels)
+
+    def _count(self, span: Span, labels: dict[str, AttributeValue]) -> None:
+        """Adds the engine's counters: as they are now, and as they were when the request came."""
+        engine_state = self._engine_state
+        parent = span.parent
+        if parent is not None:
+            number = engine_state.request_numbers.of((parent.trace_id, parent.span_id))
+            if number is not None:
+                labels["orch.request_number"] = number
+        labels["orch.requests_total"] = engine_state.leases.entered
+        labels["orch.decode_steps_total"] = engine_state.steps.decode_count
+        labels["orch.decode_sequences_total"] = engine_state.steps.decode_sequences
+        prefix_cache = engine_state.prefix_cache
+        labels["orch.prefix_cache.queries_total"] = prefix_cache.now.queries
+        labels["orch.prefix_cache.hits_total"] = prefix_cache.now.hits
+        # vLLM starts the span at the arrival of the request.
+        before = None if span.start_time is None else prefix_cache.before(span.start_time / 1e9)
+        if before is not None:
+            labels["orch.prefix_cache.queries_before"] = before.queries
+            labels["orch.prefix_cache.hits_before"] = before.hits
+
+    def _describe_steps(self, inference_s: object, labels: dict[str, AttributeValue]) -> None:
+        """Adds the steps since the sequence was scheduled, unless vLLM did not time it."""
         if not isinstance(inference_s, int | float):
             return
-        batches = self._engine_state.steps.since(time.time() - inference_s)
-        span.set_attribute("orch.steps", batches.steps)
-        if batches.steps:
-            span.set_attribute("orch.batch_size.max", batches.largest)
-            span.set_attribute("orch.batch_size.mean", batches.mean)
+        steps = self._engine_state.steps.since(time.time() - inference_s)
+        labels["orch.steps"] = steps.steps
+        labels["orch.engine_steps"] = steps.of_any_kind
+        if steps.steps:
+            labels["orch.batch_size.max"] = steps.largest
+            labels["orch.batch_size.mean"] = steps.mean

@@ -51,9 +51,18 @@ class SchedulerStatLogger(StatLoggerBase):
         preempted = iteration_stats.num_preempted_reqs if iteration_stats else 0
         intervals = iteration_stats.inter_token_latencies_iter if iteration_stats else ()
         usage = scheduler_stats.kv_cache_usage
+        queries, hits = self._prefix_lookups(scheduler_stats)
         details = scheduler_stats.iteration_details
         if details is None or details.is_dummy:
-            report = SchedulerReport(at_s, running, waiting, usage, preempted)
+            report = SchedulerReport(
+                at_s,
+                running,
+                waiting,
+                usage,
+                preempted,
+                prefix_queries=queries,
+                prefix_hits=hits,
+            )
         else:
             decoding = details.num_generation_requests
             decode_only = details.num_ctx_requests == 0
@@ -82,9 +91,27 @@ class SchedulerStatLogger(StatLoggerBase):
                 recomputing=details.num_generation_tokens > decoding * self._tokens_per_sequence,
                 outputs=len(intervals),
                 generated=iteration_stats.num_generation_tokens if iteration_stats else 0,
+                prefix_queries=queries,
+                prefix_hits=hits,
             )
         self._was_idle = not running and not waiting
         self._engine_state.record(report)
+
+    @staticmethod
+    def _prefix_lookups(scheduler_stats: Any) -> tuple[int, int]:
+        """Returns the prompt tokens that were looked up in the prefix cache, and those found.
+
+        A connector, if there is one, is asked for what the cache in the accelerator's memory
+        lacks: what it finds is found, and what it is asked for was looked up before.
+        """
+        cache, further = (
+            scheduler_stats.prefix_cache_stats,
+            scheduler_stats.connector_prefix_cache_stats,
+        )
+        if further is None:
+            return cache.queries, cache.hits
+        # The cache itself may be off, and then has no queries.
+        return max(cache.queries, cache.hits + further.queries), cache.hits + further.hits
 
     @staticmethod
     def _since_last_step(intervals: Sequence[float], preempted: int) -> float | None:

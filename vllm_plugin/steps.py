@@ -29,26 +29,30 @@ PREFILL_TRIMMED: Final = 0.125
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """The decode steps of a window: their number, largest and mean batch (sequences)."""
+    """The steps of a window: those of decoding alone, their largest and mean batch (sequences), and
+    those of any kind."""
 
     steps: int
     largest: int
     mean: float
+    of_any_kind: int
 
 
 class StepRing:
-    """The most recent decode steps, and cumulative counts by batch size.
+    """The most recent steps, and cumulative counts of the decode steps by batch size.
 
-    A step that also computed prompts counts in `count` and `busy_s` only, so that batch sizes in
+    A step that also computed prompts counts as a step of any kind only, so that batch sizes in
     spans and in `by_batch` are those of decoding alone.
     """
 
     def __init__(self, capacity: int = RING_STEPS) -> None:
         self._capacity = capacity
         self._midpoints = array("d")  # midpoints of the steps, ascending
-        self._batches = array("L")
+        self._batches = array("L")  # of the same steps; 0 for those that also computed prompts
         self._by_batch: dict[int, list[float]] = {}
         self.count = 0
+        self.decode_count = 0  # decode steps, of the `count`
+        self.decode_sequences = 0  # the sum of their batches
         self.busy_s = 0.0  # in steps of any kind
         self._busy_until_s = float("-inf")
 
@@ -56,11 +60,14 @@ class StepRing:
         """Adds a step that ended at `end_s` and ran `batch` sequences for `elapsed_s`."""
         self.count += 1
         self._add_busy(end_s, elapsed_s)
-        if not (decode_only and batch):
-            return
-        entry = self._by_batch.setdefault(batch, [0, 0.0])
-        entry[0] += 1
-        entry[1] += elapsed_s
+        if decode_only and batch:
+            entry = self._by_batch.setdefault(batch, [0, 0.0])
+            entry[0] += 1
+            entry[1] += elapsed_s
+            self.decode_count += 1
+            self.decode_sequences += batch
+        else:
+            batch = 0
         middle = end_s - elapsed_s / 2
         if self._midpoints and middle < self._midpoints[-1]:
             middle = self._midpoints[-1]  # the wall clock was set back; the order matters
@@ -85,16 +92,17 @@ class StepRing:
         self._busy_until_s = until_s
 
     def since(self, start_s: float) -> BatchStatistics:
-        """Returns the statistics of the decode steps whose midpoint lies after `start_s`.
+        """Returns the statistics of the steps whose midpoint lies after `start_s`.
 
         The midpoint, because reports are delayed: the step before a request's first one is
         reported during the request, but has its midpoint before it.
         """
         first = bisect_left(self._midpoints, start_s)
         batches = self._batches[first:]
-        if not batches:
-            return BatchStatistics(0, 0, 0.0)
-        return BatchStatistics(len(batches), max(batches), sum(batches) / len(batches))
+        steps = len(batches) - batches.count(0)
+        if not steps:
+            return BatchStatistics(0, 0, 0.0, len(batches))
+        return BatchStatistics(steps, max(batches), sum(batches) / steps, len(batches))
 
     def by_batch(self) -> dict[str, list[float]]:
         """Returns the cumulative [count, seconds] of decode-only steps, by batch size."""

@@ -28,12 +28,27 @@ STEPS: Final = 200_000
 
 def step_cost_us() -> tuple[float, float]:
     """Microseconds of a `record` call: when nothing changed, and when all of it did."""
-    from vllm_plugin.engine_state import EngineFacts, EngineState, Hardware, Subscriber
+    from vllm_plugin.conditions import Conditions
+    from vllm_plugin.engine_facts import EngineFacts, Hardware
+    from vllm_plugin.engine_state import EngineState, Subscriber
     from vllm_plugin.stat_logger import SchedulerStatLogger
 
     hardware = Hardware("CPU", 0, "BF16")
+    conditions = Conditions("none", "none", "bfloat16", "on", "CPU_ATTN", 1, 1)
     facts = EngineFacts(
-        "0", "p", ("m",), 1, "cloud", "batched_online", True, SLOTS, "e", {}, hardware
+        "0",
+        "p",
+        ("m",),
+        "m",
+        1,
+        "cloud",
+        "batched_online",
+        True,
+        SLOTS,
+        "e",
+        {},
+        hardware,
+        conditions,
     )
     engine_state = EngineState(facts)
     engine_state.subscribe(Subscriber(None, lambda: None))
@@ -52,6 +67,8 @@ def step_cost_us() -> tuple[float, float]:
         num_skipped_waiting_reqs=0,
         kv_cache_usage=0.0,
         iteration_details=details,
+        prefix_cache_stats=SimpleNamespace(queries=0, hits=0),
+        connector_prefix_cache_stats=None,
     )
     iteration = SimpleNamespace(
         num_preempted_reqs=0, num_generation_tokens=8, inter_token_latencies_iter=[0.005] * 8

@@ -8,7 +8,7 @@ from orch_sidecar.tools.local.stack import Stack, get_json
 from tests.engine.clients import body, engine_state, post, session, traceparent, until
 from tests.engine.counts import check_counts, check_mistakes, check_start
 from tests.engine.receivers import GrpcReceiver
-from vllm_plugin.hooks import HOOKS
+from vllm_plugin.vllm_names import HOOKS
 
 
 def engine_log(stack: Stack) -> str:

@@ -18,7 +18,9 @@ from typing import Any
 
 from tests.integration import answers
 from tests.integration.wire import Answer, EngineWire, Received
-from vllm_plugin.engine_state import EngineFacts, EngineState, Hardware, Subscriber
+from vllm_plugin.conditions import Conditions
+from vllm_plugin.engine_facts import EngineFacts, Hardware
+from vllm_plugin.engine_state import EngineState, Subscriber
 from vllm_plugin.kv_cache import KvCache, KvGroup
 from vllm_plugin.workloads import workloads_of
 
@@ -211,6 +213,7 @@ class ScriptedEngine:
             engine_version="0.32.0",
             pool="default",
             models=self.models,
+            weights="/models/scripted",
             ctx_max=2048,
             profile=self.profile,
             measurement_type=_PROFILES[self.profile],
@@ -219,6 +222,7 @@ class ScriptedEngine:
             epoch=f"epoch-{self.epoch}",
             features={},
             hardware=Hardware("CPU (scripted)", 0, "FP32"),
+            conditions=Conditions("none", "none", "float32", "off", "CPU_ATTN", 1, 1),
         )
         engine_state = EngineState(facts)
         engine_state.workloads = workloads_of(GENERATING)

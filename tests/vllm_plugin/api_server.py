@@ -22,6 +22,11 @@ async def kv_cache_of(client: EngineClient) -> KvCache:
     return KvCache(256, (KvGroup(16),))
 
 
+async def attention_backend_of(client: EngineClient) -> str:
+    """Replaces the call of the workers."""
+    return "FLASH_ATTN"
+
+
 @dataclass
 class EngineClient:
     """The part of vLLM's engine client that the endpoint uses."""
@@ -61,7 +66,7 @@ class Engine:
     models: Models = field(default_factory=Models)
 
     async def start(self) -> None:
-        plugin = CapabilitiesEndpoint(lambda: self.engine_state, kv_cache_of)
+        plugin = CapabilitiesEndpoint(lambda: self.engine_state, kv_cache_of, attention_backend_of)
         plugin.attach_router(self.app)
         self.app.state.openai_serving_models = self.models
         await plugin.init_state(self.client, self.app.state, None)

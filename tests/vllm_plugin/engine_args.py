@@ -26,6 +26,7 @@ class Args:
     kv_offloading_backend: str = "native"
     scheduler_cls: Any = None
     otlp_traces_endpoint: str | None = None
+    worker_extension_cls: str = ""
     enable_logging_iteration_details: bool = False
     scheduling_policy: str = "fcfs"
     max_num_batched_tokens: int | None = None

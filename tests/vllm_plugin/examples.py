@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from vllm_plugin.engine_state import EngineFacts, EngineState, Hardware, SchedulerReport, Subscriber
+from vllm_plugin.conditions import UNKNOWN, Conditions
+from vllm_plugin.engine_facts import EngineFacts, Hardware
+from vllm_plugin.engine_state import EngineState, SchedulerReport, Subscriber
 from vllm_plugin.leases import Leases
 
 US, THEM = "a" * 16, "b" * 16
@@ -18,6 +20,7 @@ FACTS = EngineFacts(
     engine_version="0.32.0",
     pool="cloud",
     models=("tiny", "alias"),
+    weights="/models/tiny",
     ctx_max=2048,
     profile="cloud",
     measurement_type="batched_online",
@@ -26,6 +29,8 @@ FACTS = EngineFacts(
     epoch="e1",
     features={"speculative_decoding": False},
     hardware=Hardware("NVIDIA H100 80GB HBM3", 2, "BF16"),
+    conditions=Conditions("ngram:3", "none", "bfloat16", "on", UNKNOWN, 2, 1),
+    tokens_per_step=4,
 )
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from fastapi import FastAPI
 
-from tests.vllm_plugin.api_server import Engine, EngineClient, kv_cache_of
+from tests.vllm_plugin.api_server import Engine, EngineClient, attention_backend_of, kv_cache_of
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, report
 from vllm_plugin.endpoint import CapabilitiesEndpoint
@@ -90,7 +90,7 @@ async def test_revocation_of_an_invalid_lease_is_a_bad_request(engine: Engine, l
 async def test_without_an_engine_state_nothing_is_attached() -> None:
     app = FastAPI()
     before = len(app.routes)
-    plugin = CapabilitiesEndpoint(lambda: None, kv_cache_of)
+    plugin = CapabilitiesEndpoint(lambda: None, kv_cache_of, attention_backend_of)
     plugin.attach_router(app)
     await plugin.init_state(EngineClient(), app.state, None)
     assert len(app.routes) == before
@@ -106,7 +106,26 @@ async def test_state_contains_the_kv_cache_of_the_engine_core(engine: Engine) ->
     assert state["kv_groups"] == [{"count": 1, "block_tokens": 16}]
 
 
+async def test_state_contains_the_conditions_and_the_weights(engine: Engine) -> None:
+    """The attention backend, which the workers have chosen, is asked for before anything is
+    served."""
+    call = engine.call("GET", "/v1/capabilities")
+    assert await call.status() == 200
+    state = (await call.json())["engines"][0]
+    assert state["weights"] == "/models/tiny"
+    assert state["conditions"] == {
+        "speculative": "ngram:3",
+        "quantization": "none",
+        "kv_cache_dtype": "bfloat16",
+        "prefix_caching": "on",
+        "attention_backend": "FLASH_ATTN",
+        "tensor_parallel": 2,
+        "pipeline_parallel": 1,
+    }
+
+
 async def test_server_without_an_engine_has_no_kv_cache() -> None:
     engine_state, state = EngineState(FACTS), SimpleNamespace(openai_serving_models=None)
-    await CapabilitiesEndpoint(lambda: engine_state, kv_cache_of).init_state(None, state, None)
+    plugin = CapabilitiesEndpoint(lambda: engine_state, kv_cache_of, attention_backend_of)
+    await plugin.init_state(None, state, None)
     assert engine_state.kv_cache.groups == ()

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.vllm_plugin.engine_args import Args, apply, rejection
-from vllm_plugin.enforce import ProfileContradiction
+from vllm_plugin.enforce import WORKER_EXTENSION, ProfileContradiction
 from vllm_plugin.profile import load
 
 
@@ -17,7 +17,11 @@ from vllm_plugin.profile import load
 def test_arguments_that_were_not_given_are_set(profile: str, slots: int) -> None:
     args = Args()
     apply(profile, args)
-    assert args == Args(max_num_seqs=slots, enable_logging_iteration_details=True)
+    assert args == Args(
+        max_num_seqs=slots,
+        enable_logging_iteration_details=True,
+        worker_extension_cls=WORKER_EXTENSION,
+    )
 
 
 def test_cloud_sets_the_scheduling_policy_and_the_token_budgets() -> None:
@@ -29,7 +33,15 @@ def test_cloud_sets_the_scheduling_policy_and_the_token_budgets() -> None:
         scheduling_policy="priority",
         max_num_batched_tokens=2048,
         long_prefill_token_threshold=256,
+        worker_extension_cls=WORKER_EXTENSION,
     )
+
+
+def test_worker_extension_of_the_operator_is_kept() -> None:
+    """Then the attention backend is unknown."""
+    args = Args(worker_extension_cls="theirs.Extension")
+    apply("cloud", args)
+    assert args.worker_extension_cls == "theirs.Extension"
 
 
 def test_budgets_given_by_the_operator_are_kept() -> None:

@@ -50,6 +50,7 @@ def test_before_any_step_the_speed_is_unknown() -> None:
         "generated_tokens_total": 0,
         "prefill": {"tokens": 0, "seconds": 0.0},
         "prefill_tokens_per_s": None,
+        "prefix_cache": {"queries_total": 0, "hits_total": 0},
     }
 
 

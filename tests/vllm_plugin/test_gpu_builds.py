@@ -11,6 +11,7 @@ from tests.vllm_plugin.gpu_builds import record
 from tests.vllm_plugin.gpu_builds.ranges import open_ranges
 from vllm_plugin import hooks
 from vllm_plugin.symbols import parse_symbols
+from vllm_plugin.vllm_names import HOOKS, Hook
 
 RELEASES = ("0.32.0", "0.33.0")
 
@@ -32,8 +33,8 @@ def test_record_answers_for_every_hook(version: str) -> None:
     )
 
 
-@pytest.mark.parametrize("hook", hooks.HOOKS, ids=lambda hook: f"{hook.file}:{hook.what}")
-def test_name_that_vllm_drops_is_reported_as_missing(hook: hooks.Hook) -> None:
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: f"{hook.file}:{hook.what}")
+def test_name_that_vllm_drops_is_reported_as_missing(hook: Hook) -> None:
     """Any one name dropped from a complete record is reported, and nothing else is."""
     complete = record.read(RELEASES[-1])
     for name in hook.names:
@@ -49,7 +50,7 @@ def test_name_that_vllm_drops_is_reported_as_missing(hook: hooks.Hook) -> None:
 def test_class_or_function_that_vllm_drops_misses_all_names() -> None:
     """It is recorded as absent, which differs from not recorded."""
     complete = record.read(RELEASES[-1])
-    hook = hooks.HOOKS[-1]
+    hook = HOOKS[-1]
     files = complete.model_copy(deep=True).files
     files[hook.file][hook.what] = None
     mutated = complete.model_copy(update={"files": files})
@@ -61,7 +62,7 @@ def test_class_or_function_that_vllm_drops_misses_all_names() -> None:
 def test_unrecorded_file_is_named() -> None:
     """A file that was not recorded differs from one that vLLM dropped."""
     complete = record.read(RELEASES[-1])
-    hook = hooks.HOOKS[-1]
+    hook = HOOKS[-1]
     files = complete.model_copy(deep=True).files
     del files[hook.file]
     mutated = complete.model_copy(update={"files": files})

@@ -9,7 +9,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tests.vllm_plugin.examples import FACTS
-from vllm_plugin.engine_state import EngineState, Hardware
+from vllm_plugin.engine_facts import Hardware
+from vllm_plugin.engine_state import EngineState
 from vllm_plugin.hardware import cpu_model, hardware_of, precision
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_plugin import hooks
-from vllm_plugin.hooks import HOOKS, Hook, check, report
+from vllm_plugin.hooks import check, report
 from vllm_plugin.symbols import symbols_below
+from vllm_plugin.vllm_names import HOOKS, Hook
 
 
 def complete(file: str) -> dict[str, list[str]]:
@@ -80,7 +80,7 @@ def test_check_imports_no_vllm() -> None:
 
 
 def test_every_hook_states_its_use() -> None:
-    for hook in hooks.HOOKS:
+    for hook in HOOKS:
         assert hook.names
         assert hook.needed_for
         assert hook.file.endswith(".py")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.vllm_plugin import vllm_usage
-from vllm_plugin.hooks import HOOKS
 from vllm_plugin.profile import load, shipped
 from vllm_plugin.symbols import symbols_below
+from vllm_plugin.vllm_names import HOOKS
 
 # Hooks that are not attributes read by the package: functions that vLLM calls, for instance.
 _CALLED = {

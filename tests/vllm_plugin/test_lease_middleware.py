@@ -11,8 +11,8 @@ import pytest
 
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, US
-from vllm_plugin.endpoint import ABORT_TURNS, LeaseMiddleware
 from vllm_plugin.engine_state import EngineState, Subscriber
+from vllm_plugin.lease_middleware import ABORT_TURNS, LeaseMiddleware
 
 
 class GeneratingApp:
@@ -50,8 +50,15 @@ class GeneratingApp:
         finally:
             self.order.append("aborted in the engine")
 
-    def call(self, path: str = "/v1/completions", lease: str | None = LEASE) -> Call:
+    def call(
+        self,
+        path: str = "/v1/completions",
+        lease: str | None = LEASE,
+        traceparent: str | None = None,
+    ) -> Call:
         headers = {} if lease is None else {"X-Orch-Lease": lease}
+        if traceparent is not None:
+            headers["traceparent"] = traceparent
         return Call(self.app, "POST", path, headers)
 
     async def settled(self) -> None:
@@ -121,6 +128,34 @@ async def test_get_is_not_counted(engine: GeneratingApp) -> None:
     assert engine.engine_state.leases.foreign_to(US) == 0
     engine.go_on.set()
     await call.task
+
+
+async def test_request_that_generates_takes_a_number(engine: GeneratingApp) -> None:
+    """Traced or not; what is rejected, or generates nothing, takes none."""
+    engine.go_on.set()
+    parents = [f"00-{trace:032x}-{trace:016x}-01" for trace in (7, 8)]
+    await engine.call(lease=None, traceparent=parents[0]).task
+    await engine.call(lease=None).task
+    await engine.call("/tokenize", lease=None, traceparent=parents[1]).task
+    engine.engine_state.leases.revoke(LEASE)
+    await engine.call(traceparent=parents[1]).task
+    await engine.call(lease=None, traceparent=parents[1]).task
+    numbers = engine.engine_state.request_numbers
+    assert [numbers.of((trace, trace)) for trace in (7, 8)] == [1, 3]
+    assert engine.engine_state.leases.entered == 3
+    await engine.settled()
+    assert [numbers.of((trace, trace)) for trace in (7, 8)] == [1, 3], "still known"
+
+
+async def test_aborted_request_has_left(engine: GeneratingApp) -> None:
+    parent = f"00-{7:032x}-{7:016x}-01"
+    call = engine.call(lease=None, traceparent=parent)
+    await engine.entered.wait()
+    call.task.cancel()
+    await engine.settled()
+    engine.go_on.set()
+    await engine.call(lease=None, traceparent=parent).task
+    assert engine.engine_state.request_numbers.of((7, 7)) == 2, "shared with no other request"
 
 
 async def test_spent_lease_is_rejected(engine: GeneratingApp) -> None:

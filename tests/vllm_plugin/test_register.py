@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_plugin.register import features_of, pool_of, rate_limits_of
+from vllm_plugin.engine_facts import features_of, rate_limits_of
+from vllm_plugin.register import pool_of
 
 
 @pytest.mark.parametrize("speculative_config", [None, object()])

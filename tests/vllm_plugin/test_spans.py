@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import ProxyTracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tests.vllm_plugin.examples import FACTS
 from vllm_plugin.engine_state import EngineState
@@ -47,9 +48,19 @@ class Tracer:
         self.provider.add_span_processor(SpanLabeller(PROFILES[engine_state.facts.profile]))
         self.provider.add_span_processor(RequestSpanLabeller(engine_state))
 
-    def span(self, name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        with self.provider.get_tracer("vllm").start_as_current_span(name) as span:
-            span.set_attributes(dict(attributes))
+    def span(
+        self,
+        name: str,
+        attributes: Mapping[str, Any],
+        traceparent: str | None = None,
+        start_s: float | None = None,
+    ) -> dict[str, Any]:
+        headers = {} if traceparent is None else {"traceparent": traceparent}
+        context = TraceContextTextMapPropagator().extract(headers)
+        started_ns = None if start_s is None else int(start_s * 1e9)
+        span = self.provider.get_tracer("vllm").start_span(name, context, start_time=started_ns)
+        span.set_attributes(dict(attributes))
+        span.end()
         exported: tuple[ReadableSpan, ...] = self.exporter.get_finished_spans()
         return dict(exported[-1].attributes or {})
 
@@ -64,7 +75,11 @@ def state_with_steps(*batches: int, facts: Any = FACTS) -> EngineState:
 
 
 def test_request_span_is_labelled_with_the_batch_statistics() -> None:
-    labels = Tracer(state_with_steps(1, 2, 6)).span("llm_request", VLLM_ATTRIBUTES)
+    engine_state = state_with_steps(1, 2, 6)
+    tracer = Tracer(engine_state)
+    # As at the start of the endpoint: after the labeller, before the first request.
+    engine_state.conditions = replace(FACTS.conditions, attention_backend="FLASH_ATTN")
+    labels = tracer.span("llm_request", VLLM_ATTRIBUTES)
     assert labels == VLLM_ATTRIBUTES | {
         "measurement_type": "batched_online",
         "orch.profile": "cloud",
@@ -79,6 +94,23 @@ def test_request_span_is_labelled_with_the_batch_statistics() -> None:
         "orch.gpu": "NVIDIA H100 80GB HBM3",
         "orch.gpu_count": 2,
         "orch.precision": "BF16",
+        "orch.weights": "/models/tiny",
+        "orch.speculative": "ngram:3",
+        "orch.quantization": "none",
+        "orch.kv_cache_dtype": "bfloat16",
+        "orch.prefix_caching": "on",
+        "orch.attention_backend": "FLASH_ATTN",
+        "orch.tensor_parallel": 2,
+        "orch.pipeline_parallel": 1,
+        "orch.tokens_per_step": 4,
+        "orch.engine_steps": 3,
+        "orch.requests_total": 0,
+        "orch.decode_steps_total": 3,
+        "orch.decode_sequences_total": 9,
+        "orch.prefix_cache.queries_total": 0,
+        "orch.prefix_cache.hits_total": 0,
+        "orch.prefix_cache.queries_before": 0,
+        "orch.prefix_cache.hits_before": 0,
         "gen_ai.provider.name": "vllm",
         "gen_ai.operation.name": "text_completion",
         "gen_ai.request.model": "tiny",
@@ -112,7 +144,7 @@ def test_only_steps_during_the_request_are_counted() -> None:
 
 def test_request_without_a_known_step_has_no_batch_sizes() -> None:
     labels = Tracer(state_with_steps()).span("llm_request", VLLM_ATTRIBUTES)
-    assert labels["orch.steps"] == 0
+    assert (labels["orch.steps"], labels["orch.engine_steps"]) == (0, 0)
     assert not [name for name in labels if name.startswith("orch.batch_size")]
 
 

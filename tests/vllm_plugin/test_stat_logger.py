@@ -30,6 +30,13 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("vllm_plugin.stat_logger", None)
 
 
+def cache_stats(lookups: tuple[int, int]) -> SimpleNamespace:
+    """vLLM's statistics, with those of a preempted sequence."""
+    return SimpleNamespace(
+        queries=lookups[0], hits=lookups[1], preempted_queries=900, preempted_hits=800
+    )
+
+
 @dataclass
 class Recorder:
     """A stat logger with a manual clock, and its reports."""
@@ -65,9 +72,12 @@ class Recorder:
         intervals: tuple[float, ...] = (),
         preempted: int = 0,
         generated: int = 0,
+        lookups: tuple[int, int] = (0, 0),
+        further: tuple[int, int] | None = None,
     ) -> SchedulerReport:
         """Records a step; `prompts` and `decoding` are (sequences, tokens); neither: no step ran.
-        `intervals`: seconds since the last output of each sequence that decoded."""
+        `intervals`: seconds since the last output of each sequence that decoded. `lookups`: tokens
+        looked up in the prefix cache, and found; `further`: the same of a connector."""
         self.now_s = at_s
         details = None
         if prompts is not None or decoding is not None:
@@ -85,6 +95,8 @@ class Recorder:
             num_skipped_waiting_reqs=2,
             kv_cache_usage=0.5,
             iteration_details=details,
+            prefix_cache_stats=cache_stats(lookups),
+            connector_prefix_cache_stats=None if further is None else cache_stats(further),
         )
         if running == 0:
             stats.num_waiting_reqs = stats.num_skipped_waiting_reqs = 0
@@ -114,6 +126,33 @@ def test_step_is_reported_with_its_batch(module: Any) -> None:
     assert (found.batch, found.decode_only, found.prompt_tokens) == (3, True, 0)
     found = recorder.record(1002.0)
     assert (found.batch, found.running, found.waiting) == (None, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("lookups", "further", "found"),
+    [
+        ((0, 0), None, (0, 0)),
+        ((300, 256), None, (300, 256)),
+        ((300, 100), (200, 150), (300, 250)),  # the connector is asked for the rest
+        ((300, 300), (0, 0), (300, 300)),
+        ((0, 0), (300, 128), (300, 128)),  # the cache itself is off
+    ],
+)
+def test_lookups_in_the_prefix_cache_are_reported(
+    module: Any,
+    lookups: tuple[int, int],
+    further: tuple[int, int] | None,
+    found: tuple[int, int],
+) -> None:
+    """With every report, also where no step ran; those of preempted sequences never."""
+    recorder = Recorder(module)
+    for prompts in ((1, 44), None):
+        report = recorder.record(
+            1000.0, prompts=prompts, running=1, lookups=lookups, further=further
+        )
+        assert (report.prefix_queries, report.prefix_hits) == found
+    document = recorder.engine_state.heartbeat_fields()["prefix_cache"]
+    assert document == {"queries_total": 2 * found[0], "hits_total": 2 * found[1]}
 
 
 def test_recomputation_after_a_preemption_is_reported(module: Any) -> None:

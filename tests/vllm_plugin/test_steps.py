@@ -18,16 +18,16 @@ def ring_of(*batches: int, capacity: int = 1000) -> StepRing:
 
 
 def test_window_without_steps_is_empty() -> None:
-    assert StepRing().since(0.0) == BatchStatistics(0, 0, 0.0)
-    assert ring_of(1, 2).since(200.0) == BatchStatistics(0, 0, 0.0)
+    assert StepRing().since(0.0) == BatchStatistics(0, 0, 0.0, 0)
+    assert ring_of(1, 2).since(200.0) == BatchStatistics(0, 0, 0.0, 0)
 
 
 def test_window_has_the_largest_and_the_mean_batch() -> None:
-    assert ring_of(1, 2, 6).since(100.0) == BatchStatistics(3, 6, 3.0)
+    assert ring_of(1, 2, 6).since(100.0) == BatchStatistics(3, 6, 3.0, 3)
 
 
 def test_window_excludes_earlier_steps() -> None:
-    assert ring_of(8, 8, 1, 3).since(100.02) == BatchStatistics(2, 3, 2.0)
+    assert ring_of(8, 8, 1, 3).since(100.02) == BatchStatistics(2, 3, 2.0, 2)
 
 
 def test_step_belongs_to_the_window_that_contains_its_midpoint() -> None:
@@ -44,7 +44,7 @@ def test_clock_that_is_set_back_keeps_the_order() -> None:
     ring.record(50.0, 0.01, 3, decode_only=True)
     assert ring.since(100.014).steps == 2
     ring.record(100.5, 0.01, 4, decode_only=True)
-    assert ring.since(100.4) == BatchStatistics(1, 4, 4.0)
+    assert ring.since(100.4) == BatchStatistics(1, 4, 4.0, 1)
 
 
 def test_ring_keeps_at_least_its_capacity_and_less_than_twice() -> None:
@@ -54,7 +54,7 @@ def test_ring_keeps_at_least_its_capacity_and_less_than_twice() -> None:
         kept = ring.since(-1.0).steps
         assert min(index + 1, 4) <= kept < 8
     assert ring.count == 100
-    assert ring.since(97.0) == BatchStatistics(3, 100, 99.0)
+    assert ring.since(97.0) == BatchStatistics(3, 100, 99.0, 3)
 
 
 def test_window_excludes_steps_that_also_computed_prompts() -> None:
@@ -62,8 +62,27 @@ def test_window_excludes_steps_that_also_computed_prompts() -> None:
     ring = ring_of(6, 6)
     ring.record(100.03, 0.01, 7, decode_only=False)
     ring.record(100.04, 0.01, 0, decode_only=True)
-    assert ring.since(100.0) == BatchStatistics(2, 6, 6.0)
+    assert ring.since(100.0) == BatchStatistics(2, 6, 6.0, 4)
     assert ring.count == 4
+
+
+def test_window_with_prompts_only_has_no_batch() -> None:
+    ring = StepRing()
+    ring.record(100.0, 0.01, 7, decode_only=False)
+    assert ring.since(99.0) == BatchStatistics(0, 0, 0.0, 1)
+
+
+def test_counts_of_decode_steps_and_their_sequences_outlive_the_ring() -> None:
+    """The part of a window is the difference of two counts, however long ago it began."""
+    ring = StepRing(4)
+    for index in range(50):
+        ring.record(float(index), 0.5, 3, decode_only=True)
+        ring.record(index + 0.5, 0.5, 8, decode_only=False)
+    assert (ring.decode_count, ring.decode_sequences, ring.count) == (50, 150, 100)
+    before = ring.decode_count, ring.decode_sequences
+    ring.record(10.0, 0.5, 2, decode_only=True)  # the clock was set back
+    ring.record(51.0, 0.5, 5, decode_only=True)
+    assert (ring.decode_count - before[0], ring.decode_sequences - before[1]) == (2, 7)
 
 
 def test_totals_by_batch_size_count_decode_only_steps() -> None:
@@ -152,22 +171,23 @@ def test_prefill_without_duration_has_no_rate() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.0001, 0.5), st.integers(1, 256)), max_size=60),
+    st.lists(st.tuples(st.floats(0.0001, 0.5), st.integers(1, 256), st.booleans()), max_size=60),
     st.floats(0, 20),
 )
 def test_window_agrees_with_a_plain_list(
-    steps: list[tuple[float, int]], before_the_end_s: float
+    steps: list[tuple[float, int, bool]], before_the_end_s: float
 ) -> None:
     ring, now = StepRing(), 1000.0
     plain: list[tuple[float, int]] = []
-    for elapsed_s, batch in steps:
+    for elapsed_s, batch, decode_only in steps:
         now += elapsed_s
-        ring.record(now, elapsed_s, batch, decode_only=True)
-        plain.append((now - elapsed_s / 2, batch))
+        ring.record(now, elapsed_s, batch, decode_only=decode_only)
+        plain.append((now - elapsed_s / 2, batch if decode_only else 0))
     start = now - before_the_end_s
-    expected = [batch for middle, batch in plain if middle >= start]
+    of_any_kind = [batch for middle, batch in plain if middle >= start]
+    expected = [batch for batch in of_any_kind if batch]
     found = ring.since(start)
-    assert found.steps == len(expected)
+    assert (found.steps, found.of_any_kind) == (len(expected), len(of_any_kind))
     if expected:
         assert found.largest == max(expected)
         assert found.mean == pytest.approx(sum(expected) / len(expected))

@@ -21,12 +21,19 @@ _CONFIG: Final = ("config/vllm.py", "VllmConfig")
 _SCHEDULER: Final = ("config/scheduler.py", "SchedulerConfig")
 _TRANSFER: Final = ("config/kv_transfer.py", "KVTransferConfig")
 _STATISTICS: Final = "v1/metrics/stats.py"
+_CACHE_STATISTICS: Final = (_STATISTICS, "BaseCacheStats")
 _CLIENT: Final = ("v1/engine/async_llm.py", "AsyncLLM")
 _ENGINE: Final = ("engine/protocol.py", "EngineClient")
 
 # Modules that use vLLM's objects, and the names of those objects there.
 _ROOTS: Final[dict[str, dict[str, Place]]] = {
     "register": {"vllm_config": _CONFIG, "config": _CONFIG, "engine_client": _CLIENT},
+    "conditions": {"vllm_config": _CONFIG},
+    "worker_extension": {
+        "self": ("v1/worker/worker_base.py", "WorkerBase"),
+        "layer": ("model_executor/layers/attention_layer_base.py", "AttentionLayerBase"),
+        "layer.get_attn_backend()": ("v1/attention/backend.py", "AttentionBackend"),
+    },
     "enforce": {
         "args": ("engine/arg_utils.py", "EngineArgs"),
         "config": _CONFIG,
@@ -41,6 +48,7 @@ _ROOTS: Final[dict[str, dict[str, Place]]] = {
         "scheduler_stats": (_STATISTICS, "SchedulerStats"),
         "iteration_stats": (_STATISTICS, "IterationStats"),
     },
+    "engine_facts": {"vllm_config": _CONFIG},
     "evidence_setup": {"vllm_config": _CONFIG},
     "evidence": {"finished": (_STATISTICS, "FinishedRequestStats")},
     "endpoint": {
@@ -60,6 +68,8 @@ _TYPES: Final[dict[tuple[Place, str], Place]] = {
     (_CONFIG, "speculative_config"): ("config/speculative.py", "SpeculativeConfig"),
     (_CONFIG, "observability_config"): ("config/observability.py", "ObservabilityConfig"),
     (_CONFIG, "kv_transfer_config"): _TRANSFER,
+    ((_STATISTICS, "SchedulerStats"), "prefix_cache_stats"): _CACHE_STATISTICS,
+    ((_STATISTICS, "SchedulerStats"), "connector_prefix_cache_stats"): _CACHE_STATISTICS,
     ((_STATISTICS, "SchedulerStats"), "iteration_details"): (
         _STATISTICS,
         "SchedulerIterationDetails",

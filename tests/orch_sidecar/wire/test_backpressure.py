@@ -19,7 +19,7 @@ from orch_sidecar.wire.backpressure import (
 )
 from orch_sidecar.wire.http1 import Head
 from tests.orch_sidecar import apis
-from vllm_plugin import endpoint
+from vllm_plugin import lease_middleware
 from vllm_plugin.profile import ServiceClass
 
 
@@ -94,7 +94,7 @@ def test_rejection_without_a_time_has_the_default(said: Any) -> None:
 
 
 def test_engine_rejects_only_by_the_plugins_own_code() -> None:
-    assert endpoint.ENGINE_GONE == ENGINE_GONE
+    assert lease_middleware.ENGINE_GONE == ENGINE_GONE
     gone = json.dumps({"error": {"type": ENGINE_GONE, "code": 503}}).encode()
     assert by_engine(head(), gone) == DEFAULT_RETRY_MS
     assert by_engine(head((b"retry-after", b"1")), b'{"error": {"retriable": true}}') is None

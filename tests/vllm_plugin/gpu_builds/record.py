@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from vllm_plugin.hooks import HOOKS
 from vllm_plugin.symbols import Symbols
+from vllm_plugin.vllm_names import HOOKS
 
 
 class Record(BaseModel):

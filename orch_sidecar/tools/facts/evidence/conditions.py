@@ -6,7 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 
@@ -40,6 +40,4 @@ def parse_conditions(values: Mapping[str, Any]) -> EngineConditions:
     for name in ("tensor_parallel", "pipeline_parallel"):
         if type(values.get(name)) is not int or values[name] < 1:
             raise ValueError(f"{name} is {values.get(name)!r}: it must be an integer of at least 1")
-    return EngineConditions(
-        *(values[name] for name in texts), values["tensor_parallel"], values["pipeline_parallel"]
-    )
+    return EngineConditions(**{each.name: values[each.name] for each in fields(EngineConditions)})

@@ -6,8 +6,13 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from orch_sidecar.tools.facts.evidence.conditions import EngineConditions, parse_conditions
+
+_SECONDS: Final = 1e12  # 30 000 years
 
 
 class InvalidSnapshot(ValueError):
@@ -18,11 +23,16 @@ class InvalidSnapshot(ValueError):
 class Snapshot:
     """The state of an engine at one moment.
 
-    `steps_by_batch`: decode steps since the engine started, and their seconds, by batch size.
-    `requests_total`: generation requests that the engine has accepted since it started.
-    `foreign`: sequences in the engine that did not come through the reporting sidecar; `leased`:
-    those that did, 0 where the document does not state it. `generation`: of the sidecar's
-    configuration; 0 where the engine itself reported the document.
+    Since the engine started: `steps_by_batch`, decode steps and their seconds, by batch size;
+    `busy_s`, seconds in steps of any kind; `requests_total`, generation requests that it has
+    accepted; `prefix_queries`, `prefix_hits`, prompt tokens looked up in the prefix cache, and
+    found there.
+
+    `weights`: the model as the engine loaded it, its id or path. `foreign`: sequences in the engine
+    that did not come through the reporting sidecar; `leased`: those that did, 0 where the document
+    does not state it. `state`: `ready`, or why the engine serves nothing. `observed_at_s`: the Unix
+    time at which the engine reported; `age_ms`: how long before the document was made that was.
+    `generation`: of the sidecar's configuration; 0 where the engine itself reported the document.
     """
 
     engine: str
@@ -34,12 +44,20 @@ class Snapshot:
     gpu: str
     gpu_count: int
     precision: str
+    weights: str
+    conditions: EngineConditions
     epoch: str
     slots_total: int
     foreign: int
     requests_total: int
     preemptions_total: int
     steps_by_batch: Mapping[int, tuple[int, float]]
+    busy_s: float
+    prefix_queries: int
+    prefix_hits: int
+    observed_at_s: float = field(compare=False)  # two reports of the same state are equal
+    age_ms: int = field(compare=False)
+    state: str = "ready"
     generation: int = 0
     leased: int = 0
 
@@ -82,12 +100,20 @@ def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
         gpu=_text(entry, "gpu"),
         gpu_count=_count(entry, "gpu_count"),
         precision=_text(entry, "precision"),
+        weights=_text(entry, "weights"),
+        conditions=_conditions(entry),
         epoch=_text(entry, "epoch"),
         slots_total=_count(entry, "slots_total"),
         foreign=_count(entry, "foreign"),
         requests_total=_count(entry, "requests_total"),
         preemptions_total=_count(entry, "preemptions_total"),
         steps_by_batch=_steps(entry),
+        busy_s=_seconds(entry, "busy_seconds_total"),
+        prefix_queries=_prefix_count(entry, "queries_total"),
+        prefix_hits=_prefix_count(entry, "hits_total"),
+        observed_at_s=_time(entry, "observed_at"),
+        age_ms=_count(entry, "age_ms"),
+        state=_text(entry, "state") if "state" in entry else "ready",
         generation=_count(document, "generation") if "generation" in document else 0,
         leased=_count(entry, "leased") if "leased" in entry else 0,
     )
@@ -132,3 +158,44 @@ def _steps(entry: Mapping[str, Any]) -> dict[int, tuple[int, float]]:
         return {int(batch): (int(steps), float(s)) for batch, (steps, s) in value.items()}
     except (TypeError, ValueError, OverflowError):
         raise InvalidSnapshot(f"steps_by_batch is {value!r}: {rule}") from None
+
+
+def _conditions(entry: Mapping[str, Any]) -> EngineConditions:
+    value = entry.get("conditions")
+    if not isinstance(value, Mapping):
+        raise InvalidSnapshot(f"conditions is {value!r}: it must be an object")
+    try:
+        return parse_conditions(value)
+    except ValueError as error:
+        raise InvalidSnapshot(f"conditions.{error}") from None
+
+
+def _seconds(entry: Mapping[str, Any], name: str) -> float:
+    value = entry.get(name)
+    # Compared before the conversion: an integer may be too large for a float.
+    if type(value) not in (int, float) or not 0 <= value < _SECONDS:
+        raise InvalidSnapshot(f"{name} is {value!r}: it must be a number from 0 to {_SECONDS:g}")
+    return float(value)
+
+
+def _prefix_count(entry: Mapping[str, Any], name: str) -> int:
+    value = entry.get("prefix_cache")
+    if not isinstance(value, Mapping):
+        raise InvalidSnapshot(f"prefix_cache is {value!r}: it must be an object")
+    try:
+        return _count(value, name)
+    except InvalidSnapshot as error:
+        raise InvalidSnapshot(f"prefix_cache.{error}") from None
+
+
+def _time(entry: Mapping[str, Any], name: str) -> float:
+    """A Unix time, from RFC 3339."""
+    text = _text(entry, name)
+    rule = "it must be a date and time with a zone, as in RFC 3339"
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidSnapshot(f"{name} is {text!r}: {rule}") from None
+    if at.tzinfo is None:
+        raise InvalidSnapshot(f"{name} is {text!r}: {rule}")
+    return at.timestamp()

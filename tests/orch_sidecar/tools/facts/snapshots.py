@@ -6,6 +6,16 @@ from typing import Any
 
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot, parse_snapshot
 
+CONDITIONS = {
+    "speculative": "none",
+    "quantization": "none",
+    "kv_cache_dtype": "float32",
+    "prefix_caching": "off",
+    "attention_backend": "CPU_ATTN",
+    "tensor_parallel": 1,
+    "pipeline_parallel": 1,
+}
+
 
 def document(**fields: Any) -> dict[str, Any]:
     """Returns a sidecar's document of one cloud engine, with changes of its fields."""
@@ -19,12 +29,19 @@ def document(**fields: Any) -> dict[str, Any]:
         "gpu": "CPU (test)",
         "gpu_count": 0,
         "precision": "FP32",
+        "weights": "/models/tiny",
+        "conditions": CONDITIONS,
         "epoch": "e1",
         "slots_total": 8,
         "foreign": 0,
         "requests_total": 100,
         "preemptions_total": 0,
         "steps_by_batch": {"1": [10, 0.1], "4": [5, 0.1]},
+        "busy_seconds_total": 0.5,
+        "prefix_cache": {"queries_total": 0, "hits_total": 0},
+        "state": "ready",
+        "observed_at": "2026-11-21T12:00:00.000Z",
+        "age_ms": 100,
     }
     return {"api_version": "1.0.0", "generation": 1, "engines": [entry | fields]}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence.snapshot import InvalidSnapshot, parse_snapshot, pool_names
-from tests.orch_sidecar.tools.facts.snapshots import document
+from tests.orch_sidecar.tools.facts.snapshots import CONDITIONS, document
 
 
 def test_snapshot_has_the_values_of_the_document() -> None:
@@ -15,6 +15,29 @@ def test_snapshot_has_the_values_of_the_document() -> None:
     assert (found.engine, found.engine_version, found.models) == ("vllm", "0.32.0", ("tiny",))
     assert found.steps_by_batch == {1: (10, 0.1), 4: (5, 0.1)}
     assert (found.requests_total, found.generation) == (100, 1)
+    assert found.weights == "/models/tiny"
+    assert found.conditions.notes == CONDITIONS
+    assert (found.busy_s, found.state, found.age_ms) == (0.5, "ready", 100)
+    assert found.observed_at_s == 1795262400.0
+
+
+def test_prompts_found_in_the_prefix_cache_are_counted() -> None:
+    found = parse_snapshot(document(prefix_cache={"queries_total": 64, "hits_total": 32}))
+    assert (found.prefix_queries, found.prefix_hits) == (64, 32)
+
+
+def test_engine_that_is_not_ready_is_told_by_its_state() -> None:
+    assert parse_snapshot(document(state="paused")).state == "paused"
+    capabilities = document()
+    del capabilities["engines"][0]["state"]
+    assert parse_snapshot(capabilities).state == "ready"
+
+
+def test_snapshots_of_the_same_state_are_equal_whenever_they_were_taken() -> None:
+    """An idle engine is one that reports the same twice."""
+    later = parse_snapshot(document(observed_at="2026-11-21T12:00:01.000Z", age_ms=900))
+    assert later == parse_snapshot(document())
+    assert parse_snapshot(document(busy_seconds_total=0.6)) != later
 
 
 def test_engines_own_document_has_no_generation() -> None:
@@ -60,12 +83,33 @@ def test_invalid_document_is_rejected(capabilities: Any) -> None:
         ("steps_by_batch", {"x": [1, 2]}),
         ("steps_by_batch", {"1": [float("inf"), 2]}),
         ("leased", "1"),
+        ("weights", None),
+        ("conditions", None),
+        ("prefix_cache", 5),
+        ("busy_seconds_total", -1),
+        ("busy_seconds_total", float("nan")),
+        ("busy_seconds_total", 10**400),
+        ("busy_seconds_total", True),
+        ("observed_at", "yesterday"),
+        ("observed_at", "2026-11-21T12:00:00"),
+        ("observed_at", None),
+        ("age_ms", None),
+        ("state", ""),
     ],
 )
 def test_invalid_field_is_named_with_its_value(name: str, value: Any) -> None:
     with pytest.raises(InvalidSnapshot, match=name) as caught:
         parse_snapshot(document(**{name: value}))
     assert repr(value) in str(caught.value)
+
+
+def test_invalid_part_of_a_field_is_named_with_its_value() -> None:
+    for name, value in (("tensor_parallel", 0), ("kv_cache_dtype", ""), ("speculative", None)):
+        with pytest.raises(InvalidSnapshot, match=rf"conditions\.{name} is {value!r}"):
+            parse_snapshot(document(conditions=CONDITIONS | {name: value}))
+    for counts in ({}, {"queries_total": -1, "hits_total": 0}):
+        with pytest.raises(InvalidSnapshot, match=r"prefix_cache\.queries_total is"):
+            parse_snapshot(document(prefix_cache=counts))
 
 
 def test_pool_that_has_not_reported_yet_is_named_with_its_state() -> None:

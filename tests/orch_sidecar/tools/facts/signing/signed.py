@@ -19,6 +19,7 @@ from vllm_plugin import dsse
 from vllm_plugin.engine_state import EngineState, SchedulerReport
 from vllm_plugin.epoch_key import EpochKey, certify
 from vllm_plugin.evidence import Evidence, Statement, StatementRequest
+from vllm_plugin.lease_protocol import timestamp
 from vllm_plugin.statement import STATEMENT_TYPE, key_id
 
 BEGIN_S = 1_790_000_000.0
@@ -60,7 +61,8 @@ class SigningEngine:
         self.evidence = Evidence(FACTS.epoch, self._document, self._digests, lambda: self.key)
 
     def _document(self, at_s: float) -> dict[str, Any]:
-        return self.engine_state.document(None, at_s)
+        observed = {"observed_at": timestamp(at_s), "age_ms": 0}
+        return self.engine_state.document(None, at_s) | observed
 
     def _digests(self) -> dict[str, Any]:
         return {name: dict(each) for name, each in self.digests.items()}

@@ -1,0 +1,68 @@
+"""What does not change while an engine runs. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_plugin.conditions import Conditions
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """`gpu`: the accelerator's name as its driver reports it; without one `CPU (<model>)`.
+
+    `gpu_count`: accelerators that one copy of the model is spread over; 0 without one.
+    `precision`: of the weights, `BF16` for instance, or the method of a quantized model.
+    """
+
+    gpu: str
+    gpu_count: int
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What is known of an engine when it starts.
+
+    `models`: the names that it starts with. `weights`: the model as the engine loaded it, its id
+    or path. `tokens_per_step`: of a sequence in a decode step, at most.
+    """
+
+    engine_version: str
+    pool: str
+    models: tuple[str, ...]
+    weights: str
+    ctx_max: int
+    profile: str
+    measurement_type: str
+    batching: bool
+    slots_total: int
+    epoch: str
+    features: dict[str, Any]
+    hardware: Hardware
+    conditions: Conditions
+    tokens_per_step: int = 1
+    rate_limits: dict[str, int] = field(default_factory=dict)  # vLLM's own, by option
+
+
+def features_of(vllm_config: Any) -> dict[str, Any]:
+    """Returns further settings of the engine, as `features` of its state."""
+    scheduler = vllm_config.scheduler_config
+    return {
+        "speculative_decoding": vllm_config.speculative_config is not None,
+        "scheduling_policy": str(scheduler.policy),
+        "max_num_batched_tokens": int(scheduler.max_num_batched_tokens),
+        "long_prefill_token_threshold": int(scheduler.long_prefill_token_threshold),
+        "evidence": True,  # statements are signed: vllm_plugin/statement.py
+    }
+
+
+def rate_limits_of(vllm_config: Any) -> dict[str, int]:
+    """Returns the limits beyond which vLLM itself rejects requests, if any are configured."""
+    scheduler = vllm_config.scheduler_config
+    limits = {
+        "max_num_queued_reqs": scheduler.max_num_queued_reqs,
+        "max_num_queued_tokens": scheduler.max_num_queued_tokens,
+    }
+    return {name: int(limit) for name, limit in limits.items() if limit is not None}
