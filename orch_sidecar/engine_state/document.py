@@ -107,6 +107,12 @@ def _kv_groups(value: Any) -> bool:
     )
 
 
+def _prefix_cache(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _count(0, _EVENTS).holds(value.get(name)) for name in ("queries_total", "hits_total")
+    )
+
+
 def _prefill(value: Any) -> bool:
     return (
         isinstance(value, dict)
@@ -140,6 +146,9 @@ _FIELDS: Final[Mapping[str, _Rule]] = {
     "message": _or_null(_TEXT),
     "gpu": _TEXT,
     "precision": _TEXT,
+    "weights": _TEXT,
+    "conditions": _OBJECT,
+    "observed_at": _TEXT,
     "batching": _Rule("true or false", lambda value: isinstance(value, bool)),
     # 0 until the engine of a child sidecar reports.
     "slots_total": _count(0, _SLOTS),
@@ -169,6 +178,7 @@ _FIELDS: Final[Mapping[str, _Rule]] = {
     ),
     "steps_by_batch": _Rule("[steps, seconds] by batch size", _steps_by_batch),
     "prefill": _Rule("an object of tokens and seconds, from 0", _prefill),
+    "prefix_cache": _Rule("an object of queries_total and hits_total, from 0", _prefix_cache),
     "models": _NAMES,
     "supported_workloads": _NAMES,
     "leases": _Rule("a list of leases", _leases),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -22,6 +23,7 @@ from vllm_plugin.conditions import Conditions
 from vllm_plugin.engine_facts import EngineFacts, Hardware
 from vllm_plugin.engine_state import EngineState, Subscriber
 from vllm_plugin.kv_cache import KvCache, KvGroup
+from vllm_plugin.lease_protocol import timestamp
 from vllm_plugin.workloads import workloads_of
 
 Script = Callable[[Answer], Awaitable[None]]
@@ -282,4 +284,6 @@ Engine = Callable[..., Awaitable[ScriptedEngine]]
 
 
 def _say(answer: Answer, name: str, data: dict[str, Any]) -> None:
+    if name != "ended":
+        data = data | {"observed_at": timestamp(time.time())}
     answer.chunk(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())

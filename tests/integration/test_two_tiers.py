@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import asdict
 
 import pytest
 
+from orch_sidecar.tools.facts.evidence.snapshot import parse_snapshot
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, all_ready, eventually, pools
@@ -48,6 +51,26 @@ async def test_upper_sees_the_slots_of_the_engine_and_what_others_hold_of_them(
         assert (await client.response()).status == 200
     await eventually(lambda: parent_leases.ledger.foreign == 0)
     await empty(parent_leases, lower)
+
+
+async def test_conditions_and_counters_of_the_engine_are_seen_through_both(
+    parent_leases: Running, lower: Running, engine: ScriptedEngine
+) -> None:
+    """As the engine reports them, and as they change; a measurement reads them from either."""
+    engine.tell(prefix_cache={"queries_total": 64, "hits_total": 32}, requests_total=7)
+    for sidecar in (lower, parent_leases):
+        await eventually(
+            lambda watcher=sidecar.pool.watcher: watcher.document["requests_total"] == 7  # type: ignore[misc]
+        )
+        found = parse_snapshot(
+            (await (await sidecar.client()).get("/v1/capabilities")).json(), sidecar.pool.name
+        )
+        conditions = asdict(engine.engine_state.facts.conditions)
+        assert found.conditions.notes == conditions
+        assert found.weights == "/models/scripted"
+        assert (found.prefix_queries, found.prefix_hits) == (64, 32)
+        assert abs(time.time() - found.observed_at_s) < 60
+        assert found.state == "ready"
 
 
 async def test_what_takes_no_slot_passes_through_both(

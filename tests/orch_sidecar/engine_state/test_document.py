@@ -67,6 +67,11 @@ def test_whole_document_needs_all_required_fields_and_a_change_needs_none(name: 
         ("steps_by_batch", [None, [], {"x": [1, 1.0]}, {"1": 5}, {"1": [None, 1]}, {"-1": [1, 1]},
                             {"1": [1.5, 1]}, {"9" * 20: [1, 1]}]),
         ("prefill", [None, {"tokens": 1}, {"tokens": -1, "seconds": 0}]),
+        ("prefix_cache", [None, [], {"queries_total": 1}, {"queries_total": 1, "hits_total": -1},
+                          {"queries_total": 1.5, "hits_total": 0}]),
+        ("conditions", [None, [], "x"]),
+        ("weights", [None, 5]),
+        ("observed_at", [None, 5]),
         ("kv_blocks_total", [-1, 0.5, 10**400, None]),
         ("kv_groups", [None, {}, [None], [{}], [GROUP] * 1001, *([GROUP, GROUP | {name: wrong}]
                        for name in GROUP for wrong in (-1, 0.5, "1", True, None, 10**400))]),

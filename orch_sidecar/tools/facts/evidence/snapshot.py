@@ -171,7 +171,7 @@ def _conditions(entry: Mapping[str, Any]) -> EngineConditions:
 
 
 def _seconds(entry: Mapping[str, Any], name: str) -> float:
-    value = entry.get(name)
+    value: Any = entry.get(name)
     # Compared before the conversion: an integer may be too large for a float.
     if type(value) not in (int, float) or not 0 <= value < _SECONDS:
         raise InvalidSnapshot(f"{name} is {value!r}: it must be a number from 0 to {_SECONDS:g}")
