@@ -28,6 +28,8 @@ class Endpoint:
     `generation`: reads what a request asks of the engine from its body; None if it needs no slots.
     `coalescing_key`: equal for requests that one generation can answer; None to coalesce none.
     `first_byte_is_token`: streams begin with the first token, so that its time can be measured.
+    `token_mark`: what every event of a stream with generated text has, or with its end, and no
+    other: no text has it, since quotes and line breaks in a text are escaped.
     `operation`: `gen_ai.operation.name` of OpenTelemetry. `workload`: its name in
     `/v1/capabilities`. `needs_key`: where clients have API keys; probes and Prometheus send none.
     `admitted`: takes slots. `line`: the request line for the engine.
@@ -41,6 +43,7 @@ class Endpoint:
     coalescing_key: Callable[[Document], bytes | None] | None = None
     error_format: ErrorFormat = OPENAI
     first_byte_is_token: bool = True
+    token_mark: bytes = b'"choices":[{'
     needs_key: bool = True
     operation: str = "chat"
     workload: str | None = None
@@ -101,6 +104,7 @@ _ENDPOINTS: Final = (
         generation=generation.responses,
         error_format=RESPONSES,
         first_byte_is_token=False,
+        token_mark=b".delta\n",
         workload="responses",
     ),
     # Messages have ids of their own making: none is coalesced.
@@ -108,6 +112,7 @@ _ENDPOINTS: Final = (
         "/v1/messages", "POST", "/v1/messages",
         generation=generation.messages,
         error_format=ANTHROPIC,
+        token_mark=b"content_block_delta\n",
         workload="messages",
     ),
     Endpoint(

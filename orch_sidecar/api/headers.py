@@ -49,6 +49,7 @@ X_ORCH_MAX_WAIT_MS: Final = istr("X-Orch-Max-Wait-Ms")
 X_ORCH_MEASUREMENT_TYPE: Final = istr("X-Orch-Measurement-Type")
 X_ORCH_NO_COALESCE: Final = istr("X-Orch-No-Coalesce")
 X_ORCH_POOL: Final = istr("X-Orch-Pool")
+X_ORCH_RUN: Final = istr("X-Orch-Run")
 X_ORCH_SCENARIO: Final = istr("X-Orch-Scenario")
 # Names of other gateways for the class.
 X_SMG_PRIORITY: Final = istr("x-smg-priority")

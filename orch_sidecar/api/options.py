@@ -16,6 +16,7 @@ Other values of these two are ignored, because they belong to other systems.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -32,6 +33,7 @@ from orch_sidecar.api.headers import (
     X_ORCH_MEASUREMENT_TYPE,
     X_ORCH_NO_COALESCE,
     X_ORCH_POOL,
+    X_ORCH_RUN,
     X_ORCH_SCENARIO,
     X_SMG_PRIORITY,
 )
@@ -45,7 +47,7 @@ _T = TypeVar("_T")
 
 _ALL: Final = (
     X_ORCH_CLASS, X_ORCH_DEADLINE_MS, X_ORCH_MAX_WAIT_MS, X_ORCH_DO_NOT_QUEUE, X_ORCH_POOL,
-    X_ORCH_MEASUREMENT_TYPE, X_ORCH_NO_COALESCE, X_ORCH_SCENARIO, *CLASS_ALIASES,
+    X_ORCH_MEASUREMENT_TYPE, X_ORCH_NO_COALESCE, X_ORCH_RUN, X_ORCH_SCENARIO, *CLASS_ALIASES,
 )  # fmt: skip
 
 _CLASSES: Final = {member.value: member for member in ServiceClass}
@@ -73,7 +75,8 @@ _ALIASES: Final = (
 )
 _FLAGS: Final = {"": True, "true": True, "1": True, "false": False, "0": False}
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
-_SCENARIO: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# Of a scenario, and of a run.
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _POOL: Final = re.compile(r"([a-z][a-z0-9-]{0,62})\s*(;\s*prefer\s*)?", re.IGNORECASE)
 
 
@@ -82,7 +85,7 @@ class RequestOptions:
     """How a request is to be served.
 
     `pool`: the pool that must serve it; with `prefers`, that should. `scenario`: the test run that
-    it belongs to, an attribute of its trace.
+    it belongs to, an attribute of its trace; `run`: the digest of that run's secret id.
     """
 
     service_class: ServiceClass | None = None
@@ -94,6 +97,7 @@ class RequestOptions:
     measurement_type: MeasurementType | None = None
     no_coalesce: bool = False
     scenario: str | None = None
+    run: str | None = None
 
 
 NO_OPTIONS: Final = RequestOptions()
@@ -110,6 +114,14 @@ def read_options(headers: MultiMapping[str]) -> RequestOptions | Refusal:
         return _read(headers)
     except InvalidOption as invalid:
         return invalid.refusal
+
+
+def run_digest(secret: str) -> str:
+    """Returns what traces and results have instead of the id of a run: reading it lets none join.
+
+    The first 32 hexadecimal digits of its SHA-256.
+    """
+    return hashlib.sha256(secret.encode()).hexdigest()[:32]
 
 
 def service_class_of(
@@ -154,7 +166,8 @@ def _read(headers: MultiMapping[str]) -> RequestOptions:
         prefers=prefers,
         measurement_type=_member(headers, X_ORCH_MEASUREMENT_TYPE, _TYPES),
         no_coalesce=_flag(headers, X_ORCH_NO_COALESCE),
-        scenario=_scenario(headers),
+        scenario=_name(headers, X_ORCH_SCENARIO),
+        run=None if (run := _name(headers, X_ORCH_RUN)) is None else run_digest(run),
     )
 
 
@@ -205,12 +218,10 @@ def _flag(headers: MultiMapping[str], name: istr) -> bool:
     return flag
 
 
-def _scenario(headers: MultiMapping[str]) -> str | None:
-    value = _one(headers, X_ORCH_SCENARIO)
-    if value is not None and not _SCENARIO.fullmatch(value):
-        raise InvalidOption(
-            X_ORCH_SCENARIO, value, "must be 1 to 64 letters, digits, '.', '_' or '-'"
-        )
+def _name(headers: MultiMapping[str], name: istr) -> str | None:
+    value = _one(headers, name)
+    if value is not None and not _NAME.fullmatch(value):
+        raise InvalidOption(name, value, "must be 1 to 64 letters, digits, '.', '_' or '-'")
     return value
 
 

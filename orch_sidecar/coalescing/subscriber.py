@@ -200,6 +200,7 @@ class Subscriber:
         elif head:
             out = head + out
         writer.transport.write(out)
+        writer.wrote(out)
         if last:
             self._finish()
 

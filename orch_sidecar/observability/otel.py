@@ -163,10 +163,14 @@ class _Spans:
         attributes = tracing.attributes_of(record)
         if self._engine_spans is not None:
             self._engine_spans.close(attributes)
-        if record.placement is not None:
-            self._server.set_attribute("orch.placement", record.placement)
-        if record.coalesced:
-            self._server.set_attribute("orch.coalesced", True)
+        for name, value in (
+            ("orch.placement", record.placement),
+            ("orch.coalesced", record.coalesced or None),
+            ("orch.run", record.run),
+            ("orch.last_token_s", record.seconds_to(record.last_token)),
+        ):
+            if value is not None:
+                self._server.set_attribute(name, value)
         tracing.end(self._server, record, attributes)
 
 
@@ -219,11 +223,10 @@ class SpanTracing:
             ("gen_ai.request.max_tokens", record.max_tokens),
             ("gen_ai.usage.input_tokens", record.input_tokens),
             ("gen_ai.usage.output_tokens", record.output_tokens),
+            ("orch.first_byte_s", record.seconds_to(record.first_byte)),
         ):
             if value is not None:
                 attributes[name] = value
-        if record.first_byte is not None:
-            attributes["orch.first_byte_s"] = (record.first_byte - record.identity.arrived) / 1e9
         return attributes
 
     def end(self, span: Span, record: RequestRecord, attributes: dict[str, Any]) -> None:

@@ -65,7 +65,9 @@ class RequestRecord:
     `shared`: its generation can serve other requests, too, and is the one that was admitted.
     `coalesced`: that generation was started by another request. `client_limited`: the client's
     reading slowed the response down. `trace_id`: 0 if the trace is not sampled. `scenario`: the
-    benchmark run that the client declares.
+    benchmark run that the client declares; `run`: the digest of its secret id. `last_token`: when
+    the last bytes with generated text, or with its end, were written to the client; of streams
+    only.
     """
 
     identity: RequestIdentity
@@ -83,6 +85,7 @@ class RequestRecord:
     queued: int | None = None
     admitted: int | None = None
     first_byte: int | None = None
+    last_token: int | None = None
     status: int = 0
     outcome: Outcome | Reason = Outcome.CANCELLED
     shared: bool = False
@@ -91,6 +94,7 @@ class RequestRecord:
     output_tokens: int | None = None
     client_limited: bool = False
     scenario: str | None = None
+    run: str | None = None
     trace_id: int = 0
     ended: bool = False
 
@@ -105,6 +109,10 @@ class RequestRecord:
     def at_ns(self, monotonic: int) -> int:
         """Returns the wall-clock time of a moment of this request."""
         return self.identity.arrived_ns + monotonic - self.identity.arrived
+
+    def seconds_to(self, monotonic: int | None) -> float | None:
+        """Returns the seconds from the arrival to a moment; None if there was none."""
+        return None if monotonic is None else (monotonic - self.identity.arrived) / 1e9
 
     def of_generation(self) -> RequestRecord:
         """Returns the record of the generation that this request starts for others, too."""

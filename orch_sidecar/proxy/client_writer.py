@@ -58,6 +58,7 @@ class ClientWriter:
         "_extra",
         "_head",
         "_source",
+        "_token_mark",
         "_watchdog",
         "client",
         "dechunk",
@@ -82,6 +83,7 @@ class ClientWriter:
         self._extra = b""
         self._head: Head | None = None
         self._source: EngineResponse | None = None
+        self._token_mark = record.identity.endpoint.token_mark if record.stream else None
         self.record = record
         self.dechunk = not http11
         self.keep_alive = http11 and http.keep_alive
@@ -117,6 +119,7 @@ class ClientWriter:
         if not self.started:
             data = self._start() + data
         transport.write(data)
+        self.wrote(data)
 
     def finish(self, outcome: Outcome) -> None:
         if not self.started and not self.transport.is_closing():
@@ -162,6 +165,15 @@ class ClientWriter:
         self.transport.abort()
 
     # Parts of a response, for subscribers that frame the body themselves
+
+    def wrote(self, data: bytes) -> None:
+        """Records when the last token was written. `data`: what has been written of a body.
+
+        An event that is cut in its mark by the engine's connection counts as part of none.
+        """
+        mark = self._token_mark
+        if mark is not None and mark in data:
+            self.record.last_token = time.monotonic_ns()
 
     def head_bytes(self, fields: bytes, status: int, extra: bytes) -> bytes:
         """Returns the head: the engine's fields, ours, and the times known only now."""

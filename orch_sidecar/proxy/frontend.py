@@ -195,7 +195,7 @@ class Frontend:
         if isinstance(options, Refusal):
             return NotSent(options)
         request.options = options
-        record.scenario = options.scenario
+        record.scenario, record.run = options.scenario, options.run
         if not endpoint.admitted:
             return await self._route.handle_unadmitted(request)
         if len(request.body) <= LARGE_BYTES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 
 import pytest
 
@@ -229,6 +230,40 @@ async def test_spans_of_a_run_say_its_name(
     assert spans.one(CHAT).attributes["orch.scenario"] == "run-1"
     assert "orch.scenario" not in spans.one(COMPLETIONS).attributes
     assert engine.generating[0].header("x-orch-scenario") is None
+
+
+async def test_server_span_has_the_digest_of_its_run(
+    engine: ScriptedEngine, collect: Collect, start: Start
+) -> None:
+    """The id itself would let others join the run."""
+    running = await start()
+    secret = "0123456789abcdef" * 2
+    client = await running.client()
+    await client.post(CHAT, headers=[("X-Orch-Run", secret)])
+    await client.post(COMPLETIONS)
+    collector = await collect(running)
+    digest = hashlib.sha256(secret.encode()).hexdigest()[:32]
+    assert collector.one(CHAT).attributes["orch.run"] == digest
+    assert "orch.run" not in collector.one(COMPLETIONS).attributes
+    assert engine.generating[0].header("x-orch-run") is None
+    assert secret.encode() not in b"".join(collector.requests)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+async def test_server_span_states_when_the_last_token_was_relayed(
+    engine: ScriptedEngine, collect: Collect, start: Start, path: str
+) -> None:
+    running = await start()
+    client = await running.client()
+    await client.post(path, stream=True)
+    await client.post(path)
+    streamed, whole = (
+        span.attributes
+        for span in sorted((await collect(running)).spans, key=lambda span: span.start_ns)
+        if span.name == path
+    )
+    assert streamed["orch.last_token_s"] >= streamed["orch.first_byte_s"] > 0
+    assert "orch.last_token_s" not in whole
 
 
 async def test_model_name_in_a_span_is_bounded(

@@ -85,7 +85,7 @@ class Answer:
 
     def event(self, data: Any, name: str | None = None) -> None:
         """A server-sent event in a chunk of its own, as vLLM writes them."""
-        text = data if isinstance(data, str) else json.dumps(data)
+        text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
         self.chunk(((f"event: {name}\n" if name else "") + f"data: {text}\n\n").encode())
 
     def end(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
+from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
@@ -41,6 +43,20 @@ async def test_every_request_names_its_scenario_and_is_never_coalesced(
     assert result.counts.sent == len(rest) == 24
     prompts = [tuple(each.json()["prompt"]) for each in engine.generating]
     assert len(set(prompts)) == len(prompts)
+
+
+async def test_every_request_has_the_secret_of_its_run_and_the_result_its_digest(
+    engine: ScriptedEngine,
+) -> None:
+    Decoding(engine)
+    first = await measured(engine.url, replace(CLOSED, warm_up=3))
+    [secret] = {each.header("x-orch-run") for each in engine.generating}
+    assert secret is not None
+    assert re.fullmatch("[0-9a-f]{32}", secret)
+    assert first.run == run_digest(secret)
+    assert secret not in first.model_dump_json()
+    second = await measured(engine.url, CLOSED)
+    assert second.run != first.run
 
 
 async def test_prefix_cache_is_separate_for_each_run(engine: ScriptedEngine) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,6 +96,9 @@ def test_wait_of_zero_is_valid_and_deadline_of_zero_is_not() -> None:
         ("X-Orch-Max-Wait-Ms", "", "milliseconds"),
         ("X-Orch-Do-Not-Queue", "yes", "true or 1"),
         ("X-Orch-No-Coalesce", "2", "true or 1"),
+        ("X-Orch-Run", "two words", "letters, digits"),
+        ("X-Orch-Run", "", "1 to 64"),
+        ("X-Orch-Run", "x" * 65, "1 to 64"),
         ("X-Orch-Scenario", "two words", "letters, digits"),
         ("X-Orch-Scenario", "", "1 to 64"),
         ("X-Orch-Scenario", "x" * 65, "1 to 64"),
@@ -187,3 +192,9 @@ def test_any_headers_are_read_or_rejected(fields: list[tuple[str, str]]) -> None
         assert found.max_wait_ms is None or 0 <= found.max_wait_ms < 1e12
     else:
         assert len(found.message) < 400
+
+
+def test_id_of_a_run_is_kept_as_a_digest_alone() -> None:
+    found = options(("X-Orch-Run", "5f0c" * 8))
+    assert found.run == hashlib.sha256(b"5f0c" * 8).hexdigest()[:32]
+    assert "5f0c" * 8 not in repr(found)

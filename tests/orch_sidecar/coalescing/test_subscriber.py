@@ -224,3 +224,20 @@ async def test_shutdown_ends_all_responses() -> None:
     for client in clients:
         assert error_in(client.body)["code"] == "draining"
     assert engine.transport.closed
+
+
+async def test_each_client_has_its_own_time_of_the_last_token() -> None:
+    """A client that joins late, or reads slowly, gets the last token later."""
+    broadcast = broadcast_of()
+    client, slow = Client("a"), Client("b")
+    for each in (client, slow):
+        each.record.stream = True
+        each.join(broadcast)
+    slow.subscriber.pause()
+    engine = Engine(broadcast)
+    engine.says(STREAM)
+    assert client.record.last_token is not None
+    assert slow.record.last_token is None
+    slow.read()
+    assert slow.record.last_token is not None
+    assert slow.record.last_token > client.record.last_token

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
+from orch_sidecar.proxy import client_writer
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
@@ -173,3 +174,30 @@ async def test_response_fails_once() -> None:
     relayed.writer.fail(Refusal(Reason.CANCELLED, "cancelled"))
     assert relayed.client.data == data
     assert not relayed.client.aborted
+
+
+STREAMS = [spoken for spoken in SPOKEN if spoken.stream and not spoken.failed]
+
+
+@pytest.mark.parametrize("spoken", STREAMS, ids=lambda spoken: spoken.name)
+async def test_last_token_is_the_last_event_with_generated_text(
+    spoken: Spoken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usage, the end of the message and [DONE] come later, and are no tokens."""
+    events = [each + b"\n\n" for each in spoken.body.split(b"\n\n")[:-1]]
+    generated = [
+        at
+        for at, event in enumerate(events)
+        if b'"choices":[{' in event or b"_block_delta" in event or b"_text.delta" in event
+    ]
+    relayed = Relayed(spoken.api).says(STREAM_HEAD)
+    for at, event in enumerate(events):
+        monkeypatch.setattr(client_writer.time, "monotonic_ns", lambda at=at: at)
+        relayed.says(chunk(event))
+    relayed.says(LAST_CHUNK)
+    assert relayed.record.last_token == generated[-1]
+
+
+async def test_response_that_is_not_streamed_has_no_last_token() -> None:
+    answer = json_answer(b'{"choices":[{"text":"one"}]}')
+    assert Relayed(stream=False).says(answer).record.last_token is None

@@ -44,9 +44,11 @@ class Call:
 
     `due_s`: its scheduled time. Without a schedule it is None, and `free_s` is when its client
     became free. `sent_s`: when sending began; setting up a connection is part of the latency.
-    `event_s`: arrival of each event with tokens, usually one token each. `why`: error code or
-    message of a refusal or failure. `length_as_requested`: whether prompt and answer had the
-    expected numbers of tokens. `connected`: whether there was a connection to send it on.
+    `ended_s`: of an answer that was streamed, its last token, as in vLLM's bench and AIPerf; of
+    any other, the end of the response. `event_s`: arrival of each event with tokens, usually one
+    token each. `why`: error code or message of a refusal or failure. `length_as_requested`:
+    whether prompt and answer had the expected numbers of tokens. `connected`: whether there was a
+    connection to send it on.
     """
 
     due_s: float | None = None

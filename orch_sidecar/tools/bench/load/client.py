@@ -41,6 +41,7 @@ class Connection(asyncio.Protocol):
         self._buffer = b""  # an incomplete head
         self._answer = b""  # the body of a response that is not a stream
         self._events: EventStream | None = None
+        self._last_token_s: float | None = None
         self._done: asyncio.Future[None] | None = None
         self.idle_since_s = 0.0
 
@@ -62,6 +63,7 @@ class Connection(asyncio.Protocol):
             return
         self._call, self._head, self._body, self._events = call, None, None, None
         self._buffer = self._answer = b""
+        self._last_token_s = None
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(message)
         try:
@@ -127,8 +129,11 @@ class Connection(asyncio.Protocol):
         if self._events is None:
             self._answer = (self._answer + payload)[-_MAX_BODY_BYTES:]
             return
+        generated = self._events.generated
         for _ in range(self._events.feed(payload)):
             call.event_s.append(at_s)
+        if self._events.generated > generated:
+            self._last_token_s = at_s
 
     def _finish(self, call: Call, at_s: float) -> None:
         head, events = self._head, self._events
@@ -158,7 +163,9 @@ class Connection(asyncio.Protocol):
         else:
             if call.output_tokens is None and call.event_s:
                 call.output_tokens, call.counted_by_events = len(call.event_s), True
-            self._end(Fate.ANSWERED, "", at_s)
+            # The usage, [DONE] and the end of HTTP come after the last token.
+            last_s = self._last_token_s
+            self._end(Fate.ANSWERED, "", at_s if last_s is None else last_s)
 
     def _end(self, fate: Fate, why: str, at_s: float | None = None) -> None:
         """Records the outcome of the request in flight, if there is one."""

@@ -28,7 +28,7 @@ class Slo:
         took_s = {"ttft": served.ttft_s, "tpot": served.tpot_s, "latency": served.latency_s}
         for name, bound_ms in self.bounds.items():
             each_s = took_s[name]
-            if each_s is None and name == "tpot" and served.output_tokens < 2:
+            if each_s is None and name == "tpot" and served.sequence_tokens < 2:
                 continue  # an answer of one token has no TPOT
             if each_s is None or 1000 * each_s > bound_ms:
                 return False

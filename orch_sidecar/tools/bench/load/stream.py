@@ -16,13 +16,19 @@ _SHOWN: Final = 80  # characters of a server's message
 
 
 class EventStream:
-    """One stream. `usage`: input and output tokens, None where not reported. `error`: the code of
-    an error event, empty without one. `done`: whether `[DONE]` has arrived."""
+    """One stream.
+
+    `usage`: input and output tokens, None where not reported. `error`: the code of an error event,
+    empty without one. `done`: whether `[DONE]` has arrived. `generated`: the events so far with a
+    choice, which are those with tokens or with the end of a sequence: also of one whose last token
+    has no text.
+    """
 
     def __init__(self) -> None:
         self.usage: tuple[int | None, int | None] = (None, None)
         self.error = ""
         self.done = False
+        self.generated = 0
         self._buffer = b""  # an incomplete event
 
     def feed(self, payload: bytes) -> int:
@@ -62,7 +68,10 @@ class EventStream:
             self.error = code_of(document)
         self._count(document.get("usage"))
         choices = document.get("choices")
-        return isinstance(choices, list) and any(has_tokens(choice) for choice in choices)
+        if not isinstance(choices, list) or not choices:
+            return False
+        self.generated += 1
+        return any(has_tokens(choice) for choice in choices)
 
     def _count(self, usage: Any) -> None:
         if isinstance(usage, Mapping):

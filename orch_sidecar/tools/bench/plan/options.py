@@ -18,8 +18,8 @@ from orch_sidecar.tools.facts.tables.row import Label
 
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
-# MLPerf requires one query of 24576 samples; this many keep an engine of 256 slots busy for four
-# rounds.
+# MLPerf requires one query of 24 576 samples, which are requests here; this many keep an engine of
+# 256 slots busy for four rounds.
 OFFLINE_REQUESTS: Final = 1024
 
 _FIELD: Final = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([ -~]*?)[ \t]*")
@@ -32,6 +32,7 @@ _RESERVED_FIELDS: Final = {
     "connection": "connections are kept alive",
     "x-orch-pool": "use --pool",
     "x-orch-no-coalesce": "a measurement never coalesces requests",
+    "x-orch-run": "it is a secret of the run",
     "x-orch-scenario": "it is the id of the run",
 }
 
@@ -116,7 +117,10 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def add_length(parser: argparse.ArgumentParser, label: Label) -> None:
-    """Adds the length of a run. Defaults are the least that MLPerf allows to be published."""
+    """Adds the length of a run.
+
+    Defaults: the fewest queries that MLPerf's early stopping can judge, and its minimum duration.
+    """
     offline = label is Label.OFFLINE
     length = parser.add_argument_group("length" if offline else "length: until both are reached")
     length.add_argument(

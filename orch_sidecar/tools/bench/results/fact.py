@@ -11,6 +11,14 @@ from typing import Final
 from orch_sidecar.tools.bench.results.identity import missing_identity
 from orch_sidecar.tools.bench.results.result import FiguresDocument, Result, Status
 from orch_sidecar.tools.facts.evidence.measured import LATENCIES
+from orch_sidecar.tools.facts.tables.notes import (
+    BATCH_MAX,
+    BATCH_MEAN,
+    CLIENT_BOTTLENECK,
+    GIVEN,
+    PREFIX_HIT_RATIO,
+    PRELIMINARY,
+)
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, format_notes
 from orch_sidecar.tools.facts.tables.rules import BATCHING
 
@@ -42,7 +50,7 @@ def row_of(result: Result) -> Row:
     if result.status is Status.UNVERIFIED:
         label = Label.TO_BE_CONFIRMED
     elif result.batches is not None:
-        batch = result.batches.largest
+        batch = max(1, round(result.batches.mean))
     input_tokens = round(figures.input_tokens / figures.requests)
     output_tokens = round(figures.output_tokens / figures.requests)
     notes: _Notes = {
@@ -89,19 +97,23 @@ def _notes(result: Result, figures: FiguresDocument) -> _Notes:
     if result.batches is None:
         notes |= {"claim": result.measurement_type.value, "batch_is": "overlap"}
     else:
-        notes["batch_mean"] = result.batches.mean
+        notes |= {BATCH_MEAN: result.batches.mean, BATCH_MAX: result.batches.largest}
     if engine.profile is not None:
         notes["profile"] = engine.profile
+    if engine.conditions is not None:
+        notes |= engine.conditions
+    if result.prefix_hit_ratio is not None:
+        notes[PREFIX_HIT_RATIO] = result.prefix_hit_ratio
     if result.shortfalls:
-        notes["preliminary"] = "yes"
+        notes[PRELIMINARY] = "yes"
     if result.client.bottleneck:
-        notes["client_bottleneck"] = "yes"
+        notes[CLIENT_BOTTLENECK] = "yes"
     if counts.counted_by_events:
         notes["counted_by_events"] = counts.counted_by_events
     if engine.model_id != engine.model:
         notes["served_as"] = engine.model
     if engine.given:
-        notes["given"] = ",".join(engine.given)
+        notes[GIVEN] = ",".join(engine.given)
     return notes
 
 
@@ -110,9 +122,14 @@ def _latency_notes(label: Label, figures: FiguresDocument) -> dict[str, float]:
     if label is Label.OFFLINE:
         return {}
     found = {"ttft": figures.ttft_ms, "tpot": figures.tpot_ms, "latency": figures.latency_ms}
-    return {
-        f"{name}_{at}_ms": round(getattr(each, at), 3)
-        for name, each in found.items()
-        if each is not None
-        for at in LATENCIES[name]
-    }
+    notes = {}
+    for name, each in found.items():
+        if each is None:
+            continue
+        notes |= {f"{name}_{at}_ms": round(getattr(each, at), 3) for at in LATENCIES[name]}
+        notes |= {
+            f"{name}_{at}_early_ms": round(each.early[at], 3)
+            for at in LATENCIES[name]
+            if at in each.early
+        }
+    return notes

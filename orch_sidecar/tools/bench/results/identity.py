@@ -1,4 +1,8 @@
-"""The identity of the engine under test: its own report, and the options that override it."""
+"""The identity of the engine under test: its own report, and what the user adds to it.
+
+What the engine reports has precedence. A given value that contradicts it is an error, not a
+correction: figures would be those of other hardware.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from orch_sidecar.tools.bench.results.result import EngineDocument
+from orch_sidecar.tools.facts.evidence.served_model import is_given, model_objection
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
+from orch_sidecar.tools.facts.tables.row import format_engine, is_path, last_part
 
 # A row requires these.
 _NEEDED: Final = ("engine", "precision", "gpu", "gpu_count")
@@ -14,7 +20,7 @@ _NEEDED: Final = ("engine", "precision", "gpu", "gpu_count")
 
 @dataclass(frozen=True, slots=True)
 class IdentityOverrides:
-    """Values given by the user, for an engine that does not report them or reports them wrongly.
+    """Values given by the user, for an engine that does not report them.
 
     `engine`: name and version. `model_id`: for a model that is served by another name.
     """
@@ -35,27 +41,66 @@ class IdentityOverrides:
 def identity(model: str, snapshot: Snapshot | None, given: IdentityOverrides) -> EngineDocument:
     """Returns the identity of an engine. `model`: the name that it is served by.
 
-    `snapshot`: the engine's report, None without one. Given values take precedence over it.
+    `snapshot`: the engine's report, None without one. It has precedence over given values.
     """
-    reported = None if snapshot is None else f"{snapshot.engine} {snapshot.engine_version}"
-    name, _, version = (given.engine or reported or "").partition(" ")
-    gpu_count = None if snapshot is None else snapshot.gpu_count
     model_id = given.model_id or model
+    model_name = given.model_name or last_part(model_id)
+    if snapshot is None:
+        name, _, version = (given.engine or "").partition(" ")
+        return EngineDocument(
+            engine=name or None,
+            engine_version=version or None,
+            model=model,
+            model_id=model_id,
+            model_name=model_name,
+            precision=given.precision,
+            gpu=given.gpu,
+            gpu_count=given.gpu_count,
+            given=given.names,
+        )
+    own = {
+        "model_id": is_given(model_id, snapshot),
+        "model_name": model_name != last_part(model_id),
+    }
     return EngineDocument(
-        engine=name or None,
-        engine_version=version or None,
+        engine=snapshot.engine,
+        engine_version=snapshot.engine_version,
         model=model,
         model_id=model_id,
-        model_name=given.model_name or model_id.rpartition("/")[2],
-        pool=None if snapshot is None else snapshot.pool,
-        profile=None if snapshot is None else snapshot.profile,
-        slots_total=None if snapshot is None else snapshot.slots_total,
-        precision=given.precision or (None if snapshot is None else snapshot.precision),
-        gpu=given.gpu or (None if snapshot is None else snapshot.gpu),
-        gpu_count=gpu_count if given.gpu_count is None else given.gpu_count,
-        epoch=None if snapshot is None else snapshot.epoch,
-        given=given.names,
+        model_name=model_name,
+        weights=snapshot.weights,
+        pool=snapshot.pool,
+        profile=snapshot.profile,
+        slots_total=snapshot.slots_total,
+        precision=snapshot.precision,
+        gpu=snapshot.gpu,
+        gpu_count=snapshot.gpu_count,
+        conditions=snapshot.conditions.notes,
+        epoch=snapshot.epoch,
+        given=[name for name in given.names if own.get(name, False)],
     )
+
+
+def contradictions(snapshot: Snapshot, given: IdentityOverrides) -> list[str]:
+    """Returns the given values that the engine's report contradicts, as sentences with both."""
+    reported = {
+        "engine": format_engine(snapshot.engine, snapshot.engine_version),
+        "precision": snapshot.precision,
+        "gpu": snapshot.gpu,
+        "gpu_count": snapshot.gpu_count,
+    }
+    wrong = [
+        f"--{name.replace('_', '-')} {value!r} contradicts the engine, which reports {report!r}: "
+        "omit the option"
+        for name, report in reported.items()
+        if (value := getattr(given, name)) is not None
+        and str(value).casefold() != str(report).casefold()
+    ]
+    if given.model_id is not None:
+        objection = model_objection(given.model_id, snapshot)
+        if objection is not None:
+            wrong.append(f"--model-id {given.model_id!r}: {objection}")
+    return wrong
 
 
 def missing_identity(engine: EngineDocument) -> list[str]:
@@ -66,6 +111,6 @@ def missing_identity(engine: EngineDocument) -> list[str]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
         missing.append(f"the endpoint does not report its hardware and engine: give {flags}")
     # A path means nothing on another machine.
-    if engine.model_id.startswith(("/", "~", ".")):
+    if is_path(engine.model_id):
         missing.append(f"the model {engine.model_id!r} is a path: give --model-id")
     return missing

@@ -15,7 +15,7 @@ from orch_sidecar.tools.facts.signing.evidence_file import Signed
 from orch_sidecar.tools.facts.tables.row import Label
 
 # The columns of `calls`, one row per request. `due_s`: None without a schedule. `first_s`: the
-# arrival of its first token.
+# arrival of its first token. `ended_s`: of its last token, if it was streamed.
 CALL_COLUMNS: Final = (
     "due_s", "sent_s", "first_s", "ended_s", "status", "fate", "why",
     "input_tokens", "output_tokens", "queue_ms",
@@ -39,7 +39,11 @@ class Document(BaseModel):
 
 
 class SpreadMs(Document):
-    """The distribution of a time, in milliseconds."""
+    """The distribution of a time, in milliseconds.
+
+    `early`: by the name of a percentile, MLPerf's early-stopping estimate of it; without those that
+    have too few samples.
+    """
 
     mean: float
     p50: float
@@ -47,6 +51,7 @@ class SpreadMs(Document):
     p95: float
     p99: float
     max: float
+    early: dict[str, float]
 
 
 class ScenarioDocument(Document):
@@ -68,21 +73,27 @@ class ScenarioDocument(Document):
 
 
 class EngineDocument(Document):
-    """The engine under test. `model`: the name that it is served by; `model_id`, `model_name`: as
-    in a row. `given`: the values given by the user instead of the engine."""
+    """The engine under test; None where it does not report.
+
+    `model`: the name that it is served by; `model_id`, `model_name`: as in a row; `weights`: the
+    model as the engine loaded it. `conditions`: how it is configured, by the names of the notes.
+    `given`: the values given by the user instead of the engine.
+    """
 
     engine: str | None
     engine_version: str | None
     model: str
     model_id: str
     model_name: str
-    pool: str | None
-    profile: str | None
-    slots_total: int | None
+    weights: str | None = None
+    pool: str | None = None
+    profile: str | None = None
+    slots_total: int | None = None
     precision: str | None
     gpu: str | None
     gpu_count: int | None
-    epoch: str | None
+    conditions: dict[str, str | int | float] | None = None
+    epoch: str | None = None
     given: list[str]
 
 
@@ -151,7 +162,7 @@ class Goodput(Document):
 
 
 class BatchesDocument(Document):
-    """The engine's decode steps during the run."""
+    """The engine's decode steps during the run, their largest and their mean batch (sequences)."""
 
     steps: int
     largest: int
@@ -177,13 +188,16 @@ class EvidenceDocument(Document):
 class Result(Document):
     """One run.
 
+    `run`: the digest of its secret id, which is `orch.run` of the server spans of its requests.
     `reasons`: the reasons for `status`; `shortfalls`: what it lacks to be published.
+    `prefix_hit_ratio`: the share of the looked-up prompt tokens that the prefix cache had.
     `capabilities`: the engine's documents before and after it. `trials`: of the search for its
     rate.
     """
 
     schema_version: Literal["orch.bench/1"] = "orch.bench/1"
     id: str
+    run: str
     status: Status
     reasons: list[str]
     shortfalls: list[str]
@@ -197,6 +211,7 @@ class Result(Document):
     figures: FiguresDocument | None
     goodput: Goodput | None
     batches: BatchesDocument | None
+    prefix_hit_ratio: float | None
     trials: list[Trial] = []
     evidence: EvidenceDocument = EvidenceDocument()
     capabilities: list[Any]

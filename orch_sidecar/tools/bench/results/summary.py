@@ -28,6 +28,7 @@ from orch_sidecar.tools.facts.evidence.verdict import (
     RequestCounts,
     batches_between,
     judge,
+    prefix_hit_ratio,
     shortfalls,
 )
 
@@ -36,6 +37,7 @@ from orch_sidecar.tools.facts.evidence.verdict import (
 class FinishedRun:
     """A run that has ended.
 
+    `digest`: of its secret id, as its spans have it.
     `documents`, `before`, `after`: the capabilities before and after the run and their snapshots,
     as far as they could be read. `not_idle`: "before" and "after", where the engine was not idle.
     `unread_reason`: why there is no snapshot after the run. `stopped`: it ended early, by the user
@@ -44,6 +46,7 @@ class FinishedRun:
     """
 
     id: str
+    digest: str
     began_at: str
     endpoint: str
     model: str
@@ -70,14 +73,16 @@ def result_of(run: FinishedRun) -> Result:
     tally, counts = Tally(run.calls), counts_of(run.calls)
     label = run.scenario.label
     status, reasons, missing = _verdict(run, tally)
-    batches = None
+    batches = hit_ratio = None
     if run.before is not None and run.after is not None:
         found = batches_between(run.before, run.after)
         batches = BatchesDocument(
-            steps=found.steps, largest=found.largest, mean=round(found.mean, 3)
+            steps=found.steps, largest=found.largest, mean=round(found.mean, 6)
         )
+        hit_ratio = round(prefix_hit_ratio(run.before, run.after), 6)
     return Result(
         id=run.id,
+        run=run.digest,
         status=status,
         reasons=reasons,
         shortfalls=missing,
@@ -93,6 +98,7 @@ def result_of(run: FinishedRun) -> Result:
         figures=tally.figures(),
         goodput=tally.goodput(run.scenario.slo),
         batches=batches,
+        prefix_hit_ratio=hit_ratio,
         capabilities=list(run.documents),
         calls=[_row(call) for call in run.calls],
         evidence=run.evidence,
@@ -128,21 +134,24 @@ def _objections(run: FinishedRun) -> list[str]:
         return [*reasons, f"the engine's work is unknown: {run.unread_reason}"]
     if run.before is None or run.after is None:
         return reasons
-    reasons += judge(run.scenario.label, run.before, run.after, _own(run.calls))
+    reasons += judge(run.scenario.label, run.before, run.after, _own(run))
     allowed = NEVER_BATCHED if run.trial else None
     return [reason for reason in reasons if reason != allowed]
 
 
-def _own(calls: Sequence[Call]) -> RequestCounts:
-    """Returns the engine's work for these. An event may have several tokens, so none is counted."""
-    reached = [call for call in calls if call.reached]
+def _own(run: FinishedRun) -> RequestCounts:
+    """Returns the engine's work for it. An event may have several tokens, so none is counted."""
+    reached = [call for call in run.calls if call.reached]
     answered = [call for call in reached if call.fate is Fate.ANSWERED]
     tokens = [None if call.counted_by_events else call.output_tokens for call in answered]
     known = [count for count in tokens if count is not None]
+    prompts = [call.input_tokens for call in answered if call.input_tokens is not None]
     return RequestCounts(
         sent=len(reached),
         answered=len(answered),
         output_tokens=sum(known) if len(known) == len(reached) else None,
+        input_tokens=sum(prompts) if len(prompts) == len(answered) else None,
+        one_by_one=run.scenario.clients == 1,
     )
 
 

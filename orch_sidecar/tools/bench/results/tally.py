@@ -139,4 +139,5 @@ def ms(found: Spread | None) -> SpreadMs | None:
 def _ms(found: Spread) -> SpreadMs:
     names = ("mean", "p50", "p90", "p95", "p99")
     values = {name: round(1000 * getattr(found, name), 4) for name in names}
-    return SpreadMs(**values, max=round(1000 * found.most, 4))
+    early = {name: round(1000 * value, 4) for name, value in found.early.items()}
+    return SpreadMs(**values, max=round(1000 * found.most, 4), early=early)

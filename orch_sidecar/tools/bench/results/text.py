@@ -9,6 +9,7 @@ from orch_sidecar.tools.bench.results.result import (
     SpreadMs,
     Status,
 )
+from orch_sidecar.tools.facts.evidence.figures import PERCENTILES
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -29,6 +30,10 @@ def result_text(result: Result) -> str:
         found = result.batches
         lines.append(
             f"engine: {found.steps} decode steps, batch mean {found.mean:.2f}, max {found.largest}"
+        )
+    if result.prefix_hit_ratio:
+        lines.append(
+            f"  {result.prefix_hit_ratio:.1%} of the prompt tokens were in its prefix cache"
         )
     client = result.client
     late = "" if client.late_ms is None else f"{client.late_ms.p99:.1f} ms late (p99), "
@@ -91,7 +96,8 @@ def _figures(figures: FiguresDocument, result: Result) -> list[str]:
             "TPOT": figures.tpot_ms,
             "gap between events": figures.itl_ms,
         }
-        lines += [_line(name, found) for name, found in named.items() if found is not None]
+        for name, found in named.items():
+            lines += [] if found is None else _lines(name, found)
     if result.goodput is not None and result.status is not Status.INVALID:
         found = result.goodput
         lines.append(
@@ -101,8 +107,11 @@ def _figures(figures: FiguresDocument, result: Result) -> list[str]:
     return lines
 
 
-def _line(name: str, found: SpreadMs) -> str:
-    return (
-        f"{name}: p50 {found.p50:.2f}, p90 {found.p90:.2f}, p95 {found.p95:.2f}, "
-        f"p99 {found.p99:.2f} ms"
-    )
+def _lines(name: str, found: SpreadMs) -> list[str]:
+    """Returns the percentiles, and MLPerf's estimates of those that have enough samples."""
+    measured = ", ".join(f"{at} {getattr(found, at):.2f}" for at in PERCENTILES)
+    lines = [f"{name}: {measured} ms"]
+    if found.early:
+        estimated = ", ".join(f"{at} {value:.2f}" for at, value in found.early.items())
+        lines.append(f"  by early stopping: {estimated} ms")
+    return lines

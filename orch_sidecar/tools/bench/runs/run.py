@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Final
 
+from orch_sidecar.api.headers import X_ORCH_NO_COALESCE, X_ORCH_POOL, X_ORCH_RUN, X_ORCH_SCENARIO
+from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.bench.load import arrivals
 from orch_sidecar.tools.bench.load.call import Call, Fate, Request
 from orch_sidecar.tools.bench.load.capabilities import (
@@ -33,7 +35,7 @@ from orch_sidecar.tools.bench.load.interrupt import Interrupted, unless_interrup
 from orch_sidecar.tools.bench.load.prompts import body
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.plan.plan import Plan
-from orch_sidecar.tools.bench.results.identity import identity, missing_identity
+from orch_sidecar.tools.bench.results.identity import contradictions, identity, missing_identity
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.bench.runs.client_host import host
@@ -49,6 +51,23 @@ _WARM_UP_SEED: Final = 1_000_003
 _WARM_UP_CLIENTS: Final = 4  # of an open loop
 
 
+@dataclass(frozen=True, slots=True)
+class RunId:
+    """The id of a run.
+
+    `name`: of its result and its scenario, for everybody to read. `secret`: only its requests have
+    it, so that those of others that join the scenario can be told from them.
+    """
+
+    name: str
+    secret: str
+
+    @classmethod
+    def new(cls, label: Label) -> RunId:
+        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{label.value}-{secrets.token_hex(3)}"
+        return cls(name, secrets.token_hex(16))
+
+
 class NotMeasurable(Exception):
     """The plan cannot be measured at this endpoint; the message gives the reasons."""
 
@@ -60,32 +79,33 @@ async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False
     nothing was measured yet; ValueError for a schedule that is too long.
     """
     scenario = plan.scenario
-    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{scenario.label.value}-{secrets.token_hex(3)}"
+    run = RunId.new(scenario.label)
     due_s = _schedule(scenario)
     first = await unless_interrupted(interrupted, read_capabilities(plan.endpoint, plan.pool))
     _check_measurable(plan, first, _prompts_needed(scenario, due_s))
     # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
     salted = plan.ignore_eos or first is not None
-    before = await unless_interrupted(interrupted, _warm_up(plan, name, first, salted=salted))
-    statements = StatementsOfRun(plan, name, before)
+    before = await unless_interrupted(interrupted, _warm_up(plan, run, first, salted=salted))
+    statements = StatementsOfRun(plan, run.name, before)
     await unless_interrupted(interrupted, statements.begin())
     began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     title = f"{scenario.label} {scenario.text}"
     with Progress(title, *_expected(scenario, due_s)) as progress:
         load = LoadGenerator(plan.endpoint, lambda call: progress.ended(load.now()), interrupted)
-        requests = _requests(plan, name, scenario.seed, salted=salted)
+        requests = _requests(plan, run, scenario.seed, salted=salted)
         client_health = await load.run(_work(load, scenario, requests, due_s))
     interrupted.clear()  # the next one ends the wait for the engine's report
     after, unread_reason = await _afterwards(plan, before, load.calls, interrupted)
     evidence = await statements.end()
     return result_of(
         FinishedRun(
-            id=name,
+            id=run.name,
+            digest=run_digest(run.secret),
             began_at=began_at,
             endpoint=plan.endpoint.url,
             model=plan.model,
             prompts=plan.prompts_text,
-            cache_salt=name if salted else None,
+            cache_salt=run.name if salted else None,
             scenario=scenario,
             calls=load.calls,
             client_health=client_health,
@@ -113,6 +133,7 @@ def _check_measurable(plan: Plan, found: Capabilities | None, prompts: int) -> N
     reasons = []
     if found is not None:
         reasons += objections(label, found.snapshot)
+        reasons += contradictions(found.snapshot, plan.given)
         if found.state != READY:
             reasons.append(f"the pool {found.snapshot.pool!r} is {found.state}: it must be ready")
         if plan.model not in found.snapshot.models:
@@ -152,14 +173,15 @@ def _warm_up_clients(scenario: Scenario) -> int:
 
 
 async def _warm_up(
-    plan: Plan, name: str, first: Capabilities | None, *, salted: bool
+    plan: Plan, run: RunId, first: Capabilities | None, *, salted: bool
 ) -> Capabilities | None:
     """Sends the warm-up; returns the engine's capabilities once it is idle again."""
     scenario = plan.scenario
     answered = 0
     if scenario.warm_up:
         load = LoadGenerator(plan.endpoint, lambda call: None)
-        requests = _requests(plan, name + WARMUP, scenario.seed + _WARM_UP_SEED, salted=salted)
+        its_own = replace(run, name=run.name + WARMUP)
+        requests = _requests(plan, its_own, scenario.seed + _WARM_UP_SEED, salted=salted)
         clients = _warm_up_clients(scenario)
         await load.run(
             load.closed_loop(requests, clients, lambda sent, _: sent >= scenario.warm_up)
@@ -234,15 +256,15 @@ def _expected(scenario: Scenario, due_s: tuple[float, ...]) -> tuple[int, float]
     return len(due_s) or scenario.least_requests, 0.0 if at_once else scenario.least_seconds
 
 
-def _requests(plan: Plan, name: str, seed: int, *, salted: bool) -> Iterator[Request]:
-    """Yields requests, without end, that belong to the scenario of that name."""
-    fields = {"X-Orch-No-Coalesce": "true", "X-Orch-Scenario": name}
+def _requests(plan: Plan, run: RunId, seed: int, *, salted: bool) -> Iterator[Request]:
+    """Yields requests, without end, that belong to the scenario of the run's name."""
+    fields = {X_ORCH_NO_COALESCE: "true", X_ORCH_SCENARIO: run.name, X_ORCH_RUN: run.secret}
     if plan.pool is not None:
-        fields["X-Orch-Pool"] = plan.pool
+        fields[X_ORCH_POOL] = plan.pool
     for prompt in plan.prompts(seed):
         written = body(prompt, plan.model, ignore_eos=plan.ignore_eos)
         if salted:
-            written = with_salt(written, name)
+            written = with_salt(written, run.name)
         yield Request(
             plan.endpoint.message(prompt.path, written, fields),
             prompt.input_tokens,

@@ -5,16 +5,25 @@ Pure. Runs of `orch bench`, traces and files of other tools share these definiti
 - throughput: generated tokens of all completed requests over the window;
 - the window: from the first arrival to the last end;
 - TTFT: arrival to the first token; for scheduled arrivals the arrival is the due time;
-- TPOT: (end - first token) / (generated tokens - 1), of requests that generated more than one;
+- the end of a request: its last token, where it was observed, else the end of its answer;
+- TPOT: (end - first token) / (tokens of its longest sequence - 1), of requests whose longest
+  sequence has more than one: a request for several sequences generates them side by side;
 - latency: arrival to the end.
 
-Percentiles interpolate between the two nearest ranks (numpy's `linear`).
+Percentiles interpolate between the two nearest ranks (numpy's `linear`). Beside each stands
+MLPerf's estimate of it, which allows for few samples (`early_stopping`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+from orch_sidecar.tools.facts.evidence import early_stopping
+
+# The percentiles of a spread, by their names.
+PERCENTILES: Final[Mapping[str, float]] = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,8 @@ class CompletedRequest:
     """A request that was answered in full. Times are seconds of one clock, counts are tokens.
 
     `first_token_s`: None where it was not observed (an answer that was not streamed).
+    `output_tokens`: of all its sequences. `longest_output_tokens`: of its longest sequence, None
+    of a request with one sequence.
     """
 
     arrived_s: float
@@ -29,6 +40,7 @@ class CompletedRequest:
     ended_s: float
     input_tokens: int
     output_tokens: int
+    longest_output_tokens: int | None = None
 
     @property
     def latency_s(self) -> float:
@@ -39,10 +51,16 @@ class CompletedRequest:
         return None if self.first_token_s is None else self.first_token_s - self.arrived_s
 
     @property
+    def sequence_tokens(self) -> int:
+        """The tokens of its longest sequence."""
+        longest = self.longest_output_tokens
+        return self.output_tokens if longest is None else longest
+
+    @property
     def tpot_s(self) -> float | None:
-        if self.first_token_s is None or self.output_tokens < 2:
+        if self.first_token_s is None or self.sequence_tokens < 2:
             return None
-        return (self.ended_s - self.first_token_s) / (self.output_tokens - 1)
+        return (self.ended_s - self.first_token_s) / (self.sequence_tokens - 1)
 
 
 def percentile(values: Sequence[float], p: float) -> float | None:
@@ -60,7 +78,11 @@ def percentile(values: Sequence[float], p: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The distribution of some values, in their own unit. `most`: the maximum."""
+    """The distribution of some values, in their own unit.
+
+    `most`: the maximum. `early`: the early-stopping estimates by the names of the percentiles,
+    without those that have too few values.
+    """
 
     mean: float
     p50: float
@@ -68,15 +90,19 @@ class Spread:
     p95: float
     p99: float
     most: float
+    early: Mapping[str, float]
 
 
 def spread(values: Sequence[float]) -> Spread | None:
     """Returns the distribution of some values, None without values."""
     if not values:
         return None
-    at = [percentile(values, p) for p in (50, 90, 95, 99)]
+    ordered = sorted(values)
+    at = [percentile(values, p) for p in PERCENTILES.values()]
     p50, p90, p95, p99 = (each for each in at if each is not None)
-    return Spread(sum(values) / len(values), p50, p90, p95, p99, max(values))
+    estimates = {name: early_stopping.estimate(ordered, p) for name, p in PERCENTILES.items()}
+    early = {name: value for name, value in estimates.items() if value is not None}
+    return Spread(sum(values) / len(values), p50, p90, p95, p99, ordered[-1], early)
 
 
 @dataclass(frozen=True, slots=True)

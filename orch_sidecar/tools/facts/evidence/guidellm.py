@@ -19,9 +19,9 @@ it includes the prefill and the first token |
 | `metrics.output_tokens_per_second` | over the run, from its start to its end | ignored |
 | `metrics.tokens_per_second` | prompt and generated tokens | ignored |
 
-Times are wall clock times. A benchmark with a warm-up or a cool-down is rejected: its figures
-include requests that lie partly outside of the window, and a part of a run has no first arrival
-and last end. So is a benchmark whose file has only a sample of the requests.
+Times are Unix times. A benchmark with a warm-up or a cool-down is rejected: its figures include
+requests that lie partly outside of the window, and a part of a run has no first arrival and last
+end. So is a benchmark whose file has only a sample of the requests.
 
 With several processes `poisson` is not a Poisson process: each process draws the same gaps from
 the same seed, so every gap occurs once per process (0.8.1). Its arrivals are `repeated_gaps`. With
@@ -193,6 +193,10 @@ def _measured(report: _Report, benchmark: _Benchmark) -> MeasuredRun:
     at_once = _at_once(strategy, benchmark.config.profile)
     served = [_served(each, arrivals) for each in answers]
     began_s = benchmark.scheduler_metrics.start_time
+    for each in served:
+        if each.first_token_s is not None and each.first_token_s > each.ended_s:
+            rule = f"must not be after the last token, at {each.ended_s}"
+            raise InvalidRun("info.timings.first_token_iteration", each.first_token_s, rule)
     early = [each for each in served if each.arrived_s < began_s - _EARLY_S]
     if early and arrivals in _SCHEDULED:
         rule = f"{len(early)} of {len(served)} requests were due before the run began at {began_s}"
@@ -213,6 +217,8 @@ def _measured(report: _Report, benchmark: _Benchmark) -> MeasuredRun:
         tokens_per_s=found.tokens_per_s,
         latency_ms=latency_notes(found),
         overlap=overlap(served),
+        began_at_s=min(each.arrived_s for each in served),
+        ended_at_s=max(each.ended_s for each in served),
     )
 
 

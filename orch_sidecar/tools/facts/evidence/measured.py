@@ -82,6 +82,9 @@ class MeasuredRun:
     states otherwise. `latency_ms`: by the names of the notes. `overlap`: the largest number of
     answers that were generated at the same time, by the tool's own times, None where the file does
     not contain them. `notes`: further notes.
+
+    `began_at_s`, `ended_at_s`: first arrival and last end as Unix times. `local_end_s`: the end by
+    a clock of an unknown time zone, as if it were UTC's. None where the file does not have them.
     """
 
     tool: str
@@ -99,6 +102,9 @@ class MeasuredRun:
     latency_ms: Mapping[str, float]
     overlap: int | None
     notes: Mapping[str, str | int | float] = field(default_factory=dict)
+    began_at_s: float | None = None
+    ended_at_s: float | None = None
+    local_end_s: float | None = None
 
 
 def parse_claim(claim: object, arrivals: Arrivals, at_once: int | None) -> Label | None:
@@ -119,31 +125,44 @@ def parse_claim(claim: object, arrivals: Arrivals, at_once: int | None) -> Label
     return label
 
 
-def contradiction(label: Label, arrivals: Arrivals, at_once: int | None) -> str | None:
+def contradiction(
+    label: Label, arrivals: Arrivals, at_once: int | None, *, at_least: int = 2
+) -> str | None:
     """Returns why a load cannot have earned a label, whatever the engine did; None if it can.
 
-    An engine decodes one sequence at a time under any load if requests queue in front of it.
+    An engine decodes one sequence at a time under any load if requests queue in front of it. A
+    request for several sequences is still one: batches of users need several requests at a time,
+    and an offline run has them all at once. `at_least`: the concurrent requests that an offline run
+    needs, where that is known: as many as the engine has slots, or all of them.
     """
     limit = "no limit of" if at_once is None else f"a limit of {at_once}"
     actual = f"the load was {arrivals}, with {limit} concurrent requests"
     if label is Label.SINGLE_STREAM and arrivals is not Arrivals.ONE_BY_ONE:
         return f"requires one request at a time; {actual}"
-    if label in (Label.BATCHED_ONLINE, Label.OFFLINE) and at_once == 1:
+    alone = arrivals is Arrivals.ONE_BY_ONE or at_once == 1
+    if label in (Label.BATCHED_ONLINE, Label.OFFLINE) and alone:
         return f"requires several requests at a time; {actual}"
     if label is Label.OFFLINE and arrivals not in _UNPACED:
         return f"requires all requests at once, or as many as the limit allows; {actual}"
+    if label is Label.OFFLINE and at_once is not None and at_once < at_least:
+        return f"requires at least {at_least} concurrent requests of this engine; {actual}"
     return None
 
 
 def latency_notes(figures: Figures) -> dict[str, float]:
-    """Returns the latency notes of figures, in ms."""
+    """Returns the latency notes of figures, in ms: percentiles, and MLPerf's estimates of them."""
     spreads = {"ttft": figures.ttft_s, "tpot": figures.tpot_s, "latency": figures.latency_s}
-    return {
-        f"{name}_{at}_ms": 1000 * getattr(spread, at)
-        for name, spread in spreads.items()
-        if spread is not None
-        for at in LATENCIES[name]
-    }
+    notes = {}
+    for name, spread in spreads.items():
+        if spread is None:
+            continue
+        notes |= {f"{name}_{at}_ms": 1000 * getattr(spread, at) for at in LATENCIES[name]}
+        notes |= {
+            f"{name}_{at}_early_ms": 1000 * spread.early[at]
+            for at in LATENCIES[name]
+            if at in spread.early
+        }
+    return notes
 
 
 def overlap(served: Sequence[CompletedRequest]) -> int:

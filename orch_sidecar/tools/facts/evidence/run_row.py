@@ -4,7 +4,8 @@ Pure. A file alone proves nothing about the engine: its row is `to_be_confirmed`
 that the file claims becomes a note. With snapshots of the engine from both ends of the run,
 `verdict` judges; a run that did not earn its label is rejected.
 
-The column `batch` is what the engine counted. Without snapshots it is unknown, and the tool's
+The column `batch` is the mean number of sequences in a decode step, rounded, as the engine counted
+it. Without snapshots it is unknown, and the tool's
 concurrency limit (`--max-concurrency`) does not replace it: a limit is not an observation. The
 row then has the largest number of answers that overlapped by the tool's own times, with the note
 `batch_is=overlap`; a file without these times and with a limit above one is rejected.
@@ -12,15 +13,31 @@ row then has the largest number of answers that overlapped by the tool's own tim
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection, contradiction
+from orch_sidecar.tools.facts.evidence.freshness import staleness
+from orch_sidecar.tools.facts.evidence.measured import (
+    Arrivals,
+    MeasuredRun,
+    Rejection,
+    contradiction,
+)
+from orch_sidecar.tools.facts.evidence.served_model import is_given, model_objection
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
 from orch_sidecar.tools.facts.evidence.verdict import (
     RequestCounts,
     batches_between,
     judge,
+    offline_batch,
+    prefix_hit_ratio,
     shortfalls,
+)
+from orch_sidecar.tools.facts.tables.notes import (
+    BATCH_MAX,
+    BATCH_MEAN,
+    GIVEN,
+    PREFIX_HIT_RATIO,
+    PRELIMINARY,
 )
 from orch_sidecar.tools.facts.tables.row import (
     Label,
@@ -65,10 +82,10 @@ class Source:
 def to_row(measured: MeasuredRun, known: Proof | DeclaredEngine, source: Source) -> Row | Rejection:
     """Converts a run to a row. Raises ValueError for text that cannot be part of a note."""
     model_id = source.model_id or measured.model
-    if is_path(model_id):
-        return Rejection("model", model_id, "is a path: name the model with --model-id")
     if isinstance(known, Proof):
         return _proven(measured, known, source, model_id)
+    if is_path(model_id):
+        return Rejection("model", model_id, "is a path: name the model with --model-id")
     return _claimed(measured, known, source, model_id)
 
 
@@ -77,17 +94,33 @@ def _proven(measured: MeasuredRun, proof: Proof, source: Source, model_id: str) 
     label = measured.claim
     if label is None or label is Label.TO_BE_CONFIRMED:
         label = Label(engine.measurement_type)
-    # With --model-id, the user declares which of the served models it is.
-    if source.model_id is None and model_id not in engine.models:
-        rule = f"the engine serves {', '.join(engine.models)}: name the model with --model-id"
-        return Rejection("model", model_id, rule)
+    wrong = model_objection(model_id, engine)
+    if wrong is not None:
+        return Rejection("model", model_id, wrong)
     reasons = _objections(measured, proof, label)
     if reasons:
         return Rejection("measurement_type", label.value, "; ".join(reasons))
     batches = batches_between(proof.before, proof.after)
-    notes: dict[str, str | int | float] = {"profile": engine.profile, "batch_mean": batches.mean}
+    notes: dict[str, str | int | float] = {
+        "profile": engine.profile,
+        BATCH_MEAN: batches.mean,
+        BATCH_MAX: batches.largest,
+        **engine.conditions.notes,
+        PREFIX_HIT_RATIO: prefix_hit_ratio(proof.before, proof.after),
+    }
+    named = source.model_name not in (None, last_part(model_id))
+    given = {"model_id": is_given(model_id, engine), "model_name": named}
+    if any(given.values()):
+        notes[GIVEN] = ",".join(name for name, by_user in given.items() if by_user)
+    if measured.at_once is not None and batches.largest > measured.at_once:
+        # Requests for several sequences: no file has the length of the longest, by which TPOT
+        # divides.
+        latency_ms = {
+            name: value for name, value in measured.latency_ms.items() if not _is_tpot(name)
+        }
+        measured = replace(measured, latency_ms=latency_ms)
     if shortfalls(label, measured.requests, measured.window_s):
-        notes["preliminary"] = "yes"
+        notes[PRELIMINARY] = "yes"
     known = DeclaredEngine(
         engine=format_engine(engine.engine, engine.engine_version),
         precision=engine.precision,
@@ -95,7 +128,12 @@ def _proven(measured: MeasuredRun, proof: Proof, source: Source, model_id: str) 
         gpu_count=engine.gpu_count,
     )
     batching = "off" if label is Label.SINGLE_STREAM else "on"
-    return _row(measured, known, source, model_id, label, batches.largest, batching, notes)
+    batch = max(1, round(batches.mean))
+    return _row(measured, known, source, model_id, label, batch, batching, notes)
+
+
+def _is_tpot(note: str) -> bool:
+    return note.startswith("tpot_")
 
 
 def _objections(measured: MeasuredRun, proof: Proof, label: Label) -> list[str]:
@@ -104,10 +142,14 @@ def _objections(measured: MeasuredRun, proof: Proof, label: Label) -> list[str]:
         answered=measured.requests,
         # No file contains what a failed request generated.
         output_tokens=None if measured.failed else measured.output_tokens,
+        input_tokens=None if measured.failed else measured.input_tokens,
+        one_by_one=measured.arrivals is Arrivals.ONE_BY_ONE or measured.at_once == 1,
     )
     reasons = judge(label, proof.before, proof.after, own)
+    reasons += staleness(measured, proof.before, proof.after)
     # The label may be the engine's: the load in the file must fit it, too.
-    load = contradiction(label, measured.arrivals, measured.at_once)
+    at_least = offline_batch(proof.before.slots_total, measured.requests)
+    load = contradiction(label, measured.arrivals, measured.at_once, at_least=at_least)
     return reasons if load is None else [*reasons, load]
 
 
@@ -125,7 +167,7 @@ def _claimed(
     notes: dict[str, str | int | float] = {
         "claim": "none" if measured.claim is None else measured.claim,
         "batch_is": "overlap",
-        "given": "engine,precision,gpu,gpu_count",
+        GIVEN: "engine,precision,gpu,gpu_count",
     }
     label = Label.TO_BE_CONFIRMED
     return _row(measured, known, source, model_id, label, batch, "unknown", notes)

@@ -26,7 +26,7 @@ class Snapshot:
     Since the engine started: `steps_by_batch`, decode steps and their seconds, by batch size;
     `busy_s`, seconds in steps of any kind; `requests_total`, generation requests that it has
     accepted; `prefix_queries`, `prefix_hits`, prompt tokens looked up in the prefix cache, and
-    found there.
+    found there. `kv_tokens_total`: the tokens that its KV cache holds, None where not reported.
 
     `weights`: the model as the engine loaded it, its id or path. `foreign`: sequences in the engine
     that did not come through the reporting sidecar; `leased`: those that did, 0 where the document
@@ -51,6 +51,7 @@ class Snapshot:
     foreign: int
     requests_total: int
     preemptions_total: int
+    kv_tokens_total: int | None
     steps_by_batch: Mapping[int, tuple[int, float]]
     busy_s: float
     prefix_queries: int
@@ -107,6 +108,7 @@ def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
         foreign=_count(entry, "foreign"),
         requests_total=_count(entry, "requests_total"),
         preemptions_total=_count(entry, "preemptions_total"),
+        kv_tokens_total=_count(entry, "kv_tokens_total") if entry.get("kv_tokens_total") else None,
         steps_by_batch=_steps(entry),
         busy_s=_seconds(entry, "busy_seconds_total"),
         prefix_queries=_prefix_count(entry, "queries_total"),

@@ -6,17 +6,28 @@ invalid, and the reasons are given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from orch_sidecar.tools.facts.evidence.early_stopping import least_samples
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.row import Label
 
-# MLPerf Inference: the minimum number of queries (SingleStream, Server) and the minimum duration
-# of a run whose figures may be published.
-MIN_QUERIES: Final = {Label.SINGLE_STREAM: 64, Label.BATCHED_ONLINE: 662, Label.OFFLINE: 1}
+# The percentiles by which MLPerf Inference judges its scenarios SingleStream and Server.
+_JUDGED_BY: Final = {Label.SINGLE_STREAM: 90.0, Label.BATCHED_ONLINE: 99.0}
+# The fewest queries for which early stopping, MLPerf's test of a percentile, can give a value at
+# all: 64 and 662. No percentile is judged offline: MLPerf requires one query there, of 24 576
+# samples at least. A request is a sample here, and their number is not required: the duration is.
+MIN_QUERIES: Final[Mapping[Label, int]] = {
+    **{label: least_samples(at) for label, at in _JUDGED_BY.items()},
+    Label.OFFLINE: 1,
+}
+# MLPerf's minimum duration of a run.
 MIN_DURATION_S: Final = 600.0
+
+# Of the tokens after the first ones, from steps that only decode.
+_DECODED_SHARE: Final = 0.5
 
 # A sweep ignores this reason at one client, where it is expected.
 NEVER_BATCHED: Final = "no step decoded more than one sequence: nothing was batched"
@@ -27,11 +38,15 @@ class RequestCounts:
     """The requests of a measurement. At most `sent` reached the engine, at least `answered` did.
 
     `output_tokens`: of all of them; None where some are unknown, as those of a failed request.
+    `input_tokens`: of the answered ones, None where unknown. `one_by_one`: each was sent after the
+    answer to the one before.
     """
 
     sent: int
     answered: int
     output_tokens: int | None = None
+    input_tokens: int | None = None
+    one_by_one: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +90,15 @@ def judge(label: Label, before: Snapshot, after: Snapshot, own: RequestCounts) -
             f"the engine decoded up to {batches.largest} sequences in one step: "
             "single_stream must decode one at a time"
         )
-    if label is not Label.SINGLE_STREAM and batches.largest == 1:
+    elif label is not Label.SINGLE_STREAM and batches.largest == 1:
         reasons.append(NEVER_BATCHED)
+    elif label is not Label.SINGLE_STREAM and own.one_by_one:
+        reasons.append(
+            f"the requests came one by one: the batch of up to {batches.largest} sequences was "
+            f"that of a single request, and {label} needs several requests at a time"
+        )
+    elif label is Label.OFFLINE and batches.steps:
+        reasons += _not_full(before, after, own, batches)
     if not batches.steps:
         reasons.append("the engine reports no decode step in the window")
     return reasons + _surplus(batches, own)
@@ -87,10 +109,18 @@ def shortfalls(label: Label, queries: int, seconds: float) -> list[str]:
     minimum = MIN_QUERIES[label]
     missing = []
     if queries < minimum:
-        missing.append(f"{queries} queries, at least {minimum} are required")
+        at = f"{_JUDGED_BY[label]:g}th percentile" if label in _JUDGED_BY else "throughput"
+        missing.append(f"{queries} queries, MLPerf's estimate of the {at} takes at least {minimum}")
     if seconds < MIN_DURATION_S:
-        missing.append(f"{seconds:.1f} s, at least {MIN_DURATION_S:.0f} s are required")
+        missing.append(f"{seconds:.1f} s, MLPerf's minimum duration is {MIN_DURATION_S:.0f} s")
     return missing
+
+
+def prefix_hit_ratio(before: Snapshot, after: Snapshot) -> float:
+    """Returns the share of the prompt tokens that were found in the prefix cache, of those that
+    were looked up there between two snapshots; 0 if none was."""
+    looked_up = after.prefix_queries - before.prefix_queries
+    return (after.prefix_hits - before.prefix_hits) / looked_up if looked_up > 0 else 0.0
 
 
 def batches_between(before: Snapshot, after: Snapshot) -> Batches:
@@ -131,6 +161,36 @@ def _traffic(before: Snapshot, after: Snapshot, own: RequestCounts) -> list[str]
     return reasons
 
 
+def offline_batch(slots: int, requests: int) -> int:
+    """Returns the batch that an offline run has to reach: all slots, or all requests."""
+    return min(slots, requests)
+
+
+def _not_full(before: Snapshot, after: Snapshot, own: RequestCounts, batches: Batches) -> list[str]:
+    """Returns a reason where the engine could have decoded more sequences at once.
+
+    What may limit the batch below slots and requests: memory, which shows in preemptions, or in a
+    KV cache that holds fewer sequences of this length; and prompts so long, or answers so short,
+    that the engine read prompts in most steps. Those steps are not counted, so that the tokens of
+    the counted ones are then less than half of all.
+    """
+    needed = offline_batch(before.slots_total, own.answered)
+    if batches.largest >= needed or after.preemptions_total > before.preemptions_total:
+        return []
+    if own.output_tokens is not None:
+        later_tokens = own.output_tokens - own.answered
+        if batches.steps * batches.mean < later_tokens * _DECODED_SHARE:
+            return []
+        if own.input_tokens is not None and before.kv_tokens_total is not None:
+            each = (own.input_tokens + own.output_tokens) / own.answered
+            if before.kv_tokens_total < needed * each:
+                return []
+    return [
+        f"the engine decoded at most {batches.largest} sequences in one step, but had "
+        f"{before.slots_total} slots and {own.answered} requests: offline needs a batch of {needed}"
+    ]
+
+
 def _surplus(batches: Batches, own: RequestCounts) -> list[str]:
     """Returns a reason where the engine decoded more than the requests account for.
 
@@ -153,6 +213,10 @@ _CHANGES: Final[tuple[tuple[Callable[[Snapshot, Snapshot], bool], str], ...]] = 
     (
         lambda a, b: (a.profile, a.measurement_type) != (b.profile, b.measurement_type),
         "the profile changed",
+    ),
+    (
+        lambda a, b: (a.conditions, a.weights) != (b.conditions, b.weights),
+        "the engine's model or its configuration changed",
     ),
     (lambda a, b: a.slots_total != b.slots_total, "the number of slots changed"),
     (lambda a, b: a.generation != b.generation, "the sidecar's configuration was reloaded"),

@@ -16,6 +16,7 @@ Pure. A file becomes a MeasuredRun or a Rejection. What its fields mean, and how
 | `*_tpot_ms` | (latency - ttft) / (generated tokens - 1), without the first token | TPOT |
 | `*_ttft_ms` | of `ttfts`, from being sent | TTFT, unless requests queued before being sent |
 | `*_itl_ms` | between events, each of which may have several tokens | ignored |
+| `date` | local time at the end, without a time zone | to judge the engine's states, if given |
 | `total_token_throughput` | prompt and generated tokens / `duration` | ignored |
 | `max_concurrent_requests` | requests per whole second: too many | ignored |
 
@@ -31,6 +32,7 @@ generated tokens together, and those of `vllm bench latency` have no tokens.
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -90,6 +92,7 @@ class _Result(BaseModel):
     total_output_tokens: _Count
     output_throughput: _Positive
     total_token_throughput: _Positive
+    date: str | None = None
     measurement_type: str | None = None
     spec_decode_acceptance_length: float | None = None
     input_lens: tuple[_Count, ...] | None = Field(default=None, strict=False)
@@ -182,6 +185,7 @@ def _measured(result: _Result) -> MeasuredRun:
         latency_ms=latency_ms,
         overlap=None if served is None else overlap(served),
         notes=notes,
+        local_end_s=_local_end_s(result.date),
     )
 
 
@@ -212,6 +216,9 @@ def _served(result: _Result) -> list[CompletedRequest] | None:
     for input_tokens, output_tokens, sent_s, ttft_s, latency_s, queue_s in zip(*lists, strict=True):
         if output_tokens == 0:  # a request that failed
             continue
+        if not 0 <= ttft_s <= latency_s:
+            rule = f"must be from 0 to the latency of that request, {latency_s} s"
+            raise InvalidRun("ttfts", ttft_s, rule)
         served.append(
             CompletedRequest(
                 arrived_s=sent_s - queue_s if scheduled else sent_s,
@@ -226,6 +233,16 @@ def _served(result: _Result) -> list[CompletedRequest] | None:
         rule = f"must be {result.total_output_tokens} tokens of {result.completed} answers"
         raise InvalidRun("output_lens", f"{counted[1]} tokens of {counted[0]} answers", rule)
     return served
+
+
+def _local_end_s(date: str | None) -> float | None:
+    """Returns the end of the run as if its time zone were UTC, None for a file without its date."""
+    if date is None:
+        return None
+    try:
+        return datetime.strptime(date, "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise InvalidRun("date", date, "must be as in 20261121-213438") from None
 
 
 def _summary_ms(result: _Result) -> dict[str, float]:

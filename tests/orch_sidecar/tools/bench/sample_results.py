@@ -67,8 +67,11 @@ def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Fini
     engine = home if single else snapshot
     name = "home" if single else "cloud"
     steps = {"1": [90, 0.9]} if single else {"1": [20, 0.2], "4": [20, 0.4], "6": [5, 0.15]}
+    if scenario.label is Label.OFFLINE:
+        steps = {"1": [20, 0.2], "4": [10, 0.2], "8": [5, 0.15]}
     values: dict[str, Any] = {
         "id": "20261121T211711Z-x-4037a0",
+        "digest": "9f86d081884c7d659a2feaa0c55ad015",
         "began_at": "2026-11-21T21:17:15.090Z",
         "endpoint": "http://127.0.0.1:8080",
         "model": "tiny",

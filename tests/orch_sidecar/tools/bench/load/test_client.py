@@ -85,7 +85,22 @@ async def test_time_of_an_event_is_that_of_its_last_bytes() -> None:
     first, second = chunks(event)[:-5], chunks(event, b"data: [DONE]\n\n")
     call = await made_of([CHUNKED, first, second[:20], second[20:-9], second[-9:]])
     assert list(call.event_s) == [1.0, 3.0]
-    assert call.ended_s == 4.0
+
+
+@pytest.mark.parametrize("last", ['"text":"c"', '"text":""'])
+async def test_request_ends_with_its_last_token(last: str) -> None:
+    """Not with its usage, [DONE] or the end of HTTP. The last token may be one without a text."""
+    event = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
+    final = b'data: {"choices":[{%b,"finish_reason":"stop"}]}\n\n' % last.encode()
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\n'
+    parts = [chunks(each)[:-5] for each in (event, final, usage, b"data: [DONE]\n\n")]
+    call = await made_of([CHUNKED, *parts, b"0\r\n\r\n"])
+    assert (call.fate, call.output_tokens, call.ended_s) == (Fate.ANSWERED, 2, 2.0)
+
+
+async def test_stream_without_a_token_ends_with_its_response() -> None:
+    call = await made_of([CHUNKED, chunks(b"data: [DONE]\n\n")])
+    assert (call.fate, call.ended_s) == (Fate.ANSWERED, 1.0)
 
 
 async def test_informational_heads_are_passed_over() -> None:
@@ -107,6 +122,7 @@ async def test_response_without_a_stream_has_usage_and_no_first_token() -> None:
     call = await made_of([head % len(body) + body[:10], body[10:]])
     assert (call.fate, call.input_tokens, call.output_tokens) == (Fate.ANSWERED, 7, 2)
     assert list(call.event_s) == []
+    assert call.ended_s == 1.0
     assert not call.counted_by_events
 
 

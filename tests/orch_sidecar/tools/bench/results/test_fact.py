@@ -14,6 +14,7 @@ from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.evidence.measured import LATENCIES, Arrivals
 from orch_sidecar.tools.facts.tables.check import row_faults
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS
 from orch_sidecar.tools.facts.tables.row import Label, parse_notes
 from orch_sidecar.tools.facts.tables.table import Record, record_text, row_fields
 from tests.orch_sidecar.tools.bench.sample_results import (
@@ -39,9 +40,12 @@ def sound(row: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "batch", "batching"), [(SINGLE, 1, "off"), (ONLINE, 6, "on"), (OFFLINE, 6, "on")]
+    ("scenario", "batch", "largest", "batching"),
+    [(SINGLE, 1, "1", "off"), (ONLINE, 3, "6", "on"), (OFFLINE, 4, "8", "on")],
 )
-def test_row_contains_what_the_engine_did(scenario: Scenario, batch: int, batching: str) -> None:
+def test_row_contains_what_the_engine_did(
+    scenario: Scenario, batch: int, largest: str, batching: str
+) -> None:
     calls = in_a_row(10, due=scenario is not SINGLE)
     row = row_of(result(calls, scenario))
     assert sound(row)
@@ -53,6 +57,8 @@ def test_row_contains_what_the_engine_did(scenario: Scenario, batch: int, batchi
     assert row.source_tag == "orch-bench:20261121T211711Z-x-4037a0"
     notes = parse_notes(row.scenario_notes)
     assert notes["batching"] == batching
+    assert notes["batch_max"] == largest
+    assert round(float(notes["batch_mean"])) == batch
     assert notes["arrivals"] == scenario.arrivals
     assert (notes["requests"], notes["window_s"], notes["preliminary"]) == ("10", "1.1", "yes")
 
@@ -62,12 +68,38 @@ def test_notes_have_the_names_that_other_rows_have() -> None:
     notes = parse_notes(row.scenario_notes)
     assert set(notes) == {
         "input_tokens", "output_tokens", "batching", "tool", "arrivals", "rate_per_s", "requests",
-        "window_s", "seed", "refused", "goodput_share", "batch_mean", "profile", "preliminary",
+        "window_s", "seed", "refused", "goodput_share", "batch_mean", "batch_max", "profile",
+        "preliminary", *CONDITIONS, "prefix_hit_ratio",
         *(f"{name}_{at}_ms" for name, places in LATENCIES.items() for at in places),
     }  # fmt: skip
     assert (notes["ttft_p50_ms"], notes["latency_p90_ms"]) == ("100", "200")
     assert (notes["rate_per_s"], notes["refused"]) == ("10", "1")
     assert notes["goodput_share"] == "0.9091"
+
+
+def test_estimates_of_early_stopping_stand_beside_percentiles_that_have_enough_samples() -> None:
+    calls = [answered(index, first_s=0.001 * index) for index in range(64)]
+    found = result(calls)
+    notes = parse_notes(row_of(found).scenario_notes)
+    assert notes["latency_p90_early_ms"] == "163", "the largest of 64"
+    assert float(notes["latency_p90_ms"]) < 163
+    assert "latency_p95_early_ms" not in notes
+    assert found.figures is not None
+    assert found.figures.latency_ms.early["p90"] == pytest.approx(163.0)
+    assert "latency_p90_early_ms" not in parse_notes(row_of(result(calls[:63])).scenario_notes)
+
+
+def test_prompts_found_in_the_cache_are_noted() -> None:
+    """A run that repeats one prompt has a TTFT that no other has."""
+    steps = {"4": [25, 0.5]}
+    after = snapshot(
+        requests_total=110,
+        steps_by_batch=steps,
+        prefix_cache={"queries_total": 320, "hits_total": 288},
+    )
+    found = result(CALLS, after=after)
+    assert found.prefix_hit_ratio == 0.9
+    assert parse_notes(row_of(found).scenario_notes)["prefix_hit_ratio"] == "0.9"
 
 
 def test_offline_row_has_no_latency() -> None:
@@ -87,14 +119,22 @@ def test_doubts_are_noted() -> None:
     row = row_of(
         result(
             calls,
-            given=IdentityOverrides(gpu="H100", model_id="org/m"),
+            before=snapshot(models=["/m"], weights="/m"),
+            after=snapshot(
+                models=["/m"],
+                weights="/m",
+                requests_total=111,
+                steps_by_batch={"1": [20, 0.2], "4": [20, 0.4], "6": [5, 0.15]},
+            ),
+            model="/m",
+            given=IdentityOverrides(model_id="org/m"),
             client_health=ClientHealth((), 0.95),
         )
     )
     notes = parse_notes(row.scenario_notes)
-    assert (notes["given"], notes["served_as"]) == ("gpu,model_id", "tiny")
+    assert (notes["given"], notes["served_as"]) == ("model_id", "/m")
     assert (notes["client_bottleneck"], notes["counted_by_events"]) == ("yes", "1")
-    assert (row.model_id, row.model_name, row.gpu) == ("org/m", "m", "H100")
+    assert (row.model_id, row.model_name, row.gpu) == ("org/m", "m", "CPU (test)")
 
 
 def test_endpoint_without_capabilities_makes_a_row_to_be_confirmed() -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.bench.results.identity import IdentityOverrides, identity, missing_identity
+from orch_sidecar.tools.bench.results.identity import (
+    IdentityOverrides,
+    contradictions,
+    identity,
+    missing_identity,
+)
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
 
 ALL = IdentityOverrides(engine="vLLM 0.33.0", precision="BF16", gpu="H100", gpu_count=2)
@@ -21,11 +26,61 @@ def test_identity_is_what_the_engine_reports() -> None:
     assert missing_identity(told) == []
 
 
-def test_given_values_take_precedence_and_are_listed() -> None:
-    told = identity("tiny", snapshot(gpu_count=1), IdentityOverrides(gpu_count=0, gpu="CPU (x)"))
-    assert (told.gpu, told.gpu_count) == ("CPU (x)", 0)
-    assert told.engine == "vllm"
-    assert told.given == ["gpu", "gpu_count"]
+@pytest.mark.parametrize(
+    ("given", "both"),
+    [
+        (IdentityOverrides(gpu="NVIDIA H100"), ("'NVIDIA H100'", "'CPU (test)'")),
+        (IdentityOverrides(gpu_count=8), ("--gpu-count 8", "reports 0")),
+        (IdentityOverrides(precision="BF16"), ("'BF16'", "'FP32'")),
+        (IdentityOverrides(engine="vLLM 0.33.0"), ("'vLLM 0.33.0'", "'vLLM 0.32.0'")),
+        (IdentityOverrides(model_id="org/70B"), ("'org/70B'", "the engine serves tiny")),
+    ],
+)
+def test_given_value_that_contradicts_the_report_is_an_error(
+    given: IdentityOverrides, both: tuple[str, str]
+) -> None:
+    [text] = contradictions(snapshot(), given)
+    assert all(each in text for each in both)
+
+
+def test_given_values_that_the_engine_reports_are_not_given() -> None:
+    reported = snapshot(weights="org/tiny")
+    given = IdentityOverrides(
+        engine="vllm 0.32.0", precision="fp32", gpu="CPU (test)", gpu_count=0, model_id="org/tiny"
+    )
+    assert contradictions(reported, given) == []
+    told = identity("tiny", reported, given)
+    assert (told.engine, told.precision, told.model_id) == ("vllm", "FP32", "org/tiny")
+    assert told.given == []
+
+
+def test_report_has_precedence() -> None:
+    given = IdentityOverrides(gpu="NVIDIA H100", gpu_count=8, precision="BF16", engine="x 1")
+    told = identity("tiny", snapshot(), given)
+    assert (told.engine, told.gpu, told.gpu_count) == ("vllm", "CPU (test)", 0)
+    assert (told.precision, told.given) == ("FP32", [])
+
+
+def test_model_that_the_engine_knows_by_paths_only_is_given() -> None:
+    reported = snapshot(models=["/models/m"], weights="/models/m")
+    given = IdentityOverrides(model_id="org/m")
+    assert contradictions(reported, given) == []
+    told = identity("/models/m", reported, given)
+    assert (told.model_id, told.given) == ("org/m", ["model_id"])
+    assert missing_identity(identity("/models/m", reported, IdentityOverrides())) != []
+
+
+def test_display_name_is_given_unless_it_is_the_last_part_of_the_id() -> None:
+    for name, given in (("Tiny", ["model_name"]), ("tiny", [])):
+        told = identity("tiny", snapshot(), IdentityOverrides(model_name=name))
+        assert (told.model_name, told.given) == (name, given)
+
+
+def test_identity_has_the_weights_and_the_conditions() -> None:
+    told = identity("tiny", snapshot(), IdentityOverrides())
+    assert told.weights == "/models/tiny"
+    assert told.conditions == snapshot().conditions.notes
+    assert identity("tiny", None, ALL).conditions is None
 
 
 def test_identity_without_a_report_is_what_is_given() -> None:

@@ -30,8 +30,9 @@ def test_single_stream_shows_p90_latency_and_tokens_per_stream() -> None:
     told = result_text(result(in_a_row(10, due=False), SINGLE)).splitlines()
     assert told == [
         "single_stream: PRELIMINARY",
-        "  too short to publish: 10 queries, at least 64 are required",
-        "  too short to publish: 1.1 s, at least 600 s are required",
+        "  too short to publish: 10 queries, MLPerf's estimate of the 90th percentile takes at "
+        "least 64",
+        "  too short to publish: 1.1 s, MLPerf's minimum duration is 600 s",
         "tiny on vllm 0.32.0, FP32, CPU (test), profile home, slots: 1",
         "one by one, prompts: synthetic, 32 in, 11 out, seed 0",
         "requests: 10 sent, 10 answered, 0 refused, 0 failed, 0 cut",
@@ -41,9 +42,20 @@ def test_single_stream_shows_p90_latency_and_tokens_per_stream() -> None:
         "TTFT: p50 100.00, p90 100.00, p95 100.00, p99 100.00 ms",
         "TPOT: p50 10.00, p90 10.00, p95 10.00, p99 10.00 ms",
         "gap between events: p50 10.00, p90 10.00, p95 10.00, p99 10.00 ms",
+        "  by early stopping: p50 10.00, p90 10.00 ms",
         "engine: 80 decode steps, batch mean 1.00, max 1",
         "client: 0.0 ms late (p99), 10% of one core",
     ]
+
+
+def test_share_of_the_prefix_cache_is_shown() -> None:
+    after = snapshot(
+        requests_total=110,
+        steps_by_batch={"4": [25, 0.5]},
+        prefix_cache={"queries_total": 320, "hits_total": 80},
+    )
+    told = result_text(result(CALLS, after=after))
+    assert "\n  25.0% of the prompt tokens were in its prefix cache\n" in told
 
 
 def test_problems_are_shown() -> None:
@@ -54,13 +66,13 @@ def test_problems_are_shown() -> None:
             calls,
             after=snapshot(epoch="e2"),
             client_health=client_health,
-            given=IdentityOverrides(gpu="H100"),
+            given=IdentityOverrides(model_name="Tiny"),
         )
     )
     for line in (
         "batched_online: INVALID",
         "  the engine was restarted",
-        "  given by the user, not reported by the engine: gpu",
+        "  given by the user, not reported by the engine: model_name",
         "  1 x queue_full",
         "  1 did not have the requested number of tokens",
         "  1 reported no usage: their events were counted",

@@ -10,6 +10,7 @@ import pytest
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.measured import Arrivals, MeasuredRun, Rejection
 from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Proof, Source, to_row
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from tests.orch_sidecar.tools.facts.imports import document, proof
 
@@ -69,10 +70,21 @@ def test_engine_decoded_the_tokens_in_the_file_except_first_tokens(name: str) ->
 
 def test_batch_is_what_the_engine_counted_and_not_the_clients_overlap() -> None:
     made = row(run("vllm_bench_cloud", overlap=64), proof("vllm_bench_cloud"))
-    assert 1 < made.batch <= 8
     notes = parse_notes(made.scenario_notes)
-    assert 1 < float(notes["batch_mean"]) < made.batch
+    assert (made.batch, notes["batch_mean"], notes["batch_max"]) == (2, "2.16832", "5")
     assert "batch_is" not in notes
+
+
+def test_row_has_the_conditions_of_the_engine_and_its_cache() -> None:
+    ends = proof("vllm_bench_cloud")
+    cached = replace(ends.after, prefix_queries=ends.before.prefix_queries + 1000, prefix_hits=250)
+    notes = parse_notes(row(run("vllm_bench_cloud"), Proof(ends.before, cached)).scenario_notes)
+    assert {name: notes[name] for name in CONDITIONS} == {
+        name: str(value) for name, value in ends.before.conditions.notes.items()
+    }
+    assert notes["prefix_hit_ratio"] == "0.25"
+    untouched = parse_notes(row(run("vllm_bench_cloud"), ends).scenario_notes)
+    assert untouched["prefix_hit_ratio"] == "0"
 
 
 def test_notes_describe_the_measurement() -> None:
@@ -168,13 +180,37 @@ def test_offline_by_a_schedule_is_rejected() -> None:
     known = Proof(replace(ends.before, **offline), replace(ends.after, **offline))
     found = run("vllm_bench_cloud", claim=None)
     assert "requires all requests at once" in refused(found, known).rule
-    assert row(replace(found, arrivals=Arrivals.AT_ONCE), known).measurement_type is Label.OFFLINE
+    burst = replace(found, arrivals=Arrivals.AT_ONCE, at_once=None)
+    assert "offline needs a batch of 8" in refused(burst, known).rule
+    steps = known.after.steps_by_batch | {8: (5, 0.1)}
+    full = Proof(known.before, replace(known.after, steps_by_batch=steps))
+    assert row(burst, full).measurement_type is Label.OFFLINE
 
 
-def test_model_that_the_engine_does_not_serve_is_rejected_unless_declared() -> None:
+def test_model_is_one_that_the_engine_serves_or_has_loaded() -> None:
     found, ends = run("vllm_bench_home", model="other"), proof("vllm_bench_home")
     assert str(refused(found, ends)).startswith("model 'other': the engine serves small")
-    assert row(found, ends, Source("run-1", "org/Small")).model_id == "org/Small"
+    served = row(found, ends, Source("run-1", "small"))
+    assert served.model_id == "small"
+    assert "given" not in parse_notes(served.scenario_notes)
+    refusal = refused(found, ends, Source("run-1", "org/Large-70B"))
+    assert str(refusal).startswith("model 'org/Large-70B': the engine serves small (loaded as /")
+    loaded = Proof(
+        replace(ends.before, weights="org/Small"), replace(ends.after, weights="org/Small")
+    )
+    made = row(found, loaded, Source("run-1", "org/Small"))
+    assert made.model_id == "org/Small"
+    assert "given" not in parse_notes(made.scenario_notes)
+
+
+def test_model_that_the_engine_knows_by_paths_only_is_named_by_the_user() -> None:
+    found, ends = run("vllm_bench_home", model="/models/small"), proof("vllm_bench_home")
+    paths: dict[str, Any] = {"models": ("/models/small",), "weights": "/models/small"}
+    known = Proof(replace(ends.before, **paths), replace(ends.after, **paths))
+    assert "is a path: name the model with --model-id" in refused(found, known).rule
+    made = row(found, known, Source("run-1", "org/Small"))
+    assert made.model_id == "org/Small"
+    assert parse_notes(made.scenario_notes)["given"] == "model_id"
 
 
 def test_every_name_that_the_engine_serves_is_a_model() -> None:

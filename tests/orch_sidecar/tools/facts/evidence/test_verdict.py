@@ -41,7 +41,10 @@ def test_batched_online_is_earned_by_steps_of_more_than_one() -> None:
 def test_offline_is_earned_alone_on_an_offline_engine() -> None:
     before = snapshot(profile="offline", measurement_type="offline")
     after = snapshot(
-        profile="offline", measurement_type="offline", requests_total=110, steps_by_batch=BATCHED
+        profile="offline",
+        measurement_type="offline",
+        requests_total=110,
+        steps_by_batch=BATCHED | {"8": [10, 0.3]},
     )
     assert judge(OFFLINE, before, after, OWN) == []
     crowded = RequestCounts(sent=9, answered=9)

@@ -1,0 +1,62 @@
+"""Whether saved states of an engine are of the time of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.facts.evidence.freshness import staleness
+from orch_sidecar.tools.facts.evidence.measured import Arrivals, MeasuredRun
+from tests.orch_sidecar.tools.facts.snapshots import snapshot
+
+NOON_S = 1795262400.0  # 2026-11-21T12:00:00Z
+
+
+def run(**changes: Any) -> MeasuredRun:
+    """A run of 20 s, during which the engine was busy for 19."""
+    values: dict[str, Any] = {
+        "tool": "vllm bench serve", "model": "tiny", "claim": None, "arrivals": Arrivals.POISSON,
+        "rate_per_s": 1.0, "at_once": None, "requests": 20, "failed": 0, "input_tokens": 640,
+        "output_tokens": 640, "window_s": 20.0, "tokens_per_s": 32.0, "latency_ms": {},
+        "overlap": None, "began_at_s": NOON_S + 2.0, "ended_at_s": NOON_S + 22.0,
+    }  # fmt: skip
+    return MeasuredRun(**values | changes)
+
+
+def judged(measured: MeasuredRun, after: dict[str, Any] | None = None, **before: Any) -> str:
+    first = snapshot(**{"busy_seconds_total": 1.0, "observed_at": "2026-11-21T12:00:00Z"} | before)
+    last = {"busy_seconds_total": 20.0, "observed_at": "2026-11-21T12:00:25Z"}
+    return "; ".join(staleness(measured, first, snapshot(**last | (after or {}))))
+
+
+def test_states_from_before_and_after_the_run_are_fresh() -> None:
+    assert judged(run()) == ""
+
+
+@pytest.mark.parametrize("zone_s", [0, 3600, -5 * 3600, 19800, 50400])
+def test_local_end_is_compared_in_every_time_zone(zone_s: int) -> None:
+    times: dict[str, Any] = {"began_at_s": None, "ended_at_s": None}
+    assert judged(run(**times, local_end_s=NOON_S + 23.0 + zone_s)) == ""
+    assert "in some time zone" in judged(run(**times, local_end_s=NOON_S + 200.0 + zone_s))
+    next_day_s = NOON_S + 86400 + 23.0
+    assert "in some time zone" in judged(run(**times, local_end_s=next_day_s))
+
+
+@pytest.mark.parametrize(
+    ("measured", "states", "reason"),
+    [
+        (run(), {"after": {"age_ms": 60_000}}, "the state after the run was 60000 ms old"),
+        (run(), {"age_ms": 5_000}, "the state before the run was 5000 ms old"),
+        (run(), {"state": "draining"}, "the engine was draining before the run"),
+        (run(), {"after": {"state": "stale"}}, "the engine was stale after the run"),
+        (run(began_at_s=NOON_S - 60.0), {}, "the state before the run is from"),
+        (run(ended_at_s=NOON_S + 60.0), {}, "the state after the run is from"),
+        (run(window_s=40.0), {}, "the states are 25.0 s apart, but the run took 40.0 s"),
+        (run(window_s=2.0), {}, "the engine was busy for 19.0 s, but the run took 2.0 s"),
+    ],
+)
+def test_states_of_another_time_are_named(
+    measured: MeasuredRun, states: dict[str, Any], reason: str
+) -> None:
+    assert reason in judged(measured, **states)
