@@ -174,12 +174,15 @@ async def test_sweep_measures_every_concurrency_with_prompts_of_its_own(
     assert found.complete
     assert [point.clients for point in found.points] == [1, 2, 4]
     assert [point.batch_largest for point in found.points] == [1, 2, 4]
+    assert [point.status for point in found.points] == ["unbatched", *2 * ["preliminary"]]
+    assert found.base_clients == 1
+    assert found.points[2].speed_up is not None
     assert found.points[2].speed_up > 1
     assert found.fit is not None
     assert [result.scenario.seed for result in found.results] == [0, 1, 2]
     assert len({result.scenario.cache_salt for result in found.results}) == 3
     assert "1 client: no step decoded more than one sequence" in told.out
-    assert "no row: concurrency 1: the result is invalid" in told.err
+    assert "no row: concurrency 1: the result is unbatched" in told.err
     table = files.read(tmp_path / "f.csv")
     assert [placed.row.batch for placed in valid_rows(table)] == [2, 4]
     assert check(table, confirmed=True) == []

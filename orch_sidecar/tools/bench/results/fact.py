@@ -1,7 +1,7 @@
 """Converts a result to a row of a table of facts.
 
-An invalid or incomplete result makes no row, and an unverified one is labelled to be confirmed.
-Notes have the same names as in rows made of traces or of other tools' results.
+An invalid, incomplete or unbatched result makes no row, and an unverified one is labelled to be
+confirmed. Notes have the same names as in rows made of traces or of other tools' results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orch_sidecar.tools.facts.tables.notes import (
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, format_notes
 from orch_sidecar.tools.facts.tables.rules import BATCHING
 
-NO_FACT: Final = frozenset({Status.INVALID, Status.INCOMPLETE})
+NO_FACT: Final = frozenset({Status.INVALID, Status.INCOMPLETE, Status.UNBATCHED})
 
 _Notes = dict[str, str | int | float]
 

@@ -28,6 +28,7 @@ class Status(StrEnum):
     VALID = "valid"
     PRELIMINARY = "preliminary"  # valid, but too short to be published
     UNVERIFIED = "unverified"  # the endpoint does not report what its engine did
+    UNBATCHED = "unbatched"  # one client of a sweep: sound, but it makes no row
     INVALID = "invalid"
     INCOMPLETE = "incomplete"  # the run ended early
 

@@ -23,14 +23,13 @@ from orch_sidecar.tools.bench.results.tally import Tally, counts_of
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
 from orch_sidecar.tools.facts.evidence.verdict import (
-    MIN_DURATION_S,
     NEVER_BATCHED,
     RequestCounts,
     batches_between,
     judge,
     prefix_hit_ratio,
-    shortfalls,
 )
+from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, shortfalls
 
 
 @dataclass(frozen=True, slots=True)

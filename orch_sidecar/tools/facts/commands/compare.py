@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orch_sidecar.tools.facts.commands.terminal import add_command, print_error, print_json
+from orch_sidecar.tools.facts.comparison.chart import chart_of
+from orch_sidecar.tools.facts.comparison.chart_plot import draw_chart
 from orch_sidecar.tools.facts.comparison.compare import compare
-from orch_sidecar.tools.facts.comparison.panels import title_and_panels
-from orch_sidecar.tools.facts.comparison.plot import PlotUnavailable, draw, require
+from orch_sidecar.tools.facts.comparison.plot import PlotUnavailable, require
 from orch_sidecar.tools.facts.comparison.report import as_document, as_text
 from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
@@ -21,10 +22,16 @@ _DESCRIPTION: Final = """Compares facts by their batch.
 
 A set has only rows that agree in model_id, engine and its version, precision, gpu, gpu_count,
 input_tokens, output_tokens and measurement_type, and whose notes state the same kind of arrivals
-(open loop, closed loop, all at once, or none). Speed-up and efficiency (speed-up over the growth of
-the batch) are relative to the smallest batch of the set; several rows for one batch count as their
-median. Sets that differ in a single condition are listed with it. Rows that are to_be_confirmed
-are excluded. The files must be without faults."""
+(open loop, closed loop, all at once, or none), the same engine settings (speculative decoding,
+quantization, type of the KV cache, prefix cache, attention backend, tensor and pipeline parallel;
+unknown ones are a value of their own) and about the same share of prefix cache hits. Rows that are
+preliminary, were cut, have values given by the user, were limited by the client, or have verified
+evidence are apart from others.
+
+A batch is the mean number of sequences per decode step. Speed-up and efficiency (speed-up over the
+growth of the batch) are relative to the smallest batch of the set; several rows for one batch count
+as their median. Sets that differ in a single condition are listed with it. Rows that are
+to_be_confirmed are excluded. The files must be without faults."""
 
 _EPILOG: Final = """examples:
   orch facts compare tps_model_gpu.csv
@@ -38,7 +45,7 @@ def add_commands(commands: Commands) -> None:
     parser = add_command(commands, "compare", summary, _DESCRIPTION, _EPILOG)
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="tables of facts")
-    plot_help = "plot tokens/s and TTFT to this file (.png or .svg)"
+    plot_help = "plot tokens/s, TTFT and speed-up to this file (.png or .svg)"
     add("--plot", type=Path, metavar="FILE", help=plot_help)
     add("--json", action="store_true", help="print the comparison as JSON")
     parser.set_defaults(run=_compare)
@@ -65,6 +72,5 @@ def _compare(options: argparse.Namespace) -> int:
         print_error("orch facts compare: the files have no row that can be compared")
         return 1
     if options.plot is not None:
-        title, panels = title_and_panels(found)
-        draw(options.plot, title, panels)
+        draw_chart(options.plot, chart_of(found))
     return 0

@@ -32,9 +32,11 @@ _CHECK_EPILOG: Final = """examples:
 
 _MERGE: Final = """Merges tables of facts into one, in the given order.
 
-A row that several files contain is written once. Nothing is written if a file has a fault, or if
-two different rows have the same measurement: model_id, engine, precision, gpu, gpu_count, batch,
-input_tokens, output_tokens, measurement_type and source_tag."""
+A row that several files contain is written once. Nothing is written if a file has a fault, if
+rows of one run have different labels, or if two different rows have the same measurement: the
+columns model_id, engine, precision, gpu, gpu_count, batch, input_tokens, output_tokens,
+measurement_type and source_tag, and the notes speculative, quantization, kv_cache_dtype,
+prefix_caching, attention_backend, tensor_parallel and pipeline_parallel."""
 
 
 def add_commands(commands: Commands) -> None:

@@ -1,5 +1,5 @@
 """Comparisons of facts that were measured under the same conditions, as text, JSON and plots.
 
-Pure but for `plot`, which writes files and loads matplotlib when it draws. May import
-`facts.evidence` and `facts.tables`.
+Pure but for `axes`, `text_width`, `plot` and `chart_plot`, which load matplotlib when they draw;
+the last two write files. May import `facts.evidence` and `facts.tables`.
 """

@@ -4,73 +4,31 @@ Pure. Only rows that agree in everything but the batch are related to each other
 different versions are different engines. `measurement_type` is a condition, too, so that a
 single-stream figure is never averaged with, or divided by, a batched one. Sets that differ in one
 condition only are listed with it.
+
+Figures per sequence and efficiencies divide by the mean number of sequences in a decode step, which
+the column `batch` has rounded: an open loop's largest batch is several times its mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from statistics import median
-from typing import Final
+from statistics import fmean, median
 
-from orch_sidecar.tools.facts.evidence.measured import Arrivals
+from orch_sidecar.tools.facts.comparison.conditions import (
+    DIFFERENCES,
+    Conditions,
+    Evidence,
+    conditions_of,
+    number_note,
+)
 from orch_sidecar.tools.facts.tables.check import LocatedRow, identity
-from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
+from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, EVIDENCE
+from orch_sidecar.tools.facts.tables.row import Label, parse_notes
 from orch_sidecar.tools.facts.tables.rules import TTFT_P50_NOTE, TTFT_P95_NOTE
 
-
-class Loop(StrEnum):
-    """What determines when a request arrives."""
-
-    OPEN = "open loop"  # a schedule
-    CLOSED = "closed loop"  # the answer to another request
-    AT_ONCE = "all at once"
-    UNKNOWN = "unknown"
-
-
-_LOOPS: Final = {
-    Arrivals.ONE_BY_ONE: Loop.CLOSED,
-    Arrivals.CLOSED_LOOP: Loop.CLOSED,
-    Arrivals.AT_ONCE: Loop.AT_ONCE,
-    Arrivals.CONSTANT: Loop.OPEN,
-    Arrivals.POISSON: Loop.OPEN,
-    Arrivals.GAMMA: Loop.OPEN,
-    Arrivals.REPEATED_GAPS: Loop.OPEN,
-    Arrivals.TRACE: Loop.OPEN,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What all rows of a set have in common; the fields are columns.
-
-    `arrivals`: the kind of arrivals in the notes.
-    """
-
-    model_id: str
-    engine: str
-    precision: str
-    gpu: str
-    gpu_count: int
-    input_tokens: int
-    output_tokens: int
-    measurement_type: Label
-    arrivals: Loop = Loop.UNKNOWN
-
-
-# Why rows that differ in one of these are not compared.
-DIFFERENCES: Final = {
-    "model_id": "different models",
-    "engine": "different engines, or versions of one",
-    "precision": "different precisions",
-    "gpu": "different accelerators",
-    "gpu_count": "different numbers of accelerators",
-    "input_tokens": "prompts of different lengths",
-    "output_tokens": "answers of different lengths",
-    "measurement_type": "different ways of batching, whose ratio has no meaning",
-    "arrivals": "loads that wait for answers, loads that do not, or unknown ones",
-}
+# Whether the evidence that a row names was verified, and is evidence of this row.
+Verifier = Callable[[LocatedRow], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +42,17 @@ class FigureRange:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One batch of a set, from `rows` rows.
+    """One batch of a set, from the `rows` rows with this value in the column `batch`.
 
-    `speedup`: the median over that of the smallest batch of the set. `efficiency`: the speed-up
-    over the growth of the batch; a perfectly parallel engine has 1. TTFT: the medians of the
-    notes; None where no row has them.
+    `batch_mean`: sequences per decode step, the mean over the rows (of a row without the note: its
+    column). `batch_max`: the largest step of all rows. `speedup`: the median over that of the
+    smallest batch of the set. `efficiency`: the speed-up over the growth of the mean batch; a
+    perfectly parallel engine has 1. TTFT: the medians of the notes. None where no row has a note.
     """
 
     batch: int
+    batch_mean: float
+    batch_max: int | None
     rows: int
     tokens_per_s: FigureRange
     tokens_per_s_per_sequence: float
@@ -138,8 +99,11 @@ class Comparison:
     left_out: tuple[ExcludedRow, ...]
 
 
-def compare(rows: Sequence[LocatedRow]) -> Comparison:
-    """Groups rows into comparable sets, in the order of their first rows."""
+def compare(rows: Sequence[LocatedRow], verifier: Verifier | None = None) -> Comparison:
+    """Groups rows into comparable sets, in the order of their first rows.
+
+    Without a verifier no evidence is verified.
+    """
     by_conditions: dict[Conditions, list[LocatedRow]] = {}
     left_out = []
     places: dict[tuple[str | float, ...], str] = {}
@@ -151,59 +115,48 @@ def compare(rows: Sequence[LocatedRow]) -> Comparison:
             why = f"{Label.TO_BE_CONFIRMED}: it is unknown how the engine was batching"
             left_out.append(ExcludedRow(located.place, why))
         else:
-            by_conditions.setdefault(_conditions(located), []).append(located)
+            conditions = conditions_of(located.row, _evidence(located, verifier))
+            by_conditions.setdefault(conditions, []).append(located)
     sets = tuple(ComparableSet(alike, _points(of_set)) for alike, of_set in by_conditions.items())
     return Comparison(sets, _separations(list(by_conditions)), tuple(left_out))
 
 
-def differing_conditions(sets: Sequence[ComparableSet]) -> tuple[str, ...]:
-    """Returns the conditions in which the sets differ, in the order of the columns."""
-    found = [of_set.conditions for of_set in sets]
-    return tuple(name for name in DIFFERENCES if len({getattr(each, name) for each in found}) > 1)
-
-
-def _conditions(located: LocatedRow) -> Conditions:
-    row = located.row
-    return Conditions(
-        model_id=row.model_id,
-        engine=row.engine,
-        precision=row.precision,
-        gpu=row.gpu,
-        gpu_count=row.gpu_count,
-        input_tokens=row.input_tokens,
-        output_tokens=row.output_tokens,
-        measurement_type=row.measurement_type,
-        arrivals=_loop(row),
-    )
-
-
-def _loop(row: Row) -> Loop:
-    """Returns the kind of arrivals; unknown values of the note count as none."""
-    arrivals = parse_notes(row.scenario_notes).get("arrivals")
-    return _LOOPS[Arrivals(arrivals)] if arrivals in set(Arrivals) else Loop.UNKNOWN
+def _evidence(located: LocatedRow, verifier: Verifier | None) -> Evidence:
+    has_evidence = EVIDENCE in parse_notes(located.row.scenario_notes)
+    verified = verifier is not None and has_evidence and verifier(located)
+    return Evidence.VERIFIED if verified else Evidence.UNVERIFIED
 
 
 def _points(rows: Sequence[LocatedRow]) -> tuple[Point, ...]:
     by_batch: dict[int, list[LocatedRow]] = {}
     for located in sorted(rows, key=lambda located: located.row.batch):
         by_batch.setdefault(located.row.batch, []).append(located)
-    figures_by_batch = {batch: _figure_range(of_batch) for batch, of_batch in by_batch.items()}
-    smallest = min(figures_by_batch)
+    smallest, *_ = by_batch.values()
+    base_tokens_per_s, base_mean = _figure_range(smallest).median, _batch_mean(smallest)
     points = []
-    for batch, figure in figures_by_batch.items():
-        speedup = figure.median / figures_by_batch[smallest].median
+    for batch, of_batch in by_batch.items():
+        figure, mean = _figure_range(of_batch), _batch_mean(of_batch)
+        largest = _notes(of_batch, BATCH_MAX)
+        speedup = figure.median / base_tokens_per_s
         point = Point(
             batch=batch,
-            rows=len(by_batch[batch]),
+            batch_mean=mean,
+            batch_max=int(max(largest)) if largest else None,
+            rows=len(of_batch),
             tokens_per_s=figure,
-            tokens_per_s_per_sequence=figure.median / batch,
+            tokens_per_s_per_sequence=figure.median / mean,
             speedup=speedup,
-            efficiency=speedup / (batch / smallest),
-            ttft_p50_ms=_median_note(by_batch[batch], TTFT_P50_NOTE),
-            ttft_p95_ms=_median_note(by_batch[batch], TTFT_P95_NOTE),
+            efficiency=speedup / (mean / base_mean),
+            ttft_p50_ms=_median_note(of_batch, TTFT_P50_NOTE),
+            ttft_p95_ms=_median_note(of_batch, TTFT_P95_NOTE),
         )
         points.append(point)
     return tuple(points)
+
+
+def _batch_mean(rows: Sequence[LocatedRow]) -> float:
+    means = (number_note(parse_notes(each.row.scenario_notes), BATCH_MEAN) for each in rows)
+    return fmean(mean or each.row.batch for mean, each in zip(means, rows, strict=True))
 
 
 def _figure_range(rows: Sequence[LocatedRow]) -> FigureRange:
@@ -212,9 +165,14 @@ def _figure_range(rows: Sequence[LocatedRow]) -> FigureRange:
 
 
 def _median_note(rows: Sequence[LocatedRow], name: str) -> float | None:
-    notes = (parse_notes(located.row.scenario_notes) for located in rows)
-    values = [float(of_row[name]) for of_row in notes if name in of_row]
+    values = _notes(rows, name)
     return median(values) if values else None
+
+
+def _notes(rows: Sequence[LocatedRow], name: str) -> list[float]:
+    """Returns the values of a note, of the rows that have it."""
+    values = (number_note(parse_notes(each.row.scenario_notes), name) for each in rows)
+    return [value for value in values if value is not None]
 
 
 def _separations(found: Sequence[Conditions]) -> tuple[Separation, ...]:

@@ -5,31 +5,28 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any, Final
 
-from orch_sidecar.tools.facts.comparison.compare import (
-    DIFFERENCES,
-    ComparableSet,
-    Comparison,
-    Conditions,
-    Loop,
-    Point,
+from orch_sidecar.tools.facts.comparison.compare import ComparableSet, Comparison, Point
+from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES
+from orch_sidecar.tools.facts.comparison.describe import (
+    contrasting_conditions,
+    describe,
     differing_conditions,
+    value_text,
 )
 
-_HEADER: Final = (
-    *("batch", "rows", "tokens/s", "min", "max"),
-    *("per sequence", "speed-up", "efficiency"),
-)
+_HEADER: Final = ("rows", "tokens/s", "min", "max", "per sequence", "speed-up", "efficiency")
 _TTFT_HEADER: Final = ("TTFT p50 ms", "p95 ms")
 
 
 def as_text(comparison: Comparison) -> str:
     """Formats a table for each set, then the separated sets and the excluded rows."""
-    parts = [_set_text(of_set) for of_set in comparison.sets]
+    contrasts = contrasting_conditions(comparison.sets)
+    parts = [_set_text(of_set, contrasts) for of_set in comparison.sets]
     if comparison.apart:
         heading = "not compared, since one condition differs:"
         parts.append("\n".join([heading, *_separations(comparison)]))
@@ -42,12 +39,13 @@ def as_text(comparison: Comparison) -> str:
 def _separations(comparison: Comparison) -> Iterator[str]:
     """Formats, by condition, why it separates sets, and its values."""
     varied = differing_conditions(comparison.sets)
+    contrasts = contrasting_conditions(comparison.sets)
     for condition, of_condition in groupby(comparison.apart, key=lambda each: each.condition):
         yield f"  {condition}: {DIFFERENCES[condition]}"
         without = [name for name in DIFFERENCES if name == condition or name not in varied]
         for each in of_condition:
-            alike = describe(each.alike, without)
-            values = ", ".join(map(str, each.values))
+            alike = describe(each.alike, without=without, always=contrasts)
+            values = ", ".join(map(value_text, each.values))
             yield f"    {values} ({alike})" if alike else f"    {values}"
 
 
@@ -59,52 +57,32 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
     return found
 
 
-def describe(conditions: Conditions, without: Sequence[str] = ()) -> str:
-    """Formats conditions in one line, except for those in `without`."""
-    texts = {
-        "gpu": _accelerators(conditions, without),
-        "gpu_count": _count(conditions.gpu_count),
-        "input_tokens": f"{conditions.input_tokens} tokens in",
-        "output_tokens": f"{conditions.output_tokens} tokens out",
-        "arrivals": "" if conditions.arrivals is Loop.UNKNOWN else conditions.arrivals,
-    }
-    names = [field.name for field in fields(conditions) if field.name not in without]
-    if "gpu" in names and "gpu_count" in names:
-        names.remove("gpu_count")
-    parts = (texts[name] if name in texts else str(getattr(conditions, name)) for name in names)
-    return ", ".join(each for each in parts if each)
-
-
-def _count(gpus: int) -> str:
-    return "no accelerator" if gpus == 0 else f"{gpus} accelerator{'' if gpus == 1 else 's'}"
-
-
-def _accelerators(conditions: Conditions, without: Sequence[str]) -> str:
-    """Formats `4 x H100`, or the machine without an accelerator."""
-    if conditions.gpu_count == 0 or "gpu_count" in without:
-        return conditions.gpu
-    return f"{conditions.gpu_count} x {conditions.gpu}"
-
-
-def _set_text(of_set: ComparableSet) -> str:
-    with_ttft = any(
-        (point.ttft_p50_ms, point.ttft_p95_ms) != (None, None) for point in of_set.points
-    )
-    rows = [[*_HEADER, *(_TTFT_HEADER if with_ttft else ())]]
-    rows += [_cells(point, with_ttft) for point in of_set.points]
-    smallest = of_set.points[0].batch
+def _set_text(of_set: ComparableSet, contrasts: Collection[str]) -> str:
+    points = of_set.points
+    with_ttft = any((point.ttft_p50_ms, point.ttft_p95_ms) != (None, None) for point in points)
+    with_peak = any(point.batch_max is not None for point in points)
+    header = ["batch", *(["peak"] if with_peak else []), *_HEADER]
+    rows = [[*header, *(_TTFT_HEADER if with_ttft else ())]]
+    rows += [_cells(point, with_peak, with_ttft) for point in points]
     footer = (
-        f"speed-up and efficiency relative to batch {smallest}"
-        if len(of_set.points) > 1
+        f"speed-up and efficiency relative to batch {batch_text(points[0].batch_mean)}"
+        if len(points) > 1
         else "only one batch: there is no other to compare it with"
     )
-    return f"{describe(of_set.conditions)}\n\n{_aligned(rows)}\n{footer}"
+    return f"{describe(of_set.conditions, always=contrasts)}\n\n{_aligned(rows)}\n{footer}"
 
 
-def _cells(point: Point, with_ttft: bool) -> list[str]:
+def batch_text(batch_mean: float) -> str:
+    """Formats a mean number of sequences per step: `32`, `7.85`."""
+    return f"{batch_mean:.2f}".rstrip("0").rstrip(".")
+
+
+def _cells(point: Point, with_peak: bool, with_ttft: bool) -> list[str]:
     figures = point.tokens_per_s
+    peak = "-" if point.batch_max is None else str(point.batch_max)
     cells = [
-        str(point.batch),
+        batch_text(point.batch_mean),
+        *([peak] if with_peak else []),
         str(point.rows),
         *(f"{value:.2f}" for value in (figures.median, figures.least, figures.most)),
         f"{point.tokens_per_s_per_sequence:.2f}",

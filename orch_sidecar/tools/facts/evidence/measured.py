@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import chain
 from typing import Final
 
 from pydantic import ValidationError
 
 from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, Figures
+from orch_sidecar.tools.facts.tables.notes import Arrivals as Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 
@@ -45,19 +45,6 @@ def first_rejection(error: ValidationError) -> Rejection:
         return Rejection(name, "", "is missing: the file has another format or version")
     value = wrong["input"]
     return Rejection(name, repr(value)[:60] if not isinstance(value, str) else value, wrong["msg"])
-
-
-class Arrivals(StrEnum):
-    """How requests arrive: the values of the note `arrivals`."""
-
-    ONE_BY_ONE = "one_by_one"  # one client, which waits for each answer
-    CLOSED_LOOP = "closed_loop"  # several such clients
-    AT_ONCE = "at_once"
-    CONSTANT = "constant"
-    POISSON = "poisson"
-    GAMMA = "gamma"
-    REPEATED_GAPS = "repeated_gaps"  # exponential gaps, each of which occurs several times
-    TRACE = "trace"
 
 
 # Loads that keep an engine full, as offline requires.

@@ -30,8 +30,8 @@ from orch_sidecar.tools.facts.evidence.verdict import (
     judge,
     offline_batch,
     prefix_hit_ratio,
-    shortfalls,
 )
+from orch_sidecar.tools.facts.tables.agreement.publication import shortfalls
 from orch_sidecar.tools.facts.tables.notes import (
     BATCH_MAX,
     BATCH_MEAN,

@@ -6,25 +6,12 @@ invalid, and the reasons are given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence.early_stopping import least_samples
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.row import Label
-
-# The percentiles by which MLPerf Inference judges its scenarios SingleStream and Server.
-_JUDGED_BY: Final = {Label.SINGLE_STREAM: 90.0, Label.BATCHED_ONLINE: 99.0}
-# The fewest queries for which early stopping, MLPerf's test of a percentile, can give a value at
-# all: 64 and 662. No percentile is judged offline: MLPerf requires one query there, of 24 576
-# samples at least. A request is a sample here, and their number is not required: the duration is.
-MIN_QUERIES: Final[Mapping[Label, int]] = {
-    **{label: least_samples(at) for label, at in _JUDGED_BY.items()},
-    Label.OFFLINE: 1,
-}
-# MLPerf's minimum duration of a run.
-MIN_DURATION_S: Final = 600.0
 
 # Of the tokens after the first ones, from steps that only decode.
 _DECODED_SHARE: Final = 0.5
@@ -102,18 +89,6 @@ def judge(label: Label, before: Snapshot, after: Snapshot, own: RequestCounts) -
     if not batches.steps:
         reasons.append("the engine reports no decode step in the window")
     return reasons + _surplus(batches, own)
-
-
-def shortfalls(label: Label, queries: int, seconds: float) -> list[str]:
-    """Returns what a valid measurement lacks for publication; with any it is preliminary."""
-    minimum = MIN_QUERIES[label]
-    missing = []
-    if queries < minimum:
-        at = f"{_JUDGED_BY[label]:g}th percentile" if label in _JUDGED_BY else "throughput"
-        missing.append(f"{queries} queries, MLPerf's estimate of the {at} takes at least {minimum}")
-    if seconds < MIN_DURATION_S:
-        missing.append(f"{seconds:.1f} s, MLPerf's minimum duration is {MIN_DURATION_S:.0f} s")
-    return missing
 
 
 def prefix_hit_ratio(before: Snapshot, after: Snapshot) -> float:

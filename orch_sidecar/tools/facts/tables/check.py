@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.tables import rules
+from orch_sidecar.tools.facts.tables import characters, rules
+from orch_sidecar.tools.facts.tables.agreement.runs import label_of_run, makes_one_row, run_of
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, measurement_key
 from orch_sidecar.tools.facts.tables.table import Record, Table, row_fields
 
 _THROUGHPUT: Final = COLUMNS.index("throughput_tokens_per_sec")
 _LABEL: Final = COLUMNS.index("measurement_type")
+_NOTES: Final = COLUMNS.index("scenario_notes")
 
 # Characters of a value that a message shows: an unclosed quote makes the rest of the file one
 # value.
@@ -68,7 +70,7 @@ def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
         return [fault]
     found: list[Fault] = []
     seen: dict[tuple[str | float, ...], int] = {}
-    measured: dict[tuple[object, ...], LocatedRow] = {}
+    measured = Measurements()
     for record in table.rows:
         faults = row_faults(table.name, record)
         if faults:
@@ -81,13 +83,50 @@ def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
                 found.append(_fault(table.name, record, 0, f"the row repeats line {first}"))
             elif not faults:
                 located = LocatedRow(table.name, record, parse_row(record))
-                other = measured.setdefault(measurement_key(located.row), located)
-                if other is not located:
-                    found.append(conflict(other, located))
+                contradicted = measured.add(located)
+                if contradicted is not None:
+                    found.append(contradicted)
     return found
 
 
-def conflict(first: LocatedRow, second: LocatedRow) -> Fault:
+class Measurements:
+    """The measurements and runs of rows, of one table or of several."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[object, ...], LocatedRow] = {}
+        self._labelled: dict[str, LocatedRow] = {}
+
+    def add(self, located: LocatedRow) -> Fault | None:
+        """Adds a row; returns its contradiction to a row before it, which stays instead of it."""
+        run, label = run_of(located.row.source_tag), label_of_run(located.row)
+        if run is not None and label is not None:
+            other = self._labelled.setdefault(run, located)
+            if label is not label_of_run(other.row):
+                return _two_labels(run, other, located)
+        first = self._first.setdefault(_key(located.row), located)
+        return None if first is located else _conflict(first, located)
+
+    def contains(self, located: LocatedRow) -> bool:
+        """Returns whether an equal row was added."""
+        first = self._first.get(_key(located.row))
+        return first is not None and identity(first.record) == identity(located.record)
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    """Returns what two rows cannot share: their measurement, or their run if it makes one row."""
+    return (row.source_tag,) if makes_one_row(row.source_tag) else measurement_key(row)
+
+
+def _two_labels(run: str, first: LocatedRow, second: LocatedRow) -> Fault:
+    """Returns the fault of two rows that state different labels for one run."""
+    label = label_of_run(first.row)
+    rule = f"{first.place} has {str(label)!r} for the same run, {run}: a run has one label"
+    if second.row.measurement_type is not Label.TO_BE_CONFIRMED:
+        return _fault(second.file, second.record, _LABEL, rule)
+    return _fault(second.file, second.record, _NOTES, f"the note claim: {rule}")
+
+
+def _conflict(first: LocatedRow, second: LocatedRow) -> Fault:
     """Returns the fault of two rows that report different results for one measurement.
 
     Located at the throughput, or at the first other column in which they differ.
@@ -96,7 +135,10 @@ def conflict(first: LocatedRow, second: LocatedRow) -> Fault:
     name = COLUMNS[_THROUGHPUT] if COLUMNS[_THROUGHPUT] in differing else differing[0]
     index = COLUMNS.index(name)
     other = first.record.fields[index]
-    rule = f"{first.place}:{index + 1} has {other!r} for the same measurement (an identical key)"
+    same = (
+        f"measurement ({'one run' if makes_one_row(second.row.source_tag) else 'an identical key'})"
+    )
+    rule = f"{first.place}:{index + 1} has {other!r} for the same {same}"
     return _fault(second.file, second.record, index, rule)
 
 
@@ -143,6 +185,10 @@ def header_fault(table: Table) -> Fault | None:
     if table.header is None:
         return Fault(table.name, 1, 1, COLUMNS[0], "", rule)
     header = table.header.fields
+    for index, name in enumerate(header):
+        broken = characters.violated_rule(name)
+        if broken is not None:
+            return _fault(table.name, table.header, index, f"{broken}; {rule}")
     for index in range(max(len(COLUMNS), len(header))):
         if header[index : index + 1] != COLUMNS[index : index + 1]:
             return _fault(table.name, table.header, index, rule)

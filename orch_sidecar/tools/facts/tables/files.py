@@ -17,13 +17,13 @@ from pathlib import Path
 
 from orch_sidecar.tools.facts.tables.check import (
     LocatedRow,
-    conflict,
+    Measurements,
     header_fault,
     identity,
     invalid_fields,
     valid_rows,
 )
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Row, measurement_key
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 from orch_sidecar.tools.facts.tables.table import (
     Record,
     Table,
@@ -35,7 +35,7 @@ from orch_sidecar.tools.facts.tables.table import (
 
 
 class Conflict(ValueError):
-    """A row that contradicts an existing row for the same measurement; names both."""
+    """A row that contradicts an existing row for the same measurement or run; names both."""
 
 
 def read(path: Path) -> Table:
@@ -74,21 +74,23 @@ def append(path: Path, rows: Sequence[Row]) -> int:
     A row that the file contains already, in every field, is not added again. Existing rows keep
     their bytes. Nothing is written on errors. Raises UnreadableFile for a file with another header
     or an end to which nothing can be appended, Conflict for a row that contradicts an existing row
-    for the same measurement, ValueError for a row in which `check` would find a fault, OSError.
+    for the same measurement or run, ValueError for a row in which `check` would find a fault,
+    OSError.
     """
     with locked(path):
         table = _appendable(path)
         existing = {identity(each) for each in table.rows if len(each.fields) == len(COLUMNS)}
-        measured = {measurement_key(each.row): each for each in valid_rows(table)}
+        measured = Measurements()
+        for valid in valid_rows(table):
+            measured.add(valid)
         added = []
         for row in rows:
             record = _valid_record(row)
             if identity(record) in existing:
                 continue
-            located = LocatedRow("the row to be added", record, row)
-            other = measured.setdefault(measurement_key(row), located)
-            if other is not located:
-                raise Conflict(str(conflict(other, located)))
+            fault = measured.add(LocatedRow("the row to be added", record, row))
+            if fault is not None:
+                raise Conflict(str(fault))
             existing.add(identity(record))
             added.append(record.fields)
         if added or not path.exists():

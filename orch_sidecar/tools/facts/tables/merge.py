@@ -1,8 +1,8 @@
 """Merges several tables of facts into one.
 
 Pure. Keeps the order of the tables and of their rows. A row that several tables contain is
-written once. Where two rows for the same measurement differ, neither is chosen: the conflict is
-reported with both locations.
+written once. Where two rows for the same measurement differ, or two rows of one run have different
+labels, neither is chosen: the conflict is reported with both locations.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from orch_sidecar.tools.facts.tables.check import (
     Fault,
     LocatedRow,
+    Measurements,
     check,
-    conflict,
-    identity,
     valid_rows,
 )
-from orch_sidecar.tools.facts.tables.row import measurement_key
 from orch_sidecar.tools.facts.tables.table import Table, with_raw
 
 
@@ -33,20 +31,23 @@ class Merged:
 def merge(tables: Sequence[Table]) -> Merged | list[Fault]:
     """Merges at least one table, using the line ends and the byte order mark of the first.
 
-    Returns the faults instead where a table has any, or two rows for one measurement differ.
+    Returns the faults instead where a table has any, two rows for one measurement differ, or two
+    rows of one run have different labels.
     """
     faults = [fault for table in tables for fault in check(table)]
     if faults:
         return faults
     rows = [located for table in tables for located in valid_rows(table)]
-    first_of: dict[tuple[object, ...], LocatedRow] = {}
+    measured = Measurements()
     kept: list[LocatedRow] = []
     for located in rows:
-        first = first_of.setdefault(measurement_key(located.row), located)
-        if first is located:
+        if measured.contains(located):
+            continue
+        fault = measured.add(located)
+        if fault is None:
             kept.append(located)
-        elif identity(first.record) != identity(located.record):
-            faults.append(conflict(first, located))
+        else:
+            faults.append(fault)
     if faults:
         return faults
     header = replace(tables[0], records=tables[0].records[:1])

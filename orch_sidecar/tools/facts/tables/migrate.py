@@ -7,6 +7,7 @@ and can be migrated again after a repair. No row is ever dropped.
   `to_be_confirmed`, and the notes keep the old label and the old text.
 - Under a current label, missing notes are derived from the row's own columns; `batching` follows
   from the definition of the label. Text that is not a note is kept as `legacy_notes`.
+- Notes may be separated by semicolons, commas or spaces, and `batching` may be `true` or `yes`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ _NOTES: Final = COLUMNS.index("scenario_notes")
 # The columns that are rewritten; faults in others are not repaired.
 _REWRITTEN: Final = ("measurement_type", "scenario_notes")
 _LINE_BREAKS: Final = re.compile(r"\s*[\r\n]+\s*")
+# Between notes: a semicolon, or commas and spaces before the next `name=`.
+_SEPARATOR: Final = re.compile(r"\s*;\s*|[\s,]+(?=[a-z][a-z0-9_]*=)")
+_ON_OR_OFF: Final = {
+    **dict.fromkeys(("true", "yes", "on"), "on"),
+    **dict.fromkeys(("false", "no", "off"), "off"),
+}
+_EXPECTED: Final = "notes are read as name=value, separated by semicolons, commas or spaces"
 
 
 class Action(StrEnum):
@@ -107,6 +115,8 @@ def _unrepairable(record: Record, faults: Sequence[Fault]) -> Sequence[Fault]:
 
 def _unchanged(file: str, record: Record, faults: Sequence[Fault]) -> Step:
     details = tuple(fault.text for fault in faults)
+    if any(fault.name == COLUMNS[_NOTES] for fault in faults):
+        details = (*details, _EXPECTED)
     return Step(file, record.line, Action.UNCHANGED, details)
 
 
@@ -135,10 +145,24 @@ def _derived(fields: Sequence[str], label: Label) -> dict[str, str]:
 
 def _notes_in(text: str) -> dict[str, str]:
     """Parses notes; other text becomes one note that keeps it."""
-    try:
-        return parse_notes(text)
-    except ValueError:
-        return _legacy_notes(text)
+    parts = _parts(text)
+    if all(equals for _, equals, _ in parts):
+        try:
+            return parse_notes("; ".join(f"{name}={value}" for name, _, value in parts))
+        except ValueError:
+            return _legacy_notes(text)
+    return _legacy_notes(text)
+
+
+def _parts(text: str) -> list[tuple[str, str, str]]:
+    """Splits a text at what may separate notes: name, `=` and value; a part may be no note."""
+    found = (part.partition("=") for part in _SEPARATOR.split(text.strip(" ;,")))
+    return [
+        (name, equals, _ON_OR_OFF.get(value.strip().lower(), value.strip()))
+        if name == "batching"
+        else (name, equals, value.strip())
+        for name, equals, value in found
+    ]
 
 
 def _legacy_notes(text: str) -> dict[str, str]:
@@ -153,9 +177,8 @@ def _conflicting_notes(text: str, notes: Mapping[str, str], label: Label) -> dic
     decided here. Under `to_be_confirmed`, what the text states about batching is unconfirmed, too.
     """
     names = REQUIRED_NOTES[:2] if label is Label.TO_BE_CONFIRMED else REQUIRED_NOTES
-    parts = (part.strip().partition("=") for part in text.split(";"))
     return {
-        name: value.strip()
-        for name, _, value in parts
-        if name in names and value.strip() != notes[name]
+        name: value
+        for name, equals, value in _parts(text)
+        if equals and name in names and value != notes[name]
     }

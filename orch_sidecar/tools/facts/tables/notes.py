@@ -1,10 +1,11 @@
-"""Names of the notes in `scenario_notes` that several modules write, compare or read.
+"""Names and values of the notes in `scenario_notes` that several modules write, compare or read.
 
 Pure.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Final
 
 # Sequences per decode step: the mean over the steps of the window, and the largest. The column
@@ -32,3 +33,16 @@ PRELIMINARY: Final = "preliminary"  # "yes": too short to be published
 CUT: Final = "cut"  # requests of the scenario lie outside of the interval that was read
 CLIENT_BOTTLENECK: Final = "client_bottleneck"  # "yes"
 EVIDENCE: Final = "evidence"  # "sha256:<hex>" of the evidence file beside the table
+
+
+class Arrivals(StrEnum):
+    """How requests arrive: the values of the note `arrivals`."""
+
+    ONE_BY_ONE = "one_by_one"  # one client, which waits for each answer
+    CLOSED_LOOP = "closed_loop"  # several such clients
+    AT_ONCE = "at_once"
+    CONSTANT = "constant"
+    POISSON = "poisson"
+    GAMMA = "gamma"
+    REPEATED_GAPS = "repeated_gaps"  # exponential gaps, each of which occurs several times
+    TRACE = "trace"

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS
+
 
 class Label(StrEnum):
     """How the engine was batching: the values of the column `measurement_type`."""
@@ -39,7 +41,8 @@ COLUMNS: Final = (
     "source_tag",
 )
 
-# The columns that identify a measurement; the others contain its result.
+# The columns that identify a measurement, and with them the notes about the engine's configuration
+# (`notes.CONDITIONS`); the others contain its result.
 MEASUREMENT: Final = (
     *("model_id", "engine", "precision", "gpu", "gpu_count", "batch"),
     *("input_tokens", "output_tokens", "measurement_type", "source_tag"),
@@ -59,8 +62,11 @@ class Row:
     """One fact.
 
     `engine`: name and version, as `vLLM 0.32.0`. `gpu`, `gpu_count`: the accelerators that the
-    engine ran on; `CPU (<model of the processor>)` and 0 without one. `batch`: the largest number
-    of sequences that one step decoded within the window. `input_tokens`, `output_tokens`: per
+    engine ran on; `CPU (<model of the processor>)` and 0 without one. `batch`: the mean number of
+    sequences per decode step of the window (the note `batch_mean`), rounded and at least 1; the
+    largest number is the note `batch_max`. Rows `to_be_confirmed` have the largest number of
+    answers that overlapped (`batch_is=overlap`), rows of other sources what these state.
+    `input_tokens`, `output_tokens`: per
     request (the rounded mean, where they differ). `throughput_tokens_per_sec`: generated tokens of
     all requests over the length of the window; prompt tokens are not counted. `source_tag`: the
     file or run that the figure comes from.
@@ -82,8 +88,14 @@ class Row:
 
 
 def measurement_key(row: Row) -> tuple[object, ...]:
-    """Returns what identifies the measurement of a row; `MEASUREMENT` lists its columns."""
-    return tuple(getattr(row, name) for name in MEASUREMENT)
+    """Returns what identifies the measurement of a row: its columns and notes.
+
+    Rows with another speculative decoding, quantization or prefix cache are other measurements.
+    Raises ValueError for notes that cannot be parsed.
+    """
+    notes = parse_notes(row.scenario_notes)
+    columns = (getattr(row, name) for name in MEASUREMENT)
+    return (*columns, *(notes.get(name) for name in CONDITIONS))
 
 
 def format_engine(name: str, version: str | None) -> str:

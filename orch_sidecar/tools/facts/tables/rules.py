@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from orch_sidecar.tools.facts.tables import characters
+from orch_sidecar.tools.facts.tables.agreement import engine, figures, load, publication, runs
+from orch_sidecar.tools.facts.tables.note_forms import violated_form
 from orch_sidecar.tools.facts.tables.row import REQUIRED_NOTES, Label, parse_notes
 
 # Labels of older files. Neither determines the batching: an aggregate was measured online or
@@ -32,8 +35,6 @@ TTFT_P95_NOTE: Final = "ttft_p95_ms"
 # A float keeps fifteen digits.
 _WHOLE: Final = re.compile(r"0|[1-9][0-9]{0,14}")
 _DECIMAL: Final = re.compile(r"(?:0|[1-9][0-9]{0,14})(?:\.[0-9]+)?")
-# A float as `format_notes` formats it.
-_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,2})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Contradiction:
 
 def violated_rule(column: str, value: str) -> str | None:
     """Returns the rule that a field violates by itself, None for a valid field."""
-    return _RULES[column](value)
+    return characters.violated_rule(value) or _RULES[column](value)
 
 
 def is_plausible(column: str, value: str) -> bool:
@@ -65,14 +66,11 @@ def contradictions(valid: Mapping[str, str]) -> Iterator[Contradiction]:
     Fields with a fault of their own are not in `valid`, and nothing is compared with them.
     """
     label = Label(valid["measurement_type"]) if "measurement_type" in valid else None
-    batch = valid.get("batch")
-    if label is Label.SINGLE_STREAM and batch not in (None, "1"):
-        yield Contradiction("batch", str(batch), f"must be 1 in a row labelled {label}")
-    if label in (Label.BATCHED_ONLINE, Label.OFFLINE) and batch == "1":
-        yield Contradiction("batch", batch, f"must be above 1 in a row labelled {label}")
-    if "scenario_notes" not in valid:
+    notes = parse_notes(valid["scenario_notes"]) if "scenario_notes" in valid else {}
+    if "batch" in valid:
+        yield from _located(load.batch_contradictions(label, int(valid["batch"]), notes))
+    if not notes:
         return
-    notes = parse_notes(valid["scenario_notes"])
     for name in ("input_tokens", "output_tokens"):
         if name in valid and notes[name] != valid[name]:
             rule = f"must equal the column {name}, {valid[name]}"
@@ -82,6 +80,53 @@ def contradictions(valid: Mapping[str, str]) -> Iterator[Contradiction]:
         row = "" if label is None else f" in a row labelled {label}"
         rule = f"must be {' or '.join(allowed)}{row}"
         yield Contradiction("scenario_notes", f"batching={notes['batching']}", rule)
+    yield from _located(_of_notes(label, valid, notes))
+    yield from _of_columns(label, valid, notes)
+
+
+def _of_columns(
+    label: Label | None, valid: Mapping[str, str], notes: Mapping[str, str]
+) -> Iterator[Contradiction]:
+    """Yields the columns that contradict the notes."""
+    rules: dict[str, str | None] = {}
+    if "throughput_tokens_per_sec" in valid and "output_tokens" in valid:
+        throughput, output_tokens = valid["throughput_tokens_per_sec"], int(valid["output_tokens"])
+        rules["throughput_tokens_per_sec"] = figures.throughput_rule(
+            throughput, output_tokens, notes
+        )
+    if label is not None and "source_tag" in valid:
+        rules["source_tag"] = runs.tag_contradiction(valid["source_tag"], label, notes)
+    for column, rule in rules.items():
+        if rule is not None:
+            yield Contradiction(column, valid[column], rule)
+
+
+def _of_notes(
+    label: Label | None, valid: Mapping[str, str], notes: Mapping[str, str]
+) -> Iterator[load.Finding]:
+    """Yields the notes that contradict each other, or the label, or a column."""
+    yield from load.arrivals_contradictions(notes)
+    if label is not None:
+        yield from load.label_contradictions(label, notes)
+        yield from publication.contradictions(label, notes)
+        yield from runs.scenario_contradictions(label, notes)
+    yield from figures.percentile_contradictions(notes)
+    gpu_count = int(valid["gpu_count"]) if "gpu_count" in valid else None
+    yield from engine.engine_contradictions(gpu_count, notes)
+    if "model_id" in valid:
+        yield from engine.served_as_contradictions(valid["model_id"], notes)
+    if "source_tag" in valid:
+        yield from runs.tool_contradictions(valid["source_tag"], notes)
+
+
+def _located(found: Iterable[load.Finding]) -> Iterator[Contradiction]:
+    """Locates findings about the column `batch` there, all others in the notes."""
+    for stated, rule in found:
+        name, _, value = stated.partition("=")
+        if name == "batch":
+            yield Contradiction("batch", value, rule)
+        else:
+            yield Contradiction("scenario_notes", stated, rule)
 
 
 def _text(value: str) -> str | None:
@@ -89,7 +134,7 @@ def _text(value: str) -> str | None:
         return "must not be empty"
     if value != value.strip():
         return "must not begin or end with white space"
-    return _one_line(value)
+    return _one_line(value) or characters.formula_rule(value)
 
 
 def _one_line(value: str) -> str | None:
@@ -123,7 +168,8 @@ def _label(value: str) -> str | None:
 
 
 def _notes(value: str) -> str | None:
-    if (rule := _one_line(value)) is not None:
+    rule = _one_line(value) or characters.formula_rule(value)
+    if rule is not None:
         return rule
     try:
         notes = parse_notes(value)
@@ -131,14 +177,7 @@ def _notes(value: str) -> str | None:
         return f"must be notes such as input_tokens=512; output_tokens=64; batching=on: {error}"
     if tuple(notes)[: len(REQUIRED_NOTES)] != REQUIRED_NOTES:
         return f"must begin with the notes {', '.join(REQUIRED_NOTES)}, in this order"
-    for name in (TTFT_P50_NOTE, TTFT_P95_NOTE):
-        if name in notes and not _is_number(notes[name]):
-            return f"{name}={notes[name]} must be a number of milliseconds"
-    return None
-
-
-def _is_number(value: str) -> bool:
-    return _NUMBER.fullmatch(value) is not None and math.isfinite(float(value))
+    return violated_form(notes)
 
 
 _RULES: Final[Mapping[str, Callable[[str], str | None]]] = {

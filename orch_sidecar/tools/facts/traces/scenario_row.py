@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, Figures, figures
-from orch_sidecar.tools.facts.evidence.verdict import shortfalls
 from orch_sidecar.tools.facts.tables import rules
+from orch_sidecar.tools.facts.tables.agreement.publication import shortfalls
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.row import (
     Label,

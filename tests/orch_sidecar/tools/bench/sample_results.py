@@ -63,9 +63,9 @@ def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Fini
     """On an engine that took exactly these requests and batched where it may."""
     single = scenario.label is Label.SINGLE_STREAM
     count = sum(call.fate is Fate.ANSWERED for call in calls)
-    label = {"measurement_type": scenario.label.value}
+    name = {Label.SINGLE_STREAM: "home", Label.OFFLINE: "offline"}.get(scenario.label, "cloud")
+    label = {"measurement_type": scenario.label.value, "profile": name, "pool": name}
     engine = home if single else snapshot
-    name = "home" if single else "cloud"
     steps = {"1": [90, 0.9]} if single else {"1": [20, 0.2], "4": [20, 0.4], "6": [5, 0.15]}
     if scenario.label is Label.OFFLINE:
         steps = {"1": [20, 0.2], "4": [10, 0.2], "8": [5, 0.15]}

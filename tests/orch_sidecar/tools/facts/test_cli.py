@@ -12,7 +12,8 @@ import pytest
 
 from orch_sidecar.cli import main
 from orch_sidecar.tools.facts.tables.files import append
-from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS
+from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
 from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, fact, fields
 
 Run = Callable[..., tuple[int, str, str]]
@@ -194,8 +195,8 @@ class TestCompare:
     def test_prints_a_table_for_each_set(self, run: Run, valid: Path) -> None:
         code, out, err = run("compare", valid)
         assert (code, err) == (0, "")
-        assert "tokens out, single_stream\n" in out
-        assert "tokens out, batched_online\n" in out
+        assert "tokens out, single_stream, engine settings unknown\n" in out
+        assert "tokens out, batched_online, engine settings unknown\n" in out
         assert "not compared" in out
 
     def test_prints_everything_as_json(self, run: Run, valid: Path) -> None:
@@ -254,3 +255,9 @@ def test_help_names_the_commands_and_exit_codes() -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     for word in ("check", "merge", "compare", "exit codes: 0 success"):
         assert word in result.stdout
+
+
+def test_help_of_merge_names_what_identifies_a_measurement(run: Run) -> None:
+    _, out, _ = run("merge", "--help")
+    words = set(out.replace(",", " ").replace(".", " ").split())
+    assert {*MEASUREMENT, *CONDITIONS} <= words

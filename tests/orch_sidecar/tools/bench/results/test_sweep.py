@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth
+from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound, sweep_of, sweep_text
 from orch_sidecar.tools.bench.results.sweep_plot import plot_sweep
+from orch_sidecar.tools.facts.comparison.series import Panel, Series
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import ONLINE, answered, refused, result
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
@@ -104,9 +107,9 @@ def test_point_that_is_invalid_by_others_takes_no_part_in_the_fit(clients: int) 
             told = {"after": replace(told["after"], requests_total=101 + 5 * b)}
         return point(b, rounds(b, 40 if b == clients else b), **told)
 
-    results = [measured(b) for b in (1, 2, 4, 8, 16)]
-    assert [is_sound(each) for each in results].count(False) == 1
-    found = sweep_of(results)
+    found = sweep_of([measured(b) for b in (1, 2, 4, 8, 16)])
+    assert [each.clients for each in found.points if not each.is_sound] == [clients]
+    assert not is_sound(found)
     assert len(found.points) == 5
     assert found.fit is not None
     assert found.fit.alpha == pytest.approx(ALPHA, abs=0.02)
@@ -119,11 +122,90 @@ def test_two_batches_determine_no_curve() -> None:
     assert "not fitted, which needs three different batches" in sweep_text(found)
 
 
-def test_point_of_one_client_is_invalid_with_its_reason_below_the_table() -> None:
+def invalid(clients: int) -> Result:
+    """During it another client used the engine, too."""
+    told = engine(clients, clients)["after"]
+    after = replace(told, requests_total=told.requests_total + 1)
+    return point(clients, rounds(clients), after=after)
+
+
+def sound(clients: int) -> Result:
+    return point(clients, **engine(clients, clients))
+
+
+@pytest.mark.parametrize(
+    ("what", "results", "base", "speed_ups", "is_good"),
+    [
+        ("one client is a sound base", [sound(1), sound(2)], 1, [1.0, 1.907], True),
+        ("one client, and others", [invalid(1), sound(2), sound(4)], 2, [None, 1.0, 1.8767], False),
+        ("an invalid point between", [sound(1), invalid(2), sound(4)], 1, [1.0, None, 3.5789],
+         False),
+        ("no sound point", [invalid(2), invalid(4)], None, [None, None], False),
+        ("two clients that never met", [point(2, **engine(2, 1)), sound(4)], 4, [None, 1.0], False),
+    ],
+)  # fmt: skip
+def test_speed_up_is_relative_to_the_first_sound_point(
+    what: str,
+    results: list[Result],
+    base: int | None,
+    speed_ups: list[float | None],
+    is_good: bool,
+) -> None:
+    found = sweep_of(results)
+    assert found.base_clients == base, what
+    assert [each.speed_up for each in found.points] == pytest.approx(speed_ups, abs=0.01)
+    assert [each.efficiency is None for each in found.points] == [
+        each is None for each in speed_ups
+    ]
+    assert is_sound(found) is is_good
+    told = sweep_text(found)
+    clients = "1 client" if base == 1 else f"{base} clients"
+    ending = "none, as no point is sound" if base is None else f"are relative to {clients}"
+    assert ending in told
+    assert bool(re.search(r" -  +-  +invalid\n", told)) is (None in speed_ups)
+
+
+def series_of(found: Sweep, monkeypatch: pytest.MonkeyPatch) -> dict[str, Series]:
+    """Returns what is plotted, by title and name."""
+    panels: list[Panel] = []
+    keep: Any = lambda path, title, shown: panels.extend(shown)  # noqa: E731 (one line)
+    monkeypatch.setattr("orch_sidecar.tools.bench.results.sweep_plot.draw", keep)
+    plot_sweep(found, Path("p.png"))
+    return {f"{panel.title}: {each.name}": each for panel in panels for each in panel.series}
+
+
+def test_invalid_point_is_plotted_apart_and_is_no_base_of_linear_scaling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = sweep_of([invalid(1), sound(2), sound(4), sound(8)])
+    shown = series_of(found, monkeypatch)
+    assert shown["Throughput: measured"].xs == (2, 4, 8)
+    ideal = shown["Throughput: linear scaling"]
+    assert ideal.xs == (2, 4, 8)
+    assert ideal.ys[0] == found.points[1].tokens_per_s
+    apart = [each for name, each in shown.items() if name.endswith(": not counted")]
+    assert [each.xs for each in apart] == 4 * [(1,)]
+    assert {(each.style.line, each.style.hollow) for each in apart} == {("", True)}
+    fitted = shown["Time per output token: t0 + c b^alpha"]
+    assert (fitted.xs[0], fitted.xs[-1]) == (2, pytest.approx(8))
+
+
+def test_sweep_without_a_sound_point_has_no_linear_scaling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = series_of(sweep_of([invalid(2), invalid(4)]), monkeypatch)
+    assert all(name.endswith(": not counted") for name in shown)
+
+
+def test_point_of_one_client_is_unbatched_with_its_reason_below_the_table() -> None:
     found = swept(1, 2, 4)
-    assert [each.status for each in found.points] == [Status.INVALID, *[Status.PRELIMINARY] * 2]
+    assert [each.status for each in found.points] == [Status.UNBATCHED, *[Status.PRELIMINARY] * 2]
+    assert found.results[0].status is Status.UNBATCHED
+    with pytest.raises(NoFact, match="the result is unbatched"):
+        row_of(found.results[0])
     table, _, below = sweep_text(found).partition("TPOT =")
-    assert "invalid" in table
+    assert "unbatched" in table
+    assert "invalid" not in table
     assert "nothing was batched" not in table
     assert "\n  1 client: no step decoded more than one sequence: nothing was batched" in below
     assert "x and eff. are relative to 1 client\n" in below

@@ -10,18 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from orch_sidecar.tools.facts.comparison.plot import (
-    Kind,
-    Panel,
-    PlotUnavailable,
-    Series,
-    Style,
-    apart,
-    draw,
-    require,
-)
+from orch_sidecar.tools.facts.comparison.plot import PlotUnavailable, draw, require
+from orch_sidecar.tools.facts.comparison.series import Kind, Panel, Series, Style
 
-MEASURED = Series("measured", Kind.MEASURED, (1, 2, 4, 8), (90, 170, 320, 560), letter="A")
+MEASURED = Series("measured", Kind.MEASURED, (1, 2, 4, 8), (90, 170, 320, 560))
 FITTED = Series("fitted", Kind.CURVE, (1, 4, 8), (91, 318, 562), Style(line=":", color=1))
 
 
@@ -47,11 +39,9 @@ def test_png_has_a_readable_size(tmp_path: Path) -> None:
 
 def test_picture_names_axes_with_units_series_and_title(tmp_path: Path) -> None:
     svg = drawn(tmp_path / "p.svg", panel(MEASURED, FITTED), title="Llama on H100")
-    for words in ("Llama on H100", "throughput", "generated tokens/s", "A   measured", "fitted"):
+    for words in ("Llama on H100", "throughput", "generated tokens/s", "measured", "fitted"):
         assert f"<!-- {words} -->" in svg
     assert "<!-- batch b (sequences per step) -->" in svg
-    # The letter at the end of the line.
-    assert "<!-- A -->" in svg
 
 
 def test_batches_are_the_ticks_as_plain_numbers(tmp_path: Path) -> None:
@@ -95,7 +85,7 @@ def test_values_far_apart_get_a_logarithmic_axis_and_others_one_from_0(tmp_path:
     near = Series("near", Kind.MEASURED, (1, 1024), (10000, 20000))
     svg = drawn(tmp_path / "q.svg", panel(near))
     assert ticks(svg, "y")[0][0] == "0"
-    first, second = apart_by(svg, "y", "0", "10000", "20000")
+    first, second = apart_by(svg, "y", "0", "10,000", "20,000")
     assert first == pytest.approx(second)
 
 
@@ -110,49 +100,9 @@ def test_same_figures_make_the_same_bytes(tmp_path: Path) -> None:
 def test_names_are_not_parsed_as_formulas(tmp_path: Path) -> None:
     """As a formula, this name would be an error."""
     odd = r"$\no_such$"
-    series = Series(odd, Kind.MEASURED, (1,), (1,), letter=odd)
+    series = Series(odd, Kind.MEASURED, (1,), (1,))
     svg = drawn(tmp_path / "p.svg", Panel(odd, odd, odd, (series,)), title=odd)
     assert svg.count(f"<!-- {odd} -->") == 5
-    assert f"<!-- {odd}   {odd} -->" in svg
-
-
-def test_letters_of_lines_that_end_together_do_not_overlap(tmp_path: Path) -> None:
-    def places(svg: str) -> set[str]:
-        """Returns the position of each letter: the line below its comment has the translation."""
-        lines = svg.splitlines()
-        return {
-            lines[index + 1].split("scale")[0]
-            for index, line in enumerate(lines)
-            if line.strip() in ("<!-- A -->", "<!-- B -->")
-        }
-
-    other = Series("other", Kind.MEASURED, MEASURED.xs, MEASURED.ys, letter="B")
-    assert len(places(drawn(tmp_path / "p.svg", panel(MEASURED, other)))) == 2
-
-
-@pytest.mark.parametrize(
-    ("heights", "moved"),
-    [
-        ([], []),
-        ([0, 20, 40], [0, 20, 40]),
-        ([0, 5, 8, 40], [0, 10, 20, 40]),
-        ([90, 92, 94], [80, 90, 100]),
-        ([40, 95, 95, 120], [40, 80, 90, 100]),
-    ],
-)
-def test_letters_are_moved_up_and_kept_below_the_top(
-    heights: list[float], moved: list[float]
-) -> None:
-    assert apart(heights, gap=10, top=100) == moved
-
-
-def test_ranges_are_drawn_around_points(tmp_path: Path) -> None:
-    ranges = ((80.0, 100.0), (160.0, 180.0), (300.0, 330.0), (550.0, 600.0))
-    with_ranges = Series("m", Kind.MEASURED, MEASURED.xs, MEASURED.ys, ranges=ranges)
-    without = Series("m", Kind.MEASURED, MEASURED.xs, MEASURED.ys)
-    bars = "LineCollection"
-    assert bars in drawn(tmp_path / "p.svg", panel(with_ranges))
-    assert bars not in drawn(tmp_path / "q.svg", panel(without))
 
 
 @pytest.mark.parametrize("name", ["p.gif", "p", "p.pdf"])
@@ -167,15 +117,26 @@ def test_plot_without_a_series_is_rejected(tmp_path: Path) -> None:
             draw(tmp_path / "p.svg", "a title", panels)
 
 
-@pytest.mark.parametrize(
-    ("xs", "ys", "ranges"),
-    [((), (), ()), ((1.0,), (), ()), ((1.0, 2.0), (1.0, 2.0), ((1.0, 1.0),))],
-)
-def test_inconsistent_points_are_rejected(
-    xs: tuple[float, ...], ys: tuple[float, ...], ranges: tuple[tuple[float, float], ...]
-) -> None:
+@pytest.mark.parametrize(("xs", "ys"), [((), ()), ((1.0,), ())])
+def test_inconsistent_points_are_rejected(xs: tuple[float, ...], ys: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match=r"^s: \d "):
-        Series("s", Kind.MEASURED, xs, ys, ranges=ranges)
+        Series("s", Kind.MEASURED, xs, ys)
+
+
+def test_batches_that_are_almost_equal_share_a_tick(tmp_path: Path) -> None:
+    """1.98, 3.9, 7.8 and 7.9 would be written over each other."""
+    near = Series("near", Kind.MEASURED, (1, 1.98, 3.9, 7.8, 7.9), (90, 170, 320, 560, 570))
+    assert [text for text, _ in ticks(drawn(tmp_path / "p.svg", panel(near)), "x")][:4] == [
+        *("1", "2", "4", "8"),
+    ]
+
+
+def test_panel_of_one_scale_draws_what_is_proportional_as_a_straight_line(tmp_path: Path) -> None:
+    line = Series("linear", Kind.CURVE, (1, 16), (1, 16))
+    straight = Panel("speed-up", "growth", "speed-up", (line,), same_scale=True)
+    svg = drawn(tmp_path / "p.svg", straight)
+    first, second = apart_by(svg, "y", "1", "2", "4")
+    assert first == pytest.approx(second)
 
 
 def test_without_matplotlib_the_error_names_what_to_install(

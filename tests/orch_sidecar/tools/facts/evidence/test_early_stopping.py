@@ -13,7 +13,7 @@ from orch_sidecar.tools.facts.evidence.early_stopping import (
     estimate,
     least_samples,
 )
-from orch_sidecar.tools.facts.evidence.verdict import MIN_QUERIES
+from orch_sidecar.tools.facts.tables.agreement.publication import MIN_QUERIES
 from orch_sidecar.tools.facts.tables.row import Label
 
 # What MLCommons' loadgen of 2026 computes (MinPassingQueriesFinder, confidence 0.99, tolerance 0):

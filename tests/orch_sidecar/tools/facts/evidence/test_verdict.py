@@ -11,8 +11,8 @@ from orch_sidecar.tools.facts.evidence.verdict import (
     batches_between,
     judge,
     objections,
-    shortfalls,
 )
+from orch_sidecar.tools.facts.tables.agreement.publication import shortfalls
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.snapshots import home, snapshot
 

@@ -73,6 +73,61 @@ def test_existing_notes_follow_the_required_ones() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "input_tokens=512 output_tokens=512 batching={}",
+        "input_tokens=512, output_tokens=512, batching={}",
+        "input_tokens=512;output_tokens=512 ; batching={};",
+        " input_tokens=512,output_tokens=512; batching={}",
+        "batching={}  output_tokens=512\ninput_tokens=512",
+    ],
+)
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        ("single_stream", ("off", "false", "no", "FALSE")),
+        ("offline", ("on", "true", "yes", "True")),
+    ],
+)
+def test_notes_may_have_other_separators_and_words(
+    text: str, label: str, words: tuple[str, ...]
+) -> None:
+    for word in words:
+        batch = "1" if label == "single_stream" else "32"
+        found, _, notes = migrated(
+            measurement_type=label, batch=batch, scenario_notes=text.format(word)
+        )
+        assert notes == f"{DERIVED}{words[0]}"
+        assert [step.action for step in found.steps] == [Action.NOTES_ADDED]
+        assert check(found.table) == []
+
+
+def test_value_may_contain_spaces_and_commas() -> None:
+    text = "tool=my bench, v2, clients=64 batching=true"
+    assert migrated(scenario_notes=text)[2] == f"{DERIVED}on; tool=my bench, v2; clients=64"
+
+
+def test_legacy_row_with_notes_in_spaces_is_relabelled() -> None:
+    text = "input_tokens=512 output_tokens=512 batching=false"
+    _, label, notes = migrated(measurement_type="aggregate", scenario_notes=text)
+    assert label == "to_be_confirmed"
+    assert notes == f"{DERIVED}unknown; legacy_label=aggregate; legacy_notes={text}"
+
+
+@pytest.mark.parametrize(
+    "text", ["input_tokens=512|output_tokens=512|batching=on", "batching=on, batching=off"]
+)
+def test_report_of_notes_that_cannot_be_parsed_names_the_separators(text: str) -> None:
+    before = table(fields(scenario_notes=text))
+    found = migrate(before)
+    assert found.table.text == before.text
+    [step] = found.steps
+    assert str(step).endswith(
+        "; notes are read as name=value, separated by semicolons, commas or spaces"
+    )
+
+
+@pytest.mark.parametrize(
     ("changes", "fault"),
     [
         ({"input_tokens": "~45000", "measurement_type": "aggregate"}, "input_tokens '~45000'"),

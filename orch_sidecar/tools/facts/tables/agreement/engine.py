@@ -1,0 +1,48 @@
+"""What the notes state about an engine's configuration, and the fields that depend on it.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from orch_sidecar.tools.facts.tables.agreement.load import Finding
+from orch_sidecar.tools.facts.tables.notes import PREFIX_HIT_RATIO
+
+
+def engine_contradictions(gpu_count: int | None, notes: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields the notes about the engine that contradict each other, or the number of GPUs.
+
+    `gpu_count`: None where it is unknown.
+    """
+    ratio = notes.get(PREFIX_HIT_RATIO, "0")
+    if notes.get("prefix_caching") == "off" and float(ratio) > 0:
+        yield f"{PREFIX_HIT_RATIO}={ratio}", "must be 0 with prefix_caching=off"
+    if notes.get("speculative") == "none" and "acceptance_length" in notes:
+        accepted = notes["acceptance_length"]
+        yield f"acceptance_length={accepted}", "must be absent with speculative=none"
+    yield from _ranks(gpu_count, notes)
+
+
+def _ranks(gpu_count: int | None, notes: Mapping[str, str]) -> Iterator[Finding]:
+    """Compares the ranks with the accelerators: each rank of an engine has one of its own.
+
+    On CPUs the ranks share the machine, and `gpu_count` is 0. A number that the user declared is
+    compared, too: it is as wrong.
+    """
+    names = ("tensor_parallel", "pipeline_parallel")
+    stated = [name for name in names if name in notes]
+    ranks = 1
+    for name in stated:
+        ranks *= int(notes[name])
+    if gpu_count and ranks > gpu_count:
+        rule = f"must be at most gpu_count, {gpu_count}: each rank has an accelerator of its own"
+        yield " * ".join(f"{name}={notes[name]}" for name in stated), rule
+
+
+def served_as_contradictions(model_id: str, notes: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields the note of another served name where it is the model's own id."""
+    if notes.get("served_as") == model_id:
+        rule = "must be absent: it equals model_id"
+        yield f"served_as={model_id}", rule

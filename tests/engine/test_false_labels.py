@@ -1,0 +1,247 @@
+"""Ways to earn a label on the real stack without having measured it, and their verdicts.
+
+Each way is a scenario of its own, sent one after another; the traces of all are judged together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+
+from orch_sidecar.tools.local.stack import Stack
+from tests.engine import trace_file
+from tests.engine.clients import body, post, session
+from tests.engine.receivers import HttpReceiver
+
+TOKENS: Final = 12
+ROW: Final = "row"  # the verdict on a scenario that earned its label
+
+
+@dataclass
+class Load:
+    """Sends the requests of one scenario, and those of others beside it."""
+
+    http: aiohttp.ClientSession
+    stack: Stack
+    scenario: str
+    run: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    async def own(self, **fields: Any) -> None:
+        """Sends one request of the scenario."""
+        await self.ask(self.stack.url, self.headers, **fields)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {
+            "X-Orch-Scenario": self.scenario,
+            "X-Orch-Run": self.run,
+            "X-Orch-No-Coalesce": "true",
+        }
+
+    async def ask(
+        self, url: str, headers: dict[str, str], tokens: int = TOKENS, **fields: Any
+    ) -> None:
+        prompt = f"{secrets.token_hex(4)} is"
+        document = body("completions", tokens, stream=True, **{"prompt": prompt, **fields})
+        seen = await post(self.http, url, "completions", document, headers)
+        assert (seen.error, seen.status) == (None, 200), seen
+
+    async def one_by_one(self, count: int = 5, **fields: Any) -> None:
+        for _ in range(count):
+            await self.own(**fields)
+
+    async def together(self, count: int = 8, **fields: Any) -> None:
+        await asyncio.gather(*(self.own(**fields) for _ in range(count)))
+
+
+def untraced() -> dict[str, str]:
+    """Headers by which a client asks not to be traced."""
+    return {"traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"}
+
+
+async def honest_single(load: Load) -> None:
+    await load.one_by_one()
+
+
+async def claims_another_label(load: Load) -> None:
+    for _ in range(3):
+        fields = {**load.headers, "X-Orch-Measurement-Type": "offline"}
+        await load.ask(load.stack.url, fields)
+
+
+async def untraced_stranger_through_sidecar(load: Load) -> None:
+    await load.one_by_one(2)
+    await load.ask(load.stack.url, untraced())
+    await load.one_by_one(2)
+
+
+async def untraced_stranger_at_engine(load: Load) -> None:
+    await load.one_by_one(2)
+    await load.ask(load.stack.engine_url, untraced())
+    await load.one_by_one(2)
+
+
+async def traced_stranger_at_engine(load: Load) -> None:
+    await load.one_by_one(2)
+    await load.ask(load.stack.engine_url, {})
+    await load.one_by_one(2)
+
+
+async def own_request_untraced(load: Load) -> None:
+    await load.one_by_one(2)
+    await load.ask(load.stack.url, load.headers | untraced())
+    await load.one_by_one(2)
+
+
+async def joins_by_name(load: Load) -> None:
+    await load.one_by_one(2)
+    await load.ask(load.stack.url, {**load.headers, "X-Orch-Run": secrets.token_hex(16)})
+    await load.one_by_one(2)
+
+
+async def one_token_each(load: Load) -> None:
+    await load.one_by_one(tokens=1)
+
+
+async def honest_batch(load: Load) -> None:
+    await load.together()
+
+
+async def one_by_one(load: Load) -> None:
+    await load.one_by_one(3)
+
+
+async def one_by_one_of_four(load: Load) -> None:
+    await load.one_by_one(3, n=4)
+
+
+async def untraced_stranger_beside(load: Load) -> None:
+    stranger = load.ask(load.stack.url, untraced(), tokens=2 * TOKENS)
+    await asyncio.gather(stranger, load.together(6))
+
+
+async def untraced_stranger_beside_at_engine(load: Load) -> None:
+    await asyncio.gather(load.ask(load.stack.engine_url, untraced()), load.together(6))
+
+
+async def half_untraced(load: Load) -> None:
+    others = (load.ask(load.stack.url, load.headers | untraced()) for _ in range(3))
+    await asyncio.gather(load.together(3), *others)
+
+
+async def joined_beside(load: Load) -> None:
+    joined = {**load.headers, "X-Orch-Run": secrets.token_hex(16)}
+    await asyncio.gather(load.ask(load.stack.url, joined), load.together(5))
+
+
+async def shared_generation(load: Load) -> None:
+    fields = {"X-Orch-Scenario": load.scenario, "X-Orch-Run": load.run}
+    same = {"prompt": "The same slot is", "seed": 1, "temperature": 0}
+    await asyncio.gather(*(load.ask(load.stack.url, fields, **same) for _ in range(4)))
+
+
+Way = Callable[[Load], Awaitable[None]]
+
+# What is done, and the verdict: ROW, or the reason that must be among the objections.
+HOME: Final[dict[str, tuple[Way, str]]] = {
+    "honest": (honest_single, ROW),
+    "client claims another label": (claims_another_label, ROW),
+    "untraced stranger through the sidecar": (untraced_stranger_through_sidecar, "untraced"),
+    "untraced stranger at the engine": (untraced_stranger_at_engine, "untraced"),
+    "traced stranger at the engine": (traced_stranger_at_engine, "other_traffic"),
+    "own request untraced": (own_request_untraced, "untraced"),
+    "joined by its name": (joins_by_name, "other_traffic"),
+    "one output token each": (one_token_each, "no_steps"),
+}
+CLOUD: Final[dict[str, tuple[Way, str]]] = {
+    "honest": (honest_batch, ROW),
+    "one by one": (one_by_one, "never_batched"),
+    "one by one, four sequences each": (one_by_one_of_four, "never_batched"),
+    "untraced stranger beside": (untraced_stranger_beside, "untraced"),
+    "untraced stranger at the engine": (untraced_stranger_beside_at_engine, "untraced"),
+    "half of it untraced": (half_untraced, "untraced"),
+    "joined by its name": (joined_beside, "other_traffic"),
+    "shared generation": (shared_generation, "coalesced"),
+}
+
+
+async def send_all(stack: Stack, ways: dict[str, tuple[Way, str]]) -> dict[str, str]:
+    """Sends each way's load after the other; returns the id of the scenario of each."""
+    ids = {}
+    async with session() as http:
+        for name, (way, _) in ways.items():
+            ids[name] = f"false-label-{secrets.token_hex(4)}"
+            await way(Load(http, stack, ids[name]))
+            # Scenarios do not touch: an aborted sequence counts for up to a second.
+            await asyncio.sleep(0.1)
+    return ids
+
+
+def verdicts(
+    stack: Stack, receiver: HttpReceiver, ways: dict[str, tuple[Way, str]], folder: Path
+) -> dict[str, set[str]]:
+    """Returns, for each way, the reasons against its scenario, or {ROW}."""
+    ids = asyncio.run(send_all(stack, ways))
+    exported = -1
+    while len(receiver.exports) != exported:  # both sides export in the background
+        exported = len(receiver.exports)
+        time.sleep(1.5)
+    traces = folder / "traces.jsonl"
+    trace_file.write(traces, receiver.exports)
+    command = [sys.executable, "-m", "orch_sidecar", "facts", "from-otlp", str(traces), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    found = json.loads(done.stdout)
+    names = {scenario: name for name, scenario in ids.items()}
+    judged: dict[str, set[str]] = {name: set() for name in ways}
+    for row in found["rows"]:
+        scenario = row["source_tag"].rpartition("/")[2]
+        if scenario in names:
+            judged[names[scenario]].add(ROW)
+    for each in found["invalid"]:
+        if each["scenario"] in names:
+            judged[names[each["scenario"]]] |= {reason["reason"] for reason in each["reasons"]}
+    return judged
+
+
+@pytest.fixture(scope="module")
+def judged() -> dict[str, dict[str, set[str]]]:
+    return {}
+
+
+@pytest.mark.parametrize("way", HOME)
+def test_home(
+    home: Stack,
+    grpc_receiver: HttpReceiver,
+    judged: dict[str, dict[str, set[str]]],
+    tmp_path: Path,
+    way: str,
+) -> None:
+    if "home" not in judged:
+        judged["home"] = verdicts(home, grpc_receiver, HOME, tmp_path)
+    assert HOME[way][1] in judged["home"][way], judged["home"][way]
+    assert (ROW in judged["home"][way]) is (HOME[way][1] == ROW)
+
+
+@pytest.mark.parametrize("way", CLOUD)
+def test_cloud(
+    cloud: Stack,
+    receiver: HttpReceiver,
+    judged: dict[str, dict[str, set[str]]],
+    tmp_path: Path,
+    way: str,
+) -> None:
+    if "cloud" not in judged:
+        judged["cloud"] = verdicts(cloud, receiver, CLOUD, tmp_path)
+    assert CLOUD[way][1] in judged["cloud"][way], judged["cloud"][way]
+    assert (ROW in judged["cloud"][way]) is (CLOUD[way][1] == ROW)

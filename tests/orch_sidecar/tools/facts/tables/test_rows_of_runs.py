@@ -1,0 +1,129 @@
+"""No row that a run earned is refused: whatever its times and lengths, its notes agree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.tools.bench.load.call import Call
+from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
+from orch_sidecar.tools.bench.results.fact import row_of
+from orch_sidecar.tools.bench.results.identity import IdentityOverrides
+from orch_sidecar.tools.bench.results.summary import result_of
+from orch_sidecar.tools.facts.evidence.figures import figures
+from orch_sidecar.tools.facts.evidence.measured import Arrivals, MeasuredRun, latency_notes, overlap
+from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Source, to_row
+from orch_sidecar.tools.facts.tables.check import invalid_fields
+from orch_sidecar.tools.facts.tables.row import Label, Row
+from tests.orch_sidecar.tools.bench.sample_results import (
+    OFFLINE,
+    ONLINE,
+    SINGLE,
+    answered,
+    run,
+    unverified,
+)
+from tests.orch_sidecar.tools.facts.snapshots import home, snapshot
+
+DECLARED = DeclaredEngine(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+TYPED = IdentityOverrides(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+SLO = Slo(ttft_ms=500.0)
+
+SECONDS = st.floats(0.0, 50.0) | st.floats(0.0, 0.01)
+# Pause before a request, time to its first token, time per token, tokens.
+ANSWER = st.tuples(SECONDS, st.floats(1e-4, 20.0), st.floats(1e-6, 2.0), st.integers(2, 300))
+ANSWERS = st.lists(ANSWER, min_size=1, max_size=90)
+CLOSED = replace(ONLINE, arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, slo=SLO)
+
+Drawn = list[tuple[float, float, float, int]]
+
+
+def in_turn(drawn: Drawn) -> list[Call]:
+    """The requests of one client, each after the answer to the one before."""
+    calls: list[Call] = []
+    now_s = 0.0
+    for pause_s, first_s, token_s, tokens in drawn:
+        now_s += pause_s
+        more: dict[str, Any] = {"first_s": first_s, "token_s": token_s, "tokens": tokens}
+        calls.append(answered(now_s, due=False, **more))
+        assert calls[-1].ended_s is not None
+        now_s = calls[-1].ended_s
+    return calls
+
+
+def due(drawn: Drawn) -> list[Call]:
+    """Requests by a schedule."""
+    calls: list[Call] = []
+    at_s = 0.0
+    for pause_s, first_s, token_s, tokens in drawn:
+        at_s += pause_s
+        calls.append(answered(at_s, first_s=first_s, token_s=token_s, tokens=tokens))
+    return calls
+
+
+def measured(calls: list[Call], scenario: Scenario) -> Row:
+    """The row of a verified run, on an engine that did as little work as the label requires."""
+    single = scenario.label is Label.SINGLE_STREAM
+    profile = "offline" if scenario.label is Label.OFFLINE else "cloud"
+    label = {"measurement_type": scenario.label.value}
+    engine, own = (home, label) if single else (snapshot, label | {"profile": profile})
+    worked = {"1": [11, 0.11]} if single else {"1": [10, 0.1], "4": [5, 0.1], "2": [1, 0.01]}
+    after = engine(requests_total=100 + len(calls), steps_by_batch=worked, **own)
+    return row_of(result_of(run(calls, scenario, before=engine(**own), after=after)))
+
+
+@given(ANSWERS)
+def test_single_stream_run(drawn: Drawn) -> None:
+    assert invalid_fields(measured(in_turn(drawn), SINGLE)) == []
+
+
+@given(st.lists(ANSWERS, min_size=2, max_size=5))
+def test_closed_loop(drawn: list[Drawn]) -> None:
+    calls = [call for each in drawn for call in in_turn(each)]
+    scenario = replace(CLOSED, clients=len(drawn))
+    assert invalid_fields(measured(calls, scenario)) == []
+    assert invalid_fields(row_of(result_of(unverified(calls, scenario, given=TYPED)))) == []
+
+
+@given(ANSWERS)
+def test_open_loop(drawn: Drawn) -> None:
+    calls = due(drawn)
+    assert invalid_fields(measured(calls, replace(ONLINE, slo=SLO))) == []
+    assert invalid_fields(row_of(result_of(unverified(calls, given=TYPED)))) == []
+
+
+@given(ANSWERS)
+def test_offline_run(drawn: Drawn) -> None:
+    calls = due([(0.0, *each[1:]) for each in drawn])
+    assert invalid_fields(measured(calls, OFFLINE)) == []
+
+
+@given(st.lists(ANSWERS, min_size=1, max_size=5))
+def test_imported_closed_loop(drawn: list[Drawn]) -> None:
+    clients = len(drawn)
+    calls = [call for each in drawn for call in in_turn(each)]
+    served = [request for call in calls if (request := call.served) is not None]
+    found = figures(served)
+    single = clients == 1
+    imported = MeasuredRun(
+        tool="guidellm 0.8.1",
+        model="org/model",
+        claim=Label.SINGLE_STREAM if single else Label.BATCHED_ONLINE,
+        arrivals=Arrivals.ONE_BY_ONE if single else Arrivals.CLOSED_LOOP,
+        rate_per_s=None,
+        at_once=clients,
+        requests=found.requests,
+        failed=0,
+        input_tokens=found.input_tokens,
+        output_tokens=found.output_tokens,
+        window_s=found.window_s,
+        tokens_per_s=found.tokens_per_s,
+        latency_ms=latency_notes(found),
+        overlap=overlap(served),
+    )
+    row = to_row(imported, DECLARED, Source("report.json sha256:0123456789ab"))
+    assert isinstance(row, Row)
+    assert invalid_fields(row) == []
