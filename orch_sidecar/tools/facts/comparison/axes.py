@@ -13,7 +13,6 @@ from orch_sidecar.tools.facts.comparison.series import Kind, Panel, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
 
 # The palette of Okabe and Ito, which suits color-blind readers, from dark to light, without its
 # yellow and sky blue: they are too light for a line on white.
@@ -39,9 +38,9 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
         _draw_series(axes, series)
     is_log = _scale_x(axes, panel.series)
     if panel.same_scale and is_log:
-        _scale_by_powers_of_2(axes.yaxis)
+        _scale_by_powers_of_2(axes, x=False)
     else:
-        scale(axes.yaxis, [y for series in panel.series for y in series.ys])
+        scale_figures(axes, [y for series in panel.series for y in series.ys])
     axes.set_title(panel.title, fontsize=11, parse_math=False)
     axes.set_xlabel(panel.x_label, parse_math=False)
     axes.set_ylabel(panel.y_label, parse_math=False)
@@ -78,7 +77,7 @@ def _scale_x(axes: Axes, shown: Sequence[Series]) -> bool:
     values = sorted({x for series in measured for x in series.xs})
     log = _is_wide([x for series in shown for x in series.xs], _WIDE_X)
     if log:
-        _scale_by_powers_of_2(axes.xaxis)
+        _scale_by_powers_of_2(axes, x=True)
     if len(values) <= _MAX_TICKS and _far_apart(values, log=log):
         axes.xaxis.set_major_locator(FixedLocator(values))
     elif not log:
@@ -87,10 +86,11 @@ def _scale_x(axes: Axes, shown: Sequence[Series]) -> bool:
     return log
 
 
-def _scale_by_powers_of_2(axis: Axis) -> None:
+def _scale_by_powers_of_2(axes: Axes, *, x: bool) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    (axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale)("log", base=2)
+    (axes.set_xscale if x else axes.set_yscale)("log", base=2)
+    axis = axes.xaxis if x else axes.yaxis
     axis.set_major_locator(LogLocator(base=2, numticks=_MAX_TICKS))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(_batch_text))
@@ -109,17 +109,17 @@ def _batch_text(x: float, place: int | None = None) -> str:
     return f"{x:.3g}" if x < 1000 else f"{x:.0f}"
 
 
-def scale(axis: Axis, values: Sequence[float]) -> None:
-    """Makes an axis of figures begin at 0, or logarithmic where they are far apart."""
+def scale_figures(axes: Axes, values: Sequence[float], *, x: bool = False) -> None:
+    """Makes the axis of figures, y or x, begin at 0, or logarithmic where they are far apart."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-    axes, is_x = axis.axes, axis.axis_name == "x"
+    axis = axes.xaxis if x else axes.yaxis
     if _is_wide(values, _WIDE_Y):
-        (axes.set_xscale if is_x else axes.set_yscale)("log")
-        few = max(values) / min(values) < (_ROOM_X if is_x else _ROOM_Y)
+        (axes.set_xscale if x else axes.set_yscale)("log")
+        few = max(values) / min(values) < (_ROOM_X if x else _ROOM_Y)
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
         axis.set_minor_locator(NullLocator())
-    elif is_x:
+    elif x:
         axes.set_xlim(left=0)
         axis.set_major_locator(MaxNLocator(5))
     else:

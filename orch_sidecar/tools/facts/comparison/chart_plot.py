@@ -16,7 +16,7 @@ from orch_sidecar.tools.facts.comparison.axes import (
     apart,
     color_of,
     draw_panel,
-    scale,
+    scale_figures,
 )
 from orch_sidecar.tools.facts.comparison.chart import Chart, ChartRow
 from orch_sidecar.tools.facts.comparison.plot import require, save
@@ -122,8 +122,8 @@ class _Page:
 
     def text(self, x: float, y: float, text: str, **style: Any) -> None:
         """Adds a line of text, whose middle is at y."""
-        style = {"va": "center", "fontsize": _POINTS, "parse_math": False} | style
-        self.figure.text(x / _WIDTH, 1 - y / self.height, text, **style)
+        merged: dict[str, Any] = {"va": "center", "fontsize": _POINTS, "parse_math": False} | style
+        self.figure.text(x / _WIDTH, 1 - y / self.height, text, **merged)
 
     def key(self, y: float, row: ChartRow) -> None:
         """Adds a sample of the line and the marker of a set."""
@@ -135,13 +135,13 @@ class _Page:
             xs,
             3 * [height],
             color=color_of(style.color),
-            linestyle=style.line,
             marker=style.marker,
             markevery=[1],
             markersize=5.5,
             linewidth=1.5,
             transform=self.figure.transFigure,
         )
+        sample.set(linestyle=style.line)
         self.figure.add_artist(sample)
 
 
@@ -169,14 +169,13 @@ def _draw_rows(page: _Page, rows: Sequence[_Row], header: float, top: float, bot
         _draw_names(page, each, top)
     speed_x, speed_end = (_SPEED, _SPEED_END) if with_ttft else (_SPEED_ALONE, _SPEED_ALONE_END)
     middle = header + _HEADER / 2
-    quiet = {"color": _QUIET}
-    page.text(_BATCH_END, middle, "mean batch", ha="right", **quiet)
+    page.text(_BATCH_END, middle, "mean batch", ha="right", color=_QUIET)
     ranges = " (median, minimum to maximum)" if with_range else ""
-    page.text(speed_x[0], middle, f"generated tokens/s{ranges}", **quiet)
+    page.text(speed_x[0], middle, f"generated tokens/s{ranges}", color=_QUIET)
     axes = _figures_axes(page, speed_x, top, bottom)
     _draw_speeds(page, axes, rows, top, speed_end)
     if with_ttft:
-        page.text(_TTFT[0], middle, "TTFT in ms: p50 (filled), p95 (hollow)", **quiet)
+        page.text(_TTFT[0], middle, "TTFT in ms: p50 (filled), p95 (hollow)", color=_QUIET)
         _draw_ttfts(page, _figures_axes(page, _TTFT, top, bottom), rows, top)
 
 
@@ -215,7 +214,7 @@ def _draw_speeds(page: _Page, axes: Axes, rows: Sequence[_Row], top: float, end:
             axes.plot(figures.median, y, color=color, marker=style.marker, markersize=5.5)
             page.text(end, top + y, _number(figures.median), ha="right")
             values += [figures.least, figures.most]
-    scale(axes.xaxis, values)
+    scale_figures(axes, values, x=True)
 
 
 def _draw_ttfts(page: _Page, axes: Axes, rows: Sequence[_Row], top: float) -> None:
@@ -232,12 +231,18 @@ def _draw_ttfts(page: _Page, axes: Axes, rows: Sequence[_Row], top: float) -> No
             for percentile, time in times.items():
                 if time is not None:
                     face = color if percentile == "p50" else "white"
-                    marker = {"marker": style.marker, "markersize": 5.5, "markerfacecolor": face}
-                    axes.plot(time, y, color=color, **marker)
+                    axes.plot(
+                        time,
+                        y,
+                        color=color,
+                        marker=style.marker,
+                        markersize=5.5,
+                        markerfacecolor=face,
+                    )
             texts = ["-" if time is None else _number(time) for time in times.values()]
             page.text(_TTFT_END, top + y, " / ".join(texts), ha="right")
             values += known
-    scale(axes.xaxis, values)
+    scale_figures(axes, values, x=True)
 
 
 def _number(value: float) -> str:
@@ -248,7 +253,7 @@ def _add_letters(axes: Axes, panel: Panel) -> None:
     """Adds the letters of lines right of the axes, each connected with the end of its line."""
     lettered = [series for series in panel.series if series.letter]
     axes.margins(x=0.04)
-    axes.figure.draw_without_rendering()  # which determines the limits
+    axes.get_xlim(), axes.get_ylim()  # determines the limits, which transData uses
     ends = {series: (series.xs[-1], series.ys[-1]) for series in lettered}
     inches_per_dot = 1 / axes.figure.dpi
     bottom, high = axes.bbox.y0, axes.bbox.height * inches_per_dot

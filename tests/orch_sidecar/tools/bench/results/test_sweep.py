@@ -57,6 +57,7 @@ def test_speed_up_and_efficiency_are_against_one_client() -> None:
     assert [each.clients for each in found.points] == [1, 2, 4]
     first, _, last = found.points
     assert (first.speed_up, first.efficiency) == (1.0, 1.0)
+    assert last.speed_up is not None
     assert last.speed_up == pytest.approx(last.tokens_per_s / first.tokens_per_s, abs=1e-4)
     assert last.efficiency == pytest.approx(last.speed_up / 4, abs=1e-4)
     assert last.tpot_p50_ms == pytest.approx(T0_MS + C_MS * 4**ALPHA)
@@ -187,7 +188,7 @@ def test_invalid_point_is_plotted_apart_and_is_no_base_of_linear_scaling(
     assert [each.xs for each in apart] == 4 * [(1,)]
     assert {(each.style.line, each.style.hollow) for each in apart} == {("", True)}
     fitted = shown["Time per output token: t0 + c b^alpha"]
-    assert (fitted.xs[0], fitted.xs[-1]) == (2, pytest.approx(8))
+    assert (fitted.xs[0], fitted.xs[-1]) == pytest.approx((2, 8))
 
 
 def test_sweep_without_a_sound_point_has_no_linear_scaling(

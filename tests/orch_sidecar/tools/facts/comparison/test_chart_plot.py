@@ -6,6 +6,7 @@ import itertools
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -75,16 +76,11 @@ def outside(figure: Figure) -> list[str]:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_no_text_lies_over_another_or_leaves_the_picture(count: int) -> None:
+def test_no_text_lies_over_another_and_axes_have_room_for_what_they_show(count: int) -> None:
     figure = drawn(chart_of(sets(count)))
     assert len(texts(figure)) > 20
     assert overlapping(figure) == []
     assert outside(figure) == []
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_axes_have_room_for_what_they_show(count: int) -> None:
-    figure = drawn(chart_of(sets(count)))
     inches = figure.get_size_inches()
     sizes = [
         (axes.bbox.width / figure.dpi, axes.bbox.height / figure.dpi)
@@ -98,10 +94,11 @@ def test_axes_have_room_for_what_they_show(count: int) -> None:
     assert inches[1] < 20
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-@pytest.mark.parametrize("count", COUNTS)
-def test_matplotlib_has_nothing_to_warn_of(tmp_path: Path, count: int, suffix: str) -> None:
-    path = tmp_path / f"p.{suffix}"
+@pytest.mark.parametrize(
+    ("count", "name"), [(1, "p.png"), (2, "p.svg"), (4, "p.png"), (16, "p.png"), (16, "p.svg")]
+)
+def test_matplotlib_has_nothing_to_warn_of(tmp_path: Path, count: int, name: str) -> None:
+    path = tmp_path / name
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         draw_chart(path, chart_of(sets(count)))
@@ -112,7 +109,7 @@ def test_matplotlib_has_nothing_to_warn_of(tmp_path: Path, count: int, suffix: s
 def test_equal_charts_make_equal_bytes(tmp_path: Path, suffix: str) -> None:
     paths = [tmp_path / f"{name}.{suffix}" for name in "ab"]
     for path in paths:
-        draw_chart(path, chart_of(sets(2)))
+        draw_chart(path, chart_of(sets(1)))
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -168,7 +165,10 @@ def test_range_of_several_rows_is_drawn_and_named() -> None:
     found = [each.get_text() for each in texts(figure)]
     assert "generated tokens/s (median, minimum to maximum)" in found
     [axes] = [axes for axes in figure.axes if axes.axison]
-    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[100, 120], [110]]
+    assert [np.asarray(line.get_xdata()).tolist() for line in axes.get_lines()] == [
+        [100, 120],
+        [110],
+    ]
 
 
 def test_lines_are_broken_at_spaces_and_inside_of_words_that_are_too_wide() -> None:

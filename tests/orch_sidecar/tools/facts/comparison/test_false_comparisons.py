@@ -1,0 +1,247 @@
+"""Rows that were not measured alike are in no common figure, whatever their notes.
+
+Each way was, or could be, a false median, ratio or division.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+
+from orch_sidecar.tools.facts.comparison.compare import Comparison, compare
+from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES, Evidence
+from orch_sidecar.tools.facts.comparison.report import as_document, as_text
+from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
+from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
+from tests.orch_sidecar.tools.facts.rows import fact
+
+SETTINGS: Final[dict[str, Any]] = {
+    "speculative": "none",
+    "quantization": "none",
+    "kv_cache_dtype": "bfloat16",
+    "prefix_caching": "on",
+    "attention_backend": "FLASH_ATTN",
+    "tensor_parallel": 1,
+    "pipeline_parallel": 1,
+    "prefix_hit_ratio": 0.0,
+}
+EVIDENCE = f"sha256:{64 * 'a'}"
+
+
+def measured(tokens_per_s: float, batch: int = 8, **notes: Any) -> Row:
+    """Returns a row of an engine that reports its settings; a note that is None is left out."""
+    named = {**SETTINGS, "arrivals": "closed_loop", **notes}
+    return fact(
+        batch=batch,
+        throughput_tokens_per_sec=tokens_per_s,
+        source_tag=f"{tokens_per_s} {batch} {notes}",
+        notes={name: value for name, value in named.items() if value is not None},
+    )
+
+
+def located(*rows: Row) -> list[LocatedRow]:
+    found = valid_rows(with_records(Table("t.csv"), [COLUMNS, *map(row_fields, rows)]))
+    assert len(found) == len(rows)
+    return found
+
+
+def compared(*rows: Row) -> Comparison:
+    return compare(located(*rows))
+
+
+@dataclass(frozen=True)
+class Way:
+    """Two rows for one batch that differ in notes, and the value of the condition in each."""
+
+    name: str
+    first: dict[str, Any]
+    second: dict[str, Any]
+    condition: str
+    values: tuple[object, object]
+    in_text: str
+
+
+WAYS: Final = (
+    Way("speculative decoding beside plain decoding", {"speculative": "ngram:3"}, {},
+        "speculative", ("ngram:3", "none"), "speculative decoding ngram:3"),
+    Way("two drafts per step beside five", {"speculative": "eagle:2"}, {"speculative": "eagle:5"},
+        "speculative", ("eagle:2", "eagle:5"), "speculative decoding eagle:5"),
+    Way("quantized weights", {"quantization": "awq"}, {},
+        "quantization", ("awq", "none"), "quantization awq"),
+    Way("a quantized KV cache", {"kv_cache_dtype": "fp8_e4m3"}, {},
+        "kv_cache_dtype", ("fp8_e4m3", "bfloat16"), "KV cache fp8_e4m3"),
+    Way("no prefix cache", {"prefix_caching": "off"}, {},
+        "prefix_caching", ("off", "on"), "prefix cache off"),
+    Way("another attention backend", {"attention_backend": "FLASHINFER"}, {},
+        "attention_backend", ("FLASHINFER", "FLASH_ATTN"), "attention FLASHINFER"),
+    Way("tensor parallel", {"tensor_parallel": 4}, {},
+        "tensor_parallel", ("4", "1"), "tensor parallel 4"),
+    Way("pipeline parallel", {"pipeline_parallel": 2}, {},
+        "pipeline_parallel", ("2", "1"), "pipeline parallel 2"),
+    Way("an engine that does not report it", {"speculative": None}, {},
+        "speculative", ("unknown", "none"), "speculative decoding unknown"),
+    Way("one repeated prompt", {"prefix_hit_ratio": 0.97}, {},
+        "prefix_hit_ratio", ("about 100 %", "none"), "prefix cache hits about 100 %"),
+    Way("prompts that share a half", {"prefix_hit_ratio": 0.52}, {"prefix_hit_ratio": 0.9},
+        "prefix_hit_ratio", ("about 50 %", "about 90 %"), "prefix cache hits about 50 %"),
+    Way("few hits", {"prefix_hit_ratio": 0.03}, {"prefix_hit_ratio": 0.009},
+        "prefix_hit_ratio", ("below 5 %", "none"), "prefix cache hits below 5 %"),
+    Way("hits that are not reported", {"prefix_hit_ratio": None}, {},
+        "prefix_hit_ratio", ("unknown", "none"), "prefix cache hits unknown"),
+    Way("declared hardware", {"given": "gpu,gpu_count"}, {},
+        "given", ("gpu,gpu_count", "none"), "gpu,gpu_count given by the user"),
+    Way("other declared columns", {"given": "precision"}, {"given": "gpu"},
+        "given", ("precision", "gpu"), "precision given by the user"),
+    Way("too short to be published", {"preliminary": "yes"}, {},
+        "preliminary", (True, False), ", preliminary"),
+    Way("a part of a scenario", {"cut": "before"}, {},
+        "cut", (True, False), "requests cut off"),
+    Way("a client that was too slow", {"client_bottleneck": "yes"}, {},
+        "client_bottleneck", (True, False), "the client may be the bottleneck"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_rows_that_were_not_measured_alike_make_no_common_median(way: Way) -> None:
+    found = compared(measured(610, **way.first), measured(147, **way.second))
+    medians = [point.tokens_per_s.median for each in found.sets for point in each.points]
+    assert medians == [610, 147]
+    values = tuple(getattr(each.conditions, way.condition) for each in found.sets)
+    assert values == way.values
+    [apart] = found.apart
+    assert (apart.condition, apart.values) == (way.condition, way.values)
+    text = as_text(found)
+    assert f"{way.condition}: {DIFFERENCES[way.condition]}" in text
+    assert way.in_text in text.splitlines()[0] + text.split("\n\n")[2]
+    assert "378" not in text
+
+
+def test_ways_cover_every_note_that_is_a_condition() -> None:
+    assert {*CONDITIONS, "prefix_hit_ratio"} <= {way.condition for way in WAYS}
+
+
+def test_same_conditions_are_one_set_however_they_are_spelled() -> None:
+    rows = (
+        measured(100, prefix_hit_ratio=0.0),
+        measured(110, prefix_hit_ratio=0.0099),
+        measured(120, tensor_parallel="1"),
+    )
+    [found] = compared(*rows).sets
+    assert found.points[0].rows == 3
+    declared = (measured(100, given="gpu,engine"), measured(110, given="engine,gpu"))
+    assert len(compared(*declared).sets) == 1
+    half_hit = (measured(100, prefix_hit_ratio=0.46), measured(110, prefix_hit_ratio=0.54))
+    assert len(compared(*half_hit).sets) == 1
+
+
+def test_no_hits_are_unknown_where_the_cache_is_off() -> None:
+    [found] = compared(measured(100, prefix_caching="off", prefix_hit_ratio=None)).sets
+    assert found.conditions.prefix_hit_ratio == "none"
+
+
+class TestEvidence:
+    def test_verified_evidence_is_apart_from_evidence_that_was_not_verified_and_from_none(
+        self,
+    ) -> None:
+        rows = located(
+            measured(100, evidence=EVIDENCE),
+            measured(900, evidence=f"sha256:{64 * 'b'}"),
+            measured(800),
+        )
+        found = compare(rows, lambda each: EVIDENCE in each.row.scenario_notes)
+        kinds = [each.conditions.evidence for each in found.sets]
+        assert kinds == [Evidence.VERIFIED, Evidence.UNVERIFIED]
+        assert [each.points[0].rows for each in found.sets] == [1, 2]
+        assert "evidence verified" in as_text(found)
+        assert "evidence: figures with and without verified evidence" in as_text(found)
+
+    def test_without_a_verifier_no_evidence_is_verified(self) -> None:
+        [found] = compared(measured(100, evidence=EVIDENCE), measured(110)).sets
+        assert found.conditions.evidence is Evidence.UNVERIFIED
+
+    def test_row_that_names_no_evidence_is_never_verified(self) -> None:
+        [found] = compare(located(measured(100)), lambda _: True).sets
+        assert found.conditions.evidence is Evidence.UNVERIFIED
+
+
+class TestBatch:
+    def test_open_loop_is_divided_by_its_mean_batch_and_not_by_its_largest(self) -> None:
+        """Mean 1.65, peak 5: 170 tokens/s are 103 per sequence, not 34."""
+        row = measured(170, batch=2, arrivals="poisson", batch_mean=1.65, batch_max=5)
+        [of_set] = (found := compared(row)).sets
+        [point] = of_set.points
+        assert (point.batch, point.batch_mean, point.batch_max) == (2, 1.65, 5)
+        assert point.tokens_per_s_per_sequence == pytest.approx(170 / 1.65)
+        header, values = as_text(found).splitlines()[2:4]
+        assert header.split()[:3] == ["batch", "peak", "rows"]
+        assert values.split()[:3] == ["1.65", "5", "1"]
+        assert "103.03" in values
+
+    def test_means_that_round_to_one_batch_are_one_point(self) -> None:
+        rows = (
+            measured(200, batch=2, batch_mean=2.0, batch_max=2),
+            measured(600, batch=8, batch_mean=7.8, batch_max=8),
+            measured(620, batch=8, batch_mean=7.9, batch_max=9),
+        )
+        [of_set] = compared(*rows).sets
+        two, eight = of_set.points
+        assert (eight.batch, eight.batch_max) == (8, 9)
+        assert eight.batch_mean == pytest.approx(7.85)
+        assert eight.tokens_per_s_per_sequence == pytest.approx(610 / 7.85)
+        assert eight.speedup == pytest.approx(3.05)
+        assert eight.efficiency == pytest.approx(3.05 / (7.85 / 2))
+        assert two.efficiency == 1
+
+    def test_row_without_the_mean_counts_by_its_column(self) -> None:
+        [of_set] = (found := compared(measured(200, batch=2))).sets
+        assert (of_set.points[0].batch_mean, of_set.points[0].batch_max) == (2, None)
+        assert "peak" not in as_text(found)
+
+
+class TestText:
+    def test_usual_conditions_are_not_listed(self) -> None:
+        heading = as_text(compared(measured(100))).splitlines()[0]
+        assert heading == (
+            "meta-llama/Llama-3.1-8B-Instruct, vLLM 0.32.0, BF16, 1 x H100, 512 tokens in, "
+            "512 tokens out, batched_online, closed loop"
+        )
+
+    def test_usual_condition_is_named_beside_another_one(self) -> None:
+        text = as_text(compared(measured(100), measured(300, speculative="ngram:3")))
+        assert "closed loop, no speculative decoding\n" in text
+        assert "closed loop, speculative decoding ngram:3\n" in text
+        assert "quantization" not in text
+
+    def test_unknown_settings_are_named_once(self) -> None:
+        text = as_text(compared(fact(), measured(100)))
+        assert "batched_online, engine settings unknown\n" in text
+        assert text.count("unknown") == 1
+
+    def test_remarks_have_plain_values(self) -> None:
+        rows = (measured(100), measured(90, preliminary="yes", source="x"))
+        text = as_text(compared(*rows))
+        assert "  preliminary: runs that were too short to be published, and others" in text
+        assert text.endswith("\n    no, yes")
+
+    def test_document_has_every_condition(self) -> None:
+        row = measured(100, speculative="ngram:3", cut="before")
+        conditions = as_document(compared(row))["sets"][0]["conditions"]
+        assert set(DIFFERENCES) == set(conditions)
+        assert (conditions["speculative"], conditions["cut"]) == ("ngram:3", True)
+        assert conditions["evidence"] == "unverified"
+
+
+def test_single_stream_with_speculation_is_apart_from_single_stream_without() -> None:
+    rows = [
+        fact(
+            Label.SINGLE_STREAM,
+            throughput_tokens_per_sec=each,
+            notes=SETTINGS | {"speculative": how},
+        )
+        for each, how in ((610.0, "ngram:3"), (147.0, "none"))
+    ]
+    assert [each.points[0].tokens_per_s.median for each in compared(*rows).sets] == [610, 147]
