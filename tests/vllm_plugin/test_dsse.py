@@ -42,6 +42,7 @@ def test_envelope_is_parsed_as_it_was_made() -> None:
 def test_other_envelopes_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidEnvelope, match=message):
         parse_envelope(envelope(SIGNED) | change, "application/x")
-    for other in (None, [], "x", {}):
+    others: tuple[object, ...] = (None, [], "x", {})
+    for other in others:
         with pytest.raises(InvalidEnvelope, match="the envelope must be an object"):
             parse_envelope(other, "application/x")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,8 +105,8 @@ async def test_statement_of_others_between_does_not_break_the_chain(
     sidecar = await start()
     began = signing.evidence.finished.add
 
-    def add_and_ask(finished: object, at_s: float) -> None:
-        began(finished, at_s)  # type: ignore[arg-type]
+    def add_and_ask(finished_requests: Iterable[Any], at_s: float) -> None:
+        began(finished_requests, at_s)
         if signing.evidence.finished.count == 5:
             signing.evidence.statement(StatementRequest("other", None, None), at_s, at_s)
 

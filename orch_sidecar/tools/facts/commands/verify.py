@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,13 +18,13 @@ from orch_sidecar.tools.facts.signing.trusted import (
 from orch_sidecar.tools.facts.signing.verdict import (
     Verdict,
     Verified,
-    verified_digests,
+    verified_places,
     verify_evidence,
     verify_table,
 )
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
-from orch_sidecar.tools.facts.tables.table import UnreadableFile
+from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
 
 if TYPE_CHECKING:
     from orch_sidecar.tools.facts.commands.terminal import Commands
@@ -82,9 +82,12 @@ def beside(table: Path) -> Callable[[str], bytes | None]:
     return read_evidence
 
 
-def verified_of(table: Path, rows: list[LocatedRow], trusted: TrustedKeys) -> frozenset[str]:
-    """Returns the digests of the evidence of those rows of a table that are verified."""
-    return verified_digests(rows, beside(table), trusted)
+def verifier_of(tables: Iterable[Table], trusted: TrustedKeys) -> Callable[[LocatedRow], bool]:
+    """Returns what tells whether a row of these tables is verified, by the evidence beside them."""
+    verified: set[str] = set()
+    for table in tables:
+        verified |= verified_places(valid_rows(table), beside(Path(table.name)), trusted)
+    return lambda located: located.place in verified
 
 
 def _verify(options: argparse.Namespace) -> int:

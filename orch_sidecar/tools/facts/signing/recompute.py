@@ -13,7 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence.verdict import RequestCounts, batches_between, judge
+from orch_sidecar.tools.facts.evidence.verdict import (
+    RequestCounts,
+    batches_between,
+    judge,
+    prefix_hit_ratio,
+)
 from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.row import Row, format_engine, parse_notes
@@ -36,6 +41,7 @@ class Recomputed:
     generated_tokens: int
     batch_mean: float
     batch_max: int
+    prefix_hit_ratio: float
 
 
 def recompute(proof: Proof) -> Recomputed:
@@ -50,6 +56,7 @@ def recompute(proof: Proof) -> Recomputed:
         generated_tokens=proof.generated_tokens,
         batch_mean=batches.mean,
         batch_max=batches.largest,
+        prefix_hit_ratio=prefix_hit_ratio(proof.before.snapshot, proof.after.snapshot),
     )
 
 
@@ -74,7 +81,7 @@ def contradictions(row: Row, proof: Proof, found: Recomputed) -> list[str]:
 
 
 def _identity(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
-    engine, state = proof.before.snapshot, proof.before.state
+    engine = proof.before.snapshot
     signed = {
         "engine": format_engine(engine.engine, engine.engine_version),
         "precision": engine.precision,
@@ -90,10 +97,9 @@ def _identity(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]
         yield f"the model {served!r} is not one that the engine served"
     if notes.get("profile", engine.profile) != engine.profile:
         yield f"the note profile is {notes['profile']}, the engine signed {engine.profile}"
-    conditions = state.get("conditions") or {}
-    for name in names.CONDITIONS:
-        if name in notes and notes[name] != str(conditions.get(name)):
-            yield f"the note {name} is {notes[name]}, the engine signed {conditions.get(name)}"
+    for name, stated in engine.conditions.notes.items():
+        if notes.get(name) != str(stated):
+            yield f"the note {name} is {notes.get(name)}, the engine signed {stated}"
 
 
 def _label(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
@@ -103,22 +109,23 @@ def _label(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
         sent=requests + failed,
         answered=requests,
         output_tokens=proof.generated_tokens if complete else None,
+        input_tokens=sum(leaf.prompt_tokens for leaf in proof.leaves) if complete else None,
     )
     yield from judge(row.measurement_type, proof.before.snapshot, proof.after.snapshot, own)
 
 
 def _batch(row: Row, notes: Mapping[str, str], found: Recomputed) -> Iterator[str]:
-    # Where the peak is a note, the column is the mean.
-    column = max(1, round(found.batch_mean)) if names.BATCH_MAX in notes else found.batch_max
+    column = max(1, round(found.batch_mean))
     if row.batch != column:
         yield f"batch is {row.batch}, by the engine's steps {column}"
     for name, value in (
         (names.BATCH_MEAN, found.batch_mean),
         (names.BATCH_MAX, found.batch_max),
+        (names.PREFIX_HIT_RATIO, found.prefix_hit_ratio),
     ):
-        # `orch bench` rounds the mean to three digits after the point.
-        if name in notes and abs(float(notes[name]) - value) > 0.001 + _ROUNDING * value:
-            yield f"the note {name} is {notes[name]}, by the engine's steps {value:.6g}"
+        # Means and ratios are rounded to three digits after the point.
+        if name not in notes or abs(float(notes[name]) - value) > 0.001 + _ROUNDING * value:
+            yield f"the note {name} is {notes.get(name)}, by the engine's counters {value:.6g}"
 
 
 def _tokens(row: Row, notes: Mapping[str, str], proof: Proof, found: Recomputed) -> Iterator[str]:

@@ -78,14 +78,14 @@ def verify_table(
     return verdicts
 
 
-def verified_digests(
+def verified_places(
     rows: Iterable[LocatedRow], read: Callable[[str], bytes | None], trusted: TrustedKeys
 ) -> frozenset[str]:
-    """Returns the digests of the evidence whose rows are verified."""
+    """Returns the places of the rows of a table that are verified."""
     return frozenset(
-        verdict.evidence
-        for _, verdict in verify_table(rows, read, trusted)
-        if verdict.verdict is Verdict.VERIFIED and verdict.evidence is not None
+        located.place
+        for located, verdict in verify_table(rows, read, trusted)
+        if verdict.verdict is Verdict.VERIFIED
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from orch_sidecar import cli
-from orch_sidecar.tools.facts.commands.verify import read_trusted, verified_of
+from orch_sidecar.tools.facts.commands.verify import read_trusted, verifier_of
 from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of
 from orch_sidecar.tools.facts.signing.trusted import entry_of
 from orch_sidecar.tools.facts.tables import files
@@ -100,12 +101,26 @@ def test_table_with_faults_or_without_rows_is_not_verified(
     assert "a table with faults is not verified: fix them" in capsys.readouterr().err
 
 
-def test_digests_of_verified_rows_are_for_comparisons(facts: Path) -> None:
-    unknown, row = evidence_of(SigningEngine().measure(run="r2"), row_of(run="r2"), {})
-    facts.with_name(f"{digest(unknown)}.json").write_bytes(unknown)
+def test_comparison_keeps_verified_rows_apart(
+    facts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, row = evidence_of(SigningEngine().measure(run="r2"), row_of(run="r2"), {})
+    facts.with_name(f"{digest(content)}.json").write_bytes(content)
     files.append(facts, [row])
-    rows = valid_rows(files.read(facts))
+    table = files.read(facts)
     trusted = read_trusted(facts.with_name("trusted.yaml"))
-    verified = rows[0].row.scenario_notes.rpartition("sha256:")[2]
-    assert verified_of(facts, rows, trusted) == {verified}
-    assert verified_of(facts, rows, read_trusted(None)) == frozenset()
+    verifier = verifier_of([table], trusted)
+    assert [verifier(located) for located in valid_rows(table)] == [True, False]
+    cli.main(["facts", "compare", str(facts), "--json"])
+    assert len(json.loads(capsys.readouterr().out)["sets"]) == 1
+    cli.main(
+        [
+            "facts",
+            "compare",
+            str(facts),
+            "--json",
+            "--trusted",
+            str(facts.with_name("trusted.yaml")),
+        ]
+    )
+    assert len(json.loads(capsys.readouterr().out)["sets"]) == 2

@@ -10,6 +10,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from orch_sidecar.tools.facts.evidence.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.signing.evidence_file import Signed, evidence_of
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, entry_of, parse_trusted
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_notes
@@ -24,6 +25,7 @@ from vllm_plugin.statement import STATEMENT_TYPE, key_id
 
 BEGIN_S = 1_790_000_000.0
 DAY_S = 86_400.0
+OBSERVED = {"observed_at": timestamp(BEGIN_S), "age_ms": 0}
 RUN, NONCE = "20260921T133320Z-batched_online-abc123", "0123456789abcdef" * 4
 STEP_S, PROMPT_TOKENS = 0.010, 20
 
@@ -61,8 +63,7 @@ class SigningEngine:
         self.evidence = Evidence(FACTS.epoch, self._document, self._digests, lambda: self.key)
 
     def _document(self, at_s: float) -> dict[str, Any]:
-        observed = {"observed_at": timestamp(at_s), "age_ms": 0}
-        return self.engine_state.document(None, at_s) | observed
+        return self.engine_state.document(None, at_s) | OBSERVED | {"observed_at": timestamp(at_s)}
 
     def _digests(self) -> dict[str, Any]:
         return {name: dict(each) for name, each in self.digests.items()}
@@ -168,6 +169,11 @@ def row_of(batch: int = 3, tokens: int = 6, run: str = RUN, **changes: Any) -> R
         "batch_mean": float(batch),
         "batch_max": batch,
         "profile": "cloud",
+        **parse_snapshot(
+            {"engines": [EngineState(FACTS).document(None) | OBSERVED]}
+        ).conditions.notes,
+        "prefix_hit_ratio": 0.0,
+        "preliminary": "yes",
     }
     notes |= changes.pop("notes", {})
     values: dict[str, Any] = {

@@ -14,12 +14,12 @@ from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from orch_sidecar.tools.facts.signing.verdict import (
     Verdict,
     Verified,
-    verified_digests,
+    verified_places,
     verify_evidence,
     verify_table,
 )
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 from tests.orch_sidecar.tools.facts.rows import table
 from tests.orch_sidecar.tools.facts.signing.signed import (
     NONCE,
@@ -103,7 +103,7 @@ EDITS: dict[str, dict[str, Any]] = {
     "precision": {"precision": "FP8"},
     "gpu": {"gpu": "NVIDIA B200"},
     "gpu_count": {"gpu_count": 8},
-    "throughput": {"throughput_tokens_per_sec": 9999.0},
+    "throughput": {"throughput_tokens_per_sec": 295.0},
     "source_tag": {"source_tag": "orch-bench:another"},
     "a note": {"notes": {"ttft_p50_ms": 1.5}},
 }
@@ -122,53 +122,6 @@ def test_row_that_was_edited_in_the_table_fails(operator: Operator, edit: dict[s
     assert re.search(r"in the table, and .* in the evidence", found.reasons[0])
 
 
-FORGERIES: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("twice the throughput", {"throughput_tokens_per_sec": 580.0}, "throughput is 580"),
-    ("a hundredth of it", {"throughput_tokens_per_sec": 2.9}, "throughput is 2.9"),
-    ("3 % more", {"throughput_tokens_per_sec": 309.5}, "throughput is 309.5"),
-    ("another batch", {"batch": 2}, "batch is 2, by the engine's steps 3"),
-    ("another mean", {"notes": {"batch_mean": 2.5}}, "batch_mean is 2.5"),
-    ("another peak", {"batch": 3, "notes": {"batch_max": 8}}, "batch_max is 8"),
-    ("another GPU", {"gpu": "NVIDIA B200"}, "gpu is 'NVIDIA B200', the engine signed"),
-    ("more GPUs", {"gpu_count": 8}, "gpu_count is 8, the engine signed 2"),
-    ("another precision", {"precision": "FP8"}, "precision is 'FP8'"),
-    ("another engine", {"engine": "vLLM 0.33.0"}, "engine is 'vLLM 0.33.0'"),
-    ("another model", {"model_id": "llama"}, "the model 'llama' is not one"),
-    ("another name served", {"notes": {"served_as": "llama"}}, "the model 'llama' is not one"),
-    ("another profile", {"notes": {"profile": "offline"}}, "the note profile is offline"),
-    ("another run", {"source_tag": "orch-bench:another"}, "source_tag is"),
-    ("another tool", {"source_tag": "otlp:a.jsonl"}, "source_tag is"),
-    ("as offline", {"measurement_type": Label.OFFLINE}, "cannot be offline"),
-    ("more requests", {"notes": {"requests": 4}}, "4 requests were answered"),
-    ("fewer requests", {"notes": {"requests": 2}}, "the engine served other clients, too"),
-    ("shorter", {"notes": {"window_s": 0.03}}, "window_s is 0.03, by the engine 0.0"),
-    ("longer", {"notes": {"window_s": 0.2}}, "the statements are 0.1 s apart"),
-    (
-        "longer answers",
-        {"output_tokens": 7, "notes": {"output_tokens": 7}},
-        "more than the 18 of the engine's finished sequences",
-    ),
-    (
-        "longer prompts",
-        {"input_tokens": 30, "notes": {"input_tokens": 30}},
-        "input_tokens is 30, by the engine 20",
-    ),
-)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"), [each[1:] for each in FORGERIES], ids=[each[0] for each in FORGERIES]
-)
-def test_row_that_does_not_follow_from_what_was_signed_fails(
-    operator: Operator, change: dict[str, Any], reason: str
-) -> None:
-    """Even if the evidence was made anew for it: what the engine signed says otherwise."""
-    row = row_of(**change)
-    found = verdict_of(SigningEngine(operator).measure(), row, operator.trusted())
-    assert found.verdict is Verdict.FAILED
-    assert reason in "; ".join(found.reasons)
-
-
 def test_requests_of_another_client_in_the_window_fail(operator: Operator) -> None:
     engine = SigningEngine(operator)
     before = engine.ask()
@@ -176,6 +129,7 @@ def test_requests_of_another_client_in_the_window_fail(operator: Operator) -> No
     engine.decode(1, 2)
     signed = engine.signed(before, engine.ask(since=1))
     found = verdict_of(signed, row_of(), operator.trusted())
+    assert found.verdict is Verdict.FAILED
     assert "the engine served other clients, too" in "; ".join(found.reasons)
 
 
@@ -198,16 +152,14 @@ def test_evidence_of_one_run_makes_one_row(operator: Operator) -> None:
     assert "one run makes one row" in found[1].reasons[0]
 
 
-def test_verified_digests_are_those_of_verified_rows(operator: Operator) -> None:
+def test_verified_places_are_those_of_verified_rows(operator: Operator) -> None:
     content, row = evidence_and_row(SigningEngine(operator).measure())
     unknown, other = evidence_of(
         SigningEngine().measure(run="r2", nonce="a" * 32), row_of(run="r2"), {}
     )
     contents = {digest(each): each for each in (content, unknown)}
-    found = verified_digests(
-        located(row, other, row_of(run="r3")), contents.get, operator.trusted()
-    )
-    assert found == {digest(content)}
+    rows = located(row, other, row_of(run="r3"))
+    assert verified_places(rows, contents.get, operator.trusted()) == {rows[0].place}
 
 
 def test_every_changed_byte_of_the_file_is_noticed(operator: Operator) -> None:
