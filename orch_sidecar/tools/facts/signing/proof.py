@@ -85,6 +85,16 @@ class Proof:
         )
 
     @property
+    def one_by_one(self) -> bool:
+        """Whether no request arrived before the one before it had ended."""
+        ended_s, last = 0.0, ""
+        for leaf in sorted(self.leaves, key=lambda leaf: leaf.arrived_s):
+            if leaf.request != last and leaf.arrived_s < ended_s:
+                return False
+            ended_s, last = max(ended_s, leaf.ended_s), leaf.request
+        return True
+
+    @property
     def between_s(self) -> float:
         """Between the two statements, by the engine's monotonic clock."""
         return self.after.monotonic_s - self.before.monotonic_s

@@ -110,6 +110,7 @@ def _label(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
         answered=requests,
         output_tokens=proof.generated_tokens if complete else None,
         input_tokens=sum(leaf.prompt_tokens for leaf in proof.leaves) if complete else None,
+        one_by_one=proof.one_by_one,
     )
     yield from judge(row.measurement_type, proof.before.snapshot, proof.after.snapshot, own)
 

@@ -72,10 +72,11 @@ class SigningEngine:
         self.now_s += seconds
         self.monotonic_s += seconds
 
-    def decode(self, batch: int, tokens: int) -> None:
-        """Serves `batch` requests side by side, of as many generated tokens each."""
+    def decode(self, batch: int, tokens: int, *, of_one_request: bool = False) -> None:
+        """Serves `batch` requests side by side, or as many sequences of one request, of as many
+        generated tokens each."""
         began_s = self.now_s
-        keys = [self.engine_state.enter(None) for _ in range(batch)]
+        keys = [self.engine_state.enter(None) for _ in range(1 if of_one_request else batch)]
         for _ in range(tokens):
             self.wait(STEP_S)
             self.engine_state.record(
@@ -85,11 +86,12 @@ class SigningEngine:
                 )
             )  # fmt: skip
         self.engine_state.record(SchedulerReport(self.now_s, 0, 0, 0.0, 0))
-        for number, key in enumerate(keys):
+        for key in keys:
             assert key is not None
             self.engine_state.leave(key)
+        for number in range(batch):
             finished = SimpleNamespace(
-                request_id=f"cmpl-secret-{key}-{number}",
+                request_id=f"cmpl-secret-{keys[number % len(keys)]}",
                 finish_reason="length",
                 e2e_latency=self.now_s - began_s,
                 queued_time=0.0,

@@ -75,6 +75,16 @@ def test_row_of_the_run_is_not_contradicted_and_its_latencies_are_the_clients() 
     assert client_measured(row) == ["ttft_p50_ms"]
 
 
+def test_requests_one_after_the_other_are_no_batch_however_many_sequences_they_have() -> None:
+    engine = SigningEngine()
+    before = engine.ask()
+    for _ in range(3):
+        engine.decode(4, 6, of_one_request=True)
+    proof = prove(engine.signed(before, engine.ask(since=1)), {})
+    found = contradictions(row_of(), proof, recompute(proof))
+    assert "the requests came one by one" in "; ".join(found)
+
+
 def test_note_that_is_no_number_is_a_contradiction() -> None:
     proof = prove(SigningEngine().measure(), {})
     row = row_of(notes={"requests": "many"})
