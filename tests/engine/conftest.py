@@ -178,13 +178,16 @@ def cloud(stacks: Stacks, logs: Path, receiver: HttpReceiver, operator_key: Path
 
 @pytest.fixture
 def home(stacks: Stacks, logs: Path, grpc_receiver: GrpcReceiver) -> Stack:
-    """Profile home, no flag; VLLM_PLUGINS names something else; traces go out over gRPC."""
+    """Profile home, with a prefix cache; VLLM_PLUGINS names something else; traces go out over
+    gRPC."""
     environ = {
         "VLLM_PLUGINS": "lora_filesystem_resolver",
         "OTEL_EXPORTER_OTLP_ENDPOINT": grpc_receiver.endpoint,
         "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
     }
-    return stacks.use("home", make_plan("home", None, logs / "home", environ))
+    plan = make_plan("home", None, logs / "home", environ)
+    arguments = (*plan.engine_arguments, "--enable-prefix-caching")
+    return stacks.use("home", replace(plan, engine_arguments=arguments))
 
 
 CLIENTS, BLOCK_TOKENS, BLOCKS, CTX_MAX = 16, 32, 120, 512

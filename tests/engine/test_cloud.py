@@ -17,6 +17,7 @@ from tests.engine.clients import (
     traceparent,
     until,
 )
+from tests.engine.counters import check_conditions, check_numbers, check_steps
 from tests.engine.counts import check_counts, check_mistakes, check_start
 
 
@@ -195,6 +196,24 @@ async def test_counts_that_clients_are_told_are_on_their_spans_and_in_the_metric
     cloud: Stack, receiver: OtlpReceiver
 ) -> None:
     await check_counts(cloud, receiver, rounds=3)
+
+
+async def test_requests_without_spans_leave_a_gap_in_the_numbers(
+    cloud: Stack, receiver: OtlpReceiver
+) -> None:
+    await check_numbers(cloud, receiver)
+
+
+async def test_sequences_of_a_window_account_for_its_decode_steps(
+    cloud: Stack, receiver: OtlpReceiver
+) -> None:
+    await check_steps(cloud, receiver)
+
+
+async def test_conditions_are_on_spans_and_in_the_capabilities(
+    cloud: Stack, receiver: OtlpReceiver
+) -> None:
+    await check_conditions(cloud, receiver, prefix_caching="off")
 
 
 async def test_what_the_engine_refuses_is_the_clients_mistake(cloud: Stack) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 from orch_sidecar.tools.local.stack import Stack, get_json
 from tests.engine.clients import body, engine_state, post, session, traceparent, until
+from tests.engine.counters import check_conditions, check_prefix_cache
 from tests.engine.counts import check_counts, check_mistakes, check_start
 from tests.engine.receivers import GrpcReceiver
 from vllm_plugin.vllm_names import HOOKS
@@ -116,6 +117,13 @@ async def test_counts_that_clients_are_told_are_on_their_spans_and_in_the_metric
     home: Stack, grpc_receiver: GrpcReceiver
 ) -> None:
     await check_counts(home, grpc_receiver, rounds=1)
+
+
+async def test_prompt_that_was_sent_before_is_a_hit_of_the_prefix_cache(
+    home: Stack, grpc_receiver: GrpcReceiver
+) -> None:
+    await check_prefix_cache(home, grpc_receiver)
+    await check_conditions(home, grpc_receiver, prefix_caching="on")
 
 
 async def test_what_the_engine_refuses_is_the_clients_mistake(home: Stack) -> None:

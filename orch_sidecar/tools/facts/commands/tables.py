@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from orch_sidecar.tools.facts.commands.terminal import Commands
 
 _CHECK: Final = """Checks tables of facts: the header, the number of fields of each row, each field,
-and the fields and notes of a row that must agree.
+the fields and notes of a row that must agree, and rows of one run or measurement.
 
 --migrate-legacy rewrites rows of older files before the check: aggregate and per_user_stream
-become to_be_confirmed, and required notes are added where they follow from the row. Each row that
-is rewritten, or cannot be, is reported; a row with any other fault keeps its bytes."""
+become to_be_confirmed, and required notes are added where they follow from the row. Notes may be
+separated by semicolons, commas or spaces, and batching may be true or false. Each row that is
+rewritten, or cannot be, is reported; a row with any other fault keeps its bytes."""
 
 _CHECK_EPILOG: Final = """examples:
   orch facts check tps_model_gpu.csv

@@ -47,6 +47,9 @@ def first_rejection(error: ValidationError) -> Rejection:
     return Rejection(name, repr(value)[:60] if not isinstance(value, str) else value, wrong["msg"])
 
 
+# The note of a run with speculative decoding: tokens per sequence and step.
+ACCEPTANCE_LENGTH: Final = "acceptance_length"
+
 # Loads that keep an engine full, as offline requires.
 _UNPACED: Final = (Arrivals.AT_ONCE, Arrivals.CLOSED_LOOP)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from orch_sidecar.tools.facts.evidence.freshness import staleness
 from orch_sidecar.tools.facts.evidence.measured import (
+    ACCEPTANCE_LENGTH,
     Arrivals,
     MeasuredRun,
     Rejection,
@@ -147,6 +148,8 @@ def _objections(measured: MeasuredRun, proof: Proof, label: Label) -> list[str]:
     )
     reasons = judge(label, proof.before, proof.after, own)
     reasons += staleness(measured, proof.before, proof.after)
+    if ACCEPTANCE_LENGTH in measured.notes and proof.before.conditions.speculative == "none":
+        reasons.append("the file is of speculative decoding, which the engine does not do")
     # The label may be the engine's: the load in the file must fit it, too.
     at_least = offline_batch(proof.before.slots_total, measured.requests)
     load = contradiction(label, measured.arrivals, measured.at_once, at_least=at_least)

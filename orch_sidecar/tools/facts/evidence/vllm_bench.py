@@ -39,6 +39,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.evidence.measured import (
+    ACCEPTANCE_LENGTH,
     LATENCIES,
     Arrivals,
     InvalidRun,
@@ -168,7 +169,7 @@ def _measured(result: _Result) -> MeasuredRun:
     if served is None:
         notes["window_is"] = "the tool's duration"
     if result.spec_decode_acceptance_length is not None:
-        notes["acceptance_length"] = result.spec_decode_acceptance_length
+        notes[ACCEPTANCE_LENGTH] = result.spec_decode_acceptance_length
     return MeasuredRun(
         tool=TOOL,
         model=result.model_id,

@@ -13,6 +13,7 @@ from itertools import combinations, pairwise
 from typing import Final
 
 from orch_sidecar.tools.facts.tables.agreement.load import Finding
+from orch_sidecar.tools.facts.tables.agreement.publication import LEAST_SAMPLES
 from orch_sidecar.tools.facts.tables.agreement.rounding import (
     THROUGHPUT,
     TIME_MS,
@@ -63,6 +64,7 @@ def percentile_contradictions(notes: Mapping[str, str]) -> Iterator[Finding]:
             # An upper bound with a confidence of 99 % is never below the percentile of the sample.
             early = early_note(name, percentile)
             yield from _not_below(notes, time_note(name, percentile), early)
+        yield from _too_few_samples(name, notes)
         if notes.get("requests") == "1":
             yield from _all_equal(notes, [time_note(name, each) for each in stated])
     for percentile in PERCENTILES:
@@ -77,6 +79,15 @@ def _not_below(notes: Mapping[str, str], lower: str, upper: str) -> Iterator[Fin
     """Both are rounded in the same way, which keeps their order."""
     if lower in notes and upper in notes and float(notes[upper]) < float(notes[lower]):
         yield f"{upper}={notes[upper]}", f"must be at least {lower}={notes[lower]}"
+
+
+def _too_few_samples(name: str, notes: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields the estimates of MLPerf's early stopping that so few requests do not have."""
+    for percentile, least in LEAST_SAMPLES.items():
+        early = early_note(name, percentile)
+        if early in notes and int(notes.get("requests", least)) < least:
+            rule = f"must be absent with requests={notes['requests']}: at least {least} are needed"
+            yield f"{early}={notes[early]}", rule
 
 
 def _all_equal(notes: Mapping[str, str], names: list[str]) -> Iterator[Finding]:

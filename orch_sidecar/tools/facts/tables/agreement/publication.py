@@ -12,13 +12,17 @@ from orch_sidecar.tools.facts.tables.agreement.rounding import WINDOW_S, before_
 from orch_sidecar.tools.facts.tables.notes import PRELIMINARY
 from orch_sidecar.tools.facts.tables.row import Label
 
+# The fewest samples of which early stopping estimates a percentile (`evidence.early_stopping`).
+LEAST_SAMPLES: Final = {50: 11, 90: 64, 95: 130, 99: 662}
 # The percentiles by which MLPerf Inference judges its scenarios SingleStream and Server.
 _JUDGED_BY: Final = {Label.SINGLE_STREAM: 90, Label.BATCHED_ONLINE: 99}
 # The fewest queries for which early stopping, MLPerf's test of a percentile, can give a value at
-# all (`evidence.early_stopping`). No percentile is judged offline: MLPerf requires one query
-# there, of 24 576 samples at least. A request is a sample here, and their number is not required:
-# the duration is.
-MIN_QUERIES: Final = {Label.SINGLE_STREAM: 64, Label.BATCHED_ONLINE: 662, Label.OFFLINE: 1}
+# all. No percentile is judged offline: MLPerf requires one query there, of 24 576 samples at least.
+# A request is a sample here, and their number is not required: the duration is.
+MIN_QUERIES: Final[Mapping[Label, int]] = {
+    **{label: LEAST_SAMPLES[at] for label, at in _JUDGED_BY.items()},
+    Label.OFFLINE: 1,
+}
 # MLPerf's minimum duration of a run.
 MIN_DURATION_S: Final = 600.0
 

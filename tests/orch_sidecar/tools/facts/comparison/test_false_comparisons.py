@@ -36,6 +36,7 @@ def measured(tokens_per_s: float, batch: int = 8, **notes: Any) -> Row:
     """Returns a row of an engine that reports its settings; a note that is None is left out."""
     named = {**SETTINGS, "arrivals": "closed_loop", **notes}
     return fact(
+        gpu_count=4,
         batch=batch,
         throughput_tokens_per_sec=tokens_per_s,
         source_tag=f"{tokens_per_s} {batch} {notes}",
@@ -206,7 +207,7 @@ class TestText:
     def test_usual_conditions_are_not_listed(self) -> None:
         heading = as_text(compared(measured(100))).splitlines()[0]
         assert heading == (
-            "meta-llama/Llama-3.1-8B-Instruct, vLLM 0.32.0, BF16, 1 x H100, 512 tokens in, "
+            "meta-llama/Llama-3.1-8B-Instruct, vLLM 0.32.0, BF16, 4 x H100, 512 tokens in, "
             "512 tokens out, batched_online, closed loop"
         )
 
@@ -217,7 +218,7 @@ class TestText:
         assert "quantization" not in text
 
     def test_unknown_settings_are_named_once(self) -> None:
-        text = as_text(compared(fact(), measured(100)))
+        text = as_text(compared(fact(gpu_count=4), measured(100)))
         assert "batched_online, engine settings unknown\n" in text
         assert text.count("unknown") == 1
 

@@ -38,6 +38,8 @@ PERCENTILES = [
     Way("an early estimate below its percentile", "online", {"latency_p90_early_ms": "7100"},
         rule="'latency_p90_early_ms=7100': must be at least latency_p90_ms=7100.25"),
     Way("an early estimate", "online", {"latency_p90_early_ms": "7211"}),
+    Way("an early estimate of too few", "single", {"latency_p95_early_ms": "7400"},
+        rule="'latency_p95_early_ms=7400': must be absent with requests=90: at least 130"),
     Way("a request longer than the window", "online", {"latency_p95_ms": "610010"},
         rule="must be at most window_s=610"),
     Way("a TPOT longer than the window", "online", {"tpot_p95_ms": "610010"}, rule="window_s=610"),
