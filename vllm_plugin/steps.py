@@ -47,8 +47,10 @@ class StepRing:
 
     def __init__(self, capacity: int = RING_STEPS) -> None:
         self._capacity = capacity
-        self._midpoints = array("d")  # midpoints of the steps, ascending
-        self._batches = array("L")  # of the same steps; 0 for those that also computed prompts
+        # Of decode steps.
+        self._midpoints = array("d")  # ascending
+        self._batches = array("L")
+        self._other_midpoints = array("d")  # of all other steps, ascending
         self._by_batch: dict[int, list[float]] = {}
         self.count = 0
         self.decode_count = 0  # decode steps, of the `count`
@@ -60,18 +62,18 @@ class StepRing:
         """Adds a step that ended at `end_s` and ran `batch` sequences for `elapsed_s`."""
         self.count += 1
         self._add_busy(end_s, elapsed_s)
-        if decode_only and batch:
-            entry = self._by_batch.setdefault(batch, [0, 0.0])
-            entry[0] += 1
-            entry[1] += elapsed_s
-            self.decode_count += 1
-            self.decode_sequences += batch
-        else:
-            batch = 0
         middle = end_s - elapsed_s / 2
-        if self._midpoints and middle < self._midpoints[-1]:
-            middle = self._midpoints[-1]  # the wall clock was set back; the order matters
-        self._midpoints.append(middle)
+        if not (decode_only and batch):
+            _append_ascending(self._other_midpoints, middle)
+            if len(self._other_midpoints) >= 2 * self._capacity:
+                del self._other_midpoints[: -self._capacity]
+            return
+        entry = self._by_batch.setdefault(batch, [0, 0.0])
+        entry[0] += 1
+        entry[1] += elapsed_s
+        self.decode_count += 1
+        self.decode_sequences += batch
+        _append_ascending(self._midpoints, middle)
         self._batches.append(batch)
         if len(self._midpoints) >= 2 * self._capacity:
             # Halved at times instead of shifted at each step: amortised O(1).
@@ -97,12 +99,12 @@ class StepRing:
         The midpoint, because reports are delayed: the step before a request's first one is
         reported during the request, but has its midpoint before it.
         """
-        first = bisect_left(self._midpoints, start_s)
-        batches = self._batches[first:]
-        steps = len(batches) - batches.count(0)
-        if not steps:
-            return BatchStatistics(0, 0, 0.0, len(batches))
-        return BatchStatistics(steps, max(batches), sum(batches) / steps, len(batches))
+        batches = self._batches[bisect_left(self._midpoints, start_s) :]
+        others = len(self._other_midpoints) - bisect_left(self._other_midpoints, start_s)
+        if not batches:
+            return BatchStatistics(0, 0, 0.0, others)
+        steps = len(batches)
+        return BatchStatistics(steps, max(batches), sum(batches) / steps, steps + others)
 
     def by_batch(self) -> dict[str, list[float]]:
         """Returns the cumulative [count, seconds] of decode-only steps, by batch size."""
@@ -110,6 +112,11 @@ class StepRing:
             str(batch): [count, round(seconds, 6)]
             for batch, (count, seconds) in sorted(self._by_batch.items())
         }
+
+
+def _append_ascending(times: array[float], at_s: float) -> None:
+    """Appends a time; where the wall clock was set back, the last one again: the order matters."""
+    times.append(times[-1] if times and at_s < times[-1] else at_s)
 
 
 class Prefill:

@@ -79,6 +79,7 @@ def test_counts_of_decode_steps_and_their_sequences_outlive_the_ring() -> None:
         ring.record(float(index), 0.5, 3, decode_only=True)
         ring.record(index + 0.5, 0.5, 8, decode_only=False)
     assert (ring.decode_count, ring.decode_sequences, ring.count) == (50, 150, 100)
+    assert 8 <= ring.since(-1.0).of_any_kind < 16, "the ring is bounded"
     before = ring.decode_count, ring.decode_sequences
     ring.record(10.0, 0.5, 2, decode_only=True)  # the clock was set back
     ring.record(51.0, 0.5, 5, decode_only=True)
