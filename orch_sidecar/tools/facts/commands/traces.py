@@ -19,9 +19,9 @@ from orch_sidecar.tools.facts.commands.terminal import (
     print_rows,
 )
 from orch_sidecar.tools.facts.tables.files import append
-from orch_sidecar.tools.facts.traces import otlp_file
-from orch_sidecar.tools.facts.traces.jaeger import Jaeger, JaegerError
-from orch_sidecar.tools.facts.traces.otlp import Malformed
+from orch_sidecar.tools.facts.traces.readers import otlp_file
+from orch_sidecar.tools.facts.traces.readers.jaeger import Jaeger, JaegerError
+from orch_sidecar.tools.facts.traces.readers.otlp import Malformed
 from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import (
     Declared,
@@ -30,17 +30,23 @@ from orch_sidecar.tools.facts.traces.scenario_row import (
     judge,
     scenario_name,
 )
-from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
+from orch_sidecar.tools.facts.traces.scenarios import (
+    ID_PAUSE_S,
+    LEAST_GAP_S,
+    group_scenarios,
+    margin_s,
+)
 from orch_sidecar.tools.facts.traces.span import Span
 
 if TYPE_CHECKING:
     from orch_sidecar.tools.facts.commands.terminal import Commands
 
-_SCENARIO: Final = """A scenario is a set of requests with the same labels (measurement type, model,
-pool, profile, engine, precision, GPU) and the same id (X-Orch-Scenario; `orch bench` sets one) or,
-without an id, without a pause of --gap seconds. A label is earned by the steps in the engine's
-spans: a scenario with any objection makes no row, and its objections are printed. Sidecar and
-engine must both be traced, with every request (no sampling)."""
+_SCENARIO: Final = f"""A scenario is a set of requests with the same labels (measurement type,
+model, pool, profile, engine and its conditions, precision, GPU), the same id and the same run
+(X-Orch-Scenario, X-Orch-Run; `orch bench` sets both), without a pause of {ID_PAUSE_S:g} s, or
+without an id of --gap seconds. A label is earned by the steps in the engine's spans: a scenario
+with any objection makes no row, and its objections are printed. Sidecar and engine must both be
+traced, with every request (no sampling)."""
 
 _FROM_JAEGER: Final = f"""Makes rows from the traces of an interval in Jaeger (1.x or 2.x).
 
@@ -94,8 +100,11 @@ def add_commands(commands: Commands) -> None:
 def _add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--scenario", metavar="ID", help="only the scenario with this id")
-    gap_help = "the pause in seconds that ends a scenario without an id (default: 60)"
-    add("--gap", type=_seconds, default=60.0, help=gap_help)
+    gap_help = (
+        f"the pause in seconds that ends a scenario without an id, at least {LEAST_GAP_S:g} "
+        "(default: 60)"
+    )
+    add("--gap", type=_gap_s, default=60.0, help=gap_help)
     add("--output", type=Path, metavar="CSV", help="append rows that are not in this file yet")
     add("--json", action="store_true", help="print rows and objections as JSON")
     declare = parser.add_argument_group("values that the spans do not contain").add_argument
@@ -103,7 +112,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     declare("--precision", type=_text, help="such as BF16")
     declare("--gpu", type=_text, help="such as H100, or 'CPU (model of the processor)'")
     declare("--gpu-count", type=_whole, metavar="N", help="0 without an accelerator")
-    declare("--model-id", type=_text, help="id of the model (default: the name in the requests)")
+    id_help = "id of the model as the engine serves or loaded it (default: as requested)"
+    declare("--model-id", type=_text, help=id_help)
     name_help = "display name of the model (default: the last part of its id)"
     declare("--model-name", type=_text, help=name_help)
 
@@ -113,8 +123,8 @@ def _from_jaeger(options: argparse.Namespace) -> int:
     start, end = format_time(first_ns), format_time(last_ns)
     if last_ns < first_ns:
         options.usage.error(f"--until {end} is before --since {start}")
-    # Requests just outside of the interval show whether a scenario is cut there.
-    margin_ns = round(options.gap * 1e9)
+    # Requests outside of the interval show whether a scenario is cut there.
+    margin_ns = round(margin_s(options.gap) * 1e9)
     first_us, last_us = (first_ns - margin_ns) // 1000, (last_ns + margin_ns) // 1000
     spans: list[Span] = []
     try:
@@ -242,8 +252,12 @@ def _moment(text: str) -> int:
     return round(moment.timestamp() * 1e6) * 1000
 
 
-def _seconds(text: str) -> float:
-    return _number(text, float, lambda value: 0 < value < 1e9, "a number of seconds above 0")
+def _gap_s(text: str) -> float:
+    rule = (
+        f"a number of seconds of at least {LEAST_GAP_S:g}: a shorter pause would pick single "
+        "requests out of a run"
+    )
+    return _number(text, float, lambda value: LEAST_GAP_S <= value < 1e9, rule)
 
 
 def _whole_from_2(text: str) -> int:

@@ -22,7 +22,12 @@ from orch_sidecar.tools.facts.signing.verdict import (
     verify_evidence,
     verify_table,
 )
-from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
+from orch_sidecar.tools.facts.tables.check import (
+    LocatedRow,
+    check,
+    header_fault,
+    valid_rows,
+)
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
 
@@ -97,16 +102,25 @@ def _verify(options: argparse.Namespace) -> int:
         print(*_lines(str(path), verdict), sep="\n")
         return 0 if verdict.verdict is Verdict.VERIFIED else 1
     table = read(path)
-    if faults := check(table):
-        print_error("\n".join([*map(str, faults), "a table with faults is not verified: fix them"]))
+    if (fault := header_fault(table)) is not None:
+        print_error(fault)
         return 1
-    verdicts = verify_table(valid_rows(table), beside(path), trusted)
-    for located, verdict in verdicts:
-        print(*_lines(located.place, verdict), sep="\n")
-    counts = Counter(verdict.verdict for _, verdict in verdicts)
+    verdicts = _verdicts(table, trusted)
+    for line, verdict in verdicts.items():
+        print(*_lines(f"{path}:{line}", verdict), sep="\n")
+    counts = Counter(verdict.verdict for verdict in verdicts.values())
     text = ", ".join(f"{counts[each]} {each}" for each in Verdict if counts[each])
     print(f"{path}: {counted(len(verdicts), 'row')}{f' ({text})' if text else ''}")
     return 0 if verdicts and set(counts) == {Verdict.VERIFIED} else 1
+
+
+def _verdicts(table: Table, trusted: TrustedKeys) -> dict[int, Verified]:
+    """Returns the verdicts by line. A row with a fault has failed, whatever its evidence."""
+    verified = verify_table(valid_rows(table), beside(Path(table.name)), trusted)
+    found = {located.record.line: verdict for located, verdict in verified}
+    for fault in check(table):
+        found[fault.line] = Verified(Verdict.FAILED, (fault.text,))
+    return dict(sorted(found.items()))
 
 
 def _lines(place: str, verdict: Verified) -> list[str]:

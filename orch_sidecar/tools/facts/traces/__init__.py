@@ -1,4 +1,4 @@
 """Traces: the requests and scenarios in spans of sidecar and engine, and the rows they earn.
 
-Pure but for `jaeger`. May import `facts.evidence` and `facts.tables`.
+Pure. May import `facts.evidence` and `facts.tables`; nothing here imports its package `readers`.
 """

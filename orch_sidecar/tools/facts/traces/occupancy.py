@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from orch_sidecar.tools.facts.traces.requests import EngineSequence, Outcome, Traffic
+from orch_sidecar.tools.facts.traces.requests import Outcome, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
+from orch_sidecar.tools.facts.traces.sequence import EngineSequence
 
 # Longer than an abort takes to reach the scheduler, and than a step.
-_ABORT_WITHIN_NS: Final = 1_000_000_000
+ABORT_WITHIN_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,15 @@ def engine_occupancies(scenario: Scenario, traffic: Traffic) -> list[Occupancy]:
         sequences += [(sequence, own) for sequence in request.sequences]
         if request.pool == scenario.key.pool:
             # vLLM exports no span for an aborted request, although it has worked on it.
-            attempts = request.dispatched[:-1] if request.sequences else request.dispatched
             aborted += [
-                Occupancy(start, end, end + _ABORT_WITHIN_NS, request.requested_sequences, own)
-                for start, end in attempts
+                Occupancy(
+                    each.start_ns,
+                    each.end_ns,
+                    each.end_ns + ABORT_WITHIN_NS,
+                    request.requested_sequences,
+                    own,
+                )
+                for each in request.aborted
             ]
     completed = (
         Occupancy(sequence.start_ns, sequence.end_ns, sequence.end_ns, 1, own)

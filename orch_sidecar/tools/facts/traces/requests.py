@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from orch_sidecar.tools.facts.traces.sequence import (
+    SEQUENCE_SPAN,
+    EngineSequence,
+    parse_sequence,
+)
 from orch_sidecar.tools.facts.traces.span import Kind, Link, Span
 
 _ENGINE_SPAN: Final = "engine.request"
 _WAIT_SPAN: Final = "admission.wait"
-_SEQUENCE_SPAN: Final = "llm_request"  # vLLM's
 
 # Only the server spans of a sidecar have this attribute.
 _REQUEST_ID: Final = "orch.request_id"
@@ -49,45 +53,35 @@ _OUTCOMES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSequence:
-    """One sequence in the engine, from its arrival there to its last token.
+class Attempt:
+    """One attempt to have an engine answer a request; `failed`: its answer was discarded.
 
-    `prompt`: the engine's id of its prompt; the sequences of one prompt share it, and its tokens.
-    `engine`: the engine instance, if known; it changes with a restart. `steps`: decode steps that
-    were counted until its end; without any there are no batch statistics.
+    `sequences`: those whose spans are below that of the attempt.
     """
 
     start_ns: int
     end_ns: int
-    engine: str | None
-    pool: str | None
-    measurement_type: str | None
-    prompt: str
-    input_tokens: int
-    output_tokens: int
-    steps: int
-    batch_max: int | None
-    batch_mean: float | None
-    engine_version: str | None
-    precision: str | None
-    gpu: str | None
-    gpu_count: int | None
+    failed: bool
+    sequences: tuple[EngineSequence, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request that has ended. Times are nanoseconds since 1970.
 
-    `requested_sequences`: `n` times its prompts. `dispatched`: start and end of each attempt.
-    `sequences`: of the attempt that was answered. `input_tokens`, `output_tokens`: as reported to
-    the sidecar, None where they were not. `first_byte_ns`: of a streamed answer. `coalesced`: it
-    received the answer of another request's generation; `coalesced_leader`: another request
-    received the answer of its generation.
+    `run`: the digest of the run's secret id. `requested_sequences`: `n` times its prompts.
+    `end_ns`: its last token, where the answer was streamed and the sidecar observed it; otherwise
+    the end of HTTP, `closed_ns`. `waited`: start and end of each wait for admission. `attempts`:
+    by their start; those to another sidecar count as that sidecar's. `input_tokens`,
+    `output_tokens`: as reported to the sidecar, None where they were not. `first_byte_ns`: of a
+    streamed answer. `coalesced`: it received the answer of another request's generation;
+    `coalesced_leader`: another request received the answer of its generation.
     """
 
     trace_id: str
     span_id: str
     scenario: str | None
+    run: str | None
     measurement_type: str | None
     model: str | None
     pool: str | None
@@ -97,13 +91,27 @@ class Request:
     requested_sequences: int
     start_ns: int
     end_ns: int
+    closed_ns: int
     first_byte_ns: int | None
     input_tokens: int | None
     output_tokens: int | None
-    dispatched: tuple[tuple[int, int], ...]
-    sequences: tuple[EngineSequence, ...]
+    waited: tuple[tuple[int, int], ...]
+    attempts: tuple[Attempt, ...]
     coalesced: bool
     coalesced_leader: bool
+
+    @property
+    def sequences(self) -> tuple[EngineSequence, ...]:
+        """The sequences of the attempt that was answered."""
+        return tuple(
+            each for attempt in self.attempts if not attempt.failed for each in attempt.sequences
+        )
+
+    @property
+    def aborted(self) -> tuple[Attempt, ...]:
+        """The attempts whose sequences are not in `sequences`, although the engine may have worked
+        on them: vLLM exports no span for an aborted request."""
+        return tuple(each for each in self.attempts if each.failed or not each.sequences)
 
     @property
     def engine_input_tokens(self) -> int:
@@ -159,12 +167,12 @@ def build_traffic(spans: Iterable[Span]) -> Traffic:
         for span in trace.values():
             below[_request_above(span, trace)].append(span)
         for span_id, under in below.items():
+            orphans += [parse_sequence(span) for span in under if _is_orphan(span, trace)]
             if span_id is not None:
                 server = trace[span_id]
                 if server.whole("orch.cost") or _outcome(server) is not Outcome.SERVED:
                     requests.append(_request(server, under, leaders))
                 continue
-            orphans += [_engine_sequence(span) for span in under if _is_orphan(span, trace)]
             pending = [span for span in under if span.name in (_WAIT_SPAN, _ENGINE_SPAN)]
             if pending:
                 unfinished.append(_unfinished(pending))
@@ -192,9 +200,9 @@ def _request_above(span: Span, trace: dict[str, Span]) -> str | None:
 
 
 def _is_orphan(span: Span, trace: dict[str, Span]) -> bool:
-    """Returns whether this is an engine sequence without a span of a sidecar above it."""
+    """Returns whether this is an engine sequence that no attempt of a sidecar accounts for."""
     parent = trace.get(span.parent_id or "")
-    return span.name == _SEQUENCE_SPAN and (parent is None or parent.name != _ENGINE_SPAN)
+    return span.name == SEQUENCE_SPAN and (parent is None or parent.name != _ENGINE_SPAN)
 
 
 def _unfinished(pending: list[Span]) -> Unfinished:
@@ -211,14 +219,13 @@ def _outcome(server: Span) -> Outcome:
 
 
 def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request:
-    attempts = [span for span in under if span.name == _ENGINE_SPAN]
-    # An attempt that failed before its first byte was retried; its sequences were discarded.
-    failed = {span.span_id for span in attempts if _outcome(span) is not Outcome.SERVED}
-    first_byte_s = server.number("orch.first_byte_s") if server.flag("orch.stream") else None
+    first_s = server.number("orch.first_byte_s") if server.flag("orch.stream") else None
+    last_s = server.number("orch.last_token_s") if server.flag("orch.stream") else None
     return Request(
         trace_id=server.trace_id,
         span_id=server.span_id,
         scenario=server.text("orch.scenario"),
+        run=server.text("orch.run"),
         measurement_type=server.text("measurement_type"),
         model=server.text("gen_ai.request.model"),
         pool=server.text("orch.pool"),
@@ -227,42 +234,39 @@ def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request:
         outcome=_outcome(server),
         requested_sequences=server.whole("orch.cost") or 0,
         start_ns=server.start_ns,
-        end_ns=server.end_ns,
-        first_byte_ns=None if first_byte_s is None else server.start_ns + round(first_byte_s * 1e9),
+        end_ns=server.end_ns if last_s is None else server.start_ns + round(last_s * 1e9),
+        closed_ns=server.end_ns,
+        first_byte_ns=None if first_s is None else server.start_ns + round(first_s * 1e9),
         input_tokens=server.whole("gen_ai.usage.input_tokens"),
         output_tokens=server.whole("gen_ai.usage.output_tokens"),
-        dispatched=tuple(sorted((span.start_ns, span.end_ns) for span in attempts)),
-        sequences=tuple(
-            _engine_sequence(span)
-            for span in under
-            if span.name == _SEQUENCE_SPAN and span.parent_id not in failed
+        waited=tuple(
+            sorted((span.start_ns, span.end_ns) for span in under if span.name == _WAIT_SPAN)
         ),
+        attempts=_attempts(under),
         coalesced=server.flag(_COALESCED),
         coalesced_leader=Link(server.trace_id, server.span_id) in leaders,
     )
 
 
-def _engine_sequence(span: Span) -> EngineSequence:
-    return EngineSequence(
-        start_ns=span.start_ns,
-        end_ns=span.end_ns,
-        engine=_engine(span),
-        pool=span.text("orch.pool"),
-        measurement_type=span.text("measurement_type"),
-        prompt=span.text("gen_ai.request.id") or span.span_id,
-        input_tokens=span.whole("gen_ai.usage.input_tokens") or 0,
-        output_tokens=span.whole("gen_ai.usage.output_tokens") or 0,
-        steps=span.whole("orch.steps") or 0,
-        batch_max=span.whole("orch.batch_size.max"),
-        batch_mean=span.number("orch.batch_size.mean"),
-        engine_version=span.text("orch.engine_version"),
-        precision=span.text("orch.precision"),
-        gpu=span.text("orch.gpu"),
-        gpu_count=span.whole("orch.gpu_count"),
+def _attempts(under: list[Span]) -> tuple[Attempt, ...]:
+    """Returns the attempts to reach an engine among the spans of a request.
+
+    An attempt whose answer came from another sidecar has that one's server span below it.
+    """
+    forwarded = {span.parent_id for span in under if _is_request(span)}
+    sequences: dict[str | None, list[EngineSequence]] = defaultdict(list)
+    for span in under:
+        if span.name == SEQUENCE_SPAN:
+            sequences[span.parent_id].append(parse_sequence(span))
+    found = (
+        # One that failed before its first byte was retried; its sequences were discarded.
+        Attempt(
+            span.start_ns,
+            span.end_ns,
+            _outcome(span) is not Outcome.SERVED,
+            tuple(sequences[span.span_id]),
+        )
+        for span in under
+        if span.name == _ENGINE_SPAN and span.span_id not in forwarded
     )
-
-
-def _engine(span: Span) -> str | None:
-    """Returns the engine instance that made a span; a restart changes it."""
-    instance = span.text("orch.epoch") or span.resource.get("service.instance.id")
-    return None if instance is None else str(instance)
+    return tuple(sorted(found, key=lambda attempt: attempt.start_ns))

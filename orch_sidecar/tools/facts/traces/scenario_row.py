@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, Figures, figures
+from orch_sidecar.tools.facts.evidence.measured import latency_notes
 from orch_sidecar.tools.facts.tables import rules
 from orch_sidecar.tools.facts.tables.agreement.publication import shortfalls
 from orch_sidecar.tools.facts.tables.check import invalid_fields
+from orch_sidecar.tools.facts.tables.notes import (
+    BATCH_MAX,
+    BATCH_MEAN,
+    CONDITIONS,
+    CUT,
+    GIVEN,
+    PREFIX_HIT_RATIO,
+    PRELIMINARY,
+)
 from orch_sidecar.tools.facts.tables.row import (
     Label,
     Row,
@@ -22,11 +32,19 @@ from orch_sidecar.tools.facts.tables.row import (
     is_path,
     last_part,
 )
+from orch_sidecar.tools.facts.traces.counters import (
+    DecodeWindow,
+    decode_window,
+    prefix_hit_ratio,
+)
+from orch_sidecar.tools.facts.traces.objection import Objection, Reason
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
-from orch_sidecar.tools.facts.traces.validity import Objection, Reason, objections
+from orch_sidecar.tools.facts.traces.supply import offline_batch
+from orch_sidecar.tools.facts.traces.validity import objections
 
 _Fact = TypeVar("_Fact", str, int)
+_Notes: TypeAlias = dict[str, str | int | float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +114,36 @@ class _Draft:
         self._precision = self._fact("precision", key.precision, declared.precision)
         self._gpu = self._fact("gpu", key.gpu, declared.gpu)
         self._gpu_count = self._fact("gpu_count", key.gpu_count, declared.gpu_count)
-        self._model_id = declared.model_id or key.model
+        self._model_id = self._model(declared.model_id)
         self._model_name = declared.model_name or last_part(self._model_id)
-        if is_path(self._model_id):
-            detail = f"the model {self._model_id!r} is a path: name the model with --model-id"
+        if key.conditions is None and scenario.sequences:
+            detail = f"the spans of the engine do not contain its {', '.join(CONDITIONS)}"
             self.objections.append(Objection(Reason.NOT_SAID, detail))
+
+    def _model(self, declared: str | None) -> str:
+        """Returns the model's id: a name the engine serves, or what it loaded.
+
+        A model that is served by its path has no id of its own: the user's is noted as given.
+        """
+        requested = self._scenario.key.model
+        found = self._scenario.sequences
+        served = {requested, *(each.served_as for each in found if each.served_as)}
+        weights = {each.weights for each in found if each.weights}
+        model_id = declared or requested
+        if is_path(model_id):
+            detail = f"the model {model_id!r} is a path: name the model with --model-id"
+            self.objections.append(Objection(Reason.NOT_SAID, detail))
+        elif model_id in served | weights:
+            pass
+        elif is_path(requested) and all(map(is_path, weights)):
+            self._declared.append("model_id")
+        else:
+            names = ", ".join(map(repr, sorted(served | weights)))
+            detail = (
+                f"model_id: the engine serves {names}, which contradicts --model-id {declared!r}"
+            )
+            self.objections.append(Objection(Reason.CONTRADICTION, detail))
+        return model_id
 
     def _fact(self, name: str, traced: _Fact | None, declared: _Fact | None) -> _Fact | None:
         """Returns either value; objects where both are missing or contradict each other."""
@@ -124,28 +167,29 @@ class _Draft:
         assert self._gpu is not None
         assert self._gpu_count is not None
         scenario = self._scenario
-        answered = scenario.ended(Outcome.SERVED)
-        measured = figures([_served(request, scenario.start_ns) for request in answered])
+        measured = figures(_completed(scenario))
+        window = decode_window(scenario.sequences)
         label = Label(scenario.key.measurement_type)
         input_tokens = round(measured.input_tokens / measured.requests)
         output_tokens = round(measured.output_tokens / measured.requests)
-        notes: dict[str, str | int | float] = {
+        notes: _Notes = {
             "input_tokens": input_tokens,
             "output_tokens": output_tokens,
             "batching": rules.BATCHING[label][0],
             "scenario": scenario_name(scenario),
             **_measured_notes(scenario, measured),
+            **_engine_notes(scenario, window),
             **_ending_notes(scenario),
         }
         if shortfalls(label, measured.requests, measured.window_s):
-            notes["preliminary"] = "yes"
+            notes[PRELIMINARY] = "yes"
         if scenario.before or scenario.after:
             ends = ("before", scenario.before), ("after", scenario.after)
-            notes["cut"] = ",".join(end for end, requests in ends if requests)
+            notes[CUT] = ",".join(end for end, requests in ends if requests)
         if self._model_id != scenario.key.model:
             notes["served_as"] = scenario.key.model
         if self._declared:
-            notes["given"] = ",".join(self._declared)
+            notes[GIVEN] = ",".join(self._declared)
         row = Row(
             model_id=self._model_id,
             model_name=self._model_name,
@@ -153,7 +197,7 @@ class _Draft:
             precision=self._precision,
             gpu=self._gpu,
             gpu_count=self._gpu_count,
-            batch=max(sequence.batch_max or 0 for sequence in scenario.sequences),
+            batch=max(1, round(window.mean)),
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             throughput_tokens_per_sec=measured.tokens_per_s,
@@ -167,50 +211,66 @@ class _Draft:
         return row
 
 
-def _served(request: Request, origin_ns: int) -> CompletedRequest:
-    """Converts a request, in seconds since the origin, which keeps its nanoseconds exact.
+def _completed(scenario: Scenario) -> list[CompletedRequest]:
+    """Converts the answered requests, in seconds since the first one, which keeps nanoseconds.
 
     The first token is the first byte of a streamed answer, which is when the client can see it.
+    First tokens of some answers do not represent all of them.
     """
-    first_ns = request.first_byte_ns
+    answered = scenario.ended(Outcome.SERVED)
+    streamed = all(each.first_byte_ns is not None for each in answered)
+    return [_served(each, scenario.start_ns, streamed) for each in answered]
+
+
+def _served(request: Request, origin_ns: int, streamed: bool) -> CompletedRequest:
+    first_ns = request.first_byte_ns if streamed else None
+    lengths = [each.output_tokens for each in request.sequences]
     return CompletedRequest(
         arrived_s=(request.start_ns - origin_ns) / 1e9,
         first_token_s=None if first_ns is None else (first_ns - origin_ns) / 1e9,
         ended_s=(request.end_ns - origin_ns) / 1e9,
         input_tokens=request.engine_input_tokens,
         output_tokens=request.engine_output_tokens,
+        longest_output_tokens=max(lengths) if len(lengths) > 1 else None,
     )
 
 
-def _measured_notes(scenario: Scenario, measured: Figures) -> dict[str, str | int | float]:
-    """Returns the notes of the figures."""
-    notes: dict[str, str | int | float] = {
-        "requests": measured.requests,
-        "window_s": round(measured.window_s, 3),
-    }
+def _measured_notes(scenario: Scenario, measured: Figures) -> _Notes:
+    """Returns the notes of the figures.
+
+    None of the latencies of an offline run, which only show the length of the queue.
+    """
+    notes: _Notes = {"requests": measured.requests, "window_s": round(measured.window_s, 3)}
     if scenario.key.profile is not None:
         notes["profile"] = scenario.key.profile
-    counted = [each for each in scenario.sequences if each.steps]
-    batches = sum(each.steps * each.batch_mean for each in counted if each.batch_mean is not None)
-    # The mean over the steps of each sequence.
-    notes["batch_mean_by_sequence"] = batches / max(1, sum(each.steps for each in counted))
-    # First tokens of some answers do not represent all of them.
-    streamed = all(each.first_byte_ns is not None for each in scenario.ended(Outcome.SERVED))
-    ttft_s, tpot_s, latency_s = measured.ttft_s, measured.tpot_s, measured.latency_s
-    if streamed and ttft_s is not None:
-        notes[rules.TTFT_P50_NOTE] = _ms(ttft_s.p50)
-        notes[rules.TTFT_P95_NOTE] = _ms(ttft_s.p95)
-    if streamed and tpot_s is not None:
-        notes["tpot_p50_ms"] = _ms(tpot_s.p50)
-    return notes | {"latency_p50_ms": _ms(latency_s.p50), "latency_p90_ms": _ms(latency_s.p90)}
+    if scenario.key.run is not None:
+        notes["run"] = scenario.key.run
+    if scenario.key.measurement_type != Label.OFFLINE:
+        notes |= {name: round(value, 3) for name, value in latency_notes(measured).items()}
+    return notes
 
 
-def _ending_notes(scenario: Scenario) -> dict[str, str | int | float]:
+def _engine_notes(scenario: Scenario, window: DecodeWindow) -> _Notes:
+    """Returns the notes of what the engine batched, and under which conditions."""
+    found = scenario.sequences
+    notes: _Notes = {
+        BATCH_MEAN: window.mean,
+        BATCH_MAX: max(each.batch_max or 0 for each in found),
+    }
+    if scenario.key.measurement_type == Label.OFFLINE:
+        batch = offline_batch(scenario)
+        if batch is not None and batch.limited_by:
+            notes["batch_limited_by"] = batch.limited_by
+    if scenario.key.conditions is not None:
+        notes |= scenario.key.conditions.notes
+    ratio = prefix_hit_ratio(found)
+    if ratio is not None:
+        notes[PREFIX_HIT_RATIO] = ratio
+    return notes
+
+
+def _ending_notes(scenario: Scenario) -> _Notes:
     """Counts the requests that were not served; their tokens are not in the figure."""
     others = (Outcome.FAILED, Outcome.CANCELLED, Outcome.REFUSED)
     counts = {outcome.value: len(scenario.ended(outcome)) for outcome in others}
     return {name: count for name, count in counts.items() if count}
-
-
-def _ms(seconds: float) -> float:
-    return round(1000 * seconds, 3)

@@ -1,8 +1,8 @@
 """Groups requests into scenarios: those that were measured together and may make one figure.
 
 Pure. The requests of a scenario have the same labels and ran on engines of one kind. A client can
-mark them with an id; without one, a scenario ends where nothing of its kind ran for a while.
-Whether a scenario earns its label is decided elsewhere.
+mark them with an id, which tolerates a longer pause; without one, a scenario ends where nothing of
+its kind ran for a while. Whether a scenario earns its label is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -12,25 +12,41 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from orch_sidecar.tools.facts.traces.requests import EngineSequence, Outcome, Request, Traffic
+from orch_sidecar.tools.facts.evidence.conditions import EngineConditions
+from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
+from orch_sidecar.tools.facts.traces.sequence import EngineSequence
 
 # `orch bench` adds this to the id of a run for the warm-up requests before it.
 WARMUP: Final = ".warmup"
 
+# A scenario with an id also ends where nothing of it ran for this long: whoever reads an interval
+# of traces sees by as much more of them whether a scenario is cut there, and cannot pick requests
+# by the choice of the interval. As long as MLPerf's shortest run.
+ID_PAUSE_S: Final = 600.0
+# The shortest pause that may end a scenario without an id: single requests are no scenario.
+LEAST_GAP_S: Final = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class ScenarioKey:
-    """What the requests of a scenario have in common; None where the spans do not contain it."""
+    """What the requests of a scenario have in common; None where the spans do not contain it.
+
+    `run`: the digest of the run's secret id, without which a request of another client is another
+    scenario, although it has the name. `conditions`: runs with and without speculative decoding,
+    say, are different scenarios.
+    """
 
     scenario: str | None
     measurement_type: str
     model: str
     pool: str
     profile: str | None
+    run: str | None = None
     engine_version: str | None = None
     precision: str | None = None
     gpu: str | None = None
     gpu_count: int | None = None
+    conditions: EngineConditions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +95,10 @@ def group_scenarios(
 ) -> Grouping:
     """Groups requests into scenarios.
 
-    `gap_s`: without an id, a scenario ends where nothing of its kind ran for this long. `first_ns`,
-    `last_ns`: the requested interval, None for no such end. Requests that arrived outside of it
-    only show that a scenario is cut.
+    `gap_s`: without an id, a scenario ends where nothing of its kind ran for this long; with one,
+    for `ID_PAUSE_S`. `first_ns`, `last_ns`: the requested interval, None for no such end. Requests
+    that arrived outside of it only show that a scenario is cut: those of `margin_s` must be in
+    the traffic.
     """
     labelled: dict[ScenarioKey, list[Request]] = defaultdict(list)
     unlabelled: list[Request] = []
@@ -93,8 +110,8 @@ def group_scenarios(
             labelled[key].append(request)
     whole: list[Scenario] = []
     for key, requests in labelled.items():
-        parts = [requests] if key.scenario is not None else _split_at_gaps(requests, gap_s)
-        for part in parts:
+        pause_s = gap_s if key.scenario is None else margin_s(gap_s)
+        for part in _split_at_gaps(requests, pause_s):
             whole += _by_engine(key, part)
     gathered, unassigned = _with_unlabelled(whole, unlabelled)
     cut = (_clipped(each, first_ns, last_ns) for each in gathered)
@@ -103,12 +120,22 @@ def group_scenarios(
     return Grouping(tuple(scenarios), tuple(unassigned))
 
 
+def margin_s(gap_s: float) -> float:
+    """Returns how far beyond an interval traces must be read, to see whether scenarios are cut."""
+    return max(gap_s, ID_PAUSE_S)
+
+
 def _labels(request: Request) -> ScenarioKey | None:
     """Returns the key of a request, None if it was rejected before it had a pool."""
     if request.measurement_type is None or request.model is None or request.pool is None:
         return None
     return ScenarioKey(
-        request.scenario, request.measurement_type, request.model, request.pool, request.profile
+        request.scenario,
+        request.measurement_type,
+        request.model,
+        request.pool,
+        request.profile,
+        request.run,
     )
 
 
@@ -139,6 +166,7 @@ def _by_engine(labels: ScenarioKey, requests: Sequence[Request]) -> list[Scenari
             precision=sequence.precision,
             gpu=sequence.gpu,
             gpu_count=sequence.gpu_count,
+            conditions=sequence.conditions,
         )
         kinds[key].append(request)
     if not kinds:
@@ -163,7 +191,7 @@ def _with_unlabelled(
         alike = [
             (_distance_ns(window, request), index)
             for index, (scenario, window) in enumerate(zip(scenarios, windows, strict=True))
-            if scenario.key.scenario == request.scenario
+            if (scenario.key.scenario, scenario.key.run) == (request.scenario, request.run)
             and request.model in (None, scenario.key.model)
         ]
         distance_ns, index = min(alike, default=(1, 0))

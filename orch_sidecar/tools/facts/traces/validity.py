@@ -8,49 +8,23 @@ not satisfied.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.facts.traces.contradictions import contradictions
+from orch_sidecar.tools.facts.traces.counters import counter_objections
+from orch_sidecar.tools.facts.traces.objection import Objection, Reason, count_requests
 from orch_sidecar.tools.facts.traces.occupancy import (
     engine_occupancies,
     foreign_sequences,
     sequences_beside_untraced,
 )
-from orch_sidecar.tools.facts.traces.requests import EngineSequence, Outcome, Request, Traffic
+from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
+from orch_sidecar.tools.facts.traces.sequence import EngineSequence
+from orch_sidecar.tools.facts.traces.supply import not_offline, one_by_one
 
 _INTERACTIVE: Final = "interactive"
-
-
-class Reason(StrEnum):
-    """Why a scenario makes no row."""
-
-    UNKNOWN_LABEL = "unknown_label"
-    NOTHING_SERVED = "nothing_served"
-    NOT_ENDED = "not_ended"
-    ENGINE_NOT_TRACED = "engine_not_traced"
-    NO_STEPS = "no_steps"
-    CONTRADICTION = "contradiction"
-    COALESCED = "coalesced"
-    BATCH_ABOVE_ONE = "batch_above_one"
-    OVERLAP = "overlap"
-    NEVER_BATCHED = "never_batched"
-    ONLINE_TRAFFIC = "online_traffic"
-    OTHER_TRAFFIC = "other_traffic"
-    UNSEEN_TRAFFIC = "unseen_traffic"
-    ENGINE_CHANGED = "engine_changed"
-    NOT_SAID = "not_said"  # neither spans nor options have a value that a row needs
-    UNSOUND_ROW = "unsound_row"
-
-
-@dataclass(frozen=True, slots=True)
-class Objection:
-    """One reason, and what was observed."""
-
-    reason: Reason
-    detail: str
 
 
 def objections(scenario: Scenario, traffic: Traffic) -> list[Objection]:
@@ -63,9 +37,11 @@ def objections(scenario: Scenario, traffic: Traffic) -> list[Objection]:
         return [Objection(Reason.NOTHING_SERVED, "no request was answered")]
     return [
         *_incomplete(scenario, served, traffic),
-        *_contradictions(scenario, served),
+        *contradictions(scenario, served),
         *_batching(scenario, Label(label)),
+        *_load(scenario, Label(label)),
         *_other_traffic(scenario, traffic),
+        *counter_objections(scenario, traffic),
     ]
 
 
@@ -82,48 +58,19 @@ def _incomplete(
     ]
     if unended:
         detail = "not ended, or without a server span, when the traces were read"
-        yield Objection(Reason.NOT_ENDED, f"{_requests(len(unended))}: {detail}")
+        yield Objection(Reason.NOT_ENDED, f"{count_requests(len(unended))}: {detail}")
     # A coalesced request has no sequence of its own.
     alone = [request for request in served if not request.coalesced]
     missing = sum(not request.sequences for request in alone)
     if missing:
         detail = "no span of the engine (it is not traced, or has not exported its spans yet)"
         yield Objection(
-            Reason.ENGINE_NOT_TRACED, f"{missing} of {_requests(len(served))}: {detail}"
+            Reason.ENGINE_NOT_TRACED, f"{missing} of {count_requests(len(served))}: {detail}"
         )
     partly = sum(0 < len(request.sequences) < request.requested_sequences for request in alone)
     if partly:
         detail = "fewer spans of the engine than sequences"
-        yield Objection(Reason.ENGINE_NOT_TRACED, f"{_requests(partly)}: {detail}")
-
-
-def _contradictions(scenario: Scenario, served: tuple[Request, ...]) -> Iterator[Objection]:
-    """Finds contradictions between sidecar and engine about one request."""
-
-    def contradiction(count: int, detail: str) -> Iterator[Objection]:
-        if count:
-            yield Objection(Reason.CONTRADICTION, f"{_requests(count)}: {detail}")
-
-    label = scenario.key.measurement_type
-    others = {sequence.measurement_type for sequence in scenario.sequences} - {label}
-    yield from contradiction(
-        sum(
-            any(sequence.measurement_type != label for sequence in each.sequences)
-            for each in served
-        ),
-        f"the sidecar reports {label}, the engine {', '.join(sorted(map(str, others)))}",
-    )
-    traced = [each for each in served if each.sequences]
-    yield from contradiction(
-        sum(each.input_tokens not in (None, each.engine_input_tokens) for each in traced),
-        "sidecar and engine report different input tokens",
-    )
-    yield from contradiction(
-        sum(each.output_tokens not in (None, each.engine_output_tokens) for each in traced),
-        "sidecar and engine report different output tokens",
-    )
-    backwards = [each for each in served if each.end_ns < each.start_ns]
-    yield from contradiction(len(backwards), "the end is before the start")
+        yield Objection(Reason.ENGINE_NOT_TRACED, f"{count_requests(partly)}: {detail}")
 
 
 def _batching(scenario: Scenario, label: Label) -> Iterator[Objection]:
@@ -142,9 +89,22 @@ def _batching(scenario: Scenario, label: Label) -> Iterator[Objection]:
     elif label is not Label.SINGLE_STREAM and max(batches) == 1:
         detail = f"no step had more than one sequence (of {len(found)})"
         yield Objection(Reason.NEVER_BATCHED, detail)
+    slots = {sequence.slots for sequence in found}
+    if slots != {1} if label is Label.SINGLE_STREAM else not slots.isdisjoint({None, 0, 1}):
+        needed = "one slot" if label is Label.SINGLE_STREAM else "more than one slot"
+        shown = ", ".join("unknown" if each is None else str(each) for each in slots)
+        yield Objection(Reason.WRONG_SLOTS, f"{label} needs an engine with {needed}, not {shown}")
     if label is Label.SINGLE_STREAM and (overlaps := _overlaps(found)):
         detail = f"{overlaps} of {len(found)} sequences arrived while another was in the engine"
         yield Objection(Reason.OVERLAP, detail)
+
+
+def _load(scenario: Scenario, label: Label) -> Iterator[Objection]:
+    """Compares the label with how the requests came."""
+    if label is not Label.SINGLE_STREAM:
+        yield from one_by_one(scenario)
+    if label is Label.OFFLINE:
+        yield from not_offline(scenario)
 
 
 def _overlaps(sequences: tuple[EngineSequence, ...]) -> int:
@@ -160,11 +120,11 @@ def _other_traffic(scenario: Scenario, traffic: Traffic) -> Iterator[Objection]:
     shared = sum(request.coalesced or request.coalesced_leader for request in scenario.requests)
     if shared:
         detail = "a generation was shared, its tokens would count several times"
-        yield Objection(Reason.COALESCED, f"{_requests(shared)}: {detail}")
+        yield Objection(Reason.COALESCED, f"{count_requests(shared)}: {detail}")
     if scenario.key.measurement_type == Label.OFFLINE:
         online = sum(each.service_class == _INTERACTIVE for each in scenario.requests)
         if online:
-            detail = f"{_requests(online)} of class {_INTERACTIVE}"
+            detail = f"{count_requests(online)} of class {_INTERACTIVE}"
             yield Objection(Reason.ONLINE_TRAFFIC, detail)
     found = engine_occupancies(scenario, traffic)
     if others := foreign_sequences(scenario, found):
@@ -179,7 +139,3 @@ def _other_traffic(scenario: Scenario, traffic: Traffic) -> Iterator[Objection]:
     if len(engines) > 1:
         detail = f"{len(engines)} engines served it: it was restarted, or there are several"
         yield Objection(Reason.ENGINE_CHANGED, detail)
-
-
-def _requests(count: int) -> str:
-    return "1 request" if count == 1 else f"{count} requests"

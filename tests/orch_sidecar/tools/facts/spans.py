@@ -12,24 +12,68 @@ offline  offline; six requests at once
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from orch_sidecar.tools.facts.traces.otlp_file import read
+from orch_sidecar.tools.facts.traces.readers.otlp_file import read
 from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.span import Kind, Link, Span, Value
 
 TRACES = Path(__file__).with_name("traces")
 
+SIDECAR_PROFILE = "profile"
 SIDECAR: Mapping[str, Value] = {"service.name": "orch-sidecar"}
 ENGINE: Mapping[str, Value] = {"service.name": "vllm"}
 
 
+RECORDED = ("home", "cloud", "mixed", "offline")
+
+CONDITIONS: Mapping[str, Value] = {
+    "orch.speculative": "none",
+    "orch.quantization": "none",
+    "orch.kv_cache_dtype": "bfloat16",
+    "orch.prefix_caching": "on",
+    "orch.attention_backend": "FLASH_ATTN",
+    "orch.tensor_parallel": 1,
+    "orch.pipeline_parallel": 1,
+    "orch.tokens_per_step": 1,
+}
+
+
+# Attributes that `counted` adds.
+COUNTERS = (
+    "orch.request_number",
+    "orch.requests_total",
+    "orch.decode_steps_total",
+    "orch.decode_sequences_total",
+    "orch.engine_steps",
+    "orch.prefix_cache.queries_before",
+    "orch.prefix_cache.hits_before",
+    "orch.prefix_cache.queries_total",
+    "orch.prefix_cache.hits_total",
+)
+
+# Of `one`: a request that was alone in its engine.
+ALONE: Mapping[str, Any] = {"label": "single_stream", "sequences": 1, "batch": (4, 1, 1.0)}
+
+
 def real(name: str) -> list[Span]:
     """Returns all spans of a file."""
-    path = TRACES / f"{name}.jsonl"
-    return read(path.name, path.read_bytes())
+    return _recorded()[name]
+
+
+@cache
+def _recorded() -> dict[str, list[Span]]:
+    files = {
+        name: read(f"{name}.jsonl", (TRACES / f"{name}.jsonl").read_bytes()) for name in RECORDED
+    }
+    # Two files are of one engine, whose counters go on.
+    every = iter(counted(span for spans in files.values() for span in spans))
+    return {name: [next(every) for _ in spans] for name, spans in files.items()}
 
 
 def without(spans: Iterable[Span], *names: str) -> list[Span]:
@@ -38,6 +82,86 @@ def without(spans: Iterable[Span], *names: str) -> list[Span]:
         replace(span, attributes={k: v for k, v in span.attributes.items() if k not in names})
         for span in spans
     ]
+
+
+def counted(spans: Iterable[Span]) -> list[Span]:
+    """Returns the spans with the counters and conditions of an engine that served just these.
+
+    What a span has already stays. Requests enter an engine by the start of their attempts.
+    """
+    found = list(spans)
+    attempts = {(span.trace_id, span.span_id): span for span in found if _is_attempt(span)}
+    sequences = [span for span in found if span.name == "llm_request"]
+    entered: dict[Value, dict[tuple[str, str], int]] = defaultdict(dict)
+    for span in sequences:
+        key = span.trace_id, span.parent_id or span.span_id
+        start_ns = attempts[key].start_ns if key in attempts else span.start_ns
+        entered[span.attributes.get("orch.epoch")].setdefault(key, start_ns)
+    aborted = [
+        span for key, span in attempts.items() if not any(key in e for e in entered.values())
+    ]
+    for span in aborted:
+        engines = {
+            each.attributes.get("orch.epoch")
+            for each in sequences
+            if each.attributes.get("orch.pool") == span.attributes.get("orch.pool")
+        }
+        for engine in engines:
+            entered[engine][span.trace_id, span.span_id] = span.start_ns
+    added: dict[tuple[str, str], dict[str, Value]] = {}
+    for engine, starts in entered.items():
+        own = [span for span in sequences if span.attributes.get("orch.epoch") == engine]
+        added |= _counters(own, starts)
+    return [
+        replace(span, attributes={**added[_key(span)], **span.attributes})
+        if _key(span) in added
+        else span
+        for span in found
+    ]
+
+
+def _is_attempt(span: Span) -> bool:
+    return span.name == "engine.request"
+
+
+def _key(span: Span) -> tuple[str, str]:
+    return span.trace_id, span.span_id
+
+
+def _counters(
+    sequences: list[Span], starts: Mapping[tuple[str, str], int]
+) -> dict[tuple[str, str], dict[str, Value]]:
+    """Returns the counters at the ends of all sequences of an engine. `starts`: its requests'."""
+    order = sorted(starts, key=lambda key: (starts[key], key))
+    found: dict[tuple[str, str], dict[str, Value]] = {}
+    ended: list[tuple[int, int, int]] = []  # end, steps and their sequences until then
+    tokens = 0
+    for span in sorted(sequences, key=lambda span: (span.end_ns, span.start_ns)):
+        at = span.attributes
+        steps = span.whole("orch.steps") or 0
+        beside = round(steps * (span.number("orch.batch_size.mean") or 0.0))
+        before = max((each[1:] for each in ended if each[0] <= span.start_ns), default=(0, 0))
+        latest = max((each[1:] for each in ended), default=(0, 0))
+        total = max(latest[0], before[0] + steps), max(latest[1], before[1] + beside)
+        ended.append((span.end_ns, *total))
+        prompt = span.whole("gen_ai.usage.input_tokens") or 0
+        found[_key(span)] = {
+            "orch.profile": SIDECAR_PROFILE,
+            "orch.slots_total": 1 if at["measurement_type"] == "single_stream" else 8,
+            "orch.request_number": 1 + order.index((span.trace_id, span.parent_id or span.span_id)),
+            "orch.requests_total": sum(start_ns <= span.end_ns for start_ns in starts.values()),
+            "orch.decode_steps_total": total[0],
+            "orch.decode_sequences_total": total[1],
+            "orch.engine_steps": steps + 1,
+            "orch.prefix_cache.queries_before": tokens,
+            "orch.prefix_cache.hits_before": 0,
+            "orch.prefix_cache.queries_total": tokens + prompt,
+            "orch.prefix_cache.hits_total": 0,
+            "orch.weights": at.get("gen_ai.request.model", "model"),
+            **CONDITIONS,
+        }
+        tokens += prompt
+    return found
 
 
 def one(
@@ -85,7 +209,7 @@ def one(
     of_sidecar: dict[str, Value] = {
         "orch.outcome": outcome,
         "orch.request_id": f"r{number}",
-        "orch.profile": "profile",
+        "orch.profile": SIDECAR_PROFILE,
         "orch.class": "interactive",
         "orch.cost": sequences,
         "gen_ai.request.model": "model",
@@ -121,5 +245,5 @@ def one(
 
 
 def traffic_from(*requests: list[Span]) -> Traffic:
-    """Builds the traffic in the spans of these requests."""
-    return build_traffic(span for request in requests for span in request)
+    """Builds the traffic in the spans of these requests, which were all that the engine served."""
+    return build_traffic(counted(span for request in requests for span in request))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +18,23 @@ from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.row import parse_notes
 from orch_sidecar.tools.facts.tables.table import parse
 from orch_sidecar.tools.facts.traces.span import Span
+from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.scripted_jaeger import ScriptedJaeger, export_of
-from tests.orch_sidecar.tools.facts.spans import TRACES, one, real, without
+from tests.orch_sidecar.tools.facts.spans import ALONE, RECORDED, counted, real, without
 
-HOME, CLOUD, MIXED = (str(TRACES / f"{name}.jsonl") for name in ("home", "cloud", "mixed"))
+HOME, CLOUD, MIXED, OFFLINE = (f"{name}.jsonl" for name in RECORDED)
 # All of the real traces.
 ALL = ("--since", "2026-11-21T00:00:00Z", "--until", "2026-11-22T00:00:00Z")
+
+
+@pytest.fixture(autouse=True)
+def in_folder_of_recorded_files(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("recorded")
+    for name in RECORDED:
+        (folder / f"{name}.jsonl").write_text(json.dumps(export_of(real(name))))
+    monkeypatch.chdir(folder)
 
 
 def run(*words: str) -> int:
@@ -34,6 +44,11 @@ def run(*words: str) -> int:
     options = parser.parse_args(words)
     code: int = options.run(options)
     return code
+
+
+def one(number: int, start_s: float, end_s: float, **more: Any) -> list[Span]:
+    """Returns a request that was alone in its engine."""
+    return made.one(number, start_s, end_s, **{**ALONE, **more})
 
 
 async def from_jaeger(spans: Iterable[Span], *words: str) -> int:
@@ -59,12 +74,14 @@ def test_prints_the_rows_and_the_objections(
     assert labels(printed.out) == [
         ("single_stream", f"{source}/home-1"),
         ("batched_online", f"{source}/cloud-1"),
-        ("batched_online", f"{source}/two-1"),
     ]
     assert printed.err.splitlines() == [
         "invalid: shared-1 (batched_online, tiny, pool cloud, 3 requests)",
         "  never_batched: no step had more than one sequence (of 1)",
         "  coalesced: 3 requests: a generation was shared, its tokens would count several times",
+        "invalid: two-1 (batched_online, tiny, pool cloud, 3 requests)",
+        "  one_by_one: 1 request: each came after the answer of the one before: nothing was "
+        "batched with another",
         "invalid: bulk-1 (batched_online, tiny, pool cloud, 2 requests)",
         "  never_batched: no step had more than one sequence (of 2)",
         "excluded warm-up: home-1.warmup",
@@ -89,7 +106,7 @@ def test_spans_of_one_request_can_be_in_several_files(
 
 async def test_jaeger_gives_the_same_rows_as_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     spans = [*real("home"), *real("cloud"), *real("mixed"), *real("offline")]
-    files = [str(TRACES / f"{name}.jsonl") for name in ("home", "cloud", "mixed", "offline")]
+    files = (HOME, CLOUD, MIXED, OFFLINE)
     assert await asyncio.to_thread(run, "from-otlp", "--json", *files) == 0
     by_file = json.loads(capsys.readouterr().out)
     assert await from_jaeger(spans, *ALL, "--json", "--limit", "3") == 0
@@ -107,7 +124,6 @@ async def test_jaeger_gives_the_same_rows_as_a_file(capsys: pytest.CaptureFixtur
     assert [row["source_tag"] for row in by_jaeger["rows"]] == [
         "home-1",
         "cloud-1",
-        "two-1",
         "offline-1",
     ]
 
@@ -139,21 +155,22 @@ def test_nothing_is_written_without_a_row(
 
 
 def test_prints_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("from-otlp", MIXED, "--json") == 0
+    assert run("from-otlp", CLOUD, MIXED, "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["requests"], document["warmups"], document["added"]) == (8, [], 0)
+    assert (document["requests"], document["warmups"], document["added"]) == (14, [], 0)
     [row] = document["rows"]
-    assert (row["measurement_type"], row["batch"]) == ("batched_online", 2)
-    shared, bulk = document["invalid"]
-    assert shared["scenario"] == "shared-1"
-    assert [each["reason"] for each in shared["reasons"]] == ["never_batched", "coalesced"]
+    assert (row["measurement_type"], row["batch"]) == ("batched_online", 6)
+    shared, two, bulk = document["invalid"]
+    assert (shared["scenario"], two["scenario"]) == ("shared-1", "two-1")
+    assert [each["reason"] for each in two["reasons"]] == ["one_by_one"]
+    assert shared["conditions"]["speculative"] == "none"
     assert (bulk["pool"], bulk["requests"], bulk["gpu_count"]) == ("cloud", 2, 0)
 
 
 def test_scenario_is_selected_by_its_id(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("from-otlp", HOME, MIXED, "--scenario", "two-1") == 0
+    assert run("from-otlp", CLOUD, MIXED, "--scenario", "cloud-1") == 0
     printed = capsys.readouterr()
-    assert labels(printed.out) == [("batched_online", "otlp:home.jsonl+mixed.jsonl/two-1")]
+    assert labels(printed.out) == [("batched_online", "otlp:cloud.jsonl+mixed.jsonl/cloud-1")]
     assert printed.err == ""
     assert run("from-otlp", HOME, "--scenario", "moon") == 1
     assert f"no scenario 'moon' in {HOME} (6 requests)" in capsys.readouterr().err
@@ -166,42 +183,18 @@ def test_missing_values_are_options(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run("from-otlp", str(path)) == 1
     assert "not_said: gpu: the spans do not contain it" in capsys.readouterr().err
     given = ("--gpu", "L40S", "--gpu-count", "1", "--engine", "vLLM 0.32.0", "--precision", "BF16")
-    assert run("from-otlp", str(path), *given, "--model-id", "org/tiny-1") == 0
+    assert run("from-otlp", str(path), *given, "--model-id", "tiny") == 0
     [placed] = valid_rows(parse("stdout", capsys.readouterr().out))
     assert (placed.row.gpu, placed.row.gpu_count, placed.row.precision) == ("L40S", 1, "BF16")
-    assert (placed.row.model_id, placed.row.model_name) == ("org/tiny-1", "tiny-1")
+    assert placed.row.model_id == "tiny"
     notes = parse_notes(placed.row.scenario_notes)
     assert notes["given"] == "engine,precision,gpu,gpu_count"
-
-
-async def test_the_last_hour_until_now_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    now_s = time.time()
-    recent, older = one(1, now_s - 600, now_s - 590), one(2, now_s - 7200, now_s - 7190)
-    assert await from_jaeger([*recent, *older]) == 0
-    assert len(labels(capsys.readouterr().out)) == 1
-    assert await from_jaeger([*recent, *older], "--since", "3h") == 0
-    assert len(labels(capsys.readouterr().out)) == 2
-    assert await from_jaeger([*recent, *older], "--since", "5m") == 1
-    assert "no scenario in orch-sidecar at http://127.0.0.1:" in capsys.readouterr().err
-
-
-async def test_scenario_that_extends_beyond_the_interval_is_noted_as_cut(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    second_s = 1_795_295_000
-    requests = [one(n, second_s + n, second_s + n + 0.5) for n in range(10)]
-    spans = [span for request in requests for span in request]
-    ends = ("--since", "2026-11-21T21:03:22.5Z", "--until", "2026-11-21T21:03:26.5Z")
-    assert await from_jaeger(spans, *ends) == 0
-    [placed] = valid_rows(parse("stdout", capsys.readouterr().out))
-    notes = parse_notes(placed.row.scenario_notes)
-    assert (notes["requests"], notes["cut"]) == ("4", "before,after")
 
 
 async def test_traffic_that_only_the_engine_traced_is_detected(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run_ = one(1, 1_795_295_000, 1_795_295_010)
+    run_ = counted(one(1, 1_795_295_000, 1_795_295_010))
     *_, around = one(2, 1_795_295_004, 1_795_295_005)
     assert await from_jaeger([*run_, replace(around, parent_id=None)], *ALL) == 1
     assert (
@@ -253,7 +246,7 @@ def test_malformed_file_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["from-jaeger", "--limit", "1"], "'1' must be a whole number of at least 2"),
         (["from-jaeger", "--limit", "2.5"], "'2.5' must be a whole number"),
         (["from-jaeger", "--since", "1h", "--until", "2h"], "is before --since"),
-        (["from-otlp", HOME, "--gap", "0"], "'0' must be a number of seconds above 0"),
+        (["from-otlp", HOME, "--gap", "0.01"], "'0.01' must be a number of seconds of at least 10"),
         (["from-otlp", HOME, "--gap", "nan"], "'nan' must be"),
         (["from-otlp", HOME, "--gpu-count", "-1"], "'-1' must be a whole number of at least 0"),
         (["from-otlp", HOME, "--gpu", " "], "must not be empty"),

@@ -90,15 +90,27 @@ def test_unreadable_input_exits_with_2(facts: Path, name: str) -> None:
     assert verify(facts.with_name("nowhere.csv")) == 2
 
 
-def test_table_with_faults_or_without_rows_is_not_verified(
+def test_row_with_a_fault_fails_and_others_are_verified(
     facts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = facts.read_text(encoding="utf-8")
-    facts.write_text(text.splitlines()[0] + "\n", encoding="utf-8")
+    with facts.open("a", encoding="utf-8") as file:
+        file.write("a,b\n")
+    assert verify(facts, "--trusted", facts.with_name("trusted.yaml")) == 1
+    printed = capsys.readouterr().out
+    assert f"{facts}:2: verified (key lab)" in printed
+    assert f"{facts}:3: failed\n  " in printed
+
+
+def test_table_without_rows_or_with_another_header_is_not_verified(
+    facts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = facts.read_text(encoding="utf-8").splitlines()[0]
+    facts.write_text(header + "\n", encoding="utf-8")
     assert verify(facts) == 1
-    facts.write_text(text.replace("batched_online", "aggregate"), encoding="utf-8")
+    assert capsys.readouterr().out == f"{facts}: no rows\n"
+    facts.write_text("a,b\n", encoding="utf-8")
     assert verify(facts) == 1
-    assert "a table with faults is not verified: fix them" in capsys.readouterr().err
+    assert "the header must be" in capsys.readouterr().err
 
 
 def test_comparison_keeps_verified_rows_apart(

@@ -48,7 +48,7 @@ def test_a_real_stream_has_the_sidecars_times_and_the_engines_counts() -> None:
         [decode] = request.sequences
         assert decode.batch_max == 6
         assert decode.steps == decode.output_tokens - 1
-        assert request.dispatched[0][0] <= decode.start_ns < decode.end_ns <= request.end_ns
+        assert request.attempts[0].start_ns <= decode.start_ns < decode.end_ns <= request.end_ns
     assert sorted(r.engine_output_tokens for r in traffic.requests) == list(range(24, 30))
     # All spans of an engine since its start have the same epoch.
     assert len({decode.engine for r in traffic.requests for decode in r.sequences}) == 1
@@ -140,6 +140,11 @@ def test_request_through_two_sidecars_is_one_request_of_the_parent() -> None:
     request = only(upper, below(1, 20, "queue_full"), below(2, 40, "ok"))
     assert (request.pool, request.start_ns, request.end_ns) == ("above", 0, 4_000_000_000)
     assert (request.outcome, len(request.sequences)) == (Outcome.SERVED, 1)
+    # Those of the child, not of the parent at the child.
+    assert [(each.start_ns, each.failed) for each in request.attempts] == [
+        (1_000_000_000, True),
+        (2_000_000_000, False),
+    ]
 
 
 def test_failed_attempt_does_not_count() -> None:
@@ -151,7 +156,8 @@ def test_failed_attempt_does_not_count() -> None:
     )
     thrown_away = replace(decode, span_id="d" * 16, parent_id="c" * 16)
     request = only([server, wait, engine, decode, failed, thrown_away])
-    assert len(request.dispatched) == 2
+    assert [len(attempt.sequences) for attempt in request.attempts] == [1, 1]
+    assert [attempt.failed for attempt in request.aborted] == [True]
     assert request.engine_output_tokens == 5
 
 

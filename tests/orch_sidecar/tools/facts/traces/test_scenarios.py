@@ -47,7 +47,9 @@ def test_long_request_bridges_the_gap() -> None:
 
 def test_scenario_with_an_id_can_pause() -> None:
     named: dict[str, Value] = {"orch.scenario": "run-1"}
-    assert split(one(1, 0, 1, server=named), one(2, 5000, 5001, server=named)) == [[1, 2]]
+    assert split(one(1, 0, 1, server=named), one(2, 600, 601, server=named)) == [[1, 2]]
+    # Longer than whoever reads an interval sees beyond it.
+    assert split(one(1, 0, 1, server=named), one(2, 601, 602, server=named)) == [[1], [2]]
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,9 @@ def test_scenario_with_an_id_can_pause() -> None:
         {"decode": {"orch.precision": "FP8"}},
         {"decode": {"orch.gpu": "A100"}},
         {"decode": {"orch.gpu_count": 2}},
+        {"decode": {"orch.speculative": "ngram:3", "orch.tokens_per_step": 4}},
+        {"decode": {"orch.kv_cache_dtype": "fp8_e4m3"}},
+        {"server": {"orch.run": "0123"}},
     ],
 )
 def test_other_labels_are_another_scenario(other: dict[str, object]) -> None:

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from orch_sidecar.tools.facts.traces.objection import Reason
 from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.span import Link, Value
+from tests.documents import ROOT, quoted, rows, section
 from tests.orch_sidecar.tools.facts.objections import (
     ALONE,
     LABELS,
@@ -17,6 +19,8 @@ from tests.orch_sidecar.tools.facts.objections import (
     valid,
 )
 from tests.orch_sidecar.tools.facts.spans import one, real, without
+
+HEADING = "Objections to a traced scenario"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,7 @@ def test_unknown_steps_are_an_objection() -> None:
     for batch in (None, (0, 0, 0.0)):
         request = valid("single_stream", 1, 0, 1, batch=batch)
         unknown = without(request, "orch.batch_size.max", "orch.batch_size.mean")
-        assert list(objections_to(unknown, scenario="run-1")) == ["no_steps"]
+        assert "no_steps" in objections_to(unknown, scenario="run-1")
 
 
 @pytest.mark.parametrize("label", LABELS)
@@ -169,7 +173,8 @@ def test_unfinished_requests_are_an_objection_to_a_run_at_the_time() -> None:
     run = valid("batched_online", 1, 10, 20)
     _, wait, engine, _ = one(2, 15, 30, sequences=1)
     assert list(objections_to(run, [wait], scenario="run-1")) == ["not_ended"]
-    assert list(objections_to(run, [wait, engine], scenario="run-1")) == ["not_ended"]
+    reasons = objections_to(run, [wait, engine], scenario="run-1")
+    assert list(reasons) == ["not_ended", "untraced_requests"]
     _, wait, engine, _ = one(2, 1, 5, sequences=1)
     assert objections_to(run, [wait, engine], scenario="run-1") == {}  # it ended before the run
     unassigned = replace(wait, attributes={**wait.attributes, "orch.pool": "another"})
@@ -186,3 +191,8 @@ def test_requests_that_were_not_served_are_no_objection() -> None:
         valid("batched_online", 4, 1, 2, outcome="queue_full"),
     ]
     assert objections_to(*run, scenario="run-1") == {}
+
+
+def test_every_reason_is_documented_and_no_other() -> None:
+    table = rows(section(ROOT / "orch_sidecar/tools/bench/README.md", HEADING))
+    assert {name for first, *_ in table for name in quoted(first)} == set(Reason)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.traces.paging import Search, TooManyTraces, all_spans
+from orch_sidecar.tools.facts.traces.readers.paging import Search, TooManyTraces, all_spans
 from orch_sidecar.tools.facts.traces.span import Kind, Span
 
 FIRST_US, LAST_US = 1_000, 1_400

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from orch_sidecar.tools.facts.traces.otlp import Malformed, describe_error
+from orch_sidecar.tools.facts.traces.readers.otlp import Malformed, describe_error
 from orch_sidecar.tools.facts.traces.span import SERVICE, Kind, Link, Span, Value
 
 # Tags for what OpenTelemetry has separate fields for.

@@ -21,9 +21,9 @@ from pydantic.alias_generators import to_camel
 
 from orch_sidecar.tools.facts.tables import json_documents
 from orch_sidecar.tools.facts.tables.json_documents import InvalidJson
-from orch_sidecar.tools.facts.traces import jaeger_json, otlp
-from orch_sidecar.tools.facts.traces.otlp import Malformed
-from orch_sidecar.tools.facts.traces.paging import TooManyTraces, all_spans
+from orch_sidecar.tools.facts.traces.readers import jaeger_json, otlp
+from orch_sidecar.tools.facts.traces.readers.otlp import Malformed
+from orch_sidecar.tools.facts.traces.readers.paging import TooManyTraces, all_spans
 from orch_sidecar.tools.facts.traces.span import Span
 
 # The characters of a response that an error message shows.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from orch_sidecar.tools.facts.tables import json_documents
 from orch_sidecar.tools.facts.tables.json_documents import InvalidJson
-from orch_sidecar.tools.facts.traces.otlp import Malformed, spans_of
+from orch_sidecar.tools.facts.traces.readers.otlp import Malformed, spans_of
 from orch_sidecar.tools.facts.traces.span import Span
 
 

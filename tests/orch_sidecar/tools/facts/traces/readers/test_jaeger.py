@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from orch_sidecar.tools.facts.traces.jaeger import Jaeger, JaegerError
-from orch_sidecar.tools.facts.traces.jaeger_json import spans_of
-from orch_sidecar.tools.facts.traces.otlp import Malformed
+from orch_sidecar.tools.facts.traces.readers.jaeger import Jaeger, JaegerError
+from orch_sidecar.tools.facts.traces.readers.jaeger_json import spans_of
+from orch_sidecar.tools.facts.traces.readers.otlp import Malformed
 from orch_sidecar.tools.facts.traces.span import Kind, Link, Span
 from tests.orch_sidecar.tools.facts.scripted_jaeger import PAGE, ScriptedJaeger
 from tests.orch_sidecar.tools.facts.spans import one, real

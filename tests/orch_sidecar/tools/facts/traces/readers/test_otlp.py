@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.traces import otlp_file
-from orch_sidecar.tools.facts.traces.otlp import Malformed, spans_of
+from orch_sidecar.tools.facts.traces.readers import otlp_file
+from orch_sidecar.tools.facts.traces.readers.otlp import Malformed, spans_of
 from orch_sidecar.tools.facts.traces.span import Kind, Link, Span
 from tests.orch_sidecar.tools.facts.spans import TRACES, real
 

@@ -1,0 +1,191 @@
+"""One sequence in the engine, as the engine's span `llm_request` shows it.
+
+Pure. Knows the attributes of that span (orch_sidecar/README.md). What a span does not contain is
+None, and what needs it is not satisfied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from orch_sidecar.tools.facts.evidence.conditions import EngineConditions
+from orch_sidecar.tools.facts.traces.span import Span
+
+SEQUENCE_SPAN: Final = "llm_request"  # vLLM's
+
+# The counted steps of a sequence lack the last one, which is not known yet when its span ends;
+# asynchronous scheduling runs one more, whose token is discarded.
+_UNCOUNTED_STEPS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """The engine's counters, since its epoch, as a sequence ended.
+
+    `request_number`: of the HTTP request, from 1, among all generating requests that entered the
+    engine; the same on all its sequences. `requests_total`: those that had entered by the end.
+    `decode_steps`, `decode_sequences`: decode-only steps, and the sum of their batches.
+    `engine_steps`: steps of any kind during this sequence. `tokens_per_step`: the most tokens that
+    a step can generate of a sequence, above 1 with speculative decoding.
+    """
+
+    request_number: int
+    requests_total: int
+    decode_steps: int
+    decode_sequences: int
+    engine_steps: int
+    tokens_per_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCache:
+    """Prompt tokens looked up and found in the prefix cache since the epoch of the engine.
+
+    `_before`: when the sequence arrived; the others: when it ended.
+    """
+
+    queries_before: int
+    hits_before: int
+    queries: int
+    hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSequence:
+    """One sequence in the engine, from its arrival there to its last token.
+
+    `prompt`: the engine's id of its prompt; the sequences of one prompt share it, and its tokens.
+    `engine`: the engine instance, if known; it changes with a restart. `steps`: decode-only steps
+    that were counted until its end; without any there are no batch statistics. `queue_s`,
+    `decode_s`, `inference_s`: the engine's own times of waiting for a slot, from first to last
+    token, and from the slot to the last token. `served_as`: the first name under which the engine
+    serves its model; `weights`: the id or path that it loaded.
+    """
+
+    start_ns: int
+    end_ns: int
+    engine: str | None
+    pool: str | None
+    profile: str | None
+    measurement_type: str | None
+    prompt: str
+    input_tokens: int
+    output_tokens: int
+    slots: int | None
+    steps: int
+    batch_max: int | None
+    batch_mean: float | None
+    queue_s: float
+    decode_s: float
+    inference_s: float
+    counters: EngineCounters | None
+    prefix_cache: PrefixCache | None
+    conditions: EngineConditions | None
+    engine_version: str | None
+    precision: str | None
+    gpu: str | None
+    gpu_count: int | None
+    served_as: str | None
+    weights: str | None
+
+    @property
+    def step_s(self) -> float:
+        """The mean time of a decode step, 0 where none was counted."""
+        return self.decode_s / self.steps if self.steps else 0.0
+
+    @property
+    def uncounted_steps(self) -> int:
+        """The largest number of its steps that the engine's counts may lack.
+
+        The engine counts back from the end of the span, which a busy API server delays beyond the
+        last token: so much of the span is neither queue nor inference.
+        """
+        steps = 0 if self.counters is None else self.counters.engine_steps
+        if not steps or self.inference_s <= 0:
+            return _UNCOUNTED_STEPS
+        late_s = (self.end_ns - self.start_ns) / 1e9 - self.queue_s - self.inference_s
+        return _UNCOUNTED_STEPS + max(0, int(late_s * steps / self.inference_s))
+
+
+def parse_sequence(span: Span) -> EngineSequence:
+    """Parses a span of the engine. Raises ValueError for an attribute of the wrong type."""
+    return EngineSequence(
+        start_ns=span.start_ns,
+        end_ns=span.end_ns,
+        engine=_engine(span),
+        pool=span.text("orch.pool"),
+        profile=span.text("orch.profile"),
+        measurement_type=span.text("measurement_type"),
+        prompt=span.text("gen_ai.request.id") or span.span_id,
+        input_tokens=span.whole("gen_ai.usage.input_tokens") or 0,
+        output_tokens=span.whole("gen_ai.usage.output_tokens") or 0,
+        slots=span.whole("orch.slots_total"),
+        steps=span.whole("orch.steps") or 0,
+        batch_max=span.whole("orch.batch_size.max"),
+        batch_mean=span.number("orch.batch_size.mean"),
+        queue_s=span.number("gen_ai.latency.time_in_queue") or 0.0,
+        decode_s=span.number("gen_ai.latency.time_in_model_decode") or 0.0,
+        inference_s=span.number("gen_ai.latency.time_in_model_inference") or 0.0,
+        counters=_counters(span),
+        prefix_cache=_prefix_cache(span),
+        conditions=_conditions(span),
+        engine_version=span.text("orch.engine_version"),
+        precision=span.text("orch.precision"),
+        gpu=span.text("orch.gpu"),
+        gpu_count=span.whole("orch.gpu_count"),
+        served_as=span.text("gen_ai.request.model"),
+        weights=span.text("orch.weights"),
+    )
+
+
+def _engine(span: Span) -> str | None:
+    """Returns the engine instance that made a span; a restart changes it."""
+    instance = span.text("orch.epoch") or span.resource.get("service.instance.id")
+    return None if instance is None else str(instance)
+
+
+def _wholes(span: Span, *names: str) -> list[int] | None:
+    """Returns integer attributes, None unless the span has all of them."""
+    values = [value for name in names if (value := span.whole(name)) is not None]
+    return values if len(values) == len(names) else None
+
+
+def _counters(span: Span) -> EngineCounters | None:
+    values = _wholes(
+        span,
+        "orch.request_number",
+        "orch.requests_total",
+        "orch.decode_steps_total",
+        "orch.decode_sequences_total",
+        "orch.engine_steps",
+        "orch.tokens_per_step",
+    )
+    return None if values is None else EngineCounters(*values)
+
+
+def _prefix_cache(span: Span) -> PrefixCache | None:
+    names = ("queries_before", "hits_before", "queries_total", "hits_total")
+    values = _wholes(span, *(f"orch.prefix_cache.{name}" for name in names))
+    return None if values is None else PrefixCache(*values)
+
+
+def _conditions(span: Span) -> EngineConditions | None:
+    speculative = span.text("orch.speculative")
+    quantization = span.text("orch.quantization")
+    kv_cache_dtype = span.text("orch.kv_cache_dtype")
+    prefix_caching = span.text("orch.prefix_caching")
+    attention_backend = span.text("orch.attention_backend")
+    ranks = _wholes(span, "orch.tensor_parallel", "orch.pipeline_parallel")
+    if (
+        speculative is None
+        or quantization is None
+        or kv_cache_dtype is None
+        or prefix_caching is None
+        or attention_backend is None
+        or ranks is None
+    ):
+        return None
+    return EngineConditions(
+        speculative, quantization, kv_cache_dtype, prefix_caching, attention_backend, *ranks
+    )

@@ -1,0 +1,227 @@
+"""Labels that were not earned: recorded scenarios, altered so that their label is false.
+
+Each case is (name, recording, alteration, the reason that must be among the objections). Here: the
+load, the label and the engine. `test_false_labels_counters` has traffic that is not traced,
+`test_false_labels_figures` the figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+from tests.orch_sidecar.tools.facts.traces.alterations import (
+    ATTEMPT,
+    SEQUENCE,
+    SERVER,
+    Alteration,
+    Spans,
+    both,
+    changed,
+    dropped,
+    kind,
+    moved,
+    one_after_another,
+    reasons,
+    recounted,
+    requests,
+    set_to,
+    verdict,
+)
+
+
+class Case(NamedTuple):
+    name: str
+    recording: str
+    alter: Alteration
+    reason: str
+
+
+def relabelled(label: str, **more: str) -> Alteration:
+    return set_to(None, {"measurement_type": label, **{f"orch.{k}": v for k, v in more.items()}})
+
+
+def nested(number: int, *, below: int) -> Alteration:
+    """Copies a sequence to below the attempt of another request."""
+
+    def alter(spans: Spans) -> Spans:
+        traces = requests(spans)
+        [copy] = [s for s in spans if s.trace_id == traces[number] and kind(s) == SEQUENCE]
+        [attempt] = [s for s in spans if s.trace_id == traces[below] and kind(s) == ATTEMPT]
+        trace_id, parent_id = attempt.trace_id, attempt.span_id
+        return [*spans, replace(copy, trace_id=trace_id, parent_id=parent_id, span_id="f" * 16)]
+
+    return alter
+
+
+LOAD = [
+    Case("offline from a trickle", "offline", one_after_another(12, 2), "trickle"),
+    Case("a trickle's batch", "offline", one_after_another(12, 2), "batch_not_full"),
+    Case(
+        "a trickle whose spans claim a full batch",
+        "offline",
+        both(one_after_another(12, 2), set_to(SEQUENCE, {"orch.batch_size.max": 8})),
+        "trickle",
+    ),
+    Case(
+        "offline whose last request came late",
+        "offline",
+        both(moved(1.0, only=[5]), recounted),
+        "trickle",
+    ),
+    Case(
+        "offline requests that arrived at once, whose bodies came one after another",
+        "offline",
+        both(
+            *(both(moved(0.2 * n, ATTEMPT, [n]), moved(0.2 * n, SEQUENCE, [n])) for n in range(6)),
+            changed(SERVER, lambda span: replace(span, end_ns=span.end_ns + 10**9)),
+            set_to(SEQUENCE, {"orch.batch_size.max": 2}),
+            recounted,
+        ),
+        "batch_not_full",
+    ),
+    Case(
+        "offline whose batch was smaller than slots and work",
+        "offline",
+        set_to(SEQUENCE, {"orch.batch_size.max": 5}),
+        "batch_not_full",
+    ),
+    Case(
+        "requests for two sequences, one after another",
+        "cloud",
+        both(one_after_another(6, 0), set_to(SEQUENCE, {"orch.batch_size.max": 2})),
+        "one_by_one",
+    ),
+    Case(
+        "concurrency 1 on an engine that can batch", "cloud", one_after_another(6, 0), "one_by_one"
+    ),
+    Case(
+        "no step with two sequences",
+        "cloud",
+        set_to(SEQUENCE, {"orch.batch_size.max": 1, "orch.batch_size.mean": 1.0}),
+        "never_batched",
+    ),
+    Case(
+        "a batch above one as single_stream",
+        "home",
+        set_to(SEQUENCE, {"orch.batch_size.max": 2}, [1]),
+        "batch_above_one",
+    ),
+    Case(
+        "single_stream with 8 slots",
+        "home",
+        set_to(SEQUENCE, {"orch.slots_total": 8}),
+        "wrong_slots",
+    ),
+    Case("cloud with one slot", "cloud", set_to(SEQUENCE, {"orch.slots_total": 1}), "wrong_slots"),
+    Case(
+        "interactive requests as offline",
+        "offline",
+        set_to(SERVER, {"orch.class": "interactive"}, [2]),
+        "online_traffic",
+    ),
+]
+
+LABELS = [
+    Case("home labelled batched_online", "home", relabelled("batched_online"), "never_batched"),
+    Case("home labelled offline", "home", relabelled("offline"), "wrong_slots"),
+    Case("cloud labelled single_stream", "cloud", relabelled("single_stream"), "batch_above_one"),
+    Case("cloud labelled offline", "cloud", relabelled("offline"), "contradiction"),
+    Case(
+        "cloud labelled offline, its profile too, with interactive requests",
+        "cloud",
+        relabelled("offline", profile="offline"),
+        "online_traffic",
+    ),
+    Case(
+        "a label forged by the sidecar alone",
+        "cloud",
+        set_to(SERVER, {"measurement_type": "offline"}),
+        "contradiction",
+    ),
+    Case(
+        "a label forged by the engine alone",
+        "cloud",
+        set_to(SEQUENCE, {"measurement_type": "single_stream"}, [3]),
+        "contradiction",
+    ),
+    Case("a label that nothing measures", "cloud", relabelled("aggregate"), "unknown_label"),
+    Case(
+        "single_stream with profile=cloud",
+        "home",
+        relabelled("single_stream", profile="cloud"),
+        "contradiction",
+    ),
+    Case(
+        "a profile that the engine does not run",
+        "home",
+        set_to(SERVER, {"orch.profile": "cloud"}),
+        "contradiction",
+    ),
+]
+
+ENGINE = [
+    Case(
+        "an engine that was restarted",
+        "cloud",
+        set_to(SEQUENCE, {"orch.epoch": "another"}, [4, 5]),
+        "engine_changed",
+    ),
+    Case("an engine clock 100 s behind", "home", moved(-100, SEQUENCE), "contradiction"),
+    Case("an engine clock 2 s ahead", "cloud", moved(2, SEQUENCE), "contradiction"),
+    Case(
+        "engine spans that were sampled out", "cloud", dropped(SEQUENCE, [1]), "engine_not_traced"
+    ),
+    Case("no engine span at all", "home", dropped(SEQUENCE), "engine_not_traced"),
+    Case("a server span that is not there yet", "home", dropped(SERVER, [2]), "not_ended"),
+    Case(
+        "a request without the sidecar's engine span",
+        "home",
+        dropped(ATTEMPT, [2]),
+        "engine_not_traced",
+    ),
+    Case(
+        "a sequence of another below a request's span",
+        "home",
+        nested(2, below=0),
+        "contradiction",
+    ),
+    Case(
+        "requests of an engine that was killed",
+        "cloud",
+        both(
+            set_to(SERVER, {"orch.outcome": "engine_failed"}),
+            set_to(ATTEMPT, {"orch.outcome": "engine_failed"}),
+        ),
+        "nothing_served",
+    ),
+    Case(
+        "speculative decoding in half of a run",
+        "cloud",
+        set_to(SEQUENCE, {"orch.speculative": "ngram:3", "orch.tokens_per_step": 4}, [3, 4, 5]),
+        "other_traffic",
+    ),
+    Case(
+        "speculative decoding that is denied",
+        "cloud",
+        set_to(SEQUENCE, {"orch.tokens_per_step": 4}),
+        "contradiction",
+    ),
+    Case(
+        "conditions that nobody states",
+        "cloud",
+        set_to(SEQUENCE, {"orch.quantization": ""}),
+        "not_said",
+    ),
+]
+
+CASES = [*LOAD, *LABELS, *ENGINE]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_label_is_not_earned(case: Case) -> None:
+    found = verdict(case.recording, case.alter)
+    assert found.row is None
+    assert case.reason in reasons(found), found.objections

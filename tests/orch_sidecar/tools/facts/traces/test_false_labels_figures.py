@@ -1,0 +1,222 @@
+"""Figures that are not those of the run, and rows that say under which conditions they are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from orch_sidecar.tools.facts.tables.row import Row, parse_notes
+from orch_sidecar.tools.facts.traces.requests import build_traffic
+from orch_sidecar.tools.facts.traces.scenario_row import Declared, judge
+from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
+from orch_sidecar.tools.facts.traces.span import Span
+from tests.orch_sidecar.tools.facts.spans import real
+from tests.orch_sidecar.tools.facts.traces.alterations import (
+    ATTEMPT,
+    SCENARIOS,
+    SEQUENCE,
+    SERVER,
+    Alteration,
+    both,
+    changed,
+    copied,
+    moved,
+    raised,
+    reasons,
+    recounted,
+    set_to,
+    verdict,
+)
+
+DECODE_S, INFERENCE_S = (f"gen_ai.latency.time_in_model_{part}" for part in ("decode", "inference"))
+TOKENS = "gen_ai.usage.output_tokens"
+
+
+def shortened(span: Span) -> Span:
+    """A tenth of the time."""
+    return replace(span, end_ns=span.start_ns + (span.end_ns - span.start_ns) // 10)
+
+
+def row_of(recording: str, *alterations: Alteration, given: Declared | None = None) -> Row:
+    found = verdict(recording, *alterations, given=given)
+    assert found.row is not None, found.objections
+    return found.row
+
+
+# (name, recording, alteration): all are contradictions
+CONTRADICTIONS: list[tuple[str, str, Alteration]] = [
+    (
+        "a forged request after the run: 100 000 tokens, no step",
+        "home",
+        both(
+            copied(2, 5.0, set_to(SEQUENCE, {TOKENS: 100_000, "orch.steps": 0})),
+            recounted,
+        ),
+    ),
+    (
+        "480 tokens in 46 steps",
+        "cloud",
+        set_to(SEQUENCE, {TOKENS: 480, "orch.engine_steps": 46}, [0]),
+    ),
+    (
+        "tokens that the steps of speculative decoding cannot have",
+        "cloud",
+        set_to(
+            SEQUENCE,
+            {"orch.speculative": "ngram:3", "orch.tokens_per_step": 4, TOKENS: 4 * 40},
+        ),
+    ),
+    ("a first token after the last", "cloud", set_to(SERVER, {"orch.first_byte_s": 9.0}, [3])),
+    ("a last token before the first", "cloud", set_to(SERVER, {"orch.last_token_s": 0.001}, [3])),
+    ("a first token before the request", "cloud", set_to(SERVER, {"orch.first_byte_s": -1.0}, [3])),
+    ("a last token after the end", "cloud", set_to(SERVER, {"orch.last_token_s": 7.5}, [3])),
+    (
+        "an end before the start",
+        "home",
+        changed(SERVER, lambda span: replace(span, end_ns=span.start_ns - 1), [1]),
+    ),
+    ("an answer that came before it was generated", "home", changed(SERVER, shortened)),
+    (
+        "a stream whose last token came before it was generated",
+        "cloud",
+        set_to(SERVER, {"orch.first_byte_s": 0.001, "orch.last_token_s": 0.002}, [5]),
+    ),
+    (
+        "a decode that took longer than the answer",
+        "cloud",
+        set_to(SEQUENCE, {DECODE_S: 3.0}, [2]),
+    ),
+    ("sidecar and engine count other tokens", "offline", set_to(SERVER, {TOKENS: 400}, [2])),
+    (
+        "sidecar and engine count other prompts",
+        "offline",
+        set_to(SERVER, {"gen_ai.usage.input_tokens": 400}, [2]),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("recording", "alter"),
+    [case[1:] for case in CONTRADICTIONS],
+    ids=[case[0] for case in CONTRADICTIONS],
+)
+def test_figure_that_the_spans_contradict_makes_no_row(recording: str, alter: Alteration) -> None:
+    found = verdict(recording, alter)
+    assert found.row is None
+    assert "contradiction" in reasons(found), found.objections
+
+
+@pytest.mark.parametrize("recording", SCENARIOS)
+def test_recorded_scenario_has_no_objections(recording: str) -> None:
+    assert reasons(verdict(recording)) == set()
+
+
+def test_attribute_that_is_no_number_is_an_error() -> None:
+    alter = set_to(SEQUENCE, {"orch.batch_size.mean": float("nan")}, [0])
+    with pytest.raises(ValueError, match=r"orch\.batch_size\.mean is nan, must be a finite number"):
+        verdict("cloud", alter)
+
+
+def test_clocks_are_compared_by_how_much_they_differ() -> None:
+    found = verdict("home", moved(-100, SEQUENCE))
+    [clocks] = [each.detail for each in found.objections if "clock" in each.detail]
+    assert re.fullmatch(
+        r"5 of its sequences: the engine's clock is at least 99\.99\d s behind the sidecar's",
+        clocks,
+    )
+    assert reasons(verdict("home", moved(-0.9, SEQUENCE))) == set()
+
+
+def test_speculative_decoding_is_a_condition_of_the_row() -> None:
+    drafts = set_to(SEQUENCE, {"orch.speculative": "ngram:3", "orch.tokens_per_step": 4})
+    for alterations, expected in (((), "none"), ((drafts,), "ngram:3")):
+        notes = parse_notes(row_of("cloud", *alterations).scenario_notes)
+        assert notes["speculative"] == expected
+
+
+def test_hits_of_the_prefix_cache_are_a_note() -> None:
+    assert parse_notes(row_of("home").scenario_notes)["prefix_hit_ratio"] == "0"
+    # 23 + 22 + 22 + 3 + 3 tokens of prompts; the second and third were cached but for six tokens.
+    hits = both(
+        *(
+            raised(f"orch.prefix_cache.hits_{at}", 16, later)
+            for first in (1, 2)
+            for at, later in (("total", range(first, 5)), ("before", range(first + 1, 5)))
+        ),
+    )
+    notes = parse_notes(row_of("home", hits).scenario_notes)
+    assert notes["prefix_hit_ratio"] == f"{32 / 73:.6g}"
+
+
+def test_batch_is_the_mean_over_the_decode_steps() -> None:
+    row = row_of("cloud")
+    notes = parse_notes(row.scenario_notes)
+    assert (row.batch, notes["batch_mean"], notes["batch_max"]) == (6, f"{157 / 28:.6g}", "6")
+
+
+def test_request_ends_with_its_last_token() -> None:
+    """The end of HTTP can come much later."""
+    last_s = 0.2
+    ends = both(
+        set_to(SERVER, {"orch.last_token_s": last_s}),
+        *(
+            changed(name, lambda span: replace(span, end_ns=span.end_ns + 5 * 10**9))
+            for name in (SERVER, ATTEMPT)
+        ),
+    )
+    notes = parse_notes(row_of("cloud", ends).scenario_notes)
+    assert (notes["latency_p50_ms"], notes["window_s"]) == ("200", "0.206")
+
+
+def test_offline_row_has_no_latencies() -> None:
+    notes = parse_notes(row_of("offline").scenario_notes)
+    assert [name for name in notes if name.endswith("_ms")] == []
+
+
+def test_time_per_token_of_several_sequences_is_that_of_one() -> None:
+    """A request for two sequences, beside those of a recorded run."""
+    sequence = "f" * 16
+
+    def doubled(spans: list[Span]) -> list[Span]:
+        copies = [replace(span, span_id=sequence) for span in spans if span.name == SEQUENCE]
+        return [*spans, *copies]
+
+    two = both(
+        *(copied(n, 0.0, doubled, set_to(SERVER, {"orch.cost": 2}), keep=False) for n in (0,)),
+        set_to(SEQUENCE, {"orch.batch_size.max": 7, "orch.batch_size.mean": 6.5}),
+        recounted,
+    )
+    times = [
+        float(parse_notes(row_of("cloud", *each).scenario_notes)["tpot_p50_ms"])
+        for each in ((), (two,))
+    ]
+    assert times[1] == pytest.approx(times[0], rel=0.01)
+
+
+def test_requests_outside_of_the_interval_are_a_cut() -> None:
+    traffic = build_traffic(real("cloud"))
+    starts = sorted(each.start_ns for each in traffic.requests if each.scenario == "cloud-1")
+    [scenario] = group_scenarios(traffic, 60.0, first_ns=starts[2], last_ns=starts[4]).scenarios
+    row = judge(scenario, traffic, Declared(), "test").row
+    assert row is not None
+    assert parse_notes(row.scenario_notes)["cut"] == "before,after"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (Declared(gpu="NVIDIA H100"), "gpu: the spans contain 'CPU (AMD EPYC)'"),
+        (Declared(gpu_count=8), "gpu_count: the spans contain 0"),
+        (Declared(engine="vLLM 0.33.0"), "engine: the spans contain 'vLLM 0.32.0'"),
+        (Declared(precision="FP8"), "precision: the spans contain 'FP32'"),
+        (Declared(model_id="org/Big-70B"), "model_id: the engine serves 'tiny'"),
+    ],
+)
+def test_declared_value_that_the_engine_contradicts_makes_no_row(
+    given: Declared, expected: str
+) -> None:
+    found = verdict("cloud", given=given)
+    assert found.row is None
+    assert [each.detail.startswith(expected) for each in found.objections] == [True]
