@@ -102,6 +102,24 @@ async def test_row_that_cannot_be_made_is_reported_before_anything_is_sent(
     assert engine.generating == []
 
 
+@pytest.mark.parametrize(
+    ("given", "both"),
+    [
+        (
+            IdentityOverrides(gpu="NVIDIA H100", gpu_count=8),
+            "--gpu 'NVIDIA H100' contradicts the engine, which reports 'CPU (scripted)'",
+        ),
+        (IdentityOverrides(model_id="org/70B"), "--model-id 'org/70B': the engine serves tiny"),
+    ],
+)
+async def test_claim_that_the_engine_contradicts_is_rejected_before_anything_is_sent(
+    engine: ScriptedEngine, cloud: Running, given: IdentityOverrides, both: str
+) -> None:
+    with pytest.raises(NotMeasurable, match=re.escape(both)):
+        await measured(url_of(cloud), CLOSED, given=given)
+    assert engine.generating == []
+
+
 async def test_model_that_is_not_served_there_is_rejected(cloud: Running) -> None:
     with pytest.raises(NotMeasurable, match="the pool does not serve the model 'huge', but tiny"):
         await measured(url_of(cloud), CLOSED, model="huge")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,6 @@ from hypothesis import strategies as st
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
-from orch_sidecar.proxy import client_writer
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
@@ -192,7 +193,7 @@ async def test_last_token_is_the_last_event_with_generated_text(
     ]
     relayed = Relayed(spoken.api).says(STREAM_HEAD)
     for at, event in enumerate(events):
-        monkeypatch.setattr(client_writer.time, "monotonic_ns", lambda at=at: at)
+        monkeypatch.setattr(time, "monotonic_ns", lambda at=at: at)
         relayed.says(chunk(event))
     relayed.says(LAST_CHUNK)
     assert relayed.record.last_token == generated[-1]

@@ -106,13 +106,18 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         help="table to append a row to, if the result is valid",
     )
     given = parser.add_argument_group(
-        "identity, where the engine does not report it (the row is marked as given by hand)"
+        "identity, where the engine does not report it (the row notes what was given); "
+        "a value that contradicts its report is an error"
     )
     given.add_argument("--engine", help="name and version, such as 'vLLM 0.32.0'")
     given.add_argument("--precision", help="such as BF16")
     given.add_argument("--gpu", help="such as 'NVIDIA H100 80GB HBM3'")
     given.add_argument("--gpu-count", type=count_or_zero, help="0 without a GPU")
-    given.add_argument("--model-id", help="if the model is served by another name")
+    given.add_argument(
+        "--model-id",
+        help="another name that the engine serves, or the id of the model that it has loaded; "
+        "any id where it knows its model by paths only, or reports nothing",
+    )
     given.add_argument("--model-name", help="display name; default: the last part of the id")
 
 

@@ -122,7 +122,7 @@ def _latency_notes(label: Label, figures: FiguresDocument) -> dict[str, float]:
     if label is Label.OFFLINE:
         return {}
     found = {"ttft": figures.ttft_ms, "tpot": figures.tpot_ms, "latency": figures.latency_ms}
-    notes = {}
+    notes: dict[str, float] = {}
     for name, each in found.items():
         if each is None:
             continue

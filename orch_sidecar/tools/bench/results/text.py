@@ -96,8 +96,8 @@ def _figures(figures: FiguresDocument, result: Result) -> list[str]:
             "TPOT": figures.tpot_ms,
             "gap between events": figures.itl_ms,
         }
-        for name, found in named.items():
-            lines += [] if found is None else _lines(name, found)
+        for name, spread in named.items():
+            lines += [] if spread is None else _lines(name, spread)
     if result.goodput is not None and result.status is not Status.INVALID:
         found = result.goodput
         lines.append(

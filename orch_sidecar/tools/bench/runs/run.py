@@ -258,7 +258,11 @@ def _expected(scenario: Scenario, due_s: tuple[float, ...]) -> tuple[int, float]
 
 def _requests(plan: Plan, run: RunId, seed: int, *, salted: bool) -> Iterator[Request]:
     """Yields requests, without end, that belong to the scenario of the run's name."""
-    fields = {X_ORCH_NO_COALESCE: "true", X_ORCH_SCENARIO: run.name, X_ORCH_RUN: run.secret}
+    fields: dict[str, str] = {
+        X_ORCH_NO_COALESCE: "true",
+        X_ORCH_SCENARIO: run.name,
+        X_ORCH_RUN: run.secret,
+    }
     if plan.pool is not None:
         fields[X_ORCH_POOL] = plan.pool
     for prompt in plan.prompts(seed):

@@ -35,8 +35,8 @@ _PROOF: Final = """
 A file proves nothing about the engine. Save GET /v1/capabilities before the first request and
 after the last answer, with the engine idle for two seconds both times, and give both: the row then
 has the label of the file (or of the engine, where the file claims none), or the file is rejected
-because the engine did something else. Without them the row is to_be_confirmed, and --engine,
---precision, --gpu and --gpu-count are required instead."""
+because the engine did something else, or did it at another time. Without them the row is
+to_be_confirmed, and --engine, --precision, --gpu and --gpu-count are required instead."""
 
 _VLLM_BENCH: Final = f"""Makes rows from files of `vllm bench serve --save-result`.
 
@@ -76,7 +76,11 @@ def _add(commands: Commands, name: str, tool: str, description: str, read: Read)
     add("files", nargs="+", type=Path, metavar="FILE", help=f"files of {tool}")
     add("--output", type=Path, metavar="CSV", help="append rows that are not in this file yet")
     add("--json", action="store_true", help="print the rows as JSON instead of CSV")
-    add("--model-id", help="id of the model (default: the name in the file)")
+    add(
+        "--model-id",
+        help="id of the model: one that the engine serves or has loaded, if its state "
+        "is given (default: the name in the file)",
+    )
     add("--model-name", help="display name of the model (default: the last part of its id)")
     proof = parser.add_argument_group("the state of the engine before and after a single run")
     saved = "GET /v1/capabilities, as JSON"

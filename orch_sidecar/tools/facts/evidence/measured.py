@@ -142,7 +142,7 @@ def contradiction(
 def latency_notes(figures: Figures) -> dict[str, float]:
     """Returns the latency notes of figures, in ms: percentiles, and MLPerf's estimates of them."""
     spreads = {"ttft": figures.ttft_s, "tpot": figures.tpot_s, "latency": figures.latency_s}
-    notes = {}
+    notes: dict[str, float] = {}
     for name, spread in spreads.items():
         if spread is None:
             continue

@@ -50,11 +50,11 @@ def test_count_is_the_largest_of_its_confidence(at: float, samples: int) -> None
     share = round(100 - at)
 
     def at_most(count: int) -> float:
-        terms = (
+        total: int = sum(
             comb(samples, over) * share**over * (100 - share) ** (samples - over)
             for over in range(count + 1)
         )
-        return sum(terms) / 100**samples
+        return float(total / 100**samples)
 
     found = allowed_over(samples, at)
     assert at_most(found) < 1 - CONFIDENCE <= at_most(found + 1)

@@ -6,8 +6,7 @@ Each way is one line of a table: what is done to a true run, and why it becomes 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -16,132 +15,30 @@ from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides, contradictions
 from orch_sidecar.tools.bench.results.result import Status
-from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.measured import Arrivals, MeasuredRun, Rejection
-from orch_sidecar.tools.facts.evidence.run_row import Proof, Source, to_row
-from orch_sidecar.tools.facts.evidence.snapshot import parse_snapshot
+from orch_sidecar.tools.facts.evidence.measured import Arrivals, Rejection
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from tests.orch_sidecar.tools.bench.sample_results import OFFLINE, ONLINE, SINGLE, in_a_row, result
-from tests.orch_sidecar.tools.facts.imports import document
+from tests.orch_sidecar.tools.facts.evidence.altered_files import (
+    Files,
+    another_model,
+    changed,
+    compressed,
+    files,
+    first_token_after_the_last,
+    first_token_after_the_last_in_guidellm,
+    half_cut,
+    longer_than_the_states_are_apart,
+    offline_burst_that_never_filled_the_slots,
+    offline_trickle,
+    one_by_one_for_several_sequences,
+    outcome,
+    same_state_twice,
+    saved_before_the_end,
+    saved_during_the_run,
+    shortened,
+    swapped,
+)
 from tests.orch_sidecar.tools.facts.snapshots import home, snapshot
-
-
-@dataclass
-class Files:
-    """A run's file, and the engine's states from before and after it."""
-
-    file: Any
-    before: Any
-    after: Any
-    model_id: str | None = None
-
-    def states(self, **fields: Any) -> None:
-        for each in (self.before, self.after):
-            each["engines"][0] |= fields
-
-    def ended(self, **fields: Any) -> None:
-        self.after["engines"][0] |= fields
-
-
-def files(name: str) -> Files:
-    return Files(*(deepcopy(document(f"{name}{end}")) for end in ("", "_before", "_after")))
-
-
-def outcome(name: str, given: Files) -> Row | Rejection:
-    read = vllm_bench.read if name.startswith("vllm") else guidellm.read
-    [found] = read(given.file)
-    if isinstance(found, Rejection):
-        return found
-    assert isinstance(found, MeasuredRun)
-    known = Proof(parse_snapshot(given.before), parse_snapshot(given.after))
-    return to_row(found, known, Source("run-1", given.model_id))
-
-
-def swapped(given: Files) -> None:
-    given.before, given.after = given.after, given.before
-
-
-def same_state_twice(given: Files) -> None:
-    given.after = given.before
-
-
-def half_cut(given: Files) -> None:
-    """The file has the first half of the requests, with sums that fit."""
-    file = given.file
-    half = file["completed"] // 2
-    for name in ("input_lens", "output_lens", "ttfts", "latencies", "start_times", "queue_times"):
-        file[name] = file[name][:half]
-    tokens, prompts = sum(file["output_lens"]), sum(file["input_lens"])
-    file |= {"completed": half, "total_output_tokens": tokens, "total_input_tokens": prompts}
-    file["output_throughput"] = tokens / file["duration"]
-    file["total_token_throughput"] = (tokens + prompts) / file["duration"]
-
-
-def changed(**fields: Any) -> Callable[[Files], None]:
-    """Fields of the run's file."""
-    return lambda given: given.file.update(fields)
-
-
-def offline_pool(given: Files) -> None:
-    given.states(measurement_type="offline", profile="offline")
-    given.file |= {"measurement_type": "offline", "request_rate": "inf"}
-
-
-def offline_trickle(given: Files) -> None:
-    offline_pool(given)
-    given.file["max_concurrency"] = 2
-
-
-def offline_burst_that_never_filled_the_slots(given: Files) -> None:
-    offline_pool(given)
-    given.file["max_concurrency"] = None
-
-
-def one_by_one_for_several_sequences(given: Files) -> None:
-    given.file |= {"request_rate": "inf", "max_concurrency": 1}
-
-
-def another_model(given: Files) -> None:
-    given.model_id = "meta-llama/Llama-3.1-70B-Instruct"
-
-
-def shortened(given: Files) -> None:
-    """A tenth of the duration, in a file without details."""
-    file = given.file
-    for name in ("start_times", "ttfts", "latencies", "queue_times", "input_lens", "output_lens"):
-        file[name] = None
-    file["duration"] /= 10
-    for name in ("output_throughput", "total_token_throughput"):
-        file[name] *= 10
-
-
-def compressed(given: Files) -> None:
-    """Every request a tenth as long, in a file with details."""
-    file = given.file
-    for name in ("start_times", "ttfts", "latencies", "queue_times"):
-        file[name] = [value / 10 for value in file[name]]
-
-
-def saved_during_the_run(given: Files) -> None:
-    given.before["engines"][0]["observed_at"] = "2026-11-21T21:35:10.000Z"
-
-
-def saved_before_the_end(given: Files) -> None:
-    given.after["engines"][0]["observed_at"] = "2026-11-21T21:35:10.000Z"
-
-
-def longer_than_the_states_are_apart(given: Files) -> None:
-    given.after["engines"][0]["observed_at"] = "2026-11-21T21:34:20.000Z"
-
-
-def first_token_after_the_last(given: Files) -> None:
-    given.file["ttfts"][3] = given.file["latencies"][3] + 1.0
-
-
-def first_token_after_the_last_in_guidellm(given: Files) -> None:
-    timings = given.file["benchmarks"][0]["requests"]["successful"][0]["info"]["timings"]
-    timings["first_token_iteration"] = timings["last_token_iteration"] + 1.0
-
 
 CONDITIONS: Final = {
     "speculative": "none",
@@ -240,7 +137,7 @@ CLOSED = replace(ONLINE, arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, clients
 ALONE = replace(CLOSED, clients=1)
 STEPS = {"1": [20, 0.2], "4": [20, 0.4]}
 DONE = {"requests_total": 110, "steps_by_batch": STEPS}
-OFFLINE_DONE = DONE | {"measurement_type": "offline"}
+OFFLINE_DONE = DONE | {"measurement_type": "offline", "profile": "offline"}
 RUNS: Final[tuple[tuple[str, Scenario, Mapping[str, Any], str], ...]] = (
     ("a second client", CLOSED, DONE | {"requests_total": 111}, "served other clients"),
     ("coalesced answers", CLOSED, DONE | {"requests_total": 109}, "were shared (coalesced)"),

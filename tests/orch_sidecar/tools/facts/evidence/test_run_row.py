@@ -182,7 +182,7 @@ def test_offline_by_a_schedule_is_rejected() -> None:
     assert "requires all requests at once" in refused(found, known).rule
     burst = replace(found, arrivals=Arrivals.AT_ONCE, at_once=None)
     assert "offline needs a batch of 8" in refused(burst, known).rule
-    steps = known.after.steps_by_batch | {8: (5, 0.1)}
+    steps = {**known.after.steps_by_batch, 8: (5, 0.1)}
     full = Proof(known.before, replace(known.after, steps_by_batch=steps))
     assert row(burst, full).measurement_type is Label.OFFLINE
 
