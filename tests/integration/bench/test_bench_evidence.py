@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,10 @@ def kept(result: Result, folder: Path) -> Path:
     return table
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def evidence_beside(table: Path) -> Path:
     [path] = table.parent.glob("*.json")
     return path
@@ -85,6 +90,15 @@ async def test_run_is_verified_and_a_changed_byte_is_not(
     evidence.write_bytes(content.replace(b'"length"', b'"Length"', 1).replace(b"1", b"2", 1))
     assert verify(evidence, "--trusted", trusted) == 1
     assert "failed" in capsys.readouterr().out
+
+
+async def test_row_that_no_table_takes_leaves_no_evidence(
+    signing: Signing, start: Start, tmp_path: Path
+) -> None:
+    result = await measured(url_of(await start()), CLOSED)
+    row = replace(row_of(result), gpu="=1+1")
+    assert with_evidence(row, result, tmp_path / "facts.csv") == row
+    assert names_in(tmp_path) == ["operator.pem", "trusted.yaml"]
 
 
 async def test_nonce_is_new_in_each_run_and_the_same_in_both_statements(

@@ -8,6 +8,7 @@ from typing import Final
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evidence_of
 from orch_sidecar.tools.facts.tables import files
+from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.row import Row
 
 # What the engine signed is in the evidence itself, and its unsigned documents prove nothing.
@@ -17,9 +18,10 @@ _NOT_IN_EVIDENCE: Final = {"evidence", "capabilities"}
 def with_evidence(row: Row, result: Result, facts: Path) -> Row:
     """Writes the evidence of a result, and returns the row with the note that names it.
 
-    A result without evidence leaves the row as it is. Raises OSError.
+    A result without evidence leaves the row as it is, and so does a row that no table would take.
+    Raises OSError.
     """
-    if result.evidence.signed is None:
+    if result.evidence.signed is None or invalid_fields(row):
         return row
     measured = result.model_dump(mode="json", exclude=_NOT_IN_EVIDENCE)
     content, named = evidence_of(result.evidence.signed, row, measured)

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
+from orch_sidecar.api.headers import X_ORCH_POOL
 from orch_sidecar.tools.bench.load.capabilities import Capabilities
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.plan.plan import Plan
@@ -72,7 +73,7 @@ class StatementsOfRun:
     async def _ask(self, more: Mapping[str, int]) -> Mapping[str, Any] | None:
         body = {"run": self._run, "nonce": self._nonce, **more}
         pool = self._plan.pool
-        fields = {} if pool is None else {"X-Orch-Pool": pool}
+        fields = None if pool is None else {str(X_ORCH_POOL): pool}
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(_AGAIN_AFTER_S)
