@@ -21,9 +21,10 @@ def test_row_of_a_signed_run_is_verified_and_a_changed_byte_is_not(
     where = ("--url", cloud.url, "--output", str(tmp_path / "result"), "--facts", str(table))
     printed = orch("bench", *CLIENTS, *LENGTHS, *where)
     assert "without evidence" not in printed
-    verified = orch("facts", "verify", str(table), "--trusted", str(trusted))
-    assert f"{table}:2: verified (key lab)" in verified
-    assert "24 sequences" in verified
+    found = verify(table, trusted)
+    assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", [])
+    assert found.found is not None
+    assert (found.found.sequences, found.found.generated_tokens) == (24, 24 * 24)
     assert verify(table).verdict is Verdict.SIGNER_UNKNOWN
     [row] = rows_of(table)
     evidence = tmp_path / f"{row['scenario_notes'].rpartition('sha256:')[2]}.json"
