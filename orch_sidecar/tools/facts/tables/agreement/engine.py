@@ -6,9 +6,13 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from orch_sidecar.tools.facts.tables.agreement.load import Finding
-from orch_sidecar.tools.facts.tables.notes import PREFIX_HIT_RATIO
+from orch_sidecar.tools.facts.tables.notes import GIVEN, PREFIX_HIT_RATIO
+
+# The precisions of a model that is not quantized, as vLLM loads it.
+_PRECISIONS: Final = ("BF16", "FP16", "FP32")
 
 
 def engine_contradictions(gpu_count: int | None, notes: Mapping[str, str]) -> Iterator[Finding]:
@@ -39,6 +43,21 @@ def _ranks(gpu_count: int | None, notes: Mapping[str, str]) -> Iterator[Finding]
     if gpu_count and ranks > gpu_count:
         rule = f"must be at most gpu_count, {gpu_count}: each rank has an accelerator of its own"
         yield " * ".join(f"{name}={notes[name]}" for name in stated), rule
+
+
+def precision_contradictions(precision: str, notes: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields the note `quantization` where the column `precision` contradicts it.
+
+    An engine reports the method of a quantized model as its precision. A precision that the user
+    declared may have any name.
+    """
+    method = notes.get("quantization")
+    if method is None or "precision" in notes.get(GIVEN, "").split(","):
+        return
+    if method == "none" and precision not in _PRECISIONS:
+        yield "quantization=none", f"must have a precision of {', '.join(_PRECISIONS)}"
+    if method != "none" and precision != method.upper():
+        yield f"quantization={method}", f"must have the precision {method.upper()}, not {precision}"
 
 
 def served_as_contradictions(model_id: str, notes: Mapping[str, str]) -> Iterator[Finding]:

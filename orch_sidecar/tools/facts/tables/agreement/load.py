@@ -99,12 +99,10 @@ def batch_contradictions(
             yield column, f"must be above 1 {row}"
     if mean is not None and largest is not None:
         yield from _mean_and_largest(batch, mean, int(largest))
-    elif largest is not None and batch > int(largest):
-        yield column, f"must be at most {_noted(BATCH_MAX, notes)}"
-    elif mean is not None and batch < round(
-        rounding.before_rounding(mean, rounding.BATCH_MEAN).least
-    ):
-        yield column, f"must be at least {_noted(BATCH_MEAN, notes)}, rounded"
+    elif mean is not None:
+        yield _noted(BATCH_MEAN, notes), f"must have the note {BATCH_MAX} beside it"
+    elif largest is not None:
+        yield _noted(BATCH_MAX, notes), f"must have the note {BATCH_MEAN} beside it"
     if notes.get("batch_is") == "overlap":
         yield from _overlap(batch, notes)
 

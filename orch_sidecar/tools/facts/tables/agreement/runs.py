@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from orch_sidecar.tools.facts.tables.agreement.load import Finding
+from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 
 _BENCH: Final = "orch-bench:"
@@ -71,6 +72,21 @@ def tag_contradiction(source_tag: str, label: Label, notes: Mapping[str, str]) -
     if re.sub(r"#[0-9]+\Z", "", source_tag).endswith(f"/{scenario}"):
         return None
     return f"must end with the note scenario={scenario}"
+
+
+def missing_notes(source_tag: str, label: Label, notes: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields a rule for the notes that each row of a run has, and this one lacks.
+
+    Without them nothing could be compared with its figures.
+    """
+    if run_of(source_tag) is None:
+        return
+    needed = ["requests", "window_s"]
+    if label is not Label.TO_BE_CONFIRMED:
+        needed += [BATCH_MEAN, BATCH_MAX]
+    missing = [name for name in needed if name not in notes]
+    if missing:
+        yield "", f"the notes {', '.join(missing)} are missing, which each row of a run has"
 
 
 def scenario_contradictions(label: Label, notes: Mapping[str, str]) -> Iterator[Finding]:

@@ -52,6 +52,7 @@ def measured(
         own = {
             "arrivals": "one_by_one" if alone else "closed_loop",
             "batch_mean": 1.0 if alone else batch - 0.1,
+            "batch_max": batch,
             "ttft_p50_ms": 20.0 + 3 * batch,
             "ttft_p95_ms": 35.0 + 9 * batch,
         }

@@ -70,7 +70,11 @@ def test_sets_of_one_batch_have_no_curves() -> None:
 
 
 def at(batch: int, mean: float, tokens_per_s: float, **changes: Any) -> Row:
-    notes = {"batch_mean": mean, "arrivals": changes.pop("arrivals", "closed_loop")}
+    notes = {
+        "batch_mean": mean,
+        "batch_max": 2 * batch,
+        "arrivals": changes.pop("arrivals", "closed_loop"),
+    }
     return fact(batch=batch, throughput_tokens_per_sec=tokens_per_s, notes=notes, **changes)
 
 

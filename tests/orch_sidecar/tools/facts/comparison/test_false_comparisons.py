@@ -71,7 +71,7 @@ WAYS: Final = (
         "speculative", ("ngram:3", "none"), "speculative decoding ngram:3"),
     Way("two drafts per step beside five", {"speculative": "eagle:2"}, {"speculative": "eagle:5"},
         "speculative", ("eagle:2", "eagle:5"), "speculative decoding eagle:5"),
-    Way("quantized weights", {"quantization": "awq"}, {},
+    Way("quantized weights", {"quantization": "awq", "given": "precision"}, {"given": "precision"},
         "quantization", ("awq", "none"), "quantization awq"),
     Way("a quantized KV cache", {"kv_cache_dtype": "fp8_e4m3"}, {},
         "kv_cache_dtype", ("fp8_e4m3", "bfloat16"), "KV cache fp8_e4m3"),

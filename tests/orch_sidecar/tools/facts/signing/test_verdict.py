@@ -100,7 +100,7 @@ EDITS: dict[str, dict[str, Any]] = {
     "model_id": {"model_id": "llama"},
     "model_name": {"model_name": "Tiny"},
     "engine": {"engine": "vLLM 0.33.0"},
-    "precision": {"precision": "FP8"},
+    "precision": {"precision": "FP16"},
     "gpu": {"gpu": "NVIDIA B200"},
     "gpu_count": {"gpu_count": 8},
     "throughput": {"throughput_tokens_per_sec": 295.0},

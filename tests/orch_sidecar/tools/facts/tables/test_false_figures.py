@@ -67,7 +67,10 @@ LENGTHS = [
         {TPS: "597.333"}),
     Way("preliminary without need", "offline", {"preliminary": "yes"}, rule="must be absent: 700"),
     Way("another word", "traced", {"preliminary": "no"}, rule="preliminary=no must be yes"),
-    Way("no length at all", "online", {"requests": None, "window_s": None}),
+    Way("no length of a run", "online", {"requests": None, "window_s": None},
+        rule="the notes requests, window_s are missing, which each row of a run has"),
+    Way("no length of an older table", "online",
+        {"requests": None, "window_s": None, "tool": None}, {"source_tag": "vendor-a"}),
 ]  # fmt: skip
 
 ENGINES = [
@@ -82,6 +85,14 @@ ENGINES = [
     Way("an unreadable method", "online", {"speculative": "ngram:many"}, rule="ngram:3"),
     Way("several attention backends", "online", {"attention_backend": "FLASH_ATTN+MAMBA2_ATTN"}),
     Way("an empty backend", "online", {"attention_backend": ""}, rule="name of a backend"),
+    Way("another precision than the quantization", "online", {"quantization": "awq"},
+        rule="'quantization=awq': must have the precision AWQ, not BF16"),
+    Way("the precision of the quantization", "online", {"quantization": "fp8"},
+        {"precision": "FP8"}),
+    Way("the precision of no quantization", "online", cells={"precision": "FP8"},
+        rule="'quantization=none': must have a precision of BF16, FP16, FP32"),
+    Way("a declared precision", "online", {"quantization": "awq", "given": "precision"},
+        {"precision": "W4A16"}),
     Way("more ranks than GPUs", "online", {"tensor_parallel": "2", "pipeline_parallel": "2"},
         {"gpu_count": "2"}, rule="must be at most gpu_count, 2"),
     Way("ranks on CPUs", "online", {"tensor_parallel": "2"}, {"gpu_count": "0"}),

@@ -11,13 +11,20 @@ from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.files import Conflict, append, read
 from orch_sidecar.tools.facts.tables.merge import Merged, merge
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.tables.table import UnreadableFile
+from orch_sidecar.tools.facts.tables.table import UnreadableFile, row_fields
 from tests.orch_sidecar.tools.facts.labelled_rows import altered, faults_of
 from tests.orch_sidecar.tools.facts.rows import HEADER, fact, fields, table
 
 LINE = ",".join(fields())
 TEXT = f"{HEADER}\n{LINE}\n"
 TRACED = "jaeger:orch-sidecar/exp-1"
+RUN: dict[str, str | int | float] = {
+    "requests": 64,
+    "window_s": 13.311,
+    "batch_mean": 32,
+    "batch_max": 40,
+    "preliminary": "yes",
+}
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,11 @@ FILES = [
 ]  # fmt: skip
 
 
+def of_run(source_tag: str, label: Label = Label.BATCHED_ONLINE) -> tuple[str, ...]:
+    """The fields of a row with the notes that each row of a run has."""
+    return row_fields(fact(label, source_tag=source_tag, notes=RUN))
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_fault_of_a_file_is_reported_at_its_place(file: File, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
@@ -104,24 +116,23 @@ def test_another_place_of_one_run_is_a_fault() -> None:
 
 @pytest.mark.parametrize("tag", [TRACED, "otlp:spans.jsonl/exp-1", "a.json sha256:0123456789ab#2"])
 def test_run_under_two_labels_is_a_fault_that_names_the_first(tag: str) -> None:
-    own = fields(source_tag=tag)
-    other = fields(source_tag=tag, measurement_type="offline")
+    own, other = of_run(tag), of_run(tag, Label.OFFLINE)
     [(line, name, text)] = faults_of(own, other)
     assert (line, name) == (3, "measurement_type")
     assert "t.csv:2 has 'batched_online' for the same run" in text
 
 
 def test_renamed_file_is_the_same_run() -> None:
-    own = fields(source_tag="a.json sha256:0123456789ab")
-    other = fields(source_tag="b.json sha256:0123456789ab", measurement_type="offline")
+    own = of_run("a.json sha256:0123456789ab")
+    other = of_run("b.json sha256:0123456789ab", Label.OFFLINE)
     assert [name for _, name, _ in faults_of(own, other)] == ["measurement_type"]
-    numbered = fields(source_tag="a.json sha256:0123456789ab#2", measurement_type="offline")
+    numbered = of_run("a.json sha256:0123456789ab#2", Label.OFFLINE)
     assert faults_of(own, numbered) == []
 
 
 def test_claim_of_a_run_that_has_another_label_is_a_fault() -> None:
     tag = "result.json sha256:0123456789ab"
-    confirmed = fields(source_tag=tag, measurement_type="offline")
+    confirmed = of_run(tag, Label.OFFLINE)
     [(line, name, text)] = faults_of(confirmed, altered("claimed"))
     assert (line, name) == (3, "scenario_notes")
     assert "the note claim: t.csv:2 has 'offline' for the same run" in text
@@ -135,8 +146,8 @@ def test_source_of_several_runs_may_have_several_labels() -> None:
 
 
 def test_run_under_two_labels_is_not_merged() -> None:
-    first = table(fields(source_tag=TRACED), name="a.csv")
-    second = table(fields(source_tag=TRACED, measurement_type="offline"), name="b.csv")
+    first = table(of_run(TRACED), name="a.csv")
+    second = table(of_run(TRACED, Label.OFFLINE), name="b.csv")
     faults = merge([first, second])
     assert isinstance(faults, list)
     [fault] = faults
@@ -146,14 +157,16 @@ def test_run_under_two_labels_is_not_merged() -> None:
 
 def test_run_under_two_labels_is_not_appended(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    append(path, [fact(source_tag=TRACED)])
+    append(path, [fact(source_tag=TRACED, notes=RUN)])
     before = path.read_bytes()
     with pytest.raises(Conflict, match=r"t\.csv:2 has 'batched_online' for the same run"):
-        append(path, [fact(Label.OFFLINE, source_tag=TRACED)])
+        append(path, [fact(Label.OFFLINE, source_tag=TRACED, notes=RUN)])
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("note", ["speculative=ngram:3", "quantization=fp8", "prefix_caching=off"])
+@pytest.mark.parametrize(
+    "note", ["speculative=ngram:3", "kv_cache_dtype=fp8", "prefix_caching=off"]
+)
 def test_engine_under_another_condition_is_another_measurement(note: str) -> None:
     name, _, value = note.partition("=")
     plain = {"tool": None, "prefix_hit_ratio": "0"}
