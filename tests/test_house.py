@@ -14,7 +14,9 @@ MOST_LINES = 300
 MOST_MODULES = 12
 # vLLM's plugin is one flat list of hooks around one engine: its layers are few and narrow.
 FLAT = "vllm_plugin"
-OF_THE_PLUGIN = {"vllm_plugin.profile", "vllm_plugin.lease_protocol"}
+OF_THE_PLUGIN = {
+    f"vllm_plugin.{name}" for name in ("profile", "lease_protocol", "dsse", "statement")
+}
 IMPURE = ("asyncio", "aiohttp", "vllm", "opentelemetry", "uvloop", "starlette")
 
 

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from vllm_plugin.admin_calls import AdminCallMiddleware, set_within, watch_readiness
 from vllm_plugin.allowlist import NAME
 from vllm_plugin.engine_state import API_VERSION, EngineState, State, Subscriber
+from vllm_plugin.evidence import Evidence
 from vllm_plugin.kv_cache import KvCache
 from vllm_plugin.lease_middleware import LeaseMiddleware
 from vllm_plugin.lease_protocol import (
@@ -31,6 +32,7 @@ from vllm_plugin.lease_protocol import (
     event,
     timestamp,
 )
+from vllm_plugin.statements_endpoint import StatementsEndpoint
 from vllm_plugin.workloads import workloads_of
 
 # An open stream delays the engine's shutdown: it checks this often whether it must end.
@@ -70,10 +72,12 @@ class CapabilitiesEndpoint:
         engine_state_of: Callable[[], EngineState | None],
         kv_cache_of: Callable[[Any], Awaitable[KvCache]],
         attention_backend_of: Callable[[Any], Awaitable[str]],
+        evidence_of: Callable[[], Evidence | None] = lambda: None,
     ) -> None:
         self._engine_state_of = engine_state_of
         self._kv_cache_of = kv_cache_of
         self._attention_backend_of = attention_backend_of
+        self._evidence_of = evidence_of
         self._engine: Any = None
         self._app: Any = None
         self._ask = asyncio.Event()
@@ -100,6 +104,8 @@ class CapabilitiesEndpoint:
         app.add_api_route("/v1/capabilities", self._capabilities, methods=["GET"])
         app.add_api_route("/v1/capabilities/stream", self._stream, methods=["GET"])
         app.add_api_route(f"{_LEASES}{{lease}}", self._revoke, methods=["DELETE"])
+        if (evidence := self._evidence_of()) is not None:
+            StatementsEndpoint(evidence).attach(app)
         logging.getLogger("uvicorn.access").addFilter(LeaseShorteningFilter())
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:

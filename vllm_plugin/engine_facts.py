@@ -44,3 +44,25 @@ class EngineFacts:
     conditions: Conditions
     tokens_per_step: int = 1
     rate_limits: dict[str, int] = field(default_factory=dict)  # vLLM's own, by option
+
+
+def features_of(vllm_config: Any) -> dict[str, Any]:
+    """Returns further settings of the engine, as `features` of its state."""
+    scheduler = vllm_config.scheduler_config
+    return {
+        "speculative_decoding": vllm_config.speculative_config is not None,
+        "scheduling_policy": str(scheduler.policy),
+        "max_num_batched_tokens": int(scheduler.max_num_batched_tokens),
+        "long_prefill_token_threshold": int(scheduler.long_prefill_token_threshold),
+        "evidence": True,  # statements are signed: vllm_plugin/statement.py
+    }
+
+
+def rate_limits_of(vllm_config: Any) -> dict[str, int]:
+    """Returns the limits beyond which vLLM itself rejects requests, if any are configured."""
+    scheduler = vllm_config.scheduler_config
+    limits = {
+        "max_num_queued_reqs": scheduler.max_num_queued_reqs,
+        "max_num_queued_tokens": scheduler.max_num_queued_tokens,
+    }
+    return {name: int(limit) for name, limit in limits.items() if limit is not None}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from vllm_plugin.engine_state import EngineState
+    from vllm_plugin.evidence import Evidence
     from vllm_plugin.kv_cache import KvCache, Scheduling
     from vllm_plugin.profile import Profile
 
@@ -38,6 +39,7 @@ class _Process:
     def __init__(self) -> None:
         self.profile: Profile | None = None
         self.engine_state: EngineState | None = None
+        self.evidence: Evidence | None = None
         self.spans_labelled = False
 
 
@@ -82,7 +84,7 @@ def _wrap_create_engine_config(profile: Profile) -> None:
     """
     from vllm.engine.arg_utils import EngineArgs
 
-    from vllm_plugin import enforce
+    from vllm_plugin import enforce, epoch_key
 
     original = EngineArgs.create_engine_config
     signature = inspect.signature(original)
@@ -90,6 +92,7 @@ def _wrap_create_engine_config(profile: Profile) -> None:
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         enforce.apply(self, profile, os.environ, sys.argv)
+        epoch_key.operator_key_file(os.environ)  # an unusable key stops the engine here
         config = original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs).arguments
         enforce.verify(config, profile, headless=bool(given.get("headless")))
@@ -131,27 +134,6 @@ def pool_of(environ: Mapping[str, str], profile: str) -> str:
     An empty variable counts as unset, as with ORCH_PROFILE: a sidecar rejects an empty name.
     """
     return environ.get("ORCH_POOL") or profile
-
-
-def features_of(vllm_config: Any) -> dict[str, Any]:
-    """Returns further settings of the engine, as `features` of its state."""
-    scheduler = vllm_config.scheduler_config
-    return {
-        "speculative_decoding": vllm_config.speculative_config is not None,
-        "scheduling_policy": str(scheduler.policy),
-        "max_num_batched_tokens": int(scheduler.max_num_batched_tokens),
-        "long_prefill_token_threshold": int(scheduler.long_prefill_token_threshold),
-    }
-
-
-def rate_limits_of(vllm_config: Any) -> dict[str, int]:
-    """Returns the limits beyond which vLLM itself rejects requests, if any are configured."""
-    scheduler = vllm_config.scheduler_config
-    limits = {
-        "max_num_queued_reqs": scheduler.max_num_queued_reqs,
-        "max_num_queued_tokens": scheduler.max_num_queued_tokens,
-    }
-    return {name: int(limit) for name, limit in limits.items() if limit is not None}
 
 
 def scheduling_of(vllm_config: Any) -> Scheduling:
@@ -219,7 +201,7 @@ def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
     """Creates the state of the engine with this configuration, and labels its spans."""
     from vllm_plugin import enforce
     from vllm_plugin.conditions import conditions_of, tokens_per_step_of
-    from vllm_plugin.engine_facts import EngineFacts
+    from vllm_plugin.engine_facts import EngineFacts, features_of, rate_limits_of
     from vllm_plugin.engine_state import EngineState
     from vllm_plugin.hardware import hardware_of
 
@@ -266,6 +248,7 @@ def __getattr__(name: str) -> Any:
     importable without vLLM (after an import error the engine would run without the plugin)."""
     if name != "StatLogger":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vllm_plugin import evidence_setup
     from vllm_plugin.conditions import tokens_per_step_of
     from vllm_plugin.stat_logger import SchedulerStatLogger
 
@@ -277,12 +260,16 @@ def __getattr__(name: str) -> Any:
         """The entry point of `vllm.stat_logger_plugins`; vLLM passes the final configuration."""
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            evidence = None
             if _process.profile is not None:
                 _process.engine_state = make_engine_state(vllm_config, _process.profile)
+                evidence = evidence_setup.make_evidence(vllm_config, _process.engine_state)
+                _process.evidence = evidence
             super().__init__(
                 _process.engine_state,
                 bool(vllm_config.scheduler_config.async_scheduling),
                 tokens_per_sequence=tokens_per_step_of(vllm_config),
+                finished=None if evidence is None else evidence.finished.add,
             )
 
     globals()[name] = StatLogger
@@ -293,4 +280,9 @@ def endpoint_plugin() -> Any:
     """Creates the endpoint plugin. Entry point of `vllm.endpoint_plugins`."""
     from vllm_plugin.endpoint import CapabilitiesEndpoint
 
-    return CapabilitiesEndpoint(lambda: _process.engine_state, kv_cache_of, attention_backend_of)
+    return CapabilitiesEndpoint(
+        lambda: _process.engine_state,
+        kv_cache_of,
+        attention_backend_of,
+        lambda: _process.evidence,
+    )

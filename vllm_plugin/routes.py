@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from vllm_plugin.readiness import ASLEEP, PAUSED, NotReady
+from vllm_plugin.statement import STATEMENTS_PATH
 
 _SLEEP: Final = NotReady(ASLEEP, "POST /sleep was called; POST /wake_up ends it")
 _PAUSE: Final = NotReady(PAUSED, "POST /pause was called; POST /resume ends it")
@@ -40,6 +41,7 @@ END_UPDATE: Final = "/finish_weight_update"
 _NOT_GENERATING: Final = frozenset(
     {
         *SUSPENDING,
+        STATEMENTS_PATH,
         "/ping",
         "/tokenize",
         "/detokenize",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -18,9 +18,15 @@ class SchedulerStatLogger(StatLoggerBase):
     """Records every step in the engine's state. Inert without a state (no profile selected)."""
 
     def __init__(
-        self, engine_state: EngineState | None, async_scheduling: bool, tokens_per_sequence: int = 1
+        self,
+        engine_state: EngineState | None,
+        async_scheduling: bool,
+        tokens_per_sequence: int = 1,
+        finished: Callable[[Sequence[Any], float], None] | None = None,
     ) -> None:
+        """`finished`: called with the statistics of finished requests, and the time they ended."""
         self._engine_state = engine_state
+        self._finished = finished
         # With asynchronous scheduling `elapsed_ms` times only the blocking wait for the result.
         self._asynchronous = async_scheduling
         # In a decode step, drafts of speculative decoding included.
@@ -35,6 +41,8 @@ class SchedulerStatLogger(StatLoggerBase):
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
+        if self._finished is not None and iteration_stats and iteration_stats.finished_requests:
+            self._finished(iteration_stats.finished_requests, iteration_stats.iteration_timestamp)
         if self._engine_state is None or scheduler_stats is None:
             return
         at_s = time.time()

@@ -116,8 +116,11 @@ HOOKS: Final = (
     Hook(
         "config/model.py",
         "ModelConfig",
-        ("model", "served_model_name", "max_model_len", "dtype", "quantization", "hf_text_config"),
-        "models, ctx_max, precision, blocks of the KV cache, conditions",
+        (
+            *("model", "revision", "served_model_name", "max_model_len"),
+            *("dtype", "quantization", "hf_text_config"),
+        ),
+        "models, ctx_max, precision, blocks of the KV cache, conditions, evidence",
     ),
     Hook(
         "config/cache.py",
@@ -188,8 +191,23 @@ HOOKS: Final = (
     Hook(
         "v1/metrics/stats.py",
         "IterationStats",
-        ("num_preempted_reqs", "num_generation_tokens", "inter_token_latencies_iter"),
-        "preemptions, step times",
+        (
+            "num_preempted_reqs",
+            "num_generation_tokens",
+            "inter_token_latencies_iter",
+            "finished_requests",
+            "iteration_timestamp",
+        ),
+        "preemptions, step times, evidence",
+    ),
+    Hook(
+        "v1/metrics/stats.py",
+        "FinishedRequestStats",
+        (
+            *("request_id", "finish_reason", "e2e_latency", "queued_time", "prefill_time"),
+            *("decode_time", "num_prompt_tokens", "num_generation_tokens", "num_cached_tokens"),
+        ),
+        "evidence",
     ),
     Hook(
         "plugins/endpoint_plugins/interface.py",

@@ -17,6 +17,7 @@ from orch_sidecar.api.errors import ANTHROPIC, OPENAI, RESPONSES, ErrorFormat
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.json_body import Document, InvalidBody
 from orch_sidecar.api.refusal import Refusal
+from vllm_plugin.statement import STATEMENTS_PATH
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +120,7 @@ _ENDPOINTS: Final = (
     ),
     Endpoint("/tokenize", "POST", "/tokenize"),
     Endpoint("/detokenize", "POST", "/detokenize"),
+    Endpoint(STATEMENTS_PATH, "POST", STATEMENTS_PATH),
     Endpoint("/v1/models", "GET", "/v1/models"),
     Endpoint("/version", "GET", "/version"),
     Endpoint("/metrics/engine", "GET", "/metrics", needs_key=False),

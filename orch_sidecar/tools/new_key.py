@@ -1,13 +1,17 @@
-"""`orch key`: generates an API key for a client, and its entry for the sidecar's key file."""
+"""`orch key`: generates an API key for a client, or an operator's key that vouches for engines."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Final
 
 from orch_sidecar.auth.keys import RANDOM_BYTES, InvalidKeyFile, entry_of, new_key
+from orch_sidecar.tools.arguments import count
+from orch_sidecar.tools.facts.signing import trusted
 
 _DESCRIPTION: Final = """Generates an API key for a client of a sidecar.
 
@@ -15,7 +19,15 @@ The key is printed on stderr, its entry for the key file (api_keys_file) on stdo
 stored, and the entry contains only the key's SHA-256. For example:
 
   orch key alice >> keys.yaml                  appends the entry and shows the key
-  orch key alice >> keys.yaml 2> alice.key     writes the key to a file"""
+  orch key alice >> keys.yaml 2> alice.key     writes the key to a file
+
+With --evidence, generates an operator's key (Ed25519), with which engines prove that they measured
+what they signed. The private key is written to FILE, which must not exist, the entry for the file
+of trusted keys (orch facts verify --trusted) on stdout. For example:
+
+  orch key lab-2026 --evidence operator.pem >> trusted.yaml"""
+
+_DAYS: Final = 365
 
 
 def main(arguments: list[str]) -> None:
@@ -25,14 +37,28 @@ def main(arguments: list[str]) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", help="of the client, unique in the key file")
+    parser.add_argument("name", help="of the client or operator, unique in its file")
     parser.add_argument(
         "--class", dest="bulk", choices=["bulk"], help="serve all its requests as bulk"
     )
     parser.add_argument(
         "--concurrency", type=int, metavar="N", help="maximum sequences of the client at once"
     )
+    parser.add_argument(
+        "--evidence", type=Path, metavar="FILE", help="generate an operator's key in this file"
+    )
+    parser.add_argument(
+        "--days", type=count, metavar="N",
+        help=f"how long an operator's key is valid; default: {_DAYS}",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
+    if options.evidence is not None:
+        if options.bulk is not None or options.concurrency is not None:
+            parser.error("--evidence: --class and --concurrency are of API keys")
+        _operator_key(parser, options.name, options.evidence, options.days or _DAYS)
+        return
+    if options.days is not None:
+        parser.error("--days: API keys have no end; it needs --evidence")
     key = new_key(os.urandom(RANDOM_BYTES))
     try:
         entry = entry_of(
@@ -43,3 +69,25 @@ def main(arguments: list[str]) -> None:
     sys.stdout.write(entry)
     sys.stdout.flush()  # keeps the order on a terminal
     sys.stderr.write(f"{key}\n")
+
+
+def _operator_key(parser: argparse.ArgumentParser, name: str, path: Path, days: int) -> None:
+    """Writes a new private key to a file, and prints the entry of its public part."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+    )
+
+    private = Ed25519PrivateKey.generate()
+    content = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        parser.error(f"--evidence {path}: {error.strerror}: it must be a new file")
+    with os.fdopen(file, "wb") as opened:
+        opened.write(content)
+    now = datetime.now(UTC)
+    public = private.public_key().public_bytes_raw()
+    sys.stdout.write(trusted.entry_of(name, public, now, now + timedelta(days=days)))

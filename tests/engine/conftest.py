@@ -23,8 +23,15 @@ SLOTS = 8
 
 ORDER = (
     # home, then cloud: the fit of step times is of the last steps, and wants no others before it
-    *("test_home", "test_capabilities_speed", "test_measuring", "test_cloud", "test_cloud_clients"),
-    *("test_cloud_tiers", "test_cloud_storm", "test_coalescing", "test_operators", "test_check"),
+    *("test_home", "test_capabilities_speed", "test_measuring", "test_evidence", "test_cloud"),
+    *(
+        "test_cloud_clients",
+        "test_cloud_tiers",
+        "test_cloud_storm",
+        "test_coalescing",
+        "test_operators",
+        "test_check",
+    ),
     # these end and restart the engine of cloud, the last one that of home
     *("test_failures", "test_pools", "test_stopping"),
 )
@@ -145,10 +152,23 @@ def grpc_receiver() -> Iterator[GrpcReceiver]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def operator_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The key of an operator; beside it `trusted.yaml`, the file of trusted keys."""
+    folder = tmp_path_factory.mktemp("operator")
+    path = folder / "operator.pem"
+    with (folder / "trusted.yaml").open("w", encoding="utf-8") as entry:
+        command = [sys.executable, "-m", "orch_sidecar", "key", "lab", "--evidence", str(path)]
+        subprocess.run(command, check=True, stdout=entry)
+    return path
+
+
 @pytest.fixture
-def cloud(stacks: Stacks, logs: Path, receiver: HttpReceiver) -> Stack:
-    """Profile cloud with 8 slots; traces go to `receiver`, over HTTP. Has operators' routes."""
+def cloud(stacks: Stacks, logs: Path, receiver: HttpReceiver, operator_key: Path) -> Stack:
+    """Profile cloud with 8 slots; traces go to `receiver`, over HTTP. Has operators' routes, and
+    signs statements with a key that `operator_key` certifies."""
     environ = {
+        "ORCH_EVIDENCE_KEY": str(operator_key),
         "VLLM_SERVER_DEV_MODE": "1",
         "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",

@@ -111,6 +111,9 @@ found = {
 }
 os.environ["VLLM_USE_RUST_FRONTEND"] = "1"
 found["rust"] = message_of(arguments)
+del os.environ["VLLM_USE_RUST_FRONTEND"]
+os.environ["ORCH_EVIDENCE_KEY"] = "/nowhere/operator.pem"
+found["evidence"] = message_of(arguments)
 print("FOUND" + json.dumps(found))
 """
 
@@ -144,6 +147,14 @@ def test_without_a_flag_home_has_one_slot(scripted: dict[str, int]) -> None:
 def test_kv_offloading_is_accepted(scripted: dict[str, str]) -> None:
     """vLLM makes a connector of it, in a configuration that nobody gave."""
     assert scripted["offloading"] == "OffloadingConnector"
+
+
+def test_operators_key_that_cannot_be_used_is_refused(scripted: dict[str, str]) -> None:
+    """Before any weight is read."""
+    assert scripted["evidence"] == (
+        "InvalidOperatorKey: ORCH_EVIDENCE_KEY /nowhere/operator.pem: cannot be read: "
+        "No such file or directory"
+    )
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ class ScriptedEngine:
         self.api_key: str | None = None
         self.answer: Script = answers.answer
         self.scripts: deque[Script] = deque()
+        self.pages: dict[str, Callable[[Answer], None]] = {}  # further ones, by path
         self.received: list[Received] = []
         self.revoked: list[str] = []
         self.peak = 0
@@ -159,6 +160,8 @@ class ScriptedEngine:
             await self._stream(answer)
         elif request.path.startswith("/v1/capabilities/leases/"):
             self._revoke(answer)
+        elif request.path in self.pages:
+            self.pages[request.path](answer)
         else:
             self.received.append(request)
             if request.method == "POST" and request.path not in answers.NOT_GENERATING:

@@ -9,7 +9,16 @@ from typing import Final
 
 import pytest
 
-from tests.k8s.objects import ROOT, container, containers, manifests, named, of_kind, references
+from tests.k8s.objects import (
+    ROOT,
+    container,
+    containers,
+    manifests,
+    named,
+    of_kind,
+    pod_spec,
+    references,
+)
 
 _KINDS: Final = {
     "deployment": "Deployment",
@@ -118,3 +127,20 @@ def test_documented_secret_of_keys_is_mounted_where_the_entry_reads_them() -> No
         if each["name"] == "keys"
     ]
     assert path == f"{mount['mountPath']}/{file}"
+
+
+@pytest.mark.parametrize("name", ["orch-home", "orch-cloud"])
+def test_documented_secret_of_evidence_is_mounted_where_its_path_says(name: str) -> None:
+    """Closed to others: the plugin refuses any other mode."""
+    [adding] = [words for words in documented() if "orch-evidence" in words]
+    [file] = [word.partition("=")[2] for word in adding if word.startswith("--from-file=")]
+    [path] = [word.rpartition("=")[2] for word in adding if word.startswith("--from-literal=path=")]
+    deployment = named("", "Deployment", name)
+    [mount] = [
+        each for each in container(deployment, "vllm")["volumeMounts"] if each["name"] == "evidence"
+    ]
+    assert path == f"{mount['mountPath']}/{file}"
+    volumes = pod_spec(deployment)["volumes"]
+    [secret] = [each["secret"] for each in volumes if each["name"] == "evidence"]
+    assert secret["defaultMode"] & 0o027 == 0
+    assert pod_spec(deployment)["securityContext"]["fsGroup"] == 2000

@@ -128,6 +128,7 @@ def test_dependency_is_in_the_image_at_a_version_that_is_accepted(name: str) -> 
 def test_every_dependency_that_is_imported_is_declared() -> None:
     """Those of the engine's own environment are not ours to declare."""
     engines = {"vllm", "torch", "transformers", "tokenizers", "starlette", "fastapi", "grpcio"}
+    engines |= {"huggingface-hub"}
     beside = {"opentelemetry-api", "opentelemetry-proto", "protobuf", "pydantic-core"}
     beside |= {name for name in distributions() if name.startswith("opentelemetry-exporter-otlp-")}
     assert set(distributions()) - engines - beside <= set(accepted())

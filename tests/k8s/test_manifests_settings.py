@@ -30,6 +30,7 @@ from tests.k8s.objects import (
     ports_of,
 )
 from vllm_plugin import profile as profiles
+from vllm_plugin.epoch_key import KEY_VARIABLE
 
 every_set = pytest.mark.parametrize("folder", SETS)
 every_deployment = pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_settings_in_the_environment_are_settings_of_the_sidecar(deployment: Man
     known = {f"ORCH_{name.upper()}" for name in SidecarSettings.model_fields} | {"ORCH_CONFIG"}
     for each in containers(deployment):
         given = {name for name in environment(each) if name.startswith("ORCH_")}
-        assert given <= (known if each["name"] == "sidecar" else {"ORCH_PROFILE"})
+        assert given <= (known if each["name"] == "sidecar" else {"ORCH_PROFILE", KEY_VARIABLE})
 
 
 @every_pool

@@ -21,7 +21,7 @@ from tests.k8s.objects import (
     selects,
 )
 
-OPTIONAL_SECRETS: Final = {"orch-hf-token", "orch-api-keys"}
+OPTIONAL_SECRETS: Final = {"orch-hf-token", "orch-api-keys", "orch-evidence"}
 
 every_set = pytest.mark.parametrize("folder", SETS)
 every_deployment = pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_plugin.register import features_of, pool_of, rate_limits_of
+from vllm_plugin.engine_facts import features_of, rate_limits_of
+from vllm_plugin.register import pool_of
 
 
 @pytest.mark.parametrize("speculative_config", [None, object()])
@@ -20,6 +21,7 @@ def test_features_are_those_of_the_final_configuration(speculative_config: objec
         "scheduling_policy": "priority",
         "max_num_batched_tokens": 2048,
         "long_prefill_token_threshold": 512,
+        "evidence": True,
     }
 
 

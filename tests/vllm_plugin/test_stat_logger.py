@@ -104,6 +104,7 @@ class Recorder:
             num_preempted_reqs=preempted,
             inter_token_latencies_iter=list(intervals),
             num_generation_tokens=generated,
+            finished_requests=[],
         )
         self.logger.record(stats, iteration)
         return self.reports[-1]
@@ -274,3 +275,16 @@ def test_several_tokens_per_step_are_reported_with_the_step_time(module: Any) ->
 
 def test_without_a_profile_nothing_is_reported(module: Any) -> None:
     module.SchedulerStatLogger(None, False).record(SimpleNamespace(), None)
+
+
+def test_finished_requests_are_passed_on_with_the_time_of_their_step(module: Any) -> None:
+    """Also those of a report without the scheduler's statistics."""
+    passed: list[tuple[list[str], float]] = []
+    logger = module.SchedulerStatLogger(
+        EngineState(FACTS), False, finished=lambda requests, at_s: passed.append((requests, at_s))
+    )
+    for requests in (["a", "b"], []):
+        iteration = SimpleNamespace(finished_requests=requests, iteration_timestamp=1000.5)
+        logger.record(None, iteration)
+    logger.record(None, None)
+    assert passed == [(["a", "b"], 1000.5)]

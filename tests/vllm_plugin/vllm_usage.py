@@ -48,6 +48,9 @@ _ROOTS: Final[dict[str, dict[str, Place]]] = {
         "scheduler_stats": (_STATISTICS, "SchedulerStats"),
         "iteration_stats": (_STATISTICS, "IterationStats"),
     },
+    "engine_facts": {"vllm_config": _CONFIG},
+    "evidence_setup": {"vllm_config": _CONFIG},
+    "evidence": {"finished": (_STATISTICS, "FinishedRequestStats")},
     "endpoint": {
         "engine_client": _ENGINE,
         "self._engine": _ENGINE,

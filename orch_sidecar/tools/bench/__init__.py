@@ -1,6 +1,7 @@
 """`orch bench`: measures an endpoint or a device, and judges whether the figures are valid.
 
 `cli` builds a plan, runs it and writes the result: it imports `plan`, `runs`, `results` and
-`decode`; these import each other in that order, and `load` stands below `results`. Of the rest of
-`orch_sidecar` only `tools.facts`, `tools.arguments`, `api.usage` and `wire.http1` are imported.
+`decode`; these import each other in that order, and `load` stands below `results`. Of the rest only
+`tools.facts`, `tools.arguments`, `api.usage`, `wire.http1` and the plugin's form of statements are
+imported.
 """

@@ -30,6 +30,7 @@ from orch_sidecar.tools.bench.plan.options import (
 )
 from orch_sidecar.tools.bench.plan.output_files import check_files
 from orch_sidecar.tools.bench.plan.plan import plan_of
+from orch_sidecar.tools.bench.results.evidence import with_evidence
 from orch_sidecar.tools.bench.results.fact import NO_FACT, row_of
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound, sweep_text
@@ -174,11 +175,13 @@ def _report(result: Result, options: argparse.Namespace) -> int:
 def _add(result: Result, facts: Path, which: str = "") -> bool:
     """Appends a row to the table; returns whether that succeeded."""
     try:
-        files.append(facts, [row_of(result)])
+        files.append(facts, [with_evidence(row_of(result), result, facts)])
     except (ValueError, OSError) as error:
         _print_error(f"no row: {which}{error}")
         return False
     print(f"row: {which}{facts}")
+    if missing := result.evidence.missing:
+        print(f"  without evidence: {missing}")
     return True
 
 

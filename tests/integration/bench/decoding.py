@@ -6,7 +6,9 @@ It tells its counts as the plugin does, so that a sidecar's `/v1/capabilities` s
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.integration.answers import EVENT_STREAM
@@ -22,6 +24,7 @@ class _Sequence:
     answer: Answer
     left: int
     over: asyncio.Event
+    arrived_s: float = field(default_factory=time.time)
 
 
 class Decoding:
@@ -32,6 +35,7 @@ class Decoding:
         self.step_s = step_s
         self.most = engine.slots
         self.usage = True
+        self.finished: Callable[[Answer, float], None] = lambda answer, arrived_s: None
         self._engine = engine
         self._running: list[_Sequence] = []
         self._stepping = False
@@ -72,7 +76,7 @@ class Decoding:
                 engine_state.record(
                     SchedulerReport(
                         loop.time(), left, 0, 0.0, 0, len(batch),
-                        decode_only=True, elapsed_s=self.step_s,
+                        decode_only=True, elapsed_s=self.step_s, generated=len(batch),
                     )
                 )  # fmt: skip
             for sequence in batch:
@@ -87,4 +91,5 @@ class Decoding:
         sequence.answer.event({"choices": [{"index": 0, "text": " a", "finish_reason": end}]})
         if not sequence.left:
             self._running.remove(sequence)
+            self.finished(sequence.answer, sequence.arrived_s)
             sequence.over.set()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from orch_sidecar import cli
 from orch_sidecar.auth.keys import parse
+from orch_sidecar.tools.facts.signing.trusted import parse_trusted
+from vllm_plugin.epoch_key import KEY_VARIABLE, operator_key_file
 
 
 def made(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
@@ -59,3 +64,39 @@ def test_help_names_the_output_of_key_and_entry(capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     assert "key is printed on stderr" in text
     assert ">> keys.yaml" in text
+
+
+def test_operators_key_goes_to_a_closed_file_and_its_public_part_to_stdout(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "operator.pem"
+    entry, printed = made(capsys, "lab-2026", "--evidence", str(path), "--days", "30")
+    assert printed == ""
+    assert path.stat().st_mode & 0o7777 == 0o600
+    [key] = parse_trusted(entry).values()
+    assert (key.name, key.not_after - key.not_before) == ("lab-2026", timedelta(days=30))
+    private = load_pem_private_key(path.read_bytes(), password=None)
+    assert isinstance(private, Ed25519PrivateKey)
+    assert private.public_key().public_bytes_raw() == key.public
+    assert operator_key_file({KEY_VARIABLE: str(path)}) == path
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--evidence", "{}"), "File exists: it must be a new file"),
+        (("--evidence", "{}/x"), "it must be a new file"),
+        (("--evidence", "{}x", "--class", "bulk"), "--class and --concurrency are of API keys"),
+        (("--days", "3"), "API keys have no end"),
+    ],
+)
+def test_operators_key_never_replaces_a_file(
+    words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "there"
+    path.write_text("precious", encoding="utf-8")
+    with pytest.raises(SystemExit) as exited:
+        cli.main(["key", "lab", *(word.format(path) for word in words)])
+    assert exited.value.code == 2
+    assert message in capsys.readouterr().err
+    assert [path.read_text(encoding="utf-8"), *tmp_path.iterdir()] == ["precious", path]

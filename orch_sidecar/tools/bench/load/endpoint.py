@@ -81,17 +81,19 @@ class Endpoint:
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         return f"POST {self.base}{path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body
 
-    async def fetch_json(self, path: str, body: Any = None) -> Any | None:
+    async def fetch_json(
+        self, path: str, body: Any = None, more: Mapping[str, str] | None = None
+    ) -> Any | None:
         """Returns the JSON of a GET, or of a POST of `body`; None if the path does not exist.
 
-        Raises EndpointError.
+        `more`: further header fields. Raises EndpointError.
         """
         method = "GET" if body is None else "POST"
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=self.fields) as session,
-                session.request(method, self.url + path, json=body) as response,
+                session.request(method, self.url + path, json=body, headers=more) as response,
             ):
                 if response.status in (404, 405):
                     return None

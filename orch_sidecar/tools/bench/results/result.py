@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
+from orch_sidecar.tools.facts.signing.evidence_file import Signed
 from orch_sidecar.tools.facts.tables.row import Label
 
 # The columns of `calls`, one row per request. `due_s`: None without a schedule. `first_s`: the
@@ -178,6 +179,13 @@ class Trial(Document):
     kept: bool
 
 
+class EvidenceDocument(Document):
+    """What the engine signed of the run; `missing`: why it is None."""
+
+    signed: Signed | None = None
+    missing: str = ""
+
+
 class Result(Document):
     """One run.
 
@@ -206,6 +214,7 @@ class Result(Document):
     batches: BatchesDocument | None
     prefix_hit_ratio: float | None
     trials: list[Trial] = []
+    evidence: EvidenceDocument = EvidenceDocument()
     capabilities: list[Any]
     call_columns: tuple[str, ...] = CALL_COLUMNS
     calls: list[list[Any]]

@@ -6,7 +6,7 @@ The label is judged by what the engine did (`facts.evidence.verdict`), not by th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
@@ -14,6 +14,7 @@ from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides, identity
 from orch_sidecar.tools.bench.results.result import (
     BatchesDocument,
+    EvidenceDocument,
     Result,
     ScenarioDocument,
     Status,
@@ -63,6 +64,7 @@ class FinishedRun:
     after: Snapshot | None = None
     not_idle: Sequence[str] = ()
     unread_reason: str = ""
+    evidence: EvidenceDocument = field(default_factory=EvidenceDocument)
 
 
 def result_of(run: FinishedRun) -> Result:
@@ -98,6 +100,7 @@ def result_of(run: FinishedRun) -> Result:
         prefix_hit_ratio=hit_ratio,
         capabilities=list(run.documents),
         calls=[_row(call) for call in run.calls],
+        evidence=run.evidence,
     )
 
 

@@ -39,6 +39,7 @@ from orch_sidecar.tools.bench.results.identity import contradictions, identity, 
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.bench.runs.client_host import host
+from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
 from orch_sidecar.tools.bench.runs.progress import Progress
 from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.evidence.verdict import objections
@@ -85,6 +86,8 @@ async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False
     # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
     salted = plan.ignore_eos or first is not None
     before = await unless_interrupted(interrupted, _warm_up(plan, run, first, salted=salted))
+    statements = StatementsOfRun(plan, run.name, before)
+    await unless_interrupted(interrupted, statements.begin())
     began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     title = f"{scenario.label} {scenario.text}"
     with Progress(title, *_expected(scenario, due_s)) as progress:
@@ -93,6 +96,7 @@ async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False
         client_health = await load.run(_work(load, scenario, requests, due_s))
     interrupted.clear()  # the next one ends the wait for the engine's report
     after, unread_reason = await _afterwards(plan, before, load.calls, interrupted)
+    evidence = await statements.end()
     return result_of(
         FinishedRun(
             id=run.name,
@@ -115,6 +119,7 @@ async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False
             before=None if before is None else before.snapshot,
             after=None if after is None else after.snapshot,
             unread_reason=unread_reason,
+            evidence=evidence,
         )
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orch_sidecar.tools.facts.commands.terminal import add_command, print_error, print_json
+from orch_sidecar.tools.facts.commands.verify import read_trusted, verifier_of
 from orch_sidecar.tools.facts.comparison.chart import chart_of
 from orch_sidecar.tools.facts.comparison.chart_plot import draw_chart
 from orch_sidecar.tools.facts.comparison.compare import compare
@@ -26,7 +27,7 @@ input_tokens, output_tokens and measurement_type, and whose notes state the same
 quantization, type of the KV cache, prefix cache, attention backend, tensor and pipeline parallel;
 unknown ones are a value of their own) and about the same share of prefix cache hits. Rows that are
 preliminary, were cut, have values given by the user, were limited by the client, or have verified
-evidence are apart from others.
+evidence (by the keys of --trusted, see `orch facts verify`) are apart from others.
 
 A batch is the mean number of sequences per decode step. Speed-up and efficiency (speed-up over the
 growth of the batch) are relative to the smallest batch of the set; several rows for one batch count
@@ -36,6 +37,7 @@ to_be_confirmed are excluded. The files must be without faults."""
 _EPILOG: Final = """examples:
   orch facts compare tps_model_gpu.csv
   orch facts compare facts/*.csv --plot batches.svg
+  orch facts compare tps_model_gpu.csv --trusted trusted.yaml
   orch facts compare tps_model_gpu.csv --json"""
 
 
@@ -48,6 +50,7 @@ def add_commands(commands: Commands) -> None:
     plot_help = "plot tokens/s, TTFT and speed-up to this file (.png or .svg)"
     add("--plot", type=Path, metavar="FILE", help=plot_help)
     add("--json", action="store_true", help="print the comparison as JSON")
+    add("--trusted", type=Path, metavar="KEYS", help="the keys by which evidence is verified")
     parser.set_defaults(run=_compare)
 
 
@@ -63,7 +66,8 @@ def _compare(options: argparse.Namespace) -> int:
         # On stderr: stdout has the comparison, or nothing.
         print_error("\n".join([*map(str, faults), "files with faults are not compared: fix them"]))
         return 1
-    found = compare([located for table in tables for located in valid_rows(table)])
+    verifier = verifier_of(tables, read_trusted(options.trusted))
+    found = compare([located for table in tables for located in valid_rows(table)], verifier)
     if options.json:
         print_json(as_document(found))
     else:

@@ -1,0 +1,90 @@
+"""The evidence of one run: what the engine signed, and what only the client measured.
+
+Pure. The file is named by the SHA-256 of its bytes, and a row names it in its note `evidence`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from orch_sidecar.tools.facts.tables.notes import EVIDENCE
+from orch_sidecar.tools.facts.tables.row import Row
+from orch_sidecar.tools.facts.tables.table import row_fields
+
+SUFFIX: Final = ".json"
+_NOTE: Final = re.compile(rf"; {EVIDENCE}=sha256:([0-9a-f]{{64}})\Z")
+
+
+class InvalidEvidence(ValueError):
+    """Not the evidence of a run; the message names the field and the rule."""
+
+
+class Signed(BaseModel):
+    """What an engine signed about a run, as it answered. `leaves`: its finished sequences between
+    the two statements, `between`: digests of other statements."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    run: str
+    nonce: str | None
+    public_key: str
+    certificate: dict[str, Any] | None
+    before: dict[str, Any]
+    after: dict[str, Any]
+    between: list[str]
+    leaves: list[str]
+
+
+class ClientMeasured(BaseModel):
+    """What only the client saw. `row`: the fields of the row, without its note of the evidence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    row: list[str]
+    result: dict[str, Any]
+
+
+class EvidenceFile(BaseModel):
+    """The content of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    schema_version: Literal["orch.evidence/1"] = "orch.evidence/1"
+    signed: Signed
+    client_measured: ClientMeasured
+
+
+def evidence_of(signed: Signed, row: Row, result: dict[str, Any]) -> tuple[bytes, Row]:
+    """Returns the evidence of a row as bytes, and the row that names it."""
+    measured = ClientMeasured(row=list(row_fields(row)), result=result)
+    document = EvidenceFile(signed=signed, client_measured=measured).model_dump(mode="json")
+    content = json.dumps(document, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    note = f"{EVIDENCE}=sha256:{digest(content)}"
+    return content, replace(row, scenario_notes=f"{row.scenario_notes}; {note}")
+
+
+def digest(content: bytes) -> str:
+    """Returns the name of a file with this content, without its suffix."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def named_by(notes: str) -> tuple[str, str | None]:
+    """Splits a row's notes into those without the evidence, and its digest; None without one."""
+    found = _NOTE.search(notes)
+    return (notes, None) if found is None else (notes[: found.start()], found[1])
+
+
+def parse_evidence(content: bytes) -> EvidenceFile:
+    """Parses a file. Raises InvalidEvidence."""
+    try:
+        return EvidenceFile.model_validate_json(content)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, problem["loc"])) or "the file"
+        raise InvalidEvidence(f"{place}: {problem['msg']}") from None

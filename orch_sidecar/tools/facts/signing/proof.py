@@ -1,0 +1,287 @@
+"""Verifies what an engine signed: signatures, the certificate, both hash chains, clocks, counters.
+
+Pure. What it returns is what the engine stated; whether a row follows from it, `recompute` decides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from orch_sidecar.tools.facts.evidence.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
+from orch_sidecar.tools.facts.signing.evidence_file import Signed
+from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
+from vllm_plugin import dsse
+from vllm_plugin.dsse import Envelope, InvalidEnvelope, from_base64, parse_envelope
+from vllm_plugin.statement import (
+    CERTIFICATE_TYPE,
+    HASH,
+    STATEMENT_TYPE,
+    Leaf,
+    key_id,
+    next_head,
+    parse_leaf,
+    statement_digest,
+)
+
+# Between the two clocks of an engine during a run, and between its clock and its requests' times.
+CLOCK_TOLERANCE_S: Final = 1.0
+
+# The parts of an engine's state that must not change during a run, as far as it has them.
+_FIXED: Final = (
+    *("engine", "engine_version", "pool", "profile", "measurement_type", "batching", "ctx_max"),
+    *("slots_total", "gpu", "gpu_count", "precision", "rate_limits", "features", "conditions"),
+    *("weights", "epoch"),
+)
+
+
+class Unsound(Exception):
+    """The evidence does not hold; the message gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement whose signature has been verified. Times are seconds."""
+
+    run: str
+    nonce: str | None
+    sequence: int
+    previous: bytes
+    epoch: str
+    key_id: str
+    wall_s: float
+    monotonic_s: float
+    finished: int
+    finished_head: bytes
+    digests: Mapping[str, Any]
+    state: Mapping[str, Any]
+    snapshot: Snapshot
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What an engine stated about a run. `signer`: the name of the trusted key, None if unknown."""
+
+    before: Statement
+    after: Statement
+    leaves: Sequence[Leaf]
+    signer: str | None
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(leaf.generated_tokens for leaf in self.leaves)
+
+    @property
+    def window_s(self) -> float:
+        """From the first arrival to the last end of its sequences, by the engine's wall clock."""
+        return max(each.ended_s for each in self.leaves) - min(
+            each.arrived_s for each in self.leaves
+        )
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether no request arrived before the one before it had ended."""
+        ended_s, last = 0.0, ""
+        for leaf in sorted(self.leaves, key=lambda leaf: leaf.arrived_s):
+            if leaf.request != last and leaf.arrived_s < ended_s:
+                return False
+            ended_s, last = max(ended_s, leaf.ended_s), leaf.request
+        return True
+
+    @property
+    def between_s(self) -> float:
+        """Between the two statements, by the engine's monotonic clock."""
+        return self.after.monotonic_s - self.before.monotonic_s
+
+
+def prove(signed: Signed, trusted: TrustedKeys) -> Proof:
+    """Returns what the engine stated. Raises Unsound."""
+    try:
+        public = from_base64("public_key", signed.public_key)
+        before = _statement("the statement before", signed.before, public)
+        after = _statement("the statement after", signed.after, public)
+        signer = _signer(signed, public, (before, after), trusted)
+    except InvalidEnvelope as error:
+        raise Unsound(str(error)) from None
+    for which, each in (("before", before), ("after", after)):
+        if (each.run, each.nonce) != (signed.run, signed.nonce):
+            raise Unsound(f"the statement {which} is of another run, or has another nonce")
+    _check_chain(before, after, signed.between)
+    leaves = _leaves(before, after, signed.leaves)
+    _check_clocks(before, after, leaves)
+    _check_unchanged(before, after)
+    _check_counters(before, after, leaves)
+    return Proof(before, after, leaves, signer)
+
+
+def _verify(what: str, envelope: Envelope, kind: str, public: bytes) -> Mapping[str, Any]:
+    """Returns the payload of an envelope that this key signed."""
+    parsed = parse_envelope(envelope, kind)
+    if parsed.key_id != key_id(public):
+        raise Unsound(f"{what} is signed by the key {parsed.key_id}, not by {key_id(public)}")
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(parsed.signature, parsed.pae)
+    except (InvalidSignature, ValueError):
+        raise Unsound(f"{what}: the signature does not match its bytes") from None
+    try:
+        content = json.loads(parsed.payload)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict) or content.get("type") != kind:
+        raise Unsound(f"{what}: its content is not of the type {kind}")
+    return content
+
+
+def _statement(what: str, envelope: Envelope, public: bytes) -> Statement:
+    content = _verify(what, envelope, STATEMENT_TYPE, public)
+    payload = parse_envelope(envelope, STATEMENT_TYPE).payload
+    try:
+        found = Statement(
+            run=str(content["run"]),
+            nonce=content["nonce"],
+            sequence=int(content["sequence"]),
+            previous=_hash(content["previous"]),
+            epoch=str(content["epoch"]),
+            key_id=str(content["key_id"]),
+            wall_s=float(content["wall_s"]),
+            monotonic_s=float(content["monotonic_s"]),
+            finished=int(content["finished"]["count"]),
+            finished_head=_hash(content["finished"]["head"]),
+            digests=dict(content["digests"]),
+            state=dict(content["state"]),
+            snapshot=parse_snapshot({"engines": [content["state"]]}),
+            digest=statement_digest(payload),
+        )
+    except (KeyError, TypeError, ValueError, InvalidSnapshot) as error:
+        raise Unsound(f"{what} lacks what evidence needs: {error}") from None
+    if found.key_id != key_id(public) or found.snapshot.epoch != found.epoch:
+        raise Unsound(f"{what} names another key or epoch than its own")
+    return found
+
+
+def _signer(
+    signed: Signed, public: bytes, statements: tuple[Statement, ...], trusted: TrustedKeys
+) -> str | None:
+    """Returns the name of the trusted key that certified the engine's; None if there is none."""
+    if signed.certificate is None:
+        return None
+    issuer_id = parse_envelope(signed.certificate, CERTIFICATE_TYPE).key_id
+    issuer = trusted.get(issuer_id)
+    if issuer is None:
+        return None
+    content = _verify("the certificate", signed.certificate, CERTIFICATE_TYPE, issuer.public)
+    begin_s, end_s = content.get("not_before_s"), content.get("not_after_s")
+    if type(begin_s) is not int or type(end_s) is not int:
+        raise Unsound("the certificate has no validity")
+    if content.get("public_key") != dsse.to_base64(public):
+        raise Unsound("the certificate is of another key than that of the statements")
+    if not issuer.is_valid_at(begin_s):
+        raise Unsound(f"the certificate was issued when the key {issuer.name} was not valid")
+    for each in statements:
+        if content.get("epoch") != each.epoch:
+            raise Unsound("the certificate is of another epoch than the statements")
+        if not begin_s <= each.wall_s <= end_s:
+            raise Unsound("the certificate was not valid at the time of the statements")
+        if not issuer.is_valid_at(each.wall_s):
+            raise Unsound(f"the key {issuer.name} was not valid at the time of the statements")
+    return issuer.name
+
+
+def _check_chain(before: Statement, after: Statement, between: Sequence[str]) -> None:
+    if before.epoch != after.epoch:
+        raise Unsound("the statements are of two epochs: the engine was restarted")
+    if after.sequence != before.sequence + len(between) + 1:
+        raise Unsound(
+            f"statement {after.sequence} does not follow statement {before.sequence} with "
+            f"{len(between)} between them"
+        )
+    head = next_head(before.previous, before.digest)
+    for each in between:
+        head = next_head(head, _hash(each))
+    if head != after.previous:
+        raise Unsound("the chain of statements is broken: the second does not follow the first")
+
+
+def _leaves(before: Statement, after: Statement, lines: Sequence[str]) -> tuple[Leaf, ...]:
+    if before.finished + len(lines) != after.finished:
+        raise Unsound(
+            f"{len(lines)} finished sequences are listed, the statements count "
+            f"{after.finished - before.finished}"
+        )
+    if not lines:
+        raise Unsound("no sequence finished between the statements")
+    head = before.finished_head
+    found = []
+    for number, line in enumerate(lines, before.finished + 1):
+        head = next_head(head, line.encode())
+        try:
+            found.append(parse_leaf(line))
+        except ValueError as error:
+            raise Unsound(str(error)) from None
+        if found[-1].number != number:
+            raise Unsound(f"the finished sequence {found[-1].number} must be number {number}")
+    if head != after.finished_head:
+        raise Unsound("the chain of finished sequences is broken: one was changed or left out")
+    return tuple(found)
+
+
+def _check_clocks(before: Statement, after: Statement, leaves: Sequence[Leaf]) -> None:
+    wall_s = after.wall_s - before.wall_s
+    monotonic_s = after.monotonic_s - before.monotonic_s
+    if monotonic_s <= 0 or abs(wall_s - monotonic_s) > CLOCK_TOLERANCE_S:
+        raise Unsound(
+            f"between the statements lie {wall_s:.3f} s by the wall clock and {monotonic_s:.3f} s "
+            "by the monotonic clock: the clock was set"
+        )
+    first_s, last_s = before.wall_s - CLOCK_TOLERANCE_S, after.wall_s + CLOCK_TOLERANCE_S
+    for leaf in leaves:
+        if not first_s <= leaf.arrived_s <= leaf.ended_s <= last_s:
+            raise Unsound(f"the finished sequence {leaf.number} lies outside of the statements")
+
+
+def _check_unchanged(before: Statement, after: Statement) -> None:
+    for name in _FIXED:
+        if before.state.get(name) != after.state.get(name):
+            raise Unsound(f"{name} changed between the statements")
+    for name, digest in after.digests.items():
+        earlier = before.digests.get(name, {}).get("sha256")
+        if earlier is not None and earlier != digest.get("sha256"):
+            raise Unsound(f"the digest of the {name} changed between the statements")
+
+
+def _check_counters(before: Statement, after: Statement, leaves: Sequence[Leaf]) -> None:
+    """Compares the engine's counters with its finished sequences, which are all of the window."""
+    for name in ("requests_total", "generated_tokens_total", "steps_total", "preemptions_total"):
+        if _count(after, name) < _count(before, name):
+            raise Unsound(f"{name} fell between the statements")
+    requests = _count(after, "requests_total") - _count(before, "requests_total")
+    own = len({leaf.request for leaf in leaves})
+    if own < requests:
+        # Those were aborted, or are still running: their tokens are in no leaf.
+        return
+    generated = _count(after, "generated_tokens_total") - _count(before, "generated_tokens_total")
+    listed = sum(leaf.generated_tokens for leaf in leaves)
+    if generated != listed:
+        raise Unsound(
+            f"the engine generated {generated} tokens between the statements, its finished "
+            f"sequences have {listed}"
+        )
+
+
+def _count(statement: Statement, name: str) -> int:
+    value = statement.state.get(name)
+    if type(value) is not int:
+        raise Unsound(f"{name} is {value!r} in a statement: it must be an integer")
+    return value
+
+
+def _hash(text: object) -> bytes:
+    if not isinstance(text, str) or HASH.fullmatch(text) is None:
+        raise Unsound(f"{text!r:.80} is not a SHA-256 in hexadecimal")
+    return bytes.fromhex(text)

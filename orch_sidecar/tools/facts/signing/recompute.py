@@ -1,0 +1,165 @@
+"""Recomputes a row from what an engine signed, and holds the row's columns and notes against it.
+
+Pure. By the engine's clock: throughput is the generated tokens of its finished sequences over the
+time from the first arrival to the last end, and a batch is that of its decode-only steps. A client
+measures at the far end of a network, so its window is a little longer: it may exceed the engine's
+by WINDOW_SHARE and WINDOW_S, and never the time between the two statements. Latencies only the
+client saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from orch_sidecar.tools.facts.evidence.verdict import (
+    RequestCounts,
+    batches_between,
+    judge,
+    prefix_hit_ratio,
+)
+from orch_sidecar.tools.facts.signing.proof import Proof
+from orch_sidecar.tools.facts.tables import notes as names
+from orch_sidecar.tools.facts.tables.row import Row, format_engine, parse_notes
+
+WINDOW_SHARE: Final = 0.02
+WINDOW_S: Final = 0.5
+# Notes have six significant digits.
+_ROUNDING: Final = 1e-5
+
+_CLIENT_NOTES: Final = ("ttft_", "tpot_", "latency_", "goodput_")
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """The figures of a run by the engine's clock and counters."""
+
+    tokens_per_s: float
+    window_s: float
+    sequences: int
+    generated_tokens: int
+    batch_mean: float
+    batch_max: int
+    prefix_hit_ratio: float
+
+
+def recompute(proof: Proof) -> Recomputed:
+    """Returns the figures of a run whose window has a length, else raises ValueError."""
+    if proof.window_s <= 0:
+        raise ValueError("the finished sequences took no time")
+    batches = batches_between(proof.before.snapshot, proof.after.snapshot)
+    return Recomputed(
+        tokens_per_s=proof.generated_tokens / proof.window_s,
+        window_s=proof.window_s,
+        sequences=len(proof.leaves),
+        generated_tokens=proof.generated_tokens,
+        batch_mean=batches.mean,
+        batch_max=batches.largest,
+        prefix_hit_ratio=prefix_hit_ratio(proof.before.snapshot, proof.after.snapshot),
+    )
+
+
+def client_measured(row: Row) -> list[str]:
+    """Returns the notes of a row that only the client can have measured."""
+    return [name for name in parse_notes(row.scenario_notes) if name.startswith(_CLIENT_NOTES)]
+
+
+def contradictions(row: Row, proof: Proof, found: Recomputed) -> list[str]:
+    """Returns where a row does not follow from what the engine signed, empty if it does."""
+    notes = parse_notes(row.scenario_notes)
+    try:
+        return [
+            *_identity(row, notes, proof),
+            *_label(row, notes, proof),
+            *_batch(row, notes, found),
+            *_tokens(row, notes, proof, found),
+            *_throughput(row, notes, proof, found),
+        ]
+    except ValueError as error:
+        return [f"a note is not a number: {error}"]
+
+
+def _identity(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
+    engine = proof.before.snapshot
+    signed = {
+        "engine": format_engine(engine.engine, engine.engine_version),
+        "precision": engine.precision,
+        "gpu": engine.gpu,
+        "gpu_count": engine.gpu_count,
+        "source_tag": f"orch-bench:{proof.before.run}",
+    }
+    for name, value in signed.items():
+        if getattr(row, name) != value:
+            yield f"{name} is {getattr(row, name)!r}, the engine signed {value!r}"
+    served = notes.get("served_as", row.model_id)
+    if served not in engine.models:
+        yield f"the model {served!r} is not one that the engine served"
+    if notes.get("profile", engine.profile) != engine.profile:
+        yield f"the note profile is {notes['profile']}, the engine signed {engine.profile}"
+    for name, stated in engine.conditions.notes.items():
+        if notes.get(name) != str(stated):
+            yield f"the note {name} is {notes.get(name)}, the engine signed {stated}"
+
+
+def _label(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
+    requests, failed = int(notes.get("requests", "0")), int(notes.get("failed", "0"))
+    complete = not failed and "refused" not in notes
+    own = RequestCounts(
+        sent=requests + failed,
+        answered=requests,
+        output_tokens=proof.generated_tokens if complete else None,
+        input_tokens=sum(leaf.prompt_tokens for leaf in proof.leaves) if complete else None,
+        one_by_one=proof.one_by_one,
+    )
+    yield from judge(row.measurement_type, proof.before.snapshot, proof.after.snapshot, own)
+
+
+def _batch(row: Row, notes: Mapping[str, str], found: Recomputed) -> Iterator[str]:
+    column = max(1, round(found.batch_mean))
+    if row.batch != column:
+        yield f"batch is {row.batch}, by the engine's steps {column}"
+    for name, value in (
+        (names.BATCH_MEAN, found.batch_mean),
+        (names.BATCH_MAX, found.batch_max),
+        (names.PREFIX_HIT_RATIO, found.prefix_hit_ratio),
+    ):
+        # Means and ratios are rounded to three digits after the point.
+        if name not in notes or abs(float(notes[name]) - value) > 0.001 + _ROUNDING * value:
+            yield f"the note {name} is {notes.get(name)}, by the engine's counters {value:.6g}"
+
+
+def _tokens(row: Row, notes: Mapping[str, str], proof: Proof, found: Recomputed) -> Iterator[str]:
+    requests = int(notes.get("requests", "0"))
+    # The column is a rounded mean.
+    if requests * (row.output_tokens - 0.5) > found.generated_tokens:
+        yield (
+            f"{requests} requests of {row.output_tokens} generated tokens are more than the "
+            f"{found.generated_tokens} of the engine's finished sequences"
+        )
+    if len(proof.leaves) != requests:
+        return  # several sequences per request, or requests that failed at the client
+    for name, counted in (
+        ("output_tokens", found.generated_tokens),
+        ("input_tokens", sum(leaf.prompt_tokens for leaf in proof.leaves)),
+    ):
+        if abs(counted / requests - getattr(row, name)) > 0.5:
+            yield f"{name} is {getattr(row, name)}, by the engine {counted / requests:.6g}"
+
+
+def _throughput(
+    row: Row, notes: Mapping[str, str], proof: Proof, found: Recomputed
+) -> Iterator[str]:
+    claimed, tokens = row.throughput_tokens_per_sec, found.generated_tokens
+    if claimed > found.tokens_per_s * (1 + WINDOW_SHARE):
+        yield f"throughput is {claimed:.6g} tokens/s, by the engine {found.tokens_per_s:.6g}"
+    longest_s = found.window_s * (1 + WINDOW_SHARE) + WINDOW_S
+    alone = len(proof.leaves) == int(notes.get("requests", "0"))
+    if alone and claimed < tokens / longest_s * (1 - _ROUNDING):
+        yield f"throughput is {claimed:.6g} tokens/s, by the engine {found.tokens_per_s:.6g}"
+    if "window_s" in notes:
+        window_s = float(notes["window_s"])
+        if window_s < found.window_s * (1 - WINDOW_SHARE) - 0.001:
+            yield f"window_s is {window_s:g}, by the engine {found.window_s:.6g}"
+        if window_s > proof.between_s:
+            yield f"window_s is {window_s:g}, the statements are {proof.between_s:.6g} s apart"

@@ -1,0 +1,160 @@
+"""Decides what the evidence of a row is worth.
+
+Pure. `verified` needs all: evidence that is intact, whose signer is trusted, that was asked for
+with a nonce, and from which the row follows. A host that holds a trusted key can still state
+anything: what is verified is who stated it, and that nothing was changed, dropped or replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from orch_sidecar.tools.facts.signing.evidence_file import (
+    EvidenceFile,
+    InvalidEvidence,
+    digest,
+    named_by,
+    parse_evidence,
+)
+from orch_sidecar.tools.facts.signing.proof import Proof, Unsound, prove
+from orch_sidecar.tools.facts.signing.recompute import (
+    Recomputed,
+    client_measured,
+    contradictions,
+    recompute,
+)
+from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
+from orch_sidecar.tools.facts.tables.check import LocatedRow, parse_row, row_faults
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
+from orch_sidecar.tools.facts.tables.table import Record
+
+_NOTES: Final = COLUMNS.index("scenario_notes")
+# The begin of `source_tag` in rows that are made of traces.
+_OF_TRACES: Final = ("jaeger:", "otlp:")
+
+
+class Verdict(StrEnum):
+    """What the evidence of a row is worth."""
+
+    VERIFIED = "verified"
+    SIGNER_UNKNOWN = "intact, signer unknown"
+    NOT_FRESH = "not fresh"
+    UNVERIFIED = "unverified"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The verdict on one row. `evidence`: the digest of its file, None without one. `found`: what
+    was recomputed. `only_client`: the notes that only the client measured."""
+
+    verdict: Verdict
+    reasons: Sequence[str] = ()
+    evidence: str | None = None
+    nonce: str | None = None
+    signer: str | None = None
+    found: Recomputed | None = None
+    only_client: Sequence[str] = field(default=())
+
+
+def verify_table(
+    rows: Iterable[LocatedRow], read: Callable[[str], bytes | None], trusted: TrustedKeys
+) -> list[tuple[LocatedRow, Verified]]:
+    """Returns the verdict on each row. `read`: returns the content of the evidence file with a
+    digest, None if there is none."""
+    verdicts = []
+    nonces: dict[str, str] = {}
+    for located in rows:
+        verdict = verify_row(located.record.fields, located.row, read, trusted)
+        if verdict.nonce is not None:
+            first = nonces.setdefault(verdict.nonce, located.place)
+            if first != located.place:
+                reason = f"the nonce of {first}: one run makes one row"
+                verdict = replace(verdict, verdict=Verdict.FAILED, reasons=(reason,))
+        verdicts.append((located, verdict))
+    return verdicts
+
+
+def verified_places(
+    rows: Iterable[LocatedRow], read: Callable[[str], bytes | None], trusted: TrustedKeys
+) -> frozenset[str]:
+    """Returns the places of the rows of a table that are verified."""
+    return frozenset(
+        located.place
+        for located, verdict in verify_table(rows, read, trusted)
+        if verdict.verdict is Verdict.VERIFIED
+    )
+
+
+def verify_row(
+    fields: Sequence[str], row: Row, read: Callable[[str], bytes | None], trusted: TrustedKeys
+) -> Verified:
+    """Returns the verdict on a row, by the evidence that it names."""
+    notes, name = named_by(row.scenario_notes)
+    if name is None:
+        if row.source_tag.startswith(_OF_TRACES):
+            reason = "made of traces, which have no nonce and no signed statement"
+            return Verified(Verdict.NOT_FRESH, (reason,))
+        return Verified(Verdict.UNVERIFIED, ("the row has no evidence",))
+    content = read(name)
+    if content is None:
+        return Verified(Verdict.FAILED, (f"{name}.json is not beside the table",), name)
+    without = [*fields[:_NOTES], notes, *fields[_NOTES + 1 :]]
+    return verify_evidence(name, content, trusted, without)
+
+
+def verify_evidence(
+    name: str, content: bytes, trusted: TrustedKeys, row: Sequence[str] | None = None
+) -> Verified:
+    """Returns the verdict on an evidence file of that name, without its suffix.
+
+    `row`: the fields of the row that names it, without its note; None for those in the file.
+    """
+    try:
+        if digest(content) != name:
+            raise Unsound(f"the SHA-256 of the file is {digest(content)}, its name is {name:.80}")
+        evidence = parse_evidence(content)
+        stated = evidence.client_measured.row
+        if row is not None and list(row) != stated:
+            raise Unsound(_differs(row, stated))
+        proof = prove(evidence.signed, trusted)
+        return _judged(name, evidence, proof, _row(stated))
+    except (Unsound, InvalidEvidence) as error:
+        return Verified(Verdict.FAILED, (str(error),), name)
+
+
+def _judged(name: str, evidence: EvidenceFile, proof: Proof, row: Row) -> Verified:
+    try:
+        found = recompute(proof)
+    except ValueError as error:
+        raise Unsound(str(error)) from None
+    reasons: Sequence[str] = contradictions(row, proof, found)
+    verdict = Verdict.FAILED
+    if not reasons:
+        if proof.signer is None:
+            verdict, reasons = Verdict.SIGNER_UNKNOWN, ("no trusted key certified the engine's",)
+        elif evidence.signed.nonce is None:
+            verdict, reasons = Verdict.NOT_FRESH, ("the statements have no nonce",)
+        else:
+            verdict = Verdict.VERIFIED
+    return Verified(
+        verdict, reasons, name, evidence.signed.nonce, proof.signer, found, client_measured(row)
+    )
+
+
+def _row(fields: Sequence[str]) -> Row:
+    record = Record(1, tuple(fields), "")
+    faults = row_faults("evidence", record)
+    if faults:
+        raise Unsound(f"the row in the evidence is not valid: {faults[0].text}")
+    return parse_row(record)
+
+
+def _differs(row: Sequence[str], stated: Sequence[str]) -> str:
+    for name, here, there in zip(COLUMNS, row, stated, strict=False):
+        if here != there:
+            return f"{name} is {here!r:.80} in the table, and {there!r:.80} in the evidence"
+    return "the row in the evidence is not one of 13 fields"

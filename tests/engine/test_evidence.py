@@ -1,0 +1,40 @@
+"""The evidence of a measurement of the real engine, and its verification without the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orch_sidecar.tools.facts.commands.verify import beside, read_trusted
+from orch_sidecar.tools.facts.signing.verdict import Verdict, Verified, verify_table
+from orch_sidecar.tools.facts.tables import files
+from orch_sidecar.tools.facts.tables.check import valid_rows
+from orch_sidecar.tools.local.stack import Stack
+from tests.engine.test_measuring import LENGTHS, orch, rows_of
+
+CLIENTS = ("batched-online", "--concurrency", "4", "--requests", "24", "--duration", "0")
+
+
+def test_row_of_a_signed_run_is_verified_and_a_changed_byte_is_not(
+    cloud: Stack, operator_key: Path, tmp_path: Path
+) -> None:
+    table, trusted = tmp_path / "tps_model_gpu.csv", operator_key.with_name("trusted.yaml")
+    where = ("--url", cloud.url, "--output", str(tmp_path / "result"), "--facts", str(table))
+    printed = orch("bench", *CLIENTS, *LENGTHS, *where)
+    assert "without evidence" not in printed
+    found = verify(table, trusted)
+    assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", [])
+    assert found.found is not None
+    assert (found.found.sequences, found.found.generated_tokens) == (24, 24 * 24)
+    assert verify(table).verdict is Verdict.SIGNER_UNKNOWN
+    [row] = rows_of(table)
+    evidence = tmp_path / f"{row['scenario_notes'].rpartition('sha256:')[2]}.json"
+    content = evidence.read_bytes()
+    evidence.write_bytes(content.replace(b",length", b",lengtH", 1))
+    assert verify(table, trusted).verdict is Verdict.FAILED
+
+
+def verify(table: Path, trusted: Path | None = None) -> Verified:
+    """The verdict on the only row of a table."""
+    rows = valid_rows(files.read(table))
+    [(_, verdict)] = verify_table(rows, beside(table), read_trusted(trusted))
+    return verdict

@@ -1,0 +1,206 @@
+"""An engine that signs what it does, with literal clocks, and the row of a run of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from orch_sidecar.tools.facts.evidence.snapshot import parse_snapshot
+from orch_sidecar.tools.facts.signing.evidence_file import Signed, evidence_of
+from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, entry_of, parse_trusted
+from orch_sidecar.tools.facts.tables.row import Label, Row, format_notes
+from orch_sidecar.tools.facts.tables.table import row_fields
+from tests.vllm_plugin.examples import FACTS
+from vllm_plugin import dsse
+from vllm_plugin.engine_state import EngineState, SchedulerReport
+from vllm_plugin.epoch_key import EpochKey, certify
+from vllm_plugin.evidence import Evidence, Statement, StatementRequest
+from vllm_plugin.lease_protocol import timestamp
+from vllm_plugin.statement import STATEMENT_TYPE, key_id
+
+BEGIN_S = 1_790_000_000.0
+DAY_S = 86_400.0
+OBSERVED = {"observed_at": timestamp(BEGIN_S), "age_ms": 0}
+RUN, NONCE = "20260921T133320Z-batched_online-abc123", "0123456789abcdef" * 4
+STEP_S, PROMPT_TOKENS = 0.010, 20
+
+
+class Operator:
+    """An operator's key, valid from a day before the engine's start for a year."""
+
+    def __init__(self, name: str = "lab") -> None:
+        self.name = name
+        self.private = Ed25519PrivateKey.generate()
+        self.public = self.private.public_key().public_bytes_raw()
+
+    def trusted(self, from_s: float = BEGIN_S - DAY_S, days: float = 365) -> TrustedKeys:
+        begin, end = (datetime.fromtimestamp(at, UTC) for at in (from_s, from_s + days * DAY_S))
+        return parse_trusted(entry_of(self.name, self.public, begin, end))
+
+
+class SigningEngine:
+    """An engine of 8 slots whose clocks stand still but for its steps."""
+
+    def __init__(self, operator: Operator | None = None, started_s: float = BEGIN_S) -> None:
+        self.now_s = started_s
+        self.monotonic_s = 5000.0
+        self.engine_state = EngineState(FACTS)
+        private = Ed25519PrivateKey.generate()
+        public = private.public_key().public_bytes_raw()
+        certificate = (
+            None if operator is None else certify(operator.private, FACTS.epoch, public, started_s)
+        )
+        self.private = private
+        self.key = EpochKey(public, private.sign, certificate)
+        self.digests: dict[str, dict[str, str | None]] = {
+            name: {"sha256": 64 * name[0]} for name in ("weights", "plugin")
+        }
+        self.evidence = Evidence(FACTS.epoch, self._document, self._digests, lambda: self.key)
+
+    def _document(self, at_s: float) -> dict[str, Any]:
+        return self.engine_state.document(None, at_s) | OBSERVED | {"observed_at": timestamp(at_s)}
+
+    def _digests(self) -> dict[str, Any]:
+        return {name: dict(each) for name, each in self.digests.items()}
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.monotonic_s += seconds
+
+    def decode(self, batch: int, tokens: int, *, of_one_request: bool = False) -> None:
+        """Serves `batch` requests side by side, or as many sequences of one request, of as many
+        generated tokens each."""
+        began_s = self.now_s
+        keys = [self.engine_state.enter(None) for _ in range(1 if of_one_request else batch)]
+        for _ in range(tokens):
+            self.wait(STEP_S)
+            self.engine_state.record(
+                SchedulerReport(
+                    self.now_s, batch, 0, 0.0, 0, batch,
+                    decode_only=True, elapsed_s=STEP_S, decoding=batch, generated=batch,
+                )
+            )  # fmt: skip
+        self.engine_state.record(SchedulerReport(self.now_s, 0, 0, 0.0, 0))
+        for key in keys:
+            assert key is not None
+            self.engine_state.leave(key)
+        for number in range(batch):
+            finished = SimpleNamespace(
+                request_id=f"cmpl-secret-{keys[number % len(keys)]}",
+                finish_reason="length",
+                e2e_latency=self.now_s - began_s,
+                queued_time=0.0,
+                prefill_time=0.0,
+                decode_time=self.now_s - began_s,
+                num_prompt_tokens=PROMPT_TOKENS,
+                num_generation_tokens=tokens,
+                num_cached_tokens=0,
+            )
+            self.evidence.finished.add([finished], self.now_s)
+
+    def ask(self, since: int | None = None, nonce: str | None = NONCE, run: str = RUN) -> Statement:
+        request = StatementRequest(run, nonce, since)
+        return self.evidence.statement(request, self.now_s, self.monotonic_s)
+
+    def measure(
+        self, batch: int = 3, tokens: int = 6, nonce: str | None = NONCE, run: str = RUN
+    ) -> Signed:
+        """A run of as many requests at once, with a statement before and after."""
+        before = self.ask(nonce=nonce, run=run)
+        self.wait(0.02)
+        self.decode(batch, tokens)
+        self.wait(0.02)
+        after = self.ask(content_of(before.envelope)["sequence"], nonce, run)
+        return self.signed(before, after, nonce, run)
+
+    def signed(
+        self, before: Statement, after: Statement, nonce: str | None = NONCE, run: str = RUN
+    ) -> Signed:
+        assert after.between is not None
+        assert after.leaves is not None
+        return Signed(
+            run=run,
+            nonce=nonce,
+            public_key=self.evidence.public_key,
+            certificate=self.key.certificate,
+            before=before.envelope,
+            after=after.envelope,
+            between=after.between,
+            leaves=after.leaves,
+        )
+
+
+def content_of(envelope: dsse.Envelope) -> dict[str, Any]:
+    """The content of a statement."""
+    content: dict[str, Any] = json.loads(dsse.from_base64("payload", envelope["payload"]))
+    return content
+
+
+def resigned(
+    envelope: dsse.Envelope,
+    change: Callable[[dict[str, Any]], object],
+    private: Ed25519PrivateKey,
+) -> dsse.Envelope:
+    """A statement whose content was changed, signed with this key."""
+    content = content_of(envelope)
+    change(content)
+    payload = json.dumps(content, separators=(",", ":")).encode()
+    signature = private.sign(dsse.pae(STATEMENT_TYPE, payload))
+    identity = key_id(private.public_key().public_bytes_raw())
+    return dsse.envelope(dsse.Signed(STATEMENT_TYPE, payload, identity, signature))
+
+
+def row_of(batch: int = 3, tokens: int = 6, run: str = RUN, **changes: Any) -> Row:
+    """The row that `orch bench` makes of `SigningEngine.measure`, with changes.
+
+    `notes`: further notes, or others.
+    """
+    window_s = STEP_S * tokens + 0.002  # the client is a little further away
+    notes: dict[str, str | int | float] = {
+        "input_tokens": PROMPT_TOKENS,
+        "output_tokens": tokens,
+        "batching": "on",
+        "requests": batch,
+        "window_s": round(window_s, 3),
+        "ttft_p50_ms": 11.5,
+        "batch_mean": float(batch),
+        "batch_max": batch,
+        "profile": "cloud",
+        **parse_snapshot(
+            {"engines": [EngineState(FACTS).document(None) | OBSERVED]}
+        ).conditions.notes,
+        "prefix_hit_ratio": 0.0,
+        "preliminary": "yes",
+    }
+    notes |= changes.pop("notes", {})
+    values: dict[str, Any] = {
+        "model_id": "tiny",
+        "model_name": "tiny",
+        "engine": "vLLM 0.32.0",
+        "precision": "BF16",
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "gpu_count": 2,
+        "batch": batch,
+        "input_tokens": PROMPT_TOKENS,
+        "output_tokens": tokens,
+        "throughput_tokens_per_sec": float(f"{batch * tokens / window_s:.6g}"),
+        "measurement_type": "batched_online",
+        "scenario_notes": format_notes(notes),
+        "source_tag": f"orch-bench:{run}",
+    }
+    values |= changes
+    return Row(**values | {"measurement_type": Label(values["measurement_type"])})
+
+
+def evidence_and_row(signed: Signed, row: Row | None = None) -> tuple[bytes, Row]:
+    """The bytes of an evidence file, and the row that names it."""
+    return evidence_of(signed, row_of() if row is None else row, {"id": signed.run})
+
+
+def fields_of(row: Row) -> tuple[str, ...]:
+    return row_fields(row)

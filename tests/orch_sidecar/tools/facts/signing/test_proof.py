@@ -1,0 +1,259 @@
+"""What is accepted of signed statements: every way to change, swap or leave out is rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from orch_sidecar.tools.facts.signing.evidence_file import Signed
+from orch_sidecar.tools.facts.signing.proof import Unsound, prove
+from tests.orch_sidecar.tools.facts.signing.signed import (
+    BEGIN_S,
+    DAY_S,
+    Operator,
+    SigningEngine,
+    content_of,
+    resigned,
+)
+from vllm_plugin.dsse import to_base64
+from vllm_plugin.epoch_key import CERTIFICATE_DAYS
+
+
+def changed(signed: Signed, **fields: Any) -> Signed:
+    return signed.model_copy(update=fields)
+
+
+def test_statements_of_a_certified_engine_are_proven() -> None:
+    operator = Operator()
+    engine = SigningEngine(operator)
+    engine.decode(2, 3)  # of the warm-up
+    proof = prove(engine.measure(), operator.trusted())
+    assert proof.signer == "lab"
+    assert [leaf.number for leaf in proof.leaves] == [3, 4, 5]
+    assert proof.generated_tokens == 18
+    assert proof.window_s == pytest.approx(0.06, abs=1e-5)
+    assert proof.between_s == pytest.approx(0.10, abs=1e-5)
+
+
+def test_without_a_trusted_key_the_signer_is_unknown() -> None:
+    operator = Operator()
+    assert prove(SigningEngine(operator).measure(), {}).signer is None
+    assert prove(SigningEngine(operator).measure(), Operator("other").trusted()).signer is None
+    assert prove(SigningEngine().measure(), operator.trusted()).signer is None
+
+
+def test_statements_of_others_in_between_are_part_of_the_chain() -> None:
+    operator = Operator()
+    engine = SigningEngine(operator)
+    before = engine.ask()
+    engine.ask(run="another", nonce=None)
+    engine.decode(2, 3)
+    after = engine.ask(since=1)
+    signed = engine.signed(before, after)
+    assert prove(signed, operator.trusted()).after.sequence == 3
+    with pytest.raises(Unsound, match="with 0 between them"):
+        prove(changed(signed, between=[]), operator.trusted())
+    with pytest.raises(Unsound, match="the chain of statements is broken"):
+        prove(changed(signed, between=["0" * 64]), operator.trusted())
+
+
+def without_a_leaf(signed: Signed) -> Signed:
+    return changed(signed, leaves=signed.leaves[1:])
+
+
+def with_a_leaf(signed: Signed) -> Signed:
+    more = signed.leaves[-1].replace("3,", "4,", 1)
+    return changed(signed, leaves=[*signed.leaves, more])
+
+
+def with_another_leaf(signed: Signed) -> Signed:
+    return changed(signed, leaves=[*signed.leaves[:-1], signed.leaves[-1].replace(",6,", ",9,")])
+
+
+def with_leaves_swapped(signed: Signed) -> Signed:
+    return changed(signed, leaves=signed.leaves[::-1])
+
+
+def with_statements_swapped(signed: Signed) -> Signed:
+    return changed(signed, before=signed.after, after=signed.before)
+
+
+def with_one_statement_twice(signed: Signed) -> Signed:
+    return changed(signed, after=signed.before, leaves=[])
+
+
+def with_another_run(signed: Signed) -> Signed:
+    return changed(signed, run="another")
+
+
+def with_another_nonce(signed: Signed) -> Signed:
+    return changed(signed, nonce="f" * 64)
+
+
+def without_the_nonce(signed: Signed) -> Signed:
+    return changed(signed, nonce=None)
+
+
+def with_another_key(signed: Signed) -> Signed:
+    other = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+    return changed(signed, public_key=to_base64(other))
+
+
+def with_a_short_key(signed: Signed) -> Signed:
+    return changed(signed, public_key=to_base64(b"short"))
+
+
+CHANGES: tuple[tuple[Callable[[Signed], Signed], str], ...] = (
+    (without_a_leaf, "2 finished sequences are listed, the statements count 3"),
+    (with_a_leaf, "4 finished sequences are listed, the statements count 3"),
+    (with_another_leaf, "the chain of finished sequences is broken"),
+    (with_leaves_swapped, "the finished sequence 3 must be number 1"),
+    (with_statements_swapped, "statement 1 does not follow statement 2"),
+    (with_one_statement_twice, "statement 1 does not follow statement 1"),
+    (with_another_run, "the statement before is of another run"),
+    (with_another_nonce, "the statement before is of another run, or has another nonce"),
+    (without_the_nonce, "the statement before is of another run, or has another nonce"),
+    (with_another_key, "is signed by the key sha256:"),
+    (with_a_short_key, "is signed by the key sha256:"),
+)
+
+
+@pytest.mark.parametrize(("change", "reason"), CHANGES, ids=lambda each: str(each)[:40])
+def test_changed_evidence_is_rejected(change: Callable[[Signed], Signed], reason: str) -> None:
+    operator = Operator()
+    with pytest.raises(Unsound, match=reason):
+        prove(change(SigningEngine(operator).measure()), operator.trusted())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("requests_total", -1, "requests_total fell"),
+        ("generated_tokens_total", 99, "generated 99 tokens between"),
+        ("generated_tokens_total", 17, "generated 17 tokens between"),
+        ("generated_tokens_total", None, "generated_tokens_total is None"),
+        ("slots_total", 9, "slots_total changed"),
+        ("features", {}, "features changed"),
+        ("gpu", "another", "gpu changed"),
+    ],
+)
+def test_counters_and_configuration_that_do_not_fit_are_rejected(
+    name: str, value: object, reason: str
+) -> None:
+    """Even if the engine's own key signs them."""
+    engine = SigningEngine()
+    signed = engine.measure()
+
+    def change(content: dict[str, Any]) -> None:
+        content["state"][name] = 0 if value == -1 else value
+
+    if value == -1:
+        engine.decode(1, 1)
+        before = engine.ask()
+        engine.decode(1, 1)
+        signed = engine.signed(before, engine.ask(since=3))
+    forged = changed(signed, after=resigned(signed.after, change, engine.private))
+    with pytest.raises(Unsound, match=reason):
+        prove(forged, {})
+
+
+def test_clock_that_was_set_between_the_statements_is_rejected() -> None:
+    engine = SigningEngine()
+    before = engine.ask()
+    engine.decode(1, 1)
+    engine.now_s += 100
+    with pytest.raises(Unsound, match="the clock was set"):
+        prove(engine.signed(before, engine.ask(since=1)), {})
+
+
+def test_digest_that_changed_is_rejected_and_one_that_came_late_is_not() -> None:
+    engine = SigningEngine()
+    engine.digests["weights"]["sha256"] = None
+    before = engine.ask()
+    engine.digests["weights"]["sha256"] = "a" * 64
+    engine.decode(1, 1)
+    first = engine.ask(since=1)
+    prove(engine.signed(before, first), {})
+    engine.digests["weights"]["sha256"] = "b" * 64
+    engine.decode(1, 1)
+    with pytest.raises(Unsound, match="the digest of the weights changed"):
+        prove(engine.signed(first, engine.ask(since=2)), {})
+
+
+def test_forger_cannot_use_the_certificate_of_an_engine() -> None:
+    operator = Operator()
+    signed = SigningEngine(operator).measure()
+    forged = SigningEngine().measure()
+    with pytest.raises(Unsound, match="the certificate is of another key"):
+        prove(changed(forged, certificate=signed.certificate), operator.trusted())
+
+
+def test_forger_cannot_sign_for_an_engine() -> None:
+    operator, forger = Operator(), Ed25519PrivateKey.generate()
+    signed = SigningEngine(operator).measure()
+    theirs = resigned(signed.after, lambda content: None, forger)
+    with pytest.raises(Unsound, match="the statement after is signed by the key"):
+        prove(changed(signed, after=theirs), operator.trusted())
+    theirs["signatures"][0]["keyid"] = signed.after["signatures"][0]["keyid"]
+    with pytest.raises(Unsound, match="the signature does not match"):
+        prove(changed(signed, after=theirs), operator.trusted())
+
+
+def test_certificate_of_another_operator_with_a_trusted_id_is_rejected() -> None:
+    operator = Operator()
+    signed = SigningEngine(Operator()).measure()
+    assert signed.certificate is not None
+    own = SigningEngine(operator).key.certificate
+    assert own is not None
+    borrowed = {**signed.certificate, "signatures": own["signatures"]}
+    with pytest.raises(Unsound, match="the certificate: the signature does not match"):
+        prove(changed(signed, certificate=borrowed), operator.trusted())
+
+
+def test_restarted_engine_has_another_epoch() -> None:
+    operator = Operator()
+    engine = SigningEngine(operator)
+    signed = engine.measure()
+
+    def another(content: dict[str, Any]) -> None:
+        content["epoch"] = content["state"]["epoch"] = "e2"
+
+    after = resigned(signed.after, another, engine.private)
+    with pytest.raises(Unsound, match="the certificate is of another epoch"):
+        prove(changed(signed, after=after), operator.trusted())
+    with pytest.raises(Unsound, match="of two epochs"):
+        prove(changed(signed, after=after), {})
+
+
+def test_certificate_that_has_expired_is_rejected() -> None:
+    operator = Operator()
+    engine = SigningEngine(operator)
+    engine.wait((CERTIFICATE_DAYS + 1) * DAY_S)
+    with pytest.raises(Unsound, match="the certificate was not valid at the time"):
+        prove(engine.measure(), operator.trusted())
+
+
+def test_retired_key_still_vouches_for_what_it_certified_before() -> None:
+    operator = Operator()
+    signed = SigningEngine(operator).measure()
+    assert prove(signed, operator.trusted(days=2)).signer == "lab"
+    with pytest.raises(Unsound, match="issued when the key lab was not valid"):
+        prove(signed, operator.trusted(from_s=BEGIN_S - 2 * DAY_S, days=1))
+    with pytest.raises(Unsound, match="issued when the key lab was not valid"):
+        prove(signed, operator.trusted(from_s=BEGIN_S + 1))
+
+
+def test_key_that_is_retired_while_the_engine_runs_vouches_no_longer() -> None:
+    operator = Operator()
+    engine = SigningEngine(operator)
+    engine.wait(3 * DAY_S)
+    with pytest.raises(Unsound, match="the key lab was not valid at the time of the statements"):
+        prove(engine.measure(), operator.trusted(days=2))
+
+
+def test_statement_contains_no_id_of_a_client() -> None:
+    signed = SigningEngine().measure()
+    assert "secret" not in str(content_of(signed.after)) + str(signed.leaves)

@@ -1,0 +1,199 @@
+"""What the evidence of a row is worth, and every way to get a row past it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.facts.signing.evidence_file import Signed, digest, evidence_of, named_by
+from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
+from orch_sidecar.tools.facts.signing.verdict import (
+    Verdict,
+    Verified,
+    verified_places,
+    verify_evidence,
+    verify_table,
+)
+from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
+from tests.orch_sidecar.tools.facts.rows import table
+from tests.orch_sidecar.tools.facts.signing.signed import (
+    NONCE,
+    Operator,
+    SigningEngine,
+    evidence_and_row,
+    fields_of,
+    row_of,
+)
+
+
+def located(*rows: Row) -> list[LocatedRow]:
+    """The rows of a table; one that `check` refuses is a mistake of the test."""
+    made = table(*map(fields_of, rows))
+    assert check(made) == []
+    return valid_rows(made)
+
+
+def verdicts(
+    rows: list[LocatedRow], contents: Mapping[str, bytes], trusted: TrustedKeys
+) -> list[Verified]:
+    return [each for _, each in verify_table(rows, contents.get, trusted)]
+
+
+def verdict_of(signed: Signed, row: Row, trusted: TrustedKeys) -> Verified:
+    """The verdict on a row with evidence that states this row."""
+    content, named = evidence_of(signed, row, {})
+    [found] = verdicts(located(named), {digest(content): content}, trusted)
+    return found
+
+
+@pytest.fixture
+def operator() -> Operator:
+    return Operator()
+
+
+def test_row_of_a_signed_run_is_verified_with_what_was_recomputed(operator: Operator) -> None:
+    found = verdict_of(SigningEngine(operator).measure(), row_of(), operator.trusted())
+    assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", [])
+    assert found.found is not None
+    assert found.found.tokens_per_s == pytest.approx(300, rel=1e-4)
+    assert (found.found.batch_mean, found.found.batch_max) == (3.0, 3)
+    assert (found.found.sequences, found.found.generated_tokens) == (3, 18)
+    assert found.only_client == ["ttft_p50_ms"]
+
+
+def test_row_whose_signer_nobody_trusts_is_never_verified(operator: Operator) -> None:
+    for engine in (SigningEngine(), SigningEngine(Operator("another"))):
+        found = verdict_of(engine.measure(), row_of(), operator.trusted())
+        assert found.verdict is Verdict.SIGNER_UNKNOWN
+    found = verdict_of(SigningEngine(operator).measure(), row_of(), {})
+    assert str(found.verdict) == "intact, signer unknown"
+
+
+def test_row_whose_statements_have_no_nonce_is_not_fresh(operator: Operator) -> None:
+    signed = SigningEngine(operator).measure(nonce=None)
+    assert verdict_of(signed, row_of(), operator.trusted()).verdict is Verdict.NOT_FRESH
+
+
+def test_rows_without_evidence_are_unverified_and_those_of_traces_not_fresh() -> None:
+    found = verdicts(located(row_of()), {}, {})
+    assert [each.verdict for each in found] == [Verdict.UNVERIFIED]
+    for tag in ("jaeger:orch-sidecar run-1", "otlp:traces.jsonl run-1"):
+        found = verdicts(located(row_of(source_tag=tag)), {}, {})
+        assert [each.verdict for each in found] == [Verdict.NOT_FRESH]
+
+
+def test_row_whose_evidence_is_missing_or_has_another_name_fails(operator: Operator) -> None:
+    content, row = evidence_and_row(SigningEngine(operator).measure())
+    [found] = verdicts(located(row), {}, operator.trusted())
+    assert (found.verdict, "is not beside the table" in found.reasons[0]) == (Verdict.FAILED, True)
+    [found] = verdicts(located(row), {digest(content): content + b"\n"}, operator.trusted())
+    assert found.verdict is Verdict.FAILED
+    assert found.reasons[0].startswith("the SHA-256 of the file is")
+
+
+EDITS: dict[str, dict[str, Any]] = {
+    "model_id": {"model_id": "llama"},
+    "model_name": {"model_name": "Tiny"},
+    "engine": {"engine": "vLLM 0.33.0"},
+    "precision": {"precision": "FP16"},
+    "gpu": {"gpu": "NVIDIA B200"},
+    "gpu_count": {"gpu_count": 8},
+    "throughput": {"throughput_tokens_per_sec": 295.0},
+    "source_tag": {"source_tag": "orch-bench:another"},
+    "a note": {"notes": {"ttft_p50_ms": 1.5}},
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_row_that_was_edited_in_the_table_fails(operator: Operator, edit: dict[str, Any]) -> None:
+    """With the evidence of the row as it was."""
+    content, row = evidence_and_row(SigningEngine(operator).measure())
+    name = digest(content)
+    edited = row_of(**edit)
+    edited = replace(edited, scenario_notes=f"{edited.scenario_notes}; evidence=sha256:{name}")
+    assert edited != row
+    [found] = verdicts(located(edited), {name: content}, operator.trusted())
+    assert found.verdict is Verdict.FAILED
+    assert re.search(r"in the table, and .* in the evidence", found.reasons[0])
+
+
+def test_requests_of_another_client_in_the_window_fail(operator: Operator) -> None:
+    engine = SigningEngine(operator)
+    before = engine.ask()
+    engine.decode(3, 6)
+    engine.decode(1, 2)
+    signed = engine.signed(before, engine.ask(since=1))
+    found = verdict_of(signed, row_of(), operator.trusted())
+    assert found.verdict is Verdict.FAILED
+    assert "the engine served other clients, too" in "; ".join(found.reasons)
+
+
+def test_engine_that_was_not_idle_at_the_end_fails(operator: Operator) -> None:
+    engine = SigningEngine(operator)
+    before = engine.ask()
+    engine.decode(3, 6)
+    engine.engine_state.enter(None)
+    found = verdict_of(engine.signed(before, engine.ask(since=1)), row_of(), operator.trusted())
+    assert "foreign sequences in the engine after the measurement: 1" in found.reasons
+
+
+def test_evidence_of_one_run_makes_one_row(operator: Operator) -> None:
+    signed = SigningEngine(operator).measure()
+    made = [evidence_of(signed, row_of(), {}), evidence_of(signed, row_of(), {"again": True})]
+    rows = valid_rows(table(*(fields_of(row) for _, row in made)))
+    contents = {digest(content): content for content, _ in made}
+    found = verdicts(rows, contents, operator.trusted())
+    assert [each.verdict for each in found] == [Verdict.VERIFIED, Verdict.FAILED]
+    assert "one run makes one row" in found[1].reasons[0]
+
+
+def test_verified_places_are_those_of_verified_rows(operator: Operator) -> None:
+    content, row = evidence_and_row(SigningEngine(operator).measure())
+    unknown, other = evidence_of(
+        SigningEngine().measure(run="r2", nonce="a" * 32), row_of(run="r2"), {}
+    )
+    contents = {digest(each): each for each in (content, unknown)}
+    rows = located(row, other, row_of(run="r3"))
+    assert verified_places(rows, contents.get, operator.trusted()) == {rows[0].place}
+
+
+def test_every_changed_byte_of_the_file_is_noticed(operator: Operator) -> None:
+    """Also when the file is renamed after its new bytes: only what the client stated of itself,
+    and no column or note of the row, could be changed so."""
+    content, row = evidence_and_row(SigningEngine(operator).measure(batch=3))
+    trusted, fields = operator.trusted(), list(fields_of(row))
+    notes = COLUMNS.index("scenario_notes")
+    fields[notes] = named_by(row.scenario_notes)[0]
+    assert verify_evidence(digest(content), content, trusted, fields).verdict is Verdict.VERIFIED
+    unsigned = content.index(b'"result":') + len(b'"result":')
+    passed = []
+    for index in range(len(content)):
+        changed = bytearray(content)
+        changed[index] ^= 1
+        by_old_name = verify_evidence(digest(content), bytes(changed), trusted, fields)
+        assert by_old_name.verdict is Verdict.FAILED
+        renamed = verify_evidence(digest(bytes(changed)), bytes(changed), trusted, fields)
+        if renamed.verdict is Verdict.VERIFIED:
+            passed.append(index)
+    assert [index for index in passed if index < unsigned] == []
+
+
+def test_evidence_alone_is_verified_by_its_name(operator: Operator) -> None:
+    content, _ = evidence_and_row(SigningEngine(operator).measure())
+    found = verify_evidence(digest(content), content, operator.trusted())
+    assert (found.verdict, found.nonce) == (Verdict.VERIFIED, NONCE)
+    assert verify_evidence("evidence", content, operator.trusted()).verdict is Verdict.FAILED
+    for broken in (
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        content[:-3],
+        b'{"schema_version":"orch.evidence/2"}',
+    ):
+        assert verify_evidence(digest(broken), broken, {}).verdict is Verdict.FAILED
