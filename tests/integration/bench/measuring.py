@@ -14,7 +14,7 @@ from orch_sidecar.tools.bench.plan.plan import Plan
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.runs.run import measure
-from orch_sidecar.tools.facts.evidence.measured import Arrivals
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.running import Running
 

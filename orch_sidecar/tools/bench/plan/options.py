@@ -12,8 +12,8 @@ from typing import Any, Final
 from orch_sidecar.tools.arguments import count, count_or_zero, non_negative, positive
 from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
-from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, MIN_QUERIES
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 KEY_VARIABLE: Final = "OPENAI_API_KEY"

@@ -10,8 +10,8 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 # The columns of `calls`, one row per request. `due_s`: None without a schedule. `first_s`: the

@@ -20,7 +20,6 @@ from orch_sidecar.tools.bench.results.result import (
     Status,
 )
 from orch_sidecar.tools.bench.results.tally import Tally, counts_of
-from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
 from orch_sidecar.tools.facts.evidence.verdict import (
     NEVER_BATCHED,
@@ -30,6 +29,7 @@ from orch_sidecar.tools.facts.evidence.verdict import (
     prefix_hit_ratio,
 )
 from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, shortfalls
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from orch_sidecar.tools.bench.results.result import (
     Status,
 )
 from orch_sidecar.tools.facts.evidence.figures import PERCENTILES
-from orch_sidecar.tools.facts.evidence.measured import Arrivals
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 

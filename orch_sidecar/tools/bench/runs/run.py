@@ -41,8 +41,8 @@ from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.bench.runs.client_host import host
 from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
 from orch_sidecar.tools.bench.runs.progress import Progress
-from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.evidence.verdict import objections
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.traces.scenarios import WARMUP
 

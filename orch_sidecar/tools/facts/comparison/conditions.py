@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence.measured import Arrivals
 from orch_sidecar.tools.facts.tables import notes as names
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 
 UNKNOWN: Final = "unknown"

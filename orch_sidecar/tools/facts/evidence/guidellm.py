@@ -37,7 +37,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.evidence.measured import (
-    Arrivals,
     InvalidRun,
     MeasuredRun,
     Rejection,
@@ -46,6 +45,7 @@ from orch_sidecar.tools.facts.evidence.measured import (
     overlap,
     parse_claim,
 )
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 # Strategies whose requests are due at a time that does not depend on answers.
 _SCHEDULED: Final = (Arrivals.CONSTANT, Arrivals.POISSON, Arrivals.REPEATED_GAPS, Arrivals.TRACE)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from orch_sidecar.tools.facts.evidence.freshness import staleness
 from orch_sidecar.tools.facts.evidence.measured import (
     ACCEPTANCE_LENGTH,
-    Arrivals,
     MeasuredRun,
     Rejection,
     contradiction,
@@ -39,6 +38,7 @@ from orch_sidecar.tools.facts.tables.notes import (
     GIVEN,
     PREFIX_HIT_RATIO,
     PRELIMINARY,
+    Arrivals,
 )
 from orch_sidecar.tools.facts.tables.row import (
     Label,

@@ -41,7 +41,6 @@ from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.evidence.measured import (
     ACCEPTANCE_LENGTH,
     LATENCIES,
-    Arrivals,
     InvalidRun,
     MeasuredRun,
     Rejection,
@@ -50,6 +49,7 @@ from orch_sidecar.tools.facts.evidence.measured import (
     overlap,
     parse_claim,
 )
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 TOOL: Final = "vllm bench serve"
 

@@ -11,7 +11,7 @@ from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
-from orch_sidecar.tools.facts.evidence.measured import Arrivals
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.snapshots import document, home, snapshot
 

@@ -8,7 +8,7 @@ import pytest
 
 from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
-from orch_sidecar.tools.facts.evidence.measured import Arrivals
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import OFFLINE, ONLINE, SINGLE
 
 # TTFT 100 ms, TPOT 10 ms, latency 200 ms.

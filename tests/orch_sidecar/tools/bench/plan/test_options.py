@@ -15,7 +15,7 @@ from orch_sidecar.tools.bench.plan.options import (
     add_length,
     scenario_of,
 )
-from orch_sidecar.tools.facts.evidence.measured import Arrivals
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 

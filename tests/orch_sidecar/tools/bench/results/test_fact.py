@@ -12,9 +12,9 @@ from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.summary import result_of
-from orch_sidecar.tools.facts.evidence.measured import LATENCIES, Arrivals
+from orch_sidecar.tools.facts.evidence.measured import LATENCIES
 from orch_sidecar.tools.facts.tables.check import row_faults
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, parse_notes
 from orch_sidecar.tools.facts.tables.table import Record, record_text, row_fields
 from tests.orch_sidecar.tools.bench.sample_results import (

@@ -17,7 +17,7 @@ from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound, sweep_of, sweep_text
 from orch_sidecar.tools.bench.results.sweep_plot import plot_sweep
 from orch_sidecar.tools.facts.comparison.series import Panel, Series
-from orch_sidecar.tools.facts.evidence.measured import Arrivals
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import ONLINE, answered, refused, result
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
 

@@ -9,7 +9,7 @@ from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.bench.results.text import result_text
-from orch_sidecar.tools.facts.evidence.measured import Arrivals
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import (
     OFFLINE,
     ONLINE,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence.freshness import staleness
-from orch_sidecar.tools.facts.evidence.measured import Arrivals, MeasuredRun
+from orch_sidecar.tools.facts.evidence.measured import MeasuredRun
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
 
 NOON_S = 1795262400.0  # 2026-11-21T12:00:00Z

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence.guidellm import read
-from orch_sidecar.tools.facts.evidence.measured import Arrivals, MeasuredRun, Rejection
+from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.imports import document
 

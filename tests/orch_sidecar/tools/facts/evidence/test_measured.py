@@ -6,12 +6,12 @@ import pytest
 
 from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.evidence.measured import (
-    Arrivals,
     InvalidRun,
     latency_notes,
     overlap,
     parse_claim,
 )
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.measured import Arrivals, MeasuredRun, Rejection
+from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
 from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Proof, Source, to_row
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from tests.orch_sidecar.tools.facts.imports import document, proof
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.measured import Arrivals, MeasuredRun, Rejection
+from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
 from orch_sidecar.tools.facts.evidence.vllm_bench import read
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.imports import document
 
