@@ -145,4 +145,5 @@ async def test_engine_lets_the_sidecar_say_who_goes_first(cloud: Stack) -> None:
         "scheduling_policy": "priority",
         "max_num_batched_tokens": 2048,
         "long_prefill_token_threshold": 256,
+        "evidence": True,
     }
