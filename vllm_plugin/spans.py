@@ -15,7 +15,6 @@ is wrapped at its start: that is the last moment at which the span can be modifi
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Final
@@ -33,7 +32,7 @@ REQUEST_SPAN: Final = "llm_request"
 # vLLM's names (vllm/tracing/utils.py). Those of token counts are deprecated in OpenTelemetry.
 _PROMPT_TOKENS: Final = "gen_ai.usage.prompt_tokens"
 _COMPLETION_TOKENS: Final = "gen_ai.usage.completion_tokens"
-_INFERENCE_S: Final = "gen_ai.latency.time_in_model_inference"
+_TTFT_S: Final = "gen_ai.latency.time_to_first_token"
 _REQUEST_ID: Final = "gen_ai.request.id"
 
 
@@ -132,7 +131,7 @@ class RequestSpanLabeller(SpanProcessor):
             if (count := given.get(vllm_name)) is not None:
                 labels[name] = count
         self._count(span, labels)
-        self._describe_steps(given.get(_INFERENCE_S), labels)
+        self._describe_steps(span.start_time, given.get(_TTFT_S), labels)
         span.set_attributes(labels)
 
     def _count(self, span: Span, labels: dict[str, AttributeValue]) -> None:
@@ -155,13 +154,20 @@ class RequestSpanLabeller(SpanProcessor):
             labels["orch.prefix_cache.queries_before"] = before.queries
             labels["orch.prefix_cache.hits_before"] = before.hits
 
-    def _describe_steps(self, inference_s: object, labels: dict[str, AttributeValue]) -> None:
-        """Adds the steps since the sequence was scheduled, unless vLLM did not time it."""
-        if not isinstance(inference_s, int | float):
+    def _describe_steps(
+        self, arrived_ns: int | None, first_token_s: object, labels: dict[str, AttributeValue]
+    ) -> None:
+        """Adds the decode steps since the first token, and all steps since the arrival.
+
+        vLLM takes both times by the clock by which steps are reported here, as it processes the
+        output of the engine core: a busy API server delays all of them alike.
+        """
+        if arrived_ns is None or not isinstance(first_token_s, int | float):
             return
-        steps = self._engine_state.steps.since(time.time() - inference_s)
+        ring = self._engine_state.steps
+        steps = ring.since(arrived_ns / 1e9 + first_token_s)
         labels["orch.steps"] = steps.steps
-        labels["orch.engine_steps"] = steps.of_any_kind
+        labels["orch.engine_steps"] = ring.count_since(arrived_ns / 1e9)
         if steps.steps:
             labels["orch.batch_size.max"] = steps.largest
             labels["orch.batch_size.mean"] = steps.mean

@@ -6,7 +6,7 @@ Times are seconds of one clock, whichever the caller uses; durations are seconds
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,13 +29,11 @@ PREFILL_TRIMMED: Final = 0.125
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """The steps of a window: those of decoding alone, their largest and mean batch (sequences), and
-    those of any kind."""
+    """The decode steps of a window: their number, largest and mean batch (sequences)."""
 
     steps: int
     largest: int
     mean: float
-    of_any_kind: int
 
 
 class StepRing:
@@ -47,10 +45,10 @@ class StepRing:
 
     def __init__(self, capacity: int = RING_STEPS) -> None:
         self._capacity = capacity
-        # Of decode steps.
-        self._midpoints = array("d")  # ascending
+        # Of decode steps: when they were reported (ascending), and their batches.
+        self._reported = array("d")
         self._batches = array("L")
-        self._other_midpoints = array("d")  # of all other steps, ascending
+        self._others_reported = array("d")  # of all other steps, ascending
         self._by_batch: dict[int, list[float]] = {}
         self.count = 0
         self.decode_count = 0  # decode steps, of the `count`
@@ -59,25 +57,24 @@ class StepRing:
         self._busy_until_s = float("-inf")
 
     def record(self, end_s: float, elapsed_s: float, batch: int, *, decode_only: bool) -> None:
-        """Adds a step that ended at `end_s` and ran `batch` sequences for `elapsed_s`."""
+        """Adds a step that was reported at `end_s` and ran `batch` sequences for `elapsed_s`."""
         self.count += 1
         self._add_busy(end_s, elapsed_s)
-        middle = end_s - elapsed_s / 2
         if not (decode_only and batch):
-            _append_ascending(self._other_midpoints, middle)
-            if len(self._other_midpoints) >= 2 * self._capacity:
-                del self._other_midpoints[: -self._capacity]
+            _append_ascending(self._others_reported, end_s)
+            if len(self._others_reported) >= 2 * self._capacity:
+                del self._others_reported[: -self._capacity]
             return
         entry = self._by_batch.setdefault(batch, [0, 0.0])
         entry[0] += 1
         entry[1] += elapsed_s
         self.decode_count += 1
         self.decode_sequences += batch
-        _append_ascending(self._midpoints, middle)
+        _append_ascending(self._reported, end_s)
         self._batches.append(batch)
-        if len(self._midpoints) >= 2 * self._capacity:
+        if len(self._reported) >= 2 * self._capacity:
             # Halved at times instead of shifted at each step: amortised O(1).
-            del self._midpoints[: -self._capacity]
+            del self._reported[: -self._capacity]
             del self._batches[: -self._capacity]
 
     def _add_busy(self, end_s: float, elapsed_s: float) -> None:
@@ -94,17 +91,21 @@ class StepRing:
         self._busy_until_s = until_s
 
     def since(self, start_s: float) -> BatchStatistics:
-        """Returns the statistics of the steps whose midpoint lies after `start_s`.
+        """Returns the statistics of the decode steps that were reported after `start_s`.
 
-        The midpoint, because reports are delayed: the step before a request's first one is
-        reported during the request, but has its midpoint before it.
+        From a sequence's first token on, by the clock of the reports, these are exactly its own,
+        however late the reports are: the step of the first token computed its prompt.
         """
-        batches = self._batches[bisect_left(self._midpoints, start_s) :]
-        others = len(self._other_midpoints) - bisect_left(self._other_midpoints, start_s)
+        batches = self._batches[bisect_right(self._reported, start_s) :]
         if not batches:
-            return BatchStatistics(0, 0, 0.0, others)
+            return BatchStatistics(0, 0, 0.0)
         steps = len(batches)
-        return BatchStatistics(steps, max(batches), sum(batches) / steps, steps + others)
+        return BatchStatistics(steps, max(batches), sum(batches) / steps)
+
+    def count_since(self, start_s: float) -> int:
+        """Returns the number of steps of any kind that were reported after `start_s`."""
+        decode = len(self._reported) - bisect_right(self._reported, start_s)
+        return decode + len(self._others_reported) - bisect_right(self._others_reported, start_s)
 
     def by_batch(self) -> dict[str, list[float]]:
         """Returns the cumulative [count, seconds] of decode-only steps, by batch size."""

@@ -281,7 +281,7 @@ HOOKS: Final = (
         (
             "GEN_AI_USAGE_PROMPT_TOKENS='gen_ai.usage.prompt_tokens'",
             "GEN_AI_USAGE_COMPLETION_TOKENS='gen_ai.usage.completion_tokens'",
-            "GEN_AI_LATENCY_TIME_IN_MODEL_INFERENCE='gen_ai.latency.time_in_model_inference'",
+            "GEN_AI_LATENCY_TIME_TO_FIRST_TOKEN='gen_ai.latency.time_to_first_token'",
             "GEN_AI_REQUEST_ID='gen_ai.request.id'",
         ),
         "span labels",

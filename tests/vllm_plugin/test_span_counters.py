@@ -8,7 +8,6 @@ import pytest
 
 from tests.vllm_plugin.examples import FACTS
 from tests.vllm_plugin.test_spans import NOW_S, VLLM_ATTRIBUTES, Tracer, state_with_steps
-from tests.vllm_plugin.test_spans import clock as clock  # the fixture
 from vllm_plugin.engine_state import EngineState, SchedulerReport
 
 TRACED = f"00-{0xA:032x}-{0xB:016x}-01"
@@ -74,8 +73,8 @@ def test_decode_counters_account_for_every_sequence_of_a_window() -> None:
     for index, batch in enumerate(batches):
         step(engine_state, NOW_S - 0.01 * (len(batches) - 1 - index), batch)
     spans = [
-        tracer.span("llm_request", {"gen_ai.latency.time_in_model_inference": seconds})
-        for seconds in (0.1, 0.04)
+        tracer.span("llm_request", {"gen_ai.latency.time_to_first_token": 1.25 - seconds})
+        for seconds in (0.095, 0.035)
     ]
     assert [labels["orch.steps"] for labels in spans] == [10, 4]
     ends = [labels["orch.decode_sequences_total"] for labels in spans]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,17 +23,12 @@ VLLM_ATTRIBUTES: dict[str, Any] = {
     "gen_ai.request.id": "cmpl-1-0",
     "gen_ai.usage.prompt_tokens": 5,
     "gen_ai.usage.completion_tokens": 7,
-    "gen_ai.latency.time_in_model_inference": 1.0,
+    "gen_ai.latency.time_to_first_token": 0.25,
 }
 
 
 NOW_S = 1000.0
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stops the clock."""
-    monkeypatch.setattr("vllm_plugin.spans.time", SimpleNamespace(time=lambda: NOW_S))
+ARRIVED_S = NOW_S - 1.25  # the first token came a second ago
 
 
 class Tracer:
@@ -53,12 +47,12 @@ class Tracer:
         name: str,
         attributes: Mapping[str, Any],
         traceparent: str | None = None,
-        start_s: float | None = None,
+        start_s: float = ARRIVED_S,
     ) -> dict[str, Any]:
         headers = {} if traceparent is None else {"traceparent": traceparent}
         context = TraceContextTextMapPropagator().extract(headers)
-        started_ns = None if start_s is None else int(start_s * 1e9)
-        span = self.provider.get_tracer("vllm").start_span(name, context, start_time=started_ns)
+        tracer = self.provider.get_tracer("vllm")
+        span = tracer.start_span(name, context, start_time=int(start_s * 1e9))
         span.set_attributes(dict(attributes))
         span.end()
         exported: tuple[ReadableSpan, ...] = self.exporter.get_finished_spans()
@@ -136,10 +130,11 @@ def test_home_engine_is_labelled_single_stream() -> None:
 
 
 def test_only_steps_during_the_request_are_counted() -> None:
-    attributes = VLLM_ATTRIBUTES | {"gen_ai.latency.time_in_model_inference": 0.022}
+    """Those before its first token computed its prompt, or waited for it."""
+    attributes = VLLM_ATTRIBUTES | {"gen_ai.latency.time_to_first_token": 1.235}
     labels = Tracer(state_with_steps(9, 9, 9, 2, 4)).span("llm_request", attributes)
     assert labels["orch.batch_size.max"] == 4
-    assert labels["orch.steps"] == 2
+    assert (labels["orch.steps"], labels["orch.engine_steps"]) == (2, 5)
 
 
 def test_request_without_a_known_step_has_no_batch_sizes() -> None:
@@ -148,12 +143,12 @@ def test_request_without_a_known_step_has_no_batch_sizes() -> None:
     assert not [name for name in labels if name.startswith("orch.batch_size")]
 
 
-@pytest.mark.parametrize("inference_s", [None, "soon"])
-def test_request_of_unknown_length_has_no_steps(inference_s: str | None) -> None:
+@pytest.mark.parametrize("first_token_s", [None, "soon"])
+def test_request_without_the_time_of_a_first_token_has_no_steps(first_token_s: str | None) -> None:
     attributes = dict(VLLM_ATTRIBUTES)
-    del attributes["gen_ai.latency.time_in_model_inference"]
-    if inference_s is not None:
-        attributes["gen_ai.latency.time_in_model_inference"] = inference_s
+    del attributes["gen_ai.latency.time_to_first_token"]
+    if first_token_s is not None:
+        attributes["gen_ai.latency.time_to_first_token"] = first_token_s
     labels = Tracer(state_with_steps(3)).span("llm_request", attributes)
     assert "orch.steps" not in labels
     assert labels["measurement_type"] == "batched_online"

@@ -18,33 +18,35 @@ def ring_of(*batches: int, capacity: int = 1000) -> StepRing:
 
 
 def test_window_without_steps_is_empty() -> None:
-    assert StepRing().since(0.0) == BatchStatistics(0, 0, 0.0, 0)
-    assert ring_of(1, 2).since(200.0) == BatchStatistics(0, 0, 0.0, 0)
+    assert StepRing().since(0.0) == BatchStatistics(0, 0, 0.0)
+    assert ring_of(1, 2).since(200.0) == BatchStatistics(0, 0, 0.0)
 
 
 def test_window_has_the_largest_and_the_mean_batch() -> None:
-    assert ring_of(1, 2, 6).since(100.0) == BatchStatistics(3, 6, 3.0, 3)
+    assert ring_of(1, 2, 6).since(100.0) == BatchStatistics(3, 6, 3.0)
 
 
 def test_window_excludes_earlier_steps() -> None:
-    assert ring_of(8, 8, 1, 3).since(100.02) == BatchStatistics(2, 3, 2.0, 2)
+    assert ring_of(8, 8, 1, 3).since(100.02) == BatchStatistics(2, 3, 2.0)
 
 
-def test_step_belongs_to_the_window_that_contains_its_midpoint() -> None:
-    """Reports are delayed, so by their ends one step too many would be counted."""
-    ring = ring_of(8, 1)  # midpoints at 100.005 and 100.015
-    assert ring.since(100.004).steps == 2
-    assert ring.since(100.006).steps == 1
-    assert ring.since(100.0149).steps == 1
-    assert ring.since(100.0151).steps == 0
+def test_step_belongs_to_the_window_in_which_it_was_reported() -> None:
+    """However late: three reports that were held up come at once, after the first token."""
+    ring = ring_of(8)  # reported at 100.01
+    for _ in range(3):
+        ring.record(100.5, 0.01, 2, decode_only=True)
+    assert ring.since(100.49) == BatchStatistics(3, 2, 2.0)
+    assert ring.since(100.009).steps == 4
+    assert ring.since(100.01).steps == 3
+    assert ring.since(100.5).steps == 0
 
 
 def test_clock_that_is_set_back_keeps_the_order() -> None:
     ring = ring_of(1, 2)
     ring.record(50.0, 0.01, 3, decode_only=True)
-    assert ring.since(100.014).steps == 2
+    assert ring.since(100.015).steps == 2
     ring.record(100.5, 0.01, 4, decode_only=True)
-    assert ring.since(100.4) == BatchStatistics(1, 4, 4.0, 1)
+    assert ring.since(100.4) == BatchStatistics(1, 4, 4.0)
 
 
 def test_ring_keeps_at_least_its_capacity_and_less_than_twice() -> None:
@@ -54,7 +56,7 @@ def test_ring_keeps_at_least_its_capacity_and_less_than_twice() -> None:
         kept = ring.since(-1.0).steps
         assert min(index + 1, 4) <= kept < 8
     assert ring.count == 100
-    assert ring.since(97.0) == BatchStatistics(3, 100, 99.0, 3)
+    assert ring.since(97.0) == BatchStatistics(2, 100, 99.5)
 
 
 def test_window_excludes_steps_that_also_computed_prompts() -> None:
@@ -62,14 +64,16 @@ def test_window_excludes_steps_that_also_computed_prompts() -> None:
     ring = ring_of(6, 6)
     ring.record(100.03, 0.01, 7, decode_only=False)
     ring.record(100.04, 0.01, 0, decode_only=True)
-    assert ring.since(100.0) == BatchStatistics(2, 6, 6.0, 4)
+    assert ring.since(100.0) == BatchStatistics(2, 6, 6.0)
+    assert ring.count_since(100.0) == 4
     assert ring.count == 4
 
 
 def test_window_with_prompts_only_has_no_batch() -> None:
     ring = StepRing()
     ring.record(100.0, 0.01, 7, decode_only=False)
-    assert ring.since(99.0) == BatchStatistics(0, 0, 0.0, 1)
+    assert ring.since(99.0) == BatchStatistics(0, 0, 0.0)
+    assert ring.count_since(99.0) == 1
 
 
 def test_counts_of_decode_steps_and_their_sequences_outlive_the_ring() -> None:
@@ -79,7 +83,7 @@ def test_counts_of_decode_steps_and_their_sequences_outlive_the_ring() -> None:
         ring.record(float(index), 0.5, 3, decode_only=True)
         ring.record(index + 0.5, 0.5, 8, decode_only=False)
     assert (ring.decode_count, ring.decode_sequences, ring.count) == (50, 150, 100)
-    assert 8 <= ring.since(-1.0).of_any_kind < 16, "the ring is bounded"
+    assert 8 <= ring.count_since(-1.0) < 16, "the ring is bounded"
     before = ring.decode_count, ring.decode_sequences
     ring.record(10.0, 0.5, 2, decode_only=True)  # the clock was set back
     ring.record(51.0, 0.5, 5, decode_only=True)
@@ -183,12 +187,12 @@ def test_window_agrees_with_a_plain_list(
     for elapsed_s, batch, decode_only in steps:
         now += elapsed_s
         ring.record(now, elapsed_s, batch, decode_only=decode_only)
-        plain.append((now - elapsed_s / 2, batch if decode_only else 0))
+        plain.append((now, batch if decode_only else 0))
     start = now - before_the_end_s
-    of_any_kind = [batch for middle, batch in plain if middle >= start]
+    of_any_kind = [batch for reported, batch in plain if reported > start]
     expected = [batch for batch in of_any_kind if batch]
     found = ring.since(start)
-    assert (found.steps, found.of_any_kind) == (len(expected), len(of_any_kind))
+    assert (found.steps, ring.count_since(start)) == (len(expected), len(of_any_kind))
     if expected:
         assert found.largest == max(expected)
         assert found.mean == pytest.approx(sum(expected) / len(expected))

@@ -13,7 +13,7 @@ from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.traces.objection import Objection, Reason, count_requests
 from orch_sidecar.tools.facts.traces.requests import Request
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
-from orch_sidecar.tools.facts.traces.sequence import EngineSequence
+from orch_sidecar.tools.facts.traces.sequence import UNCOUNTED_STEPS, EngineSequence
 
 # The shipped profiles: what they are named after.
 _PROFILE_LABELS: Final = {
@@ -86,7 +86,7 @@ def _offset_ns(each: EngineSequence, start_ns: int, end_ns: int) -> int:
 def _too_many_tokens(request: Request) -> bool:
     return any(
         each.output_tokens
-        > (each.counters.engine_steps + each.uncounted_steps) * each.counters.tokens_per_step
+        > (each.counters.engine_steps + UNCOUNTED_STEPS) * each.counters.tokens_per_step
         for each in request.sequences
         if each.counters is not None
     )

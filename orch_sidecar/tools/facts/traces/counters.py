@@ -21,7 +21,7 @@ from orch_sidecar.tools.facts.traces.objection import Objection, Reason, count_r
 from orch_sidecar.tools.facts.traces.occupancy import ABORT_WITHIN_NS
 from orch_sidecar.tools.facts.traces.requests import Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
-from orch_sidecar.tools.facts.traces.sequence import EngineSequence
+from orch_sidecar.tools.facts.traces.sequence import UNCOUNTED_STEPS, EngineSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def _untraced_sequences(
     window = decode_window(own)
     largest = max((each.batch_max for each in own if each.batch_max is not None), default=0)
     largest += sum(request.requested_sequences for request, _ in aborted)
-    uncounted = sum(each.uncounted_steps for each in own)
+    uncounted = UNCOUNTED_STEPS * len(own)
     if not window.steps <= window.sequences <= window.steps * largest + uncounted:
         detail = (
             f"the engine counted {window.sequences} sequences in {window.steps} decode steps of up "
@@ -201,6 +201,6 @@ def _most_steps(each: EngineSequence) -> int:
 
     Each generated a token, but for the step beyond its end; its first token came from a prefill.
     """
-    most = each.steps + each.uncounted_steps
+    most = each.steps + UNCOUNTED_STEPS
     speculative = each.counters is not None and each.counters.tokens_per_step > 1
     return most if speculative else min(most, each.output_tokens)

@@ -16,7 +16,7 @@ SEQUENCE_SPAN: Final = "llm_request"  # vLLM's
 
 # The counted steps of a sequence lack the last one, which is not known yet when its span ends;
 # asynchronous scheduling runs one more, whose token is discarded.
-_UNCOUNTED_STEPS: Final = 2
+UNCOUNTED_STEPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class EngineCounters:
     `request_number`: of the HTTP request, from 1, among all generating requests that entered the
     engine; the same on all its sequences. `requests_total`: those that had entered by the end.
     `decode_steps`, `decode_sequences`: decode-only steps, and the sum of their batches.
-    `engine_steps`: steps of any kind during this sequence. `tokens_per_step`: the most tokens that
-    a step can generate of a sequence, above 1 with speculative decoding.
+    `engine_steps`: steps of any kind since this sequence arrived. `tokens_per_step`: the most
+    tokens that a step can generate of a sequence, above 1 with speculative decoding.
     """
 
     request_number: int
@@ -57,10 +57,10 @@ class EngineSequence:
 
     `prompt`: the engine's id of its prompt; the sequences of one prompt share it, and its tokens.
     `engine`: the engine instance, if known; it changes with a restart. `steps`: decode-only steps
-    that were counted until its end; without any there are no batch statistics. `queue_s`,
-    `decode_s`, `inference_s`: the engine's own times of waiting for a slot, from first to last
-    token, and from the slot to the last token. `served_as`: the first name under which the engine
-    serves its model; `weights`: the id or path that it loaded.
+    that were counted from its first token to its end; without any there are no batch statistics.
+    `queue_s`, `decode_s`, `inference_s`: the engine's own times of waiting for a slot, from first
+    to last token, and from the slot to the last token. `served_as`: the first name under which the
+    engine serves its model; `weights`: the id or path that it loaded.
     """
 
     start_ns: int
@@ -93,19 +93,6 @@ class EngineSequence:
     def step_s(self) -> float:
         """The mean time of a decode step, 0 where none was counted."""
         return self.decode_s / self.steps if self.steps else 0.0
-
-    @property
-    def uncounted_steps(self) -> int:
-        """The largest number of its steps that the engine's counts may lack.
-
-        The engine counts back from the end of the span, which a busy API server delays beyond the
-        last token: so much of the span is neither queue nor inference.
-        """
-        steps = 0 if self.counters is None else self.counters.engine_steps
-        if not steps or self.inference_s <= 0:
-            return _UNCOUNTED_STEPS
-        late_s = (self.end_ns - self.start_ns) / 1e9 - self.queue_s - self.inference_s
-        return _UNCOUNTED_STEPS + max(0, int(late_s * steps / self.inference_s))
 
 
 def parse_sequence(span: Span) -> EngineSequence:
