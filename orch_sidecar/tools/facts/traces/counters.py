@@ -201,8 +201,8 @@ def _untraced_sequences(
 def _most_steps(each: EngineSequence) -> int:
     """Returns the largest number of decode steps that a sequence can have been in.
 
-    Each generated a token, but for the step beyond its end; its first token came from a prefill.
+    Each generated a token, but for the steps beyond its end; its first token came from a prefill.
     """
     most = each.steps + each.uncounted_steps
     speculative = each.counters is not None and each.counters.tokens_per_step > 1
-    return most if speculative else min(most, each.output_tokens)
+    return (most if speculative else min(most, each.output_tokens)) + each.discarded_steps

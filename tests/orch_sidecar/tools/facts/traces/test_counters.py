@@ -40,6 +40,16 @@ def test_sequence_takes_part_in_no_more_steps_than_it_has_tokens() -> None:
     }
 
 
+def test_sequence_that_a_stop_string_ended_goes_on_for_a_few_steps() -> None:
+    """The API server finds the string: the engine's own count of tokens has no end there."""
+    stopped: dict[str, Value] = {"gen_ai.request.max_tokens": 100}
+    assert objections_to(*two(8, more=stopped)) == {}
+    assert list(objections_to(*two(9, more=stopped))) == ["untraced_sequences"]
+    at_the_limit: dict[str, Value] = {"gen_ai.request.max_tokens": 5}
+    assert objections_to(*two(2, more=at_the_limit)) == {}
+    assert list(objections_to(*two(3, more=at_the_limit))) == ["untraced_sequences"]
+
+
 def test_with_speculative_decoding_the_steps_alone_count() -> None:
     drafts: dict[str, Value] = {"orch.speculative": "ngram:3", "orch.tokens_per_step": 4}
     assert objections_to(*two(4, more=drafts)) == {}
