@@ -18,9 +18,9 @@ SEQUENCE_SPAN: Final = "llm_request"  # vLLM's
 # asynchronous scheduling runs one more, whose token is discarded.
 _UNCOUNTED_STEPS: Final = 2
 
-# With asynchronous scheduling two more are under way when a stop string is found, and a third may
-# be scheduled before the engine knows.
-_STOPPING_STEPS: Final = 3
+# With asynchronous scheduling two are under way when a stop string is found, and a third may begin
+# before the engine knows. The last token allows for one of them.
+_STOPPING_STEPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +101,17 @@ class EngineSequence:
         return self.decode_s / self.steps if self.steps else 0.0
 
     @property
+    def stopped(self) -> bool:
+        """Whether it may have ended with a stop string: it was not as long as was allowed."""
+        return self.max_tokens is not None and self.output_tokens < self.max_tokens
+
+    @property
     def discarded_steps(self) -> int:
         """The largest number of its steps after the end of its span.
 
         vLLM's API server finds stop strings, and the engine goes on until it is told.
         """
-        stopped = self.max_tokens is not None and self.output_tokens < self.max_tokens
-        return _STOPPING_STEPS if stopped else 0
+        return _STOPPING_STEPS if self.stopped else 0
 
     @property
     def uncounted_steps(self) -> int:
