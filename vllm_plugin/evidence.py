@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 LEAVES_KEPT: Final = 100_000
 STATEMENTS_KEPT: Final = 256
 
+_COMPLETION: Final = re.compile(r"(cmpl-.*)-[0-9]+", re.DOTALL)
+
 
 class Forgotten(Exception):
     """What lies between two statements is no longer kept; the message gives the limit."""
@@ -51,7 +54,7 @@ class FinishedRequests:
             self.count += 1
             # Keyed: whoever knows a request's id must not find it here.
             request = hashlib.blake2b(
-                str(finished.request_id).encode(), digest_size=8, key=self._secret
+                _http_request(str(finished.request_id)).encode(), digest_size=8, key=self._secret
             )
             line = Leaf(
                 self.count,
@@ -77,6 +80,15 @@ class FinishedRequests:
             kept = self._lines.maxlen
             raise Forgotten(f"{missing} finished sequences are forgotten: the last {kept} are kept")
         return list(islice(self._lines, len(self._lines) - wanted, None))
+
+
+def _http_request(request_id: str) -> str:
+    """Returns the part of vLLM's id that the sequences of one HTTP request have in common.
+
+    vLLM numbers the prompts of a completion, also a single one: `cmpl-<id>-0`.
+    """
+    found = _COMPLETION.fullmatch(request_id)
+    return request_id if found is None else found[1]
 
 
 @dataclass(frozen=True, slots=True)

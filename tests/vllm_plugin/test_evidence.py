@@ -47,6 +47,15 @@ def content(statement: Statement) -> dict[str, Any]:
     return found
 
 
+def test_sequences_of_one_request_have_one_request_whatever_vllm_calls_them() -> None:
+    chain = FinishedRequests("e1")
+    ids = ("cmpl-a-0", "cmpl-a-1", "cmpl-b-0", "cmpl-a-b-1", "chatcmpl-a-0", "chatcmpl-a-1")
+    chain.add([finished(each) for each in ids], 100.0)
+    requests = [parse_leaf(line).request for line in chain.since(0)]
+    assert requests[0] == requests[1]
+    assert len(set(requests)) == 5
+
+
 def test_finished_sequence_is_a_leaf_of_the_chain() -> None:
     chain = FinishedRequests("e1")
     chain.add([finished()], 100.0)

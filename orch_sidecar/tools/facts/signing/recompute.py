@@ -13,15 +13,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from orch_sidecar.tools.facts.evidence.served_model import is_given, model_objection
 from orch_sidecar.tools.facts.evidence.verdict import (
     RequestCounts,
     batches_between,
     judge,
     prefix_hit_ratio,
 )
+from orch_sidecar.tools.facts.signing.load import load_contradictions
 from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.row import Row, format_engine, parse_notes
+from orch_sidecar.tools.facts.tables.row import Row, format_engine, last_part, parse_notes
 
 WINDOW_SHARE: Final = 0.02
 WINDOW_S: Final = 0.5
@@ -95,6 +97,18 @@ def _identity(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]
     served = notes.get("served_as", row.model_id)
     if served not in engine.models:
         yield f"the model {served!r} is not one that the engine served"
+    objection = model_objection(row.model_id, engine)
+    if objection is not None:
+        yield f"model_id is {row.model_id!r}: {objection}"
+    own = {
+        "model_id": is_given(row.model_id, engine),
+        "model_name": row.model_name != last_part(row.model_id),
+    }
+    given = notes.get(names.GIVEN, "").split(",")
+    for name, by_user in own.items():
+        if by_user and name not in given:
+            value = getattr(row, name)
+            yield f"{name} is {value!r}, which is not the engine's: the note given must name it"
     if notes.get("profile", engine.profile) != engine.profile:
         yield f"the note profile is {notes['profile']}, the engine signed {engine.profile}"
     for name, stated in engine.conditions.notes.items():
@@ -113,6 +127,7 @@ def _label(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
         one_by_one=proof.one_by_one,
     )
     yield from judge(row.measurement_type, proof.before.snapshot, proof.after.snapshot, own)
+    yield from load_contradictions(row.measurement_type, proof)
 
 
 def _batch(row: Row, notes: Mapping[str, str], found: Recomputed) -> Iterator[str]:
@@ -131,20 +146,32 @@ def _batch(row: Row, notes: Mapping[str, str], found: Recomputed) -> Iterator[st
 
 def _tokens(row: Row, notes: Mapping[str, str], proof: Proof, found: Recomputed) -> Iterator[str]:
     requests = int(notes.get("requests", "0"))
-    # The column is a rounded mean.
+    counts = {
+        "output_tokens": sorted(leaf.generated_tokens for leaf in proof.leaves),
+        "input_tokens": sorted(leaf.prompt_tokens for leaf in proof.leaves),
+    }
+    # The columns are rounded means of the answered requests. Each of these has a sequence at least,
+    # and a request that failed at the client may have one, too.
     if requests * (row.output_tokens - 0.5) > found.generated_tokens:
         yield (
             f"{requests} requests of {row.output_tokens} generated tokens are more than the "
             f"{found.generated_tokens} of the engine's finished sequences"
         )
-    if len(proof.leaves) != requests:
-        return  # several sequences per request, or requests that failed at the client
-    for name, counted in (
-        ("output_tokens", found.generated_tokens),
-        ("input_tokens", sum(leaf.prompt_tokens for leaf in proof.leaves)),
-    ):
-        if abs(counted / requests - getattr(row, name)) > 0.5:
-            yield f"{name} is {getattr(row, name)}, by the engine {counted / requests:.6g}"
+    for name, tokens in counts.items():
+        column = getattr(row, name)
+        if len(tokens) == requests and abs(sum(tokens) / requests - column) > 0.5:
+            yield f"{name} is {column}, by the engine {sum(tokens) / requests:.6g}"
+        elif sum(tokens[:requests]) > requests * (column + 0.5):
+            yield (
+                f"{name} is {column}, the {requests} shortest sequences of the engine had "
+                f"{sum(tokens[:requests]) / requests:.6g}"
+            )
+    longest = sum(counts["input_tokens"][-requests:])
+    if len(proof.leaves) != requests and longest < requests * (row.input_tokens - 0.5):
+        yield (
+            f"input_tokens is {row.input_tokens}, the {requests} longest prompts of the engine had "
+            f"{longest / requests:.6g}"
+        )
 
 
 def _throughput(

@@ -47,9 +47,23 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """The sequences that an engine finished between two statements, by their numbers."""
+
+    epoch: str
+    first: int
+    last: int
+
+    def shares(self, other: Work) -> bool:
+        """Returns whether a sequence is in both."""
+        return self.epoch == other.epoch and self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     """The verdict on one row. `evidence`: the digest of its file, None without one. `found`: what
-    was recomputed. `only_client`: the notes that only the client measured."""
+    was recomputed. `work`: what the engine did, None where it is unknown. `only_client`: the notes
+    that only the client measured."""
 
     verdict: Verdict
     reasons: Sequence[str] = ()
@@ -58,6 +72,7 @@ class Verified:
     signer: str | None = None
     found: Recomputed | None = None
     only_client: Sequence[str] = field(default=())
+    work: Work | None = None
 
 
 def verify_table(
@@ -65,7 +80,7 @@ def verify_table(
 ) -> list[tuple[LocatedRow, Verified]]:
     """Returns the verdict on each row. `read`: returns the content of the evidence file with a
     digest, None if there is none."""
-    verdicts = []
+    verdicts: list[tuple[LocatedRow, Verified]] = []
     nonces: dict[str, str] = {}
     for located in rows:
         verdict = verify_row(located.record.fields, located.row, read, trusted)
@@ -74,8 +89,22 @@ def verify_table(
             if first != located.place:
                 reason = f"the nonce of {first}: one run makes one row"
                 verdict = replace(verdict, verdict=Verdict.FAILED, reasons=(reason,))
+        same = _of_the_same_work(verdict, verdicts)
+        if verdict.verdict is not Verdict.FAILED and same is not None:
+            reason = f"the engine's sequences are those of {same}, too: one run makes one row"
+            verdict = replace(verdict, verdict=Verdict.FAILED, reasons=(reason,))
         verdicts.append((located, verdict))
     return verdicts
+
+
+def _of_the_same_work(
+    verdict: Verified, earlier: Iterable[tuple[LocatedRow, Verified]]
+) -> str | None:
+    """Returns the place of an earlier row that was made of the same sequences, None without one."""
+    for located, other in earlier:
+        if verdict.work is not None and other.work is not None and verdict.work.shares(other.work):
+            return located.place
+    return None
 
 
 def verified_places(
@@ -140,8 +169,16 @@ def _judged(name: str, evidence: EvidenceFile, proof: Proof, row: Row) -> Verifi
             verdict, reasons = Verdict.NOT_FRESH, ("the statements have no nonce",)
         else:
             verdict = Verdict.VERIFIED
+    work = Work(proof.before.epoch, proof.leaves[0].number, proof.leaves[-1].number)
     return Verified(
-        verdict, reasons, name, evidence.signed.nonce, proof.signer, found, client_measured(row)
+        verdict,
+        reasons,
+        name,
+        evidence.signed.nonce,
+        proof.signer,
+        found,
+        client_measured(row),
+        work,
     )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from orch_sidecar.tools.facts.traces.clocks import engine_ahead_ns
 from orch_sidecar.tools.facts.traces.objection import Objection, Reason, count_requests
 from orch_sidecar.tools.facts.traces.occupancy import ABORT_WITHIN_NS
 from orch_sidecar.tools.facts.traces.requests import Request, Traffic
@@ -121,8 +122,9 @@ def _aborted(
 
     A request for each attempt, and whether the engine has made no span for it.
     """
-    start_ns = min(each.start_ns for each in own)
-    end_ns = max(each.end_ns for each in own)
+    ahead_ns = engine_ahead_ns(scenario)
+    start_ns = min(each.start_ns for each in own) - ahead_ns
+    end_ns = max(each.end_ns for each in own) - ahead_ns
     return [
         (request, not attempt.sequences)
         for request in traffic.requests
@@ -199,8 +201,8 @@ def _untraced_sequences(
 def _most_steps(each: EngineSequence) -> int:
     """Returns the largest number of decode steps that a sequence can have been in.
 
-    Each generated a token, but for the step beyond its end; its first token came from a prefill.
+    Each generated a token, but for the steps beyond its end; its first token came from a prefill.
     """
     most = each.steps + UNCOUNTED_STEPS
     speculative = each.counters is not None and each.counters.tokens_per_step > 1
-    return most if speculative else min(most, each.output_tokens)
+    return (most if speculative else min(most, each.output_tokens)) + each.discarded_steps

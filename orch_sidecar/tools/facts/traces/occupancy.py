@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
+from orch_sidecar.tools.facts.traces.clocks import engine_ahead_ns
 from orch_sidecar.tools.facts.traces.requests import Outcome, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
 from orch_sidecar.tools.facts.traces.sequence import EngineSequence
@@ -35,7 +36,7 @@ class Occupancy:
 
 
 def engine_occupancies(scenario: Scenario, traffic: Traffic) -> list[Occupancy]:
-    """Returns all traced occupancies of the scenario's engines."""
+    """Returns all traced occupancies of the scenario's engines, by the clock of the sidecar."""
     engines = {sequence.engine for sequence in scenario.sequences}
     pools = {sequence.pool for sequence in scenario.sequences}
     ids = {
@@ -65,8 +66,15 @@ def engine_occupancies(scenario: Scenario, traffic: Traffic) -> list[Occupancy]:
                 )
                 for each in request.aborted
             ]
+    ahead_ns = engine_ahead_ns(scenario)
     completed = (
-        Occupancy(sequence.start_ns, sequence.end_ns, sequence.end_ns, 1, own)
+        Occupancy(
+            sequence.start_ns - ahead_ns,
+            sequence.end_ns - ahead_ns,
+            sequence.end_ns - ahead_ns,
+            1,
+            own,
+        )
         for sequence, own in sequences
         if shares_engine(sequence)
     )
@@ -92,8 +100,10 @@ def sequences_beside_untraced(scenario: Scenario, occupancies: list[Occupancy]) 
     """
     started = _Cumulative([(each.start_ns, each.sequences) for each in occupancies])
     released = _Cumulative([(each.released_ns, each.sequences) for each in occupancies])
+    ahead_ns = engine_ahead_ns(scenario)
     return sum(
-        sequence.batch_max > started.until(sequence.end_ns) - released.before(sequence.start_ns)
+        sequence.batch_max
+        > started.until(sequence.end_ns - ahead_ns) - released.before(sequence.start_ns - ahead_ns)
         for sequence in scenario.sequences
         if sequence.batch_max is not None
     )

@@ -122,6 +122,11 @@ class Request:
     def engine_output_tokens(self) -> int:
         return sum(sequence.output_tokens for sequence in self.sequences)
 
+    @property
+    def answered_tokens(self) -> int:
+        """The generated tokens of its answer, by the engine where the sidecar does not know."""
+        return self.engine_output_tokens if self.output_tokens is None else self.output_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:

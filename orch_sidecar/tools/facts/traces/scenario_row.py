@@ -116,6 +116,8 @@ class _Draft:
         self._gpu_count = self._fact("gpu_count", key.gpu_count, declared.gpu_count)
         self._model_id = self._model(declared.model_id)
         self._model_name = declared.model_name or last_part(self._model_id)
+        if self._model_name != last_part(self._model_id):
+            self._declared.append("model_name")
         if key.conditions is None and scenario.sequences:
             detail = f"the spans of the engine do not contain its {', '.join(CONDITIONS)}"
             self.objections.append(Objection(Reason.NOT_SAID, detail))
@@ -230,7 +232,7 @@ def _served(request: Request, origin_ns: int, streamed: bool) -> CompletedReques
         first_token_s=None if first_ns is None else (first_ns - origin_ns) / 1e9,
         ended_s=(request.end_ns - origin_ns) / 1e9,
         input_tokens=request.engine_input_tokens,
-        output_tokens=request.engine_output_tokens,
+        output_tokens=request.answered_tokens,
         longest_output_tokens=max(lengths) if len(lengths) > 1 else None,
     )
 

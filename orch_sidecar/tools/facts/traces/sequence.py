@@ -18,6 +18,10 @@ SEQUENCE_SPAN: Final = "llm_request"  # vLLM's
 # asynchronous scheduling runs one more, whose token is discarded.
 UNCOUNTED_STEPS: Final = 2
 
+# With asynchronous scheduling two are under way when a stop string is found, and a third may begin
+# before the engine knows. The last token allows for one of them.
+_STOPPING_STEPS: Final = 2
+
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
@@ -56,6 +60,7 @@ class EngineSequence:
     """One sequence in the engine, from its arrival there to its last token.
 
     `prompt`: the engine's id of its prompt; the sequences of one prompt share it, and its tokens.
+    `max_tokens`: the most that its request allowed.
     `engine`: the engine instance, if known; it changes with a restart. `steps`: decode-only steps
     that were counted from its first token to its end; without any there are no batch statistics.
     `queue_s`, `decode_s`, `inference_s`: the engine's own times of waiting for a slot, from first
@@ -72,6 +77,7 @@ class EngineSequence:
     prompt: str
     input_tokens: int
     output_tokens: int
+    max_tokens: int | None
     slots: int | None
     steps: int
     batch_max: int | None
@@ -94,6 +100,19 @@ class EngineSequence:
         """The mean time of a decode step, 0 where none was counted."""
         return self.decode_s / self.steps if self.steps else 0.0
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it may have ended with a stop string: it was not as long as was allowed."""
+        return self.max_tokens is not None and self.output_tokens < self.max_tokens
+
+    @property
+    def discarded_steps(self) -> int:
+        """The largest number of its steps after the end of its span.
+
+        vLLM's API server finds stop strings, and the engine goes on until it is told.
+        """
+        return _STOPPING_STEPS if self.stopped else 0
+
 
 def parse_sequence(span: Span) -> EngineSequence:
     """Parses a span of the engine. Raises ValueError for an attribute of the wrong type."""
@@ -107,6 +126,7 @@ def parse_sequence(span: Span) -> EngineSequence:
         prompt=span.text("gen_ai.request.id") or span.span_id,
         input_tokens=span.whole("gen_ai.usage.input_tokens") or 0,
         output_tokens=span.whole("gen_ai.usage.output_tokens") or 0,
+        max_tokens=span.whole("gen_ai.request.max_tokens"),
         slots=span.whole("orch.slots_total"),
         steps=span.whole("orch.steps") or 0,
         batch_max=span.whole("orch.batch_size.max"),

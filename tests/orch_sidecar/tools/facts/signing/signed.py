@@ -17,6 +17,7 @@ from orch_sidecar.tools.facts.tables.row import Label, Row, format_notes
 from orch_sidecar.tools.facts.tables.table import row_fields
 from tests.vllm_plugin.examples import FACTS
 from vllm_plugin import dsse
+from vllm_plugin.engine_facts import EngineFacts
 from vllm_plugin.engine_state import EngineState, SchedulerReport
 from vllm_plugin.epoch_key import EpochKey, certify
 from vllm_plugin.evidence import Evidence, Statement, StatementRequest
@@ -46,10 +47,15 @@ class Operator:
 class SigningEngine:
     """An engine of 8 slots whose clocks stand still but for its steps."""
 
-    def __init__(self, operator: Operator | None = None, started_s: float = BEGIN_S) -> None:
+    def __init__(
+        self,
+        operator: Operator | None = None,
+        started_s: float = BEGIN_S,
+        facts: EngineFacts = FACTS,
+    ) -> None:
         self.now_s = started_s
         self.monotonic_s = 5000.0
-        self.engine_state = EngineState(FACTS)
+        self.engine_state = EngineState(facts)
         private = Ed25519PrivateKey.generate()
         public = private.public_key().public_bytes_raw()
         certificate = (
@@ -72,9 +78,11 @@ class SigningEngine:
         self.now_s += seconds
         self.monotonic_s += seconds
 
-    def decode(self, batch: int, tokens: int, *, of_one_request: bool = False) -> None:
+    def decode(
+        self, batch: int, tokens: int, *, of_one_request: bool = False, prompts: int = 1
+    ) -> None:
         """Serves `batch` requests side by side, or as many sequences of one request, of as many
-        generated tokens each."""
+        generated tokens each. `prompts`: of one request, which share its sequences."""
         began_s = self.now_s
         keys = [self.engine_state.enter(None) for _ in range(1 if of_one_request else batch)]
         for _ in range(tokens):
@@ -91,7 +99,7 @@ class SigningEngine:
             self.engine_state.leave(key)
         for number in range(batch):
             finished = SimpleNamespace(
-                request_id=f"cmpl-secret-{keys[number % len(keys)]}",
+                request_id=f"cmpl-secret-{keys[number % len(keys)]}-{number % prompts}",
                 finish_reason="length",
                 e2e_latency=self.now_s - began_s,
                 queued_time=0.0,

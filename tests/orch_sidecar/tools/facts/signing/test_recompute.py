@@ -30,6 +30,12 @@ FORGERIES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("another precision", {"precision": "FP8"}, "precision is 'FP8'"),
     ("another engine", {"engine": "vLLM 0.33.0"}, "engine is 'vLLM 0.33.0'"),
     ("another model", {"model_id": "llama"}, "the model 'llama' is not one"),
+    (
+        "another model beside the name served",
+        {"model_id": "llama", "model_name": "llama", "notes": {"served_as": "tiny"}},
+        "model_id is 'llama': the engine serves tiny, alias (loaded as /models/tiny), not this",
+    ),
+    ("another display name", {"model_name": "llama"}, "model_name is 'llama', which is not"),
     ("another name served", {"notes": {"served_as": "llama"}}, "the model 'llama' is not one"),
     ("another profile", {"notes": {"profile": "offline"}}, "the note profile is offline"),
     ("speculative", {"notes": {"speculative": "medusa:5"}}, "speculative is medusa:5, the"),
@@ -83,6 +89,34 @@ def test_requests_one_after_the_other_are_no_batch_however_many_sequences_they_h
     proof = prove(engine.signed(before, engine.ask(since=1)), {})
     found = contradictions(row_of(), proof, recompute(proof))
     assert "the requests came one by one" in "; ".join(found)
+
+
+def test_prompts_of_one_request_are_no_batch_of_several() -> None:
+    engine = SigningEngine()
+    before = engine.ask()
+    for _ in range(3):
+        engine.decode(4, 6, of_one_request=True, prompts=4)
+    proof = prove(engine.signed(before, engine.ask(since=1)), {})
+    found = contradictions(row_of(), proof, recompute(proof))
+    assert "the requests came one by one" in "; ".join(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "reason"),
+    [
+        ("input_tokens", 8192, "input_tokens is 8192, the 3 longest prompts of the engine had 20"),
+        ("input_tokens", 2, "input_tokens is 2, the 3 shortest sequences of the engine had 20"),
+        ("output_tokens", 5, "output_tokens is 5, the 3 shortest sequences of the engine had 6"),
+    ],
+)
+def test_failed_request_allows_no_other_lengths(name: str, tokens: int, reason: str) -> None:
+    proof = prove(SigningEngine().measure(batch=4), {})
+    ran: dict[str, Any] = {"requests": 3, "failed": 1, "batch_mean": 4.0, "batch_max": 4}
+    changed: dict[str, Any] = {name: tokens}
+    honest = row_of(batch=4, throughput_tokens_per_sec=290.323, notes=ran)
+    assert contradictions(honest, proof, recompute(proof)) == []
+    row = row_of(batch=4, throughput_tokens_per_sec=290.323, **changed, notes=ran)
+    assert reason in contradictions(row, proof, recompute(proof))
 
 
 def test_note_that_is_no_number_is_a_contradiction() -> None:

@@ -23,6 +23,7 @@ from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 from tests.orch_sidecar.tools.facts.rows import table
 from tests.orch_sidecar.tools.facts.signing.signed import (
     NONCE,
+    RUN,
     Operator,
     SigningEngine,
     evidence_and_row,
@@ -64,6 +65,24 @@ def test_row_of_a_signed_run_is_verified_with_what_was_recomputed(operator: Oper
     assert (found.found.batch_mean, found.found.batch_max) == (3.0, 3)
     assert (found.found.sequences, found.found.generated_tokens) == (3, 18)
     assert found.only_client == ["ttft_p50_ms"]
+
+
+def test_run_between_two_pairs_of_statements_makes_one_row(operator: Operator) -> None:
+    engine, nonce, run = SigningEngine(operator), "f" * 64, RUN.replace("abc123", "abc124")
+    before, before_too = engine.ask(), engine.ask(nonce=nonce, run=run)
+    engine.wait(0.02)
+    engine.decode(3, 6)
+    engine.wait(0.02)
+    after, after_too = engine.ask(since=1), engine.ask(since=2, nonce=nonce, run=run)
+    first, row = evidence_of(engine.signed(before, after), row_of(), {})
+    second, row_too = evidence_of(
+        engine.signed(before_too, after_too, nonce, run), row_of(run=run), {}
+    )
+    contents = {digest(each): each for each in (first, second)}
+    found, again = verdicts(located(row, row_too), contents, operator.trusted())
+    assert found.verdict is Verdict.VERIFIED
+    assert again.verdict is Verdict.FAILED
+    assert "the engine's sequences are those of" in again.reasons[0]
 
 
 def test_row_whose_signer_nobody_trusts_is_never_verified(operator: Operator) -> None:

@@ -40,6 +40,34 @@ def test_sequence_takes_part_in_no_more_steps_than_it_has_tokens() -> None:
     }
 
 
+def test_sequence_that_a_stop_string_ended_goes_on_for_a_few_steps() -> None:
+    """The API server finds the string: the engine's own count of tokens has no end there."""
+    stopped: dict[str, Value] = {"gen_ai.request.max_tokens": 100}
+    assert objections_to(*two(6, more=stopped)) == {}
+    assert list(objections_to(*two(7, more=stopped))) == ["untraced_sequences"]
+    at_the_limit: dict[str, Value] = {"gen_ai.request.max_tokens": 5}
+    assert objections_to(*two(2, more=at_the_limit)) == {}
+    assert list(objections_to(*two(3, more=at_the_limit))) == ["untraced_sequences"]
+
+
+def test_drafts_beyond_a_stop_string_are_no_tokens_of_the_answer() -> None:
+    """vLLM's statistics have them, its answer has not."""
+
+    def of(answered: int, most: int, drafts: int) -> dict[str, str]:
+        decode: dict[str, Value] = {
+            "gen_ai.request.max_tokens": most,
+            "orch.speculative": f"ngram:{drafts}" if drafts else "none",
+            "orch.tokens_per_step": 1 + drafts,
+        }
+        server: dict[str, Value] = {"gen_ai.usage.output_tokens": answered}
+        return objections_to(one(1, 1, 2, **{**ALONE, "decode": decode, "server": server}))
+
+    assert of(5, 100, 3) == {}
+    assert of(2, 100, 3) == {}
+    for wrong in (of(1, 100, 3), of(6, 100, 3), of(4, 5, 3), of(4, 100, 0)):
+        assert list(wrong) == ["contradiction"]
+
+
 def test_with_speculative_decoding_the_steps_alone_count() -> None:
     drafts: dict[str, Value] = {"orch.speculative": "ngram:3", "orch.tokens_per_step": 4}
     assert objections_to(*two(4, more=drafts)) == {}

@@ -159,7 +159,10 @@ def test_served_model_name_is_noted_where_the_id_differs() -> None:
     assert (row.model_id, row.model_name) == ("org/Model-1B", "Model-1B")
     assert parse_notes(row.scenario_notes)["served_as"] == "model"
     declared = Declared(model_id="org/Model-1B", model_name="Model")
-    assert row_of(one(1, 0, 1, decode=loaded), given=declared).model_name == "Model"
+    named = row_of(one(1, 0, 1, decode=loaded), given=declared)
+    assert named.model_name == "Model"
+    assert parse_notes(named.scenario_notes)["given"] == "model_name"
+    assert "given" not in parse_notes(row.scenario_notes)
 
 
 def test_model_that_the_engine_does_not_serve_is_an_objection() -> None:
