@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from orch_sidecar.tools.facts.evidence.served_model import is_given, model_objection
 from orch_sidecar.tools.facts.evidence.verdict import (
     RequestCounts,
     batches_between,
@@ -21,7 +22,7 @@ from orch_sidecar.tools.facts.evidence.verdict import (
 )
 from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.row import Row, format_engine, parse_notes
+from orch_sidecar.tools.facts.tables.row import Row, format_engine, last_part, parse_notes
 
 WINDOW_SHARE: Final = 0.02
 WINDOW_S: Final = 0.5
@@ -95,6 +96,16 @@ def _identity(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]
     served = notes.get("served_as", row.model_id)
     if served not in engine.models:
         yield f"the model {served!r} is not one that the engine served"
+    if (objection := model_objection(row.model_id, engine)) is not None:
+        yield f"model_id is {row.model_id!r}: {objection}"
+    own = {
+        "model_id": is_given(row.model_id, engine),
+        "model_name": row.model_name != last_part(row.model_id),
+    }
+    given = notes.get(names.GIVEN, "").split(",")
+    for name, by_user in own.items():
+        if by_user and name not in given:
+            yield f"{name} is {getattr(row, name)!r}, the user's: the note given must name it"
     if notes.get("profile", engine.profile) != engine.profile:
         yield f"the note profile is {notes['profile']}, the engine signed {engine.profile}"
     for name, stated in engine.conditions.notes.items():

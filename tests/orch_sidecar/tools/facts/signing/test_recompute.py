@@ -30,6 +30,12 @@ FORGERIES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("another precision", {"precision": "FP8"}, "precision is 'FP8'"),
     ("another engine", {"engine": "vLLM 0.33.0"}, "engine is 'vLLM 0.33.0'"),
     ("another model", {"model_id": "llama"}, "the model 'llama' is not one"),
+    (
+        "another model behind a name that is served",
+        {"model_id": "meta/llama-405b", "model_name": "llama-405b", "notes": {"served_as": "tiny"}},
+        "model_id is 'meta/llama-405b': the engine serves tiny, alias",
+    ),
+    ("another display name", {"model_name": "Llama 405B"}, "the note given must name it"),
     ("another name served", {"notes": {"served_as": "llama"}}, "the model 'llama' is not one"),
     ("another profile", {"notes": {"profile": "offline"}}, "the note profile is offline"),
     ("speculative", {"notes": {"speculative": "medusa:5"}}, "speculative is medusa:5, the"),
