@@ -78,6 +78,16 @@ class Proof:
         return sum(leaf.generated_tokens for leaf in self.leaves)
 
     @property
+    def requests(self) -> int:
+        """The finished requests; one with several prompts counts as several."""
+        return len({leaf.request for leaf in self.leaves})
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the finished requests: once for all sequences of a prompt."""
+        return sum({leaf.request: leaf.prompt_tokens for leaf in self.leaves}.values())
+
+    @property
     def window_s(self) -> float:
         """From the first arrival to the last end of its sequences, by the engine's wall clock."""
         return max(each.ended_s for each in self.leaves) - min(
@@ -85,14 +95,14 @@ class Proof:
         )
 
     @property
-    def one_by_one(self) -> bool:
-        """Whether no request arrived before the one before it had ended."""
-        ended_s, last = 0.0, ""
+    def busy_periods(self) -> int:
+        """How often its sequences began while none was in the engine. The prompts of one request
+        arrive together, so that requests one by one are as many periods, whatever their ids."""
+        ended_s, periods = 0.0, 0
         for leaf in sorted(self.leaves, key=lambda leaf: leaf.arrived_s):
-            if leaf.request != last and leaf.arrived_s < ended_s:
-                return False
-            ended_s, last = max(ended_s, leaf.ended_s), leaf.request
-        return True
+            periods += leaf.arrived_s >= ended_s
+            ended_s = max(ended_s, leaf.ended_s)
+        return periods
 
     @property
     def between_s(self) -> float:

@@ -120,8 +120,8 @@ def _label(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
         sent=requests + failed,
         answered=requests,
         output_tokens=proof.generated_tokens if complete else None,
-        input_tokens=sum(leaf.prompt_tokens for leaf in proof.leaves) if complete else None,
-        one_by_one=proof.one_by_one,
+        input_tokens=proof.prompt_tokens if complete else None,
+        one_by_one=proof.busy_periods >= requests,
     )
     yield from judge(row.measurement_type, proof.before.snapshot, proof.after.snapshot, own)
 
@@ -148,11 +148,21 @@ def _tokens(row: Row, notes: Mapping[str, str], proof: Proof, found: Recomputed)
             f"{requests} requests of {row.output_tokens} generated tokens are more than the "
             f"{found.generated_tokens} of the engine's finished sequences"
         )
-    if len(proof.leaves) != requests:
-        return  # several sequences per request, or requests that failed at the client
+    if requests * (row.input_tokens - 0.5) > proof.prompt_tokens:
+        yield (
+            f"{requests} requests of {row.input_tokens} prompt tokens are more than the "
+            f"{proof.prompt_tokens} of the engine's finished requests"
+        )
+    if proof.requests < requests:
+        yield (
+            f"{requests} requests were answered, the engine's finished sequences are of "
+            f"{proof.requests}: each request must have an id of its own"
+        )
+    if proof.requests != requests:
+        return  # several prompts per request, or requests that failed at the client
     for name, counted in (
         ("output_tokens", found.generated_tokens),
-        ("input_tokens", sum(leaf.prompt_tokens for leaf in proof.leaves)),
+        ("input_tokens", proof.prompt_tokens),
     ):
         if abs(counted / requests - getattr(row, name)) > 0.5:
             yield f"{name} is {getattr(row, name)}, by the engine {counted / requests:.6g}"
@@ -165,7 +175,7 @@ def _throughput(
     if claimed > found.tokens_per_s * (1 + WINDOW_SHARE):
         yield f"throughput is {claimed:.6g} tokens/s, by the engine {found.tokens_per_s:.6g}"
     longest_s = found.window_s * (1 + WINDOW_SHARE) + WINDOW_S
-    alone = len(proof.leaves) == int(notes.get("requests", "0"))
+    alone = proof.requests == int(notes.get("requests", "0"))
     if alone and claimed < tokens / longest_s * (1 - _ROUNDING):
         yield f"throughput is {claimed:.6g} tokens/s, by the engine {found.tokens_per_s:.6g}"
     if "window_s" in notes:

@@ -72,9 +72,11 @@ class SigningEngine:
         self.now_s += seconds
         self.monotonic_s += seconds
 
-    def decode(self, batch: int, tokens: int, *, of_one_request: bool = False) -> None:
+    def decode(
+        self, batch: int, tokens: int, *, of_one_request: bool = False, prompts: int = 1
+    ) -> None:
         """Serves `batch` requests side by side, or as many sequences of one request, of as many
-        generated tokens each."""
+        generated tokens each. `prompts`: of each request; vLLM appends their numbers to its id."""
         began_s = self.now_s
         keys = [self.engine_state.enter(None) for _ in range(1 if of_one_request else batch)]
         for _ in range(tokens):
@@ -91,7 +93,7 @@ class SigningEngine:
             self.engine_state.leave(key)
         for number in range(batch):
             finished = SimpleNamespace(
-                request_id=f"cmpl-secret-{keys[number % len(keys)]}",
+                request_id=f"cmpl-secret-{keys[number % len(keys)]}-{number % prompts}",
                 finish_reason="length",
                 e2e_latency=self.now_s - began_s,
                 queued_time=0.0,

@@ -14,9 +14,12 @@ from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.signing.signed import (
     Operator,
     SigningEngine,
+    content_of,
     evidence_and_row,
+    resigned,
     row_of,
 )
+from vllm_plugin.statement import next_head, parse_leaf
 
 FORGERIES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("twice the throughput", {"throughput_tokens_per_sec": 580.0}, "throughput is 580"),
@@ -81,14 +84,50 @@ def test_row_of_the_run_is_not_contradicted_and_its_latencies_are_the_clients() 
     assert client_measured(row) == ["ttft_p50_ms"]
 
 
-def test_requests_one_after_the_other_are_no_batch_however_many_sequences_they_have() -> None:
+@pytest.mark.parametrize("prompts", [1, 4])
+def test_requests_one_after_the_other_are_no_batch_however_many_sequences_they_have(
+    prompts: int,
+) -> None:
     engine = SigningEngine()
     before = engine.ask()
     for _ in range(3):
-        engine.decode(4, 6, of_one_request=True)
+        engine.decode(4, 6, of_one_request=True, prompts=prompts)
     proof = prove(engine.signed(before, engine.ask(since=1)), {})
     found = contradictions(row_of(), proof, recompute(proof))
     assert "the requests came one by one" in "; ".join(found)
+
+
+@pytest.mark.parametrize("claimed", [10, 40])
+def test_prompts_of_requests_with_several_sequences_are_those_of_the_engine(claimed: int) -> None:
+    engine = SigningEngine()
+    before = engine.ask()
+    for _ in range(3):
+        engine.decode(2, 6, of_one_request=True)
+    proof = prove(engine.signed(before, engine.ask(since=1)), {})
+    notes = {"input_tokens": claimed, "output_tokens": 12}
+    row = row_of(input_tokens=claimed, output_tokens=12, notes=notes)
+    found = "; ".join(contradictions(row, proof, recompute(proof)))
+    assert f"input_tokens is {claimed}, by the engine 20" in found
+    assert "output_tokens is" not in found
+
+
+def test_requests_of_one_id_prove_no_lengths() -> None:
+    engine = SigningEngine()
+    signed = engine.measure()
+    lines = [parse_leaf(line)._replace(request="0" * 16).line for line in signed.leaves]
+    before = content_of(signed.before)["finished"]
+    head = bytes.fromhex(before["head"])
+    for line in lines:
+        head = next_head(head, line.encode())
+
+    def of_one_id(content: dict[str, Any]) -> None:
+        content["finished"]["head"] = head.hex()
+
+    after = resigned(signed.after, of_one_id, engine.private)
+    proof = prove(signed.model_copy(update={"leaves": lines, "after": after}), {})
+    row = row_of(input_tokens=1, notes={"input_tokens": 1})
+    found = "; ".join(contradictions(row, proof, recompute(proof)))
+    assert "3 requests were answered, the engine's finished sequences are of 1" in found
 
 
 def test_note_that_is_no_number_is_a_contradiction() -> None:
