@@ -5,15 +5,12 @@ Pure. What it returns is what the engine stated; whether a row follows from it, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from orch_sidecar.tools.facts.evidence.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
+from orch_sidecar.tools.facts.signing.content import parse_content
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from vllm_plugin import dsse
@@ -58,7 +55,7 @@ class Statement:
     monotonic_s: float
     finished: int
     finished_head: bytes
-    digests: Mapping[str, Any]
+    digests: Mapping[str, Mapping[str, Any]]
     state: Mapping[str, Any]
     snapshot: Snapshot
     digest: bytes
@@ -132,6 +129,9 @@ def prove(signed: Signed, trusted: TrustedKeys) -> Proof:
 
 def _verify(what: str, envelope: Envelope, kind: str, public: bytes) -> Mapping[str, Any]:
     """Returns the payload of an envelope that this key signed."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     parsed = parse_envelope(envelope, kind)
     if parsed.key_id != key_id(public):
         raise Unsound(f"{what} is signed by the key {parsed.key_id}, not by {key_id(public)}")
@@ -140,12 +140,9 @@ def _verify(what: str, envelope: Envelope, kind: str, public: bytes) -> Mapping[
     except (InvalidSignature, ValueError):
         raise Unsound(f"{what}: the signature does not match its bytes") from None
     try:
-        content = json.loads(parsed.payload)
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict) or content.get("type") != kind:
-        raise Unsound(f"{what}: its content is not of the type {kind}")
-    return content
+        return parse_content(parsed.payload, kind)
+    except ValueError as error:
+        raise Unsound(f"{what}: its content is not sound: {error}") from None
 
 
 def _statement(what: str, envelope: Envelope, public: bytes) -> Statement:
@@ -163,12 +160,12 @@ def _statement(what: str, envelope: Envelope, public: bytes) -> Statement:
             monotonic_s=float(content["monotonic_s"]),
             finished=int(content["finished"]["count"]),
             finished_head=_hash(content["finished"]["head"]),
-            digests=dict(content["digests"]),
+            digests={name: dict(each) for name, each in dict(content["digests"]).items()},
             state=dict(content["state"]),
             snapshot=parse_snapshot({"engines": [content["state"]]}),
             digest=statement_digest(payload),
         )
-    except (KeyError, TypeError, ValueError, InvalidSnapshot) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, InvalidSnapshot) as error:
         raise Unsound(f"{what} lacks what evidence needs: {error}") from None
     if found.key_id != key_id(public) or found.snapshot.epoch != found.epoch:
         raise Unsound(f"{what} names another key or epoch than its own")
