@@ -89,5 +89,5 @@ def test_operators_key_without_the_library_is_refused_with_the_remedy(
 ) -> None:
     path = write(tmp_path / "key.pem", Ed25519PrivateKey.generate())
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
-    with pytest.raises(InvalidOperatorKey, match="needs the package cryptography .*: install it"):
+    with pytest.raises(InvalidOperatorKey, match=r"needs the package cryptography .*: install it"):
         operator_key_file({KEY_VARIABLE: str(path)})
