@@ -58,6 +58,11 @@ def operator_key_file(environ: Mapping[str, str]) -> Path | None:
     return path
 
 
+def load_library() -> None:
+    """Imports what makes keys, which takes a tenth of a second. Raises ImportError."""
+    import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401
+
+
 def make_epoch_key(epoch: str, operator_key: Path | None, now_s: float) -> EpochKey:
     """Makes the key of an epoch that begins at `now_s` (Unix seconds).
 
