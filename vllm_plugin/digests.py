@@ -30,9 +30,13 @@ logger = logging.getLogger("vllm.orch")
 class Digests:
     """The digests, as far as they are known."""
 
-    def __init__(self, model: str, revision: str | None) -> None:
+    def __init__(
+        self, model: str, revision: str | None = None, download_dir: str | None = None
+    ) -> None:
+        """`download_dir`: where vLLM keeps models of the hub; None for the hub's own cache."""
         self._model = model
         self._revision = revision
+        self._download_dir = download_dir
         self._found: dict[str, Any] = {
             "weights": _digest(WEIGHTS_METHOD, None, _NOT_YET),
             "plugin": _digest(PLUGIN_METHOD, None, _NOT_YET),
@@ -50,15 +54,18 @@ class Digests:
             PLUGIN_METHOD, lambda: digest_of(_sources(Path(__file__).parent))
         )
         self._found["weights"] = _attempt(
-            WEIGHTS_METHOD, lambda: digest_of(_weights(folder_of(self._model, self._revision)))
+            WEIGHTS_METHOD,
+            lambda: digest_of(
+                _weights(folder_of(self._model, self._revision, self._download_dir)),
+            ),
         )
 
     def document(self) -> dict[str, Any]:
         return dict(self._found)
 
 
-def folder_of(model: str, revision: str | None) -> Path:
-    """Returns the folder of a model: a path, or an entry of the Hugging Face cache.
+def folder_of(model: str, revision: str | None, download_dir: str | None) -> Path:
+    """Returns the folder of a model: a path, or an entry of a Hugging Face cache.
 
     Raises OSError or ValueError where there is none.
     """
@@ -66,7 +73,10 @@ def folder_of(model: str, revision: str | None) -> Path:
         return path
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    found = snapshot_download(
+        model, revision=revision, cache_dir=download_dir, local_files_only=True
+    )
+    return Path(found)
 
 
 def digest_of(parts: Iterator[bytes]) -> str:

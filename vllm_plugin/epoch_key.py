@@ -58,10 +58,16 @@ def operator_key_file(environ: Mapping[str, str]) -> Path | None:
     return path
 
 
+def load_library() -> None:
+    """Imports what makes keys, which takes a tenth of a second. Raises ImportError."""
+    import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401
+
+
 def make_epoch_key(epoch: str, operator_key: Path | None, now_s: float) -> EpochKey:
     """Makes the key of an epoch that begins at `now_s` (Unix seconds).
 
-    Raises InvalidOperatorKey, and ImportError without the package `cryptography`.
+    Raises InvalidOperatorKey, and without an operator's key ImportError where the package
+    `cryptography` is missing.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -89,13 +95,17 @@ def certify(operator: Ed25519PrivateKey, epoch: str, public: bytes, now_s: float
 
 
 def _load(path: Path) -> Ed25519PrivateKey:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     def refused(rule: str) -> InvalidOperatorKey:
         return InvalidOperatorKey(f"{KEY_VARIABLE} {path}: {rule}")
 
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    except ImportError as error:
+        raise refused(
+            f"needs the package cryptography ({error}): install it, or unset {KEY_VARIABLE}"
+        ) from None
     try:
         mode = path.stat().st_mode
         content = path.read_bytes()

@@ -28,7 +28,7 @@ def make_evidence(vllm_config: Any, engine_state: EngineState) -> Evidence:
         return engine_state.document(None, at_s) | observed
 
     model, epoch = vllm_config.model_config, engine_state.facts.epoch
-    digests = Digests(str(model.model), model.revision)
+    digests = Digests(str(model.model), model.revision, vllm_config.load_config.download_dir)
     digests.start()
     operator_key = operator_key_file(os.environ)
     evidence = Evidence(

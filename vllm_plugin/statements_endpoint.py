@@ -16,6 +16,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from vllm_plugin.epoch_key import load_library
 from vllm_plugin.evidence import Evidence, Forgotten, Statement, StatementRequest
 from vllm_plugin.statement import NONCE, RUN, STATEMENTS_PATH
 
@@ -72,6 +73,7 @@ class StatementsEndpoint:
             text = f"the engine signs {PER_S:g} statement per second: try again in a second"
             return _error(429, "rate_limit_exceeded", text, {"Retry-After": "1"})
         try:
+            await asyncio.to_thread(load_library)  # the event loop does not wait for the first time
             made = self._evidence.statement(wanted, time.time(), time.monotonic())
         except Forgotten as error:
             return _error(409, "evidence_forgotten", str(error))

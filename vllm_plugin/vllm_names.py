@@ -74,6 +74,7 @@ HOOKS: Final = (
             "parallel_config",
             "speculative_config",
             "observability_config",
+            "load_config",
             "kv_transfer_config",
             "max_concurrent_batches",
             "num_speculative_tokens",
@@ -135,6 +136,7 @@ HOOKS: Final = (
         ),
         "blocks of the KV cache, conditions",
     ),
+    Hook("config/load.py", "LoadConfig", ("download_dir",), "evidence"),
     Hook(
         "config/kv_transfer.py",
         "KVTransferConfig",

@@ -80,6 +80,11 @@ def _operator_key(parser: argparse.ArgumentParser, name: str, path: Path, days: 
         PrivateFormat,
     )
 
+    now = datetime.now(UTC)
+    try:
+        end = now + timedelta(days=days)
+    except OverflowError:
+        parser.error(f"--days {days}: the key must end before the year 10000: give fewer days")
     private = Ed25519PrivateKey.generate()
     content = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
@@ -88,6 +93,5 @@ def _operator_key(parser: argparse.ArgumentParser, name: str, path: Path, days: 
         parser.error(f"--evidence {path}: {error.strerror}: it must be a new file")
     with os.fdopen(file, "wb") as opened:
         opened.write(content)
-    now = datetime.now(UTC)
     public = private.public_key().public_bytes_raw()
-    sys.stdout.write(trusted.entry_of(name, public, now, now + timedelta(days=days)))
+    sys.stdout.write(trusted.entry_of(name, public, now, end))

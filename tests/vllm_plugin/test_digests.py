@@ -73,3 +73,14 @@ def test_model_that_is_not_on_this_machine_has_no_digest(monkeypatch: pytest.Mon
     digests = Digests("nobody/never-downloaded", None)
     digests.compute()
     assert digests.document()["weights"]["sha256"] is None
+
+
+def test_weights_are_those_of_vllms_download_directory(tmp_path: Path) -> None:
+    entry = tmp_path / "models--org--tiny"
+    commit = "0" * 40
+    (entry / "refs").mkdir(parents=True)
+    (entry / "refs" / "main").write_text(commit)
+    folder = weights(entry / "snapshots" / commit)
+    digests = Digests("org/tiny", None, str(tmp_path))
+    digests.compute()
+    assert digests.document()["weights"]["sha256"] == digest(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,12 @@ def test_key_that_cannot_be_used_is_refused_with_the_rule(tmp_path: Path) -> Non
     for path, message in refused.items():
         with pytest.raises(InvalidOperatorKey, match=f"^ORCH_EVIDENCE_KEY {path}: .*{message}"):
             operator_key_file({KEY_VARIABLE: str(path)})
+
+
+def test_operators_key_without_the_library_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "key.pem", Ed25519PrivateKey.generate())
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    with pytest.raises(InvalidOperatorKey, match=r"needs the package cryptography .*: install it"):
+        operator_key_file({KEY_VARIABLE: str(path)})

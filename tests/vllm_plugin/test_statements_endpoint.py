@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from tests.vllm_plugin.test_evidence import content, evidence, finished
+from vllm_plugin.epoch_key import EpochKey, make_epoch_key
 from vllm_plugin.evidence import Evidence, StatementRequest
 from vllm_plugin.routes import generates
 from vllm_plugin.statement import STATEMENTS_PATH
@@ -111,6 +113,22 @@ def test_engine_without_the_library_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     made = Evidence("e1", lambda at_s: {}, dict, missing)
     status, answer = post(made, {"run": "r"})
     assert (status, answer["error"]["type"]) == (501, "evidence_unavailable")
+
+
+def test_library_is_loaded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(
+        "vllm_plugin.statements_endpoint.load_library",
+        lambda: threads.append(threading.get_ident()),
+    )
+
+    def key() -> EpochKey:
+        threads.append(threading.get_ident())
+        return make_epoch_key("e1", None, 0.0)
+
+    status, _ = post(Evidence("e1", lambda at_s: {}, dict, key), {"run": "r"})
+    loading, signing = threads
+    assert (status, loading != signing) == (200, True)
 
 
 def test_request_for_a_statement_is_no_generating_request() -> None:

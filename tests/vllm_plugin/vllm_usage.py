@@ -68,6 +68,7 @@ _TYPES: Final[dict[tuple[Place, str], Place]] = {
     (_CONFIG, "speculative_config"): ("config/speculative.py", "SpeculativeConfig"),
     (_CONFIG, "observability_config"): ("config/observability.py", "ObservabilityConfig"),
     (_CONFIG, "kv_transfer_config"): _TRANSFER,
+    (_CONFIG, "load_config"): ("config/load.py", "LoadConfig"),
     ((_STATISTICS, "SchedulerStats"), "prefix_cache_stats"): _CACHE_STATISTICS,
     ((_STATISTICS, "SchedulerStats"), "connector_prefix_cache_stats"): _CACHE_STATISTICS,
     ((_STATISTICS, "SchedulerStats"), "iteration_details"): (

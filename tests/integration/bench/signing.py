@@ -20,13 +20,15 @@ from vllm_plugin.statements_endpoint import encode, parse_request
 class Signing:
     """Answers `POST /v1/evidence/statements`, with a key that `operator_key` certifies, if given.
 
-    `fails`: as many of the next requests get this status instead.
+    `fails`: as many of the next requests get this status instead. `silent_after`: so many requests
+    are answered, and none after them.
     """
 
     def __init__(
         self, engine: ScriptedEngine, decoding: Decoding, operator_key: Path | None = None
     ) -> None:
         self.fails: list[int] = []
+        self.silent_after: int | None = None
         self.asked: list[dict[str, Any]] = []
         self._engine = engine
         epoch = engine.engine_state.facts.epoch
@@ -42,6 +44,8 @@ class Signing:
 
     def _answer(self, answer: Answer) -> None:
         self.asked.append(answer.request.json())
+        if self.silent_after is not None and len(self.asked) > self.silent_after:
+            return
         if self.fails:
             answer.json({"error": {"message": "not now", "code": 429}}, self.fails.pop())
             return
@@ -59,7 +63,7 @@ class Signing:
     def _finished(self, answer: Answer, arrived_s: float) -> None:
         body, now_s = answer.request.json(), time.time()
         finished = SimpleNamespace(
-            request_id=f"cmpl-{id(answer)}",
+            request_id=f"cmpl-{self.evidence.finished.count}",
             finish_reason="length",
             e2e_latency=now_s - arrived_s,
             queued_time=0.0,

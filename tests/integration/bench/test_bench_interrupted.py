@@ -14,7 +14,9 @@ from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.bench.runs.run import measure
+from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import CLOSED, plan, url_of
+from tests.integration.bench.signing import Signing
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
@@ -88,4 +90,17 @@ async def test_interruption_of_the_last_wait_makes_it_incomplete(
     assert result.reasons[1:] == [
         "the engine's work is unknown: interrupted before the engine's next report"
     ]
+    assert result.counts.answered == 24
+
+
+async def test_interruption_ends_the_wait_for_a_statement(
+    cloud: Running, engine: ScriptedEngine
+) -> None:
+    signing = Signing(engine, Decoding(engine))
+    signing.silent_after = 1
+    interrupted, running = begun(url_of(cloud), CLOSED)
+    await eventually(lambda: len(signing.asked) == 2)
+    interrupted.set()
+    result = await asyncio.wait_for(running, 5)
+    assert result.evidence.missing == "interrupted before the engine's statement"
     assert result.counts.answered == 24

@@ -36,7 +36,7 @@ from orch_sidecar.tools.bench.load.prompts import body
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.plan.plan import Plan
 from orch_sidecar.tools.bench.results.identity import contradictions, identity, missing_identity
-from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.results.result import EvidenceDocument, Result
 from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.bench.runs.client_host import host
 from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
@@ -94,9 +94,9 @@ async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False
         load = LoadGenerator(plan.endpoint, lambda call: progress.ended(load.now()), interrupted)
         requests = _requests(plan, run, scenario.seed, salted=salted)
         client_health = await load.run(_work(load, scenario, requests, due_s))
-    interrupted.clear()  # the next one ends the wait for the engine's report
+    interrupted.clear()  # the next one ends the waits for the engine's report and statement
     after, unread_reason = await _afterwards(plan, before, load.calls, interrupted)
-    evidence = await statements.end()
+    evidence = await _evidence(statements, interrupted)
     return result_of(
         FinishedRun(
             id=run.name,
@@ -212,6 +212,13 @@ async def _afterwards(
     if found.state != READY:
         return None, f"the engine is {found.state}"
     return found, ""
+
+
+async def _evidence(statements: StatementsOfRun, interrupted: asyncio.Event) -> EvidenceDocument:
+    try:
+        return await unless_interrupted(interrupted, statements.end())
+    except Interrupted:
+        return EvidenceDocument(missing="interrupted before the engine's statement")
 
 
 def _not_idle(**found: Capabilities | None) -> list[str]:

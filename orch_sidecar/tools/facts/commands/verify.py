@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -71,10 +72,16 @@ def read_trusted(path: Path | None) -> TrustedKeys:
     """Reads a file of trusted keys; none without a file. Raises OSError and UnreadableFile."""
     if path is None:
         return {}
+    _require_cryptography()
     try:
         return parse_trusted(path.read_text(encoding="utf-8"))
     except (InvalidTrustedKeys, UnicodeDecodeError) as error:
         raise UnreadableFile(f"{path}: {error}") from None
+
+
+def _require_cryptography() -> None:
+    if importlib.util.find_spec("cryptography") is None:
+        raise UnreadableFile("signatures need the package cryptography: install it")
 
 
 def beside(table: Path) -> Callable[[str], bytes | None]:
@@ -90,12 +97,13 @@ def beside(table: Path) -> Callable[[str], bytes | None]:
 def verifier_of(tables: Iterable[Table], trusted: TrustedKeys) -> Callable[[LocatedRow], bool]:
     """Returns what tells whether a row of these tables is verified, by the evidence beside them."""
     verified: set[str] = set()
-    for table in tables:
+    for table in tables if trusted else ():  # without keys none is
         verified |= verified_places(valid_rows(table), beside(Path(table.name)), trusted)
     return lambda located: located.place in verified
 
 
 def _verify(options: argparse.Namespace) -> int:
+    _require_cryptography()
     path, trusted = options.file, read_trusted(options.trusted)
     if path.suffix == SUFFIX:
         verdict = verify_evidence(path.stem, path.read_bytes(), trusted)
@@ -124,6 +132,7 @@ def _verdicts(table: Table, trusted: TrustedKeys) -> dict[int, Verified]:
 
 
 def _lines(place: str, verdict: Verified) -> list[str]:
+    """Returns the verdict as lines. What a file says in it cannot pass for a line of its own."""
     signer = f" (key {verdict.signer})" if verdict.signer is not None else ""
     lines = [f"{place}: {verdict.verdict}{signer}"]
     lines += [f"  {reason}" for reason in verdict.reasons]
@@ -135,4 +144,8 @@ def _lines(place: str, verdict: Verified) -> list[str]:
         )
     if verdict.only_client:
         lines.append(f"  client-measured: {', '.join(verdict.only_client)}")
-    return lines
+    return [_escaped(line) for line in lines]
+
+
+def _escaped(text: str) -> str:
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -5,15 +5,12 @@ Pure. What it returns is what the engine stated; whether a row follows from it, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from orch_sidecar.tools.facts.evidence.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
+from orch_sidecar.tools.facts.signing.content import parse_content
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from vllm_plugin import dsse
@@ -58,7 +55,7 @@ class Statement:
     monotonic_s: float
     finished: int
     finished_head: bytes
-    digests: Mapping[str, Any]
+    digests: Mapping[str, Mapping[str, Any]]
     state: Mapping[str, Any]
     snapshot: Snapshot
     digest: bytes
@@ -78,6 +75,11 @@ class Proof:
         return sum(leaf.generated_tokens for leaf in self.leaves)
 
     @property
+    def requests(self) -> int:
+        """The finished HTTP requests."""
+        return len({leaf.request for leaf in self.leaves})
+
+    @property
     def window_s(self) -> float:
         """From the first arrival to the last end of its sequences, by the engine's wall clock."""
         return max(each.ended_s for each in self.leaves) - min(
@@ -85,14 +87,14 @@ class Proof:
         )
 
     @property
-    def one_by_one(self) -> bool:
-        """Whether no request arrived before the one before it had ended."""
-        ended_s, last = 0.0, ""
+    def busy_periods(self) -> int:
+        """How often its sequences began while none was in the engine. The prompts of one request
+        arrive together, so that requests one by one are as many periods, whatever their ids."""
+        ended_s, periods = 0.0, 0
         for leaf in sorted(self.leaves, key=lambda leaf: leaf.arrived_s):
-            if leaf.request != last and leaf.arrived_s < ended_s:
-                return False
-            ended_s, last = max(ended_s, leaf.ended_s), leaf.request
-        return True
+            periods += leaf.arrived_s >= ended_s
+            ended_s = max(ended_s, leaf.ended_s)
+        return periods
 
     @property
     def between_s(self) -> float:
@@ -122,6 +124,9 @@ def prove(signed: Signed, trusted: TrustedKeys) -> Proof:
 
 def _verify(what: str, envelope: Envelope, kind: str, public: bytes) -> Mapping[str, Any]:
     """Returns the payload of an envelope that this key signed."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     parsed = parse_envelope(envelope, kind)
     if parsed.key_id != key_id(public):
         raise Unsound(f"{what} is signed by the key {parsed.key_id}, not by {key_id(public)}")
@@ -130,12 +135,9 @@ def _verify(what: str, envelope: Envelope, kind: str, public: bytes) -> Mapping[
     except (InvalidSignature, ValueError):
         raise Unsound(f"{what}: the signature does not match its bytes") from None
     try:
-        content = json.loads(parsed.payload)
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict) or content.get("type") != kind:
-        raise Unsound(f"{what}: its content is not of the type {kind}")
-    return content
+        return parse_content(parsed.payload, kind)
+    except ValueError as error:
+        raise Unsound(f"{what}: its content is not sound: {error}") from None
 
 
 def _statement(what: str, envelope: Envelope, public: bytes) -> Statement:
@@ -153,12 +155,12 @@ def _statement(what: str, envelope: Envelope, public: bytes) -> Statement:
             monotonic_s=float(content["monotonic_s"]),
             finished=int(content["finished"]["count"]),
             finished_head=_hash(content["finished"]["head"]),
-            digests=dict(content["digests"]),
+            digests={name: dict(each) for name, each in dict(content["digests"]).items()},
             state=dict(content["state"]),
             snapshot=parse_snapshot({"engines": [content["state"]]}),
             digest=statement_digest(payload),
         )
-    except (KeyError, TypeError, ValueError, InvalidSnapshot) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, InvalidSnapshot) as error:
         raise Unsound(f"{what} lacks what evidence needs: {error}") from None
     if found.key_id != key_id(public) or found.snapshot.epoch != found.epoch:
         raise Unsound(f"{what} names another key or epoch than its own")

@@ -9,6 +9,7 @@ client saw.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -75,7 +76,7 @@ def contradictions(row: Row, proof: Proof, found: Recomputed) -> list[str]:
             *_identity(row, notes, proof),
             *_label(row, notes, proof),
             *_batch(row, notes, found),
-            *_tokens(row, notes, proof, found),
+            *_tokens(row, notes, proof),
             *_throughput(row, notes, proof, found),
         ]
     except ValueError as error:
@@ -97,8 +98,7 @@ def _identity(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]
     served = notes.get("served_as", row.model_id)
     if served not in engine.models:
         yield f"the model {served!r} is not one that the engine served"
-    objection = model_objection(row.model_id, engine)
-    if objection is not None:
+    if (objection := model_objection(row.model_id, engine)) is not None:
         yield f"model_id is {row.model_id!r}: {objection}"
     own = {
         "model_id": is_given(row.model_id, engine),
@@ -107,8 +107,7 @@ def _identity(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]
     given = notes.get(names.GIVEN, "").split(",")
     for name, by_user in own.items():
         if by_user and name not in given:
-            value = getattr(row, name)
-            yield f"{name} is {value!r}, which is not the engine's: the note given must name it"
+            yield f"{name} is {getattr(row, name)!r}, the user's: the note given must name it"
     if notes.get("profile", engine.profile) != engine.profile:
         yield f"the note profile is {notes['profile']}, the engine signed {engine.profile}"
     for name, stated in engine.conditions.notes.items():
@@ -123,8 +122,8 @@ def _label(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
         sent=requests + failed,
         answered=requests,
         output_tokens=proof.generated_tokens if complete else None,
-        input_tokens=sum(leaf.prompt_tokens for leaf in proof.leaves) if complete else None,
-        one_by_one=proof.one_by_one,
+        input_tokens=sum(_prompt_tokens(proof)) if complete else None,
+        one_by_one=proof.busy_periods >= requests,
     )
     yield from judge(row.measurement_type, proof.before.snapshot, proof.after.snapshot, own)
     yield from load_contradictions(row.measurement_type, proof)
@@ -144,34 +143,41 @@ def _batch(row: Row, notes: Mapping[str, str], found: Recomputed) -> Iterator[st
             yield f"the note {name} is {notes.get(name)}, by the engine's counters {value:.6g}"
 
 
-def _tokens(row: Row, notes: Mapping[str, str], proof: Proof, found: Recomputed) -> Iterator[str]:
+def _tokens(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
     requests = int(notes.get("requests", "0"))
-    counts = {
-        "output_tokens": sorted(leaf.generated_tokens for leaf in proof.leaves),
-        "input_tokens": sorted(leaf.prompt_tokens for leaf in proof.leaves),
-    }
-    # The columns are rounded means of the answered requests. Each of these has a sequence at least,
-    # and a request that failed at the client may have one, too.
-    if requests * (row.output_tokens - 0.5) > found.generated_tokens:
+    if proof.requests < requests:
         yield (
-            f"{requests} requests of {row.output_tokens} generated tokens are more than the "
-            f"{found.generated_tokens} of the engine's finished sequences"
+            f"{requests} requests were answered, the engine's finished sequences are of "
+            f"{proof.requests}: each request must have an id of its own"
         )
+        return
+    counts = {"output_tokens": _generated_tokens(proof), "input_tokens": _prompt_tokens(proof)}
     for name, tokens in counts.items():
         column = getattr(row, name)
-        if len(tokens) == requests and abs(sum(tokens) / requests - column) > 0.5:
-            yield f"{name} is {column}, by the engine {sum(tokens) / requests:.6g}"
-        elif sum(tokens[:requests]) > requests * (column + 0.5):
+        if len(tokens) == requests:
+            if abs(sum(tokens) / requests - column) > 0.5:
+                yield f"{name} is {column}, by the engine {sum(tokens) / requests:.6g}"
+            continue
+        # Some failed at the client, and any of them may be those.
+        least, most = sum(tokens[:requests]) / requests, sum(tokens[-requests:]) / requests
+        if not least - 0.5 <= column <= most + 0.5:
             yield (
-                f"{name} is {column}, the {requests} shortest sequences of the engine had "
-                f"{sum(tokens[:requests]) / requests:.6g}"
+                f"{name} is {column}, of {requests} requests of the engine it was {least:.6g} to "
+                f"{most:.6g}"
             )
-    longest = sum(counts["input_tokens"][-requests:])
-    if len(proof.leaves) != requests and longest < requests * (row.input_tokens - 0.5):
-        yield (
-            f"input_tokens is {row.input_tokens}, the {requests} longest prompts of the engine had "
-            f"{longest / requests:.6g}"
-        )
+
+
+def _prompt_tokens(proof: Proof) -> list[int]:
+    """Returns the prompt tokens of each finished request, ascending: its sequences share them."""
+    return sorted({leaf.request: leaf.prompt_tokens for leaf in proof.leaves}.values())
+
+
+def _generated_tokens(proof: Proof) -> list[int]:
+    """Returns the generated tokens of each finished request, of all its sequences, ascending."""
+    tokens: Counter[str] = Counter()
+    for leaf in proof.leaves:
+        tokens[leaf.request] += leaf.generated_tokens
+    return sorted(tokens.values())
 
 
 def _throughput(
@@ -181,7 +187,7 @@ def _throughput(
     if claimed > found.tokens_per_s * (1 + WINDOW_SHARE):
         yield f"throughput is {claimed:.6g} tokens/s, by the engine {found.tokens_per_s:.6g}"
     longest_s = found.window_s * (1 + WINDOW_SHARE) + WINDOW_S
-    alone = len(proof.leaves) == int(notes.get("requests", "0"))
+    alone = proof.requests == int(notes.get("requests", "0"))
     if alone and claimed < tokens / longest_s * (1 - _ROUNDING):
         yield f"throughput is {claimed:.6g} tokens/s, by the engine {found.tokens_per_s:.6g}"
     if "window_s" in notes:

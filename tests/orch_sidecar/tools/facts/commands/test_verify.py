@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -136,3 +139,44 @@ def test_comparison_keeps_verified_rows_apart(
         ]
     )
     assert len(json.loads(capsys.readouterr().out)["sets"]) == 2
+
+
+def test_text_in_evidence_cannot_pass_for_a_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signed = SigningEngine().measure()
+    [signature] = signed.after["signatures"]
+    forged = [signature | {"keyid": "k\nfacts.csv:2: verified (key lab)\x1b[8m"}]
+    after = signed.after | {"signatures": forged}
+    content, _ = evidence_and_row(signed.model_copy(update={"after": after}))
+    path = tmp_path / f"{digest(content)}.json"
+    path.write_bytes(content)
+    assert verify(path) == 1
+    verdict, reason = capsys.readouterr().out.splitlines()
+    assert verdict == f"{path}: failed"
+    assert "signed by the key k\\nfacts.csv:2: verified (key lab)\\x1b[8m, not" in reason
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (["verify", "facts.csv"], 2, "signatures need the package cryptography: install it"),
+        (["check", "facts.csv"], 0, ""),
+        (["compare", "facts.csv"], 0, ""),
+    ],
+)
+def test_only_signatures_need_the_library(
+    words: list[str], code: int, error: str, facts: Path
+) -> None:
+    without = "import sys; sys.modules['cryptography'] = None\nfrom orch_sidecar import cli"
+    run = subprocess.run(
+        [sys.executable, "-c", f"{without}\ncli.main(['facts', *{words!r}])"],
+        cwd=facts.parent,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == code, run.stderr
+    assert error in run.stderr
+    assert "Traceback" not in run.stderr

@@ -14,9 +14,12 @@ from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.signing.signed import (
     Operator,
     SigningEngine,
+    content_of,
     evidence_and_row,
+    resigned,
     row_of,
 )
+from vllm_plugin.statement import next_head, parse_leaf
 
 FORGERIES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("twice the throughput", {"throughput_tokens_per_sec": 580.0}, "throughput is 580"),
@@ -31,11 +34,11 @@ FORGERIES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("another engine", {"engine": "vLLM 0.33.0"}, "engine is 'vLLM 0.33.0'"),
     ("another model", {"model_id": "llama"}, "the model 'llama' is not one"),
     (
-        "another model beside the name served",
-        {"model_id": "llama", "model_name": "llama", "notes": {"served_as": "tiny"}},
-        "model_id is 'llama': the engine serves tiny, alias (loaded as /models/tiny), not this",
+        "another model behind a name that is served",
+        {"model_id": "meta/llama-405b", "model_name": "llama-405b", "notes": {"served_as": "tiny"}},
+        "model_id is 'meta/llama-405b': the engine serves tiny, alias",
     ),
-    ("another display name", {"model_name": "llama"}, "model_name is 'llama', which is not"),
+    ("another display name", {"model_name": "Llama 405B"}, "the note given must name it"),
     ("another name served", {"notes": {"served_as": "llama"}}, "the model 'llama' is not one"),
     ("another profile", {"notes": {"profile": "offline"}}, "the note profile is offline"),
     ("speculative", {"notes": {"speculative": "medusa:5"}}, "speculative is medusa:5, the"),
@@ -50,7 +53,7 @@ FORGERIES: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "longer answers",
         {"output_tokens": 7, "notes": {"output_tokens": 7}},
-        "more than the 18 of the engine's finished sequences",
+        "output_tokens is 7, by the engine 6",
     ),
     (
         "longer prompts",
@@ -81,11 +84,14 @@ def test_row_of_the_run_is_not_contradicted_and_its_latencies_are_the_clients() 
     assert client_measured(row) == ["ttft_p50_ms"]
 
 
-def test_requests_one_after_the_other_are_no_batch_however_many_sequences_they_have() -> None:
+@pytest.mark.parametrize("prompts", [1, 4])
+def test_requests_one_after_the_other_are_no_batch_however_many_sequences_they_have(
+    prompts: int,
+) -> None:
     engine = SigningEngine()
     before = engine.ask()
     for _ in range(3):
-        engine.decode(4, 6, of_one_request=True)
+        engine.decode(4, 6, of_one_request=True, prompts=prompts)
     proof = prove(engine.signed(before, engine.ask(since=1)), {})
     found = contradictions(row_of(), proof, recompute(proof))
     assert "the requests came one by one" in "; ".join(found)
@@ -104,9 +110,9 @@ def test_prompts_of_one_request_are_no_batch_of_several() -> None:
 @pytest.mark.parametrize(
     ("name", "tokens", "reason"),
     [
-        ("input_tokens", 8192, "input_tokens is 8192, the 3 longest prompts of the engine had 20"),
-        ("input_tokens", 2, "input_tokens is 2, the 3 shortest sequences of the engine had 20"),
-        ("output_tokens", 5, "output_tokens is 5, the 3 shortest sequences of the engine had 6"),
+        ("input_tokens", 8192, "input_tokens is 8192, of 3 requests of the engine it was 20 to 20"),
+        ("input_tokens", 2, "input_tokens is 2, of 3 requests of the engine it was 20 to 20"),
+        ("output_tokens", 5, "output_tokens is 5, of 3 requests of the engine it was 6 to 6"),
     ],
 )
 def test_failed_request_allows_no_other_lengths(name: str, tokens: int, reason: str) -> None:
@@ -117,6 +123,39 @@ def test_failed_request_allows_no_other_lengths(name: str, tokens: int, reason: 
     assert contradictions(honest, proof, recompute(proof)) == []
     row = row_of(batch=4, throughput_tokens_per_sec=290.323, **changed, notes=ran)
     assert reason in contradictions(row, proof, recompute(proof))
+
+
+@pytest.mark.parametrize("claimed", [10, 40])
+def test_prompts_of_requests_with_several_sequences_are_those_of_the_engine(claimed: int) -> None:
+    engine = SigningEngine()
+    before = engine.ask()
+    for _ in range(3):
+        engine.decode(2, 6, of_one_request=True)
+    proof = prove(engine.signed(before, engine.ask(since=1)), {})
+    notes = {"input_tokens": claimed, "output_tokens": 12}
+    row = row_of(input_tokens=claimed, output_tokens=12, notes=notes)
+    found = "; ".join(contradictions(row, proof, recompute(proof)))
+    assert f"input_tokens is {claimed}, by the engine 20" in found
+    assert "output_tokens is" not in found
+
+
+def test_requests_of_one_id_prove_no_lengths() -> None:
+    engine = SigningEngine()
+    signed = engine.measure()
+    lines = [parse_leaf(line)._replace(request="0" * 16).line for line in signed.leaves]
+    before = content_of(signed.before)["finished"]
+    head = bytes.fromhex(before["head"])
+    for line in lines:
+        head = next_head(head, line.encode())
+
+    def of_one_id(content: dict[str, Any]) -> None:
+        content["finished"]["head"] = head.hex()
+
+    after = resigned(signed.after, of_one_id, engine.private)
+    proof = prove(signed.model_copy(update={"leaves": lines, "after": after}), {})
+    row = row_of(input_tokens=1, notes={"input_tokens": 1})
+    found = "; ".join(contradictions(row, proof, recompute(proof)))
+    assert "3 requests were answered, the engine's finished sequences are of 1" in found
 
 
 def test_note_that_is_no_number_is_a_contradiction() -> None:

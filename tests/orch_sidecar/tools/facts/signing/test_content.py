@@ -1,0 +1,54 @@
+"""What a signed content may have: anybody can sign something with a key of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.facts.signing.content import parse_content
+from orch_sidecar.tools.facts.signing.proof import Unsound, prove
+from tests.orch_sidecar.tools.facts.signing.signed import SigningEngine, resigned
+
+
+def test_object_of_the_type_is_returned() -> None:
+    assert parse_content(b'{"type":"t","n":123456789012345678}', "t")["n"] == 123456789012345678
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"[]", "its type must be t"),
+        (b'{"type":"u"}', "its type must be t"),
+        (b"[" * 100_000, "its type must be t"),
+        (b"\xff", "can't decode"),
+        (b'{"type":"t","n":NaN}', "NaN is not JSON"),
+        (b'{"type":"t","n":-Infinity}', "-Infinity is not JSON"),
+        (b'{"type":"t","n":1234567890123456789}', "has more than 18 digits"),
+    ],
+)
+def test_other_content_is_refused(payload: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_content(payload, "t")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.update(sequence=1e999),
+        lambda content: content.update(wall_s=int("9" * 400)),
+        lambda content: content.update(digests={"weights": None}),
+        lambda content: content.update(digests=5),
+        lambda content: content["finished"].update(count=float("inf")),
+        lambda content: content["state"].update(steps_by_batch={"1" * 30: [int("9" * 400), 1.0]}),
+    ],
+)
+def test_statement_that_nothing_can_be_computed_of_is_unsound(
+    change: Callable[[dict[str, Any]], object],
+) -> None:
+    engine = SigningEngine()
+    signed = engine.measure()
+    after = resigned(signed.after, change, engine.private)
+    with pytest.raises(Unsound, match="the statement after"):
+        prove(signed.model_copy(update={"after": after}), {})
