@@ -1,7 +1,8 @@
 """Serves signed statements: `POST` of `statement.STATEMENTS_PATH`, with the engine's own API key.
 
-A statement costs well under a millisecond, and its answer may have 100 000 lines: both are bounded,
-for all clients together.
+A statement costs well under a millisecond; how many are signed is bounded, for all clients
+together. Its answer may have 100 000 lines, which are written as the client reads them: answers
+that nobody reads must not fill the memory.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from vllm_plugin.epoch_key import load_library
 from vllm_plugin.evidence import Evidence, Forgotten, Statement, StatementRequest
@@ -24,6 +25,8 @@ MOST_BODY_BYTES: Final = 1024
 # Two statements per run: a burst for several clients, and no more than one per second for long.
 BURST: Final = 20
 PER_S: Final = 1.0
+# A part takes a fraction of a millisecond of the event loop.
+LINES_PER_PART: Final = 1000
 
 logger = logging.getLogger("vllm.orch")
 
@@ -81,9 +84,7 @@ class StatementsEndpoint:
             logger.warning("orch: statements need the package cryptography", exc_info=True)
             text = "the engine cannot sign: the package cryptography is not installed"
             return _error(501, "evidence_unavailable", text)
-        # Of many leaves this takes milliseconds, which the event loop does not have.
-        content = await asyncio.to_thread(encode, made, self._evidence)
-        return Response(content, media_type="application/json")
+        return StreamingResponse(_sent(made, self._evidence), media_type="application/json")
 
 
 def parse_request(body: bytes) -> StatementRequest:
@@ -117,24 +118,31 @@ async def _body(request: Request) -> bytes:
     return body
 
 
-def encode(made: Statement, evidence: Evidence) -> bytes:
-    """Returns the body of an answer."""
+def encode(made: Statement, evidence: Evidence) -> Iterator[bytes]:
+    """Yields the body of an answer in parts."""
     content = {
         "statement": made.envelope,
         "public_key": evidence.public_key,
         "certificate": evidence.key.certificate,
         "between": made.between,
     }
-    text = json.dumps(content, separators=(",", ":")).removesuffix("}")
-    # Lines have no character to escape. Joined, 100 000 take milliseconds; the JSON encoder would
-    # keep the interpreter to itself for a seventh of a second.
-    leaves = "null" if made.leaves is None else _list(made.leaves)
-    return f'{text},"leaves":{leaves}}}'.encode()
+    yield json.dumps(content, separators=(",", ":")).removesuffix("}").encode()
+    if made.leaves is None:
+        yield b',"leaves":null}'
+        return
+    yield b',"leaves":['
+    for first in range(0, len(made.leaves), LINES_PER_PART):
+        # Lines have no character to escape.
+        joined = '","'.join(made.leaves[first : first + LINES_PER_PART])
+        yield f'{"," if first else ""}"{joined}"'.encode()
+    yield b"]}"
 
 
-def _list(lines: list[str]) -> str:
-    joined = '","'.join(lines)
-    return f'["{joined}"]' if lines else "[]"
+async def _sent(made: Statement, evidence: Evidence) -> AsyncIterator[bytes]:
+    """Yields the parts as the client reads them, and lets others run between them."""
+    for part in encode(made, evidence):
+        yield part
+        await asyncio.sleep(0)
 
 
 def _error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
+from starlette.types import Message
 
 from tests.vllm_plugin.test_evidence import content, evidence, finished
 from vllm_plugin.epoch_key import EpochKey, make_epoch_key
@@ -17,6 +19,7 @@ from vllm_plugin.routes import generates
 from vllm_plugin.statement import STATEMENTS_PATH
 from vllm_plugin.statements_endpoint import (
     BURST,
+    LINES_PER_PART,
     MOST_BODY_BYTES,
     InvalidRequest,
     RateLimit,
@@ -60,9 +63,48 @@ def test_leaves_are_answered_as_they_are_hashed() -> None:
     made.statement(StatementRequest("r", None, None), 1.0, 1.0)
     made.finished.add([finished(), finished()], 100.0)
     statement = made.statement(StatementRequest("r", None, 1), 2.0, 2.0)
-    answer = json.loads(encode(statement, made))
+    answer = json.loads(b"".join(encode(statement, made)))
     assert answer["leaves"] == made.finished.since(0)
     assert answer["statement"] == statement.envelope
+
+
+@pytest.mark.parametrize("lines", [0, 1, LINES_PER_PART, LINES_PER_PART + 1])
+def test_answer_in_parts_is_one_document(lines: int) -> None:
+    made = evidence()
+    made.statement(StatementRequest("r", None, None), 1.0, 1.0)
+    made.finished.add([finished()] * lines, 100.0)
+    [(status, answer)] = answers(made, [{"run": "r", "since": 1}])
+    assert (status, answer["leaves"]) == (200, made.finished.since(0))
+
+
+async def test_answer_that_nobody_reads_is_not_made() -> None:
+    made = evidence()
+    made.statement(StatementRequest("r", None, None), 1.0, 1.0)
+    made.finished.add([finished()] * (20 * LINES_PER_PART), 100.0)
+    app = FastAPI()
+    StatementsEndpoint(made).attach(app)
+    full, written = asyncio.Event(), 0
+    received = [{"type": "http.request", "body": b'{"run": "r", "since": 1}'}]
+
+    async def receive() -> Message:
+        if not received:
+            await asyncio.Event().wait()
+        return received.pop()
+
+    async def send(message: Message) -> None:
+        nonlocal written
+        written += len(message.get("body", b""))
+        if written > 100_000:
+            full.set()
+            await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "POST", "path": STATEMENTS_PATH, "headers": []}
+    serving = asyncio.create_task(app(scope | {"query_string": b""}, receive, send))
+    await asyncio.wait_for(full.wait(), 5)
+    await asyncio.sleep(0.05)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    assert written < 400_000  # of two million
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class Signing:
             return
         wanted = parse_request(answer.request.body)
         made = self.evidence.statement(wanted, time.time(), time.monotonic())
-        body = encode(made, self.evidence)
+        body = b"".join(encode(made, self.evidence))
         fields = [("content-type", "application/json"), ("content-length", str(len(body)))]
         answer.head(200, fields, chunked=False)
         answer.write(body)
