@@ -120,6 +120,8 @@ def _proven(measured: MeasuredRun, proof: Proof, source: Source, model_id: str) 
             name: value for name, value in measured.latency_ms.items() if not _is_tpot(name)
         }
         measured = replace(measured, latency_ms=latency_ms)
+    if label is Label.OFFLINE:
+        measured = replace(measured, latency_ms={})  # they only show the queue's length
     if shortfalls(label, measured.requests, measured.window_s):
         notes[PRELIMINARY] = "yes"
     known = DeclaredEngine(

@@ -16,7 +16,7 @@ from orch_sidecar.tools.facts.tables.row import Label
 
 # Of the sequences that an offline run could have in the engine until its last one arrives. Memory
 # and sequences of different lengths cost a part of them, requests that trickle in most.
-LACKING: Final = 0.5
+LACKING: Final = 1 / 3
 _ROUNDING_S: Final = 0.001
 
 

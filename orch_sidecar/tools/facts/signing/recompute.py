@@ -28,6 +28,9 @@ from orch_sidecar.tools.facts.tables.row import Row, format_engine, last_part, p
 
 WINDOW_SHARE: Final = 0.02
 WINDOW_S: Final = 0.5
+# Of the tokens of finished sequences, those whose answers failed on their way to the client: the
+# engine aborts all other failed requests, which then are no finished sequences.
+FAILED_SHARE: Final = 0.01
 # Notes have six significant digits.
 _ROUNDING: Final = 1e-5
 
@@ -151,6 +154,11 @@ def _tokens(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
             f"{proof.requests}: each request must have an id of its own"
         )
         return
+    if requests * (row.output_tokens + 0.5) < proof.generated_tokens * (1 - FAILED_SHARE):
+        yield (
+            f"{requests} requests of {row.output_tokens} generated tokens are fewer than the "
+            f"{proof.generated_tokens} of the engine's finished sequences: it served others, too"
+        )
     counts = {"output_tokens": _generated_tokens(proof), "input_tokens": _prompt_tokens(proof)}
     for name, tokens in counts.items():
         column = getattr(row, name)

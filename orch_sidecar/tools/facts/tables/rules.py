@@ -94,6 +94,8 @@ def _of_columns(
         rules["throughput_tokens_per_sec"] = figures.throughput_rule(
             throughput, output_tokens, notes
         )
+    if "gpu" in valid and "gpu_count" in valid:
+        rules["gpu_count"] = engine.gpu_count_rule(valid["gpu"], int(valid["gpu_count"]))
     if label is not None and "source_tag" in valid:
         rules["source_tag"] = runs.tag_contradiction(valid["source_tag"], label, notes)
     for column, rule in rules.items():

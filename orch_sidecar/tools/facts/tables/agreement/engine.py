@@ -26,7 +26,29 @@ def engine_contradictions(gpu_count: int | None, notes: Mapping[str, str]) -> It
     if notes.get("speculative") == "none" and "acceptance_length" in notes:
         accepted = notes["acceptance_length"]
         yield f"acceptance_length={accepted}", "must be absent with speculative=none"
+    yield from _accepted(notes)
     yield from _ranks(gpu_count, notes)
+
+
+def _accepted(notes: Mapping[str, str]) -> Iterator[Finding]:
+    """Compares the tokens that a step accepted with those that it could: one, and its drafts."""
+    accepted, drafts = (
+        notes.get("acceptance_length"),
+        notes.get("speculative", "").partition(":")[2],
+    )
+    if accepted is not None and drafts and float(accepted) > 1 + int(drafts):
+        rule = f"must be at most {1 + int(drafts)} with speculative={notes['speculative']}"
+        yield f"acceptance_length={accepted}", rule
+
+
+def gpu_count_rule(gpu: str, gpu_count: int) -> str | None:
+    """Returns the rule that the number of GPUs violates, given their name."""
+    on_cpu = gpu == "CPU" or gpu.startswith("CPU ")
+    if on_cpu and gpu_count:
+        return f"must be 0: gpu is {gpu}"
+    if not on_cpu and not gpu_count:
+        return f"must be at least 1: gpu is {gpu}, without one it is CPU (<model of the processor>)"
+    return None
 
 
 def _ranks(gpu_count: int | None, notes: Mapping[str, str]) -> Iterator[Finding]:

@@ -184,7 +184,11 @@ def test_offline_by_a_schedule_is_rejected() -> None:
     assert "offline needs a batch of 8" in refused(burst, known).rule
     steps = {**known.after.steps_by_batch, 8: (5, 0.1)}
     full = Proof(known.before, replace(known.after, steps_by_batch=steps))
-    assert row(burst, full).measurement_type is Label.OFFLINE
+    made = row(burst, full)
+    assert made.measurement_type is Label.OFFLINE
+    # Latencies of an offline run only show the length of the queue.
+    assert burst.latency_ms
+    assert not [name for name in parse_notes(made.scenario_notes) if name.endswith("_ms")]
 
 
 def test_model_is_one_that_the_engine_serves_or_has_loaded() -> None:

@@ -110,19 +110,30 @@ def test_prompts_of_one_request_are_no_batch_of_several() -> None:
 @pytest.mark.parametrize(
     ("name", "tokens", "reason"),
     [
-        ("input_tokens", 8192, "input_tokens is 8192, of 3 requests of the engine it was 20 to 20"),
-        ("input_tokens", 2, "input_tokens is 2, of 3 requests of the engine it was 20 to 20"),
-        ("output_tokens", 5, "output_tokens is 5, of 3 requests of the engine it was 6 to 6"),
+        ("input_tokens", 8192, "input_tokens is 8192, of 199 requests of the engine it was 20"),
+        ("input_tokens", 2, "input_tokens is 2, of 199 requests of the engine it was 20"),
+        ("output_tokens", 5, "output_tokens is 5, of 199 requests of the engine it was 6"),
     ],
 )
 def test_failed_request_allows_no_other_lengths(name: str, tokens: int, reason: str) -> None:
-    proof = prove(SigningEngine().measure(batch=4), {})
-    ran: dict[str, Any] = {"requests": 3, "failed": 1, "batch_mean": 4.0, "batch_max": 4}
+    proof = prove(SigningEngine().measure(batch=200), {})
+    ran: dict[str, Any] = {"requests": 199, "failed": 1}
     changed: dict[str, Any] = {name: tokens}
-    honest = row_of(batch=4, throughput_tokens_per_sec=290.323, notes=ran)
+    honest = row_of(batch=200, throughput_tokens_per_sec=19258.1, notes=ran)
     assert contradictions(honest, proof, recompute(proof)) == []
-    row = row_of(batch=4, throughput_tokens_per_sec=290.323, **changed, notes=ran)
-    assert reason in contradictions(row, proof, recompute(proof))
+    row = row_of(batch=200, throughput_tokens_per_sec=19258.1, **changed, notes=ran)
+    assert reason in "; ".join(contradictions(row, proof, recompute(proof)))
+
+
+def test_requests_of_others_are_no_failed_ones() -> None:
+    """The engine aborts a request that fails, which then is no finished sequence."""
+    proof = prove(SigningEngine().measure(batch=6), {})
+    ran: dict[str, Any] = {"requests": 3, "failed": 3}
+    row = row_of(batch=6, throughput_tokens_per_sec=290.323, notes=ran)
+    assert contradictions(row, proof, recompute(proof)) == [
+        "3 requests of 6 generated tokens are fewer than the 36 of the engine's finished "
+        "sequences: it served others, too"
+    ]
 
 
 @pytest.mark.parametrize("claimed", [10, 40])
