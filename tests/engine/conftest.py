@@ -177,6 +177,16 @@ def cloud(stacks: Stacks, logs: Path, receiver: HttpReceiver, operator_key: Path
 
 
 @pytest.fixture
+def offline(stacks: Stacks, logs: Path, receiver: HttpReceiver) -> Stack:
+    """Profile offline with 16 slots; traces go to `receiver`, over HTTP."""
+    environ = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    }
+    return stacks.use("offline", make_plan("offline", 16, logs / "offline", environ))
+
+
+@pytest.fixture
 def home(stacks: Stacks, logs: Path, grpc_receiver: GrpcReceiver) -> Stack:
     """Profile home, with a prefix cache; VLLM_PLUGINS names something else; traces go out over
     gRPC."""

@@ -186,6 +186,23 @@ CLOUD: Final[dict[str, tuple[Way, str]]] = {
 }
 
 
+async def at_once(load: Load) -> None:
+    await load.together(48)
+
+
+async def trickle(load: Load) -> None:
+    await load.one_by_one(12, tokens=4)
+    await load.together(2)
+
+
+# Of an engine with 16 slots.
+OFFLINE: Final[dict[str, tuple[Way, str]]] = {
+    "honest": (at_once, ROW),
+    "one after another, and two together": (trickle, "trickle"),
+    "untraced stranger beside": (untraced_stranger_beside, UNTRACED),
+}
+
+
 async def send_all(stack: Stack, ways: dict[str, tuple[Way, str]]) -> dict[str, str]:
     """Sends each way's load after the other; returns the digest of the run of each."""
     digests = {}
@@ -263,3 +280,17 @@ def test_cloud(
     if "cloud" not in judged:
         judged["cloud"] = verdicts(cloud, receiver, CLOUD, tmp_path)
     require(judged["cloud"][way], CLOUD[way][1])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", OFFLINE)
+def test_offline(
+    offline: Stack,
+    receiver: HttpReceiver,
+    judged: dict[str, dict[str, set[str]]],
+    tmp_path: Path,
+    way: str,
+) -> None:
+    if "offline" not in judged:
+        judged["offline"] = verdicts(offline, receiver, OFFLINE, tmp_path)
+    require(judged["offline"][way], OFFLINE[way][1])

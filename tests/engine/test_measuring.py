@@ -18,7 +18,6 @@ import pytest
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine import trace_file
 from tests.engine.clients import ATTEMPTS, body
-from tests.engine.conftest import make_plan
 from tests.engine.receivers import HttpReceiver
 
 LENGTHS = ("--input-tokens", "32", "--output-tokens", "24")
@@ -79,15 +78,7 @@ class Outcomes:
         fixture = self._request.getfixturevalue
         if profile == "home":
             return fixture("home"), fixture("grpc_receiver")
-        if profile == "cloud":
-            return fixture("cloud"), fixture("receiver")
-        receiver = fixture("receiver")
-        environ = {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
-            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-        }
-        plan = make_plan("offline", 16, fixture("logs") / "offline", environ)
-        return fixture("stacks").use("offline", plan), receiver
+        return fixture(profile), fixture("receiver")
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +185,17 @@ def test_traces_of_a_measurement_make_the_same_row(outcomes: Outcomes, profile: 
     assert float(traced["throughput_tokens_per_sec"]) == pytest.approx(
         float(row["throughput_tokens_per_sec"]), rel=0.03
     )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("profile", PROFILES)
+def test_figures_of_a_run_and_of_its_traces_agree(outcomes: Outcomes, profile: str) -> None:
+    """Within 0.2 %, and what the client stood still."""
+    found = outcomes[profile]
+    row, traced = (float(each["throughput_tokens_per_sec"]) for each in (found.row, found.traced))
+    figures = found.measured.result["figures"]
+    still_s = found.measured.result["client"]["loop_lag_ms"]["max"] / 1000
+    assert traced == pytest.approx(row, rel=0.002 + still_s / figures["window_s"])
 
 
 @pytest.mark.parametrize(
