@@ -23,7 +23,8 @@ SLOTS = 8
 
 ORDER = (
     # home, then cloud: the fit of step times is of the last steps, and wants no others before it
-    *("test_home", "test_capabilities_speed", "test_measuring", "test_evidence", "test_cloud"),
+    *("test_home", "test_capabilities_speed", "test_measuring", "test_false_labels"),
+    *("test_evidence", "test_cloud"),
     *(
         "test_cloud_clients",
         "test_cloud_tiers",
