@@ -52,7 +52,7 @@ class FinishedRequests:
         """Adds vLLM's statistics of requests that finished at `at_s` (Unix seconds)."""
         for finished in finished_requests:
             self.count += 1
-            # Keyed: whoever knows a request's id must not find it here.
+            # Keyed: a reader that knows a request's id must not find it here.
             request = hashlib.blake2b(
                 _http_request(str(finished.request_id)).encode(), digest_size=8, key=self._secret
             )

@@ -45,8 +45,8 @@ async def running(start: Start, engines: list[ScriptedEngine]) -> AsyncIterator[
 
 
 async def answers_of(running: Running) -> tuple[bytes, set[str]]:
-    """All that clients are told now, and the codes of the refusals among it."""
-    told, codes = [], set()
+    """Returns everything that clients receive now, and the codes of the refusals among it."""
+    received, codes = [], set()
     for path in (CHAT, COMPLETIONS, RESPONSES, MESSAGES, "/tokenize"):
         for stream in (False, True):
             for headers in (
@@ -59,19 +59,19 @@ async def answers_of(running: Running) -> tuple[bytes, set[str]]:
                 try:
                     response = await client.post(path, headers, stream=stream)
                 except Aborted as aborted:
-                    told.append(aborted.body)
+                    received.append(aborted.body)
                     continue
-                told.append(repr(response.fields).encode() + response.body)
+                received.append(repr(response.fields).encode() + response.body)
                 if response.status >= 400:
                     codes.add(str(response.error["code"]))
                 await client.close()
     client = await running.client()
     for path in PAGES:
         response = await client.get(path)
-        told.append(repr(response.fields).encode() + response.body)
+        received.append(repr(response.fields).encode() + response.body)
     client.send_request("GET", "/v1/capabilities/stream?pool=a")
-    told.append(await client.seen(b"\n\n"))
-    return b"\n".join(told), codes
+    received.append(await client.seen(b"\n\n"))
+    return b"\n".join(received), codes
 
 
 Break = Callable[[Running, list[ScriptedEngine]], Awaitable[None]]
@@ -169,13 +169,13 @@ async def test_no_answer_tells_where_engines_are(
 ) -> None:
     broken, code = CASES[name]
     await broken(running, engines)
-    told, codes = await answers_of(running)
+    received, codes = await answers_of(running)
     assert code in codes
     for secret in (HOST, "h.invalid", "http://"):
-        assert secret.encode() not in told
+        assert secret.encode() not in received
     for engine in engines:
         # As a number of its own: a random request id may hold the same five digits.
-        assert not re.search(rb"(?<![\w.])%d(?!\w)" % engine.port, told)
+        assert not re.search(rb"(?<![\w.])%d(?!\w)" % engine.port, received)
     for engine in engines:
         engine.faults.stream_status = 200
 

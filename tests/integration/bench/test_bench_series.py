@@ -73,12 +73,12 @@ async def test_search_finds_the_rate_that_the_engine_can_do(
     """Four slots, 6 steps of 20 ms an answer: 33 a second, and those beyond it wait."""
     Decoding(engine, step_s=0.02)
     code = await run(*SEARCH, "--slo-latency-ms", "600", "--requests", "60")
-    told = capsys.readouterr()
-    assert code == 0, told.out + told.err
+    printed = capsys.readouterr()
+    assert code == 0, printed.out + printed.err
     result = result_of(tmp_path)
     assert result.scenario.rate_per_s is not None
     assert 15 < result.scenario.rate_per_s < 150
-    assert f"largest rate that meets the SLO: {result.scenario.rate_per_s:.4g}/s" in told.err
+    assert f"largest rate that meets the SLO: {result.scenario.rate_per_s:.4g}/s" in printed.err
     kept = [trial.rate_per_s for trial in result.trials if trial.kept]
     missed = [trial.rate_per_s for trial in result.trials if not trial.kept]
     assert max(kept) == result.scenario.rate_per_s
@@ -105,8 +105,8 @@ async def test_search_ends_where_no_rate_keeps_the_slo(
 ) -> None:
     """A trial of 20 requests takes 0.2 s, and none is to take more than five times that."""
     assert await run(*SEARCH, "--rate", "70", "--slo-latency-ms", "1") == 1
-    told = capsys.readouterr().out
-    assert "no rate met the SLO, down to 35/s: a trial at 17.5/s would take 1 s" in told
+    printed = capsys.readouterr().out
+    assert "no rate met the SLO, down to 35/s: a trial at 17.5/s would take 1 s" in printed
     result = result_of(tmp_path)
     assert result.status == "incomplete"
     assert result.reasons[0].startswith("no rate met the SLO")
@@ -168,8 +168,8 @@ async def test_sweep_measures_every_concurrency_with_prompts_of_its_own(
 ) -> None:
     plot = tmp_path / "sweep.svg"
     code = await run("sweep", "--concurrency", "1,2,4", "--duration", "0.3", "--plot", str(plot))
-    told = capsys.readouterr()
-    assert code == 0, told.out + told.err
+    printed = capsys.readouterr()
+    assert code == 0, printed.out + printed.err
     found = sweep_of(tmp_path)
     assert found.complete
     assert [point.clients for point in found.points] == [1, 2, 4]
@@ -181,8 +181,8 @@ async def test_sweep_measures_every_concurrency_with_prompts_of_its_own(
     assert found.fit is not None
     assert [result.scenario.seed for result in found.results] == [0, 1, 2]
     assert len({result.scenario.cache_salt for result in found.results}) == 3
-    assert "1 client: no step decoded more than one sequence" in told.out
-    assert "no row: concurrency 1: the result is unbatched" in told.err
+    assert "1 client: no step decoded more than one sequence" in printed.out
+    assert "no row: concurrency 1: the result is unbatched" in printed.err
     table = files.read(tmp_path / "f.csv")
     assert [placed.row.batch for placed in valid_rows(table)] == [2, 4]
     assert check(table, confirmed=True) == []

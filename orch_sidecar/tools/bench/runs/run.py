@@ -56,7 +56,7 @@ class RunId:
     """The id of a run.
 
     `name`: of its result and its scenario, for everybody to read. `secret`: only its requests have
-    it, so that those of others that join the scenario can be told from them.
+    it, which distinguishes them from those of others that join the scenario.
     """
 
     name: str

@@ -19,9 +19,9 @@ from orch_sidecar.tools.facts.traces.sequence import EngineSequence
 # `orch bench` adds this to the id of a run for the warm-up requests before it.
 WARMUP: Final = ".warmup"
 
-# A scenario with an id also ends where nothing of it ran for this long: whoever reads an interval
-# of traces sees by as much more of them whether a scenario is cut there, and cannot pick requests
-# by the choice of the interval. As long as MLPerf's shortest run.
+# A scenario with an id also ends after a pause of this length. Traces are read for this long before
+# and after the requested interval, too: they show whether the interval cuts a scenario, so that its
+# choice cannot pick requests. As long as MLPerf's shortest run.
 ID_PAUSE_S: Final = 600.0
 # The shortest pause that may end a scenario without an id: single requests are no scenario.
 LEAST_GAP_S: Final = 10.0

@@ -109,7 +109,7 @@ class EngineSequence:
     def discarded_steps(self) -> int:
         """The largest number of its steps after the end of its span.
 
-        vLLM's API server finds stop strings, and the engine goes on until it is told.
+        vLLM's API server finds stop strings; the engine generates until the abort reaches it.
         """
         return _STOPPING_STEPS if self.stopped else 0
 

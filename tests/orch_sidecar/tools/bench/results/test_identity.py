@@ -1,4 +1,4 @@
-"""Who is measured: told by the engine, or typed."""
+"""Who is measured: found by the engine, or typed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ALL = IdentityOverrides(engine="vLLM 0.33.0", precision="BF16", gpu="H100", gpu_
 
 
 def test_identity_is_what_the_engine_reports() -> None:
-    told = identity(
+    found = identity(
         "tiny", snapshot(gpu="H100", gpu_count=1, precision="BF16"), IdentityOverrides()
     )
-    assert (told.engine, told.engine_version) == ("vllm", "0.32.0")
-    assert (told.gpu, told.gpu_count, told.precision) == ("H100", 1, "BF16")
-    assert (told.profile, told.pool, told.slots_total) == ("cloud", "cloud", 8)
-    assert told.given == []
-    assert missing_identity(told) == []
+    assert (found.engine, found.engine_version) == ("vllm", "0.32.0")
+    assert (found.gpu, found.gpu_count, found.precision) == ("H100", 1, "BF16")
+    assert (found.profile, found.pool, found.slots_total) == ("cloud", "cloud", 8)
+    assert found.given == []
+    assert missing_identity(found) == []
 
 
 @pytest.mark.parametrize(
@@ -49,51 +49,51 @@ def test_given_values_that_the_engine_reports_are_not_given() -> None:
         engine="vllm 0.32.0", precision="fp32", gpu="CPU (test)", gpu_count=0, model_id="org/tiny"
     )
     assert contradictions(reported, given) == []
-    told = identity("tiny", reported, given)
-    assert (told.engine, told.precision, told.model_id) == ("vllm", "FP32", "org/tiny")
-    assert told.given == []
+    found = identity("tiny", reported, given)
+    assert (found.engine, found.precision, found.model_id) == ("vllm", "FP32", "org/tiny")
+    assert found.given == []
 
 
 def test_report_has_precedence() -> None:
     given = IdentityOverrides(gpu="NVIDIA H100", gpu_count=8, precision="BF16", engine="x 1")
-    told = identity("tiny", snapshot(), given)
-    assert (told.engine, told.gpu, told.gpu_count) == ("vllm", "CPU (test)", 0)
-    assert (told.precision, told.given) == ("FP32", [])
+    found = identity("tiny", snapshot(), given)
+    assert (found.engine, found.gpu, found.gpu_count) == ("vllm", "CPU (test)", 0)
+    assert (found.precision, found.given) == ("FP32", [])
 
 
 def test_model_that_the_engine_knows_by_paths_only_is_given() -> None:
     reported = snapshot(models=["/models/m"], weights="/models/m")
     given = IdentityOverrides(model_id="org/m")
     assert contradictions(reported, given) == []
-    told = identity("/models/m", reported, given)
-    assert (told.model_id, told.given) == ("org/m", ["model_id"])
+    found = identity("/models/m", reported, given)
+    assert (found.model_id, found.given) == ("org/m", ["model_id"])
     assert missing_identity(identity("/models/m", reported, IdentityOverrides())) != []
 
 
 def test_display_name_is_given_unless_it_is_the_last_part_of_the_id() -> None:
     for name, given in (("Tiny", ["model_name"]), ("tiny", [])):
-        told = identity("tiny", snapshot(), IdentityOverrides(model_name=name))
-        assert (told.model_name, told.given) == (name, given)
+        found = identity("tiny", snapshot(), IdentityOverrides(model_name=name))
+        assert (found.model_name, found.given) == (name, given)
 
 
 def test_identity_has_the_weights_and_the_conditions() -> None:
-    told = identity("tiny", snapshot(), IdentityOverrides())
-    assert told.weights == "/models/tiny"
-    assert told.conditions == snapshot().conditions.notes
+    found = identity("tiny", snapshot(), IdentityOverrides())
+    assert found.weights == "/models/tiny"
+    assert found.conditions == snapshot().conditions.notes
     assert identity("tiny", None, ALL).conditions is None
 
 
 def test_identity_without_a_report_is_what_is_given() -> None:
-    told = identity("org/tiny", None, ALL)
-    assert (told.engine, told.engine_version, told.gpu) == ("vLLM", "0.33.0", "H100")
-    assert (told.model_id, told.model_name) == ("org/tiny", "tiny")
-    assert told.given == ["engine", "precision", "gpu", "gpu_count"]
-    assert missing_identity(told) == []
+    found = identity("org/tiny", None, ALL)
+    assert (found.engine, found.engine_version, found.gpu) == ("vLLM", "0.33.0", "H100")
+    assert (found.model_id, found.model_name) == ("org/tiny", "tiny")
+    assert found.given == ["engine", "precision", "gpu", "gpu_count"]
+    assert missing_identity(found) == []
 
 
 def test_missing_identity_is_listed_with_its_options() -> None:
-    told = identity("tiny", None, IdentityOverrides(gpu="H100", gpu_count=0))
-    assert missing_identity(told) == [
+    found = identity("tiny", None, IdentityOverrides(gpu="H100", gpu_count=0))
+    assert missing_identity(found) == [
         "the endpoint does not report its hardware and engine: give --engine, --precision"
     ]
 
@@ -106,6 +106,6 @@ def test_path_of_a_model_is_not_an_id(model: str) -> None:
     named = IdentityOverrides(
         **{name: getattr(ALL, name) for name in ALL.names}, model_id="org/llama"
     )
-    told = identity(model, None, named)
-    assert missing_identity(told) == []
-    assert (told.model, told.model_id, told.model_name) == (model, "org/llama", "llama")
+    found = identity(model, None, named)
+    assert missing_identity(found) == []
+    assert (found.model, found.model_id, found.model_name) == (model, "org/llama", "llama")
