@@ -11,6 +11,18 @@ from orch_sidecar.tools.facts.tables.table import Table, with_records
 LEGACY = Path(__file__).with_name("legacy.csv")
 HEADER = ",".join(COLUMNS)
 
+# The notes of an engine that reports its settings.
+SETTINGS: dict[str, Any] = {
+    "speculative": "none",
+    "quantization": "none",
+    "kv_cache_dtype": "bfloat16",
+    "prefix_caching": "on",
+    "attention_backend": "FLASH_ATTN",
+    "tensor_parallel": 1,
+    "pipeline_parallel": 1,
+    "prefix_hit_ratio": 0.0,
+}
+
 SOUND = {
     "model_id": "meta-llama/Llama-3.1-8B-Instruct",
     "model_name": "Llama 3.1 8B",

@@ -9,7 +9,7 @@ from orch_sidecar.tools.facts.comparison.compare import Comparison, compare
 from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
 from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
-from tests.orch_sidecar.tools.facts.rows import fact
+from tests.orch_sidecar.tools.facts.rows import SETTINGS, fact
 
 MODELS: Final = (
     "meta-llama/Llama-3.1-8B-Instruct",
@@ -23,16 +23,6 @@ MACHINES: Final = (
     (1, "NVIDIA L40S"),
     (0, "CPU (Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz)"),
 )
-_SETTINGS: Final = {
-    "speculative": "none",
-    "quantization": "none",
-    "kv_cache_dtype": "bfloat16",
-    "prefix_caching": "on",
-    "attention_backend": "FLASH_ATTN",
-    "tensor_parallel": 1,
-    "pipeline_parallel": 1,
-    "prefix_hit_ratio": 0.0,
-}
 _BATCHES: Final = ((4,), (2, 8), (2, 4, 8, 16, 32), (3,))
 
 
@@ -64,7 +54,7 @@ def measured(
             batch=batch,
             throughput_tokens_per_sec=round(fast * batch**0.85, 2),
             source_tag=f"{label} {model} {machine} {batch} {fast} {notes}",
-            notes=_SETTINGS | own | notes,
+            notes=SETTINGS | own | notes,
         )
         found.append(row)
     return found

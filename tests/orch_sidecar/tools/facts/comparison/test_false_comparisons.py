@@ -17,18 +17,8 @@ from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
 from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
-from tests.orch_sidecar.tools.facts.rows import fact
+from tests.orch_sidecar.tools.facts.rows import SETTINGS, fact
 
-SETTINGS: Final[dict[str, Any]] = {
-    "speculative": "none",
-    "quantization": "none",
-    "kv_cache_dtype": "bfloat16",
-    "prefix_caching": "on",
-    "attention_backend": "FLASH_ATTN",
-    "tensor_parallel": 1,
-    "pipeline_parallel": 1,
-    "prefix_hit_ratio": 0.0,
-}
 EVIDENCE = f"sha256:{64 * 'a'}"
 
 
