@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.profile import ServiceClass
@@ -135,8 +135,7 @@ class KvCache:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class KvNeed:
+class KvNeed(NamedTuple):
     """KV cache blocks that a request is expected to take.
 
     `prompt`: after its prefill. `reading`: in addition, during its prefill. `output`: in addition,

@@ -24,6 +24,11 @@ _OBJECT: Final = re.compile(
 )
 _INPUT: Final = re.compile(rb'"(?:prompt|input)_tokens":\s*([0-9]{1,12})')
 _OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens":\s*([0-9]{1,12})')
+# Both counts of an object without others, in the order in which vLLM and Anthropic report them.
+_BOTH: Final = re.compile(
+    rb'"usage":\s*\{\s*"(?:prompt|input)_tokens":\s*([0-9]{1,12}),[^{}]*?'
+    rb'"(?:completion|output)_tokens":\s*([0-9]{1,12})(?![0-9])[^{}]*\}'
+)
 # Of candidates: a client's JSON, echoed in an answer, may contain many similar names.
 _MAX_CANDIDATES: Final = 8
 
@@ -58,6 +63,10 @@ def read(text: bytes) -> Counts:
             break
         if text[at - 1 : at] == b"\\":
             continue  # the end of a longer name
+        if input_tokens is None and output_tokens is None:
+            both = _BOTH.match(text, at)
+            if both is not None:
+                return int(both[1]), int(both[2])
         usage = _OBJECT.match(text, at)
         if usage is None:
             continue  # such as null

@@ -67,12 +67,13 @@ class KvBudget:
         if cache is None:
             return NO_KV_NEED
         each = prompt_tokens / sequences
-        end = each + (output_tokens or 0)
-        prompt, reading, swing = cache.blocks_of(each), 0, 0
+        prompt = cache.blocks_of(each)
+        reading, swing, output = 0, 0, None
+        if output_tokens is not None:
+            output = sequences * (cache.blocks_of(each + output_tokens) - prompt)
         if self._bounded:
             reading = cache.blocks_of(each, reading=True) - prompt
-            swing = cache.swing(end)
-        output = None if output_tokens is None else sequences * (cache.blocks_of(end) - prompt)
+            swing = cache.swing(each + (output_tokens or 0))
         return KvNeed(sequences * prompt, sequences * reading, output, sequences * swing)
 
     def begin_epoch(self) -> None:
