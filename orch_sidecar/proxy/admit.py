@@ -29,6 +29,19 @@ _BUSY: Final = frozenset(
         Reason.DO_NOT_QUEUE,
     }
 )
+# The engine is away, for whatever reason: this concerns the pool, and not the request.
+_AWAY: Final = frozenset(
+    {
+        Reason.ENGINE_STARTING,
+        Reason.ENGINE_DOWN,
+        Reason.ENGINE_STALE,
+        Reason.ENGINE_STALLED,
+        Reason.ENGINE_PAUSED,
+        Reason.ENGINE_WITHOUT_PLUGIN,
+        Reason.ENGINE_REFUSES_KEY,
+        Reason.PROFILE_MISMATCH,
+    }
+)
 _NONE: Final = frozenset[Reason]()
 _OK: Final = Outcome.OK  # looking up a member of an enum is slow
 _REQUEUE: Final = Retry.REQUEUE
@@ -164,6 +177,6 @@ def _refused(
     if refusal is REBALANCED:
         return NotSent(refusal, Retry.ANY_POOL)
     pool.not_admitted[ask.service_class, refusal.reason.value] += 1
-    if refusal is pool.gate.unavailable:
+    if refusal.reason in _AWAY or refusal is pool.gate.unavailable:
         return NotSent(refusal, Retry.ANY_POOL)
     return NotSent(refusal, Retry.OTHER_POOL if refusal.reason in elsewhere else Retry.NO)

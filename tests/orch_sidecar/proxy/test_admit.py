@@ -135,6 +135,20 @@ async def test_unavailable_pool_may_be_chosen_again() -> None:
     assert result.retry is Retry.ANY_POOL
 
 
+async def test_waiting_request_is_placed_again_when_engine_and_address_go_at_once() -> None:
+    pool = pool_of(1)
+    pool.gate.arrive(pool.gate.open(request_of(), 1), asked())
+    task = asyncio.create_task(admit(NextStage()).handle(request_of(), pool, asked()))
+    await asyncio.sleep(0)
+    for reason in (Reason.ENGINE_STALE, Reason.ENGINE_DOWN):  # before the request hears of either
+        refusal = Refusal(reason, "away")
+        pool.gate.engine_unavailable(refusal)
+        pool.gate.refuse_queued(refusal)
+    result = await task
+    assert isinstance(result, NotSent)
+    assert (result.refusal.reason, result.retry) == (Reason.ENGINE_STALE, Retry.ANY_POOL)
+
+
 async def test_rejected_request_is_queued_again_and_gets_another_lease() -> None:
     rejected = NotSent(Refusal(Reason.QUEUE_FULL, "full"), Retry.REQUEUE)
     stage = NextStage(answers(rejected, retry_after_ms=20), answers(SENT))
