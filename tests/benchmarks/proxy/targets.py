@@ -23,6 +23,8 @@ SLOTS = 4096
 """Slots the scripted engine reports: more than the load ever takes, so that nothing queues."""
 
 DIRECT, SIDECAR, TRACED, RIVAL = "direct", "sidecar", "sidecar+tracing", "vllm-router"
+FLOOR = "floor"
+"""aiohttp's server with a spliced upstream: what a relay on it costs at least."""
 BASELINE = "baseline"
 """The sidecar of another checkout (``--baseline``)."""
 
@@ -110,10 +112,13 @@ def _router(name: str, *words: str) -> Callable[[Setting], Plan]:
     return plan
 
 
-def _plain(s: Setting) -> Plan:
-    script = str(build.SOURCES / "plain_proxy.py")
-    engine = f"http://127.0.0.1:{s.engine}"
-    return Plan([sys.executable, script, engine, str(s.port)], "/health", {})
+def _script(name: str) -> Callable[[Setting], Plan]:
+    def plan(s: Setting) -> Plan:
+        engine = f"http://127.0.0.1:{s.engine}"
+        command = [sys.executable, str(build.SOURCES / name), engine, str(s.port)]
+        return Plan(command, "/health", {})
+
+    return plan
 
 
 def _sidecar(s: Setting) -> Plan:
@@ -162,7 +167,8 @@ PLANS: dict[str, Callable[[Setting], Plan] | None] = {
     DIRECT: None,
     "nginx": _nginx,
     "sglang-router": _router("sglang-router", "launch", "--log-level", "warn"),
-    "plain aiohttp": _plain,
+    "plain aiohttp": _script("plain_proxy.py"),
+    FLOOR: _script("floor_proxy.py"),
     RIVAL: _router(RIVAL, "--log-level", "warning"),
     SIDECAR: _sidecar,
     TRACED: _traced,
