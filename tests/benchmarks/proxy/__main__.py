@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.proxy import build, processes, table
+from tests.benchmarks.proxy import build, processes, sampling, table
 from tests.benchmarks.proxy.columns import COLUMNS, PACED, Results
 from tests.benchmarks.proxy.measure import CELLS, Sample, measure
 from tests.benchmarks.proxy.targets import (
@@ -52,6 +52,11 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--baseline", type=Path, help="another checkout, whose sidecar is compared with ours"
     )
     parser.add_argument("--quick", action="store_true", help="1 round of 1 s")
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="no comparison: where each microsecond of CPU of a request and a chunk goes",
+    )
     parser.add_argument("--output", type=Path, default=build.CACHE / "result.json")
     args = parser.parse_args(argv)
     if args.quick:
@@ -167,6 +172,16 @@ def against_baseline(results: Results) -> list[str]:
     ]
 
 
+def profile(args: argparse.Namespace, targets: list[Target], logs: Path) -> int:
+    """Prints the profile instead of the comparison."""
+    client = build.program("client")
+    found, failed = sampling.profiles(client, targets, args.seconds, args.rounds, logs)
+    text = sampling.report(found, failed)
+    (logs / "profile.md").write_text(text + "\n")
+    print(text)
+    return 0
+
+
 def main() -> int:
     """Runs the benchmark; a target that could not be measured is a row and no failure."""
     args = arguments()
@@ -189,6 +204,8 @@ def main() -> int:
         failed = {t.name: t.why_not for t in targets if t.why_not}
         for name, why in failed.items():
             say(f"{name}: {why}")
+        if args.profile:
+            return profile(args, targets, logs)
         samples = rounds(args, engine, targets, failed)
         with urllib.request.urlopen(f"http://127.0.0.1:{sink_port}/stats", timeout=5) as answer:
             record["sink"] = json.load(answer)
