@@ -76,7 +76,7 @@ class Floor:
 
     def __init__(self, upstream: str) -> None:
         parts = urlsplit(upstream)
-        self.address = parts.hostname, parts.port
+        self.address = parts.hostname or "", parts.port or 80
         self.host = parts.netloc
         self.idle: list[Splice] = []
         self.loop = asyncio.get_running_loop()

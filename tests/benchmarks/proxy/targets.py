@@ -25,8 +25,11 @@ SLOTS = 4096
 DIRECT, SIDECAR, TRACED, RIVAL = "direct", "sidecar", "sidecar+tracing", "vllm-router"
 FLOOR = "floor"
 """aiohttp's server with a spliced upstream: what a relay on it costs at least."""
-BASELINE = "baseline"
+BASELINE, BASELINE_TRACED = "baseline", "baseline+tracing"
 """The sidecar of another checkout (``--baseline``)."""
+TRACING = (TRACED, BASELINE_TRACED)
+SPANS_PER_REQUEST = 3
+"""The request, its wait for a slot, its way to the engine."""
 
 NGINX_CONF = """\
 worker_processes 1;
@@ -154,13 +157,18 @@ def baseline(checkout: Path) -> Callable[[Setting], Plan]:
     return plan
 
 
-def _traced(s: Setting) -> Plan:
-    env = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{s.sink}",
-        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-    }
-    plan = _sidecar(s)
-    return Plan(plan.command, plan.ready, env)
+def traced(untraced: Callable[[Setting], Plan]) -> Callable[[Setting], Plan]:
+    """The same with an exporter of traces to the sink."""
+
+    def plan(s: Setting) -> Plan:
+        env = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{s.sink}",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        }
+        made = untraced(s)
+        return Plan(made.command, made.ready, made.env | env)
+
+    return plan
 
 
 PLANS: dict[str, Callable[[Setting], Plan] | None] = {
@@ -171,7 +179,7 @@ PLANS: dict[str, Callable[[Setting], Plan] | None] = {
     FLOOR: _script("floor_proxy.py"),
     RIVAL: _router(RIVAL, "--log-level", "warning"),
     SIDECAR: _sidecar,
-    TRACED: _traced,
+    TRACED: traced(_sidecar),
 }
 """In the order they are measured: the rival right before us, because a shared machine's speed
 changes within seconds."""

@@ -4,7 +4,7 @@
  *   "max_tokens" tokens, one HTTP chunk each, "delay_ms" apart; each token's text is the
  *   CLOCK_MONOTONIC nanosecond at which it was written. The first leaves with the head.
  * GET /v1/capabilities, /v1/capabilities/stream: an idle engine with SLOTS slots.
- * POST /v1/traces: swallows OTLP/HTTP; GET /stats says how much of it came.
+ * POST /v1/traces: swallows OTLP/HTTP; GET /stats says how many bytes and spans came.
  *
  * With delay 0 it writes to the streams in turn, as long as the sockets take it, one token per
  * send as vLLM does, or "per_send" of them. It reads only these fields, with a string search and no
@@ -15,6 +15,7 @@
 #define _GNU_SOURCE
 #include "request.h"
 #include "script.h"
+#include "traces.h"
 
 enum { MAX_TOKENS_PER_SEND = 128 };
 
@@ -35,7 +36,7 @@ static conn *conns[MAX_FD];
 static conn *eager_v[MAX_FD], *paced_v[MAX_FD];
 static list eager = {eager_v, 0}, paced = {paced_v, 0};
 static int ep, slots = 4096;
-static unsigned long long trace_posts, trace_bytes;
+static unsigned long long trace_posts, trace_bytes, trace_spans, trace_unread;
 
 static void leave(conn *c) {
     list *l = c->in_list;
@@ -144,6 +145,9 @@ static bool route(conn *c, const char *method, const char *path, const char *bod
         if (!strcmp(path, "/v1/traces")) {
             trace_posts++;
             trace_bytes += len;
+            long spans = count_spans(body, len);
+            if (spans < 0) trace_unread++;        /* compressed, or no ExportTraceServiceRequest */
+            else trace_spans += (unsigned long long)spans;
             return answer(c, "200 OK", "application/x-protobuf", "");
         }
     } else if (!strcmp(method, "GET")) {
@@ -151,7 +155,8 @@ static bool route(conn *c, const char *method, const char *path, const char *bod
         const char *body = get_answer(path, slots);
         if (body) return answer(c, "200 OK", json, body);
         if (!strcmp(path, "/stats")) {
-            snprintf(buf, sizeof buf, "{\"trace_posts\":%llu,\"trace_bytes\":%llu}", trace_posts, trace_bytes);
+            snprintf(buf, sizeof buf, "{\"trace_posts\":%llu,\"trace_bytes\":%llu,\"trace_spans\":%llu,"
+                "\"trace_unread\":%llu}", trace_posts, trace_bytes, trace_spans, trace_unread);
             return answer(c, "200 OK", json, buf);
         }
     } else if (!strcmp(method, "DELETE") && !strncmp(path, "/v1/capabilities/leases/", 24)) {

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from tests.benchmarks.proxy import build, components, processes
+from tests.benchmarks.proxy import build, processes
 from tests.benchmarks.proxy.measure import CELLS, Cell, run_client
 from tests.benchmarks.proxy.processes import TargetFailed
+from tests.benchmarks.proxy.profiling import components
 from tests.benchmarks.proxy.targets import Target
 
 RATE_HZ = 200
