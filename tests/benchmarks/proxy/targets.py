@@ -19,7 +19,7 @@ from tests.benchmarks.proxy import build, processes
 from tests.benchmarks.proxy.processes import Child, TargetFailed
 from vllm_plugin import profile as profiles
 
-SLOTS = 4096
+SLOTS = 16384
 """Slots the scripted engine reports: more than the load ever takes, so that nothing queues."""
 
 DIRECT, SIDECAR, TRACED, RIVAL = "direct", "sidecar", "sidecar+tracing", "vllm-router"
