@@ -7,9 +7,8 @@
  * POST /v1/traces: swallows OTLP/HTTP; GET /stats says how many bytes and spans came.
  *
  * With delay 0 it writes to the streams in turn, as long as the sockets take it, one token per
- * send as vLLM does, or "per_send" of them. It reads only these fields, with a string search and no
- * JSON parser; our own two also as "delay_ms=20 per_send=4" in the prompt, for routers that drop
- * fields they do not know.
+ * send as vLLM does, or "per_send" of them. Both may stand in the prompt ("delay_ms=20 per_send=4"),
+ * for routers that drop fields they do not know: it looks for strings, and parses no JSON.
  *
  * usage: upstream PORT [SLOTS] */
 #define _GNU_SOURCE
@@ -162,10 +161,8 @@ static bool route(conn *c, const char *method, const char *path, const char *bod
         if (!strcmp(path, "/v1/capabilities/stream")) return watch_state(c);
         const char *body = get_answer(path, slots);
         if (body) return answer(c, "200 OK", json, body);
-        if (!strcmp(path, "/stats")) {
-            snprintf(buf, sizeof buf, STATS, trace_posts, trace_bytes, trace_spans, trace_unread);
-            return answer(c, "200 OK", json, buf);
-        }
+        snprintf(buf, sizeof buf, STATS, trace_posts, trace_bytes, trace_spans, trace_unread);
+        if (!strcmp(path, "/stats")) return answer(c, "200 OK", json, buf);
     } else if (!strcmp(method, "DELETE") && !strncmp(path, "/v1/capabilities/leases/", 24)) {
         return answer(c, "200 OK", json, "{\"ended\":true}");
     }
@@ -236,7 +233,7 @@ static bool beat(conn *c, uint64_t now) {
     return put(c, buf, (size_t)n);
 }
 
-/* Writes what is due; the next due time or 0. */
+/* The next due time, or 0. */
 static uint64_t write_due(uint64_t now) {
     while (paced.n && paced.v[0]->due_ns <= now) {
         conn *c = (conn *)paced.v[0];
