@@ -18,7 +18,7 @@ MINUTES ?= 20
 SEED ?=
 MODEL ?=
 
-.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-engine bench-plugin bench-policy bench-three bench-import soak k8s clean
+.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-three bench-import soak k8s clean
 
 install: $(STAMP)
 
@@ -85,6 +85,9 @@ test-long: $(STAMP)
 
 bench-proxy: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.proxy
+
+bench-scale: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.scale
 
 bench-engine: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.engine

@@ -27,6 +27,8 @@ class Window:
     seconds: float = 0.0
     tokens: float = 0.0
     answers: int = 0
+    asked: int = 0
+    """All requests, those of the warm-up and the end included."""
     errors: list[str] = field(default_factory=list)
     first_event_s: list[float] = field(default_factory=list)
 
@@ -40,7 +42,7 @@ class Window:
 
 
 class _Loop:
-    def __init__(self, port: int, tokens: int, model: str) -> None:
+    def __init__(self, port: int, tokens: int, model: str, fields: bytes) -> None:
         body = json.dumps(
             {
                 "model": model,
@@ -54,7 +56,7 @@ class _Loop:
         self.request = (
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Type: application/json\r\nX-Orch-Class: bulk\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+            b"%bContent-Length: %d\r\n\r\n%b" % (fields, len(body), body)
         )
         self.tokens = tokens
         self.window = Window()
@@ -71,6 +73,7 @@ class _Loop:
 
     async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = time.monotonic()
+        self.window.asked += 1
         writer.write(self.request)
         head = await reader.readuntil(b"\r\n\r\n")
         if b" 200 " not in head.split(b"\r\n", 1)[0]:
@@ -117,9 +120,13 @@ def closed_loop(
     seconds: float,
     warm_s: float = 2.0,
     model: str = "tiny",
+    fields: bytes = b"",
 ) -> Window:
-    """Runs `clients` that each ask again when their answer has ended."""
-    return uvloop.run(_run(_Loop(port, tokens, model), clients, warm_s, seconds))
+    """Runs `clients` that each ask again when their answer has ended.
+
+    `fields`: more lines of each request's head.
+    """
+    return uvloop.run(_run(_Loop(port, tokens, model, fields), clients, warm_s, seconds))
 
 
 def spread(ratios: Sequence[float]) -> str:

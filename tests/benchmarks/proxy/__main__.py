@@ -24,17 +24,22 @@ from typing import Any
 from tests.benchmarks.proxy import build, processes, table
 from tests.benchmarks.proxy.columns import COLUMNS, PACED, Results
 from tests.benchmarks.proxy.measure import CELLS, Sample, measure
+from tests.benchmarks.proxy.profiling import sampling
 from tests.benchmarks.proxy.targets import (
     BASELINE,
+    BASELINE_TRACED,
     DIRECT,
     PLANS,
     SIDECAR,
+    SPANS_PER_REQUEST,
     TRACED,
+    TRACING,
     Target,
     baseline,
     start_engine,
     start_target,
     stop_all,
+    traced,
 )
 
 
@@ -52,13 +57,19 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--baseline", type=Path, help="another checkout, whose sidecar is compared with ours"
     )
     parser.add_argument("--quick", action="store_true", help="1 round of 1 s")
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="no comparison: where each microsecond of CPU of a request and a chunk goes",
+    )
     parser.add_argument("--output", type=Path, default=build.CACHE / "result.json")
     args = parser.parse_args(argv)
     if args.quick:
         args.rounds, args.seconds = 1, 1.0
     if args.baseline is not None:
-        PLANS[BASELINE] = baseline(args.baseline.resolve(strict=True))
-        args.targets += f",{BASELINE}"
+        other = baseline(args.baseline.resolve(strict=True))
+        PLANS[BASELINE], PLANS[BASELINE_TRACED] = other, traced(other)
+        args.targets += f",{BASELINE},{BASELINE_TRACED}"
     args.targets = list(dict.fromkeys(name.strip() for name in args.targets.split(",")))
     if unknown := [name for name in args.targets if name not in PLANS]:
         parser.error(f"unknown targets {unknown}; known: {', '.join(PLANS)}")
@@ -137,6 +148,12 @@ def report(results: Results, record: dict[str, Any]) -> str:
         "",
         *table.medians(results, COLUMNS),
         "",
+        "Their spread over the rounds:",
+        "",
+        *table.ranges(results, COLUMNS),
+        "",
+        *table.goals(results),
+        "",
         "64 streams of 128 tokens, 20 ms apart; added: minus direct's of the same round.",
         "",
         *table.medians(results, PACED),
@@ -152,19 +169,52 @@ def report(results: Results, record: dict[str, Any]) -> str:
         *table.evidence(results),
         "",
         *(f"{name} was left out: {why}" for name, why in results.failed.items()),
-        *([f"Trace sink got: {record['sink']}"] if TRACED in results.order else []),
+        *(
+            f"{name}: {got['trace_spans']:,} of {got['expected']:,} spans arrived "
+            f"({got['trace_spans'] / got['expected']:.1%})"
+            for name, got in record["traces"].items()
+        ),
     ]
     return "\n".join(parts)
 
 
 def against_baseline(results: Results) -> list[str]:
     """Ours through the other checkout's, with 95 % intervals."""
-    return [
-        "Geometric mean of the rounds' ratios to the baseline, and its 95 % interval.",
-        "",
-        *table.intervals(results, SIDECAR, BASELINE),
-        "",
-    ]
+    lines = ["Geometric mean of the rounds' ratios to the baseline, and its 95 % interval.", ""]
+    for ours, theirs in ((SIDECAR, BASELINE), (TRACED, BASELINE_TRACED)):
+        lines += [*table.intervals(results, ours, theirs), ""]
+    return lines
+
+
+def traces(
+    targets: list[Target], sinks: dict[str, int], samples: list[Sample]
+) -> dict[str, dict[str, int]]:
+    """How many spans of the traced targets were made and arrived. Stops them: they export all."""
+    counted: dict[str, dict[str, int]] = {}
+    cells = {cell.name: cell for cell in CELLS}
+    for target in targets:
+        if target.name not in sinks or target.child is None:
+            continue
+        stop_all([target.child])
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{sinks[target.name]}/stats", timeout=5
+        ) as answer:
+            counted[target.name] = json.load(answer)
+        mine = [s for s in samples if s.target == target.name]
+        # Each connection of a cell asks once before what is counted.
+        requests = sum(s.client["requests"] + cells[s.cell].connections for s in mine)
+        counted[target.name]["expected"] = requests * SPANS_PER_REQUEST
+    return counted
+
+
+def profile(args: argparse.Namespace, targets: list[Target], logs: Path) -> int:
+    """Prints the profile instead of the comparison."""
+    client = build.program("client")
+    found, failed = sampling.profiles(client, targets, args.seconds, args.rounds, logs)
+    text = sampling.report(found, failed)
+    (logs / "profile.md").write_text(text + "\n")
+    print(text)
+    return 0
 
 
 def main() -> int:
@@ -179,19 +229,21 @@ def main() -> int:
         logs = build.cache()
         engine, engine_port = start_engine("engine", logs)
         running.append(engine)
-        sink, sink_port = start_engine("trace-sink", logs)
-        running.append(sink)
-        targets = []
+        targets, sinks = [], dict[str, int]()
         for name in args.targets:
             say(f"starting {name}")
-            targets.append(start_target(name, engine_port, sink_port, logs))
+            if name in TRACING:
+                sink, sinks[name] = start_engine(f"sink of {name}", logs)
+                running.append(sink)
+            targets.append(start_target(name, engine_port, sinks.get(name, 0), logs))
             running.append(targets[-1].child)
         failed = {t.name: t.why_not for t in targets if t.why_not}
         for name, why in failed.items():
             say(f"{name}: {why}")
+        if args.profile:
+            return profile(args, targets, logs)
         samples = rounds(args, engine, targets, failed)
-        with urllib.request.urlopen(f"http://127.0.0.1:{sink_port}/stats", timeout=5) as answer:
-            record["sink"] = json.load(answer)
+        record["traces"] = traces(targets, sinks, samples)
     results = Results(args.targets, samples, failed)
     record |= {"failed": failed, "took_s": round(time.monotonic() - started, 1)}
     record["samples"] = [s.as_json() for s in samples]

@@ -1,5 +1,5 @@
-"""Builds what a checkout does not contain, the two C programs and the Rust routers, on demand below
-``.cache/bench-proxy/``.
+"""Builds what a checkout does not contain, on demand below ``.cache/bench-proxy/``: the C programs,
+the Rust routers and the sampler.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parent
 CACHE = SOURCES.parents[2] / ".cache" / "bench-proxy"
 ROUTERS = {"vllm-router": "0.1.17", "sglang-router": "0.3.2"}
-"""Both are on PyPI."""
+TOOLS = {"py-spy": "0.4.3"}
+"""All are on PyPI."""
 
 
 class BuildFailed(Exception):
@@ -55,11 +56,24 @@ def router(name: str) -> Path:
     Raises:
         BuildFailed: the environment or the installation failed, for example offline.
     """
-    env = cache() / "routers"
+    return _installed("routers", ROUTERS) / name
+
+
+def tool(name: str) -> Path:
+    """A tool's executable, in an environment of its own.
+
+    Raises:
+        BuildFailed: the environment or the installation failed, for example offline.
+    """
+    return _installed(name, {name: TOOLS[name]}) / name
+
+
+def _installed(name: str, packages: dict[str, str]) -> Path:
+    env = cache() / name
     done = env / ".installed"
-    pins = [f"{package}=={version}" for package, version in ROUTERS.items()]
+    pins = [f"{package}=={version}" for package, version in packages.items()]
     if not done.exists() or done.read_text().split() != pins:
         _run([sys.executable, "-m", "venv", "--clear", str(env)])
         _run([str(env / "bin" / "pip"), "install", "--quiet", "--only-binary=:all:", *pins])
         done.write_text("\n".join(pins))
-    return env / "bin" / name
+    return env / "bin"

@@ -76,7 +76,7 @@ def spin_ms() -> float:
     return (time.process_time() - began) * 1000
 
 
-def _client(binary: Path, target: Target, cell: Cell, seconds: float) -> dict[str, Any]:
+def run_client(binary: Path, target: Target, cell: Cell, seconds: float) -> dict[str, Any]:
     command = [str(binary), str(target.port), str(cell.connections), f"{seconds:.3f}", cell.start]
     command += [str(cell.tokens), f"{cell.delay_ms:g}", str(cell.per_send)]
     limit_s = seconds + cell.tokens * cell.delay_ms / 1000 + CLIENT_GRACE_S
@@ -102,7 +102,7 @@ def measure(
     before = [processes.cpu_s(c.process.pid) for c in watched]
     machine = processes.machine_cpu_s()
     began = time.monotonic()
-    report = _client(client, target, cell, seconds * cell.longer)
+    report = run_client(client, target, cell, seconds * cell.longer)
     spent = [processes.cpu_s(c.process.pid) - b for c, b in zip(watched, before, strict=True)]
     others_s = processes.machine_cpu_s() - machine - sum(spent) - report["cpu_s"]
     others_cpu = max(0.0, others_s / (time.monotonic() - began))

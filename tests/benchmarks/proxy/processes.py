@@ -136,6 +136,14 @@ def cpu_s(pid: int) -> float:
     return ticks / TICKS_PER_S
 
 
+def user_and_system_s(pid: int) -> tuple[float, float]:
+    """The same, user and system apart."""
+    fields = [f for p in tree(pid) if (f := _stat(p))]
+    user = sum(int(f[11]) + int(f[13]) for f in fields)
+    system = sum(int(f[12]) + int(f[14]) for f in fields)
+    return user / TICKS_PER_S, system / TICKS_PER_S
+
+
 def machine_cpu_s() -> float:
     """CPU seconds the whole machine has spent on anything but idling and waiting for disks."""
     fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]

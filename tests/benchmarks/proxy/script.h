@@ -5,6 +5,7 @@
 #include "wire.h"
 
 enum { STAMP = 18 };   /* digits of a token's timestamp: nanoseconds of 31 years of uptime */
+enum { TOKENS_PER_SLOT = 8192 };   /* of the KV cache: it is not what limits */
 
 typedef struct { char text[512]; size_t len, stamp_at; } token;
 
@@ -13,6 +14,8 @@ static token chat_token, text_token;
 static const char STREAM_HEAD[] = "HTTP/1.1 200 OK\r\nserver: uvicorn\r\n"
     "content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
 static const char STREAM_END[] = "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
+static const char STATS[] = "{\"trace_posts\":%llu,\"trace_bytes\":%llu,\"trace_spans\":%llu,"
+    "\"trace_unread\":%llu}";
 static const char BEAT[] = "event: heartbeat\ndata: {\"observed_at\":\"2026-01-01T00:00:00.000Z\"}\n\n";
 static const char ANSWER[] =
     "{\"id\":\"chatcmpl-bench\",\"object\":\"chat.completion\",\"created\":1767225600,\"model\":\"tiny\","
@@ -26,11 +29,12 @@ static const char *state_json(int slots) {
         "{\"engine\":\"vllm\",\"engine_version\":\"0.32.0\",\"pool\":\"bench\",\"models\":[\"tiny\"],"
         "\"ctx_max\":32768,\"profile\":\"cloud\",\"measurement_type\":\"batched_online\","
         "\"batching\":true,\"slots_total\":%d,\"slots_free\":%d,\"running\":0,\"waiting\":0,"
-        "\"peak\":0,\"foreign\":0,\"leased\":0,\"kv_tokens_total\":1000000,\"kv_cache_usage\":0.0,"
-        "\"kv_blocks_total\":62500,\"kv_groups\":[{\"count\":1,\"block_tokens\":16}],"
+        "\"peak\":0,\"foreign\":0,\"leased\":0,\"kv_tokens_total\":%d,\"kv_cache_usage\":0.0,"
+        "\"kv_blocks_total\":%d,\"kv_groups\":[{\"count\":1,\"block_tokens\":16}],"
         "\"preemptions_total\":0,\"steps_by_batch\":{},\"state\":\"ready\",\"epoch\":\"bench-1\","
         "\"observed_at\":\"2026-01-01T00:00:00.000Z\",\"supported_workloads\":[\"completion\"],"
-        "\"rate_limits\":{},\"features\":{},\"leases\":[]}", slots, slots);
+        "\"rate_limits\":{},\"features\":{},\"leases\":[]}",
+        slots, slots, slots * TOKENS_PER_SLOT, slots * TOKENS_PER_SLOT / 16);
     return s;
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from tests.benchmarks.proxy.columns import ADDED, COLUMNS, PACED, Column, Metric, Results
+from tests.benchmarks.proxy.goals import rows
 from tests.benchmarks.proxy.measure import CELLS
 from tests.benchmarks.proxy.targets import RIVAL, SIDECAR, TRACED
 
@@ -36,6 +37,27 @@ def _head(cells: Sequence[str]) -> list[str]:
 def _median(results: Results, metric: Metric, target: str) -> str:
     values = metric.read(results, target).values()
     return format(median(values), metric.form) if values else NONE
+
+
+def _range(results: Results, metric: Metric, target: str) -> str:
+    values = metric.read(results, target).values()
+    return f"{min(values):{metric.form}} to {max(values):{metric.form}}" if values else NONE
+
+
+def ranges(results: Results, columns: Sequence[Column]) -> list[str]:
+    """The spread of the medians: the least and the most of all rounds."""
+    lines = _head(["", *(c.title for c in columns)])
+    for target in results.order:
+        if any(s.target == target for s in results.samples):
+            shown = [" / ".join(_range(results, m, target) for m in c.metrics) for c in columns]
+            lines.append(_row([target, *shown]))
+    return lines
+
+
+def goals(results: Results) -> list[str]:
+    """What is to be reached, and what was."""
+    lines = _head(["", "of", "median (min to max)", "goal", "reached"])
+    return [*lines, *(_row(cells) for cells in rows(results))]
 
 
 def medians(results: Results, columns: Sequence[Column]) -> list[str]:
@@ -67,12 +89,13 @@ def ratio(results: Results, metric: Metric, ours: str, theirs: str) -> str:
     return f"{median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
-def ratios(results: Results, theirs: str = RIVAL) -> list[str]:
-    """Our rows through the rival's, metric by metric, each ratio of one round."""
-    lines = _head(["", "better is", f"{SIDECAR} / {theirs}", f"{TRACED} / {theirs}"])
+def ratios(results: Results) -> list[str]:
+    """Ours through the rival's and traced through untraced, each ratio of one round."""
+    pairs = (SIDECAR, RIVAL), (TRACED, SIDECAR)
+    lines = _head(["", "better is", *(f"{ours} / {theirs}" for ours, theirs in pairs)])
     for column in COLUMNS + PACED:
         for m in column.metrics:
-            shown = [ratio(results, m, ours, theirs) for ours in (SIDECAR, TRACED)]
+            shown = [ratio(results, m, ours, theirs) for ours, theirs in pairs]
             lines.append(_row([m.title, "more" if m.more_is_better else "less", *shown]))
     return lines
 

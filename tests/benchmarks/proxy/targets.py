@@ -19,12 +19,17 @@ from tests.benchmarks.proxy import build, processes
 from tests.benchmarks.proxy.processes import Child, TargetFailed
 from vllm_plugin import profile as profiles
 
-SLOTS = 4096
+SLOTS = 16384
 """Slots the scripted engine reports: more than the load ever takes, so that nothing queues."""
 
 DIRECT, SIDECAR, TRACED, RIVAL = "direct", "sidecar", "sidecar+tracing", "vllm-router"
-BASELINE = "baseline"
+FLOOR = "floor"
+"""aiohttp's server with a spliced upstream: what a relay on it costs at least."""
+BASELINE, BASELINE_TRACED = "baseline", "baseline+tracing"
 """The sidecar of another checkout (``--baseline``)."""
+TRACING = (TRACED, BASELINE_TRACED)
+SPANS_PER_REQUEST = 3
+"""The request, its wait for a slot, its way to the engine."""
 
 NGINX_CONF = """\
 worker_processes 1;
@@ -110,10 +115,13 @@ def _router(name: str, *words: str) -> Callable[[Setting], Plan]:
     return plan
 
 
-def _plain(s: Setting) -> Plan:
-    script = str(build.SOURCES / "plain_proxy.py")
-    engine = f"http://127.0.0.1:{s.engine}"
-    return Plan([sys.executable, script, engine, str(s.port)], "/health", {})
+def _script(name: str) -> Callable[[Setting], Plan]:
+    def plan(s: Setting) -> Plan:
+        engine = f"http://127.0.0.1:{s.engine}"
+        command = [sys.executable, str(build.SOURCES / name), engine, str(s.port)]
+        return Plan(command, "/health", {})
+
+    return plan
 
 
 def _sidecar(s: Setting) -> Plan:
@@ -149,23 +157,29 @@ def baseline(checkout: Path) -> Callable[[Setting], Plan]:
     return plan
 
 
-def _traced(s: Setting) -> Plan:
-    env = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{s.sink}",
-        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-    }
-    plan = _sidecar(s)
-    return Plan(plan.command, plan.ready, env)
+def traced(untraced: Callable[[Setting], Plan]) -> Callable[[Setting], Plan]:
+    """The same with an exporter of traces to the sink."""
+
+    def plan(s: Setting) -> Plan:
+        env = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{s.sink}",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        }
+        made = untraced(s)
+        return Plan(made.command, made.ready, made.env | env)
+
+    return plan
 
 
 PLANS: dict[str, Callable[[Setting], Plan] | None] = {
     DIRECT: None,
     "nginx": _nginx,
     "sglang-router": _router("sglang-router", "launch", "--log-level", "warn"),
-    "plain aiohttp": _plain,
+    "plain aiohttp": _script("plain_proxy.py"),
+    FLOOR: _script("floor_proxy.py"),
     RIVAL: _router(RIVAL, "--log-level", "warning"),
     SIDECAR: _sidecar,
-    TRACED: _traced,
+    TRACED: traced(_sidecar),
 }
 """In the order they are measured: the rival right before us, because a shared machine's speed
 changes within seconds."""

@@ -4,53 +4,62 @@
  *   "max_tokens" tokens, one HTTP chunk each, "delay_ms" apart; each token's text is the
  *   CLOCK_MONOTONIC nanosecond at which it was written. The first leaves with the head.
  * GET /v1/capabilities, /v1/capabilities/stream: an idle engine with SLOTS slots.
- * POST /v1/traces: swallows OTLP/HTTP; GET /stats says how much of it came.
+ * POST /v1/traces: swallows OTLP/HTTP; GET /stats says how many bytes and spans came.
  *
  * With delay 0 it writes to the streams in turn, as long as the sockets take it, one token per
- * send as vLLM does, or "per_send" of them. It reads only these fields, with a string search and no
- * JSON parser; our own two also as "delay_ms=20 per_send=4" in the prompt, for routers that drop
- * fields they do not know.
+ * send as vLLM does, or "per_send" of them. Both may stand in the prompt ("delay_ms=20 per_send=4"),
+ * for routers that drop fields they do not know: it looks for strings, and parses no JSON.
  *
  * usage: upstream PORT [SLOTS] */
 #define _GNU_SOURCE
 #include "request.h"
+#include "schedule.h"
 #include "script.h"
+#include "traces.h"
 
 enum { MAX_TOKENS_PER_SEND = 128 };
 
-typedef struct conn conn;
-typedef struct { conn **v; int n; } list;
-struct conn {
-    int fd, pos;
-    list *in_list;                       /* eager or paced while it streams */
+typedef struct {
+    due due;                             /* first: an entry of paced is its connection */
+    int fd;
+    enum { NOWHERE, EAGER, PACED } listed;
     char *in, *out;
     size_t in_len, in_cap, out_len, out_off, out_cap;
     enum { READING, TOKENS, BEATS } doing;
     bool chat, last;                     /* last: close after this answer */
     uint32_t tokens_left, per_send;
-    uint64_t delay_ns, due_ns;
-};
+    uint64_t delay_ns;
+} conn;
 
-static conn *conns[MAX_FD];
-static conn *eager_v[MAX_FD], *paced_v[MAX_FD];
-static list eager = {eager_v, 0}, paced = {paced_v, 0};
+static conn *conns[MAX_FD], *eager[MAX_FD];
+static due *paced_v[MAX_FD];
+static schedule paced = {paced_v, 0};
+static int eagers;
 static int ep, slots = 4096;
-static unsigned long long trace_posts, trace_bytes;
+static unsigned long long trace_posts, trace_bytes, trace_spans, trace_unread;
 
 static void leave(conn *c) {
-    list *l = c->in_list;
-    if (!l) return;
-    conn *moved = l->v[--l->n];
-    l->v[c->pos] = moved;
-    moved->pos = c->pos;
-    c->in_list = NULL;
+    if (c->listed == PACED) schedule_remove(&paced, &c->due);
+    if (c->listed == EAGER) {
+        conn *moved = eager[--eagers];
+        eager[c->due.pos] = moved;
+        moved->due.pos = c->due.pos;
+    }
+    c->listed = NOWHERE;
 }
 
-static void join(conn *c, list *l) {
+static void join_eager(conn *c) {
     leave(c);
-    c->pos = l->n;
-    l->v[l->n++] = c;
-    c->in_list = l;
+    c->due.pos = eagers;
+    eager[eagers++] = c;
+    c->listed = EAGER;
+}
+
+static void join_paced(conn *c, uint64_t due_ns) {
+    leave(c);
+    c->due.due_ns = due_ns;
+    schedule_add(&paced, &c->due);
+    c->listed = PACED;
 }
 
 static bool drop(conn *c) {
@@ -76,7 +85,7 @@ static bool put(conn *c, const char *p, size_t n) {
     c->out = grown(c->out, c->out_len + n, &c->out_cap);
     memcpy(c->out + c->out_len, p, n);
     c->out_len += n;
-    if (c->in_list == &eager) leave(c);
+    if (c->listed == EAGER) leave(c);
     return true;
 }
 
@@ -120,8 +129,8 @@ static bool completion(conn *c, bool chat, const char *body, size_t len) {
     if (c->per_send < 1 || c->per_send > MAX_TOKENS_PER_SEND) c->per_send = 1;
     c->doing = TOKENS;
     uint64_t now = now_ns();
-    c->due_ns = now + c->delay_ns;
-    join(c, c->delay_ns ? &paced : &eager);
+    if (c->delay_ns) join_paced(c, now + c->delay_ns);
+    else join_eager(c);
     return emit(c, 1, true, now);
 }
 
@@ -130,8 +139,7 @@ static bool watch_state(conn *c) {
     int n = snprintf(event, sizeof event, "event: state\ndata: %s\n\n", state_json(slots));
     int m = snprintf(buf, sizeof buf, "%s%x\r\n%s\r\n", STREAM_HEAD, n, event);
     c->doing = BEATS;
-    c->due_ns = now_ns() + SECOND_NS;
-    join(c, &paced);
+    join_paced(c, now_ns() + SECOND_NS);
     return put(c, buf, (size_t)m);
 }
 
@@ -144,30 +152,30 @@ static bool route(conn *c, const char *method, const char *path, const char *bod
         if (!strcmp(path, "/v1/traces")) {
             trace_posts++;
             trace_bytes += len;
+            long spans = count_spans(body, len);
+            if (spans < 0) trace_unread++;        /* compressed, or not what it should be */
+            else trace_spans += (unsigned long long)spans;
             return answer(c, "200 OK", "application/x-protobuf", "");
         }
     } else if (!strcmp(method, "GET")) {
         if (!strcmp(path, "/v1/capabilities/stream")) return watch_state(c);
         const char *body = get_answer(path, slots);
         if (body) return answer(c, "200 OK", json, body);
-        if (!strcmp(path, "/stats")) {
-            snprintf(buf, sizeof buf, "{\"trace_posts\":%llu,\"trace_bytes\":%llu}", trace_posts, trace_bytes);
-            return answer(c, "200 OK", json, buf);
-        }
+        snprintf(buf, sizeof buf, STATS, trace_posts, trace_bytes, trace_spans, trace_unread);
+        if (!strcmp(path, "/stats")) return answer(c, "200 OK", json, buf);
     } else if (!strcmp(method, "DELETE") && !strncmp(path, "/v1/capabilities/leases/", 24)) {
         return answer(c, "200 OK", json, "{\"ended\":true}");
     }
     return answer(c, "404 Not Found", json, "{\"error\":{\"message\":\"not found\",\"code\":404}}");
 }
 
-/* Answers one whole request of the input. False: there is none, or c is gone. */
+/* Answers a whole request of the input. False: there is none, or c is gone. */
 static bool serve_one(conn *c) {
     char *head_end = memmem(c->in, c->in_len, "\r\n\r\n", 4);
     if (!head_end) return c->in_len > 65536 ? drop(c) : false;
     size_t head = (size_t)(head_end - c->in) + 4, vlen, body_len = 0, used;
     char *body = c->in + head;
     if (header_is(c->in, head, "transfer-encoding", "chunked")) {
-        /* dechunk works in place, so it must see the body whole before it moves a byte */
         if (c->in_len - head < 5 || memcmp(c->in + c->in_len - 5, "0\r\n\r\n", 5)) return false;
         ssize_t n = dechunk(body, c->in_len - head, &body_len);
         if (n <= 0) return drop(c);
@@ -214,34 +222,29 @@ static void writable(conn *c) {
     if (c->out_off < c->out_len) return;
     c->out_off = c->out_len = 0;
     epoll_change(ep, c->fd, EPOLLIN);
-    if (c->doing == TOKENS && !c->delay_ns) join(c, &eager);
+    if (c->doing == TOKENS && !c->delay_ns) join_eager(c);
     if (c->doing == READING && c->last) drop(c);
 }
 
 static bool beat(conn *c, uint64_t now) {
     char buf[256];
     int n = snprintf(buf, sizeof buf, "%zx\r\n%s\r\n", sizeof BEAT - 1, BEAT);
-    c->due_ns = now + SECOND_NS;
+    join_paced(c, now + SECOND_NS);
     return put(c, buf, (size_t)n);
 }
 
-/* Writes what is due; the next due time or 0. A scan, because hundreds of streams cost a
- * microsecond. Backwards, because finishing one moves the list's last into its place. */
+/* The next due time, or 0. */
 static uint64_t write_due(uint64_t now) {
-    uint64_t next = 0;
-    for (int i = paced.n - 1; i >= 0; i--) {
-        conn *c = paced.v[i];
-        if (c->due_ns <= now) {
-            if (c->doing == BEATS) {
-                if (!beat(c, now)) continue;
-            } else {
-                c->due_ns += c->delay_ns;     /* a schedule: lateness does not add up */
-                if (!emit(c, 1, false, now_ns()) || c->in_list != &paced) continue;
-            }
+    while (paced.n && paced.v[0]->due_ns <= now) {
+        conn *c = (conn *)paced.v[0];
+        if (c->doing == BEATS) {
+            beat(c, now);
+        } else {
+            join_paced(c, c->due.due_ns + c->delay_ns); /* a schedule: lateness does not add up */
+            emit(c, 1, false, now_ns());
         }
-        if (!next || c->due_ns < next) next = c->due_ns;
     }
-    return next;
+    return paced.n ? paced.v[0]->due_ns : 0;
 }
 
 int main(int argc, char **argv) {
@@ -262,7 +265,7 @@ int main(int argc, char **argv) {
     uint64_t armed = 0, ticks;
     struct epoll_event events[EVENTS];
     for (;;) {
-        int n = epoll_wait(ep, events, EVENTS, eager.n ? 0 : -1);
+        int n = epoll_wait(ep, events, EVENTS, eagers ? 0 : -1);
         for (int i = 0; i < n; i++) {
             int fd = events[i].data.fd;
             if (fd == timer) {
@@ -285,9 +288,10 @@ int main(int argc, char **argv) {
                 if (conns[fd] && events[i].events & ~(uint32_t)EPOLLOUT) readable(conns[fd]);
             }
         }
-        if (eager.n) {
+        if (eagers) {
             uint64_t now = now_ns();
-            for (int i = eager.n - 1; i >= 0; i--) emit(eager.v[i], eager.v[i]->per_send, false, now);
+            /* backwards, because finishing one moves the last into its place */
+            for (int i = eagers - 1; i >= 0; i--) emit(eager[i], eager[i]->per_send, false, now);
         }
         if (paced.n) {
             uint64_t next = write_due(now_ns());

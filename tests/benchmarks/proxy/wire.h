@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SECOND_NS = 1000000000, MS_NS = 1000000, MAX_FD = 16384, EVENTS = 256 };
+enum { SECOND_NS = 1000000000, MS_NS = 1000000, MAX_FD = 20480, EVENTS = 256 };
 
 /* CLOCK_MONOTONIC is one clock for every process of a machine: that is what makes the
  * timestamp inside a token comparable with the client's reading. */
