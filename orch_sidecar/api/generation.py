@@ -95,7 +95,7 @@ def _request(
     model = document.get("model")
     return GenerationRequest(
         cost,
-        _boolean(document, "stream"),
+        "stream" in document and _boolean(document, "stream"),
         model if isinstance(model, str) else "",
         max_tokens,
         prompt_tokens,

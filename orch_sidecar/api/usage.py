@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+_NOTHING: Final = b"\n"
 # Longer than the counts, and than the events after the last counts or an error.
 TAIL_BYTES: Final = 2048
 # Content that is collected before it is searched: searching many chunks at once takes a tenth.
@@ -98,7 +99,7 @@ class AnswerReader:
         self._between = False
         self.failed = False
         self.counts: Counts = (None, None)
-        self._kept = b"\n"  # the last bytes that were received, beginning after a line
+        self._kept = _NOTHING  # the last bytes that were received, beginning after a line
         self.content: list[bytes] = []
 
     def fold(self) -> None:
@@ -120,10 +121,13 @@ class AnswerReader:
 
     def end(self) -> None:
         """Reads the end of a complete answer: from here on `counts` and `failed` are known."""
-        text = self._take()
-        if text:
+        content = self.content
+        if len(content) == 1 and not self._events and self._kept == _NOTHING:
+            self.counts = read(content[0])  # an answer that came in one piece
+        elif text := self._take():
             self._read(text)
-            self._kept = b""
+        content.clear()
+        self._kept = b""
 
     def _take(self) -> bytes:
         if self.content:

@@ -150,16 +150,16 @@ class RequestRecord:
         """Returns the milliseconds since the request arrived."""
         return (time.monotonic_ns() - self.identity.arrived) / 1e6
 
-    def server_timing(self) -> str:
+    def server_timing(self) -> bytes:
         """Returns `Server-Timing`: milliseconds in the queue, and to the first byte."""
         arrived, first_byte = self.identity.arrived, self.first_byte
         admitted = arrived if self.admitted is None else self.admitted
         queue_ms = (admitted - arrived) / 1e6
         if first_byte is None:
-            return f"queue;dur={queue_ms:.2f}"
+            return b"queue;dur=%.2f" % queue_ms
         if self.stream:
-            return f"queue;dur={queue_ms:.2f}, ttft;dur={(first_byte - arrived) / 1e6:.2f}"
-        return f"queue;dur={queue_ms:.2f}, engine;dur={(first_byte - admitted) / 1e6:.2f}"
+            return b"queue;dur=%.2f, ttft;dur=%.2f" % (queue_ms, (first_byte - arrived) / 1e6)
+        return b"queue;dur=%.2f, engine;dur=%.2f" % (queue_ms, (first_byte - admitted) / 1e6)
 
 
 def accept_id(given: str | None) -> str | None:

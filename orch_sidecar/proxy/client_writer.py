@@ -182,7 +182,7 @@ class ClientWriter:
         record.first_byte = time.monotonic_ns()
         record.status = status
         closing = b"" if self.keep_alive else _CLOSE
-        timing = _TIMING % record.server_timing().encode()
+        timing = _TIMING % record.server_timing()
         return b"%b%b%b%b\r\n" % (fields, closing, timing, extra)
 
     def end_with(self, refusal: Refusal, *, in_stream: bool, chunked: bool) -> None:

@@ -45,7 +45,7 @@ def response_to(
         X_REQUEST_ID: identity.request_id,
         X_CORRELATION_ID: identity.correlation_id,
         X_ORCH_REQUEST_ID: identity.id,
-        SERVER_TIMING: record.server_timing(),
+        SERVER_TIMING: record.server_timing().decode(),
         **errors.headers(refusal),
     }
     if record.labels is not None:

@@ -69,18 +69,18 @@ def test_server_timing_of_a_stream_has_queue_and_ttft() -> None:
     record = exchange_of(stream=True)
     record.admitted = record.identity.arrived + 250 * MS
     record.first_byte = record.identity.arrived + 400 * MS
-    assert record.server_timing() == "queue;dur=250.00, ttft;dur=400.00"
+    assert record.server_timing() == b"queue;dur=250.00, ttft;dur=400.00"
 
 
 def test_server_timing_of_a_complete_response_has_queue_and_engine() -> None:
     record = exchange_of()
     record.admitted = record.identity.arrived + 250 * MS
     record.first_byte = record.identity.arrived + 400 * MS
-    assert record.server_timing() == "queue;dur=250.00, engine;dur=150.00"
+    assert record.server_timing() == b"queue;dur=250.00, engine;dur=150.00"
 
 
 def test_server_timing_without_admission_has_no_queueing() -> None:
     record = exchange_of()
-    assert record.server_timing() == "queue;dur=0.00"
+    assert record.server_timing() == b"queue;dur=0.00"
     record.first_byte = record.identity.arrived + 3 * MS
-    assert record.server_timing() == "queue;dur=0.00, engine;dur=3.00"
+    assert record.server_timing() == b"queue;dur=0.00, engine;dur=3.00"
