@@ -1,0 +1,103 @@
+"""The attributes of a finished request's spans, and OpenTelemetry's limits of them.
+
+Pure. No attribute contains prompt text or keys. Attributes are set in steps, as they become known:
+a limit drops those that were set first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from orch_sidecar.observability.gen_ai import PROVIDER
+from orch_sidecar.observability.record import Outcome, RequestRecord
+
+# A client may send any text as the name of a model.
+MAX_MODEL_CHARS: Final = 200
+
+# Caused by the client: these do not set the error status of a span.
+CLIENT_OUTCOMES: Final = frozenset({Outcome.CANCELLED, Outcome.CLIENT_ERROR})
+
+Attributes = Mapping[str, Any]
+
+
+class Limits(NamedTuple):
+    """Limits of a span; None is no limit. `value_chars`: of texts."""
+
+    attributes: int | None = None
+    value_chars: int | None = None
+    links: int | None = None
+
+
+def model_name(record: RequestRecord) -> str:
+    """Returns the model as spans have it: JSON allows lone surrogates, OTLP does not."""
+    return record.model[:MAX_MODEL_CHARS].encode("utf-8", "replace").decode()
+
+
+def of_record(record: RequestRecord, labels: Attributes) -> dict[str, Any]:
+    """Returns the attributes of a record that has ended. `labels`: of its pool and class."""
+    attributes: dict[str, Any] = {
+        **labels,
+        "http.request.method": record.identity.method,
+        "http.route": record.identity.endpoint.path,
+        "orch.outcome": record.outcome.value,
+        "orch.request_id": record.identity.request_id,
+        "orch.correlation_id": record.identity.correlation_id,
+    }
+    if record.status:
+        attributes["http.response.status_code"] = record.status
+    if record.cost:
+        attributes |= {
+            "gen_ai.operation.name": record.identity.endpoint.operation,
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": model_name(record),
+            "orch.cost": record.cost,
+            "orch.stream": record.stream,
+        }
+    return attributes | _known(
+        ("orch.scenario", record.scenario),
+        ("gen_ai.request.max_tokens", record.max_tokens),
+        ("gen_ai.usage.input_tokens", record.input_tokens),
+        ("gen_ai.usage.output_tokens", record.output_tokens),
+        ("orch.first_byte_s", record.seconds_to(record.first_byte)),
+    )
+
+
+def of_server(record: RequestRecord) -> dict[str, Any]:
+    """Returns the attributes that only the server span has."""
+    return _known(
+        ("orch.placement", record.placement),
+        ("orch.coalesced", record.coalesced or None),
+        ("orch.run", record.run),
+        ("orch.last_token_s", record.seconds_to(record.last_token)),
+    )
+
+
+def of_error(record: RequestRecord) -> dict[str, Any]:
+    """Returns what is set last, where the outcome is not `ok`."""
+    return {} if record.outcome is Outcome.OK else {"error.type": record.outcome.value}
+
+
+def bounded(steps: Iterable[Attributes], limits: Limits) -> tuple[dict[str, Any], int]:
+    """Returns the attributes that are left of these steps, and how many were dropped.
+
+    As the SDK does it (opentelemetry.attributes.BoundedAttributes): where a limit is reached, the
+    attribute that was set first is dropped; setting one again makes it the last.
+    """
+    kept: dict[str, Any] = {}
+    dropped, most, chars = 0, limits.attributes, limits.value_chars
+    for step in steps:
+        if most == 0:
+            dropped += len(step)
+            continue
+        for name, value in step.items():
+            kept.pop(name, None)
+            if most is not None and len(kept) >= most:
+                del kept[next(iter(kept))]
+                dropped += 1
+            kept[name] = value[:chars] if isinstance(value, str) else value
+    return kept, dropped
+
+
+def _known(*items: tuple[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in items if value is not None}
