@@ -8,6 +8,7 @@ contains prompt text or keys.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Mapping
@@ -18,12 +19,7 @@ from orch_sidecar.api.redaction import short_lease
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.gen_ai import PROVIDER
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.observability.tracing import (
-    Headers,
-    NoTracing,
-    Trace,
-    Tracing,
-)
+from orch_sidecar.observability.tracing import Headers, NoTracing, SpanCounts, Trace, Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -187,12 +183,13 @@ class SpanTracing:
         self.propagator = TraceContextTextMapPropagator()
         self.tracer = provider.get_tracer("orch_sidecar")
         self._provider = provider
+        self.spans: SpanCounts | None = SpanCounts()
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace:
         return _Spans(self, record, headers)
 
-    def shutdown(self) -> None:
-        self._provider.shutdown()
+    async def shutdown(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._provider.shutdown)
 
     def labels_of(self, record: RequestRecord) -> Mapping[str, Any]:
         """Returns the attributes of its pool and class."""
