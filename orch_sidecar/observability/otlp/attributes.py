@@ -10,6 +10,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from orch_sidecar.observability.gen_ai import PROVIDER
+from orch_sidecar.observability.otlp.protobuf import (
+    SPAN_ATTRIBUTE,
+    Floats,
+    Integers,
+    Texts,
+    attribute,
+)
 from orch_sidecar.observability.record import Outcome, RequestRecord
 
 # A client may send any text as the name of a model.
@@ -17,6 +24,29 @@ MAX_MODEL_CHARS: Final = 200
 
 # Caused by the client: these do not set the error status of a span.
 CLIENT_OUTCOMES: Final = frozenset({Outcome.CANCELLED, Outcome.CLIENT_ERROR})
+
+_REQUEST_ID: Final = Texts("orch.request_id")
+_CORRELATION_ID: Final = Texts("orch.correlation_id")
+LEASE: Final = Texts("orch.lease")
+_SCENARIO: Final = Texts("orch.scenario")
+_PLACEMENT: Final = Texts("orch.placement")
+_RUN: Final = Texts("orch.run")
+_MAX_TOKENS: Final = Integers("gen_ai.request.max_tokens")
+_INPUT_TOKENS: Final = Integers("gen_ai.usage.input_tokens")
+_OUTPUT_TOKENS: Final = Integers("gen_ai.usage.output_tokens")
+_FIRST_BYTE: Final = Floats("orch.first_byte_s")
+_LAST_TOKEN: Final = Floats("orch.last_token_s")
+# Encoded by `own`.
+OWN: Final = (
+    "orch.request_id",
+    "orch.correlation_id",
+    "orch.scenario",
+    "gen_ai.request.max_tokens",
+    "gen_ai.usage.input_tokens",
+    "gen_ai.usage.output_tokens",
+    "orch.first_byte_s",
+)
+_COALESCED: Final = attribute(SPAN_ATTRIBUTE, "orch.coalesced", True)
 
 Attributes = Mapping[str, Any]
 
@@ -76,6 +106,37 @@ def of_server(record: RequestRecord) -> dict[str, Any]:
 def of_error(record: RequestRecord) -> dict[str, Any]:
     """Returns what is set last, where the outcome is not `ok`."""
     return {} if record.outcome is Outcome.OK else {"error.type": record.outcome.value}
+
+
+def own(record: RequestRecord) -> bytes:
+    """Encodes the attributes that differ from request to request, of engine and server spans."""
+    identity = record.identity
+    known = [_REQUEST_ID(identity.request_id), _CORRELATION_ID(identity.correlation_id)]
+    if record.scenario is not None:
+        known.append(_SCENARIO(record.scenario))
+    if record.max_tokens is not None:
+        known.append(_MAX_TOKENS(record.max_tokens))
+    if record.input_tokens is not None:
+        known.append(_INPUT_TOKENS(record.input_tokens))
+    if record.output_tokens is not None:
+        known.append(_OUTPUT_TOKENS(record.output_tokens))
+    if record.first_byte is not None:
+        known.append(_FIRST_BYTE((record.first_byte - identity.arrived) / 1e9))
+    return b"".join(known)
+
+
+def own_of_server(record: RequestRecord) -> list[bytes]:
+    """Encodes the attributes of `of_server`."""
+    known = []
+    if record.placement is not None:
+        known.append(_PLACEMENT(record.placement))
+    if record.coalesced:
+        known.append(_COALESCED)
+    if record.run is not None:
+        known.append(_RUN(record.run))
+    if record.last_token is not None:
+        known.append(_LAST_TOKEN((record.last_token - record.identity.arrived) / 1e9))
+    return known
 
 
 def bounded(steps: Iterable[Attributes], limits: Limits) -> tuple[dict[str, Any], int]:

@@ -16,10 +16,7 @@ from orch_sidecar.observability.otlp import attributes as spans
 from orch_sidecar.observability.otlp.attributes import Attributes, Limits
 from orch_sidecar.observability.otlp.protobuf import (
     FIRST,
-    Floats,
-    Integers,
-    Texts,
-    attribute,
+    SPAN_ATTRIBUTE,
     attributes,
     sized,
     varint,
@@ -38,7 +35,7 @@ _MOST_PREPARED: Final = 512
 # Fields of Span: trace_id, span_id, parent_span_id, start and end in nanoseconds, flags.
 _ROOT: Final = struct.Struct("<2s16s2s8scQcQ2sI")
 _CHILD: Final = struct.Struct("<2s16s2s8s2s8scQcQ2sI")
-_NAME, _KIND, _ATTRIBUTE, _STATUS = b"\x2a", b"\x30", b"\x4a", b"\x7a"
+_NAME, _KIND, _STATUS = b"\x2a", b"\x30", b"\x7a"
 _DROPPED_ATTRIBUTES, _LINK, _DROPPED_LINKS = b"\x50", b"\x6a", b"\x70"
 # Field of ScopeSpans, and of the messages around it.
 _SPAN, _SCHEMA_URL = b"\x12", b"\x1a"
@@ -51,29 +48,6 @@ REMOTE_PARENT: Final = 0x300
 
 _TRACE_STATE: Final = b"\x1a"
 _LINK_FLAGS: Final = b"\x35" + struct.pack("<I", LOCAL_PARENT)
-
-_REQUEST_ID: Final = Texts(_ATTRIBUTE, "orch.request_id")
-_CORRELATION_ID: Final = Texts(_ATTRIBUTE, "orch.correlation_id")
-_LEASE: Final = Texts(_ATTRIBUTE, "orch.lease")
-_SCENARIO: Final = Texts(_ATTRIBUTE, "orch.scenario")
-_PLACEMENT: Final = Texts(_ATTRIBUTE, "orch.placement")
-_RUN: Final = Texts(_ATTRIBUTE, "orch.run")
-_MAX_TOKENS: Final = Integers(_ATTRIBUTE, "gen_ai.request.max_tokens")
-_INPUT_TOKENS: Final = Integers(_ATTRIBUTE, "gen_ai.usage.input_tokens")
-_OUTPUT_TOKENS: Final = Integers(_ATTRIBUTE, "gen_ai.usage.output_tokens")
-_FIRST_BYTE: Final = Floats(_ATTRIBUTE, "orch.first_byte_s")
-_LAST_TOKEN: Final = Floats(_ATTRIBUTE, "orch.last_token_s")
-# Encoded by `_own`.
-_OWN: Final = (
-    "orch.request_id",
-    "orch.correlation_id",
-    "orch.scenario",
-    "gen_ai.request.max_tokens",
-    "gen_ai.usage.input_tokens",
-    "gen_ai.usage.output_tokens",
-    "orch.first_byte_s",
-)
-_COALESCED: Final = attribute(_ATTRIBUTE, "orch.coalesced", True)
 
 
 class _Prepared(NamedTuple):
@@ -126,7 +100,7 @@ class SpanEncoder:
         labels = self.labels_of(record)
         if self._limited:
             return RecordAttributes(record, labels, None, b"")
-        return RecordAttributes(record, labels, self._prepare(record, labels), _own(record))
+        return RecordAttributes(record, labels, self._prepare(record, labels), spans.own(record))
 
     def head(
         self,
@@ -197,7 +171,7 @@ class SpanEncoder:
         if prepared is None or labels is not now:
             steps = [labels, _lease(lease), spans.of_record(record, now), spans.of_error(record)]
             return _span(head, state, self._slowly(ENGINE_SPAN, _CLIENT, steps, _error_of(record)))
-        of_lease = b"" if lease is None else _LEASE(short_lease(lease))
+        of_lease = b"" if lease is None else spans.LEASE(short_lease(lease))
         return _span(head, state, prepared.engine, of_lease, own)
 
     def server(
@@ -211,16 +185,7 @@ class SpanEncoder:
             steps.append(spans.of_error(record))
             name, error = record.identity.endpoint.path, _error_of(record)
             return _span(head, state, linked, self._slowly(name, _SERVER, steps, error))
-        parts = [head, state, linked, prepared.server, own]
-        if record.placement is not None:
-            parts.append(_PLACEMENT(record.placement))
-        if record.coalesced:
-            parts.append(_COALESCED)
-        if record.run is not None:
-            parts.append(_RUN(record.run))
-        if record.last_token is not None:
-            parts.append(_LAST_TOKEN((record.last_token - record.identity.arrived) / 1e9))
-        return _span(*parts)
+        return _span(head, state, linked, prepared.server, own, *spans.own_of_server(record))
 
     def _prepare(self, record: RequestRecord, labels: Attributes) -> _Prepared:
         identity, model = record.identity, record.model
@@ -235,7 +200,7 @@ class SpanEncoder:
             if len(self._prepared) >= _MOST_PREPARED:
                 self._prepared.clear()
             fixed = spans.of_record(record, labels) | spans.of_error(record)
-            for name in _OWN:
+            for name in spans.OWN:
                 fixed.pop(name, None)
             error = _error_of(record)
             prepared = self._prepared[key] = _Prepared(
@@ -254,7 +219,7 @@ class SpanEncoder:
         return b"%b%b%b%b%b" % (
             sized(_NAME, name.encode()),
             kind,
-            attributes(_ATTRIBUTE, kept.items()),
+            attributes(SPAN_ATTRIBUTE, kept.items()),
             _DROPPED_ATTRIBUTES + varint(dropped) if dropped else b"",
             sized(_STATUS, message),
         )
@@ -264,23 +229,6 @@ class SpanEncoder:
         dropped = 0 if most is None else max(0, len(links) - most)
         kept = b"".join(links[dropped:])
         return kept + _DROPPED_LINKS + varint(dropped) if dropped else kept
-
-
-def _own(record: RequestRecord) -> bytes:
-    """Encodes the attributes that differ from request to request, of engine and server spans."""
-    identity = record.identity
-    own = [_REQUEST_ID(identity.request_id), _CORRELATION_ID(identity.correlation_id)]
-    if record.scenario is not None:
-        own.append(_SCENARIO(record.scenario))
-    if record.max_tokens is not None:
-        own.append(_MAX_TOKENS(record.max_tokens))
-    if record.input_tokens is not None:
-        own.append(_INPUT_TOKENS(record.input_tokens))
-    if record.output_tokens is not None:
-        own.append(_OUTPUT_TOKENS(record.output_tokens))
-    if record.first_byte is not None:
-        own.append(_FIRST_BYTE((record.first_byte - identity.arrived) / 1e9))
-    return b"".join(own)
 
 
 def _lease(lease: str | None) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The wire format of Protocol Buffers, as far as OTLP's traces need it.
 
 Pure. Knows the messages AnyValue and KeyValue of opentelemetry/proto/common/v1/common.proto, and
-nothing of spans. A text with half a surrogate pair raises UnicodeEncodeError, an integer beyond 64
+the field of a span that has attributes. A text with half a surrogate pair raises UnicodeEncodeError, an integer beyond 64
 bits OverflowError: neither can be represented.
 """
 
@@ -23,6 +23,9 @@ _ARRAY, _PAIRS, _BYTES = b"\x2a", b"\x32", b"\x3a"
 
 # Field 1, length-delimited: the first field of most messages.
 FIRST: Final = b"\x0a"
+# Field 9 of Span: its attributes.
+SPAN_ATTRIBUTE: Final = b"\x4a"
+
 # Texts up to this length have their attribute's prefix prepared: ids have 32 characters.
 _PREPARED_BYTES: Final = 64
 
@@ -84,18 +87,18 @@ def attribute(tag: bytes, key: str, value: Any) -> bytes:
 
 def attributes(tag: bytes, items: Iterable[tuple[str, Any]]) -> bytes:
     """Encodes several KeyValues."""
-    return b"".join([attribute(tag, key, value) for key, value in items])
+    return b"".join([attribute(SPAN_ATTRIBUTE, key, value) for key, value in items])
 
 
 class Texts:
-    """Encodes attributes of one key whose values are texts."""
+    """Encodes attributes of spans of one key whose values are texts."""
 
-    __slots__ = ("_key", "_prefixes", "_tag")
+    __slots__ = ("_key", "_prefixes")
 
-    def __init__(self, tag: bytes, key: str) -> None:
-        self._tag, self._key = tag, key
+    def __init__(self, key: str) -> None:
+        self._key = key
         self._prefixes = tuple(
-            attribute(tag, key, "x" * length)[: -length or None]
+            attribute(SPAN_ATTRIBUTE, key, "x" * length)[: -length or None]
             for length in range(_PREPARED_BYTES)
         )
 
@@ -103,18 +106,18 @@ class Texts:
         text = value.encode()
         if len(text) < _PREPARED_BYTES:
             return self._prefixes[len(text)] + text
-        return attribute(self._tag, self._key, value)
+        return attribute(SPAN_ATTRIBUTE, self._key, value)
 
 
 class Integers:
-    """Encodes attributes of one key whose values are integers."""
+    """Encodes attributes of spans of one key whose values are integers."""
 
     __slots__ = ("_prefixes",)
 
-    def __init__(self, tag: bytes, key: str) -> None:
+    def __init__(self, key: str) -> None:
         # By the length of the number, which is 1 to 10 bytes.
         self._prefixes = tuple(
-            attribute(tag, key, (1 << 7 * length) - 1 if length < 10 else -1)[:-length]
+            attribute(SPAN_ATTRIBUTE, key, (1 << 7 * length) - 1 if length < 10 else -1)[:-length]
             for length in range(1, 11)
         )
 
@@ -124,12 +127,12 @@ class Integers:
 
 
 class Floats:
-    """Encodes attributes of one key whose values are floating-point numbers."""
+    """Encodes attributes of spans of one key whose values are floating-point numbers."""
 
     __slots__ = ("_prefix",)
 
-    def __init__(self, tag: bytes, key: str) -> None:
-        self._prefix = attribute(tag, key, 0.0)[: -_DOUBLE.size]
+    def __init__(self, key: str) -> None:
+        self._prefix = attribute(SPAN_ATTRIBUTE, key, 0.0)[: -_DOUBLE.size]
 
     def __call__(self, value: float) -> bytes:
         return self._prefix + _DOUBLE.pack(value)

@@ -9,10 +9,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+from orch_sidecar.observability.otel import SpanTracing
 
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.resolve import NO_TYPE, unplaced_labels
-from orch_sidecar.observability.otel import SpanTracing
 from orch_sidecar.observability.record import Outcome
 from tests.orch_sidecar.records import record_of
 from vllm_plugin.profile import MeasurementType
