@@ -1,6 +1,6 @@
 """The interface of traces, and its implementation without an exporter.
 
-Knows headers and records, but no spans: those are in `otel`.
+Knows headers and records, but no spans: those are in `otlp`.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from tests.orch_sidecar.observability.otlp.sdk_spans import SdkTracing
 from tests.orch_sidecar.records import record_of
 
 BATCH_SPANS: Final = 512
-COMMON: Final = {
+COMMON: Final[dict[str, Any]] = {
     "measurement_type": "batched_online",
     "orch.profile": "cloud",
     "orch.batching": True,
@@ -238,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     own, none = OwnWay(SpanEncoder(COMMON)), OwnWay(SpanEncoder(COMMON))
     none.tracing = Nothing()  # type: ignore[assignment]
-    ways = {
+    ways: dict[str, SdkWay | OwnWay] = {
         "nothing": none,
         "a. SDK": SdkWay(),
         "b. protobuf's classes": OwnWay(MessageEncoder(COMMON)),

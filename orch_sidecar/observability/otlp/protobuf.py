@@ -1,8 +1,8 @@
 """The wire format of Protocol Buffers, as far as OTLP's traces need it.
 
 Pure. Knows the messages AnyValue and KeyValue of opentelemetry/proto/common/v1/common.proto, and
-the field of a span that has attributes. A text with half a surrogate pair raises UnicodeEncodeError, an integer beyond 64
-bits OverflowError: neither can be represented.
+the field of a span that has attributes. What cannot be represented raises: half a surrogate pair in
+a text UnicodeEncodeError, an integer beyond 64 bits OverflowError.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def attribute(tag: bytes, key: str, value: Any) -> bytes:
 
 def attributes(tag: bytes, items: Iterable[tuple[str, Any]]) -> bytes:
     """Encodes several KeyValues."""
-    return b"".join([attribute(SPAN_ATTRIBUTE, key, value) for key, value in items])
+    return b"".join([attribute(tag, key, value) for key, value in items])
 
 
 class Texts:
