@@ -53,9 +53,8 @@ def integer(number: int) -> bytes:
     """Encodes an int64. Raises OverflowError if it has more bits."""
     if -(1 << 63) <= number < 1 << 63:
         return varint(number & (1 << 64) - 1)
-    raise OverflowError(
-        f"an integer of {number.bit_length()} bits is no attribute: at most 63 and a sign are"
-    )
+    bits = number.bit_length()
+    raise OverflowError(f"an integer has {bits} bits, OTLP takes 63 and a sign: it is left out")
 
 
 def any_value(value: Any) -> bytes:

@@ -21,6 +21,8 @@ from orch_sidecar.observability.tracing import Headers, Trace, Tracing
 from tests.orch_sidecar.records import record_of
 
 EDGES: Final = ("", "x" * 63, "x" * 64, "x" * 127, "x" * 128, "ä" * 64, "😀" * 5000)
+# Long ones differ where they are cut, and behind that.
+MODELS: Final = ("half \ud800 a pair", *("x" * 199 + end for end in ("ab", "bb", "bc", "b")))
 MEMBERS: Final = ("a=1", "b@c=2 3", "vendor=x", "*=", "A=1", "a=ä", "a", " d=4\t", "")
 TRACESTATES: Final = (
     ",".join(f"k{number}=v" for number in range(33)),
@@ -101,7 +103,7 @@ class Lives:
             "arrived_ns": 10**13 + draw.randrange(1 << 62),
         }
         fields = {
-            "model": draw.choice((text(), "half \ud800 a pair")),
+            "model": draw.choice((text(), *MODELS)),
             "cost": draw.choice((0, 1, 2, number())),
             "stream": draw.random() < 0.5,
             "max_tokens": maybe(number),
