@@ -244,7 +244,7 @@ def _error_of(record: RequestRecord) -> str | None:
 
 def _span(*parts: bytes) -> bytes:
     content = b"".join(parts)
-    return b"%b%b%b" % (_SPAN, varint(len(content)), content)
+    return _SPAN + varint(len(content)) + content
 
 
 def trace_state(header: str) -> bytes:

@@ -46,7 +46,7 @@ def varint(number: int) -> bytes:
 
 def sized(tag: bytes, content: bytes) -> bytes:
     """Encodes a length-delimited field: a text, bytes or a message."""
-    return b"%b%b%b" % (tag, varint(len(content)), content)
+    return tag + varint(len(content)) + content
 
 
 def integer(number: int) -> bytes:
@@ -121,6 +121,10 @@ class Integers:
         )
 
     def __call__(self, value: int) -> bytes:
+        if 0 <= value < 1 << 14:
+            if value < 1 << 7:
+                return self._prefixes[0] + _LAST[value]
+            return self._prefixes[1] + _MORE[value & 127] + _LAST[value >> 7]
         number = integer(value)
         return self._prefixes[len(number) - 1] + number
 

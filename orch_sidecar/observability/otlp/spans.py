@@ -145,53 +145,50 @@ class _EngineSpans:
         self._ended.append((trace.encoder.wait, head, (labels, record.cost, outcome)))
 
 
-class _RequestSpans:
-    """The spans of one request."""
+class _RequestSpans(_EngineSpans):
+    """The spans of one request: those of admission and engine, and the server span."""
 
-    __slots__ = ("_engine_spans", "_links", "_parent", "_record", "_trace")
+    __slots__ = ("_links", "_parent", "_shares")
 
     def __init__(self, trace: TraceParts, record: RequestRecord, parent: SpanContext | None):
-        self._trace = trace
-        self._record = record
+        super().__init__(trace, record, record.identity.arrived)
         self._parent = parent
-        self._links: list[bytes] = []
-        # None: the request shares a generation, whose own trace has these spans.
-        self._engine_spans: _EngineSpans | None = _EngineSpans(
-            trace, record, record.identity.arrived
-        )
+        self._links: tuple[bytes, ...] = ()
+        # It shares a generation, whose own trace has the spans of admission and engine.
+        self._shares = False
 
     def dispatched(self) -> Headers:
-        spans = self._engine_spans
-        if spans is None:  # the shared generation failed
-            spans = _EngineSpans(self._trace, self._record, time.monotonic_ns())
-            self._engine_spans = spans
-        return spans.dispatched()
-
-    def retried(self, reason: Reason) -> None:
-        if self._engine_spans is not None:
-            self._engine_spans.retried(reason)
+        if self._shares:  # the shared generation failed
+            self._shares = False
+            self._waiting_since = time.monotonic_ns()
+        return super().dispatched()
 
     def shared(self, record: RequestRecord) -> Trace:
-        self._engine_spans = None
+        self._share()
         self._trace.open += 1
         return _EngineSpans(self._trace, record, record.identity.arrived)
 
     def joined(self, generation: Trace) -> None:
         assert isinstance(generation, _EngineSpans | _Unsampled)
-        self._engine_spans = None
-        self._links.append(generation.link)
+        self._share()
+        self._links += (generation.link,)
 
     def ended(self) -> None:
         trace, record, parent = self._trace, self._record, self._parent
-        ended = [] if self._engine_spans is None else self._engine_spans.close()
+        ended = [] if self._shares else self.close()
         parent_id, flags = None, LOCAL_PARENT
         if parent is not None:
             parent_id = parent.span_id.to_bytes(8)
             flags = REMOTE_PARENT if parent.is_remote else LOCAL_PARENT
-        times = record.identity.arrived_ns, time.time_ns()
-        head = trace.server_id, parent_id, *times, flags
+        head = trace.server_id, parent_id, record.identity.arrived_ns, time.time_ns(), flags
         ended.append((trace.encoder.server, head, (self._links,)))
         trace.part_ended(record, ended)
+
+    def _share(self) -> None:
+        """Forgets the spans of admission and engine that it had until then."""
+        self._shares = True
+        self._engine = None
+        self._ended = []
 
 
 class SpanTracing:

@@ -22,7 +22,7 @@ from tests.orch_sidecar.observability.otlp.kept import attributes_of, value_of
 from tests.orch_sidecar.observability.otlp.sdk_spans import SdkTracing
 from tests.orch_sidecar.records import record_of
 
-COMMON = {"measurement_type": "offline", "orch.batching": True}
+COMMON: dict[str, Any] = {"measurement_type": "offline", "orch.batching": True}
 RESOURCE = {
     "OTEL_RESOURCE_ATTRIBUTES": "service.instance.id=7,service.name=other,k8s.pod=%C3%A4%2C,empty="
 }
