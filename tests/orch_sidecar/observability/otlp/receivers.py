@@ -117,6 +117,19 @@ def hanging(data: bytes = b"") -> Behaviour:
     return behave
 
 
+def blurting(data: bytes) -> Behaviour:
+    """Writes these bytes before it has read anything, and closes."""
+
+    async def behave(
+        receiver: HttpReceiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        writer.write(data)
+        await writer.drain()
+        return False
+
+    return behave
+
+
 async def deaf(
     receiver: HttpReceiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> bool:

@@ -22,7 +22,7 @@ def joined(traces: Sequence[bytes]) -> bytes:
 
 
 class ScriptedTransport:
-    """Gives these replies, and the last one for ever. A number instead: it takes so many seconds."""
+    """Gives these replies, and the last one for ever. A number: it takes so many seconds."""
 
     def __init__(self, *replies: Reply | float) -> None:
         self.address = "http://collector:4318/v1/traces"
@@ -65,4 +65,5 @@ class ScriptedTransport:
 
 
 def numbered(count: int) -> Iterable[bytes]:
+    """Returns so many traces: their numbers."""
     return (str(number).encode() for number in range(count))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -29,8 +30,7 @@ VIRTUAL_TIME = True
 
 
 def pauses(transport: ScriptedTransport) -> list[float]:
-    times = transport.times
-    return [later - sooner for sooner, later in zip(times, times[1:], strict=False)]
+    return [later - sooner for sooner, later in itertools.pairwise(transport.times)]
 
 
 @pytest.mark.parametrize("reply", [DELIVERED, REJECTED])

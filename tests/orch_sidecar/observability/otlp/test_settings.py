@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ HTTP, GRPC = {f"{COMMON}PROTOCOL": "http/protobuf"}, {f"{COMMON}PROTOCOL": "grpc
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_logged(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> None:
+def nothing_is_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """A test of a warning reads it, and clears the log."""
-    request.addfinalizer(lambda: check(caplog))
+    yield
+    check(caplog)
 
 
 def check(caplog: pytest.LogCaptureFixture) -> None:
