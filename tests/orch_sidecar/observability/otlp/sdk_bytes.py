@@ -38,7 +38,7 @@ class Traces:
         for trace in traces:
             scope.MergeFromString(trace)
         spans = ResourceSpans(resource=self._resource.resource, scope_spans=[scope])
-        return ExportTraceServiceRequest(resource_spans=[spans]).SerializeToString()
+        return bytes(ExportTraceServiceRequest(resource_spans=[spans]).SerializeToString())
 
 
 def names_of(request: bytes) -> list[str]:

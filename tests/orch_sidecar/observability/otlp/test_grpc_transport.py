@@ -22,18 +22,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
 from orch_sidecar.observability.otlp.grpc_transport import USER_AGENT, GrpcTransport
 from orch_sidecar.observability.otlp.settings import ExportSettings
-from tests.orch_sidecar.observability.otlp.receivers import (
+from tests.orch_sidecar.observability.otlp.grpc_receivers import failing, grpc_receiver, returning
+from tests.orch_sidecar.observability.otlp.http_receivers import (
     Behaviour,
     blurting,
     closing,
-    cutting_relay,
     deaf,
-    failing,
-    grpc_receiver,
     head,
     http_receiver,
-    returning,
 )
+from tests.orch_sidecar.observability.otlp.relay import cutting_relay
 
 LONG_S = 60.0  # for what must not end by time
 DELIVERED, RETRY, REJECTED = Verdict.DELIVERED, Verdict.RETRY, Verdict.REJECTED

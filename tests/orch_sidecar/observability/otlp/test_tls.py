@@ -15,11 +15,12 @@ from orch_sidecar.observability.otlp.grpc_transport import GrpcTransport
 from orch_sidecar.observability.otlp.http_transport import HttpTransport
 from orch_sidecar.observability.otlp.settings import ExportSettings
 from tests.orch_sidecar.observability.otlp.certificates import Certificate, certificate
-from tests.orch_sidecar.observability.otlp.receivers import (
+from tests.orch_sidecar.observability.otlp.grpc_receivers import grpc_receiver, returning
+from tests.orch_sidecar.observability.otlp.http_receivers import (
     answer,
-    grpc_receiver,
+    blurting,
+    head,
     http_receiver,
-    returning,
 )
 
 # A collector with this certificate, which demands one that the second has signed of its clients.
@@ -70,7 +71,7 @@ def serve(request: pytest.FixtureRequest) -> Serve:
     return found
 
 
-async def verdict(serve: Serve, port: int, limit_s: float = 60.0, **files: Path) -> Verdict:
+async def verdict(serve: Serve, port: int, /, **files: Path) -> Verdict:
     """Sends one request with these files of the environment."""
     environ = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"https://127.0.0.1:{port}",
@@ -79,7 +80,7 @@ async def verdict(serve: Serve, port: int, limit_s: float = 60.0, **files: Path)
     settings = ExportSettings.from_environ(environ)
     made: Transport = HttpTransport(settings) if serve is serve_http else GrpcTransport(settings)
     try:
-        return (await made.send(b"spans", limit_s)).verdict
+        return (await made.send(b"spans", 60.0)).verdict
     finally:
         await made.close()
 
@@ -144,6 +145,5 @@ def test_key_of_another_certificate_prevents_the_start(authority: Authority) -> 
 
 
 async def test_endpoint_without_tls_on_the_other_side_is_a_retry(serve: Serve) -> None:
-    async with http_receiver(answer("200 OK")) as receiver:
-        assert await verdict(serve, receiver.port, limit_s=2.0) is Verdict.RETRY
-        assert receiver.requests == []
+    async with http_receiver(blurting(head("400 Bad Request"))) as receiver:
+        assert await verdict(serve, receiver.port) is Verdict.RETRY

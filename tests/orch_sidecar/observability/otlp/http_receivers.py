@@ -1,20 +1,13 @@
-"""Collectors that misbehave: over HTTP, over gRPC, and connections that are cut anywhere."""
+"""Collectors that misbehave over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from concurrent import futures
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
-import grpc
-
-from orch_sidecar.observability.otlp.grpc_transport import METHOD
-
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 # What a collector does on a connection with the next request. False: it closes the connection.
 Behaviour = Callable[["HttpReceiver", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bool]]
 
@@ -28,6 +21,8 @@ class HttpReceiver:
     script: list[Behaviour]
     port: int = 0
     connections: int = 0
+    # Those that serve connections.
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
     # The request line and fields in lower case, and the body, of requests that were read.
     requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
 
@@ -58,12 +53,11 @@ async def http_receiver(
     *script: Behaviour, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[HttpReceiver]:
     receiver = HttpReceiver(list(script))
-    tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        tasks.add(task)
+        receiver.tasks.add(task)
         with suppress(asyncio.CancelledError):
             await receiver.serve(reader, writer)
 
@@ -73,9 +67,9 @@ async def http_receiver(
         yield receiver
     finally:
         server.close()
-        for task in tasks:
+        for task in receiver.tasks:
             task.cancel()
-        await asyncio.gather(*tasks)
+        await asyncio.gather(*receiver.tasks)
 
 
 def head(status: str, *fields: str) -> bytes:
@@ -189,117 +183,5 @@ def closing(*, after_request: bool) -> Behaviour:
         if after_request:
             await receiver.read(reader)
         return False
-
-    return behave
-
-
-@asynccontextmanager
-async def cutting_relay(
-    port: int, *, sent: int | None = None, received: int | None = None
-) -> AsyncIterator[list[int]]:
-    """Relays connections to this port, and cuts the first after so many bytes to or from it.
-
-    Yields its own port and the number of bytes that went to the target.
-    """
-    counts = [0, 0]
-    limits = [sent, received]
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: int) -> None:
-        left = limits[way]
-        with suppress(ConnectionError):
-            while piece := await reader.read(2**16 if left is None else max(1, min(left, 2**16))):
-                if left == 0:
-                    return
-                writer.write(piece)
-                await writer.drain()
-                if way == 0:
-                    counts[1] += len(piece)
-                if left is not None:
-                    left -= len(piece)
-                    if left == 0:
-                        return
-
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        with suppress(asyncio.CancelledError):
-            to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
-            pumps = {
-                asyncio.create_task(pump(reader, to_writer, 0)),
-                asyncio.create_task(pump(to_reader, writer, 1)),
-            }
-            try:
-                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                limits[:] = [None, None]  # of the first connection only
-                for each in (*pumps, writer, to_writer):
-                    each.cancel() if isinstance(each, asyncio.Task) else each.close()
-
-    tasks: set[asyncio.Task[None]] = set()
-    server = await asyncio.start_server(relay, "127.0.0.1", 0)
-    counts[0] = server.sockets[0].getsockname()[1]
-    try:
-        yield counts
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks)
-
-
-@dataclass(slots=True)
-class GrpcReceiver:
-    """Calls its script's functions with each call's context, one after the other."""
-
-    script: list[Callable[[Any], bytes]]
-    port: int = 0
-    requests: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
-
-    def export(self, request: bytes, context: Any) -> bytes:
-        self.requests.append((dict(context.invocation_metadata()), request))
-        behave = self.script[0] if len(self.script) == 1 else self.script.pop(0)
-        return behave(context)
-
-
-@contextmanager
-def grpc_receiver(
-    *script: Callable[[Any], bytes], credentials: Any = None, method: str = METHOD
-) -> Iterator[GrpcReceiver]:
-    receiver = GrpcReceiver(list(script))
-
-    class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
-        def service(self, details: Any) -> Any:
-            if details.method != method:
-                return None
-            return grpc.unary_unary_rpc_method_handler(receiver.export)
-
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
-    server.add_generic_rpc_handlers((Handler(),))
-    address = "127.0.0.1:0"
-    receiver.port = (
-        server.add_insecure_port(address)
-        if credentials is None
-        else server.add_secure_port(address, credentials)
-    )
-    server.start()
-    try:
-        yield receiver
-    finally:
-        server.stop(None).wait()
-
-
-def returning(body: bytes = b"") -> Callable[[Any], bytes]:
-    return lambda context: body
-
-
-def failing(code: Any, text: str = "", *trailing: tuple[str, bytes]) -> Callable[[Any], bytes]:
-    """Fails with this code and these fields at the end."""
-
-    def behave(context: Any) -> bytes:
-        context.set_trailing_metadata(trailing)
-        context.set_code(code)
-        context.set_details(text)
-        return b""
 
     return behave
