@@ -129,10 +129,9 @@ class SpanBatcher:
                 return
             traces, spans = self._take()
             self._in_export = spans
-            reply = await self._export(traces)
+            reply = await self._export(traces, spans)
             self._in_export = 0
-            self._count(reply, spans)
-            if self._closed and reply.verdict is Verdict.RETRY:
+            if self._closed and reply is not None and reply.verdict is Verdict.RETRY:
                 return  # the collector is away: the rest would not arrive, either
 
     async def _wait_for_more(self) -> None:
@@ -167,12 +166,20 @@ class SpanBatcher:
                 self._enough.clear()
         return traces, spans
 
-    async def _export(self, traces: list[bytes]) -> Reply:
+    async def _export(self, traces: list[bytes], spans: int) -> Reply | None:
+        """Returns None if they are no request that could be sent. A fault costs its batch only."""
+        lost = Lost.INVALID
         try:
-            return await self._delivery.deliver(self._request(traces))
-        except Exception as error:  # a fault costs its batch, not all that follow
+            request = self._request(traces)
+            lost = Lost.UNDELIVERED
+            reply = await self._delivery.deliver(request)
+        except Exception as error:
             logger.debug("an export of traces failed", exc_info=True)
-            return Reply(Verdict.REJECTED, f"{type(error).__name__}: {error}")
+            self.counts.dropped[lost] += spans
+            self._log.lost(spans, f"{type(error).__name__}: {error}")
+            return None
+        self._count(reply, spans)
+        return reply
 
     def _count(self, reply: Reply, spans: int) -> None:
         counts = self.counts

@@ -54,6 +54,13 @@ class _Variables:
                 return variable, value
         return f"OTEL_EXPORTER_OTLP_{name}", ""
 
+    def protocol(self) -> str:
+        """Returns the configured one, or the one that the endpoint's port is registered for."""
+        endpoint = self.find("ENDPOINT")[1]
+        # A gRPC target may come without a scheme; an HTTP endpoint may not.
+        grpc = endpoint.rstrip("/").endswith(":4317") or (endpoint and "://" not in endpoint)
+        return self.find("PROTOCOL")[1] or ("grpc" if grpc else "http/protobuf")
+
     def path(self, name: str) -> Path | None:
         value = self.find(name)[1]
         return Path(value) if value else None
@@ -146,13 +153,13 @@ class ExportSettings:
     schedule_delay_s: float = 5.0
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str], protocol: str | None = None) -> Self:
-        """Reads the variables. `protocol`: None if they state it, too.
+    def from_environ(cls, environ: Mapping[str, str]) -> Self:
+        """Reads the variables.
 
         Raises ValueError for a protocol, an endpoint or a certificate that cannot be used.
         """
-        protocol = protocol or otlp_protocol(environ) or "http/protobuf"
         variables = _Variables(environ)
+        protocol = variables.protocol()
         if protocol not in _DEFAULT_ENDPOINT:
             raise ValueError(
                 f"{variables.find('PROTOCOL')[0]} is {protocol!r}, must be 'grpc' or "
@@ -237,12 +244,8 @@ def otlp_protocol(environ: Mapping[str, str]) -> str | None:
     Without a configured protocol the port decides: 4317 is registered for gRPC.
     """
     variables = _Variables(environ)
-    endpoint = variables.find("ENDPOINT")[1]
     disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    if not endpoint or disabled or environ.get("OTEL_TRACES_EXPORTER", "").strip() == "none":
+    none = environ.get("OTEL_TRACES_EXPORTER", "").strip() == "none"
+    if disabled or none or not variables.find("ENDPOINT")[1]:
         return None
-    if configured := variables.find("PROTOCOL")[1]:
-        return configured
-    # A gRPC target may come without a scheme; an HTTP endpoint may not.
-    grpc = endpoint.rstrip("/").endswith(":4317") or "://" not in endpoint
-    return "grpc" if grpc else "http/protobuf"
+    return variables.protocol()
