@@ -28,10 +28,9 @@ def tracing_from_environment(common: Mapping[str, Any], unplaced: Mapping[str, A
 
     Raises ValueError for variables that cannot be used, such as a protocol that is not supported.
     """
-    protocol = otlp_protocol(os.environ)
-    if protocol is None:
+    if otlp_protocol(os.environ) is None:
         return NoTracing()
-    settings = ExportSettings.from_environ(os.environ, protocol)
+    settings = ExportSettings.from_environ(os.environ)
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 
@@ -42,7 +41,7 @@ def tracing_from_environment(common: Mapping[str, Any], unplaced: Mapping[str, A
     from orch_sidecar.observability.otlp.spans import SpanTracing
 
     transport: Transport
-    if protocol == "grpc":
+    if settings.protocol == "grpc":
         from orch_sidecar.observability.otlp.grpc_transport import GrpcTransport
 
         transport = GrpcTransport(settings)
