@@ -153,13 +153,13 @@ class ExportSettings:
     schedule_delay_s: float = 5.0
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> Self:
-        """Reads the variables.
+    def from_environ(cls, environ: Mapping[str, str], protocol: str | None = None) -> Self:
+        """Reads the variables. `protocol`: None if they state it, too.
 
         Raises ValueError for a protocol, an endpoint or a certificate that cannot be used.
         """
         variables = _Variables(environ)
-        protocol = variables.protocol()
+        protocol = protocol or variables.protocol()
         if protocol not in _DEFAULT_ENDPOINT:
             raise ValueError(
                 f"{variables.find('PROTOCOL')[0]} is {protocol!r}, must be 'grpc' or "
