@@ -221,15 +221,16 @@ def _endpoint(variables: _Variables, protocol: str) -> tuple[str, bool]:
         usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:  # brackets, or a port that is no number
         usable = False
+    shown = re.sub(r"//.*@", "//***@", value)  # less a password
     if protocol == "grpc":
         if usable:  # the path has no meaning
             return url.netloc.rpartition("@")[2], url.scheme == "http"
         if value.startswith(("http://", "https://")):
-            raise ValueError(f"{variable} is {value!r}, must name a host, like http://host:4317")
+            raise ValueError(f"{variable} is {shown!r}, must name a host, like http://host:4317")
         return value, variables.insecure()
     if not usable:
         raise ValueError(
-            f"{variable} is {value!r}, must be a URL with http:// or https:// for the protocol "
+            f"{variable} is {shown!r}, must be a URL with http:// or https:// for the protocol "
             "http/protobuf, like http://host:4318"
         )
     if not variable.startswith("OTEL_EXPORTER_OTLP_TRACES_"):
