@@ -43,6 +43,9 @@ class SpanBatcher:
         self._request = request
         self._delivery = Delivery(transport, settings.timeout_s)
         self._log = _LossLog(transport.address)
+        self._full_text = (
+            f"the queue is full (OTEL_BSP_MAX_QUEUE_SIZE: {settings.max_queue_size} spans)"
+        )
         # Traces that wait, each with its spans, and their sum.
         self._queue: deque[tuple[bytes, int]] = deque()
         self._queued = 0
@@ -91,8 +94,7 @@ class SpanBatcher:
         """Counts spans that are lost before they are queued."""
         self.counts.dropped[reason] += spans
         if reason == Lost.QUEUE_FULL:
-            size = self._settings.max_queue_size
-            self._log.lost(spans, f"the queue is full (OTEL_BSP_MAX_QUEUE_SIZE: {size} spans)")
+            self._log.lost(spans, self._full_text)
 
     async def close(self, timeout_s: float) -> None:
         """Exports what is queued, within this time, and closes the transport.
@@ -187,8 +189,10 @@ class SpanBatcher:
             rejected = min(reply.rejected, spans)
             counts.exported += spans - rejected
             counts.dropped[Lost.REJECTED] += rejected
-            if reply.text or rejected:
+            if rejected:
                 self._log.lost(rejected, reply.text or "rejected without a reason")
+            elif reply.text:
+                self._log.warned(reply.text)
             return
         retry = reply.verdict is Verdict.RETRY
         counts.dropped[Lost.UNDELIVERED if retry else Lost.REJECTED] += spans
@@ -200,29 +204,36 @@ class _LossLog:
 
     def __init__(self, address: str) -> None:
         self._address = address
+        # Spans that have no line yet, and why the last of them were lost.
         self._spans = 0
         self._text = ""
+        self._warning = ""
         self._next = 0.0  # the loop's clock
 
     def lost(self, spans: int, text: str) -> None:
-        """Logs it, or keeps it for the next line. `spans`: 0 for a mere warning."""
+        """Logs it, or keeps it for the next line."""
         self._spans += spans
         self._text = text
-        now = asyncio.get_running_loop().time()
-        if now >= self._next:
-            self._next = now + LOG_EVERY_S
-            self._write()
+        if self._due():
+            self.close()
+
+    def warned(self, text: str) -> None:
+        """Logs a warning of a collector that lost nothing, unless it has just given the same."""
+        if text != self._warning and self._due():
+            self._warning = text
+            logger.warning("traces to %s: %s", self._address, text)
 
     def close(self) -> None:
         """Logs what has no line yet."""
         if self._spans:
-            self._write()
-
-    def _write(self) -> None:
-        if self._spans:
             logger.warning(
                 "traces to %s: %d spans were lost: %s", self._address, self._spans, self._text
             )
-        else:
-            logger.warning("traces to %s: %s", self._address, self._text)
-        self._spans = 0
+            self._spans = 0
+
+    def _due(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now < self._next:
+            return False
+        self._next = now + LOG_EVERY_S
+        return True

@@ -10,6 +10,7 @@ import gzip
 import time
 import zlib
 from collections.abc import AsyncIterator
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from typing import Final
@@ -180,6 +181,7 @@ def retry_after_s(value: str | None, now: float) -> float | None:
     if value.strip().isascii() and value.strip().isdecimal():
         return float(value)
     try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
+        date = parsedate_to_datetime(value)
+        return max(0.0, date.replace(tzinfo=date.tzinfo or UTC).timestamp() - now)
     except (ValueError, OverflowError):
         return None

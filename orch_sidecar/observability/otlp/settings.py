@@ -153,13 +153,13 @@ class ExportSettings:
     schedule_delay_s: float = 5.0
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> Self:
-        """Reads the variables.
+    def from_environ(cls, environ: Mapping[str, str], protocol: str | None = None) -> Self:
+        """Reads the variables. `protocol`: None if they state it, too.
 
         Raises ValueError for a protocol, an endpoint or a certificate that cannot be used.
         """
         variables = _Variables(environ)
-        protocol = variables.protocol()
+        protocol = protocol or variables.protocol()
         if protocol not in _DEFAULT_ENDPOINT:
             raise ValueError(
                 f"{variables.find('PROTOCOL')[0]} is {protocol!r}, must be 'grpc' or "
@@ -221,15 +221,16 @@ def _endpoint(variables: _Variables, protocol: str) -> tuple[str, bool]:
         usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:  # brackets, or a port that is no number
         usable = False
+    shown = re.sub(r"//.*@", "//***@", value)  # less a password
     if protocol == "grpc":
         if usable:  # the path has no meaning
             return url.netloc.rpartition("@")[2], url.scheme == "http"
         if value.startswith(("http://", "https://")):
-            raise ValueError(f"{variable} is {value!r}, must name a host, like http://host:4317")
+            raise ValueError(f"{variable} is {shown!r}, must name a host, like http://host:4317")
         return value, variables.insecure()
     if not usable:
         raise ValueError(
-            f"{variable} is {value!r}, must be a URL with http:// or https:// for the protocol "
+            f"{variable} is {shown!r}, must be a URL with http:// or https:// for the protocol "
             "http/protobuf, like http://host:4318"
         )
     if not variable.startswith("OTEL_EXPORTER_OTLP_TRACES_"):

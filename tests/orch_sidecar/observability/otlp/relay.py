@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager, suppress
 
 @asynccontextmanager
 async def cutting_relay(
-    port: int, *, sent: int | None = None, received: int | None = None
+    port: int, *, sent: int | None = None, received: int | None = None, always: bool = False
 ) -> AsyncIterator[list[int]]:
     """Relays connections to this port, and cuts the first after so many bytes to or from it.
 
-    Yields its own port and the number of bytes that went to the target.
+    `always`: every one. Yields its own port and the number of bytes that went to the target.
     """
     counts = [0, 0]
     limits = [sent, received]
@@ -46,7 +46,8 @@ async def cutting_relay(
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                limits[:] = [None, None]  # of the first connection only
+                if not always:
+                    limits[:] = [None, None]
                 for task in pumps:
                     task.cancel()
                 writer.close()

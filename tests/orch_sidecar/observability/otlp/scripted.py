@@ -1,15 +1,23 @@
-"""A transport that answers as a script has it, and the form of requests that it gets."""
+"""A transport that answers as a script has it, and small batches for it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from orch_sidecar.observability.otlp.batcher import SpanBatcher
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
+from orch_sidecar.observability.otlp.settings import ExportSettings
+from orch_sidecar.observability.tracing import Lost
 
 DELIVERED = Reply(Verdict.DELIVERED)
 REJECTED = Reply(Verdict.REJECTED, "HTTP 400 Bad Request")
 RETRY = Reply(Verdict.RETRY, "HTTP 503 Service Unavailable")
+
+EXPORT = ExportSettings(
+    "http/protobuf", "http://collector", max_queue_size=12, max_batch_size=6, schedule_delay_s=5.0
+)
+NONE = dict.fromkeys(Lost, 0)
 
 
 def throttled(delay_s: float) -> Reply:
@@ -67,3 +75,8 @@ class ScriptedTransport:
 def numbered(count: int) -> Iterable[bytes]:
     """Returns so many traces: their numbers."""
     return (str(number).encode() for number in range(count))
+
+
+def batcher_of(transport: ScriptedTransport) -> SpanBatcher:
+    """Returns a batcher of 12 spans, 6 in a batch."""
+    return SpanBatcher(EXPORT, transport, joined)

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 import pytest
 
 from orch_sidecar.observability.otlp import batcher as module
-from orch_sidecar.observability.otlp.batcher import LOG_EVERY_S, SpanBatcher
+from orch_sidecar.observability.otlp.batcher import SpanBatcher
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
-from orch_sidecar.observability.otlp.settings import ExportSettings
-from orch_sidecar.observability.tracing import Lost
 from tests.orch_sidecar.observability.otlp.scripted import (
     DELIVERED,
+    EXPORT,
+    NONE,
     REJECTED,
     RETRY,
     ScriptedTransport,
+    batcher_of,
     joined,
     numbered,
     throttled,
 )
 
 VIRTUAL_TIME = True
-EXPORT = ExportSettings(
-    "http/protobuf", "http://collector", max_queue_size=12, max_batch_size=6, schedule_delay_s=5.0
-)
-NONE = dict.fromkeys(Lost, 0)
-
-
-def batcher_of(transport: ScriptedTransport) -> SpanBatcher:
-    return SpanBatcher(EXPORT, transport, joined)
 
 
 def now() -> float:
@@ -250,51 +242,3 @@ async def test_close_leaves_a_collector_alone_that_asked_for_it() -> None:
     await batcher.close(5)
     assert (now(), len(transport.sent)) == (1.0, 1)
     assert batcher.dropped == NONE | {"undelivered": 12}
-
-
-def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
-
-
-async def test_failing_collector_has_one_line_in_a_while(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    transport = ScriptedTransport(REJECTED)
-    batcher = batcher_of(transport)
-    began = now()
-    while now() - began < LOG_EVERY_S:
-        batcher.offer(b"a", 6)
-        await asyncio.sleep(1)
-    assert lines(caplog) == [
-        "traces to http://collector:4318/v1/traces: 6 spans were lost: HTTP 400 Bad Request"
-    ]
-    for _ in range(4):
-        batcher.offer(b"b", 6)
-    await batcher.close(5)
-    assert len(lines(caplog)) == 3  # the time is over; and what is left has a line at the end
-    lost = [int(line.split(" spans")[0].split()[-1]) for line in lines(caplog)]
-    assert sum(lost) == sum(batcher.dropped.values())
-
-
-async def test_full_queue_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    batcher = batcher_of(ScriptedTransport(DELIVERED))
-    batcher.offer(b"a", 13)
-    (line,) = lines(caplog)
-    assert "13 spans were lost: the queue is full (OTEL_BSP_MAX_QUEUE_SIZE: 12 spans)" in line
-    await batcher.close(5)
-
-
-async def test_warning_of_a_collector_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    batcher = batcher_of(ScriptedTransport(Reply(Verdict.DELIVERED, "this API will go")))
-    batcher.offer(b"a", 6)
-    await batcher.close(5)
-    assert lines(caplog) == ["traces to http://collector:4318/v1/traces: this API will go"]
-    assert batcher.exported == 6
-
-
-async def test_export_without_a_failure_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    batcher = batcher_of(ScriptedTransport(RETRY, DELIVERED))
-    batcher.offer(b"a", 6)
-    await asyncio.sleep(10)
-    await batcher.close(5)
-    assert (batcher.exported, caplog.records) == (6, [])

@@ -199,8 +199,9 @@ async def test_connection_that_is_cut_within_the_request_is_retried(sent: int) -
         async with cutting_relay(receiver.port, sent=sent) as counts:
             transport = transport_to(counts[0])
             body = bytes(1_000_000)
-            assert (await transport.send(body, LONG_S)).verdict is RETRY
-            replies = [RETRY]
+            replies = [(await transport.send(body, LONG_S)).verdict]
+            # gRPC itself may connect once more before it has sent anything of a call.
+            assert replies[0] is RETRY or sent < 100
             while replies[-1] is RETRY:  # gRPC has a back-off of its own before it connects again
                 await asyncio.sleep(0.1)
                 replies.append((await transport.send(body, LONG_S)).verdict)
@@ -212,7 +213,7 @@ async def test_connection_that_is_cut_within_the_request_is_retried(sent: int) -
 @pytest.mark.parametrize("received", [1, 20])
 async def test_connection_that_is_cut_within_the_answer_is_retried(received: int) -> None:
     with grpc_receiver(returning()) as receiver:
-        async with cutting_relay(receiver.port, received=received) as counts:
+        async with cutting_relay(receiver.port, received=received, always=True) as counts:
             assert (await send(counts[0])).verdict is RETRY
 
 

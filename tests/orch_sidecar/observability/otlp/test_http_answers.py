@@ -177,6 +177,7 @@ async def test_connection_without_an_answer_is_retried(behaviour: Behaviour) -> 
         ("٣", None),
         (formatdate(1_000_060, usegmt=True), 60.0),
         (formatdate(900_000, usegmt=True), 0.0),
+        (formatdate(1_000_060), 60.0),  # -0000: the zone is not known
         ("Wed, 99 Foo 2026", None),
         ("9" * 500, math.inf),
     ],

@@ -100,6 +100,11 @@ def test_endpoint_that_cannot_be_used_prevents_the_start(
         read(protocol, {f"{COMMON}ENDPOINT": endpoint})
 
 
+def test_password_of_an_endpoint_is_not_shown() -> None:
+    with pytest.raises(ValueError, match=r"is 'http://\*\*\*@host:x/', must"):
+        read(HTTP, {f"{COMMON}ENDPOINT": "http://me:pass/w@rd@host:x/"})
+
+
 def test_unknown_protocol_prevents_the_start() -> None:
     with pytest.raises(ValueError, match=r"TRACES_PROTOCOL is 'http/json', must be 'grpc' or"):
         read({f"{TRACES}PROTOCOL": "http/json"})
