@@ -153,11 +153,12 @@ def _pair(name: str, value: Any) -> KeyValue:
 
 def _filled(template: Span, head: Any) -> Span:
     trace_id, span_id, parent_id, start_ns, end_ns, *_ = head
-    span = Span(
-        trace_id=trace_id, span_id=span_id, parent_span_id=parent_id,
-        start_time_unix_nano=start_ns, end_time_unix_nano=end_ns, flags=0x100,
-    )  # fmt: skip
-    span.MergeFrom(template)
+    span = Span()
+    span.CopyFrom(template)
+    span.trace_id, span.span_id, span.flags = trace_id, span_id, 0x100
+    if parent_id is not None:
+        span.parent_span_id = parent_id
+    span.start_time_unix_nano, span.end_time_unix_nano = start_ns, end_ns
     return span
 
 
