@@ -175,7 +175,7 @@ class _RequestSpans(_EngineSpans):
 
     def ended(self) -> None:
         trace, record, parent = self._trace, self._record, self._parent
-        ended = [] if self._shares else self.close()
+        ended = self._ended if self._shares else self.close()
         parent_id, flags = None, LOCAL_PARENT
         if parent is not None:
             parent_id = parent.span_id.to_bytes(8)
@@ -185,10 +185,9 @@ class _RequestSpans(_EngineSpans):
         trace.part_ended(record, ended)
 
     def _share(self) -> None:
-        """Forgets the spans of admission and engine that it had until then."""
+        """Begins to share a generation. What has ended before remains."""
         self._shares = True
         self._engine = None
-        self._ended = []
 
 
 class SpanTracing:

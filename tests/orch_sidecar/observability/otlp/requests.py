@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -48,14 +48,15 @@ class Step:
 class Life:
     """A request from its beginning to its end.
 
-    `shares`: starts a generation for others too, joins the last one, or neither. `steps`: of the
-    generation that it starts, otherwise of the request. `then`: of the request, after that.
-    `outlives`: the generation ends after the request.
+    `first`: its steps, before it `shares`: starts a generation for others too, joins the last one,
+    or neither. `steps`: of the generation that it starts, otherwise of the request. `then`: of the
+    request, after that. `outlives`: the generation ends after the request.
     """
 
     identity: Mapping[str, Any]
     fields: Mapping[str, Any]
     headers: Mapping[str, str]
+    first: list[Step]
     shares: str
     steps: list[Step]
     then: list[Step]
@@ -69,9 +70,21 @@ class Lives:
     def __init__(self, texts: list[str], numbers: list[int]) -> None:
         self._texts = (*EDGES, *texts)
         self._numbers = numbers
+        self._endpoints = [Endpoint(text, "POST", operation=text) for text in self._texts]
+        self._last: Life | None = None
 
     def life(self, seed: int) -> Life:
+        """Makes a request; often one that differs from the last one in one field only."""
         draw = random.Random(seed)
+        life, last = self._life(draw), self._last
+        if last is not None and draw.random() < 0.6:
+            fields, name = dict(last.fields), draw.choice((*last.fields, "model", "model", "model"))
+            fields[name] = life.fields[name]
+            life = replace(last, fields=fields, outcome=draw.choice((life.outcome, last.outcome)))
+        self._last = life
+        return life
+
+    def _life(self, draw: random.Random) -> Life:
         many = draw.choice((0.2, 0.8))  # of what may be missing
 
         def text() -> str:
@@ -95,7 +108,7 @@ class Lives:
             return [step() for _ in range(draw.randrange(6))]
 
         identity = {
-            "endpoint": Endpoint(text(), "POST", operation=text()),
+            "endpoint": draw.choice(self._endpoints),
             "request_id": text(),
             "correlation_id": text(),
             "method": text(),
@@ -121,6 +134,7 @@ class Lives:
             identity,
             fields,
             self._headers(draw),
+            steps() if draw.random() < 0.3 else [],
             draw.choice(("", "", "starts", "joins")),
             steps(),
             steps() if draw.random() < 0.3 else [],
@@ -207,6 +221,7 @@ class World:
         self.trace_ids.append(record.trace_id)
         for name, value in life.fields.items():
             setattr(record, name, value)
+        self._happen(record, trace, life.first)
         later = []
         if life.shares == "starts":
             of_generation = record.of_generation()

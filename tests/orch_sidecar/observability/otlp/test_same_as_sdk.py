@@ -127,13 +127,13 @@ def assert_same(world: SimpleNamespace, sampler: Sampler, limits: SpanLimits) ->
     return len(expected)
 
 
-@settings(max_examples=examples(1500))
+@settings(max_examples=examples(1200))
 @given(world=worlds())
 def test_spans_are_the_same_as_those_of_the_sdk(world: SimpleNamespace) -> None:
     assert_same(world, DEFAULT_ON, UNLIMITED)
 
 
-@settings(max_examples=examples(1000))
+@settings(max_examples=examples(800))
 @given(world=worlds(), sampler=st.sampled_from(sorted(SAMPLERS)), limits=LIMITS)
 def test_spans_are_the_same_with_any_sampler_and_limits(
     world: SimpleNamespace, sampler: str, limits: SpanLimits
