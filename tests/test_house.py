@@ -59,14 +59,16 @@ def test_plugin_imports_nothing_of_the_sidecar() -> None:
             assert not [name for name in imports if name.startswith("orch_sidecar")], module
 
 
-def test_only_the_otel_module_of_a_serving_sidecar_imports_opentelemetry() -> None:
+def test_only_the_export_of_traces_imports_opentelemetry() -> None:
     serving = reachable("orch_sidecar.app.sidecar")
     importing = {
         module
         for module in serving
         if any(name.startswith("opentelemetry") for name in IMPORTS[module])
     }
-    assert importing == {"orch_sidecar.observability.otel"}
+    package = "orch_sidecar.observability.otlp"
+    names = ("environment", "settings", "spans", "trace_parts")
+    assert importing == {f"{package}.{name}" for name in names}
 
 
 _PROBE = """

@@ -29,7 +29,7 @@ from orch_sidecar.control.pages import Pages
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.observability.metrics import Metrics
-from orch_sidecar.observability.otel import tracing_from_environment
+from orch_sidecar.observability.otlp.environment import tracing_from_environment
 from orch_sidecar.pools.discovery import Discovery
 from orch_sidecar.pools.rebalancer import rebalance_forever
 from orch_sidecar.pools.registry import PoolRegistry
@@ -78,7 +78,7 @@ class Sidecar:
         self.pools = PoolRegistry(configured, settings, self._session)
         self.discovery = Discovery(self.pools)
         self.watchdog = StallWatchdog(settings.engine_silence_s, settings.client_stall_s)
-        self.metrics = Metrics(self.pools)
+        self.metrics = Metrics(self.pools, self.tracing.spans)
         self.connections = ClientConnections(connection_limit(settings.max_connections), "clients")
         self.metrics.registry.register(self.connections)
         self._headers: dict[str, str] = {
@@ -209,7 +209,7 @@ class Sidecar:
         for pool in pools:
             pool.connections.close()
         await self._session.close()
-        await asyncio.get_running_loop().run_in_executor(None, self.tracing.shutdown)
+        await self.tracing.shutdown()
 
     def abort_drain(self) -> None:
         """Makes `stop` end the remaining requests immediately."""

@@ -127,6 +127,9 @@ class Coalesce:
     ) -> SharedGeneration:
         shared = SharedGeneration(key, request, call, excluded, self._watchdog)
         shared.task = self._loop.create_task(self._generate(shared))
+        # Not in its `finally`: a task that is cancelled before its first step does nothing, and
+        # the trace of the request that started it waits for this one.
+        shared.task.add_done_callback(lambda _: shared.request.trace.ended())
         self._by_key[key] = shared
         self._running.add(shared)
         return shared
@@ -155,7 +158,6 @@ class Coalesce:
             self._forget(shared)
             record.end(outcome, status)
             self._metrics.generation_ended(record)
-            shared.request.trace.ended()
 
     def _forget(self, shared: SharedGeneration) -> None:
         self._running.discard(shared)

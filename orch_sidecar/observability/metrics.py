@@ -27,6 +27,7 @@ from orch_sidecar.observability.histogram import Traced
 from orch_sidecar.observability.pool_metrics import pool_metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.request_metrics import COUNTERS, HISTOGRAMS, ClassStats
+from orch_sidecar.observability.tracing import SpanCounts
 from orch_sidecar.pools.registry import PoolRegistry
 from vllm_plugin.profile import ServiceClass
 
@@ -45,11 +46,24 @@ def _traced(record: RequestRecord, now: int) -> Traced | None:
     return (record.trace_id, record.at_ns(now) / 1e9) if record.trace_id else None
 
 
+def _span_metrics(spans: SpanCounts) -> Iterable[Metric]:
+    yield CounterMetricFamily(
+        "orch_spans_exported", "Spans that the collector accepted.", value=spans.exported
+    )
+    dropped = CounterMetricFamily(
+        "orch_spans_dropped", "Spans that did not reach the collector.", labels=["reason"]
+    )
+    for reason, count in spans.dropped.items():
+        dropped.add_metric([reason], count)
+    yield dropped
+
+
 class _Collector:
     """Collects what happened to requests, and the state of the pools at the scrape."""
 
-    def __init__(self, pools: PoolRegistry) -> None:
+    def __init__(self, pools: PoolRegistry, spans: SpanCounts | None) -> None:
         self._pools = pools
+        self._spans = spans
         # Interactive, bulk. By name of the pool, and not by class: enums hash slowly.
         self.stats: defaultdict[str, tuple[ClassStats, ClassStats]]
         self.stats = defaultdict(lambda: (ClassStats(), ClassStats()))
@@ -125,6 +139,8 @@ class _Collector:
         for pool in self._pools:
             coalesced.add_metric([pool.name], self.coalesced[pool.name])
         yield coalesced
+        if self._spans is not None:
+            yield from _span_metrics(self._spans)
         tasks = len(asyncio.all_tasks())
         yield GaugeMetricFamily("orch_tasks", "Tasks on the event loop.", value=tasks)
 
@@ -160,9 +176,10 @@ class _Collector:
 class Metrics:
     """All metrics of one sidecar, in a registry of their own."""
 
-    def __init__(self, pools: PoolRegistry) -> None:
+    def __init__(self, pools: PoolRegistry, spans: SpanCounts | None = None) -> None:
+        """`spans`: None if traces are not exported; their metrics are missing then."""
         self.registry = CollectorRegistry()
-        self._collector = _Collector(pools)
+        self._collector = _Collector(pools, spans)
         self._ended = self._collector.ended
         self.registry.register(self._collector)
         ProcessCollector(registry=self.registry)

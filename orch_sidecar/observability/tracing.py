@@ -1,12 +1,14 @@
 """The interface of traces, and its implementation without an exporter.
 
-Knows headers and records, but no spans: those are in `otel`.
+Knows headers and records, but no spans: those are in `otlp`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final, Protocol, Self
 
 from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
@@ -19,6 +21,26 @@ Headers = list[tuple[bytes, bytes]]
 _SAMPLED: Final = re.compile(
     r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f][13579bdf]"
 )
+
+
+class Lost(StrEnum):
+    """Why spans did not arrive: the label `reason` of a metric."""
+
+    QUEUE_FULL = "queue_full"
+    # By the collector: the request as a whole, or spans of it.
+    REJECTED = "rejected"
+    # The collector was unreachable, overloaded or too slow until the export timed out.
+    UNDELIVERED = "undelivered"
+    # They could not be encoded.
+    INVALID = "invalid"
+
+
+@dataclass(slots=True)
+class SpanCounts:
+    """Counts spans by what became of them. `dropped` has every reason from the start."""
+
+    exported: int = 0
+    dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Lost, 0))
 
 
 class Trace(Protocol):
@@ -47,9 +69,13 @@ class Trace(Protocol):
 class Tracing(Protocol):
     """Begins traces."""
 
+    # None: traces are not exported.
+    spans: SpanCounts | None
+
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace: ...
 
-    def shutdown(self) -> None: ...
+    async def shutdown(self) -> None:
+        """Sends what is queued, within a bound."""
 
 
 class _PassThrough:
@@ -82,6 +108,8 @@ _NO_CONTEXT: Final = _PassThrough([])
 class NoTracing:
     """Forwards trace contexts only, at the cost of one look-up per request."""
 
+    spans: SpanCounts | None = None
+
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace:
         parent = headers.get(TRACEPARENT)
         if parent is None:
@@ -95,7 +123,7 @@ class NoTracing:
             ]
         )
 
-    def shutdown(self) -> None:
+    async def shutdown(self) -> None:
         return
 
 

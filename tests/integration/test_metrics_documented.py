@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.documents import SIDECAR, quoted, rows, section
-from tests.integration.running import Running
+from tests.integration.running import Running, Start
 from tests.integration.scripted_engine import ScriptedEngine
 
 
@@ -17,9 +18,10 @@ def first_cells(heading: str) -> list[str]:
 
 
 async def test_every_metric_is_documented_and_no_other(
-    engine: ScriptedEngine, sidecar: Running
+    engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = await sidecar.client()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")  # for those of spans
+    client = await (await start()).client()
     text = (await client.get("/metrics")).body.decode()
     names = {
         f"{family.name}_total" if family.type == "counter" else family.name

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from orch_sidecar.observability.otel import ENGINE_SPAN, WAIT_SPAN
+from orch_sidecar.observability.otlp.encoder import ENGINE_SPAN, WAIT_SPAN
 from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan, tree
 from orch_sidecar.tools.local.stack import Stack, get_json
 

@@ -99,6 +99,20 @@ async def test_generation_is_cancelled_with_its_last_client_and_not_before() -> 
     assert not shared._running
 
 
+async def test_trace_of_a_generation_that_never_began_has_ended() -> None:
+    """The trace of the request that started it would never be handed over."""
+    stage, request = NextStage(SENT), wants()
+    trace = request.trace = MagicMock()
+    handling = coalesce(stage).handle(request)
+    handling.send(None)  # until the generation's task has been created
+    with pytest.raises(asyncio.CancelledError):
+        handling.throw(asyncio.CancelledError())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert stage.calls == []
+    trace.shared.return_value.ended.assert_called_once_with()
+
+
 @pytest.mark.parametrize("error", [None, ZeroDivisionError()])
 async def test_failed_generation_is_refused_to_every_client(error: Exception | None) -> None:
     refusal = Refusal(Reason.ENGINE_FAILED, "lost")

@@ -20,6 +20,7 @@ from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability.exposition import render
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
+from orch_sidecar.observability.tracing import SpanCounts
 from orch_sidecar.pools.registry import PoolRegistry
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.openmetrics import openmetrics
@@ -40,13 +41,19 @@ Samples = dict[str, float]
 
 
 @pytest.fixture
-async def metrics() -> AsyncIterator[Metrics]:
-    """Of one pool of the cloud profile, that serves the model tiny."""
+async def pools() -> AsyncIterator[PoolRegistry]:
+    """One pool of the cloud profile, that serves the model tiny."""
     settings = SidecarSettings(profile="cloud")
     async with aiohttp.ClientSession() as session:
         pools = PoolRegistry(load_pools(settings), settings, session)
         pools.all[0].watcher.models = frozenset({"tiny"})
-        yield Metrics(pools)
+        yield pools
+
+
+@pytest.fixture
+def metrics(pools: PoolRegistry) -> Metrics:
+    """Of that pool."""
+    return Metrics(pools)
 
 
 def exchange_of(**more: Any) -> RequestRecord:
@@ -263,3 +270,19 @@ async def test_only_sampled_traces_are_exemplars_and_only_in_openmetrics(
         for exemplar in exemplars:
             assert exemplar.labels == {"trace_id": f"{0xABC:032x}"}
             assert float(str(exemplar.timestamp)) == pytest.approx(time.time(), abs=60)
+
+
+async def test_spans_are_counted_only_where_traces_are_exported(pools: PoolRegistry) -> None:
+    assert not [name for name in await samples_of(Metrics(pools)) if "spans" in name]
+    spans = SpanCounts()
+    metrics = Metrics(pools, spans)
+    spans.exported = 7
+    spans.dropped["queue_full"] += 3
+    found = {name: n for name, n in (await samples_of(metrics)).items() if "orch_spans" in name}
+    assert found == {
+        "orch_spans_exported_total": 7,
+        "orch_spans_dropped_total reason=queue_full": 3,
+        "orch_spans_dropped_total reason=rejected": 0,
+        "orch_spans_dropped_total reason=undelivered": 0,
+        "orch_spans_dropped_total reason=invalid": 0,
+    }

@@ -1,10 +1,10 @@
-"""The id of a sampled trace, read without OpenTelemetry."""
+"""Traces without an exporter, and the id of a sampled trace, read without OpenTelemetry."""
 
 from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.observability.tracing import sampled_trace
+from orch_sidecar.observability.tracing import NoTracing, SpanCounts, sampled_trace
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -35,3 +35,16 @@ def test_id_of_a_sampled_trace_is_read(flags: str) -> None:
 )
 def test_unsampled_or_invalid_trace_context_has_no_id(header: str) -> None:
     assert sampled_trace(header) == 0
+
+
+async def test_without_an_exporter_no_spans_are_counted_and_nothing_is_sent_at_the_end() -> None:
+    tracing = NoTracing()
+    assert tracing.spans is None
+    await tracing.shutdown()
+
+
+def test_every_reason_to_drop_a_span_is_counted_from_the_start() -> None:
+    assert SpanCounts().dropped == dict.fromkeys(
+        ["queue_full", "rejected", "undelivered", "invalid"], 0
+    )
+    assert SpanCounts().dropped is not SpanCounts().dropped

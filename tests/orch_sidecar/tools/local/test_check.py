@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from orch_sidecar.observability.otel import ENGINE_SPAN, WAIT_SPAN
+from orch_sidecar.observability.otlp.encoder import ENGINE_SPAN, WAIT_SPAN
 from orch_sidecar.tools.local import check, up
 from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan
 from orch_sidecar.tools.local.stack import Plan, Stack, StackError, free_port

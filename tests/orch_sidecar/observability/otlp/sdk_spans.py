@@ -1,33 +1,25 @@
-"""Exports a trace of each request, from the client's `traceparent` through admission to the engine.
+"""The same traces as the sidecar's, made with the SDK's own tracer: what they are compared with.
 
-The only module that knows OpenTelemetry. It imports the SDK only if the standard OTEL_* variables
-configure an exporter. Spans: `{route}` (server), and its children, one after the other,
-`admission.wait` and `engine.request` (client; the parent of vLLM's `llm_request`). No attribute
-contains prompt text or keys.
+`SdkTracing` has the interface of `Tracing`; its spans go to the processors of its provider.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from opentelemetry import trace as trace_api
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import Span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
 from orch_sidecar.api.redaction import short_lease
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.gen_ai import PROVIDER
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.observability.tracing import (
-    Headers,
-    NoTracing,
-    Trace,
-    Tracing,
-)
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Span
+from orch_sidecar.observability.tracing import Headers, SpanCounts, Trace
 
 WAIT_SPAN: Final = "admission.wait"
 ENGINE_SPAN: Final = "engine.request"
@@ -48,7 +40,7 @@ class _EngineSpans:
     """The spans of admission and engine, one after the other, within a server span."""
 
     def __init__(
-        self, tracing: SpanTracing, record: RequestRecord, server: Span, waiting_since: int
+        self, tracing: SdkTracing, record: RequestRecord, server: Span, waiting_since: int
     ) -> None:
         self._tracing = tracing
         self._record = record
@@ -117,7 +109,7 @@ class _EngineSpans:
 class _Spans:
     """The spans of one request."""
 
-    def __init__(self, tracing: SpanTracing, record: RequestRecord, headers: Mapping[str, str]):
+    def __init__(self, tracing: SdkTracing, record: RequestRecord, headers: Mapping[str, str]):
         self._tracing = tracing
         self._record = record
         parent = tracing.propagator.extract(
@@ -174,15 +166,13 @@ class _Spans:
         tracing.end(self._server, record, attributes)
 
 
-class SpanTracing:
-    """Exports traces by OTLP from a background thread: a slow collector delays no request."""
+class SdkTracing:
+    """Begins traces whose spans are the SDK's."""
 
     def __init__(self, provider: TracerProvider, unplaced: Mapping[str, Any]) -> None:
         """`unplaced`: attributes of the spans of requests without a pool."""
-        from opentelemetry import trace
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        self.api = trace
+        self.api = trace_api
+        self.spans: SpanCounts | None = None
         self.unplaced: dict[str, Any] = dict(unplaced)
         self.propagator = TraceContextTextMapPropagator()
         self.tracer = provider.get_tracer("orch_sidecar")
@@ -191,7 +181,7 @@ class SpanTracing:
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace:
         return _Spans(self, record, headers)
 
-    def shutdown(self) -> None:
+    async def shutdown(self) -> None:
         self._provider.shutdown()
 
     def labels_of(self, record: RequestRecord) -> Mapping[str, Any]:
@@ -238,63 +228,3 @@ class SpanTracing:
             if outcome not in _CLIENT_OUTCOMES:
                 span.set_status(self.api.StatusCode.ERROR, outcome.value)
         span.end()
-
-
-def otlp_protocol(environ: Mapping[str, str]) -> str | None:
-    """Returns `grpc` or `http/protobuf` if the OTEL_* variables configure an exporter, else None.
-
-    Without a configured protocol the port decides: 4317 is registered for gRPC.
-    """
-    endpoint = environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environ.get(
-        "OTEL_EXPORTER_OTLP_ENDPOINT"
-    )
-    disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    if not endpoint or disabled or environ.get("OTEL_TRACES_EXPORTER") == "none":
-        return None
-    configured = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get(
-        "OTEL_EXPORTER_OTLP_PROTOCOL"
-    )
-    if configured:
-        return configured
-    # A gRPC target may come without a scheme; an HTTP endpoint may not.
-    grpc = endpoint.rstrip("/").endswith(":4317") or "://" not in endpoint
-    return "grpc" if grpc else "http/protobuf"
-
-
-def tracing_from_environment(common: Mapping[str, Any], unplaced: Mapping[str, Any]) -> Tracing:
-    """Builds the tracing that the OTEL_* variables configure.
-
-    `common`: attributes of the resource, the same for all pools. `unplaced`: attributes of the
-    spans of requests without a pool.
-
-    Raises ValueError for a protocol that is not supported.
-    """
-    protocol = otlp_protocol(os.environ)
-    if protocol is None:
-        return NoTracing()
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-
-    exporter: SpanExporter
-    if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (
-            OTLPSpanExporter as GrpcExporter,
-        )
-
-        exporter = GrpcExporter()
-    elif protocol == "http/protobuf":
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
-            OTLPSpanExporter as HttpExporter,
-        )
-
-        exporter = HttpExporter()
-    else:
-        raise ValueError(
-            f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}, must be 'grpc' or 'http/protobuf'"
-        )
-    name = os.environ.get("OTEL_SERVICE_NAME", "orch-sidecar")
-    resource = Resource.create({"service.name": name, **common})
-    provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(exporter))
-    return SpanTracing(provider, unplaced)

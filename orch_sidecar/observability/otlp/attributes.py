@@ -1,0 +1,164 @@
+"""The attributes of a finished request's spans, and OpenTelemetry's limits of them.
+
+Pure. No attribute contains prompt text or keys. Attributes are set in steps, as they become known:
+a limit drops those that were set first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from orch_sidecar.observability.gen_ai import PROVIDER
+from orch_sidecar.observability.otlp.protobuf import (
+    SPAN_ATTRIBUTE,
+    Floats,
+    Integers,
+    Texts,
+    attribute,
+)
+from orch_sidecar.observability.record import Outcome, RequestRecord
+
+# A client may send any text as the name of a model.
+MAX_MODEL_CHARS: Final = 200
+
+# Caused by the client: these do not set the error status of a span.
+CLIENT_OUTCOMES: Final = frozenset({Outcome.CANCELLED, Outcome.CLIENT_ERROR})
+
+_REQUEST_ID: Final = Texts("orch.request_id")
+_CORRELATION_ID: Final = Texts("orch.correlation_id")
+LEASE: Final = Texts("orch.lease")
+_SCENARIO: Final = Texts("orch.scenario")
+_PLACEMENT: Final = Texts("orch.placement")
+_RUN: Final = Texts("orch.run")
+_MAX_TOKENS: Final = Integers("gen_ai.request.max_tokens")
+_INPUT_TOKENS: Final = Integers("gen_ai.usage.input_tokens")
+_OUTPUT_TOKENS: Final = Integers("gen_ai.usage.output_tokens")
+_FIRST_BYTE: Final = Floats("orch.first_byte_s")
+_LAST_TOKEN: Final = Floats("orch.last_token_s")
+# Encoded by `own`.
+OWN: Final = (
+    "orch.request_id",
+    "orch.correlation_id",
+    "orch.scenario",
+    "gen_ai.request.max_tokens",
+    "gen_ai.usage.input_tokens",
+    "gen_ai.usage.output_tokens",
+    "orch.first_byte_s",
+)
+_COALESCED: Final = attribute(SPAN_ATTRIBUTE, "orch.coalesced", True)
+
+Attributes = Mapping[str, Any]
+
+
+class Limits(NamedTuple):
+    """Limits of a span; None is no limit. `value_chars`: of texts."""
+
+    attributes: int | None = None
+    value_chars: int | None = None
+    links: int | None = None
+
+
+def model_name(record: RequestRecord) -> str:
+    """Returns the model as spans have it: JSON allows lone surrogates, OTLP does not."""
+    return record.model[:MAX_MODEL_CHARS].encode("utf-8", "replace").decode()
+
+
+def of_record(record: RequestRecord, labels: Attributes) -> dict[str, Any]:
+    """Returns the attributes of a record that has ended. `labels`: of its pool and class."""
+    attributes: dict[str, Any] = {
+        **labels,
+        "http.request.method": record.identity.method,
+        "http.route": record.identity.endpoint.path,
+        "orch.outcome": record.outcome.value,
+        "orch.request_id": record.identity.request_id,
+        "orch.correlation_id": record.identity.correlation_id,
+    }
+    if record.status:
+        attributes["http.response.status_code"] = record.status
+    if record.cost:
+        attributes |= {
+            "gen_ai.operation.name": record.identity.endpoint.operation,
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": model_name(record),
+            "orch.cost": record.cost,
+            "orch.stream": record.stream,
+        }
+    return attributes | _known(
+        ("orch.scenario", record.scenario),
+        ("gen_ai.request.max_tokens", record.max_tokens),
+        ("gen_ai.usage.input_tokens", record.input_tokens),
+        ("gen_ai.usage.output_tokens", record.output_tokens),
+        ("orch.first_byte_s", record.seconds_to(record.first_byte)),
+    )
+
+
+def of_server(record: RequestRecord) -> dict[str, Any]:
+    """Returns the attributes that only the server span has."""
+    return _known(
+        ("orch.placement", record.placement),
+        ("orch.coalesced", record.coalesced or None),
+        ("orch.run", record.run),
+        ("orch.last_token_s", record.seconds_to(record.last_token)),
+    )
+
+
+def of_error(record: RequestRecord) -> dict[str, Any]:
+    """Returns what is set last, where the outcome is not `ok`."""
+    return {} if record.outcome is Outcome.OK else {"error.type": record.outcome.value}
+
+
+def own(record: RequestRecord) -> bytes:
+    """Encodes the attributes that differ from request to request, of engine and server spans."""
+    identity = record.identity
+    known = [_REQUEST_ID(identity.request_id), _CORRELATION_ID(identity.correlation_id)]
+    if record.scenario is not None:
+        known.append(_SCENARIO(record.scenario))
+    if record.max_tokens is not None:
+        known.append(_MAX_TOKENS(record.max_tokens))
+    if record.input_tokens is not None:
+        known.append(_INPUT_TOKENS(record.input_tokens))
+    if record.output_tokens is not None:
+        known.append(_OUTPUT_TOKENS(record.output_tokens))
+    if record.first_byte is not None:
+        known.append(_FIRST_BYTE((record.first_byte - identity.arrived) / 1e9))
+    return b"".join(known)
+
+
+def own_of_server(record: RequestRecord) -> list[bytes]:
+    """Encodes the attributes of `of_server`."""
+    known = []
+    if record.placement is not None:
+        known.append(_PLACEMENT(record.placement))
+    if record.coalesced:
+        known.append(_COALESCED)
+    if record.run is not None:
+        known.append(_RUN(record.run))
+    if record.last_token is not None:
+        known.append(_LAST_TOKEN((record.last_token - record.identity.arrived) / 1e9))
+    return known
+
+
+def bounded(steps: Iterable[Attributes], limits: Limits) -> tuple[dict[str, Any], int]:
+    """Returns the attributes that are left of these steps, and how many were dropped.
+
+    As the SDK does it (opentelemetry.attributes.BoundedAttributes): where a limit is reached, the
+    attribute that was set first is dropped; setting one again makes it the last.
+    """
+    kept: dict[str, Any] = {}
+    dropped, most, chars = 0, limits.attributes, limits.value_chars
+    for step in steps:
+        if most == 0:
+            dropped += len(step)
+            continue
+        for name, value in step.items():
+            kept.pop(name, None)
+            if most is not None and len(kept) >= most:
+                del kept[next(iter(kept))]
+                dropped += 1
+            kept[name] = value[:chars] if isinstance(value, str) else value
+    return kept, dropped
+
+
+def _known(*items: tuple[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in items if value is not None}

@@ -1,0 +1,239 @@
+"""Queues the spans of ended traces, and exports them in batches from the event loop.
+
+Traces are kept or dropped as a whole. Knows bytes and numbers of spans, not what is in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from orch_sidecar.observability.otlp.delivery import Delivery, Reply, Transport, Verdict
+from orch_sidecar.observability.otlp.settings import ExportSettings
+from orch_sidecar.observability.tracing import Lost, SpanCounts
+
+logger = logging.getLogger("orch.sidecar")
+
+# A collector that fails is in the log once within this time.
+LOG_EVERY_S: Final = 20.0
+
+# Below the 4 MiB that gRPC's servers accept by default.
+MAX_BATCH_BYTES: Final = 3 * 1024 * 1024
+
+
+class SpanBatcher:
+    """Exports spans to one collector, one batch at a time.
+
+    Lives on the event loop of the first `offer`. Its counts are of spans.
+    """
+
+    def __init__(
+        self,
+        settings: ExportSettings,
+        transport: Transport,
+        request: Callable[[Sequence[bytes]], bytes],
+    ) -> None:
+        """`request`: makes the whole request of these traces."""
+        self.counts = SpanCounts()
+        self._settings = settings
+        self._transport = transport
+        self._request = request
+        self._delivery = Delivery(transport, settings.timeout_s)
+        self._log = _LossLog(transport.address)
+        self._full_text = (
+            f"the queue is full (OTEL_BSP_MAX_QUEUE_SIZE: {settings.max_queue_size} spans)"
+        )
+        # Traces that wait, each with its spans, and their sum.
+        self._queue: deque[tuple[bytes, int]] = deque()
+        self._queued = 0
+        self._in_export = 0
+        # Something is queued; so much that nothing is to be waited for. Both once it closes.
+        self._some = asyncio.Event()
+        self._enough = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def full(self) -> bool:
+        """Whether not one more span fits into the queue."""
+        return self._queued >= self._settings.max_queue_size
+
+    @property
+    def exported(self) -> int:
+        return self.counts.exported
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        return self.counts.dropped
+
+    def offer(self, trace: bytes, spans: int) -> None:
+        """Queues a trace, or drops it if its spans do not fit. Never waits, never raises.
+
+        `trace`: all its spans as fields of a ScopeSpans.
+        """
+        queued = self._queued + spans
+        if self._closed:
+            self.drop(Lost.UNDELIVERED, spans)
+            return
+        if queued > self._settings.max_queue_size:
+            self.drop(Lost.QUEUE_FULL, spans)
+            return
+        self._queue.append((trace, spans))
+        self._queued = queued
+        if queued == spans:
+            self._some.set()
+            if self._task is None:
+                self._task = asyncio.get_running_loop().create_task(self._run(), name="traces")
+        if queued >= self._settings.max_batch_size:
+            self._enough.set()
+
+    def drop(self, reason: str, spans: int) -> None:
+        """Counts spans that are lost before they are queued."""
+        self.counts.dropped[reason] += spans
+        if reason == Lost.QUEUE_FULL:
+            self._log.lost(spans, self._full_text)
+
+    async def close(self, timeout_s: float) -> None:
+        """Exports what is queued, within this time, and closes the transport.
+
+        What is not delivered by then is lost.
+        """
+        self._closed = True
+        self._delivery.close_soon()
+        self._some.set()
+        self._enough.set()
+        try:
+            if self._task is not None:
+                await asyncio.wait([self._task], timeout=timeout_s)
+                self._task.cancel()
+                await asyncio.wait([self._task])
+        finally:
+            left = self._queued + self._in_export
+            self._queue.clear()
+            self._queued = self._in_export = 0
+            if left:
+                self.counts.dropped[Lost.UNDELIVERED] += left
+                self._log.lost(left, f"not delivered within the {timeout_s:g} s of the shutdown")
+            self._log.close()
+            await self._transport.close()
+
+    async def _run(self) -> None:
+        """Exports batch by batch until it is closed and the queue is empty."""
+        settings = self._settings
+        while True:
+            await self._some.wait()
+            if self._queued < settings.max_batch_size and not self._closed:
+                await self._wait_for_more()
+            if not self._queued or not await self._delivery.ready():
+                return
+            traces, spans = self._take()
+            self._in_export = spans
+            reply = await self._export(traces, spans)
+            self._in_export = 0
+            if self._closed and reply is not None and reply.verdict is Verdict.RETRY:
+                return  # the collector is away: the rest would not arrive, either
+
+    async def _wait_for_more(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.schedule_delay_s):
+                await self._enough.wait()
+        except TimeoutError:
+            pass
+
+    def _take(self) -> tuple[list[bytes], int]:
+        """Takes the traces of one batch from the queue, and returns them with their spans.
+
+        A trace that is too large for a batch makes one by itself.
+        """
+        queue = self._queue
+        traces: list[bytes] = []
+        spans = size = 0
+        while queue:
+            trace, count = queue[0]
+            spans_then, size_then = spans + count, size + len(trace)
+            too_large = spans_then > self._settings.max_batch_size or size_then > MAX_BATCH_BYTES
+            if traces and too_large:
+                break
+            queue.popleft()
+            traces.append(trace)
+            spans, size = spans_then, size_then
+        self._queued -= spans
+        if not self._closed:
+            if not queue:
+                self._some.clear()
+            if self._queued < self._settings.max_batch_size:
+                self._enough.clear()
+        return traces, spans
+
+    async def _export(self, traces: list[bytes], spans: int) -> Reply | None:
+        """Returns None if they are no request that could be sent. A fault costs its batch only."""
+        lost = Lost.INVALID
+        try:
+            request = self._request(traces)
+            lost = Lost.UNDELIVERED
+            reply = await self._delivery.deliver(request)
+        except Exception as error:
+            logger.debug("an export of traces failed", exc_info=True)
+            self.counts.dropped[lost] += spans
+            self._log.lost(spans, f"{type(error).__name__}: {error}")
+            return None
+        self._count(reply, spans)
+        return reply
+
+    def _count(self, reply: Reply, spans: int) -> None:
+        counts = self.counts
+        if reply.verdict is Verdict.DELIVERED:
+            rejected = min(reply.rejected, spans)
+            counts.exported += spans - rejected
+            counts.dropped[Lost.REJECTED] += rejected
+            if rejected:
+                self._log.lost(rejected, reply.text or "rejected without a reason")
+            elif reply.text:
+                self._log.warned(reply.text)
+            return
+        retry = reply.verdict is Verdict.RETRY
+        counts.dropped[Lost.UNDELIVERED if retry else Lost.REJECTED] += spans
+        self._log.lost(spans, reply.text)
+
+
+class _LossLog:
+    """Logs what a collector loses, and its warnings, in few lines."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        # Spans that have no line yet, and why the last of them were lost.
+        self._spans = 0
+        self._text = ""
+        self._warning = ""
+        self._next = 0.0  # the loop's clock
+
+    def lost(self, spans: int, text: str) -> None:
+        """Logs it, or keeps it for the next line."""
+        self._spans += spans
+        self._text = text
+        if self._due():
+            self.close()
+
+    def warned(self, text: str) -> None:
+        """Logs a warning of a collector that lost nothing, unless it has just given the same."""
+        if text != self._warning and self._due():
+            self._warning = text
+            logger.warning("traces to %s: %s", self._address, text)
+
+    def close(self) -> None:
+        """Logs what has no line yet."""
+        if self._spans:
+            logger.warning(
+                "traces to %s: %d spans were lost: %s", self._address, self._spans, self._text
+            )
+            self._spans = 0
+
+    def _due(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now < self._next:
+            return False
+        self._next = now + LOG_EVERY_S
+        return True

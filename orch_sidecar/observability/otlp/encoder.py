@@ -1,0 +1,277 @@
+"""Encodes the spans of a finished request as OTLP (opentelemetry/proto/trace/v1/trace.proto).
+
+Pure. Spans: `{route}` (server), and its children, one after the other, `admission.wait` and
+`engine.request` (client; the parent of vLLM's `llm_request`). What is equal for many requests is
+encoded once. Where limits may drop or cut attributes, the slow way is taken.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from orch_sidecar.api.redaction import short_lease
+from orch_sidecar.observability.otlp import attributes as spans
+from orch_sidecar.observability.otlp.attributes import Attributes, Limits
+from orch_sidecar.observability.otlp.protobuf import (
+    FIRST,
+    SPAN_ATTRIBUTE,
+    attributes,
+    sized,
+    varint,
+)
+from orch_sidecar.observability.record import Outcome, RequestRecord
+
+WAIT_SPAN: Final = "admission.wait"
+ENGINE_SPAN: Final = "engine.request"
+
+# More than any span has: the labels of a pool and its class, and what `attributes` sets.
+MOST_ATTRIBUTES: Final = 32
+
+# Of pools, classes, routes and outcomes; a client chooses model and method, hence the bound.
+_MOST_PREPARED: Final = 512
+
+# Fields of Span: trace_id, span_id, parent_span_id, start and end in nanoseconds, flags.
+_ROOT: Final = struct.Struct("<2s16s2s8scQcQ2sI")
+_CHILD: Final = struct.Struct("<2s16s2s8s2s8scQcQ2sI")
+_NAME, _KIND, _STATUS = b"\x2a", b"\x30", b"\x7a"
+_DROPPED_ATTRIBUTES, _LINK, _DROPPED_LINKS = b"\x50", b"\x6a", b"\x70"
+# Field of ScopeSpans, and of the messages around it.
+_SPAN, _SCHEMA_URL = b"\x12", b"\x1a"
+
+_INTERNAL, _SERVER, _CLIENT = (_KIND + varint(kind) for kind in (1, 2, 3))
+
+# SpanFlags: whether the parent is remote is known, and that it is.
+LOCAL_PARENT: Final = 0x100
+REMOTE_PARENT: Final = 0x300
+
+_TRACE_STATE: Final = b"\x1a"
+_LINK_FLAGS: Final = b"\x35" + struct.pack("<I", LOCAL_PARENT)
+
+
+class _Prepared(NamedTuple):
+    """What is equal for all requests of a pool, class, route, model and outcome.
+
+    `labels`: part of the key by its identity, which is not reused while it is here.
+    """
+
+    labels: Attributes
+    server: bytes
+    engine: bytes
+
+
+class RecordAttributes(NamedTuple):
+    """What the spans of a record have in common: once, for `engine` and `server`.
+
+    `prepared` and `own`: encoded attributes; None and empty where limits make each span differ.
+    """
+
+    record: RequestRecord
+    labels: Attributes
+    prepared: _Prepared | None
+    own: bytes
+
+
+class SpanEncoder:
+    """Encodes spans, each as a field of ScopeSpans.
+
+    `head`: of `head`. `state`: of `trace_state`. `common`: of `of_record`. `labels`: the attributes
+    of the pool and class when the span began.
+    """
+
+    def __init__(self, unplaced: Attributes, limits: Limits = Limits()) -> None:  # noqa: B008 - immutable
+        """`unplaced`: attributes of the spans of requests without a pool."""
+        self.unplaced = dict(unplaced)
+        self._limits = limits
+        most = limits.attributes
+        self._limited = limits.value_chars is not None or (
+            most is not None and most < MOST_ATTRIBUTES
+        )
+        self._prepared: dict[tuple[object, ...], _Prepared] = {}
+        self._waits: dict[tuple[int, int], tuple[Attributes, bytes]] = {}
+
+    def labels_of(self, record: RequestRecord) -> Attributes:
+        """Returns the attributes of its pool and class."""
+        return self.unplaced if record.labels is None else record.labels
+
+    def of_record(self, record: RequestRecord) -> RecordAttributes:
+        """Encodes the attributes of a record that has ended."""
+        labels = self.labels_of(record)
+        if self._limited:
+            return RecordAttributes(record, labels, None, b"")
+        return RecordAttributes(record, labels, self._prepare(record, labels), spans.own(record))
+
+    def head(
+        self,
+        trace_id: bytes,
+        span_id: bytes,
+        parent_id: bytes | None,
+        start_ns: int,
+        end_ns: int,
+        flags: int = LOCAL_PARENT,
+    ) -> bytes:
+        """Encodes what every span has. Raises struct.error for a time beyond 64 bits."""
+        if parent_id is None:
+            return _ROOT.pack(
+                b"\x0a\x10", trace_id, b"\x12\x08", span_id,
+                b"\x39", start_ns, b"\x41", end_ns, b"\x85\x01", flags,
+            )  # fmt: skip
+        return _CHILD.pack(
+            b"\x0a\x10", trace_id, b"\x12\x08", span_id, b"\x22\x08", parent_id,
+            b"\x39", start_ns, b"\x41", end_ns, b"\x85\x01", flags,
+        )  # fmt: skip
+
+    def wait(
+        self,
+        common: RecordAttributes,
+        head: bytes,
+        state: bytes,
+        labels: Attributes,
+        cost: int,
+        outcome: str | None,
+    ) -> bytes:
+        """Encodes a span of admission. `outcome`: if it was not admitted."""
+        key = id(labels), cost
+        if outcome is None and (known := self._waits.get(key)) is not None:
+            return _span(head, state, known[1])
+        steps = [{**labels, "orch.cost": cost}]
+        if outcome is not None:
+            steps.append({"orch.outcome": outcome})
+        encoded = self._slowly(WAIT_SPAN, _INTERNAL, steps)
+        if outcome is None:
+            if len(self._waits) >= _MOST_PREPARED:
+                self._waits.clear()
+            self._waits[key] = labels, encoded
+        return _span(head, state, encoded)
+
+    def failed_attempt(
+        self,
+        common: RecordAttributes,
+        head: bytes,
+        state: bytes,
+        labels: Attributes,
+        lease: str | None,
+        reason: str,
+    ) -> bytes:
+        """Encodes a span of the engine for an attempt after which the request was retried."""
+        steps = [labels, _lease(lease), {"orch.outcome": reason, "error.type": reason}]
+        return _span(head, state, self._slowly(ENGINE_SPAN, _CLIENT, steps, reason))
+
+    def engine(
+        self,
+        common: RecordAttributes,
+        head: bytes,
+        state: bytes,
+        labels: Attributes,
+        lease: str | None,
+    ) -> bytes:
+        """Encodes the span of the engine for the last attempt."""
+        record, now, prepared, own = common
+        if prepared is None or labels is not now:
+            steps = [labels, _lease(lease), spans.of_record(record, now), spans.of_error(record)]
+            return _span(head, state, self._slowly(ENGINE_SPAN, _CLIENT, steps, _error_of(record)))
+        of_lease = b"" if lease is None else spans.LEASE(short_lease(lease))
+        return _span(head, state, prepared.engine, of_lease, own)
+
+    def server(
+        self, common: RecordAttributes, head: bytes, state: bytes, links: Sequence[bytes] = ()
+    ) -> bytes:
+        """Encodes the span of the whole request. `links`: of `link`."""
+        linked = self._linked(links) if links else b""
+        record, now, prepared, own = common
+        if prepared is None:
+            steps = [self.unplaced, spans.of_server(record), spans.of_record(record, now)]
+            steps.append(spans.of_error(record))
+            name, error = record.identity.endpoint.path, _error_of(record)
+            return _span(head, state, linked, self._slowly(name, _SERVER, steps, error))
+        return _span(head, state, linked, prepared.server, own, *spans.own_of_server(record))
+
+    def _prepare(self, record: RequestRecord, labels: Attributes) -> _Prepared:
+        identity, model = record.identity, record.model
+        if len(model) > spans.MAX_MODEL_CHARS:
+            model = model[: spans.MAX_MODEL_CHARS]
+        key = (
+            id(labels), identity.endpoint, identity.method, record.outcome, record.status,
+            record.cost, record.stream, model,
+        )  # fmt: skip
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            if len(self._prepared) >= _MOST_PREPARED:
+                self._prepared.clear()
+            fixed = spans.of_record(record, labels) | spans.of_error(record)
+            for name in spans.OWN:
+                fixed.pop(name, None)
+            error = _error_of(record)
+            prepared = self._prepared[key] = _Prepared(
+                labels,
+                self._slowly(identity.endpoint.path, _SERVER, [self.unplaced, fixed], error),
+                self._slowly(ENGINE_SPAN, _CLIENT, [fixed], error),
+            )
+        return prepared
+
+    def _slowly(
+        self, name: str, kind: bytes, steps: Iterable[Attributes], error: str | None = None
+    ) -> bytes:
+        """Encodes name, kind, attributes and status. `error`: if the status is an error."""
+        kept, dropped = spans.bounded(steps, self._limits)
+        message = b"" if error is None else sized(b"\x12", error.encode()) + b"\x18\x02"
+        return b"%b%b%b%b%b" % (
+            sized(_NAME, name.encode()),
+            kind,
+            attributes(SPAN_ATTRIBUTE, kept.items()),
+            _DROPPED_ATTRIBUTES + varint(dropped) if dropped else b"",
+            sized(_STATUS, message),
+        )
+
+    def _linked(self, links: Sequence[bytes]) -> bytes:
+        most = self._limits.links
+        dropped = 0 if most is None else max(0, len(links) - most)
+        kept = b"".join(links[dropped:])
+        return kept + _DROPPED_LINKS + varint(dropped) if dropped else kept
+
+
+def _lease(lease: str | None) -> dict[str, str]:
+    return {} if lease is None else {"orch.lease": short_lease(lease)}
+
+
+def _error_of(record: RequestRecord) -> str | None:
+    """Returns the description of the error status; None if the outcome is no error."""
+    outcome = record.outcome
+    good = outcome is Outcome.OK or outcome in spans.CLIENT_OUTCOMES
+    return None if good else outcome.value
+
+
+def _span(*parts: bytes) -> bytes:
+    content = b"".join(parts)
+    return _SPAN + varint(len(content)) + content
+
+
+def trace_state(header: str) -> bytes:
+    """Encodes the trace state of a span, from the form that it has in a header."""
+    return sized(_TRACE_STATE, header.encode()) if header else b""
+
+
+def link(trace_id: bytes, span_id: bytes) -> bytes:
+    """Encodes a link of a span to another of this process."""
+    return sized(_LINK, b"\x0a\x10%b\x12\x08%b%b" % (trace_id, span_id, _LINK_FLAGS))
+
+
+def request_encoder(
+    resource: Attributes, schema_url: str, scope: str
+) -> Callable[[Sequence[bytes]], bytes]:
+    """Returns what makes one ExportTraceServiceRequest of encoded spans.
+
+    Raises ValueError, OverflowError or TypeError for a resource that cannot be encoded.
+    """
+    of_resource = sized(FIRST, attributes(FIRST, resource.items()))
+    of_scope = sized(FIRST, sized(FIRST, scope.encode()))
+    url = sized(_SCHEMA_URL, schema_url.encode()) if schema_url else b""
+
+    def request(traces: Sequence[bytes]) -> bytes:
+        size = len(of_scope) + sum(map(len, traces))
+        scope_spans = b"\x12" + varint(size) + of_scope
+        size += len(scope_spans) - len(of_scope) + len(of_resource) + len(url)
+        return b"".join([FIRST, varint(size), of_resource, scope_spans, *traces, url])
+
+    return request

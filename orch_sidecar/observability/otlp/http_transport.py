@@ -1,0 +1,187 @@
+"""Sends requests as OTLP over HTTP: what one attempt is, and what an answer means.
+
+Follows no redirect: the fields of the request may hold keys, which are for the endpoint alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+import zlib
+from collections.abc import AsyncIterator
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from typing import Final
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+from yarl import URL
+
+from orch_sidecar.observability.otlp.delivery import Reply, Verdict, accepted, readable
+from orch_sidecar.observability.otlp.responses import status_message
+from orch_sidecar.observability.otlp.settings import Compression, ExportSettings
+
+PROTOBUF: Final = "application/x-protobuf"
+USER_AGENT: Final = f"orch-sidecar-OTLP-Exporter-Python/{version('orch-sidecar')}"
+
+# Too many requests, and what a proxy answers for a collector that is away; all others are final.
+RETRYABLE: Final = frozenset({429, 502, 503, 504})
+
+# What is written at once without TLS: the kernel copies it in a fraction of a millisecond. Anything
+# else goes in pieces, and other tasks run in between.
+MAX_WRITE: Final = 512 * 1024
+PIECE: Final = 64 * 1024
+
+# Of an answer that is read at most, and for how long: its head has said what counts.
+MAX_BODY: Final = 64 * 1024
+MAX_BODY_S: Final = 2.0
+
+# Spans become hardly smaller with the levels above.
+_LEVEL: Final = 3
+
+
+class HttpTransport:
+    """Posts requests to one collector, over a connection that is kept open."""
+
+    def __init__(self, settings: ExportSettings) -> None:
+        """Raises ValueError if the certificates cannot be used."""
+        url = URL(settings.endpoint, encoded=settings.endpoint.isascii())
+        self.address = str(url.with_user(None).with_query(None))
+        self._url = url.with_user(None)
+        self._compression = settings.compression
+        self._fields = {"Content-Type": PROTOBUF, "User-Agent": USER_AGENT}
+        if settings.compression is not Compression.NONE:
+            self._fields["Content-Encoding"] = settings.compression.value
+        if url.user is not None:
+            self._fields["Authorization"] = aiohttp.encode_basic_auth(url.user, url.password or "")
+        self._fields |= {name.title(): value for name, value in settings.headers}
+        self._tls = None if settings.insecure else settings.tls()
+        self._proxy = _proxy(url)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def prepare(self, request: bytes) -> bytes:
+        if self._compression is Compression.NONE:
+            return request
+        # In a thread: zlib lets the event loop run.
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, _compressed, request, self._compression)
+
+    async def send(self, prepared: bytes, timeout_s: float | None) -> Reply:
+        loop = asyncio.get_running_loop()
+        end = None if timeout_s is None else loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(end):
+                response = await self._post(prepared)
+        except TimeoutError:
+            return Reply(Verdict.RETRY, f"no answer within {timeout_s or 0:.1f} s")
+        except (aiohttp.ClientError, OSError) as error:
+            return Reply(Verdict.RETRY, readable(f"{type(error).__name__}: {error}"))
+        async with response:
+            body_end = loop.time() + MAX_BODY_S
+            return await _reply(response, body_end if end is None else min(end, body_end))
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _post(self, prepared: bytes) -> aiohttp.ClientResponse:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=self._tls or True),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(),
+            )
+        at_once = self._tls is None and len(prepared) <= MAX_WRITE
+        return await self._session.post(
+            self._url,
+            data=prepared if at_once else _pieces(prepared),
+            headers=self._fields | {"Content-Length": str(len(prepared))},
+            proxy=self._proxy,
+            allow_redirects=False,
+        )
+
+
+async def _pieces(prepared: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(prepared), PIECE):
+        yield prepared[at : at + PIECE]
+        await asyncio.sleep(0)
+
+
+def _compressed(request: bytes, compression: Compression) -> bytes:
+    if compression is Compression.GZIP:
+        return gzip.compress(request, _LEVEL, mtime=0)
+    return zlib.compress(request, _LEVEL)
+
+
+def _proxy(url: URL) -> str | None:
+    """Returns the proxy that the environment has for this address."""
+    host = url.host or ""
+    if proxy_bypass(f"{host}:{url.port}"):
+        return None
+    proxies = getproxies()
+    return proxies.get(url.scheme) or proxies.get("all")
+
+
+async def _reply(response: aiohttp.ClientResponse, end: float) -> Reply:
+    status = response.status
+    body = await _body(response, end)
+    if 200 <= status < 300:
+        if body is None:
+            return Reply(Verdict.DELIVERED, "the answer was cut, too long or too slow")
+        return accepted(body)
+    text = f"HTTP {status} {response.reason or ''}".rstrip()
+    if 300 <= status < 400:
+        where = response.headers.get("Location", "nowhere")
+        text += f", a redirect to {where}, which is not followed: configure that endpoint"
+    elif body and (message := _message(response.content_type, body)):
+        text += f": {message}"
+    if status not in RETRYABLE:
+        return Reply(Verdict.REJECTED, readable(text))
+    return Reply(
+        Verdict.RETRY,
+        readable(text),
+        retry_after_s=retry_after_s(response.headers.get("Retry-After"), time.time()),
+    )
+
+
+async def _body(response: aiohttp.ClientResponse, end: float) -> bytes | None:
+    """Returns None for a body that is cut, too long or too slow."""
+    body = b""
+    try:
+        async with asyncio.timeout_at(end):
+            while piece := await response.content.read(MAX_BODY):
+                body += piece
+                if len(body) > MAX_BODY:
+                    return None
+    except (TimeoutError, aiohttp.ClientError, OSError):
+        return None
+    return body
+
+
+def _message(content_type: str, body: bytes) -> str:
+    """Returns what the body of an error says; empty for a page of HTML."""
+    if content_type != PROTOBUF:
+        plain = content_type in ("text/plain", "application/json")
+        return body.decode("utf-8", "replace") if plain else ""
+    try:
+        return status_message(body)
+    except ValueError:
+        return ""
+
+
+def retry_after_s(value: str | None, now: float) -> float | None:
+    """Returns the seconds in a Retry-After field: a number, or a date. `now`: Unix time.
+
+    None if it is missing or invalid.
+    """
+    if value is None:
+        return None
+    if value.strip().isascii() and value.strip().isdecimal():
+        return float(value)
+    try:
+        date = parsedate_to_datetime(value)
+        return max(0.0, date.replace(tzinfo=date.tzinfo or UTC).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None

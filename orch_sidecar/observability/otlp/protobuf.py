@@ -1,0 +1,141 @@
+"""The wire format of Protocol Buffers, as far as OTLP's traces need it.
+
+Pure. Knows the messages AnyValue and KeyValue of opentelemetry/proto/common/v1/common.proto, and
+the field of a span that has attributes. What cannot be represented raises: half a surrogate pair in
+a text UnicodeEncodeError, an integer beyond 64 bits OverflowError.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+_DOUBLE: Final = struct.Struct("<d")
+
+# Seven bits each: the last octet of a number, and one that is followed by others.
+_LAST: Final = tuple(bytes((bits,)) for bits in range(128))
+_MORE: Final = tuple(bytes((bits | 128,)) for bits in range(128))
+
+# Tags of the fields of AnyValue.
+_STRING, _BOOL, _INT, _DOUBLE_VALUE = b"\x0a", b"\x10", b"\x18", b"\x21"
+_ARRAY, _PAIRS, _BYTES = b"\x2a", b"\x32", b"\x3a"
+
+# Field 1, length-delimited: the first field of most messages.
+FIRST: Final = b"\x0a"
+# Field 9 of Span: its attributes.
+SPAN_ATTRIBUTE: Final = b"\x4a"
+
+# Texts up to this length have their attribute's prefix prepared: ids have 32 characters.
+_PREPARED_BYTES: Final = 64
+
+
+def varint(number: int) -> bytes:
+    """Encodes a number from 0 to 2**64 - 1."""
+    if number < 1 << 7:
+        return _LAST[number]
+    if number < 1 << 14:
+        return _MORE[number & 127] + _LAST[number >> 7]
+    octets = []
+    while number > 127:
+        octets.append(_MORE[number & 127])
+        number >>= 7
+    octets.append(_LAST[number])
+    return b"".join(octets)
+
+
+def sized(tag: bytes, content: bytes) -> bytes:
+    """Encodes a length-delimited field: a text, bytes or a message."""
+    return tag + varint(len(content)) + content
+
+
+def integer(number: int) -> bytes:
+    """Encodes an int64. Raises OverflowError if it has more bits."""
+    if -(1 << 63) <= number < 1 << 63:
+        return varint(number & (1 << 64) - 1)
+    bits = number.bit_length()
+    raise OverflowError(f"an integer has {bits} bits, OTLP takes 63 and a sign: it is left out")
+
+
+def any_value(value: Any) -> bytes:
+    """Encodes an AnyValue, without its tag and length. Raises TypeError for other types."""
+    match value:
+        case None:
+            return b""
+        case str():
+            return sized(_STRING, value.encode())
+        case bool():
+            return _BOOL + _LAST[value]
+        case int():
+            return _INT + integer(value)
+        case float():
+            return _DOUBLE_VALUE + _DOUBLE.pack(value)
+        case bytes():
+            return sized(_BYTES, value)
+        case Mapping():
+            return sized(_PAIRS, b"".join(attribute(FIRST, str(k), v) for k, v in value.items()))
+        case Sequence():
+            return sized(_ARRAY, b"".join(sized(FIRST, any_value(each)) for each in value))
+    raise TypeError(f"{value!r} is no attribute: it must be a text, number, list or mapping")
+
+
+def attribute(tag: bytes, key: str, value: Any) -> bytes:
+    """Encodes a KeyValue as a field with this tag."""
+    return sized(tag, sized(FIRST, key.encode()) + sized(b"\x12", any_value(value)))
+
+
+def attributes(tag: bytes, items: Iterable[tuple[str, Any]]) -> bytes:
+    """Encodes several KeyValues."""
+    return b"".join([attribute(tag, key, value) for key, value in items])
+
+
+class Texts:
+    """Encodes attributes of spans of one key whose values are texts."""
+
+    __slots__ = ("_key", "_prefixes")
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._prefixes = tuple(
+            attribute(SPAN_ATTRIBUTE, key, "x" * length)[: -length or None]
+            for length in range(_PREPARED_BYTES)
+        )
+
+    def __call__(self, value: str) -> bytes:
+        text = value.encode()
+        if len(text) < _PREPARED_BYTES:
+            return self._prefixes[len(text)] + text
+        return attribute(SPAN_ATTRIBUTE, self._key, value)
+
+
+class Integers:
+    """Encodes attributes of spans of one key whose values are integers."""
+
+    __slots__ = ("_prefixes",)
+
+    def __init__(self, key: str) -> None:
+        # By the length of the number, which is 1 to 10 bytes.
+        self._prefixes = tuple(
+            attribute(SPAN_ATTRIBUTE, key, (1 << 7 * length) - 1 if length < 10 else -1)[:-length]
+            for length in range(1, 11)
+        )
+
+    def __call__(self, value: int) -> bytes:
+        if 0 <= value < 1 << 14:
+            if value < 1 << 7:
+                return self._prefixes[0] + _LAST[value]
+            return self._prefixes[1] + _MORE[value & 127] + _LAST[value >> 7]
+        number = integer(value)
+        return self._prefixes[len(number) - 1] + number
+
+
+class Floats:
+    """Encodes attributes of spans of one key whose values are floating-point numbers."""
+
+    __slots__ = ("_prefix",)
+
+    def __init__(self, key: str) -> None:
+        self._prefix = attribute(SPAN_ATTRIBUTE, key, 0.0)[: -_DOUBLE.size]
+
+    def __call__(self, value: float) -> bytes:
+        return self._prefix + _DOUBLE.pack(value)

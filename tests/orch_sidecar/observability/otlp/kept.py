@@ -1,0 +1,65 @@
+"""A batcher that keeps what it is given, and what the bytes say to a decoder of OTLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Sampler
+
+from orch_sidecar.observability.otlp.attributes import Attributes, Limits
+from orch_sidecar.observability.otlp.encoder import SpanEncoder, request_encoder
+from orch_sidecar.observability.otlp.spans import SpanTracing
+from orch_sidecar.observability.tracing import Lost, SpanCounts
+
+
+class Kept:
+    """Stands in for SpanBatcher."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.traces: list[tuple[bytes, int]] = []
+        self.dropped: list[tuple[Lost, int]] = []
+
+    def offer(self, trace: bytes, spans: int) -> None:
+        self.traces.append((trace, spans))
+
+    def drop(self, reason: Lost, spans: int) -> None:
+        self.dropped.append((reason, spans))
+
+    async def close(self, timeout_s: float) -> None:
+        return
+
+    def spans(self) -> list[Span]:
+        """All spans, in the order in which they came."""
+        request = request_encoder({}, "", "")([trace for trace, _ in self.traces])
+        decoded = ExportTraceServiceRequest.FromString(request)
+        found = list(decoded.resource_spans[0].scope_spans[0].spans)
+        assert len(found) == sum(count for _, count in self.traces)
+        return found
+
+
+def tracing_to(
+    kept: Kept,
+    unplaced: Attributes,
+    limits: Limits = Limits(),  # noqa: B008 - immutable
+    sampler: Sampler = DEFAULT_ON,
+    ids: IdGenerator | None = None,
+) -> SpanTracing:
+    encoder = SpanEncoder(unplaced, limits)
+    return SpanTracing(encoder, kept, SpanCounts(), sampler, ids or RandomIdGenerator())
+
+
+def attributes_of(span: Span) -> dict[str, Any]:
+    """Its attributes, none of which is there twice."""
+    found = {each.key: value_of(each.value) for each in span.attributes}
+    assert len(found) == len(span.attributes), span
+    return found
+
+
+def value_of(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    return None if kind is None else getattr(value, kind)

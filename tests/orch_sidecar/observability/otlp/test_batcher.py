@@ -1,0 +1,244 @@
+"""The queue and the batches of an export, on a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from orch_sidecar.observability.otlp import batcher as module
+from orch_sidecar.observability.otlp.batcher import SpanBatcher
+from orch_sidecar.observability.otlp.delivery import Reply, Verdict
+from tests.orch_sidecar.observability.otlp.scripted import (
+    DELIVERED,
+    EXPORT,
+    NONE,
+    REJECTED,
+    RETRY,
+    ScriptedTransport,
+    batcher_of,
+    joined,
+    numbered,
+    throttled,
+)
+
+VIRTUAL_TIME = True
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_batch_is_exported_as_soon_as_it_is_complete() -> None:
+    transport = ScriptedTransport(DELIVERED)
+    batcher = batcher_of(transport)
+    for trace in numbered(3):
+        batcher.offer(trace, 3)
+    await asyncio.sleep(1)
+    assert (transport.times, transport.requests) == ([0.0], [b"0,1"])
+    await asyncio.sleep(10)
+    assert (transport.times, transport.requests) == ([0.0, 5.0], [b"0,1", b"2"])
+    assert (batcher.exported, batcher.dropped) == (9, NONE)
+    await batcher.close(5)
+
+
+async def test_incomplete_batch_is_exported_after_the_delay() -> None:
+    transport = ScriptedTransport(DELIVERED)
+    batcher = batcher_of(transport)
+    batcher.offer(b"a", 1)
+    await asyncio.sleep(3)
+    batcher.offer(b"b", 1)
+    await asyncio.sleep(10)
+    batcher.offer(b"c", 1)
+    await asyncio.sleep(10)
+    assert transport.times == [5.0, 18.0]
+    assert transport.requests == [b"a,b", b"c"]
+    await batcher.close(5)
+
+
+async def test_batch_that_becomes_complete_does_not_wait_any_longer() -> None:
+    transport = ScriptedTransport(DELIVERED)
+    batcher = batcher_of(transport)
+    batcher.offer(b"a", 3)
+    await asyncio.sleep(3)
+    batcher.offer(b"b", 3)
+    await asyncio.sleep(0.5)
+    assert transport.times == [3.0]
+    await batcher.close(5)
+
+
+async def test_traces_are_not_split() -> None:
+    transport = ScriptedTransport(DELIVERED)
+    batcher = batcher_of(transport)
+    for trace, spans in ((b"a", 4), (b"b", 3), (b"c", 4)):
+        batcher.offer(trace, spans)
+    await batcher.close(5)
+    assert transport.requests == [b"a", b"b", b"c"]
+
+
+async def test_trace_with_more_spans_than_a_batch_goes_alone() -> None:
+    transport = ScriptedTransport(DELIVERED)
+    batcher = batcher_of(transport)
+    for trace, spans in ((b"a", 1), (b"b", 8), (b"c", 1)):
+        batcher.offer(trace, spans)
+    await batcher.close(5)
+    assert transport.requests == [b"a", b"b", b"c"]
+
+
+async def test_batch_has_a_size_that_collectors_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_BATCH_BYTES", 100)
+    transport = ScriptedTransport(DELIVERED)
+    batcher = batcher_of(transport)
+    for size in (60, 40, 1, 500):
+        batcher.offer(b"x" * size, 1)
+    await batcher.close(5)
+    assert [len(request) for request in transport.requests] == [101, 1, 500]  # with commas
+
+
+async def test_one_export_at_a_time_while_others_are_queued() -> None:
+    transport = ScriptedTransport(2.0, DELIVERED, 2.0, DELIVERED)  # fails if there are two
+    batcher = batcher_of(transport)
+    for trace in numbered(4):
+        batcher.offer(trace, 3)
+    await asyncio.sleep(10)
+    assert transport.times == [0.0, 2.0]
+    assert batcher.exported == 12
+    await batcher.close(5)
+
+
+async def test_full_queue_drops_whole_traces_and_takes_smaller_ones() -> None:
+    transport = ScriptedTransport(100.0)
+    batcher = batcher_of(transport)
+    batcher.offer(b"in export", 6)
+    await asyncio.sleep(0)
+    batcher.offer(b"a", 10)
+    assert not batcher.full
+    batcher.offer(b"b", 3)
+    batcher.offer(b"c", 2)
+    assert batcher.full
+    batcher.offer(b"d", 1)
+    batcher.drop("queue_full", 3)  # of a trace that was not encoded because it is full
+    batcher.drop("invalid", 2)
+    assert batcher.dropped == NONE | {"queue_full": 7, "invalid": 2}
+    await batcher.close(0)
+
+
+async def test_counts_are_of_what_the_collector_said() -> None:
+    partial = Reply(Verdict.DELIVERED, "2 spans are too old", rejected=2)
+    impossible = Reply(Verdict.DELIVERED, "", rejected=99)
+    transport = ScriptedTransport(DELIVERED, partial, impossible, REJECTED)
+    batcher = batcher_of(transport)
+    for trace in numbered(4):
+        batcher.offer(trace, 6)
+        await asyncio.sleep(1)
+    assert batcher.exported == 6 + 4 + 0 + 0
+    assert batcher.dropped == NONE | {"rejected": 2 + 6 + 6}
+    await batcher.close(5)
+
+
+async def test_export_that_times_out_is_undelivered_and_the_next_one_is_tried() -> None:
+    transport = ScriptedTransport(10.0, RETRY, DELIVERED)
+    batcher = batcher_of(transport)
+    for trace in numbered(2):
+        batcher.offer(trace, 6)
+    await asyncio.sleep(60)
+    assert transport.times == [0.0, 10.0]
+    assert (batcher.exported, batcher.dropped) == (6, NONE | {"undelivered": 6})
+    await batcher.close(5)
+
+
+async def test_throttled_traces_wait_in_the_queue() -> None:
+    transport = ScriptedTransport(throttled(60.0), DELIVERED)
+    batcher = batcher_of(transport)
+    for trace in numbered(4):
+        batcher.offer(trace, 6)
+        await asyncio.sleep(0)
+    await asyncio.sleep(59)
+    assert batcher.dropped == NONE | {"undelivered": 6, "queue_full": 6}
+    await asyncio.sleep(59)
+    assert transport.times[:2] == [0.0, pytest.approx(60.0)]
+    assert batcher.exported == 12
+    await batcher.close(5)
+
+
+async def test_fault_of_the_encoder_costs_its_batch() -> None:
+    def request(traces: Sequence[bytes]) -> bytes:
+        if b"0" in traces:
+            raise OverflowError("too large")
+        return joined(traces)
+
+    transport = ScriptedTransport(DELIVERED)
+    batcher = SpanBatcher(EXPORT, transport, request)
+    for trace in numbered(2):
+        batcher.offer(trace, 6)
+    await batcher.close(5)
+    assert transport.requests == [b"1"]
+    assert (batcher.exported, batcher.dropped) == (6, NONE | {"invalid": 6})
+
+
+async def test_fault_of_the_transport_costs_its_batch() -> None:
+    class Faulty(ScriptedTransport):
+        async def prepare(self, request: bytes) -> bytes:
+            if request == b"0":
+                raise RuntimeError("a fault")
+            return request
+
+    transport = Faulty(DELIVERED)
+    batcher = batcher_of(transport)
+    for trace in numbered(2):
+        batcher.offer(trace, 6)
+    await batcher.close(5)
+    assert (batcher.exported, batcher.dropped) == (6, NONE | {"undelivered": 6})
+
+
+async def test_close_exports_what_is_queued_at_once() -> None:
+    transport = ScriptedTransport(DELIVERED)
+    batcher = batcher_of(transport)
+    for trace in numbered(4):
+        batcher.offer(trace, 3)
+    await batcher.close(5)
+    assert transport.requests == [b"0,1", b"2,3"]
+    assert (now(), batcher.exported, transport.closed) == (0.0, 12, True)
+    batcher.offer(b"late", 3)
+    assert batcher.dropped == NONE | {"undelivered": 3}
+
+
+async def test_close_without_traces_closes_the_transport() -> None:
+    transport = ScriptedTransport(DELIVERED)
+    await batcher_of(transport).close(5)
+    assert (transport.sent, transport.closed) == ([], True)
+
+
+async def test_close_ends_with_its_time_and_counts_what_was_not_delivered() -> None:
+    transport = ScriptedTransport(100.0)
+    batcher = batcher_of(transport)
+    for trace in numbered(4):
+        batcher.offer(trace, 3)
+    await batcher.close(4)
+    assert (now(), transport.closed, transport.sending) == (4.0, True, 0)
+    assert batcher.dropped == NONE | {"undelivered": 12}
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_close_does_not_wait_for_a_retry() -> None:
+    transport = ScriptedTransport(RETRY)
+    batcher = batcher_of(transport)
+    for trace in numbered(4):
+        batcher.offer(trace, 3)
+    await asyncio.sleep(0.1)
+    assert len(transport.sent) == 1
+    await batcher.close(5)
+    assert transport.times == [0.0, 0.1]  # once more at once, and the rest not at all
+    assert batcher.dropped == NONE | {"undelivered": 12}
+
+
+async def test_close_leaves_a_collector_alone_that_asked_for_it() -> None:
+    transport = ScriptedTransport(throttled(60.0), DELIVERED)
+    batcher = batcher_of(transport)
+    for trace in numbered(4):
+        batcher.offer(trace, 3)
+    await asyncio.sleep(1)
+    await batcher.close(5)
+    assert (now(), len(transport.sent)) == (1.0, 1)
+    assert batcher.dropped == NONE | {"undelivered": 12}

@@ -1,0 +1,171 @@
+"""The whole export, from ended traces to a collector that fails first, over both protocols."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import grpc
+import pytest
+
+from orch_sidecar.observability.otlp import batcher as batcher_module
+from orch_sidecar.observability.otlp import delivery
+from orch_sidecar.observability.otlp.batcher import SpanBatcher
+from orch_sidecar.observability.otlp.delivery import Transport
+from orch_sidecar.observability.otlp.grpc_transport import GrpcTransport
+from orch_sidecar.observability.otlp.http_transport import HttpTransport
+from orch_sidecar.observability.otlp.settings import ExportSettings
+from orch_sidecar.observability.tracing import Lost
+from tests.integration.running import eventually
+from tests.orch_sidecar.observability.otlp.grpc_receivers import failing, grpc_receiver, returning
+from tests.orch_sidecar.observability.otlp.http_receivers import (
+    answer,
+    closing,
+    deaf,
+    http_receiver,
+)
+from tests.orch_sidecar.observability.otlp.sdk_bytes import Traces, names_of
+
+NONE = dict.fromkeys(Lost, 0)
+SPANS_OF_A_TRACE = ["admission.wait", "engine.request", "/v1/chat"]
+HTTP, GRPC = "http/protobuf", "grpc"
+
+# Yields the port of a collector that fails so many times, and the bodies of its requests.
+Collect = Callable[[int], AbstractAsyncContextManager[tuple[int, Sequence[tuple[object, bytes]]]]]
+
+
+@pytest.fixture(params=[HTTP, GRPC])
+def protocol(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(delivery, "FIRST_BACKOFF_S", 0.01)
+    return str(request.param)
+
+
+@asynccontextmanager
+async def collecting(
+    protocol: str, failures: int
+) -> AsyncIterator[tuple[int, Sequence[tuple[object, bytes]]]]:
+    if protocol == HTTP:
+        unavailable = [answer("503 Service Unavailable"), closing(after_request=True)] * failures
+        async with http_receiver(*unavailable, answer("200 OK")) as http:
+            yield http.port, http.requests
+    else:
+        errors = [failing(grpc.StatusCode.UNAVAILABLE), failing(grpc.StatusCode.ABORTED)]
+        with grpc_receiver(*errors * failures, returning()) as receiver:
+            yield receiver.port, receiver.requests
+
+
+def batcher_to(port: int, protocol: str, traces: Traces, **environ: str) -> SpanBatcher:
+    settings = ExportSettings.from_environ(
+        {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "60",
+        }
+        | {f"OTEL_{name}": value for name, value in environ.items()}
+    )
+    http = protocol == HTTP
+    transport: Transport = HttpTransport(settings) if http else GrpcTransport(settings)
+    return SpanBatcher(settings, transport, traces.request)
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+async def test_every_span_arrives_once_whatever_failed_before(
+    protocol: str, compression: str
+) -> None:
+    traces = Traces(40)
+    async with collecting(protocol, failures=1) as (port, requests):
+        batcher = batcher_to(
+            port,
+            protocol,
+            traces,
+            BSP_MAX_EXPORT_BATCH_SIZE="60",
+            EXPORTER_OTLP_COMPRESSION=compression,
+        )
+        for trace in traces.traces:
+            batcher.offer(trace, 3)
+        while batcher.exported < traces.spans:
+            assert batcher.dropped == NONE
+            await asyncio.sleep(0.01)
+        await batcher.close(60)
+        bodies = [body for _, body in requests]
+    if compression == "gzip" and protocol == HTTP:  # gRPC unpacks by itself
+        bodies = [gzip.decompress(body) for body in bodies]
+    first, *repeated, second = bodies
+    assert repeated == [first, first]  # it failed twice
+    assert first != second
+    for body in (first, second):
+        assert names_of(body) == SPANS_OF_A_TRACE * 20
+    expected = (traces.request(traces.traces[:20]), traces.request(traces.traces[20:]))
+    assert (first, second) == expected
+
+
+async def test_what_is_queued_is_flushed_by_the_shutdown(protocol: str) -> None:
+    traces = Traces(10)
+    async with collecting(protocol, failures=0) as (port, requests):
+        batcher = batcher_to(port, protocol, traces)
+        for trace in traces.traces:
+            batcher.offer(trace, 3)
+        await batcher.close(60)
+        assert [names_of(body) for _, body in requests] == [SPANS_OF_A_TRACE * 10]
+        assert (batcher.exported, batcher.dropped) == (30, NONE)
+
+
+async def test_shutdown_while_a_retry_waits_does_not_wait_for_it(
+    protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "FIRST_BACKOFF_S", 1e6)
+    traces = Traces(2)
+    async with collecting(protocol, failures=9) as (port, requests):
+        batcher = batcher_to(
+            port,
+            protocol,
+            traces,
+            BSP_MAX_EXPORT_BATCH_SIZE="3",
+            BSP_EXPORT_TIMEOUT="0",
+            EXPORTER_OTLP_TIMEOUT="0",
+        )
+        for trace in traces.traces:
+            batcher.offer(trace, 3)
+        await eventually(lambda: len(requests) > 0, 60)
+        await batcher.close(60)
+        assert len(requests) == 2
+        assert batcher.dropped == NONE | {"undelivered": 6}
+
+
+async def test_shutdown_with_a_collector_that_hangs_ends_and_leaves_no_task(
+    protocol: str,
+) -> None:
+    traces = Traces(4)
+    async with http_receiver(deaf) as receiver:
+        batcher = batcher_to(receiver.port, protocol, traces)
+        before = asyncio.all_tasks()
+        for trace in traces.traces:
+            batcher.offer(trace, 3)
+        await batcher.close(0.3)
+        assert batcher.dropped == NONE | {"undelivered": 12}
+        await eventually(lambda: asyncio.all_tasks() <= before | receiver.tasks, 60)
+
+
+async def test_collector_that_is_away_costs_spans_and_nothing_else(
+    protocol: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batcher_module, "LOG_EVERY_S", 1e6)
+    traces = Traces(1)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        batcher = batcher_to(port, protocol, traces, BSP_MAX_QUEUE_SIZE="30")
+        for _ in range(100):
+            batcher.offer(traces.traces[0], 3)
+            await asyncio.sleep(0)
+        await batcher.close(60)
+    assert batcher.exported == 0
+    assert sum(batcher.dropped.values()) == 300
+    assert batcher.dropped["queue_full"] >= 200
+    assert batcher.dropped["undelivered"] >= 30
+    lines = [record.getMessage() for record in caplog.records if record.name == "orch.sidecar"]
+    assert len(lines) == 2  # the first loss, and the sum of the others at the end
+    assert all(f"127.0.0.1:{port}" in line for line in lines)

@@ -1,0 +1,287 @@
+"""OTLP over gRPC, to collectors that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceResponse,
+)
+
+from orch_sidecar.observability.otlp.delivery import Reply, Verdict
+from orch_sidecar.observability.otlp.grpc_transport import USER_AGENT, GrpcTransport
+from orch_sidecar.observability.otlp.settings import ExportSettings
+from tests.orch_sidecar.observability.otlp.grpc_receivers import failing, grpc_receiver, returning
+from tests.orch_sidecar.observability.otlp.http_receivers import (
+    Behaviour,
+    blurting,
+    closing,
+    deaf,
+    head,
+    http_receiver,
+)
+from tests.orch_sidecar.observability.otlp.relay import cutting_relay
+
+LONG_S = 60.0  # for what must not end by time
+DELIVERED, RETRY, REJECTED = Verdict.DELIVERED, Verdict.RETRY, Verdict.REJECTED
+Code = grpc.StatusCode
+
+
+def transport_to(port: int, **environ: str) -> GrpcTransport:
+    variables = {"ENDPOINT": f"127.0.0.1:{port}", "INSECURE": "true"} | environ
+    return GrpcTransport(
+        ExportSettings.from_environ({f"OTEL_EXPORTER_OTLP_{k}": v for k, v in variables.items()})
+    )
+
+
+async def one(behave: Callable[[Any], bytes], limit_s: float = LONG_S) -> Reply:
+    """Sends one request to a collector that does this."""
+    with grpc_receiver(behave) as receiver:
+        return await send(receiver.port, limit_s)
+
+
+async def send(port: int, limit_s: float = LONG_S, body: bytes = b"spans") -> Reply:
+    transport = transport_to(port)
+    try:
+        return await transport.send(body, limit_s)
+    finally:
+        await transport.close()
+
+
+def details(seconds: float) -> tuple[str, bytes]:
+    """Returns the field in which a server's library puts a RetryInfo."""
+    info = AnyMessage()
+    info.Pack(retry_info(seconds))
+    return "grpc-status-details-bin", Status(code=8, details=[info]).SerializeToString()
+
+
+def retry_info(seconds: float) -> Any:
+    whole = int(seconds)
+    return RetryInfo(retry_delay=Duration(seconds=whole, nanos=round((seconds - whole) * 1e9)))
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    {
+        Code.CANCELLED: RETRY,
+        Code.UNKNOWN: REJECTED,
+        Code.INVALID_ARGUMENT: REJECTED,
+        Code.DEADLINE_EXCEEDED: RETRY,
+        Code.NOT_FOUND: REJECTED,
+        Code.ALREADY_EXISTS: REJECTED,
+        Code.PERMISSION_DENIED: REJECTED,
+        Code.UNAUTHENTICATED: REJECTED,
+        Code.RESOURCE_EXHAUSTED: REJECTED,
+        Code.FAILED_PRECONDITION: REJECTED,
+        Code.ABORTED: RETRY,
+        Code.OUT_OF_RANGE: RETRY,
+        Code.UNIMPLEMENTED: REJECTED,
+        Code.INTERNAL: REJECTED,
+        Code.UNAVAILABLE: RETRY,
+        Code.DATA_LOSS: RETRY,
+    }.items(),
+    ids=lambda value: getattr(value, "name", None),
+)
+async def test_code_decides_as_in_the_table_of_the_specification(
+    code: Any, verdict: Verdict
+) -> None:
+    assert await one(failing(code, "no\nroom")) == Reply(verdict, f"{code.name}: no room")
+
+
+@pytest.mark.parametrize("code", [Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE])
+@pytest.mark.parametrize(
+    ("field", "seconds"),
+    [
+        (details(7.5), 7.5),
+        (("google.rpc.retryinfo-bin", retry_info(3).SerializeToString()), 3.0),
+    ],
+)
+async def test_throttling_states_when_to_return(
+    code: Any, field: tuple[str, bytes], seconds: float
+) -> None:
+    reply = await one(failing(code, "busy", field))
+    assert reply == Reply(RETRY, f"{code.name}: busy", retry_after_s=seconds)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        ("grpc-status-details-bin", Status(message="x").SerializeToString()),
+        ("grpc-status-details-bin", b"\xff\xff"),
+        ("google.rpc.retryinfo-bin", b"garbage"),
+    ],
+)
+async def test_details_without_a_delay_are_none(field: tuple[str, bytes]) -> None:
+    assert (await one(failing(Code.RESOURCE_EXHAUSTED, "", field))).verdict is REJECTED
+    reply = await one(failing(Code.UNAVAILABLE, "", field))
+    assert (reply.verdict, reply.retry_after_s) == (RETRY, None)
+
+
+@pytest.mark.parametrize(("rejected", "text"), [(0, ""), (5, "too old"), (0, "use v2")])
+async def test_partial_success_is_read(rejected: int, text: str) -> None:
+    partial = ExportTracePartialSuccess(rejected_spans=rejected, error_message=text)
+    body = ExportTraceServiceResponse(partial_success=partial).SerializeToString()
+    assert await one(returning(body)) == Reply(DELIVERED, text, rejected=rejected)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"\xff" * 1_000_000])
+async def test_accepted_request_is_never_repeated_whatever_its_answer_is(body: bytes) -> None:
+    reply = await one(returning(body))
+    assert reply.verdict is DELIVERED
+    assert reply.text.startswith("the answer is no ExportTraceServiceResponse")
+
+
+async def test_huge_answer_is_refused_and_not_retried() -> None:
+    reply = await one(returning(bytes(5_000_000)))
+    assert reply.verdict is REJECTED
+    assert "larger than max" in reply.text
+
+
+async def test_collector_without_the_service_rejects() -> None:
+    with grpc_receiver(returning(), method="/another.Service/Export") as receiver:
+        assert (await send(receiver.port)).verdict is REJECTED
+
+
+async def test_fault_within_the_collector_is_final() -> None:
+    def fault(context: Any) -> bytes:
+        raise RuntimeError("a fault")
+
+    assert (await one(fault)).verdict is REJECTED
+
+
+async def test_collector_that_hangs_is_a_retry_when_the_time_is_over() -> None:
+    released = threading.Event()
+
+    def hang(context: Any) -> bytes:
+        released.wait()
+        return b""
+
+    with grpc_receiver(hang) as receiver:
+        reply = await send(receiver.port, limit_s=0.3)
+        released.set()
+    assert reply.verdict is RETRY
+    assert reply.text.startswith("DEADLINE_EXCEEDED: ")
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [deaf, closing(after_request=False), blurting(head("200 OK")), blurting(b"SSH-2.0\r\n")],
+    ids=["deaf", "closing", "http/1.1", "garbage"],
+)
+async def test_what_does_not_speak_grpc_is_a_retry(behaviour: Behaviour) -> None:
+    async with http_receiver(behaviour) as receiver:
+        assert (await send(receiver.port, limit_s=1.0)).verdict is RETRY
+
+
+async def test_collector_that_is_not_there_is_a_retry() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        assert (await send(closed.getsockname()[1])).verdict is RETRY
+    transport = transport_to(9, ENDPOINT="http://no.such.invalid:4317")
+    assert (await transport.send(b"", 2.0)).verdict is RETRY
+    await transport.close()
+
+
+@pytest.mark.parametrize("sent", [0, 30, 200_000])
+async def test_connection_that_is_cut_within_the_request_is_retried(sent: int) -> None:
+    with grpc_receiver(returning()) as receiver:
+        async with cutting_relay(receiver.port, sent=sent) as counts:
+            transport = transport_to(counts[0])
+            body = bytes(1_000_000)
+            replies = [(await transport.send(body, LONG_S)).verdict]
+            # gRPC itself may connect once more before it has sent anything of a call.
+            assert replies[0] is RETRY or sent < 100
+            while replies[-1] is RETRY:  # gRPC has a back-off of its own before it connects again
+                await asyncio.sleep(0.1)
+                replies.append((await transport.send(body, LONG_S)).verdict)
+            assert replies[-1] is DELIVERED
+            assert [body for _, body in receiver.requests] == [body]
+            await transport.close()
+
+
+@pytest.mark.parametrize("received", [1, 20])
+async def test_connection_that_is_cut_within_the_answer_is_retried(received: int) -> None:
+    with grpc_receiver(returning()) as receiver:
+        async with cutting_relay(receiver.port, received=received, always=True) as counts:
+            assert (await send(counts[0])).verdict is RETRY
+
+
+async def test_request_has_the_configured_fields_and_the_user_agent() -> None:
+    with grpc_receiver(returning()) as receiver:
+        transport = transport_to(
+            receiver.port, HEADERS="authorization=Bearer%20a,X-Scope=1,x-key-bin=ab"
+        )
+        assert await transport.send(b"spans", None) == Reply(DELIVERED)
+        await transport.close()
+        ((metadata, body),) = receiver.requests
+        assert metadata["authorization"] == "Bearer a"
+        assert metadata["x-scope"] == "1"
+        assert metadata["x-key-bin"] == b"ab"
+        assert metadata["user-agent"].startswith(f"{USER_AGENT} grpc-python/")
+        assert body == b"spans"
+
+
+@pytest.mark.parametrize(("compression", "most"), [("gzip", 100_000), ("none", None)])
+async def test_compression_is_grpcs_own(compression: str, most: int | None) -> None:
+    body = b"measurement_type" * 50_000
+    with grpc_receiver(returning()) as receiver:
+        async with cutting_relay(receiver.port) as counts:
+            transport = transport_to(counts[0], COMPRESSION=compression)
+            prepared = await transport.prepare(body)
+            assert await transport.send(prepared, LONG_S) == Reply(DELIVERED)
+            await transport.close()
+            assert receiver.requests[0][1] == body
+            sent = counts[1]
+    assert sent < most if most else sent > len(body)
+
+
+async def test_calls_do_not_begin_on_the_thread_of_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They compress and write to the socket before they return."""
+    threads = []
+    original = GrpcTransport._call
+
+    def call(transport: GrpcTransport, prepared: bytes, timeout_s: float | None) -> Any:
+        threads.append(threading.get_ident())
+        return original(transport, prepared, timeout_s)
+
+    monkeypatch.setattr(GrpcTransport, "_call", call)
+    assert await one(returning()) == Reply(DELIVERED)
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_cancelled_call_ends_at_the_collector() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def hang(context: Any) -> bytes:
+        context.add_callback(ended.set)
+        begun.set()
+        ended.wait()
+        return b""
+
+    with grpc_receiver(hang) as receiver:
+        transport = transport_to(receiver.port)
+        sending = asyncio.create_task(transport.send(b"spans", None))
+        await asyncio.to_thread(begun.wait)
+        sending.cancel()
+        await asyncio.wait([sending])
+        assert sending.cancelled()
+        await asyncio.to_thread(ended.wait)
+        await transport.close()
+
+
+async def test_transport_that_sent_nothing_is_closed() -> None:
+    await transport_to(9).close()

@@ -1,0 +1,91 @@
+"""What of an export is in the log: losses and warnings, in few lines, on a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from orch_sidecar.observability.otlp.batcher import LOG_EVERY_S
+from orch_sidecar.observability.otlp.delivery import Reply, Verdict
+from tests.orch_sidecar.observability.otlp.scripted import (
+    DELIVERED,
+    REJECTED,
+    RETRY,
+    ScriptedTransport,
+    batcher_of,
+)
+
+VIRTUAL_TIME = True
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+async def test_failing_collector_has_one_line_in_a_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    transport = ScriptedTransport(REJECTED)
+    batcher = batcher_of(transport)
+    began = now()
+    while now() - began < LOG_EVERY_S:
+        batcher.offer(b"a", 6)
+        await asyncio.sleep(1)
+    assert lines(caplog) == [
+        "traces to http://collector:4318/v1/traces: 6 spans were lost: HTTP 400 Bad Request"
+    ]
+    for _ in range(4):
+        batcher.offer(b"b", 6)
+    await batcher.close(5)
+    assert len(lines(caplog)) == 3  # the time is over; and what is left has a line at the end
+    lost = [int(line.split(" spans")[0].split()[-1]) for line in lines(caplog)]
+    assert sum(lost) == sum(batcher.dropped.values())
+
+
+async def test_full_queue_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    batcher = batcher_of(ScriptedTransport(DELIVERED))
+    batcher.offer(b"a", 13)
+    (line,) = lines(caplog)
+    assert "13 spans were lost: the queue is full (OTEL_BSP_MAX_QUEUE_SIZE: 12 spans)" in line
+    await batcher.close(5)
+
+
+async def test_warning_of_a_collector_is_in_the_log_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    warning = Reply(Verdict.DELIVERED, "this API will go")
+    batcher = batcher_of(ScriptedTransport(*[warning] * 3, Reply(Verdict.DELIVERED, "it is gone")))
+    for _ in range(4):
+        batcher.offer(b"a", 6)
+        await asyncio.sleep(2 * LOG_EVERY_S)
+    await batcher.close(5)
+    assert lines(caplog) == [
+        "traces to http://collector:4318/v1/traces: this API will go",
+        "traces to http://collector:4318/v1/traces: it is gone",
+    ]
+    assert batcher.exported == 24
+
+
+async def test_rejected_spans_of_a_request_are_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    batcher = batcher_of(ScriptedTransport(Reply(Verdict.DELIVERED, "too old", rejected=2)))
+    batcher.offer(b"a", 6)
+    await batcher.close(5)
+    assert lines(caplog) == [
+        "traces to http://collector:4318/v1/traces: 2 spans were lost: too old"
+    ]
+
+
+async def test_export_without_a_failure_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    batcher = batcher_of(ScriptedTransport(RETRY, DELIVERED))
+    batcher.offer(b"a", 6)
+    await asyncio.sleep(10)
+    await batcher.close(5)
+    assert (batcher.exported, caplog.records) == (6, [])

@@ -1,0 +1,223 @@
+"""Spans by the outcome of their request; when a trace leaves, and when it is lost."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+
+from orch_sidecar.api.refusal import Reason
+from orch_sidecar.config.resolve import NO_TYPE, unplaced_labels
+from orch_sidecar.observability.otlp import trace_parts
+from orch_sidecar.observability.otlp.encoder import MOST_ATTRIBUTES, SpanEncoder
+from orch_sidecar.observability.otlp.spans import SpanTracing
+from orch_sidecar.observability.record import Outcome, RequestRecord
+from orch_sidecar.observability.tracing import Lost, Trace
+from tests.orch_sidecar.observability.otlp.kept import Kept, attributes_of, tracing_to
+from tests.orch_sidecar.records import record_of
+from vllm_plugin.profile import MeasurementType
+
+# What the client did itself is no error of the span.
+NO_ERRORS = {Outcome.OK, Outcome.CANCELLED, Outcome.CLIENT_ERROR}
+PLACED = {"measurement_type": MeasurementType.OFFLINE.value, "orch.pool": "offline"}
+UNPLACED = {"measurement_type": NO_TYPE}
+SURROGATE = "half \ud800 a pair"
+
+
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+def begun(tracing: SpanTracing, **more: Any) -> tuple[RequestRecord, Trace]:
+    """A request that was dispatched."""
+    record = record_of(**more)
+    record.cost, record.labels = 1, PLACED
+    trace = tracing.begin(record, {})
+    record.admitted = record.identity.arrived
+    trace.dispatched()
+    return record, trace
+
+
+def end(record: RequestRecord, trace: Trace, outcome: Outcome | Reason = Outcome.OK) -> None:
+    record.end(outcome, 200)
+    trace.ended()
+
+
+@pytest.mark.parametrize("labels", [None, PLACED], ids=["unplaced", "placed"])
+@pytest.mark.parametrize("outcome", [*Outcome, *Reason], ids=lambda outcome: outcome.name)
+@pytest.mark.parametrize("common", [{}, {"measurement_type": MeasurementType.SINGLE_STREAM.value}])
+def test_every_span_of_every_outcome_has_a_measurement_type(
+    kept: Kept, outcome: Outcome | Reason, labels: dict[str, Any] | None, common: dict[str, str]
+) -> None:
+    tracing = tracing_to(kept, unplaced_labels(common))
+    record = record_of()
+    record.cost, record.status = 1, 200
+    trace = tracing.begin(record, {})
+    record.labels = labels
+    if labels is not None:
+        record.admitted = record.identity.arrived
+        trace.dispatched()
+        trace.retried(Reason.ENGINE_FAILED)
+        trace.dispatched()
+    record.outcome = outcome
+    trace.ended()
+    unplaced = common.get("measurement_type", NO_TYPE)
+    expected = unplaced if labels is None else labels["measurement_type"]
+    spans = kept.spans()
+    assert len(spans) == (2 if labels is None else 5)
+    for span in spans:
+        assert attributes_of(span)["measurement_type"] == expected
+    server = spans[-1]
+    failed = outcome not in NO_ERRORS
+    code = Status.STATUS_CODE_ERROR if failed else Status.STATUS_CODE_UNSET
+    assert server.status.code == code
+    error = None if outcome is Outcome.OK else outcome.value
+    assert attributes_of(server).get("error.type") == error
+
+
+def test_no_span_has_more_attributes_than_the_quick_way_allows(kept: Kept) -> None:
+    labels = {f"label.{number}": "x" for number in range(6)}
+    record, trace = begun(tracing_to(kept, UNPLACED))
+    record.labels, record.placement, record.coalesced, record.run = labels, "x", True, "x"
+    record.scenario, record.max_tokens, record.input_tokens, record.output_tokens = "x", 1, 1, 1
+    record.first_byte = record.last_token = record.admitted
+    end(record, trace, Outcome.ENGINE_ERROR)
+    assert max(len(span.attributes) for span in kept.spans()) <= MOST_ATTRIBUTES
+
+
+def test_trace_leaves_when_its_last_part_has_ended(kept: Kept) -> None:
+    tracing = tracing_to(kept, UNPLACED)
+    record = record_of(cost=1)
+    request = tracing.begin(record, {})
+    of_generation = record.of_generation()
+    generation = request.shared(of_generation)
+    of_generation.admitted = of_generation.identity.arrived
+    generation.dispatched()
+    record.end(Outcome.CANCELLED)
+    request.ended()
+    assert kept.traces == []
+    end(of_generation, generation)
+    [(_, count)] = kept.traces
+    assert count == len(kept.spans()) == 3
+
+
+@pytest.mark.parametrize("full_at", ["request", "generation"])
+def test_trace_is_dropped_whole_if_the_queue_was_full_at_the_end_of_a_part(
+    kept: Kept, full_at: str
+) -> None:
+    record = record_of(cost=1)
+    request = tracing_to(kept, UNPLACED).begin(record, {})
+    of_generation = record.of_generation()
+    generation = request.shared(of_generation)
+    kept.full = full_at == "request"
+    end(record, request)
+    kept.full = full_at == "generation"
+    end(of_generation, generation)
+    assert kept.traces == []
+    assert kept.dropped == [(Lost.QUEUE_FULL, 2)]  # the server's and the wait
+
+
+def test_nothing_is_encoded_while_the_queue_is_full_or_unsampled(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encoded(*_: object) -> bytes:
+        raise AssertionError("it was encoded")
+
+    for name in ("of_record", "head", "wait", "engine", "server"):
+        monkeypatch.setattr(SpanEncoder, name, encoded)
+    kept.full = True
+    end(*begun(tracing_to(kept, UNPLACED)))
+    assert kept.dropped == [(Lost.QUEUE_FULL, 3)]
+    kept.full = False
+    record, trace = begun(tracing_to(kept, UNPLACED, sampler=ALWAYS_OFF))
+    trace.retried(Reason.ENGINE_FAILED)
+    end(record, trace)
+    assert record.trace_id == 0
+    assert (kept.traces, len(kept.dropped)) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 1 << 63),
+        ("input_tokens", -(1 << 63) - 1),
+        ("output_tokens", 1 << 20_000),
+        ("status", 1 << 64),
+        ("cost", 1 << 64),
+        ("scenario", SURROGATE),
+        ("placement", SURROGATE),
+        ("run", SURROGATE),
+        ("lease", SURROGATE),
+        ("labels", {"orch.pool": SURROGATE}),
+        ("request_id", SURROGATE),
+        ("correlation_id", SURROGATE),
+        ("method", SURROGATE),
+        ("arrived_ns", -1),
+        ("arrived_ns", 1 << 64),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isascii() else "",
+)
+def test_record_that_cannot_be_encoded_costs_itself_alone(
+    kept: Kept, caplog: pytest.LogCaptureFixture, field: str, value: Any
+) -> None:
+    tracing = tracing_to(kept, UNPLACED)
+    for bad in (False, True, True, False):
+        more = {field: value} if bad and field in ("request_id", "correlation_id", "method") else {}
+        if bad and field == "arrived_ns":
+            more = {field: value}
+        record = record_of(**more)
+        trace = tracing.begin(record, {})
+        record.cost, record.labels, record.admitted = 1, PLACED, record.identity.arrived
+        if bad and not more:
+            setattr(record, field, value)
+        trace.dispatched()
+        record.end(Outcome.OK)
+        trace.ended()
+    assert [count for _, count in kept.traces] == [3, 3]
+    assert len(kept.spans()) == 6
+    assert kept.dropped == [(Lost.INVALID, 3)] * 2
+    assert len(caplog.records) == 1  # of two
+    assert "half" not in caplog.text.replace("half a surrogate", "")
+
+
+def test_half_a_surrogate_pair_in_the_name_of_a_model_is_replaced(kept: Kept) -> None:
+    record, trace = begun(tracing_to(kept, UNPLACED), model=SURROGATE)
+    end(record, trace)
+    assert attributes_of(kept.spans()[-1])["gen_ai.request.model"] == "half ? a pair"
+
+
+def test_invalid_records_are_logged_again_after_a_while(
+    kept: Kept, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_parts, "LOG_EVERY_S", 0.0)
+    tracing = tracing_to(kept, UNPLACED)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            record, trace = begun(tracing, max_tokens=1 << 70)
+            end(record, trace)
+    assert len(caplog.records) == 2
+
+
+def test_equal_labels_at_another_address_are_not_confused(kept: Kept) -> None:
+    """What is prepared belongs to labels by their identity: it must not outlive them."""
+    tracing = tracing_to(kept, UNPLACED)
+    for number in range(2000):
+        record, trace = begun(tracing)
+        record.labels = {"orch.pool": str(number)}
+        end(record, trace)
+    servers = kept.spans()[2::3]
+    assert [attributes_of(span)["orch.pool"] for span in servers] == [
+        str(number) for number in range(2000)
+    ]
+
+
+def test_prepared_attributes_are_bounded(kept: Kept) -> None:
+    """A client chooses the name of a model."""
+    encoder = SpanEncoder(UNPLACED)
+    for number in range(5000):
+        encoder.of_record(record_of(model=f"{number}", cost=1))
+    assert len(encoder._prepared) <= 512
