@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.request
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from orch_sidecar.tools.local import tiny_model
 from orch_sidecar.tools.local.engine import SERVER
@@ -22,17 +22,19 @@ from orch_sidecar.tools.local.up import cache_directory
 from tests.benchmarks.engine import model_directory
 from tests.benchmarks.load import closed_loop, spread
 
+if TYPE_CHECKING:
+    from vllm_plugin.engine_state import EngineState
+
 SLOTS: Final = 8
 STEPS: Final = 50_000
 STEP_ROUNDS: Final = 6
 
 
-def step_cost_us() -> tuple[float, float]:
-    """Microseconds of a `record` call: when nothing changed, and when all of it did."""
+def engine_state_of_a_bench() -> EngineState:
+    """The state of an engine that has started."""
     from vllm_plugin.conditions import Conditions
     from vllm_plugin.engine_facts import EngineFacts, Hardware
-    from vllm_plugin.engine_state import EngineState, Subscriber
-    from vllm_plugin.stat_logger import SchedulerStatLogger
+    from vllm_plugin.engine_state import EngineState
 
     hardware = Hardware("CPU", 0, "BF16")
     conditions = Conditions("none", "none", "bfloat16", "on", "CPU_ATTN", 1, 1)
@@ -51,7 +53,15 @@ def step_cost_us() -> tuple[float, float]:
         hardware,
         conditions,
     )
-    engine_state = EngineState(facts)
+    return EngineState(facts)
+
+
+def step_cost_us() -> tuple[float, float]:
+    """Microseconds of a `record` call: when nothing changed, and when all of it did."""
+    from vllm_plugin.engine_state import Subscriber
+    from vllm_plugin.stat_logger import SchedulerStatLogger
+
+    engine_state = engine_state_of_a_bench()
     engine_state.subscribe(Subscriber(None, lambda: None))
     logger = SchedulerStatLogger(engine_state, async_scheduling=False)
     details = SimpleNamespace(
