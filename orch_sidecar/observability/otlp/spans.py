@@ -220,7 +220,7 @@ class SpanTracing:
         self.spans: SpanCounts | None = spans
         self._unplaced = encoder.unplaced
         self._sampler = sampler
-        # These answer always the same without a parent: asking would cost as much as a span.
+        # Without a parent these always say yes: asking would cost as much as a span does.
         self._samples_roots = sampler in (ALWAYS_ON, DEFAULT_ON)
         self._ids = ids
         # Older releases of the SDK do not know the flag.
