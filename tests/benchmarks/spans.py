@@ -102,9 +102,6 @@ class MessageEncoder(SpanEncoder):
         super().__init__(unplaced)
         self._templates: dict[tuple[object, ...], Span] = {}
 
-    def head(self, *args: Any) -> Any:
-        return args
-
     def of_record(self, record: RequestRecord) -> Any:
         return record
 

@@ -111,17 +111,17 @@ def of_error(record: RequestRecord) -> dict[str, Any]:
 def own(record: RequestRecord) -> bytes:
     """Encodes the attributes that differ from request to request, of engine and server spans."""
     identity = record.identity
-    known = [_REQUEST_ID(identity.request_id), _CORRELATION_ID(identity.correlation_id)]
+    known = [_REQUEST_ID.field(identity.request_id), _CORRELATION_ID.field(identity.correlation_id)]
     if record.scenario is not None:
-        known.append(_SCENARIO(record.scenario))
+        known.append(_SCENARIO.field(record.scenario))
     if record.max_tokens is not None:
-        known.append(_MAX_TOKENS(record.max_tokens))
+        known.append(_MAX_TOKENS.field(record.max_tokens))
     if record.input_tokens is not None:
-        known.append(_INPUT_TOKENS(record.input_tokens))
+        known.append(_INPUT_TOKENS.field(record.input_tokens))
     if record.output_tokens is not None:
-        known.append(_OUTPUT_TOKENS(record.output_tokens))
+        known.append(_OUTPUT_TOKENS.field(record.output_tokens))
     if record.first_byte is not None:
-        known.append(_FIRST_BYTE((record.first_byte - identity.arrived) / 1e9))
+        known.append(_FIRST_BYTE.field((record.first_byte - identity.arrived) / 1e9))
     return b"".join(known)
 
 
@@ -129,13 +129,13 @@ def own_of_server(record: RequestRecord) -> list[bytes]:
     """Encodes the attributes of `of_server`."""
     known = []
     if record.placement is not None:
-        known.append(_PLACEMENT(record.placement))
+        known.append(_PLACEMENT.field(record.placement))
     if record.coalesced:
         known.append(_COALESCED)
     if record.run is not None:
-        known.append(_RUN(record.run))
+        known.append(_RUN.field(record.run))
     if record.last_token is not None:
-        known.append(_LAST_TOKEN((record.last_token - record.identity.arrived) / 1e9))
+        known.append(_LAST_TOKEN.field((record.last_token - record.identity.arrived) / 1e9))
     return known
 
 

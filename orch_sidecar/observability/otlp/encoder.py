@@ -50,6 +50,10 @@ _TRACE_STATE: Final = b"\x1a"
 _LINK_FLAGS: Final = b"\x35" + struct.pack("<I", LOCAL_PARENT)
 
 
+# What every span has: the trace's id, its own, its parent's; start and end; flags.
+Head = tuple[bytes, bytes, bytes | None, int, int, int]
+
+
 class _Prepared(NamedTuple):
     """What is equal for all requests of a pool, class, route, model and outcome.
 
@@ -76,8 +80,8 @@ class RecordAttributes(NamedTuple):
 class SpanEncoder:
     """Encodes spans, each as a field of ScopeSpans.
 
-    `head`: of `head`. `state`: of `trace_state`. `common`: of `of_record`. `labels`: the attributes
-    of the pool and class when the span began.
+    `state`: of `trace_state`. `common`: of `of_record`. `labels`: the attributes of the pool and
+    class when the span began.
     """
 
     def __init__(self, unplaced: Attributes, limits: Limits = Limits()) -> None:  # noqa: B008 - immutable
@@ -102,30 +106,10 @@ class SpanEncoder:
             return RecordAttributes(record, labels, None, b"")
         return RecordAttributes(record, labels, self._prepare(record, labels), spans.own(record))
 
-    def head(
-        self,
-        trace_id: bytes,
-        span_id: bytes,
-        parent_id: bytes | None,
-        start_ns: int,
-        end_ns: int,
-        flags: int = LOCAL_PARENT,
-    ) -> bytes:
-        """Encodes what every span has. Raises struct.error for a time beyond 64 bits."""
-        if parent_id is None:
-            return _ROOT.pack(
-                b"\x0a\x10", trace_id, b"\x12\x08", span_id,
-                b"\x39", start_ns, b"\x41", end_ns, b"\x85\x01", flags,
-            )  # fmt: skip
-        return _CHILD.pack(
-            b"\x0a\x10", trace_id, b"\x12\x08", span_id, b"\x22\x08", parent_id,
-            b"\x39", start_ns, b"\x41", end_ns, b"\x85\x01", flags,
-        )  # fmt: skip
-
     def wait(
         self,
         common: RecordAttributes,
-        head: bytes,
+        head: Head,
         state: bytes,
         labels: Attributes,
         cost: int,
@@ -148,7 +132,7 @@ class SpanEncoder:
     def failed_attempt(
         self,
         common: RecordAttributes,
-        head: bytes,
+        head: Head,
         state: bytes,
         labels: Attributes,
         lease: str | None,
@@ -161,7 +145,7 @@ class SpanEncoder:
     def engine(
         self,
         common: RecordAttributes,
-        head: bytes,
+        head: Head,
         state: bytes,
         labels: Attributes,
         lease: str | None,
@@ -171,11 +155,11 @@ class SpanEncoder:
         if prepared is None or labels is not now:
             steps = [labels, _lease(lease), spans.of_record(record, now), spans.of_error(record)]
             return _span(head, state, self._slowly(ENGINE_SPAN, _CLIENT, steps, _error_of(record)))
-        of_lease = b"" if lease is None else spans.LEASE(short_lease(lease))
+        of_lease = b"" if lease is None else spans.LEASE.field(short_lease(lease))
         return _span(head, state, prepared.engine, of_lease, own)
 
     def server(
-        self, common: RecordAttributes, head: bytes, state: bytes, links: Sequence[bytes] = ()
+        self, common: RecordAttributes, head: Head, state: bytes, links: Sequence[bytes] = ()
     ) -> bytes:
         """Encodes the span of the whole request. `links`: of `link`."""
         linked = self._linked(links) if links else b""
@@ -242,9 +226,21 @@ def _error_of(record: RequestRecord) -> str | None:
     return None if good else outcome.value
 
 
-def _span(*parts: bytes) -> bytes:
+def _span(head: Head, *parts: bytes) -> bytes:
+    """Encodes a span. Raises struct.error for a time beyond 64 bits."""
     content = b"".join(parts)
-    return _SPAN + varint(len(content)) + content
+    trace_id, span_id, parent_id, start_ns, end_ns, flags = head
+    if parent_id is None:
+        fixed = _ROOT.pack(
+            b"\x0a\x10", trace_id, b"\x12\x08", span_id,
+            b"\x39", start_ns, b"\x41", end_ns, b"\x85\x01", flags,
+        )  # fmt: skip
+    else:
+        fixed = _CHILD.pack(
+            b"\x0a\x10", trace_id, b"\x12\x08", span_id, b"\x22\x08", parent_id,
+            b"\x39", start_ns, b"\x41", end_ns, b"\x85\x01", flags,
+        )  # fmt: skip
+    return _SPAN + varint(len(fixed) + len(content)) + fixed + content
 
 
 def trace_state(header: str) -> bytes:

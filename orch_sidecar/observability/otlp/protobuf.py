@@ -101,7 +101,7 @@ class Texts:
             for length in range(_PREPARED_BYTES)
         )
 
-    def __call__(self, value: str) -> bytes:
+    def field(self, value: str) -> bytes:
         text = value.encode()
         if len(text) < _PREPARED_BYTES:
             return self._prefixes[len(text)] + text
@@ -120,7 +120,7 @@ class Integers:
             for length in range(1, 11)
         )
 
-    def __call__(self, value: int) -> bytes:
+    def field(self, value: int) -> bytes:
         if 0 <= value < 1 << 14:
             if value < 1 << 7:
                 return self._prefixes[0] + _LAST[value]
@@ -137,5 +137,5 @@ class Floats:
     def __init__(self, key: str) -> None:
         self._prefix = attribute(SPAN_ATTRIBUTE, key, 0.0)[: -_DOUBLE.size]
 
-    def __call__(self, value: float) -> bytes:
+    def field(self, value: float) -> bytes:
         return self._prefix + _DOUBLE.pack(value)

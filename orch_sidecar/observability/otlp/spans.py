@@ -8,12 +8,12 @@ sampled, or while the batcher is full.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.sdk.trace.sampling import Decision, Sampler
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, DEFAULT_ON, Decision, Sampler
 from opentelemetry.trace import SpanKind, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.trace.span import SpanContext
@@ -96,21 +96,20 @@ class _EngineSpans:
     def dispatched(self) -> Headers:
         record, trace = self._record, self._trace
         start = record.admitted
-        self._end_wait(start)
-        span_id = trace.new_span_id()
         start_ns = time.time_ns() if start is None else record.at_ns(start)
+        if self._waiting_since is not None:
+            outcome = record.outcome.value if start is None else None
+            self._end_wait(self._waiting_since, start_ns, outcome)
+        span_id = trace.new_span_id()
         self._engine = span_id, start_ns, trace.encoder.labels_of(record), record.lease
         return trace.headers(span_id)
 
     def retried(self, reason: Reason) -> None:
         if self._engine is None:
             return  # it is still queued
-        span_id, start_ns, labels, lease = self._engine
-        self._engine = None
         self._waiting_since = time.monotonic_ns()
-        head = span_id, self._trace.server_id, start_ns, time.time_ns()
-        encode = self._trace.encoder.failed_attempt
-        self._ended.append((encode, head, (labels, lease, reason.value)))
+        encode, more = self._trace.encoder.failed_attempt, (reason.value,)
+        self._end_engine(self._engine, time.time_ns(), encode, more)
 
     def shared(self, record: RequestRecord) -> Trace:
         raise AssertionError("a shared generation cannot be shared again")
@@ -120,29 +119,38 @@ class _EngineSpans:
 
     def ended(self) -> None:
         """Ends the trace of a shared generation."""
-        self._trace.part_ended(self._record, self.close())
+        self._trace.part_ended(self._record, self._close(time.time_ns()))
 
-    def close(self) -> list[Ended]:
+    def _close(self, now_ns: int) -> list[Ended]:
         """Returns all spans, in the order of their ends."""
-        self._end_wait(None)
+        if self._waiting_since is not None:
+            self._end_wait(self._waiting_since, now_ns, self._record.outcome.value)
         if self._engine is not None:
-            span_id, start_ns, labels, lease = self._engine
-            head = span_id, self._trace.server_id, start_ns, time.time_ns()
-            encode = self._trace.encoder.engine
-            self._ended.append((encode, head, (labels, lease)))
+            self._end_engine(self._engine, now_ns, self._trace.encoder.engine, ())
         return self._ended
 
-    def _end_wait(self, end: int | None) -> None:
-        record, since = self._record, self._waiting_since
-        if since is None or not record.cost:
+    def _end_wait(self, since: int, end_ns: int, outcome: str | None) -> None:
+        record, trace = self._record, self._trace
+        if not record.cost:
             return
         self._waiting_since = None
-        trace = self._trace
-        outcome = record.outcome.value if end is None else None
-        end_ns = time.time_ns() if end is None else record.at_ns(end)
-        labels = trace.encoder.labels_of(record)
-        head = trace.new_span_id(), trace.server_id, record.at_ns(since), end_ns
-        self._ended.append((trace.encoder.wait, head, (labels, record.cost, outcome)))
+        encoder, span_id = trace.encoder, trace.new_span_id()
+        start_ns = record.at_ns(since)
+        head = trace.trace_id, span_id, trace.server_id, start_ns, end_ns, LOCAL_PARENT
+        more = encoder.labels_of(record), record.cost, outcome
+        self._ended.append((encoder.wait, head, more))
+
+    def _end_engine(
+        self,
+        engine: tuple[bytes, int, Attributes, str | None],
+        end_ns: int,
+        encode: Callable[..., bytes],
+        more: tuple[str, ...],
+    ) -> None:
+        self._engine = None
+        trace, (span_id, start_ns, labels, lease) = self._trace, engine
+        head = trace.trace_id, span_id, trace.server_id, start_ns, end_ns, LOCAL_PARENT
+        self._ended.append((encode, head, (labels, lease, *more)))
 
 
 class _RequestSpans(_EngineSpans):
@@ -151,7 +159,12 @@ class _RequestSpans(_EngineSpans):
     __slots__ = ("_links", "_parent", "_shares")
 
     def __init__(self, trace: TraceParts, record: RequestRecord, parent: SpanContext | None):
-        super().__init__(trace, record, record.identity.arrived)
+        # As _EngineSpans does it: a call less for each request.
+        self._trace = trace
+        self._record = record
+        self._waiting_since = record.identity.arrived
+        self._engine = None
+        self._ended = []
         self._parent = parent
         self._links: tuple[bytes, ...] = ()
         # It shares a generation, whose own trace has the spans of admission and engine.
@@ -175,12 +188,14 @@ class _RequestSpans(_EngineSpans):
 
     def ended(self) -> None:
         trace, record, parent = self._trace, self._record, self._parent
-        ended = self._ended if self._shares else self.close()
+        now_ns = time.time_ns()
+        ended = self._ended if self._shares else self._close(now_ns)
         parent_id, flags = None, LOCAL_PARENT
         if parent is not None:
             parent_id = parent.span_id.to_bytes(8)
             flags = REMOTE_PARENT if parent.is_remote else LOCAL_PARENT
-        head = trace.server_id, parent_id, record.identity.arrived_ns, time.time_ns(), flags
+        start_ns = record.identity.arrived_ns
+        head = trace.trace_id, trace.server_id, parent_id, start_ns, now_ns, flags
         ended.append((trace.encoder.server, head, (self._links,)))
         trace.part_ended(record, ended)
 
@@ -205,6 +220,8 @@ class SpanTracing:
         self.spans: SpanCounts | None = spans
         self._unplaced = encoder.unplaced
         self._sampler = sampler
+        # Without a parent these always say yes: asking would cost as much as a span does.
+        self._samples_roots = sampler in (ALWAYS_ON, DEFAULT_ON)
         self._ids = ids
         # Older releases of the SDK do not know the flag.
         self._random = _RANDOM if getattr(ids, "is_trace_id_random", bool)() else 0
@@ -213,25 +230,35 @@ class SpanTracing:
         self._batcher = batcher
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace:
-        context, parent = _NO_CONTEXT, None
         if TRACEPARENT in headers:
-            names = (TRACEPARENT, TRACESTATE)
-            carrier = {name: headers[name] for name in names if name in headers}
-            context = self._propagator.extract(carrier)
-            given = get_current_span(context).get_span_context()
-            parent = given if given.is_valid else None
+            context, parent = self._given(headers)
+        else:
+            context, parent = _NO_CONTEXT, None
         if parent is None:
             trace_id, flags = self._ids.generate_trace_id(), self._random
         else:
             trace_id, flags = parent.trace_id, parent.trace_flags & _RANDOM
-        path = record.identity.endpoint.path
-        result = self._sampler.should_sample(context, trace_id, path, _SERVER, self._unplaced, ())
-        state = result.trace_state.to_header() if result.trace_state else ""
-        if result.decision is not _RECORD_AND_SAMPLE:
+        sampled, state = True, ""
+        if parent is not None or not self._samples_roots:
+            path = record.identity.endpoint.path
+            result = self._sampler.should_sample(
+                context, trace_id, path, _SERVER, self._unplaced, ()
+            )
+            sampled = result.decision is _RECORD_AND_SAMPLE
+            state = result.trace_state.to_header() if result.trace_state else ""
+        if not sampled:
             return _Unsampled(Identity(self._ids, trace_id, flags, state))
         record.trace_id = trace_id
         trace = TraceParts(self._exit, self._ids, trace_id, flags | _SAMPLED, state)
         return _RequestSpans(trace, record, parent)
+
+    def _given(self, headers: Mapping[str, str]) -> tuple[Context, SpanContext | None]:
+        """Returns the context that the client sent, and its span; None if that is invalid."""
+        names = (TRACEPARENT, TRACESTATE)
+        carrier = {name: headers[name] for name in names if name in headers}
+        context = self._propagator.extract(carrier)
+        given = get_current_span(context).get_span_context()
+        return context, given if given.is_valid else None
 
     async def shutdown(self) -> None:
         await self._batcher.close(SHUTDOWN_S)

@@ -17,7 +17,9 @@ def transport_to(port: int, **environ: str) -> HttpTransport:
     )
 
 
-async def one(behaviour: Behaviour, body: bytes = b"spans", limit_s: float = LONG_S) -> Reply:
+async def one(
+    behaviour: Behaviour, body: bytes = b"spans", limit_s: float | None = LONG_S
+) -> Reply:
     """Sends one request to a collector that does this."""
     async with http_receiver(behaviour) as receiver:
         transport = transport_to(receiver.port)

@@ -164,7 +164,7 @@ async def test_collector_that_hangs_is_a_retry_when_the_time_is_over() -> None:
     released = threading.Event()
 
     def hang(context: Any) -> bytes:
-        released.wait()
+        released.wait(LONG_S)
         return b""
 
     with grpc_receiver(hang) as receiver:
@@ -269,17 +269,17 @@ async def test_cancelled_call_ends_at_the_collector() -> None:
     def hang(context: Any) -> bytes:
         context.add_callback(ended.set)
         begun.set()
-        ended.wait()
+        ended.wait(LONG_S)
         return b""
 
     with grpc_receiver(hang) as receiver:
         transport = transport_to(receiver.port)
         sending = asyncio.create_task(transport.send(b"spans", None))
-        await asyncio.to_thread(begun.wait)
+        assert await asyncio.to_thread(begun.wait, LONG_S)
         sending.cancel()
         await asyncio.wait([sending])
         assert sending.cancelled()
-        await asyncio.to_thread(ended.wait)
+        assert await asyncio.to_thread(ended.wait, 0.9 * LONG_S)
         await transport.close()
 
 

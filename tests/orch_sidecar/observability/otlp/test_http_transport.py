@@ -124,7 +124,7 @@ async def test_gzip_and_deflate_are_those_of_http_and_made_in_a_thread(
 
 async def test_cookies_of_a_collector_are_not_kept() -> None:
     async with http_receiver(answer("200 OK", "Set-Cookie: a=b")) as receiver:
-        transport = transport_to(receiver.port)
+        transport = transport_to(9, ENDPOINT=f"http://localhost:{receiver.port}")
         for _ in range(2):
             await transport.send(b"", LONG_S)
         assert "cookie" not in receiver.requests[1][0]

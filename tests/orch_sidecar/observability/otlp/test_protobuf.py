@@ -40,14 +40,15 @@ def test_values_are_encoded_as_the_sdk_encodes_them(value: Any) -> None:
 
 @pytest.mark.parametrize("value", EDGES)
 def test_integers_of_every_length_are_read_back(value: int) -> None:
-    span = Span.FromString(Integers("key")(value))
+    span = Span.FromString(Integers("key").field(value))
     assert (span.attributes[0].key, span.attributes[0].value.int_value) == ("key", value)
     assert AnyValue.FromString(any_value(value)).int_value == value
 
 
 @given(INT64, st.floats(), st.text())
 def test_prepared_attributes_are_read_back(number: int, ratio: float, text: str) -> None:
-    encoded = Integers("i")(number) + Floats("f")(ratio) + Texts("t")(text)
+    encoded = Integers("i").field(number) + Floats("f").field(ratio)
+    encoded += Texts("t").field(text)
     found = {each.key: each.value for each in Span.FromString(encoded).attributes}
     assert (found["i"].int_value, found["t"].string_value) == (number, text)
     read = found["f"].double_value
@@ -57,7 +58,7 @@ def test_prepared_attributes_are_read_back(number: int, ratio: float, text: str)
 @pytest.mark.parametrize("length", [0, 1, 62, 63, 64, 65, 100, 127, 128, 16383, 16384])
 @pytest.mark.parametrize("key", ["k", "k" * 63, "k" * 130])
 def test_texts_of_every_length_are_read_back(length: int, key: str) -> None:
-    span = Span.FromString(Texts(key)("x" * length))
+    span = Span.FromString(Texts(key).field("x" * length))
     assert (span.attributes[0].key, span.attributes[0].value.string_value) == (key, "x" * length)
 
 

@@ -127,7 +127,7 @@ def test_nothing_is_encoded_while_the_queue_is_full_or_unsampled(
     def encoded(*_: object) -> bytes:
         raise AssertionError("it was encoded")
 
-    for name in ("of_record", "head", "wait", "engine", "server"):
+    for name in ("of_record", "wait", "engine", "server"):
         monkeypatch.setattr(SpanEncoder, name, encoded)
     kept.full = True
     end(*begun(tracing_to(kept, UNPLACED)))
