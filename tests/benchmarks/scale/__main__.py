@@ -118,9 +118,14 @@ class Rig:
         streams = int(10 * delay_ms)
         failing = most + 1
         while failing - carried > max(10, 0.05 * failing) and streams > carried:
-            held = self.hold(self.name, streams, delay_ms, seconds)
-            late_ms = held.seen["lateness_ms"].get("p50", float("inf"))
-            if held.delivered >= KEPT_UP and late_ms <= delay_ms * LATE:
+            try:
+                held = self.hold(self.name, streams, delay_ms, seconds)
+                late_ms = held.seen["lateness_ms"].get("p50", float("inf"))
+                kept_up = held.delivered >= KEPT_UP and late_ms <= delay_ms * LATE
+            except TargetFailed as error:
+                say(str(error))
+                kept_up = False
+            if kept_up:
                 carried, best = streams, held
                 streams = min(streams * 2, most, (carried + failing) // 2)
             else:
