@@ -153,8 +153,7 @@ static bool route(conn *c, const char *method, const char *path, const char *bod
             trace_posts++;
             trace_bytes += len;
             long spans = count_spans(body, len);
-            if (spans < 0) trace_unread++;        /* compressed, or not what it should be */
-            else trace_spans += (unsigned long long)spans;
+            *(spans < 0 ? &trace_unread : &trace_spans) += spans < 0 ? 1 : (unsigned long long)spans;
             return answer(c, "200 OK", "application/x-protobuf", "");
         }
     } else if (!strcmp(method, "GET")) {

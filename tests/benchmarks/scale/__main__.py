@@ -29,6 +29,8 @@ PACES_MS = (20.0, 50.0)
 PER_GPU = (500.0, 1_000.0, 2_500.0, 5_000.0)
 KEPT_UP = 0.99
 """Share of the due tokens that must come within the window for a rate to count as carried."""
+LATE = 0.25
+"""Most of a token's interval that the median token may be late: beyond it, a queue grows."""
 
 
 def arguments() -> argparse.Namespace:
@@ -116,9 +118,14 @@ class Rig:
         streams = int(10 * delay_ms)
         failing = most + 1
         while failing - carried > max(10, 0.05 * failing) and streams > carried:
-            held = self.hold(self.name, streams, delay_ms, seconds)
-            late_ms = held.seen["lateness_ms"].get("p99", float("inf"))
-            if held.delivered >= KEPT_UP and late_ms <= delay_ms:
+            try:
+                held = self.hold(self.name, streams, delay_ms, seconds)
+                late_ms = held.seen["lateness_ms"].get("p50", float("inf"))
+                kept_up = held.delivered >= KEPT_UP and late_ms <= delay_ms * LATE
+            except TargetFailed as error:
+                say(str(error))
+                kept_up = False
+            if kept_up:
                 carried, best = streams, held
                 streams = min(streams * 2, most, (carried + failing) // 2)
             else:
