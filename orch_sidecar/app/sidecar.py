@@ -228,9 +228,10 @@ class Sidecar:
     async def _check(self) -> None:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            self.watchdog.check(CHECK_EVERY_S)
-            self.connections.close_abandoned()
-            self.connections.close_stalled(CHECK_EVERY_S, self.settings.client_stall_s)
+            for _ in self.watchdog.check(CHECK_EVERY_S):
+                await asyncio.sleep(0)
+            for _ in self.connections.check(CHECK_EVERY_S, self.settings.client_stall_s):
+                await asyncio.sleep(0)
             for pool in self.pools:
                 pool.connections.prune()
 

@@ -16,7 +16,7 @@ import select
 import sys
 import termios
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -27,6 +27,8 @@ logger = logging.getLogger("orch.sidecar")
 # streams, DNS, files, trace export.
 RESERVED_DESCRIPTORS: Final = 128
 LOG_EVERY_S: Final = 10.0
+# Connections that are checked before the event loop runs again: a few tenths of a millisecond.
+AT_ONCE: Final = 256
 # After a scan found no idle connection, new ones are refused without another scan for this time.
 _RESCAN_AFTER_S: Final = 0.1
 
@@ -129,7 +131,21 @@ class ClientConnections:
         """Removes a closed connection; ignores one that was refused."""
         self._open.pop(connection, None)
 
-    def close_abandoned(self) -> None:
+    def check(self, every_s: float, stall_s: float) -> Iterator[None]:
+        """Closes abandoned connections, and those whose clients have read nothing for `stall_s`.
+
+        Must be called every `every_s` seconds. Yields now and then, for the event loop: thousands
+        of connections take milliseconds.
+        """
+        connections, unsent = list(self._open), self._unsent
+        self._unsent = {}
+        for start in range(0, len(connections), AT_ONCE):
+            part = connections[start : start + AT_ONCE]
+            self._close_abandoned(part)
+            self._close_stalled(part, unsent, stall_s / every_s)
+            yield
+
+    def _close_abandoned(self, connections: list[Connection]) -> None:
         """Closes connections whose clients have disconnected while reading was paused.
 
         Where a FIN may be stuck behind pipelined requests, the connection stops serving these, so
@@ -137,7 +153,7 @@ class ClientConnections:
         """
         paused: dict[int, tuple[Connection, asyncio.Transport]] = {}
         poll = select.poll()
-        for connection in self._open:
+        for connection in connections:
             transport = connection.transport
             if transport is None or transport.is_closing() or transport.is_reading():
                 continue
@@ -151,22 +167,26 @@ class ClientConnections:
             elif connection.reads_ahead and _unread_bytes(descriptor) >= _FIN_HIDDEN_BYTES:
                 connection.close_after_current()
 
-    def close_stalled(self, every_s: float, stall_s: float) -> None:
-        """Closes connections whose clients have read nothing of a response for `stall_s` seconds.
+    def _close_stalled(
+        self,
+        connections: list[Connection],
+        earlier: dict[Connection, tuple[int, int]],
+        most_checks: float,
+    ) -> None:
+        """Closes connections whose clients have read nothing of a response at so many checks.
 
-        Must be called every `every_s` seconds. The stall watchdog covers responses in progress.
+        `earlier`: what was unsent at the check before. The stall watchdog covers responses in
+        progress.
         """
-        unsent: dict[Connection, tuple[int, int]] = {}
-        for connection in self._open:
+        for connection in connections:
             unsent_bytes = connection.unsent_bytes
             if unsent_bytes:
-                before, checks = self._unsent.get(connection, (0, 0))
-                unsent[connection] = unsent_bytes, checks + 1 if unsent_bytes == before else 0
-        self._unsent = unsent
-        for connection, (_, checks) in unsent.items():
-            if checks * every_s > stall_s:
-                self.closed_stalled += 1
-                connection.abort()
+                before, checks = earlier.get(connection, (0, 0))
+                checks = checks + 1 if unsent_bytes == before else 0
+                self._unsent[connection] = unsent_bytes, checks
+                if checks > most_checks:
+                    self.closed_stalled += 1
+                    connection.abort()
 
     def collect(self) -> Iterable[Metric]:
         """Returns the metrics, for a Prometheus registry."""

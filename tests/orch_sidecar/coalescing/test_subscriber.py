@@ -184,12 +184,12 @@ async def test_silent_engine_ends_the_response_of_every_client() -> None:
         watch.add(client.subscriber)
     engine.says(STREAM_HEAD, chunk(EVENTS[0]))
     for _ in range(3):
-        watch.check(1.0)
+        list(watch.check(1.0))
     engine.says(chunk(EVENTS[1]))
     for _ in range(3):
-        watch.check(1.0)
+        list(watch.check(1.0))
     assert not any(client.subscriber.done.done() for client in clients)
-    watch.check(1.0)
+    list(watch.check(1.0))
     for client in clients:
         assert error_in(client.body)["code"] == "engine_timeout"
     assert broadcast.abandoned
@@ -205,7 +205,7 @@ async def test_only_the_client_that_reads_nothing_is_dropped() -> None:
     engine.says(STREAM_HEAD, *map(chunk, EVENTS))
     engine.says(chunk(DONE) + b"0\r\n\r\n")
     for _ in range(4):
-        watch.check(1.0)
+        list(watch.check(1.0))
     assert stalled.aborted
     assert stalled.subscriber.failure is not None
     assert stalled.subscriber.failure.reason is Reason.CLIENT_STALLED

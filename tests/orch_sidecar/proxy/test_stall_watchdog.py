@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from orch_sidecar.proxy.stall_watchdog import AT_ONCE, StallWatchdog
 
 
 class Answer:
@@ -45,9 +45,9 @@ def test_silent_engine_ends_the_response_after_its_timeout() -> None:
     answer = Answer()
     watch = watched(answer)
     for _ in range(2):
-        watch.check(1.0)
+        list(watch.check(1.0))
     assert answer.failures == []
-    watch.check(1.0)
+    list(watch.check(1.0))
     assert answer.failures == [Reason.ENGINE_TIMEOUT]
     assert not answer.aborted
 
@@ -56,7 +56,7 @@ def test_client_that_does_not_read_is_dropped_after_its_timeout() -> None:
     answer = Answer(paused=True)
     watch = watched(answer)
     for _ in range(4):
-        watch.check(1.0)
+        list(watch.check(1.0))
     assert answer.failures == [Reason.CLIENT_STALLED]
     assert answer.aborted
 
@@ -66,7 +66,7 @@ def test_response_that_makes_progress_continues() -> None:
     watch = watched(answer)
     for number in range(10):
         answer.progress = (number, 0)
-        watch.check(1.0)
+        list(watch.check(1.0))
     assert answer.failures == []
 
 
@@ -76,6 +76,19 @@ def test_failure_to_end_one_response_does_not_affect_the_others(
     others = [Answer() for _ in range(8)]
     watch = watched(Answer(broken=True), *others)
     for _ in range(3):
-        watch.check(1.0)
+        list(watch.check(1.0))
     assert [other.failures for other in others] == [[Reason.ENGINE_TIMEOUT]] * 8
     assert "could not be ended" in caplog.text
+
+
+def test_event_loop_runs_between_parts_of_a_check() -> None:
+    answers = [Answer() for _ in range(2 * AT_ONCE + 1)]
+    watch = StallWatchdog(engine_silence_s=0.0, client_stall_s=3.0)
+    for answer in answers:
+        watch.add(answer)
+    check = watch.check(1.0)
+    next(check)
+    assert sum(len(answer.failures) for answer in answers) == AT_ONCE
+    watch.discard(answers[-1])  # it ends meanwhile
+    assert len(list(check)) == 1
+    assert [len(answer.failures) for answer in answers] == [1] * 2 * AT_ONCE + [0]

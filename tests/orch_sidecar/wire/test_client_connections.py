@@ -1,0 +1,46 @@
+"""Checks of many connections: in parts, between which the event loop runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from orch_sidecar.wire.client_connections import AT_ONCE, ClientConnections
+
+
+class Unread:
+    """A connection whose client reads nothing of what was sent."""
+
+    transport: asyncio.Transport | None = None
+    idle = reads_ahead = False
+
+    def __init__(self) -> None:
+        self.unsent_bytes = 1000
+        self.aborted = False
+
+    def force_close(self) -> None:
+        raise AssertionError("it is not idle")
+
+    def close_after_current(self) -> None:
+        raise AssertionError("it reads nothing ahead")
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+async def test_event_loop_runs_between_parts_of_a_check() -> None:
+    connections = ClientConnections(limit=10_000, name="clients")
+    unread = [Unread() for _ in range(2 * AT_ONCE + 1)]
+    for connection in unread:
+        assert connections.enter(connection)
+    for _ in range(2):
+        list(connections.check(1.0, 1.0))
+    assert not any(connection.aborted for connection in unread)
+    unread[0].unsent_bytes -= 1  # this one reads again
+    check = connections.check(1.0, 1.0)
+    next(check)
+    assert sum(connection.aborted for connection in unread) == AT_ONCE - 1
+    connections.leave(unread[-1])  # it ends meanwhile
+    unread[-1].unsent_bytes = 0
+    assert len(list(check)) == 2
+    assert connections.closed_stalled == 2 * AT_ONCE - 1
+    assert not unread[0].aborted
