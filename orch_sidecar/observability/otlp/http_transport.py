@@ -77,7 +77,7 @@ class HttpTransport:
         except TimeoutError:
             return Reply(Verdict.RETRY, f"no answer within {timeout_s or 0:.1f} s")
         except (aiohttp.ClientError, OSError) as error:
-            return Reply(Verdict.RETRY, readable(f"{type(error).__name__}: {error}"))
+            return Reply(Verdict.RETRY, readable(_text(error)))
         async with response:
             body_end = loop.time() + MAX_BODY_S
             return await _reply(response, body_end if end is None else min(end, body_end))
@@ -101,6 +101,14 @@ class HttpTransport:
             proxy=self._proxy,
             allow_redirects=False,
         )
+
+
+def _text(error: aiohttp.ClientError | OSError) -> str:
+    """Describes an error without a URL, which may have keys or a proxy's password."""
+    kind = type(error).__name__
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"{kind}: {error.status} {error.message}"
+    return kind if isinstance(error, aiohttp.InvalidURL) else f"{kind}: {error}"
 
 
 async def _pieces(prepared: bytes) -> AsyncIterator[bytes]:

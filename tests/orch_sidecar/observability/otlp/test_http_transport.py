@@ -18,8 +18,10 @@ from tests.orch_sidecar.observability.otlp.http_receivers import (
     Behaviour,
     answer,
     deaf,
+    early,
     hanging,
     http_receiver,
+    raw,
     slow_reader,
 )
 from tests.orch_sidecar.observability.otlp.http_sending import LONG_S, one, transport_to
@@ -148,6 +150,22 @@ async def test_proxy_of_the_environment_is_used_but_for_hosts_without_one(
             await direct.send(b"", LONG_S)
             await direct.close()
             assert (len(receiver.requests), len(proxy.requests)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "behaviour", "error"),
+    [("http", raw(b"no HTTP\r\n\r\n"), "400 Bad status line"), ("https", early, "413 Content")],
+)
+async def test_error_names_no_password_of_a_proxy_and_no_query(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, behaviour: Behaviour, error: str
+) -> None:
+    async with http_receiver(behaviour) as proxy:
+        monkeypatch.setenv(f"{scheme}_proxy", f"http://user:secret@127.0.0.1:{proxy.port}")
+        transport = transport_to(9, TRACES_ENDPOINT=f"{scheme}://a.invalid/?key=secret")
+        reply = await transport.send(b"", LONG_S)
+        await transport.close()
+        assert error in reply.text
+        assert "secret" not in reply.text
 
 
 async def test_collector_that_is_not_there_is_a_retry() -> None:
