@@ -6,14 +6,17 @@ Follows no redirect: the fields of the request may hold keys, which are for the 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gzip
+import socket
+import threading
 import time
 import zlib
 from collections.abc import AsyncIterator
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final, cast
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -89,7 +92,10 @@ class HttpTransport:
     async def _post(self, prepared: bytes) -> aiohttp.ClientResponse:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=self._tls or True),
+                connector=aiohttp.TCPConnector(
+                    ssl=self._tls or True,
+                    resolver=aiohttp.ThreadedResolver(loop=cast(Any, _NameThreads())),
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(),
             )
@@ -109,6 +115,29 @@ def _text(error: aiohttp.ClientError | OSError) -> str:
     if isinstance(error, aiohttp.ClientResponseError):
         return f"{kind}: {error.status} {error.message}"
     return kind if isinstance(error, aiohttp.InvalidURL) else f"{kind}: {error}"
+
+
+class _NameThreads:
+    """Resolves names in daemon threads: the end of the process waits for no name server.
+
+    Has what ThreadedResolver asks an event loop for.
+    """
+
+    async def getaddrinfo(self, host: str, port: int, **hints: int) -> list[Any]:
+        found: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
+        found.set_running_or_notify_cancel()
+
+        def look_up() -> None:
+            try:
+                found.set_result(socket.getaddrinfo(host, port, **hints))
+            except Exception as error:  # noqa: BLE001 - raised where it is awaited
+                found.set_exception(error)
+
+        threading.Thread(target=look_up, name="resolve collector", daemon=True).start()
+        return await asyncio.wrap_future(found)
+
+    async def getnameinfo(self, address: Any, flags: int) -> tuple[str, str]:
+        return socket.getnameinfo(address, flags)  # of a number: asks nobody
 
 
 async def _pieces(prepared: bytes) -> AsyncIterator[bytes]:

@@ -179,5 +179,25 @@ async def test_collector_that_is_not_there_is_a_retry() -> None:
             await transport.close()
 
 
+async def test_name_server_that_hangs_holds_neither_the_loop_nor_the_end_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads, answered = [], threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        threads.append(threading.current_thread())
+        answered.wait()
+        raise socket.gaierror("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    transport = transport_to(9, ENDPOINT="http://no.such.invalid")
+    for _ in range(2):
+        assert await transport.send(b"", 0.1) == Reply(RETRY, "no answer within 0.1 s")
+    await transport.close()
+    assert [thread.daemon for thread in threads] == [True]  # the second waits for the same answer
+    answered.set()
+    threads[0].join()
+
+
 async def test_transport_that_sent_nothing_is_closed() -> None:
     await transport_to(9).close()
