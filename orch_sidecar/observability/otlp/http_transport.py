@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gzip
+import ipaddress
 import socket
 import threading
 import time
@@ -154,11 +156,21 @@ def _compressed(request: bytes, compression: Compression) -> bytes:
 
 def _proxy(url: URL) -> str | None:
     """Returns the proxy that the environment has for this address."""
-    host = url.host or ""
-    if proxy_bypass(f"{host}:{url.port}"):
+    host, proxies = url.host or "", getproxies()
+    if proxy_bypass(f"{host}:{url.port}") or _in_networks(host, proxies.get("no", "")):
         return None
-    proxies = getproxies()
     return proxies.get(url.scheme) or proxies.get("all")
+
+
+def _in_networks(host: str, no_proxy: str) -> bool:
+    """Whether an address is in one of these networks, such as 10.0.0.0/8: urllib knows none."""
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        for each in no_proxy.split(","):
+            with contextlib.suppress(ValueError):
+                if address in ipaddress.ip_network(each.strip(), strict=False):
+                    return True
+    return False
 
 
 async def _reply(response: aiohttp.ClientResponse, end: float) -> Reply:

@@ -153,6 +153,27 @@ async def test_proxy_of_the_environment_is_used_but_for_hosts_without_one(
 
 
 @pytest.mark.parametrize(
+    ("no_proxy", "direct"),
+    [
+        ("a.b, 127.0.0.0/8", True),
+        ("127.0.0.3/8", True),
+        ("127.0.0.1/32", True),
+        ("10.0.0.0/8,::/0,300.0.0.0/8,/", False),
+    ],
+)
+async def test_network_without_a_proxy_is_reached_directly(
+    monkeypatch: pytest.MonkeyPatch, no_proxy: str, direct: bool
+) -> None:
+    async with http_receiver(answer("200 OK")) as proxy, http_receiver(answer("200 OK")) as own:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("no_proxy", no_proxy)
+        transport = transport_to(own.port)
+        assert await transport.send(b"", LONG_S) == Reply(DELIVERED)
+        await transport.close()
+        assert (len(own.requests), len(proxy.requests)) == (int(direct), int(not direct))
+
+
+@pytest.mark.parametrize(
     ("scheme", "behaviour", "error"),
     [("http", raw(b"no HTTP\r\n\r\n"), "400 Bad status line"), ("https", early, "413 Content")],
 )
