@@ -187,6 +187,7 @@ class SpanBatcher:
     def _count(self, reply: Reply, spans: int) -> None:
         counts = self.counts
         if reply.verdict is Verdict.DELIVERED:
+            self._log.catch_up()
             rejected = min(reply.rejected, spans)
             counts.exported += spans - rejected
             counts.dropped[Lost.REJECTED] += rejected
@@ -225,6 +226,11 @@ class _LossLog:
         if text != self._warning and self._due():
             self._warning = text
             logger.warning("traces to %s: %s", self._address, text)
+
+    def catch_up(self) -> None:
+        """Logs what has no line yet, if it is time for one: maybe nothing is lost any more."""
+        if self._spans and self._due():
+            self.close()
 
     def close(self) -> None:
         """Logs what has no line yet."""

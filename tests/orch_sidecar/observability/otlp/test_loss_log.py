@@ -69,6 +69,21 @@ async def test_full_queue_does_not_hide_why_the_collector_fails(
     await batcher.close(5)
 
 
+async def test_all_that_was_lost_is_in_the_log_once_the_collector_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    batcher = batcher_of(ScriptedTransport(DELIVERED))
+    for _ in range(100):
+        batcher.offer(b"a", 3)
+    await asyncio.sleep(2 * LOG_EVERY_S)
+    batcher.offer(b"b", 3)
+    await asyncio.sleep(2 * LOG_EVERY_S)
+    lost = [int(line.split(" spans")[0].split()[-1]) for line in lines(caplog)]
+    assert lost == [3, 285]
+    await batcher.close(5)
+    assert len(lines(caplog)) == 2
+
+
 async def test_warning_of_a_collector_is_in_the_log_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
