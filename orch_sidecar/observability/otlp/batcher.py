@@ -94,7 +94,7 @@ class SpanBatcher:
         """Counts spans that are lost before they are queued."""
         self.counts.dropped[reason] += spans
         if reason == Lost.QUEUE_FULL:
-            self._log.lost(spans, self._full_text)
+            self._log.lost(spans, Lost.QUEUE_FULL, self._full_text)
 
     async def close(self, timeout_s: float) -> None:
         """Exports what is queued, within this time, and closes the transport.
@@ -116,7 +116,8 @@ class SpanBatcher:
             self._queued = self._in_export = 0
             if left:
                 self.counts.dropped[Lost.UNDELIVERED] += left
-                self._log.lost(left, f"not delivered within the {timeout_s:g} s of the shutdown")
+                text = f"not delivered within the {timeout_s:g} s of the shutdown"
+                self._log.lost(left, Lost.UNDELIVERED, text)
             self._log.close()
             await self._transport.close()
 
@@ -178,7 +179,7 @@ class SpanBatcher:
         except Exception as error:
             logger.debug("an export of traces failed", exc_info=True)
             self.counts.dropped[lost] += spans
-            self._log.lost(spans, f"{type(error).__name__}: {error}")
+            self._log.lost(spans, lost, f"{type(error).__name__}: {error}")
             return None
         self._count(reply, spans)
         return reply
@@ -186,17 +187,19 @@ class SpanBatcher:
     def _count(self, reply: Reply, spans: int) -> None:
         counts = self.counts
         if reply.verdict is Verdict.DELIVERED:
+            self._log.catch_up()
             rejected = min(reply.rejected, spans)
             counts.exported += spans - rejected
             counts.dropped[Lost.REJECTED] += rejected
             if rejected:
-                self._log.lost(rejected, reply.text or "rejected without a reason")
+                text = reply.text or "rejected without a reason"
+                self._log.lost(rejected, Lost.REJECTED, text)
             elif reply.text:
                 self._log.warned(reply.text)
             return
-        retry = reply.verdict is Verdict.RETRY
-        counts.dropped[Lost.UNDELIVERED if retry else Lost.REJECTED] += spans
-        self._log.lost(spans, reply.text)
+        lost = Lost.UNDELIVERED if reply.verdict is Verdict.RETRY else Lost.REJECTED
+        counts.dropped[lost] += spans
+        self._log.lost(spans, lost, reply.text)
 
 
 class _LossLog:
@@ -204,16 +207,17 @@ class _LossLog:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        # Spans that have no line yet, and why the last of them were lost.
+        # Spans that have no line yet, and why they were lost: the last text of each reason. A
+        # collector that fails also fills the queue, which must not hide why it fails.
         self._spans = 0
-        self._text = ""
+        self._texts: dict[Lost, str] = {}
         self._warning = ""
         self._next = 0.0  # the loop's clock
 
-    def lost(self, spans: int, text: str) -> None:
+    def lost(self, spans: int, reason: Lost, text: str) -> None:
         """Logs it, or keeps it for the next line."""
         self._spans += spans
-        self._text = text
+        self._texts[reason] = text
         if self._due():
             self.close()
 
@@ -223,13 +227,18 @@ class _LossLog:
             self._warning = text
             logger.warning("traces to %s: %s", self._address, text)
 
+    def catch_up(self) -> None:
+        """Logs what has no line yet, if it is time for one: maybe nothing is lost any more."""
+        if self._spans and self._due():
+            self.close()
+
     def close(self) -> None:
         """Logs what has no line yet."""
         if self._spans:
-            logger.warning(
-                "traces to %s: %d spans were lost: %s", self._address, self._spans, self._text
-            )
+            why = "; ".join(self._texts.values())
+            logger.warning("traces to %s: %d spans were lost: %s", self._address, self._spans, why)
             self._spans = 0
+            self._texts.clear()
 
     def _due(self) -> bool:
         now = asyncio.get_running_loop().time()

@@ -31,7 +31,7 @@ def tracing_from_environment(common: Mapping[str, Any], unplaced: Mapping[str, A
     if otlp_protocol(os.environ) is None:
         return NoTracing()
     settings = ExportSettings.from_environ(os.environ)
-    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 
     from orch_sidecar.observability.otlp.attributes import Limits
@@ -49,7 +49,8 @@ def tracing_from_environment(common: Mapping[str, Any], unplaced: Mapping[str, A
         from orch_sidecar.observability.otlp.http_transport import HttpTransport
 
         transport = HttpTransport(settings)
-    name = os.environ.get("OTEL_SERVICE_NAME", "orch-sidecar")
+    # OTEL_SERVICE_NAME, or else what OTEL_RESOURCE_ATTRIBUTES has.
+    name = OTELResourceDetector().detect().attributes.get("service.name") or "orch-sidecar"
     resource = Resource.create({"service.name": name, **common})
     # Makes no span: it has the sampler and the generator of ids.
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)

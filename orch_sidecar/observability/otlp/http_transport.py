@@ -6,14 +6,19 @@ Follows no redirect: the fields of the request may hold keys, which are for the 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import gzip
+import ipaddress
+import socket
+import threading
 import time
 import zlib
 from collections.abc import AsyncIterator
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final, cast
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -77,7 +82,7 @@ class HttpTransport:
         except TimeoutError:
             return Reply(Verdict.RETRY, f"no answer within {timeout_s or 0:.1f} s")
         except (aiohttp.ClientError, OSError) as error:
-            return Reply(Verdict.RETRY, readable(f"{type(error).__name__}: {error}"))
+            return Reply(Verdict.RETRY, readable(_text(error)))
         async with response:
             body_end = loop.time() + MAX_BODY_S
             return await _reply(response, body_end if end is None else min(end, body_end))
@@ -89,7 +94,10 @@ class HttpTransport:
     async def _post(self, prepared: bytes) -> aiohttp.ClientResponse:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=self._tls or True),
+                connector=aiohttp.TCPConnector(
+                    ssl=self._tls or True,
+                    resolver=aiohttp.ThreadedResolver(loop=cast(Any, _NameThreads())),
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(),
             )
@@ -101,6 +109,37 @@ class HttpTransport:
             proxy=self._proxy,
             allow_redirects=False,
         )
+
+
+def _text(error: aiohttp.ClientError | OSError) -> str:
+    """Describes an error without a URL, which may have keys or a proxy's password."""
+    kind = type(error).__name__
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"{kind}: {error.status} {error.message}"
+    return kind if isinstance(error, aiohttp.InvalidURL) else f"{kind}: {error}"
+
+
+class _NameThreads:
+    """Resolves names in daemon threads: the end of the process waits for no name server.
+
+    Has what ThreadedResolver asks an event loop for.
+    """
+
+    async def getaddrinfo(self, host: str, port: int, **hints: int) -> list[Any]:
+        found: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
+        found.set_running_or_notify_cancel()
+
+        def look_up() -> None:
+            try:
+                found.set_result(socket.getaddrinfo(host, port, **hints))
+            except Exception as error:  # noqa: BLE001 - raised where it is awaited
+                found.set_exception(error)
+
+        threading.Thread(target=look_up, name="resolve collector", daemon=True).start()
+        return await asyncio.wrap_future(found)
+
+    async def getnameinfo(self, address: Any, flags: int) -> tuple[str, str]:
+        return socket.getnameinfo(address, flags)  # of a number: asks nobody
 
 
 async def _pieces(prepared: bytes) -> AsyncIterator[bytes]:
@@ -117,11 +156,21 @@ def _compressed(request: bytes, compression: Compression) -> bytes:
 
 def _proxy(url: URL) -> str | None:
     """Returns the proxy that the environment has for this address."""
-    host = url.host or ""
-    if proxy_bypass(f"{host}:{url.port}"):
+    host, proxies = url.host or "", getproxies()
+    if proxy_bypass(f"{host}:{url.port}") or _in_networks(host, proxies.get("no", "")):
         return None
-    proxies = getproxies()
     return proxies.get(url.scheme) or proxies.get("all")
+
+
+def _in_networks(host: str, no_proxy: str) -> bool:
+    """Whether an address is in one of these networks, such as 10.0.0.0/8: urllib knows none."""
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        for each in no_proxy.split(","):
+            with contextlib.suppress(ValueError):
+                if address in ipaddress.ip_network(each.strip(), strict=False):
+                    return True
+    return False
 
 
 async def _reply(response: aiohttp.ClientResponse, end: float) -> Reply:

@@ -26,6 +26,9 @@ _DEFAULT_ENDPOINT: Final = {
     "http/protobuf": "http://localhost:4318",
 }
 
+# NAME=VALUE as OpenTelemetry's parser takes it; of anything else it would log the value.
+_HEADER: Final = re.compile(r"[!#-'*+.0-9A-Z^-z|~-]+[ \t]*=[ \t]*[ !#-+\--:<-\[\]-~]*")
+
 # What may stand in the value of a header; gRPC takes ASCII only.
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\U0010ffff]*")
 _GRPC_VALUE: Final = re.compile(r"[\x20-\x7e]*")
@@ -111,8 +114,17 @@ class _Variables:
         from opentelemetry.util.re import parse_env_headers
 
         variable, value = self.find("HEADERS")
-        found = []
-        for name, text in parse_env_headers(value, liberal=True).items():
+        found, given = [], [each.strip() for each in value.split(",")]
+        for number, each in enumerate(given, 1):
+            if each and _HEADER.fullmatch(each) is None:
+                # Without its text: it may be a key.
+                logger.warning(
+                    "%s: header %d of %d must be NAME=VALUE, with other characters "
+                    "percent-encoded; the header is left out",
+                    variable, number, len(given),
+                )  # fmt: skip
+        valid_ones = ",".join(filter(_HEADER.fullmatch, given))
+        for name, text in parse_env_headers(valid_ones, liberal=True).items():
             grpc = protocol == "grpc"
             valid = (_GRPC_VALUE if grpc else _HEADER_VALUE).fullmatch(text)
             if valid is None or (grpc and not _GRPC_NAME.fullmatch(name)):

@@ -48,9 +48,9 @@ class Step:
 class Life:
     """A request from its beginning to its end.
 
-    `first`: its steps, before it `shares`: starts a generation for others too, joins the last one,
-    or neither. `steps`: of the generation that it starts, otherwise of the request. `then`: of the
-    request, after that. `outlives`: the generation ends after the request.
+    `first`: its steps, before it `shares`: starts a generation for others too, joins the last one
+    or the last two, or none of that. `steps`: of the generation that it starts, otherwise of the
+    request. `then`: of the request, after that. `outlives`: the generation ends after the request.
     """
 
     identity: Mapping[str, Any]
@@ -78,9 +78,12 @@ class Lives:
         draw = random.Random(seed)
         life, last = self._life(draw), self._last
         if last is not None and draw.random() < 0.6:
-            fields, name = dict(last.fields), draw.choice((*last.fields, "model", "model", "model"))
-            fields[name] = life.fields[name]
-            life = replace(last, fields=fields, outcome=draw.choice((life.outcome, last.outcome)))
+            fields, identity = dict(last.fields), dict(last.identity)
+            name = draw.choice((*fields, *identity, "model", "model", "model"))
+            both = (identity, life.identity) if name in identity else (fields, life.fields)
+            both[0][name] = both[1][name]
+            outcome = draw.choice((life.outcome, last.outcome))
+            life = replace(last, identity=identity, fields=fields, outcome=outcome)
         self._last = life
         return life
 
@@ -135,7 +138,7 @@ class Lives:
             fields,
             self._headers(draw),
             steps() if draw.random() < 0.3 else [],
-            draw.choice(("", "", "starts", "joins")),
+            draw.choice(("", "", "starts", "joins", "joins two")),
             steps(),
             steps() if draw.random() < 0.3 else [],
             draw.random() < 0.5,
@@ -201,7 +204,7 @@ class World:
         self._ids = ids
         self._clock = clock
         self._labels = labels
-        self._generation: Trace | None = None
+        self._generations: list[Trace] = []
         self._steps = 0
         self.headers: list[Headers] = []
         self.trace_ids: list[int] = []
@@ -225,7 +228,8 @@ class World:
         later = []
         if life.shares == "starts":
             of_generation = record.of_generation()
-            self._generation = generation = trace.shared(of_generation)
+            generation = trace.shared(of_generation)
+            self._generations.append(generation)
             self._happen(of_generation, generation, life.steps)
 
             def end() -> None:
@@ -236,8 +240,9 @@ class World:
                 later.append(end)
             else:
                 end()
-        elif life.shares == "joins" and self._generation is not None:
-            trace.joined(self._generation)
+        elif life.shares.startswith("joins") and self._generations:
+            for generation in self._generations[-2 if life.shares == "joins two" else -1 :]:
+                trace.joined(generation)
         else:
             self._happen(record, trace, life.steps)
         self._happen(record, trace, life.then)

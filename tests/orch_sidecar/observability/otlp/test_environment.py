@@ -82,11 +82,10 @@ async def of_both(taken: Taken) -> list[ExportTraceServiceRequest]:
     tracing = tracing_from_environment(COMMON, COMMON)
     requests(tracing)
     await tracing.shutdown()
-    name = os.environ.get("OTEL_SERVICE_NAME", "orch-sidecar")
+    given = [os.environ.get(f"OTEL_{name}") for name in ("SERVICE_NAME", "RESOURCE_ATTRIBUTES")]
+    named = {} if any(given) else {"service.name": "orch-sidecar"}
     exporter = InMemorySpanExporter()
-    provider = TracerProvider(
-        resource=Resource.create({"service.name": name, **COMMON}), shutdown_on_exit=False
-    )
+    provider = TracerProvider(resource=Resource.create(named | COMMON), shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     requests(SdkTracing(provider, COMMON))
     bodies = [*taken.requests, encode_spans(exporter.get_finished_spans()).SerializeToString()]
@@ -112,6 +111,27 @@ async def test_resource_scope_and_schema_urls_are_those_of_the_sdk(
         assert len(each.scope_spans[0].spans) == 4
         del each.scope_spans[0].spans[:]
     assert own == sdk
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({}, "orch-sidecar"),
+        (RESOURCE, "other"),
+        (RESOURCE | {"OTEL_SERVICE_NAME": "mine"}, "mine"),
+        (RESOURCE | {"OTEL_SERVICE_NAME": ""}, "other"),
+        ({"OTEL_SERVICE_NAME": ""}, "orch-sidecar"),
+    ],
+)
+async def test_service_has_the_name_that_the_environment_gives_it(
+    taken: Taken, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], name: str
+) -> None:
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    ours, _ = await of_both(taken)
+    attributes = ours.resource_spans[0].resource.attributes
+    found = {each.key: value_of(each.value) for each in attributes}
+    assert found["service.name"] == name
 
 
 @pytest.mark.parametrize(

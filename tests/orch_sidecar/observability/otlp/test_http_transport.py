@@ -18,8 +18,10 @@ from tests.orch_sidecar.observability.otlp.http_receivers import (
     Behaviour,
     answer,
     deaf,
+    early,
     hanging,
     http_receiver,
+    raw,
     slow_reader,
 )
 from tests.orch_sidecar.observability.otlp.http_sending import LONG_S, one, transport_to
@@ -150,6 +152,43 @@ async def test_proxy_of_the_environment_is_used_but_for_hosts_without_one(
             assert (len(receiver.requests), len(proxy.requests)) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("no_proxy", "direct"),
+    [
+        ("a.b, 127.0.0.0/8", True),
+        ("127.0.0.3/8", True),
+        ("127.0.0.1/32", True),
+        ("10.0.0.0/8,::/0,300.0.0.0/8,/", False),
+    ],
+)
+async def test_network_without_a_proxy_is_reached_directly(
+    monkeypatch: pytest.MonkeyPatch, no_proxy: str, direct: bool
+) -> None:
+    async with http_receiver(answer("200 OK")) as proxy, http_receiver(answer("200 OK")) as own:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("no_proxy", no_proxy)
+        transport = transport_to(own.port)
+        assert await transport.send(b"", LONG_S) == Reply(DELIVERED)
+        await transport.close()
+        assert (len(own.requests), len(proxy.requests)) == (int(direct), int(not direct))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "behaviour", "error"),
+    [("http", raw(b"no HTTP\r\n\r\n"), "400 Bad status line"), ("https", early, "413 Content")],
+)
+async def test_error_names_no_password_of_a_proxy_and_no_query(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, behaviour: Behaviour, error: str
+) -> None:
+    async with http_receiver(behaviour) as proxy:
+        monkeypatch.setenv(f"{scheme}_proxy", f"http://user:secret@127.0.0.1:{proxy.port}")
+        transport = transport_to(9, TRACES_ENDPOINT=f"{scheme}://a.invalid/?key=secret")
+        reply = await transport.send(b"", LONG_S)
+        await transport.close()
+        assert error in reply.text
+        assert "secret" not in reply.text
+
+
 async def test_collector_that_is_not_there_is_a_retry() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -159,6 +198,26 @@ async def test_collector_that_is_not_there_is_a_retry() -> None:
             assert reply.verdict is RETRY
             assert "Connect" in reply.text
             await transport.close()
+
+
+async def test_name_server_that_hangs_holds_neither_the_loop_nor_the_end_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads, answered = [], threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        threads.append(threading.current_thread())
+        answered.wait()
+        raise socket.gaierror("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    transport = transport_to(9, ENDPOINT="http://no.such.invalid")
+    for _ in range(2):
+        assert await transport.send(b"", 0.1) == Reply(RETRY, "no answer within 0.1 s")
+    await transport.close()
+    assert [thread.daemon for thread in threads] == [True]  # the second waits for the same answer
+    answered.set()
+    threads[0].join()
 
 
 async def test_transport_that_sent_nothing_is_closed() -> None:

@@ -56,6 +56,34 @@ async def test_full_queue_is_in_the_log(caplog: pytest.LogCaptureFixture) -> Non
     await batcher.close(5)
 
 
+async def test_full_queue_does_not_hide_why_the_collector_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    batcher = batcher_of(ScriptedTransport(RETRY))
+    while len(lines(caplog)) < 3:
+        batcher.offer(b"a", 3)
+        await asyncio.sleep(0.5)
+    for line in lines(caplog)[1:]:
+        assert "the queue is full" in line
+        assert "HTTP 503 Service Unavailable" in line
+    await batcher.close(5)
+
+
+async def test_all_that_was_lost_is_in_the_log_once_the_collector_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    batcher = batcher_of(ScriptedTransport(DELIVERED))
+    for _ in range(100):
+        batcher.offer(b"a", 3)
+    await asyncio.sleep(2 * LOG_EVERY_S)
+    batcher.offer(b"b", 3)
+    await asyncio.sleep(2 * LOG_EVERY_S)
+    lost = [int(line.split(" spans")[0].split()[-1]) for line in lines(caplog)]
+    assert lost == [3, 285]
+    await batcher.close(5)
+    assert len(lines(caplog)) == 2
+
+
 async def test_warning_of_a_collector_is_in_the_log_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from opentelemetry.util.re import parse_env_headers
 
 from orch_sidecar.observability.otlp.settings import Compression, ExportSettings, otlp_protocol
 
@@ -225,9 +226,30 @@ def test_headers_are_percent_encoded() -> None:
     )
 
 
+def test_headers_are_those_that_opentelemetry_takes_without_its_log_of_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for character in map(chr, range(1, 130)):
+        for text in (f"a{character}b = c", f"a=b{character}c ", f"{character}=d"):
+            expected = tuple(parse_env_headers(text, liberal=True).items())
+            caplog.clear()
+            assert read(HTTP, {f"{TRACES}HEADERS": text}).headers == expected
+            assert not [each for each in caplog.records if each.name.startswith("opentelemetry")]
+    caplog.clear()
+
+
 @pytest.mark.parametrize(
     ("protocol", "text"),
-    [(HTTP, "a=secret%0d%0ax:y"), (GRPC, "a=secret%C3%BC"), (GRPC, "a!=secret")],
+    [
+        (HTTP, "a=secret%0d%0ax:y"),
+        (GRPC, "a=secret%C3%BC"),
+        (GRPC, "a!=secret"),
+        (HTTP, "a: secret"),
+        (GRPC, "=secret"),
+        (HTTP, "a=secret;more"),
+        (HTTP, 'a="secret"'),
+        (HTTP, "a=secretü"),
+    ],
 )
 def test_header_that_cannot_be_sent_is_left_out_and_its_value_not_logged(
     caplog: pytest.LogCaptureFixture, protocol: dict[str, str], text: str
