@@ -35,8 +35,9 @@ from orch_sidecar.observability.otlp.encoder import (
 )
 from orch_sidecar.observability.otlp.protobuf import sized
 from orch_sidecar.observability.otlp.spans import SpanTracing
+from orch_sidecar.observability.otlp.trace_parts import TraceParts
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.observability.tracing import Lost, SpanCounts, Tracing
+from orch_sidecar.observability.tracing import SpanCounts, Tracing
 from tests.orch_sidecar.observability.otlp.sdk_spans import SdkTracing
 from tests.orch_sidecar.records import record_of
 
@@ -177,10 +178,8 @@ def _bytes(span: Span) -> bytes:
 class OwnWay:
     """A batcher that encodes requests and throws them away, as one for `SpanTracing`."""
 
-    full = False
-
     def __init__(self, encoder: SpanEncoder) -> None:
-        self._traces: list[bytes] = []
+        self._traces: list[TraceParts] = []
         self._waiting = 0
         self.bytes = 0
         self._request = request_encoder(RESOURCE.attributes, RESOURCE.schema_url, "orch_sidecar")
@@ -188,7 +187,7 @@ class OwnWay:
             encoder, self, SpanCounts(), DEFAULT_ON, RandomIdGenerator()
         )
 
-    def offer(self, trace: bytes, spans: int) -> None:
+    def offer(self, trace: TraceParts, spans: int) -> None:
         self._traces.append(trace)
         self._waiting += spans
         if self._waiting >= BATCH_SPANS:
@@ -196,10 +195,7 @@ class OwnWay:
 
     def flush(self) -> None:
         traces, self._traces, self._waiting = self._traces, [], 0
-        self.bytes += len(self._request(traces))
-
-    def drop(self, reason: Lost, spans: int) -> None:
-        raise AssertionError(f"{spans} spans are lost: {reason}")
+        self.bytes += len(self._request([trace.encode() for trace in traces]))
 
     async def close(self, timeout_s: float) -> None:
         return

@@ -1,6 +1,7 @@
 """Queues the spans of ended traces, and exports them in batches from the event loop.
 
-Traces are kept or dropped as a whole. Knows bytes and numbers of spans, not what is in them.
+Traces are kept or dropped as a whole, and encoded when they are exported. Knows numbers of spans,
+not what is in them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from orch_sidecar.observability.otlp.delivery import Delivery, Reply, Transport, Verdict
 from orch_sidecar.observability.otlp.settings import ExportSettings
@@ -22,6 +23,26 @@ LOG_EVERY_S: Final = 20.0
 
 # Below the 4 MiB that gRPC's servers accept by default.
 MAX_BATCH_BYTES: Final = 3 * 1024 * 1024
+
+# Traces that are encoded before the event loop runs again: a few tenths of a millisecond.
+AT_ONCE: Final = 32
+
+
+class Trace(Protocol):
+    """A trace that has ended."""
+
+    def encode(self) -> bytes:
+        """Returns all its spans as fields of a ScopeSpans; raises if that is impossible."""
+
+
+class Encoded:
+    """A trace that is encoded already, such as one for which a batch had no room."""
+
+    def __init__(self, encoded: bytes) -> None:
+        self._encoded = encoded
+
+    def encode(self) -> bytes:
+        return self._encoded
 
 
 class SpanBatcher:
@@ -47,7 +68,7 @@ class SpanBatcher:
             f"the queue is full (OTEL_BSP_MAX_QUEUE_SIZE: {settings.max_queue_size} spans)"
         )
         # Traces that wait, each with its spans, and their sum.
-        self._queue: deque[tuple[bytes, int]] = deque()
+        self._queue: deque[tuple[Trace, int]] = deque()
         self._queued = 0
         self._in_export = 0
         # Something is queued; so much that nothing is to be waited for. Both once it closes.
@@ -57,11 +78,6 @@ class SpanBatcher:
         self._closed = False
 
     @property
-    def full(self) -> bool:
-        """Whether not one more span fits into the queue."""
-        return self._queued >= self._settings.max_queue_size
-
-    @property
     def exported(self) -> int:
         return self.counts.exported
 
@@ -69,17 +85,15 @@ class SpanBatcher:
     def dropped(self) -> dict[str, int]:
         return self.counts.dropped
 
-    def offer(self, trace: bytes, spans: int) -> None:
-        """Queues a trace, or drops it if its spans do not fit. Never waits, never raises.
-
-        `trace`: all its spans as fields of a ScopeSpans.
-        """
+    def offer(self, trace: Trace, spans: int) -> None:
+        """Queues a trace, or drops it if its spans do not fit. Never waits, never raises."""
         queued = self._queued + spans
         if self._closed:
-            self.drop(Lost.UNDELIVERED, spans)
+            self.counts.dropped[Lost.UNDELIVERED] += spans
             return
         if queued > self._settings.max_queue_size:
-            self.drop(Lost.QUEUE_FULL, spans)
+            self.counts.dropped[Lost.QUEUE_FULL] += spans
+            self._log.lost(spans, Lost.QUEUE_FULL, self._full_text)
             return
         self._queue.append((trace, spans))
         self._queued = queued
@@ -89,12 +103,6 @@ class SpanBatcher:
                 self._task = asyncio.get_running_loop().create_task(self._run(), name="traces")
         if queued >= self._settings.max_batch_size:
             self._enough.set()
-
-    def drop(self, reason: str, spans: int) -> None:
-        """Counts spans that are lost before they are queued."""
-        self.counts.dropped[reason] += spans
-        if reason == Lost.QUEUE_FULL:
-            self._log.lost(spans, Lost.QUEUE_FULL, self._full_text)
 
     async def close(self, timeout_s: float) -> None:
         """Exports what is queued, within this time, and closes the transport.
@@ -130,9 +138,10 @@ class SpanBatcher:
                 await self._wait_for_more()
             if not self._queued or not await self._delivery.ready():
                 return
-            traces, spans = self._take()
-            self._in_export = spans
-            reply = await self._export(traces, spans)
+            traces = await self._take()
+            if not traces:
+                continue  # none could be encoded
+            reply = await self._export(traces, self._in_export)
             self._in_export = 0
             if self._closed and reply is not None and reply.verdict is Verdict.RETRY:
                 return  # the collector is away: the rest would not arrive, either
@@ -144,30 +153,46 @@ class SpanBatcher:
         except TimeoutError:
             pass
 
-    def _take(self) -> tuple[list[bytes], int]:
-        """Takes the traces of one batch from the queue, and returns them with their spans.
+    async def _take(self) -> list[bytes]:
+        """Takes the traces of one batch from the queue, and encodes them; counts their spans.
 
         A trace that is too large for a batch makes one by itself.
         """
-        queue = self._queue
+        queue, settings = self._queue, self._settings
         traces: list[bytes] = []
-        spans = size = 0
+        size = 0
         while queue:
-            trace, count = queue[0]
-            spans_then, size_then = spans + count, size + len(trace)
-            too_large = spans_then > self._settings.max_batch_size or size_then > MAX_BATCH_BYTES
-            if traces and too_large:
+            trace, spans = queue[0]
+            if traces and self._in_export + spans > settings.max_batch_size:
+                break
+            encoded = self._encode(trace, spans)
+            if encoded is not None and traces and size + len(encoded) > MAX_BATCH_BYTES:
+                queue[0] = Encoded(encoded), spans
                 break
             queue.popleft()
-            traces.append(trace)
-            spans, size = spans_then, size_then
-        self._queued -= spans
+            self._queued -= spans
+            if encoded is not None:
+                traces.append(encoded)
+                size += len(encoded)
+                self._in_export += spans
+            if len(traces) % AT_ONCE == 0:
+                await asyncio.sleep(0)
         if not self._closed:
             if not queue:
                 self._some.clear()
-            if self._queued < self._settings.max_batch_size:
+            if self._queued < settings.max_batch_size:
                 self._enough.clear()
-        return traces, spans
+        return traces
+
+    def _encode(self, trace: Trace, spans: int) -> bytes | None:
+        """Returns None for a trace that cannot be encoded: it costs itself alone."""
+        try:
+            return trace.encode()
+        except Exception as error:
+            logger.debug("a trace cannot be encoded", exc_info=True)
+            self.counts.dropped[Lost.INVALID] += spans
+            self._log.lost(spans, Lost.INVALID, f"they cannot be encoded: {error}")
+            return None
 
     async def _export(self, traces: list[bytes], spans: int) -> Reply | None:
         """Returns None if they are no request that could be sent. A fault costs its batch only."""

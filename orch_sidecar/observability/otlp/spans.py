@@ -2,7 +2,7 @@
 
 Of OpenTelemetry's SDK it uses the sampler, asked once per trace for the server span, the generator
 of ids, and the propagator, where a client sent a context. Nothing is encoded of a trace that is not
-sampled, or while the batcher is full.
+sampled, or that the batcher drops.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from orch_sidecar.observability.otlp.encoder import (
 from orch_sidecar.observability.otlp.trace_parts import (
     Batcher,
     Ended,
-    Exit,
     Identity,
     TraceParts,
 )
@@ -226,7 +225,7 @@ class SpanTracing:
         # Older releases of the SDK do not know the flag.
         self._random = _RANDOM if getattr(ids, "is_trace_id_random", bool)() else 0
         self._propagator = TraceContextTextMapPropagator()
-        self._exit = Exit(encoder, batcher)
+        self._encoder = encoder
         self._batcher = batcher
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace:
@@ -249,7 +248,9 @@ class SpanTracing:
         if not sampled:
             return _Unsampled(Identity(self._ids, trace_id, flags, state))
         record.trace_id = trace_id
-        trace = TraceParts(self._exit, self._ids, trace_id, flags | _SAMPLED, state)
+        trace = TraceParts(
+            self._encoder, self._batcher, self._ids, trace_id, flags | _SAMPLED, state
+        )
         return _RequestSpans(trace, record, parent)
 
     def _given(self, headers: Mapping[str, str]) -> tuple[Context, SpanContext | None]:

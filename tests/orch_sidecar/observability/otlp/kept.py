@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -13,22 +14,22 @@ from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Sampler
 from orch_sidecar.observability.otlp.attributes import Attributes, Limits
 from orch_sidecar.observability.otlp.encoder import SpanEncoder, request_encoder
 from orch_sidecar.observability.otlp.spans import SpanTracing
-from orch_sidecar.observability.tracing import Lost, SpanCounts
+from orch_sidecar.observability.otlp.trace_parts import TraceParts
+from orch_sidecar.observability.tracing import SpanCounts
 
 
 class Kept:
     """Stands in for SpanBatcher."""
 
     def __init__(self) -> None:
-        self.full = False
         self.traces: list[tuple[bytes, int]] = []
-        self.dropped: list[tuple[Lost, int]] = []
+        self.invalid: list[int] = []  # spans of traces that could not be encoded
 
-    def offer(self, trace: bytes, spans: int) -> None:
-        self.traces.append((trace, spans))
-
-    def drop(self, reason: Lost, spans: int) -> None:
-        self.dropped.append((reason, spans))
+    def offer(self, trace: TraceParts, spans: int) -> None:
+        try:
+            self.traces.append((trace.encode(), spans))
+        except (ValueError, OverflowError, struct.error):
+            self.invalid.append(spans)
 
     async def close(self, timeout_s: float) -> None:
         return

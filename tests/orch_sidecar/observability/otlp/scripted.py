@@ -29,6 +29,13 @@ def joined(traces: Sequence[bytes]) -> bytes:
     return b",".join(traces)
 
 
+class Invalid:
+    """A trace that cannot be encoded."""
+
+    def encode(self) -> bytes:
+        raise OverflowError("an integer has 65 bits")
+
+
 class ScriptedTransport:
     """Gives these replies, and the last one for ever. A number: it takes so many seconds."""
 

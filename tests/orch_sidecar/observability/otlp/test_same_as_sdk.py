@@ -122,7 +122,7 @@ def assert_same(world: SimpleNamespace, sampler: Sampler, limits: SpanLimits) ->
     assert ours.trace_ids == theirs.trace_ids
     expected = by_id(of_sdk(exporter))
     assert by_id(kept.spans()) == expected
-    assert kept.dropped == []
+    assert kept.invalid == []
 
 
 @settings(max_examples=examples(1200))

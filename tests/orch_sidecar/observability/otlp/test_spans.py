@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -11,11 +10,10 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.resolve import NO_TYPE, unplaced_labels
-from orch_sidecar.observability.otlp import trace_parts
 from orch_sidecar.observability.otlp.encoder import MOST_ATTRIBUTES, SpanEncoder
 from orch_sidecar.observability.otlp.spans import SpanTracing
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.observability.tracing import Lost, Trace
+from orch_sidecar.observability.tracing import Trace
 from tests.orch_sidecar.observability.otlp.kept import Kept, attributes_of, tracing_to
 from tests.orch_sidecar.records import record_of
 from vllm_plugin.profile import MeasurementType
@@ -105,23 +103,7 @@ def test_trace_leaves_when_its_last_part_has_ended(kept: Kept) -> None:
     assert count == len(kept.spans()) == 3
 
 
-@pytest.mark.parametrize("full_at", ["request", "generation"])
-def test_trace_is_dropped_whole_if_the_queue_was_full_at_the_end_of_a_part(
-    kept: Kept, full_at: str
-) -> None:
-    record = record_of(cost=1)
-    request = tracing_to(kept, UNPLACED).begin(record, {})
-    of_generation = record.of_generation()
-    generation = request.shared(of_generation)
-    kept.full = full_at == "request"
-    end(record, request)
-    kept.full = full_at == "generation"
-    end(of_generation, generation)
-    assert kept.traces == []
-    assert kept.dropped == [(Lost.QUEUE_FULL, 2)]  # the server's and the wait
-
-
-def test_nothing_is_encoded_while_the_queue_is_full_or_unsampled(
+def test_nothing_is_encoded_of_a_trace_that_is_not_sampled(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def encoded(*_: object) -> bytes:
@@ -129,15 +111,11 @@ def test_nothing_is_encoded_while_the_queue_is_full_or_unsampled(
 
     for name in ("of_record", "wait", "engine", "server"):
         monkeypatch.setattr(SpanEncoder, name, encoded)
-    kept.full = True
-    end(*begun(tracing_to(kept, UNPLACED)))
-    assert kept.dropped == [(Lost.QUEUE_FULL, 3)]
-    kept.full = False
     record, trace = begun(tracing_to(kept, UNPLACED, sampler=ALWAYS_OFF))
     trace.retried(Reason.ENGINE_FAILED)
     end(record, trace)
     assert record.trace_id == 0
-    assert (kept.traces, len(kept.dropped)) == ([], 1)
+    assert (kept.traces, kept.invalid) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -162,7 +140,7 @@ def test_nothing_is_encoded_while_the_queue_is_full_or_unsampled(
     ids=lambda value: value if isinstance(value, str) and value.isascii() else "",
 )
 def test_record_that_cannot_be_encoded_costs_itself_alone(
-    kept: Kept, caplog: pytest.LogCaptureFixture, field: str, value: Any
+    kept: Kept, field: str, value: Any
 ) -> None:
     tracing = tracing_to(kept, UNPLACED)
     for bad in (False, True, True, False):
@@ -179,27 +157,13 @@ def test_record_that_cannot_be_encoded_costs_itself_alone(
         trace.ended()
     assert [count for _, count in kept.traces] == [3, 3]
     assert len(kept.spans()) == 6
-    assert kept.dropped == [(Lost.INVALID, 3)] * 2
-    assert len(caplog.records) == 1  # of two
-    assert "half" not in caplog.text.replace("half a surrogate", "")
+    assert kept.invalid == [3, 3]
 
 
 def test_half_a_surrogate_pair_in_the_name_of_a_model_is_replaced(kept: Kept) -> None:
     record, trace = begun(tracing_to(kept, UNPLACED), model=SURROGATE)
     end(record, trace)
     assert attributes_of(kept.spans()[-1])["gen_ai.request.model"] == "half ? a pair"
-
-
-def test_invalid_records_are_logged_again_after_a_while(
-    kept: Kept, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trace_parts, "LOG_EVERY_S", 0.0)
-    tracing = tracing_to(kept, UNPLACED)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            record, trace = begun(tracing, max_tokens=1 << 70)
-            end(record, trace)
-    assert len(caplog.records) == 2
 
 
 def test_equal_labels_at_another_address_are_not_confused(kept: Kept) -> None:
