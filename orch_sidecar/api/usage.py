@@ -26,9 +26,10 @@ _OBJECT: Final = re.compile(
 _INPUT: Final = re.compile(rb'"(?:prompt|input)_tokens":\s*([0-9]{1,12})')
 _OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens":\s*([0-9]{1,12})')
 # Both counts of an object without others, in the order in which vLLM and Anthropic report them.
+# Atomic: where the object does not end after the first output, none of the others is tried.
 _BOTH: Final = re.compile(
-    rb'"usage":\s*\{\s*"(?:prompt|input)_tokens":\s*([0-9]{1,12}),[^{}]*?'
-    rb'"(?:completion|output)_tokens":\s*([0-9]{1,12})(?![0-9])[^{}]*\}'
+    rb'"usage":\s*\{\s*"(?:prompt|input)_tokens":\s*([0-9]{1,12}),'
+    rb'(?>[^{}]*?"(?:completion|output)_tokens":\s*([0-9]{1,12}))[^{}]*+\}'
 )
 # Of candidates: a client's JSON, echoed in an answer, may contain many similar names.
 _MAX_CANDIDATES: Final = 8

@@ -80,9 +80,7 @@ def request_factory(loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRe
     upgrade (h2c) in the same read: the response therefore announces that the connection closes.
     """
 
-    def make(
-        message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]
-    ) -> web.BaseRequest:
+    def make(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         if message.upgrade:
             message = message._replace(should_close=True)
         return web.BaseRequest(message, payload, protocol, writer, task, loop)
@@ -93,7 +91,7 @@ def request_factory(loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRe
 class ClientConnection(web.RequestHandler):
     """One client connection: passes the transport's flow control to the response in progress."""
 
-    __slots__ = ("_client", "_connections", "_headers", "response")
+    __slots__ = ("_client", "_connections", "_headers", "_may_hold_back", "response")
 
     def __init__(
         self,
@@ -109,6 +107,7 @@ class ClientConnection(web.RequestHandler):
         # Like `transport`, which aiohttp drops on close even with bytes still to be sent.
         self._client: asyncio.Transport | None = None
         self.response: ActiveResponse | None = None
+        self._may_hold_back = False  # aiohttp's parser, a part of what arrived: it does not say
 
     async def start(self) -> None:
         """Serves one request after the other; aiohttp runs this as the task of the connection."""
@@ -136,6 +135,8 @@ class ClientConnection(web.RequestHandler):
         A method of its own, so that an idle connection keeps nothing of the last request.
         """
         messages = self._messages
+        if not messages and self._may_hold_back:
+            self.data_received(b"")
         if not messages:
             self._waiter = self._loop.create_future()
             try:
@@ -148,9 +149,9 @@ class ClientConnection(web.RequestHandler):
         if self._buffer_paused and len(messages) <= self._msg_queue_resume_size:
             self._resume_reading_if_drained()
         writer = StreamWriter(self, self._loop)
-        task = self._task_handler
+        # A cancelled task keeps its traceback, and that the request, which must not know the task.
+        task = cast(Any, None)
         assert self._request_factory is not None
-        assert task is not None
         if isinstance(message, RawRequestMessage):
             request = self._request_factory(message, payload, self, writer, task)
             response = await self._respond(request)
@@ -164,6 +165,8 @@ class ClientConnection(web.RequestHandler):
         self._keepalive = bool(response.keep_alive)
         if not payload.is_eof():
             await self._discard(payload)
+        if messages:
+            await asyncio.sleep(0)  # other connections' turn: one read holds thousands of requests
         return self._keepalive and not self._close and not self._force_close
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -190,17 +193,23 @@ class ClientConnection(web.RequestHandler):
         if not payload.is_eof() and not self._force_close:
             self.close()
 
+    def pause_reading(self) -> None:
+        self._may_hold_back = True
+        super().pause_reading()
+
     def resume_reading(self, resume_parser: bool = True) -> None:
-        if self._reading_paused:  # aiohttp calls this for each body, paused or not
+        if self._may_hold_back:  # aiohttp calls this for each body, paused or not
             super().resume_reading(resume_parser)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        # aiohttp limits the number of pipelined requests and each body, but not their total size.
         messages = self._messages
-        if not messages or self._buffer_paused:
+        if len(messages) > 1:
+            self._may_hold_back = True
+        elif not messages or self._current_request is None:
             return
-        if len(messages) > 1 or self._current_request is not None:
+        # aiohttp limits the number of pipelined requests and each body, but not their total size.
+        if not self._buffer_paused:
             ahead_bytes = sum(payload.total_bytes for _, payload in messages)
             if ahead_bytes > _PIPELINED_BYTES:
                 self._pause_reading_for_buffer()  # until the next one is served

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.web import BaseRequest
 
 from tests.integration.answers import EVENT_STREAM
-from tests.integration.client import CHAT, COMPLETIONS, Client
+from tests.integration.client import CHAT, COMPLETIONS, Client, body_of
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -91,6 +93,34 @@ async def test_client_that_leaves_ends_the_engines_request_and_its_lease_waits_f
     assert (await waiting.response()).status == 200
     await sidecar.idle()
     assert engine.revoked == []  # the stream's word was enough
+
+
+@pytest.mark.parametrize(
+    ("target", "missing"),
+    [(CHAT, 0), (CHAT, 5), ("/unknown", 5)],
+    ids=["generating", "sending its body", "refused"],
+)
+async def test_nothing_of_a_request_is_left_to_the_garbage_collector(
+    sidecar: Running, held: Held, target: str, missing: int
+) -> None:
+    """Its body may have megabytes, and the collector seldom runs."""
+    body = json.dumps(body_of(CHAT)).encode()
+    client = await sidecar.client()
+    gc.collect()
+    gc.disable()
+    try:
+        client.send_request("POST", target, headers=[("Content-Length", str(len(body)))])
+        client.send(body[: len(body) - missing])
+        await eventually(lambda: any(each._request_count for each in sidecar.connections))
+        await eventually(lambda: held.waiting or missing)
+        await asyncio.sleep(0.02)  # it waits, for a body that does not come or for the engine
+        await leave(client, reset=True)
+        await eventually(lambda: not sidecar.connections)
+        await eventually(
+            lambda: not any(isinstance(each, BaseRequest) for each in gc.get_objects())
+        )
+    finally:
+        gc.enable()
 
 
 async def test_many_random_disconnects_leak_nothing_and_never_overfill_the_engine(

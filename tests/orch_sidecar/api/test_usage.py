@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from unittest.mock import patch
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from orch_sidecar.api import usage
 from orch_sidecar.api.usage import (
     FIRST_BYTES_PER_TOKEN,
     MOST_PIECE_BYTES,
@@ -18,10 +21,17 @@ from orch_sidecar.api.usage import (
     PromptSize,
     read,
 )
+from tests.fuzz import examples
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.spoken import DONE, SPOKEN, Spoken, openai_stream, sse
 
 SPOKEN_CASES = pytest.mark.parametrize("spoken", SPOKEN, ids=lambda spoken: spoken.name)
+_PARTS = [
+    b'"prompt_tokens":12', b'"input_tokens": 3', b'"completion_tokens":7', b'"output_tokens":\t8',
+    b'"output_tokens":1234567890123', b'"prompt_tokens":1234567890123', b'"completion_tokens":null',
+    b'"output_tokens":-1', b'"other":1.5', b'"a\\"output_tokens":9', b",", b" ", b"{", b"}",
+    b'"usage":{', b"0",
+]  # fmt: skip
 
 
 def reading(pieces: list[bytes], *, events: bool) -> AnswerReader:
@@ -126,6 +136,26 @@ def test_megabyte_is_read_in_milliseconds(text: bytes) -> None:
         reader.end()
         took_s.append(time.process_time() - began_s)
     assert min(took_s) / len(text) * 1e6 < 0.008
+
+
+@pytest.mark.parametrize("outputs", [b'"output_tokens":1,', b'"1\\"completion_tokens":1,'])
+def test_object_with_many_counts_takes_no_square_of_its_size(
+    outputs: bytes,
+) -> None:
+    """Such as a client's tools, echoed by the Responses API: they would hold the event loop."""
+    text = b'{"usage":{"input_tokens":1,' + outputs * 8_000 + b'"more":{}}}'
+    began_s = time.process_time()
+    assert read(text) == (1, 1)
+    assert time.process_time() - began_s < 0.5  # milliseconds; the square is seconds
+
+
+@settings(max_examples=examples(1000), deadline=None)
+@given(st.lists(st.sampled_from(_PARTS), max_size=12))
+def test_both_counts_are_those_that_are_found_one_by_one(parts: list[bytes]) -> None:
+    text = b'"usage":{' + b"".join(parts) + b"}"
+    at_once = read(text)
+    with patch.object(usage, "_BOTH", re.compile(b"(?!)")):
+        assert read(text) == at_once
 
 
 @pytest.mark.parametrize("answer", [b"", DONE, b'{"error": {"message": "no"}}'])
