@@ -24,6 +24,13 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from yarl import URL
 
+from orch_sidecar.api.headers import (
+    AUTHORIZATION,
+    CONTENT_ENCODING,
+    CONTENT_LENGTH,
+    CONTENT_TYPE,
+    RETRY_AFTER,
+)
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict, accepted, readable
 from orch_sidecar.observability.otlp.responses import status_message
 from orch_sidecar.observability.otlp.settings import Compression, ExportSettings
@@ -56,11 +63,11 @@ class HttpTransport:
         self.address = str(url.with_user(None).with_query(None))
         self._url = url.with_user(None)
         self._compression = settings.compression
-        self._fields = {"Content-Type": PROTOBUF, "User-Agent": USER_AGENT}
+        self._fields: dict[str, str] = {CONTENT_TYPE: PROTOBUF, "User-Agent": USER_AGENT}
         if settings.compression is not Compression.NONE:
-            self._fields["Content-Encoding"] = settings.compression.value
+            self._fields[CONTENT_ENCODING] = settings.compression.value
         if url.user is not None:
-            self._fields["Authorization"] = aiohttp.encode_basic_auth(url.user, url.password or "")
+            self._fields[AUTHORIZATION] = aiohttp.encode_basic_auth(url.user, url.password or "")
         self._fields |= {name.title(): value for name, value in settings.headers}
         self._tls = None if settings.insecure else settings.tls()
         self._proxy = _proxy(url)
@@ -105,7 +112,7 @@ class HttpTransport:
         return await self._session.post(
             self._url,
             data=prepared if at_once else _pieces(prepared),
-            headers=self._fields | {"Content-Length": str(len(prepared))},
+            headers=self._fields | {CONTENT_LENGTH: str(len(prepared))},
             proxy=self._proxy,
             allow_redirects=False,
         )
@@ -191,7 +198,7 @@ async def _reply(response: aiohttp.ClientResponse, end: float) -> Reply:
     return Reply(
         Verdict.RETRY,
         readable(text),
-        retry_after_s=retry_after_s(response.headers.get("Retry-After"), time.time()),
+        retry_after_s=retry_after_s(response.headers.get(RETRY_AFTER), time.time()),
     )
 
 

@@ -2,8 +2,8 @@
 
 A request is a part, and so is a generation that it started for others, too: it may outlive the
 request. A trace is handed over when its last part has ended, so that it arrives whole or not at
-all. It is encoded only when it is exported, among others: many in a row take half of the time that
-they would take one by one, between requests.
+all. It is encoded only when it is exported: one that is dropped costs nothing, and the next answer
+does not wait for it.
 """
 
 from __future__ import annotations
