@@ -165,7 +165,7 @@ class ClientConnection(web.RequestHandler):
         self._keepalive = bool(response.keep_alive)
         if not payload.is_eof():
             await self._discard(payload)
-        if messages:
+        if len(messages) > 1:
             await asyncio.sleep(0)  # other connections' turn: one read holds thousands of requests
         return self._keepalive and not self._close and not self._force_close
 

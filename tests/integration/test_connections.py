@@ -224,4 +224,5 @@ async def test_pipelined_requests_take_turns_with_everything_else(sidecar: Runni
     turn()
     for _ in range(requests):
         assert (await client.response("GET")).status == 200
-    assert len(set(served_in)) == requests
+    assert len(served_in) == requests
+    assert max(map(served_in.count, served_in)) <= 2  # the last of a read has none behind it

@@ -56,6 +56,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--baseline", type=Path, help="another checkout, whose sidecar is compared with ours"
     )
+    names = [cell.name for cell in CELLS]
+    parser.add_argument(
+        "--cells", default=",".join(names), help="comma-separated (default: %(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="1 round of 1 s")
     parser.add_argument(
         "--profile",
@@ -73,6 +77,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     args.targets = list(dict.fromkeys(name.strip() for name in args.targets.split(",")))
     if unknown := [name for name in args.targets if name not in PLANS]:
         parser.error(f"unknown targets {unknown}; known: {', '.join(PLANS)}")
+    args.cells = [name.strip() for name in args.cells.split(",")]
+    if unknown := [name for name in args.cells if name not in names]:
+        parser.error(f"unknown cells {unknown}; known: {', '.join(names)}")
     if DIRECT not in args.targets:
         args.targets.insert(0, DIRECT)
     return args
@@ -112,7 +119,7 @@ def rounds(
     samples: list[Sample] = []
     for round_ in range(args.rounds):
         first = round_ * 2 % len(targets)
-        for cell in CELLS:
+        for cell in [each for each in CELLS if each.name in args.cells]:
             for target in targets[first:] + targets[:first]:
                 if target.name in failed:
                     continue
