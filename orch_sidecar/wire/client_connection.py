@@ -3,8 +3,8 @@
 A response from an engine bypasses aiohttp: aiohttp must not write one of its own
 (`AlreadySent`), and the transport's flow control must reach the response in progress
 (`ClientConnection`). A connection serves its requests in one task, where aiohttp creates one more
-for each request. Nothing else overrides parts of
-aiohttp: pyproject.toml bounds its version, and `tests/integration` verifies the behaviour.
+for each request. Nothing else overrides parts of aiohttp: pyproject.toml bounds its version, and
+`tests/integration` verifies the behaviour.
 """
 
 from __future__ import annotations
