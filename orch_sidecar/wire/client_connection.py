@@ -107,7 +107,7 @@ class ClientConnection(web.RequestHandler):
         # Like `transport`, which aiohttp drops on close even with bytes still to be sent.
         self._client: asyncio.Transport | None = None
         self.response: ActiveResponse | None = None
-        self._may_hold_back = False  # aiohttp's parser, a part of what arrived: it does not say
+        self._may_hold_back = False  # aiohttp's parser may keep unparsed bytes, without notice
 
     async def start(self) -> None:
         """Serves one request after the other; aiohttp runs this as the task of the connection."""
@@ -149,7 +149,7 @@ class ClientConnection(web.RequestHandler):
         if self._buffer_paused and len(messages) <= self._msg_queue_resume_size:
             self._resume_reading_if_drained()
         writer = StreamWriter(self, self._loop)
-        # A cancelled task keeps its traceback, and that the request, which must not know the task.
+        # No reference to the task: a cancelled one keeps its traceback, which keeps the request.
         task = cast(Any, None)
         assert self._request_factory is not None
         if isinstance(message, RawRequestMessage):

@@ -113,10 +113,10 @@ class Measured:
         self.holds_ms: list[float] = []
 
     async def export(self, traces: list[bytes]) -> None:
-        wanted = self.batcher.exported + SPANS
+        wanted = self.batcher.counts.exported + SPANS
         for each in traces:
             self.batcher.offer(Encoded(each), 3)
-        while self.batcher.exported < wanted:  # noqa: ASYNC110 - nothing else tells
+        while self.batcher.counts.exported < wanted:  # noqa: ASYNC110 - nothing else tells
             await asyncio.sleep(0.005)
 
     async def round(self, traces: list[bytes], batches: int) -> None:
@@ -159,7 +159,7 @@ async def measure(ports: dict[str, int], certificate: Path, rounds: int, batches
             f" {cpu * 1e3 / TRACES:20.1f} {statistics.median(holds):14.2f}, "
             f"{holds[int(len(holds) * 0.95)]:.2f}, {holds[-1]:.2f}"
         )
-        assert not sum(way.batcher.dropped.values())
+        assert not sum(way.batcher.counts.dropped.values())
         await way.batcher.close(5)
 
 

@@ -25,7 +25,7 @@ LOG_EVERY_S: Final = 20.0
 MAX_BATCH_BYTES: Final = 3 * 1024 * 1024
 
 # Traces that are encoded before the event loop runs again: a few tenths of a millisecond.
-AT_ONCE: Final = 32
+AT_ONCE: Final = 16
 
 
 class Trace(Protocol):
@@ -76,14 +76,6 @@ class SpanBatcher:
         self._enough = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
-
-    @property
-    def exported(self) -> int:
-        return self.counts.exported
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        return self.counts.dropped
 
     def offer(self, trace: Trace, spans: int) -> None:
         """Queues a trace, or drops it if its spans do not fit. Never waits, never raises."""
@@ -253,7 +245,7 @@ class _LossLog:
             logger.warning("traces to %s: %s", self._address, text)
 
     def catch_up(self) -> None:
-        """Logs what has no line yet, if it is time for one: maybe nothing is lost any more."""
+        """Logs earlier losses that have no line yet, if it is time for one."""
         if self._spans and self._due():
             self.close()
 

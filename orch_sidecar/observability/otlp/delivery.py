@@ -71,7 +71,7 @@ class Delivery:
         """`timeout_s`: of a request with all its retries; None: unlimited."""
         self._transport = transport
         self._timeout_s = timeout_s
-        # Once set, nothing waits any more: a request has one retry left, and that immediately.
+        # Once set, nothing waits: a request has one retry left, which follows immediately.
         self._closing = asyncio.Event()
         # The collector wants no request before: the loop's clock.
         self._not_before = 0.0

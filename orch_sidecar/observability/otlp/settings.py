@@ -84,7 +84,7 @@ class _Variables:
     def timeout_s(self, default: float) -> float | None:
         """Returns the time limit of an export; None: unlimited.
 
-        In seconds, not in milliseconds: so do the SDK for Python and with it the engine.
+        In seconds, not in milliseconds, as in the SDK for Python, which the engine uses.
         """
         variable, value = self.find("TIMEOUT")
         if not value:

@@ -25,7 +25,7 @@ def throttled(delay_s: float) -> Reply:
 
 
 def joined(traces: Sequence[bytes]) -> bytes:
-    """Makes a request in which the traces can still be told apart."""
+    """Makes a request in which each trace can be recognized."""
     return b",".join(traces)
 
 

@@ -41,7 +41,7 @@ async def test_batch_is_exported_as_soon_as_it_is_complete() -> None:
     assert (transport.times, transport.requests) == ([0.0], [b"0,1"])
     await asyncio.sleep(10)
     assert (transport.times, transport.requests) == ([0.0, 5.0], [b"0,1", b"2"])
-    assert (batcher.exported, batcher.dropped) == (9, NONE)
+    assert (batcher.counts.exported, batcher.counts.dropped) == (9, NONE)
     await batcher.close(5)
 
 
@@ -105,7 +105,7 @@ async def test_one_export_at_a_time_while_others_are_queued() -> None:
         batcher.offer(Encoded(trace), 3)
     await asyncio.sleep(10)
     assert transport.times == [0.0, 2.0]
-    assert batcher.exported == 12
+    assert batcher.counts.exported == 12
     await batcher.close(5)
 
 
@@ -118,7 +118,7 @@ async def test_full_queue_drops_whole_traces_and_takes_smaller_ones() -> None:
     batcher.offer(Encoded(b"b"), 3)
     batcher.offer(Encoded(b"c"), 2)
     batcher.offer(Invalid(), 1)  # dropped, and not encoded
-    assert batcher.dropped == NONE | {"queue_full": 4}
+    assert batcher.counts.dropped == NONE | {"queue_full": 4}
     await batcher.close(0)
 
 
@@ -130,8 +130,8 @@ async def test_counts_are_of_what_the_collector_said() -> None:
     for trace in numbered(4):
         batcher.offer(Encoded(trace), 6)
         await asyncio.sleep(1)
-    assert batcher.exported == 6 + 4 + 0 + 0
-    assert batcher.dropped == NONE | {"rejected": 2 + 6 + 6}
+    assert batcher.counts.exported == 6 + 4 + 0 + 0
+    assert batcher.counts.dropped == NONE | {"rejected": 2 + 6 + 6}
     await batcher.close(5)
 
 
@@ -142,7 +142,7 @@ async def test_export_that_times_out_is_undelivered_and_the_next_one_is_tried() 
         batcher.offer(Encoded(trace), 6)
     await asyncio.sleep(60)
     assert transport.times == [0.0, 10.0]
-    assert (batcher.exported, batcher.dropped) == (6, NONE | {"undelivered": 6})
+    assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"undelivered": 6})
     await batcher.close(5)
 
 
@@ -153,10 +153,10 @@ async def test_throttled_traces_wait_in_the_queue() -> None:
         batcher.offer(Encoded(trace), 6)
         await asyncio.sleep(0)
     await asyncio.sleep(59)
-    assert batcher.dropped == NONE | {"undelivered": 6, "queue_full": 6}
+    assert batcher.counts.dropped == NONE | {"undelivered": 6, "queue_full": 6}
     await asyncio.sleep(59)
     assert transport.times[:2] == [0.0, pytest.approx(60.0)]
-    assert batcher.exported == 12
+    assert batcher.counts.exported == 12
     await batcher.close(5)
 
 
@@ -172,7 +172,7 @@ async def test_fault_of_the_encoder_costs_its_batch() -> None:
         batcher.offer(Encoded(trace), 6)
     await batcher.close(5)
     assert transport.requests == [b"1"]
-    assert (batcher.exported, batcher.dropped) == (6, NONE | {"invalid": 6})
+    assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"invalid": 6})
 
 
 async def test_trace_that_cannot_be_encoded_costs_itself_alone() -> None:
@@ -185,7 +185,7 @@ async def test_trace_that_cannot_be_encoded_costs_itself_alone() -> None:
     batcher.offer(Invalid(), 6)  # a batch of which nothing is left
     await batcher.close(5)
     assert len(transport.requests) == 1
-    assert (batcher.exported, batcher.dropped) == (6, NONE | {"invalid": 12})
+    assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"invalid": 12})
 
 
 async def test_event_loop_runs_while_a_batch_is_encoded() -> None:
@@ -203,7 +203,7 @@ async def test_event_loop_runs_while_a_batch_is_encoded() -> None:
     turns = 0
     for _ in range(most):
         batcher.offer(Noted(b"a"), 1)
-    while batcher.exported < most:
+    while batcher.counts.exported < most:
         await asyncio.sleep(0)
         turns += 1
     assert max(encoded.count(turn) for turn in encoded) <= AT_ONCE
@@ -222,7 +222,7 @@ async def test_fault_of_the_transport_costs_its_batch() -> None:
     for trace in numbered(2):
         batcher.offer(Encoded(trace), 6)
     await batcher.close(5)
-    assert (batcher.exported, batcher.dropped) == (6, NONE | {"undelivered": 6})
+    assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"undelivered": 6})
 
 
 async def test_close_exports_what_is_queued_at_once() -> None:
@@ -232,9 +232,9 @@ async def test_close_exports_what_is_queued_at_once() -> None:
         batcher.offer(Encoded(trace), 3)
     await batcher.close(5)
     assert transport.requests == [b"0,1", b"2,3"]
-    assert (now(), batcher.exported, transport.closed) == (0.0, 12, True)
+    assert (now(), batcher.counts.exported, transport.closed) == (0.0, 12, True)
     batcher.offer(Encoded(b"late"), 3)
-    assert batcher.dropped == NONE | {"undelivered": 3}
+    assert batcher.counts.dropped == NONE | {"undelivered": 3}
 
 
 async def test_close_without_traces_closes_the_transport() -> None:
@@ -250,7 +250,7 @@ async def test_close_ends_with_its_time_and_counts_what_was_not_delivered() -> N
         batcher.offer(Encoded(trace), 3)
     await batcher.close(4)
     assert (now(), transport.closed, transport.sending) == (4.0, True, 0)
-    assert batcher.dropped == NONE | {"undelivered": 12}
+    assert batcher.counts.dropped == NONE | {"undelivered": 12}
     assert len(asyncio.all_tasks()) == 1
 
 
@@ -263,7 +263,7 @@ async def test_close_does_not_wait_for_a_retry() -> None:
     assert len(transport.sent) == 1
     await batcher.close(5)
     assert transport.times == [0.0, 0.1]  # once more at once, and the rest not at all
-    assert batcher.dropped == NONE | {"undelivered": 12}
+    assert batcher.counts.dropped == NONE | {"undelivered": 12}
 
 
 async def test_close_leaves_a_collector_alone_that_asked_for_it() -> None:
@@ -274,4 +274,4 @@ async def test_close_leaves_a_collector_alone_that_asked_for_it() -> None:
     await asyncio.sleep(1)
     await batcher.close(5)
     assert (now(), len(transport.sent)) == (1.0, 1)
-    assert batcher.dropped == NONE | {"undelivered": 12}
+    assert batcher.counts.dropped == NONE | {"undelivered": 12}

@@ -86,8 +86,8 @@ async def test_every_span_arrives_once_whatever_failed_before(
         )
         for trace in traces.traces:
             batcher.offer(Encoded(trace), 3)
-        while batcher.exported < traces.spans:
-            assert batcher.dropped == NONE
+        while batcher.counts.exported < traces.spans:
+            assert batcher.counts.dropped == NONE
             await asyncio.sleep(0.01)
         await batcher.close(60)
         bodies = [body for _, body in requests]
@@ -110,7 +110,7 @@ async def test_what_is_queued_is_flushed_by_the_shutdown(protocol: str) -> None:
             batcher.offer(Encoded(trace), 3)
         await batcher.close(60)
         assert [names_of(body) for _, body in requests] == [SPANS_OF_A_TRACE * 10]
-        assert (batcher.exported, batcher.dropped) == (30, NONE)
+        assert (batcher.counts.exported, batcher.counts.dropped) == (30, NONE)
 
 
 async def test_shutdown_while_a_retry_waits_does_not_wait_for_it(
@@ -132,7 +132,7 @@ async def test_shutdown_while_a_retry_waits_does_not_wait_for_it(
         await eventually(lambda: len(requests) > 0, 60)
         await batcher.close(60)
         assert len(requests) == 2
-        assert batcher.dropped == NONE | {"undelivered": 6}
+        assert batcher.counts.dropped == NONE | {"undelivered": 6}
 
 
 async def test_shutdown_with_a_collector_that_hangs_ends_and_leaves_no_task(
@@ -145,7 +145,7 @@ async def test_shutdown_with_a_collector_that_hangs_ends_and_leaves_no_task(
         for trace in traces.traces:
             batcher.offer(Encoded(trace), 3)
         await batcher.close(0.3)
-        assert batcher.dropped == NONE | {"undelivered": 12}
+        assert batcher.counts.dropped == NONE | {"undelivered": 12}
         await eventually(lambda: asyncio.all_tasks() <= before | receiver.tasks, 60)
 
 
@@ -162,10 +162,10 @@ async def test_collector_that_is_away_costs_spans_and_nothing_else(
             batcher.offer(Encoded(traces.traces[0]), 3)
             await asyncio.sleep(0)
         await batcher.close(60)
-    assert batcher.exported == 0
-    assert sum(batcher.dropped.values()) == 300
-    assert batcher.dropped["queue_full"] >= 200
-    assert batcher.dropped["undelivered"] >= 30
+    assert batcher.counts.exported == 0
+    assert sum(batcher.counts.dropped.values()) == 300
+    assert batcher.counts.dropped["queue_full"] >= 200
+    assert batcher.counts.dropped["undelivered"] >= 30
     lines = [record.getMessage() for record in caplog.records if record.name == "orch.sidecar"]
     assert len(lines) == 2  # the first loss, and the sum of the others at the end
     assert all(f"127.0.0.1:{port}" in line for line in lines)

@@ -46,7 +46,7 @@ async def test_failing_collector_has_one_line_in_a_while(
     await batcher.close(5)
     assert len(lines(caplog)) == 3  # the time is over; and what is left has a line at the end
     lost = [int(line.split(" spans")[0].split()[-1]) for line in lines(caplog)]
-    assert sum(lost) == sum(batcher.dropped.values())
+    assert sum(lost) == sum(batcher.counts.dropped.values())
 
 
 async def test_full_queue_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -108,7 +108,7 @@ async def test_warning_of_a_collector_is_in_the_log_once(
         "traces to http://collector:4318/v1/traces: this API will go",
         "traces to http://collector:4318/v1/traces: it is gone",
     ]
-    assert batcher.exported == 24
+    assert batcher.counts.exported == 24
 
 
 async def test_rejected_spans_of_a_request_are_in_the_log(
@@ -127,4 +127,4 @@ async def test_export_without_a_failure_logs_nothing(caplog: pytest.LogCaptureFi
     batcher.offer(Encoded(b"a"), 6)
     await asyncio.sleep(10)
     await batcher.close(5)
-    assert (batcher.exported, caplog.records) == (6, [])
+    assert (batcher.counts.exported, caplog.records) == (6, [])
