@@ -17,7 +17,6 @@ from tests.k8s.runner.tiny import SHELL, deployment, plain, shell
 
 SLEEP = f"sleep 4711.{os.getpid()}"  # a command line that nothing else has
 FINE = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
-DEAF = "trap '' TERM; while :; do sleep 0.05; done"
 
 
 @pytest.fixture(scope="module")

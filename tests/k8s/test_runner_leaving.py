@@ -18,7 +18,9 @@ from tests.k8s.runner.tiny import SHELL, deployment, processes, shell
 from tests.k8s.runner.view import Pod
 
 SLEEP = f"sleep 4711.{os.getpid()}"  # a command line that nothing else has
-FINE = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
+# Ready once it handles SIGTERM: before that, the first process of a container ignores it.
+FINE = "trap 'exit 0' TERM; touch /tmp/handles; while :; do sleep 0.05; done"
+HANDLES = {"exec": {"command": ["test", "-e", "/tmp/handles"]}, "timeoutSeconds": 9}
 DEAF = "trap '' TERM; while :; do sleep 0.05; done"
 
 
@@ -41,6 +43,11 @@ def hook(script: str) -> dict[str, Any]:
     return {"preStop": {"exec": {"command": ["sh", "-c", script]}}}
 
 
+def fine(name: str, **fields: Any) -> dict[str, Any]:
+    """A container that ends at SIGTERM, and is ready when it can."""
+    return shell(FINE, name, readinessProbe=HANDLES, **fields)
+
+
 def test_main_containers_leave_before_sidecars_and_these_in_reverse(cluster: Cluster) -> None:
     sidecar = {"restartPolicy": "Always"}
     pod = started(
@@ -49,12 +56,12 @@ def test_main_containers_leave_before_sidecars_and_these_in_reverse(cluster: Clu
         {
             "terminationGracePeriodSeconds": 10,
             "initContainers": [
-                shell(FINE, "one", **sidecar),
-                shell(FINE, "two", **sidecar, lifecycle=hook("echo two >> /dev/shm/h")),
+                fine("one", **sidecar),
+                fine("two", **sidecar, lifecycle=hook("echo two >> /dev/shm/h")),
             ],
             "containers": [
-                shell(FINE, "main", lifecycle=hook("sleep 1; cat /dev/shm/h")),
-                shell(FINE, "other"),
+                fine("main", lifecycle=hook("sleep 1; cat /dev/shm/h")),
+                fine("other"),
             ],
         },
     )
@@ -94,7 +101,7 @@ def test_failing_liveness_restarts_the_container_with_its_hook(cluster: Cluster)
         "timeoutSeconds": 9,
         "failureThreshold": 1,
     }
-    container = shell(FINE, livenessProbe=probe, lifecycle=hook("echo bye"))
+    container = fine("c", livenessProbe=probe, lifecycle=hook("echo bye"))
     pod = started(cluster, "sick", {"containers": [container]})
     cluster.exec(pod.name, "c", ["touch", "/tmp/sick"])
     # The new run has a fresh root, without the marker.
