@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason
@@ -35,7 +35,8 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"  # the client went away
 
 
-class RequestIdentity(NamedTuple):
+@dataclass(slots=True)  # not frozen, nor a NamedTuple: both take twice as long to make or to read
+class RequestIdentity:
     """What never changes about a request.
 
     `endpoint`: UNKNOWN if the path is not served. `id`: ours, unguessable (X-Orch-Request-Id).

@@ -35,6 +35,8 @@ _ACCEPT_ENCODING: Final = raw(ACCEPT_ENCODING)
 _REQUEST_ID: Final = field_line(X_REQUEST_ID, "%b")
 _CONTENT_LENGTH: Final = field_line(CONTENT_LENGTH, "%d")
 _LEASE: Final = field_line(X_ORCH_LEASE, "%b")
+# The lines of a request that generates, which has a body and a lease.
+_GENERATION: Final = _REQUEST_ID + _CONTENT_LENGTH + _LEASE
 
 
 @dataclass(slots=True)
@@ -103,11 +105,13 @@ class Request:
     def head(self, pool: Pool, lease: Lease | None) -> bytes:
         """Returns the head for the engine."""
         endpoint, record = self.endpoint, self.record
-        ours = pool.address + _REQUEST_ID % record.identity.request_id.encode()
-        if endpoint.method == "POST":
-            ours += _CONTENT_LENGTH % len(self.body)
+        request_id, length = record.identity.request_id.encode(), len(self.body)
         if lease is not None:
-            ours += _LEASE % lease.id.encode()
+            ours = pool.address + _GENERATION % (request_id, length, lease.id.encode())
+        else:
+            ours = pool.address + _REQUEST_ID % request_id
+            if endpoint.method == "POST":
+                ours += _CONTENT_LENGTH % length
         for field in self.trace.dispatched():
             ours += b"%b: %b\r\n" % field
         if lease is not None:

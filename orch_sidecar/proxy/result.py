@@ -18,7 +18,7 @@ class Retry(Enum):
     REQUEUE = "requeue"  # the same pool: the upstream rejected the request for now
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each request: not frozen, which takes three times as long
 class Sent:
     """The client has its response, at least in part."""
 

@@ -25,5 +25,5 @@ def identity_of(**more: Any) -> RequestIdentity:
 
 def record_of(**more: Any) -> RequestRecord:
     """The record of a chat request; keyword arguments are of its identity or of the record."""
-    of_identity = {name: more.pop(name) for name in RequestIdentity._fields if name in more}
+    of_identity = {name: more.pop(name) for name in RequestIdentity.__slots__ if name in more}
     return RequestRecord(identity_of(**of_identity), **more)

@@ -6,6 +6,7 @@ import random
 import string
 import time
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -197,7 +198,7 @@ def anything(chance: random.Random) -> RequestRecord:
         output_tokens=chance.choice([None, 0, 1, 34]),
         trace_id=chance.choice([0, chance.getrandbits(128)]),
     )
-    record.identity = record.identity._replace(id=text, request_id=text, correlation_id=text)
+    record.identity = replace(record.identity, id=text, request_id=text, correlation_id=text)
     return record
 
 
