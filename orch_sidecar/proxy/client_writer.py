@@ -34,7 +34,8 @@ from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.forwarding import filtered_response_head
-from orch_sidecar.wire.http1 import LAST_CHUNK, Head
+from orch_sidecar.wire.http1 import Head
+from orch_sidecar.wire.http1_bodies import LAST_CHUNK
 
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
 _CLOSE: Final = field_line(CONNECTION, "close")

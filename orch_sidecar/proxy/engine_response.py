@@ -21,7 +21,8 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
-from orch_sidecar.wire.http1 import Body, ChunkedBody, FramingError, Head, body_of, parse_head
+from orch_sidecar.wire.http1 import FramingError, Head, parse_head
+from orch_sidecar.wire.http1_bodies import Body, ChunkedBody, body_of
 
 # ResourcePath once: looking up a member of an enum is slow.
 _OK, _CLIENT_ERROR, _ENGINE_ERROR = Outcome.OK, Outcome.CLIENT_ERROR, Outcome.ENGINE_ERROR
