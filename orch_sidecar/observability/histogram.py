@@ -23,7 +23,8 @@ class Histogram:
 
     def __init__(self, buckets: tuple[float, ...]) -> None:
         """`buckets`: their upper bounds, ascending; a last one without bound is added."""
-        self._buckets = buckets
+        # Comparing numbers of one type takes a third of the time.
+        self._buckets = tuple(map(float, buckets))
         self._counts = [0] * (len(buckets) + 1)
         self._exemplars: dict[int, tuple[float, Traced]] = {}
         self._sum = 0.0
@@ -44,7 +45,7 @@ class Histogram:
     def add_to(self, family: HistogramMetricFamily, labels: Mapping[str, str]) -> None:
         """Adds its samples to a family, with these labels."""
         total = 0
-        bounds = [*(str(float(bound)) for bound in self._buckets), "+Inf"]
+        bounds = [*map(str, self._buckets), "+Inf"]
         for at, (bound, total) in enumerate(zip(bounds, accumulate(self._counts), strict=True)):
             in_bucket = {**labels, "le": bound}
             exemplar = self._exemplar(at)

@@ -40,12 +40,13 @@ from orch_sidecar.wire.http1_bodies import LAST_CHUNK
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
 _CLOSE: Final = field_line(CONNECTION, "close")
 _CONTENT_TYPE: Final = raw(CONTENT_TYPE)
-_TIMING: Final = field_line(SERVER_TIMING, "%b")
 _QUEUE_POSITION: Final = field_line(X_ORCH_QUEUE_POSITION, "%d")
 _PREDICTED_START_MS: Final = field_line(X_ORCH_PREDICTED_START_MS, "%d")
-_IDS: Final = b"".join(
-    field_line(name, "%s") for name in (X_REQUEST_ID, X_CORRELATION_ID, X_ORCH_REQUEST_ID)
-).decode()
+_TIMING: Final = field_line(SERVER_TIMING, "%b")
+# In lower case, as `field_line` writes names; interpolating text costs half of formatting bytes.
+_REQUEST_ID, _CORRELATION_ID, _OWN_ID = (
+    name.lower() for name in (X_REQUEST_ID, X_CORRELATION_ID, X_ORCH_REQUEST_ID)
+)
 _EVENT_STREAM: Final = b"text/event-stream"
 
 
@@ -184,7 +185,7 @@ class ClientWriter:
         record.status = status
         closing = b"" if self.keep_alive else _CLOSE
         timing = _TIMING % record.server_timing()
-        return b"%b%b%b%b\r\n" % (fields, closing, timing, extra)
+        return b"".join((fields, closing, timing, extra, b"\r\n"))
 
     def end_with(self, refusal: Refusal, *, in_stream: bool, chunked: bool) -> None:
         """Ends a started response with an error event, or by resetting the connection.
@@ -212,7 +213,10 @@ class ClientWriter:
 def response_fields(record: RequestRecord, pool: Pool) -> bytes:
     """Returns the header lines that this sidecar adds to a response of this pool."""
     identity = record.identity
-    ids = (_IDS % (identity.request_id, identity.correlation_id, identity.id)).encode()
+    ids = (
+        f"{_REQUEST_ID}: {identity.request_id}\r\n"
+        f"{_CORRELATION_ID}: {identity.correlation_id}\r\n{_OWN_ID}: {identity.id}\r\n"
+    ).encode()
     if record.lease is None:
         return ids + pool.fields
     if record.queued is None:

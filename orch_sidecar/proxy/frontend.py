@@ -80,10 +80,10 @@ class Frontend:
         common_headers: Mapping[str, str],
     ) -> None:
         """`route`: for requests that occupy no slot. `common_headers`: of all our responses."""
-        self.settings = settings
         self._generate = generate
         self._route = route
         self._bodies = bodies
+        self.configure(settings)
         self._pools = pools
         self._authorizer = authorizer
         self._in_flight = in_flight
@@ -96,8 +96,10 @@ class Frontend:
         self.request_ended = asyncio.Event()
 
     def configure(self, settings: SidecarSettings) -> None:
-        """Applies reloaded settings to new requests."""
-        self.settings = self._bodies.settings = settings
+        """Applies these settings to new requests."""
+        self.settings = settings
+        self._max_json_depth = settings.max_json_depth
+        self._bodies.configure(settings)
 
     async def handle(
         self, http: web.BaseRequest, path: str, endpoint: Endpoint | None
@@ -201,7 +203,7 @@ class Frontend:
         if len(request.body) <= LARGE_BYTES:
             wanted = endpoint.read(
                 request.body,
-                self.settings.max_json_depth,
+                self._max_json_depth,
                 self._pools.ctx_max,
                 self._pools.coalescing and not options.no_coalesce,
             )
@@ -230,7 +232,7 @@ class Frontend:
         return await self._generate.handle(request)
 
     def _read_outline(self, endpoint: Endpoint, outline: bytes) -> GenerationRequest | Refusal:
-        depth, ctx_max = self.settings.max_json_depth, self._pools.ctx_max
+        depth, ctx_max = self._max_json_depth, self._pools.ctx_max
         return endpoint.read(outline, depth, ctx_max, outlined=True)
 
     def _inadmissible(self, request: Request) -> Refusal | None:

@@ -16,7 +16,6 @@ from orch_sidecar.api.headers import (
     CONTENT_LENGTH,
     X_ORCH_LEASE,
     X_REQUEST_ID,
-    field_line,
     raw,
 )
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
@@ -32,11 +31,9 @@ from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.forwarding import Names, request_head
 
 _ACCEPT_ENCODING: Final = raw(ACCEPT_ENCODING)
-_REQUEST_ID: Final = field_line(X_REQUEST_ID, "%b")
-_CONTENT_LENGTH: Final = field_line(CONTENT_LENGTH, "%d")
-_LEASE: Final = field_line(X_ORCH_LEASE, "%b")
-# The lines of a request that generates, which has a body and a lease.
-_GENERATION: Final = _REQUEST_ID + _CONTENT_LENGTH + _LEASE
+_REQUEST_ID, _CONTENT_LENGTH, _LEASE = (
+    name.lower() for name in (X_REQUEST_ID, CONTENT_LENGTH, X_ORCH_LEASE)
+)
 
 
 @dataclass(slots=True)
@@ -105,13 +102,12 @@ class Request:
     def head(self, pool: Pool, lease: Lease | None) -> bytes:
         """Returns the head for the engine."""
         endpoint, record = self.endpoint, self.record
-        request_id, length = record.identity.request_id.encode(), len(self.body)
+        lines = f"{_REQUEST_ID}: {record.identity.request_id}\r\n"
+        if endpoint.method == "POST":
+            lines += f"{_CONTENT_LENGTH}: {len(self.body)}\r\n"
         if lease is not None:
-            ours = pool.address + _GENERATION % (request_id, length, lease.id.encode())
-        else:
-            ours = pool.address + _REQUEST_ID % request_id
-            if endpoint.method == "POST":
-                ours += _CONTENT_LENGTH % length
+            lines += f"{_LEASE}: {lease.id}\r\n"
+        ours = pool.address + lines.encode()
         for field in self.trace.dispatched():
             ours += b"%b: %b\r\n" % field
         if lease is not None:

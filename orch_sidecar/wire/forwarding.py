@@ -139,7 +139,7 @@ def request_head(
         theirs += b"\r\n"
     if authorization is not None:
         ours += _AUTHORIZATION % authorization
-    return b"%b\r\n%b%b\r\n" % (line, theirs, ours)
+    return b"".join((line, b"\r\n", theirs, ours, b"\r\n"))
 
 
 # A client sends the same names in every request.

@@ -42,9 +42,15 @@ class BodyReader:
     """Reads bodies within the budget. Lives on one event loop."""
 
     def __init__(self, settings: SidecarSettings) -> None:
-        self.settings = settings
+        self.configure(settings)
         self.reserved_bytes = 0  # of all requests together
         self._one_at_a_time = asyncio.Lock()
+
+    def configure(self, settings: SidecarSettings) -> None:
+        """Applies these settings to new bodies."""
+        self._most_bytes = settings.max_body_bytes
+        self._budget_bytes = settings.body_budget_bytes
+        self._timeout_s = settings.body_timeout_s
 
     def at_once(self, holder: Holder) -> bytes | Refusal | None:
         """Returns the body if it arrived together with the head, or why it is refused.
@@ -58,16 +64,16 @@ class BodyReader:
             body = content.read_nowait()
         except web.RequestPayloadError as error:
             return _unreadable(error)
-        if len(body) > self.settings.max_body_bytes:
+        if len(body) > self._most_bytes:
             return self._too_large(f"{len(body)} bytes")
         return self._reserve(holder, len(body)) or body
 
     async def rest_of(self, holder: Holder) -> bytes | Refusal:
         """Waits for the rest of a body. Returns the whole, or why it is refused."""
-        http, timeout_s = holder.http, self.settings.body_timeout_s
+        http, timeout_s = holder.http, self._timeout_s
         length = http.content_length
         if length is not None:
-            if length > self.settings.max_body_bytes:
+            if length > self._most_bytes:
                 return self._too_large(f"{length} bytes")
             if (refusal := self._reserve(holder, length)) is not None:
                 return refusal
@@ -110,7 +116,7 @@ class BodyReader:
 
     async def _whole(self, holder: Holder) -> bytes | Refusal:
         """Reads like `http.read`, which would retain the body as long as the request."""
-        content, most = holder.http.content, self.settings.max_body_bytes
+        content, most = holder.http.content, self._most_bytes
         body = bytearray()
         while part := await content.readany():
             body += part
@@ -123,7 +129,7 @@ class BodyReader:
 
     def _reserve(self, holder: Holder, size: int) -> Refusal | None:
         """Reserves more bytes for a request, if the budget has them."""
-        limit = self.settings.body_budget_bytes
+        limit = self._budget_bytes
         if self.reserved_bytes + size > limit:
             text = (
                 f"the bodies of other requests take {self.reserved_bytes} of {limit} bytes, and "
@@ -135,7 +141,7 @@ class BodyReader:
         return None
 
     def _too_large(self, size: str) -> Refusal:
-        limit = self.settings.max_body_bytes
+        limit = self._most_bytes
         return Refusal(Reason.BODY_TOO_LARGE, f"the body is {size}, the limit is {limit} bytes")
 
 
