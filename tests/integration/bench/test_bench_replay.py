@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +56,6 @@ async def test_requests_are_due_at_the_times_of_the_trace_with_its_lengths(
     assert [(len(each["prompt"]), each["max_tokens"]) for each in sent] == [
         (each.prompt_tokens, each.output_tokens) for each in TRACE.requests
     ]
-    assert {each.header("x-orch-class") for each in engine.generating} == {"interactive"}
     assert result.classes == {}
 
 
@@ -91,4 +91,6 @@ async def test_second_trace_is_sent_as_bulk(engine: ScriptedEngine, cloud: Runni
     bulk = replace(TRACE, requests=TRACE.requests[:5], sha256="f" * 64)
     result = await replayed(engine, cloud, bulk=bulk)
     assert result.classes["bulk"].counts.answered == 5
+    priorities = Counter(each.header("x-vllm-priority") for each in engine.generating)
+    assert sorted(priorities.values()) == [5, 20]
     assert parse_notes(row_of(result).scenario_notes)["bulk_trace"] == "f" * 16
