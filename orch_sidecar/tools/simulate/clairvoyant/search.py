@@ -11,7 +11,7 @@ A plan is valid if the engine makes TOKENS of the tokens that it makes without a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 from random import Random
@@ -33,12 +33,14 @@ EXACT: Final = 6
 WINDOW: Final = 200
 TRIES: Final = 60
 
-# The shares of the requests, by size, that are served at most, and of the slots that are lent.
-_SIZES: Final = (1.0, 0.97, 0.93, 0.88, 0.8, 0.7, 0.6, 0.5)
-# Seconds by which a request may be overtaken for each second of its own size: from earliest
+# What greedy plans are made of. The share of the slots that is not lent; for how long before an
+# arrival a slot is kept, in SLOs; the shares of the requests, by size, that are served at most;
+# and the seconds by which a request may be overtaken for each second of its own size, from earliest
 # deadline first to shortest first.
-_WEIGHTS: Final = (0.0, 1.0, 3.0, 10.0, 1e6)
-_LENT: Final = (1.0, 0.75, 0.5, 0.25, 0.0)
+_KEPT: Final = (0.0, 0.03, 0.07, 0.12, 0.25, 0.5, 1.0)
+_AHEAD: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+_SIZES: Final = (1.0, 0.97, 0.92, 0.85, 0.75, 0.6)
+_WEIGHTS: Final = (0.0, 1.0, 10.0, 1e6)
 # A plan is run again without the requests that it served too late, so many times.
 _REPAIRS: Final = 2
 # Places by which a request may move.
@@ -85,10 +87,22 @@ def _greedy(stage: Stage, least_tokens: float) -> tuple[Found, _Ranks]:
         return found.value(least_tokens)
 
     usual = ranks(0.0)
-    best = max(
-        (_repaired(stage, Plan(usual, round(share * slots)), least_tokens) for share in _LENT),
-        key=value,
+
+    def best_of(plans: Iterable[Plan]) -> Found:
+        return max((_repaired(stage, plan, least_tokens) for plan in plans), key=value)
+
+    kept = [round((1 - share) * slots) for share in _KEPT]
+    ways = [(turn, hope) for turn in (False, True) for hope in (False, True)]
+    best = best_of(
+        Plan(usual, most, in_turn=turn, hopeful=hope) for most in kept for turn, hope in ways
     )
+    ahead = [each * stage.terms.slo_s for each in _AHEAD]
+    wider = [
+        replace(best.plan, ahead_s=each, bulk_most=most)
+        for each in ahead
+        for most in {best.plan.bulk_most, slots}
+    ]
+    best = max(best, best_of(wider), key=value)
     for weight in _WEIGHTS if ordered else ():
         every = ranks(weight)
         for share in _SIZES:

@@ -66,7 +66,7 @@ class Stage:
             replace(self.terms.shape, by_priority=True),
             self.arrivals,
             self.seconds,
-            lambda outcomes: Planned(plan, self.terms, outcomes),
+            lambda outcomes: Planned(plan, self.terms, self.arrivals, outcomes),
             self.seed,
             clients=self.clients,
         ).to_the_end()
