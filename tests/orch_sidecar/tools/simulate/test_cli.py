@@ -75,7 +75,7 @@ def test_second_trace_is_bulk_work(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_clairvoyant_policy_is_run_if_named(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["simulate", "--slots", "2", "--seconds", "4", "--load", "2", "--slo-factor", "3"]
+    words = ["simulate", "--slots", "4", "--seconds", "5", "--load", "2", "--slo-factor", "3"]
     main([*words, "--policies", "policy", "clairvoyant"])
     out = capsys.readouterr().out
     assert sum(line.startswith("clairvoyant ") for line in out.splitlines()) >= 3
