@@ -96,7 +96,7 @@ class Gate:
 
     def status(self) -> AdmissionStatus:
         """Returns the current state, for metrics and reports."""
-        return self._controller.status()
+        return self._controller.status(self._loop.time())
 
     # Requests
 

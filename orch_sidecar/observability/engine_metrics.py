@@ -44,11 +44,12 @@ def _reported(name: str) -> Callable[[Pool], Iterable[Sample]]:
 
 def _step_time(pool: Pool) -> Iterable[Sample]:
     fit = report.step_time_of(pool.watcher.document or {})
-    if fit is not None:
+    if fit is not None and fit.good:
         yield ["t0_ms"], fit.t0_ms
         yield ["c_ms"], fit.c_ms
         yield ["alpha"], fit.alpha
         yield ["tokens"], fit.tokens
+        yield ["traffic"], fit.traffic
 
 
 def _prompt_tokens(pool: Pool) -> float | None:

@@ -22,7 +22,7 @@ from tests.orch_sidecar.admission.examples import (
     report,
     rules,
 )
-from vllm_plugin.profile import Bounds
+from vllm_plugin.profile import BatchBounds
 
 
 def test_nothing_is_admitted_before_the_engine_has_reported() -> None:
@@ -179,7 +179,7 @@ def test_delay_before_it_came_is_not_counted() -> None:
 
 
 def test_interactive_requests_that_fill_their_batch_let_bulk_ones_go() -> None:
-    core = core_of(4, rules(class_rules(batch=Bounds(least=1, most=2))))
+    core = core_of(4, rules(class_rules(batch=BatchBounds(least=1, most=2))))
     fill(core, interactive(2), "i1")
     queue(core, interactive(), "i2")
     assert core.blocked_by is BlockedBy.BATCH

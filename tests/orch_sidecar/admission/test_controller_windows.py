@@ -25,7 +25,7 @@ from tests.orch_sidecar.admission.examples import (
     report,
     rules,
 )
-from vllm_plugin.profile import AdmissionRules, Bounds
+from vllm_plugin.profile import AdmissionRules, BatchBounds, Bounds
 
 ALWAYS_50_MS = Bounds(least=50, most=50)
 GATHERING = rules(window_ms=ALWAYS_50_MS)
@@ -243,7 +243,7 @@ def test_reloaded_rules_apply_to_new_requests_and_end_none() -> None:
     core = core_of(2)
     fill(core, interactive(2), "a")
     queue(core, interactive(), "b", "c")
-    small = class_rules(queue_capacity=1, max_wait_s=1.0, batch=Bounds(least=1, most=1))
+    small = class_rules(queue_capacity=1, max_wait_s=1.0, batch=BatchBounds(least=1, most=1))
     assert core.replace_rules(rules(small, small), 1.0) == []
     assert (core.ledger.leased, core.queue_depth) == (2, 2)
     assert core.constraints.limits.batch(INTERACTIVE) == core.constraints.limits.batch(BULK) == 1
@@ -254,7 +254,7 @@ def test_reloaded_rules_apply_to_new_requests_and_end_none() -> None:
 
 
 def test_wider_rules_dispatch_requests_that_fit_now() -> None:
-    narrow = class_rules(batch=Bounds(least=1, most=1))
+    narrow = class_rules(batch=BatchBounds(least=1, most=1))
     core = core_of(4, rules(narrow, narrow))
     fill(core, interactive(), "a")
     queue(core, interactive(), "b", "c")

@@ -23,7 +23,7 @@ from tests.orch_sidecar.admission.gates import (
     lease_of,
     queued,
 )
-from vllm_plugin.profile import Bounds, FullQueue
+from vllm_plugin.profile import BatchBounds, Bounds, FullQueue
 
 
 async def test_ids_name_the_instance_and_the_cost_and_differ() -> None:
@@ -216,7 +216,7 @@ async def test_abandoned_lease_is_freed_when_the_engine_confirms_its_end() -> No
 
 
 async def test_reloaded_rules_wake_requests_that_fit_now() -> None:
-    narrow = class_rules(batch=Bounds(least=1, most=1))
+    narrow = class_rules(batch=BatchBounds(least=1, most=1))
     gate = gate_of(4, rules(narrow, narrow))
     lease_at_once(gate)
     waiting = await queued(gate)

@@ -17,14 +17,14 @@ from tests.orch_sidecar.admission.examples import (
     rules,
 )
 from vllm_plugin import profile
-from vllm_plugin.profile import AdmissionRules, Bounds
+from vllm_plugin.profile import AdmissionRules, BatchBounds, Bounds
 
 
 def of_slos(interactive_ms: float | None, bulk_ms: float | None) -> AdmissionRules:
     """SLOs of the time per token, with the bounds of the cloud profile."""
     return rules(
-        class_rules(tpot_p95_ms=interactive_ms, batch=Bounds(least=4, most=16)),
-        class_rules(tpot_p95_ms=bulk_ms, batch=Bounds(least=16, most=128)),
+        class_rules(tpot_p95_ms=interactive_ms, batch=BatchBounds(least=4, most=16)),
+        class_rules(tpot_p95_ms=bulk_ms, batch=BatchBounds(least=16, most=128)),
     )
 
 
@@ -111,7 +111,7 @@ def test_window_is_what_the_slo_leaves_after_a_step_and_a_margin(
         (rules(window_ms=None), 64),
         (rules(), 0),
         (rules(), 1),
-        (rules(bulk=class_rules(batch=Bounds(least=1, most=1))), 64),
+        (rules(bulk=class_rules(batch=BatchBounds(least=1, most=1))), 64),
         (profile.load("home").admission, 1),
     ],
 )
@@ -130,7 +130,7 @@ def test_batch_keeps_the_slo_within_its_bounds_and_no_larger_one_would(
     step_time: StepTime, slo_ms: float, slots: int, least: int, more: int
 ) -> None:
     most = min(least + more, slots)
-    by_slo = class_rules(tpot_p95_ms=slo_ms, batch=Bounds(least=least, most=least + more))
+    by_slo = class_rules(tpot_p95_ms=slo_ms, batch=BatchBounds(least=least, most=least + more))
     batch = limits_for(rules(by_slo, by_slo), slots, step_time).bulk
     assert min(least, most) <= batch <= most
     known = EXTRAPOLATION * step_time.largest
