@@ -1,8 +1,8 @@
 """The vLLM plugin: enforces a batching profile, reports the scheduler's state, labels spans.
 
 It imports nothing of `orch_sidecar`, which imports only `profile`, `lease_protocol`, `dsse`,
-`statement` and `token_time` of it. Entry points and the composition root are in `register`; every use of vLLM is
-listed in `vllm_names`.
+`statement` and `token_time` of it. Entry points and the composition root are in `register`; every
+use of vLLM is listed in `vllm_names`.
 
 Pure: `allowlist`, `conditions`, `connectors`, `curve`, `dsse`, `engine_facts`, `engine_state`,
 `evidence`, `hooks`, `kv_cache`, `lease_protocol`, `leases`, `prefix_cache`, `profile`, `readiness`,

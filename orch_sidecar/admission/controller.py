@@ -136,7 +136,7 @@ class AdmissionController:
             return outcome
         demand = constraints.reserve.bulk if is_bulk else constraints.reserve.interactive
         if not demand.is_retry(request, now):
-            demand.arrived(request)
+            demand.arrived(request, now)
         if outcome is not None:
             return outcome
         lease = self._grant(ticket, request, kv, now)

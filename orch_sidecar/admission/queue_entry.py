@@ -135,7 +135,9 @@ class QueueEntry:
             latest = max(0.0, rules.ttft_p95_ms / 1000 - (first_token_s or 0.0))
             limits.append((since + latest, Reason.SLO_MISS))
         expires, expiry = min(limits)
-        return QueuedRequest(ticket, request, since, expires, expiry, self._reserve.clock.value(now))
+        return QueuedRequest(
+            ticket, request, since, expires, expiry, self._reserve.clock.value(now)
+        )
 
     def _is_full(self, request: AdmissionRequest) -> bool:
         return self._queues.size(request.service_class) >= self._capacity(request)

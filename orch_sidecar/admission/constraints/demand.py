@@ -30,6 +30,7 @@ MOST_REFUSED: Final = 4096
 # Until a request has completed: a second for an answer of common length.
 UNKNOWN_TOKENS: Final = 128.0
 UNKNOWN_TOKEN_S: Final = 1 / UNKNOWN_TOKENS
+UNKNOWN_LENT_S: Final = 10.0
 _LEARNING: Final = 0.05
 
 
@@ -67,11 +68,16 @@ class _Key:
 
 
 class Demand:
-    """The slots that the requests of one class ask for."""
+    """The slots that the requests of one class ask for, of `slots_total` of the engine.
+
+    `lent_s`: for how long a slot that is lent to a bulk request is gone.
+    """
 
     def __init__(self) -> None:
         self.pace = ServicePace()
         self.slots = 0.0  # as of the last update
+        self.slots_total = 0
+        self.lent_s = UNKNOWN_LENT_S
         self._keys: dict[bytes, _Key] = {}
         self._squares = 0.0  # of each request's work, since the last update
         self._slow = self._fast = self._variance = 0.0
@@ -83,8 +89,10 @@ class Demand:
         """Whether a request that arrives now may be a retry."""
         return bool(self._refused)
 
-    def arrived(self, request: AdmissionRequest) -> None:
+    def arrived(self, request: AdmissionRequest, now: float) -> None:
         """A request arrived. O(1)."""
+        if now - self._at > ROLL_S:  # else it would count as spread over a pause before it
+            self.update(now)
         work = request.work
         entry = self._keys.get(request.key)
         if entry is None:
@@ -92,11 +100,13 @@ class Demand:
         entry.work += work
         self._squares += work * work
 
-    def withdrawn(self, request: AdmissionRequest, age_s: float, lent_s: float) -> None:
+    def withdrawn(self, request: AdmissionRequest, age_s: float, now: float) -> None:
         """A request that arrived `age_s` ago does not count any longer: its own limit ended it."""
+        if now - self._at > ROLL_S:
+            self.update(now)
         entry = self._keys.get(request.key)
         if entry is not None:
-            entry.work -= request.work * exp(-age_s / lent_s)
+            entry.work -= request.work * exp(-age_s / self.lent_s)
 
     def refused(self, key: bytes, identity: int, until: float) -> None:
         """A request was refused, and asked not to return before `until`."""
@@ -111,17 +121,17 @@ class Demand:
         until = self._refused.get((request.key, request.identity))
         return until is not None and now < until
 
-    def update(self, now: float, lent_s: float, slots_total: int) -> float:
+    def update(self, now: float) -> float:
         """Updates the averages if they are old enough, and returns the demand in slots.
 
-        `lent_s`: for how long a slot that is lent is gone. O(keys), at most ten times a second.
+        O(keys), at most ten times a second.
         """
         passed_s = now - self._at
         if passed_s < ROLL_S + ROLL_S_PER_KEY * len(self._keys):
             return self.slots
         self._at = now
         token_s = self.pace.token_s
-        slow_kept, fast_kept = exp(-passed_s / lent_s), exp(-passed_s / FAST_S)
+        slow_kept, fast_kept = exp(-passed_s / self.lent_s), exp(-passed_s / FAST_S)
         per_s = token_s / passed_s
         work = 0.0
         for key in list(self._keys):
@@ -138,8 +148,8 @@ class Demand:
         self._variance = fast_kept * fast_kept * self._variance + new
         self._squares = 0.0
         self.slots = max(self._slow, self._fast - sqrt(self._variance))
-        if self.slots > slots_total and len(self._keys) > 1:
-            self.slots *= self._within_shares(slots_total)
+        if self.slots > self.slots_total and len(self._keys) > 1:
+            self.slots *= self._within_shares(self.slots_total)
         while self._refused and self._refused[first := next(iter(self._refused))] <= now:
             del self._refused[first]
         return self.slots

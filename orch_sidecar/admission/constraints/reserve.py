@@ -7,7 +7,7 @@ requests start while they leave that many slots. Two accounts bound what it cost
 - slots that stay free for it while bulk requests wait may cost IDLE_SHARE of the tokens: the
   more they have cost, the less of sqrt(D) stays free, and in the end only what interactive
   requests use and wait for is theirs;
-- bulk requests that wait are guaranteed `bulk_share` of the slots' time over ACCOUNT_S: while
+- bulk requests that wait are guaranteed `bulk_share` of the slots' time over ACCOUNT_S: when
   they have had less, the first of them is next, whatever the reserve. And an operator may bound
   the time by which interactive traffic delays one of them.
 """
@@ -32,7 +32,6 @@ IDLE_SHARE: Final = 0.03
 IDLE_SAVED_S: Final = 30.0  # so that bursts may cost more for a while
 # For how long a slot that is lent to a bulk request is gone: as measured, within these bounds.
 LENT_S: Final = (1.0, 60.0)
-UNKNOWN_LENT_S: Final = 10.0
 
 # Refusals for a limit that the request itself has.
 _OWN: Final = frozenset({Reason.DEADLINE_MISS, Reason.DO_NOT_QUEUE})
@@ -72,8 +71,8 @@ class DelayClock:
 class BulkGuarantee:
     """What bulk requests that wait have had less than their share, in slot-seconds.
 
-    Earned while bulk requests wait, spent by all that run. While the engine has slots for all,
-    nothing is charged: a debt from then would keep bulk requests out when that changes.
+    Earned while bulk requests wait, spent by all that run. While no interactive request contends,
+    nothing is: a debt from then would keep bulk requests out when that changes.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -94,14 +93,12 @@ class BulkGuarantee:
         most = slots * ACCOUNT_S
         self.owed = min(most, max(-most, self.owed + earned - used))
         if not contended:
-            self.owed = max(0.0, self.owed)
+            self.owed = 0.0
 
-    def due_at(self) -> float | None:
-        """When something will be owed if nothing changes; None: not before something does."""
+    def reaches_at(self, owed: float) -> float | None:
+        """When that much will be owed if nothing changes; None: not before something does."""
         rate = self._earning - self._ledger.bulk
-        if self.owed > 0 or rate <= 0:
-            return None
-        return self._at - self.owed / rate
+        return None if rate <= 0 else self._at + (owed - self.owed) / rate
 
 
 class IdleAccount:
@@ -135,14 +132,19 @@ class InteractiveReserve:
         self.clock = DelayClock()
         self.guarantee = BulkGuarantee(ledger)
         self.interactive, self.bulk = Demand(), Demand()
-        self.lent_s = UNKNOWN_LENT_S  # for how long a slot that a bulk request gets is gone
         self.refused_beside_bulk = 0  # interactive requests, while bulk had more than its share
         self.step_time: StepTime | None = None
         self._idle = IdleAccount()
+        self._most = 0  # slots that interactive requests can use
         self._ledger = ledger
         self._queues = queues
 
     # Demand
+
+    def resized(self, slots_total: int, interactive: int) -> None:
+        """The engine has so many slots, of which interactive requests can use `interactive`."""
+        self.interactive.slots_total = self.bulk.slots_total = slots_total
+        self._most = min(slots_total, interactive)
 
     def demand(self, service_class: ServiceClass) -> Demand:
         return self.bulk if service_class is _BULK else self.interactive
@@ -152,7 +154,8 @@ class InteractiveReserve:
         pace = self.demand(request.service_class).pace
         pace.completed(request.work / request.cost, elapsed_s)
         if request.service_class is _BULK:
-            self.lent_s = min(LENT_S[1], max(LENT_S[0], pace.service_s))
+            lent_s = min(LENT_S[1], max(LENT_S[0], pace.service_s))
+            self.interactive.lent_s = self.bulk.lent_s = lent_s
 
     def refused(self, request: AdmissionRequest, reason: Reason) -> bool:
         """A request was refused. Returns whether that was for a limit of its own, which says
@@ -169,14 +172,14 @@ class InteractiveReserve:
         request = queued.request
         if self.refused(request, queued.expiry):
             demand = self.demand(request.service_class)
-            demand.withdrawn(request, now - queued.arrived, self.lent_s)
+            demand.withdrawn(request, now - queued.arrived, now)
 
     def ratio(self, limits: Limits, now: float) -> float:
         """What is asked for over what can be served within the SLOs: 1 is full."""
         total = 0.0
         for service_class in ServiceClass:
             running = self._ledger.of(service_class) + self._queues.cost(service_class)
-            asked = self.demand(service_class).update(now, self.lent_s, self._ledger.slots_total)
+            asked = self.demand(service_class).update(now)
             most = limits.bulk if service_class is _BULK else limits.interactive
             total += max(asked, running) / max(1, most)
         return total
@@ -186,11 +189,10 @@ class InteractiveReserve:
     def reserved(self, now: float) -> int:
         """Slots of interactive requests: no more than sqrt(D) beyond those that they use and wait
         for, and the fewer, the more these have cost of late."""
-        slots = self._ledger.slots_total
-        demand = self.interactive.update(now, self.lent_s, slots)
+        demand = self.interactive.update(now)
         deviation = sqrt(demand)
         spare = max(0.0, self._idle.left) * deviation
-        return min(slots, int(min(demand + deviation, self._claimed() + spare) + 0.5))
+        return min(self._most, int(min(demand + deviation, self._claimed() + spare) + 0.5))
 
     def traffic(self, now: float) -> bool:
         """Whether there are interactive requests, or will be soon."""
@@ -204,7 +206,7 @@ class InteractiveReserve:
         """The batch of both classes up to which bulk requests may fill the engine now."""
         ledger = self._ledger
         most = limits.mixed if self.traffic(now) else limits.bulk
-        guaranteed = round(self.rules.bulk_share * ledger.slots_total + 0.5)
+        guaranteed = max(1, round(self.rules.bulk_share * ledger.slots_total))
         return min(
             most, max(guaranteed, self.lendable(now)) + ledger.interactive, ledger.slots_total
         )
@@ -231,7 +233,9 @@ class InteractiveReserve:
         """When the head of bulk requests will be due, if nothing changes; None: unpredictable."""
         if self._is_due(bulk, now):
             return None
-        times = [self.guarantee.due_at()] if self._contended(now) else []
+        times = []
+        if self._contended(now):
+            times.append(self.guarantee.reaches_at(self._claim(bulk)))
         if self.rules.aging_s is not None:
             times.append(self.clock.reaches_at(bulk.delay_s + self.rules.aging_s))
         return min((at for at in times if at is not None), default=None)
@@ -258,10 +262,16 @@ class InteractiveReserve:
         )
 
     def _is_due(self, bulk: QueuedRequest, now: float) -> bool:
-        if self.guarantee.owed > 0 and self._contended(now):
+        if self.guarantee.owed > 0 and self.guarantee.owed >= self._claim(bulk):
             return True
         aging_s = self.rules.aging_s
         return aging_s is not None and self.clock.value(now) >= bulk.delay_s + aging_s
+
+    def _claim(self, bulk: QueuedRequest) -> float:
+        """What must be owed for this request to be next, in slot-seconds: half of what it will
+        take, so that bulk requests have neither more nor less than their share on average."""
+        most = self.rules.bulk_share * self._ledger.slots_total * ACCOUNT_S
+        return min(bulk.request.cost * self.bulk.lent_s, most) / 2
 
     def _contended(self, now: float) -> bool:
         return self._queues.size(_INTERACTIVE) > 0 or self.traffic(now)

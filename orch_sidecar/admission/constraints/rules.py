@@ -97,6 +97,7 @@ class AdmissionConstraints:
         self.limits = limits_for(
             self.rules, slots_total, step_time, batch_seen, self._prefill.bulk_prompts, before
         )
+        self.reserve.resized(slots_total, self.limits.interactive)
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
         """The ledger granted a lease for `request`."""

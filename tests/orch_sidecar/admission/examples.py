@@ -19,7 +19,14 @@ from orch_sidecar.admission.types import (
     StepTime,
 )
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.profile import AdmissionRules, BatchBounds, Bounds, ClassRules, FullQueue, ServiceClass
+from vllm_plugin.profile import (
+    AdmissionRules,
+    BatchBounds,
+    Bounds,
+    ClassRules,
+    FullQueue,
+    ServiceClass,
+)
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 STALE = Refusal(Reason.ENGINE_STALE, "no event for 3 s")
@@ -48,7 +55,7 @@ def rules(
     values: dict[str, Any] = {
         "full_queue": FullQueue.REJECT,
         "aging_s": 10.0,
-        "bulk_share": 0.1,
+        "bulk_share": 0.0,
         "window_ms": Bounds(least=1, most=50),
         "coalescing": False,
         "interactive": interactive or class_rules(),

@@ -79,8 +79,6 @@ class AdmissionMachine(EngineEvents):
         before, places = model.depth, model.places(request.service_class)
         usual = not model.draining and model.unavailable is None
         usual = usual and request.cost <= model.engine.slots_total
-        if usual and request.service_class is INTERACTIVE:
-            model.claimed_at = model.now
         outcome, displaced = (
             core.arrive(ticket, request, model.now),
             core.take_displaced(),
@@ -236,7 +234,7 @@ class AdmissionMachine(EngineEvents):
     @rule(rules=st.sampled_from(RULES))
     def reload(self, rules: Any) -> None:
         self.disturbed = self.serial
-        self.model.rules = rules
+        self.model.replace_rules(rules)
         self.take(self.core.replace_rules(rules, self.model.now))
 
     @rule(request=REQUESTS)

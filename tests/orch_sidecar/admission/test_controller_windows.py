@@ -72,7 +72,7 @@ def test_bulk_requests_that_come_seldom_go_at_once() -> None:
 def test_window_opens_for_bulk_only() -> None:
     core = idle_after_traffic()
     fill(core, interactive(), "i", at=2.0)
-    assert core.status().windows == 0
+    assert core.status(0.0).windows == 0
 
 
 def test_a_running_engine_gathers_nothing() -> None:
@@ -176,36 +176,41 @@ def test_forecast_changes_nothing_of_a_window() -> None:
 # Constraints besides slots
 
 
-def test_reserve_comes_back_to_bulk_ten_seconds_after_the_last_interactive_request() -> None:
-    core = core_of(4, rules(reserved_share=0.5))
-    fill(core, interactive(2), "i")
-    core.release("i", 1.0)
-    fill(core, bulk(), "a", "b", "b2", at=1.0)
-    queue(core, bulk(), "c", at=1.0)
+def busy(core: AdmissionController, until: float) -> None:
+    """Interactive requests of a second come twice in it, from 0 s on."""
+    for number in range(int(2 * until)):
+        now = number / 2
+        fill(core, interactive(max_tokens=100), f"busy{number}", at=now)
+        if number >= 2:
+            core.release(f"busy{number - 2}", now, 100)
+    for number in range(int(2 * until) - 2, int(2 * until)):
+        core.release(f"busy{number}", until, 100)
+
+
+def test_reserve_comes_back_to_bulk_when_interactive_requests_stay_away() -> None:
+    core = core_of(4)
+    busy(core, until=30.0)
+    fill(core, bulk(), "a", "b", "b2", at=30.0)
+    queue(core, bulk(), "c", at=30.0)
     assert core.blocked_by is BlockedBy.RESERVE
-    now, decisions = 1.0, list[Decision]()
+    now, decisions = 30.0, list[Decision]()
     while not decisions:
         at = core.next_event(now)
         assert at is not None
         assert at > now
         decisions = core.dispatch(now := at)
     assert granted(decisions) == ["c"]
-    assert 10.0 <= now <= 11.5
+    assert 31.0 <= now <= 60.0
 
 
-def test_the_next_interactive_request_finds_a_slot_and_keeps_another_for_the_one_after() -> None:
-    core = core_of(8, rules(reserved_share=0.5))
-    fill(core, interactive(), "i1")
-    fill(core, bulk(6), "a")
-    queue(core, bulk(), "b", at=1.0)
-    fill(core, interactive(), "i2", at=2.0)
-    assert core.release("a", 3.0) != []
-    fill(core, bulk(3), "c", at=3.0)
-    assert core.blocked_by is None
-    queue(core, bulk(2), "d", at=3.0)
+def test_the_next_interactive_request_finds_a_slot() -> None:
+    core = core_of(8)
+    busy(core, until=30.0)
+    fill(core, bulk(6), "a", at=30.0)
+    fill(core, bulk(), "b", at=30.0)
+    queue(core, bulk(), "c", at=30.0)
     assert core.blocked_by is BlockedBy.RESERVE
-    fill(core, interactive(), "i3", "i4", at=4.0)
-    assert core.blocked_by is BlockedBy.SLOT
+    fill(core, interactive(), "i", at=30.5)
 
 
 def test_preemption_blocks_requests_until_the_cache_has_recovered() -> None:

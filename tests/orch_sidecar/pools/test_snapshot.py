@@ -43,7 +43,7 @@ async def test_snapshot_counts_leases_and_queued_requests_and_keeps_its_values(p
     assert isinstance(pool.gate.arrive("a", AdmissionRequest(ServiceClass.BULK, 3)), Lease)
     assert isinstance(pool.gate.arrive("b", REQUEST), Queued)
     assert isinstance(pool.gate.arrive("c", AdmissionRequest(ServiceClass.BULK)), Queued)
-    before, status = pool.snapshot(), pool.status()
+    before, status = pool.snapshot(), pool.status(0.0)
     pool.gate.release("a")
     assert (before.slots_total, before.room, before.queue_depth) == (4, 0, 2)
     assert queued_by_class(status) == {"interactive": 1, "bulk": 1}
@@ -75,7 +75,7 @@ async def test_drain_of_the_pool_hides_the_state_of_its_engine(pool: Pool) -> No
 def test_pool_of_one_class_reports_no_other() -> None:
     rules = CLOUD.admission.model_copy(update={"interactive": None})
     assert classes_of(rules) == (ServiceClass.BULK,)
-    assert queued_by_class(AdmissionController(rules).status()) == {"bulk": 0}
+    assert queued_by_class(AdmissionController(rules).status(0.0)) == {"bulk": 0}
 
 
 def test_age_is_that_of_the_last_valid_event() -> None:

@@ -25,7 +25,7 @@ def bench_at(per_second: float, until: float = 2.0, window_ms: int = 50) -> Benc
     window = Bounds(least=window_ms, most=window_ms)
     bench = Bench(8, rules(bulk=class_rules(queue_capacity=64), window_ms=window))
     for number in range(int(until * per_second)):
-        bench.constraints.arrived(bulk(), (number + 1) / per_second)
+        bench.constraints.window.arrived((number + 1) / per_second)
     return bench
 
 
