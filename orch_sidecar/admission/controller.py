@@ -11,6 +11,7 @@ from typing import Final
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.demand import UNKNOWN_TOKENS
+from orch_sidecar.admission.constraints.reclaim import Reclaim
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.draining import Drain, after_restart, stronger
 from orch_sidecar.admission.forecast import Forecaster
@@ -65,7 +66,11 @@ class AdmissionController:
             self.service_times,
             self._forecaster,
         )
+        self.reclaim = Reclaim(self.ledger, self.service_times)
         self.displaced: list[Decision] = []  # decisions about others by the last arrival
+        self.reclaimed: list[
+            str
+        ] = []  # leases that it takes back: abort and requeue their requests
         # Why no request can be admitted; None: they can.
         self.unavailable: Refusal | None = Refusal(
             Reason.ENGINE_STARTING,
@@ -128,6 +133,8 @@ class AdmissionController:
         outcome: Lease | Refusal | Queued | None = None
         if blocked_by is not None:
             outcome = self._enqueue(ticket, request, blocked_by, now)
+            if type(outcome) is Refusal and self.rules.reclaim and not is_bulk:
+                outcome = self._reclaim(ticket, request, blocked_by, outcome, now)
         elif request.deadline_ms is not None:
             late = self._forecaster.late(request, self.rules.of(request.service_class), 0)
             if late is not None and late.reason is Reason.DEADLINE_MISS:
@@ -157,6 +164,11 @@ class AdmissionController:
         """Returns `displaced`, and clears it."""
         displaced, self.displaced = self.displaced, []
         return displaced
+
+    def take_reclaimed(self) -> list[str]:
+        """Returns `reclaimed`, and clears it."""
+        reclaimed, self.reclaimed = self.reclaimed, []
+        return reclaimed
 
     def pause(self, pause_s: float, now: float) -> None:
         """Dispatches nothing for `pause_s`: the upstream rejected a request, and would others.
@@ -263,7 +275,7 @@ class AdmissionController:
         """Returns the current state."""
         return status_of(
             self.ledger, self.queues, self.constraints,
-            self.blocked_by, self.draining, self.unavailable, now,
+            self.blocked_by, self.draining, self.unavailable, self.reclaim.count, now,
         )  # fmt: skip
 
     def forecast(self, request: AdmissionRequest, now: float) -> Forecast | None:
@@ -278,6 +290,7 @@ class AdmissionController:
         """Refuses requests whose wait has expired, and dispatches those that can start."""
         # A timer may be late: expired requests are refused first, whatever came free.
         decisions = self._queue_entry.expire(self.unavailable, now)
+        self.constraints.reserve.update(now)  # what was owed and spent until now
         while self.unavailable is None and (head := self.order.next(now)) is not None:
             self.queues.remove(head.ticket)
             kv = self.constraints.kv_need(head.request)
@@ -291,6 +304,32 @@ class AdmissionController:
         self.service_times.invalidate()
         self.constraints.granted(lease, request, now)
         return lease
+
+    def _reclaim(
+        self,
+        ticket: str,
+        request: AdmissionRequest,
+        blocked_by: BlockedBy,
+        refusal: Refusal,
+        now: float,
+    ) -> Lease | Refusal | Queued:
+        """Queues a request after all that would miss its SLO, if it meets it with the slots of a
+        bulk request."""
+        if refusal.reason is not Reason.SLO_MISS or blocked_by is not BlockedBy.SLOT:
+            return refusal
+        lease = self.reclaim.victim(request, self.rules, now)
+        if lease is None:
+            return refusal
+        lease.closing = True
+        self.service_times.invalidate()
+        outcome = self._enqueue(ticket, request, blocked_by, now)
+        if isinstance(outcome, Refusal):
+            lease.closing = False
+            self.service_times.invalidate()
+        else:
+            self.reclaim.reclaimed(lease, now)
+            self.reclaimed.append(lease.id)
+        return outcome
 
     def _enqueue(
         self, ticket: str, request: AdmissionRequest, blocked_by: BlockedBy, now: float

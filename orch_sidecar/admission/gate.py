@@ -19,7 +19,7 @@ from orch_sidecar.admission.prediction.service_time import Forecast
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import AdmissionRequest, Decision, EngineReport, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.profile import AdmissionRules
+from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 _RESTARTED: Final = Refusal(Reason.ENGINE_DOWN, "the engine was restarted: send it again")
 _LOST: Final = Refusal(
@@ -32,6 +32,13 @@ class Owner(Protocol):
     """Holds one ticket at a time."""
 
     ticket: str | None  # None: it neither waits for slots nor has any
+
+    @property
+    def unseen(self) -> bool:
+        """Whether the engine runs the request, and its client has seen nothing of the response."""
+
+    def reclaim(self) -> None:
+        """Aborts the request in the engine; it is queued again, unseen by its client."""
 
 
 class Gate:
@@ -49,6 +56,7 @@ class Gate:
         self._waiters: dict[str, asyncio.Future[Lease | Refusal]] = {}
         self._decided: dict[str, asyncio.Future[Lease | Refusal]] = {}  # not yet read by `wait`
         self._owners: dict[str, Owner] = {}
+        controller.reclaim.unseen = self._unseen
         self._timer: asyncio.Handle | None = None
         # uvloop's `call_at` returns a handle without `when()` for a time that is past.
         self._timer_at = 0.0
@@ -125,9 +133,12 @@ class Gate:
 
     def arrive(self, ticket: str, request: AdmissionRequest) -> Lease | Refusal | Queued:
         """Requests slots. Queued: `wait` returns the outcome."""
-        outcome = self._controller.arrive(ticket, request, self._loop.time())
+        controller = self._controller
+        outcome = controller.arrive(ticket, request, self._loop.time())
         if type(outcome) is Queued:
             self._waiters[ticket] = self._loop.create_future()
+            for lease_id in controller.take_reclaimed():
+                self._owners[lease_id].reclaim()
         if self._controller.displaced or self._waiters:
             self._perform(self._controller.take_displaced())
         elif self.on_change is not None:
@@ -137,6 +148,14 @@ class Gate:
     def pause(self, retry_after_ms: float) -> None:
         """Pauses dispatch: the upstream rejected a request, whose lease is released after this."""
         self._controller.pause(retry_after_ms / 1000, self._loop.time())
+
+    def expects_retries(self, service_class: ServiceClass) -> bool:
+        """Whether a request that arrives now may be one that was refused a moment ago."""
+        return self._controller.constraints.reserve.demand(service_class).expects_retries
+
+    def will_return(self, request: AdmissionRequest, identity: int, retry_after_ms: float) -> None:
+        """A refused request was asked to come back after that time."""
+        self._controller.will_return(request, identity, retry_after_ms / 1000, self._loop.time())
 
     def requeue(self, ticket: str, request: AdmissionRequest, since_s: float) -> Queued | Refusal:
         """Queues a request again that the upstream rejected, before all that arrived later.
@@ -273,6 +292,10 @@ class Gate:
             self._set_timer()
         if self.on_change is not None:
             self.on_change()
+
+    def _unseen(self, lease_id: str) -> bool:
+        owner = self._owners.get(lease_id)
+        return owner is not None and owner.ticket == lease_id and owner.unseen
 
     def _decide(self, ticket: str, outcome: Lease | Refusal) -> None:
         waiter = self._waiters.pop(ticket, None)

@@ -34,7 +34,8 @@ class AdmissionStatus(NamedTuple):
     largest batch within the SLO per token, of the most urgent class. `demand_ratio`: what is asked
     for over what can be served within the SLOs. `reserved`: slots of interactive requests; `idle`:
     those that are kept free for them while bulk requests wait. `refused_beside_bulk`: interactive
-    requests, while bulk ones had more than their share. `windows`, `windows_s`: batch windows since
+    requests, while bulk ones had more than their share. `reclaimed`: bulk requests that gave their
+    slots back. `windows`, `windows_s`: batch windows since
     the start, and their total duration. `violations`: grants, or sequences in the engine, beyond
     the slots.
 
@@ -59,6 +60,7 @@ class AdmissionStatus(NamedTuple):
     reserved: int
     idle: int
     refused_beside_bulk: int
+    reclaimed: int
     windows: int
     windows_s: float
     violations: int
@@ -87,6 +89,7 @@ def status_of(
     blocked_by: BlockedBy | None,
     draining: Drain | None,
     unavailable: Refusal | None,
+    reclaimed: int,
     now: float,
 ) -> AdmissionStatus:
     """Returns the current state of an admission with these parts."""
@@ -127,6 +130,7 @@ def status_of(
         reserved=reserve.reserved(now),
         idle=reserve.idle(now),
         refused_beside_bulk=reserve.refused_beside_bulk,
+        reclaimed=reclaimed,
         windows=constraints.window.count,
         windows_s=constraints.window.seconds,
         violations=ledger.violations,

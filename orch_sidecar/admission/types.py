@@ -21,7 +21,8 @@ class AdmissionRequest:
     `cost`: sequences. `prompt_tokens`: of all prompts together, estimated where not counted.
     `max_tokens`: limit per sequence; None: no limit was requested. `deadline_ms`: time to the
     first token. `max_wait_ms`: time to the slot. `identity`: equal for a request that comes back
-    unchanged, 0 if unknown. Set by admission: `work`, the expected output tokens of all sequences.
+    unchanged, 0 if unknown. Set by admission: `work`, the expected output tokens of all sequences;
+    `reclaimed`, how often it had to give its slots back.
     """
 
     service_class: ServiceClass
@@ -33,6 +34,7 @@ class AdmissionRequest:
     may_queue: bool = True
     identity: int = 0
     work: float = 0.0
+    reclaimed: int = 0
     key: bytes = b""  # digest of the client's API key; empty: none
     weight: float = 1.0  # share of the key within its class
 

@@ -79,8 +79,8 @@ _FAMILIES: Final = (
     ),
     Family(
         "orch_step_time",
-        "Measured step time of the engine, as t0_ms + c_ms * batch ** alpha, at this many tokens "
-        "of context per sequence.",
+        "Measured step time of the engine, as t0_ms + c_ms * batch ** alpha; the tokens of a "
+        "sequence in a step; and by which factor real traffic takes longer.",
         _step_time,
         ("parameter",),
     ),

@@ -85,6 +85,38 @@ _FAMILIES: Final = (
         per_pool(lambda pool: pool.gate.status().foreign),
     ),
     Family(
+        "orch_slots_free",
+        "Slots that the next request of the class would get now.",
+        lambda pool: [([each.value], pool.gate.status().of(each).free) for each in pool.classes],
+        ("class",),
+    ),
+    Family(
+        "orch_slots_reserved",
+        "Slots reserved for interactive requests, those that they use included.",
+        per_pool(lambda pool: pool.gate.status().reserved),
+    ),
+    Family(
+        "orch_slots_idle",
+        "Reserved slots that are free while bulk requests wait for them.",
+        per_pool(lambda pool: pool.gate.status().idle),
+    ),
+    Family(
+        "orch_effective_capacity",
+        "Sequences at once that keep the SLO of the time per token.",
+        per_pool(lambda pool: pool.gate.status().effective_capacity),
+    ),
+    Family(
+        "orch_demand_slots",
+        "Slots that the requests of the class ask for, those that are refused included.",
+        lambda pool: [([each.value], pool.gate.status().of(each).demand) for each in pool.classes],
+        ("class",),
+    ),
+    Family(
+        "orch_demand_ratio",
+        "Slots that are asked for over those that can be served within the SLOs; 1 is full.",
+        per_pool(lambda pool: pool.gate.status().demand_ratio),
+    ),
+    Family(
         "orch_leases",
         "Active leases, each for all sequences of one request.",
         per_pool(lambda pool: pool.gate.status().leases),
@@ -166,6 +198,18 @@ _FAMILIES: Final = (
         "Requests for a slot by outcome: admitted, or the reason of the refusal.",
         _admissions,
         ("class", "outcome"),
+        counts=True,
+    ),
+    Family(
+        "orch_refusals_beside_bulk",
+        "Interactive requests refused while bulk requests had more than their share of the slots.",
+        per_pool(lambda pool: pool.gate.status().refused_beside_bulk),
+        counts=True,
+    ),
+    Family(
+        "orch_reclaims",
+        "Bulk requests, unseen by their clients, that gave their slots back and were queued again.",
+        per_pool(lambda pool: pool.gate.status().reclaimed),
         counts=True,
     ),
     Family("orch_batching_batches", "Decode steps.", _stats("total_batches"), counts=True),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.api.refusal import Refusal
@@ -55,11 +55,6 @@ class PoolSnapshot(NamedTuple):
     @property
     def measurement_type(self) -> MeasurementType:
         return self.profile.measurement_type
-
-    @property
-    def slots_free(self) -> int:
-        """Free slots as published: none while the pool is not ready."""
-        return max(0, self.room) if self.state is EngineState.READY else 0
 
     @property
     def age_ms(self) -> int | None:
@@ -115,3 +110,9 @@ def classes_of(rules: AdmissionRules) -> tuple[ServiceClass, ...]:
 def queued_by_class(admission: AdmissionStatus) -> dict[str, int]:
     """Returns the queued requests of each service class that the rules define."""
     return {each.value: admission.of(each).queued for each in classes_of(admission.rules)}
+
+
+def slots_free(admission: AdmissionStatus) -> dict[str, Any]:
+    """Returns what the next request would get now: one of the most urgent class, and by class."""
+    free = {each.value: admission.of(each).free for each in classes_of(admission.rules)}
+    return {"slots_free": next(iter(free.values())), "slots_free_by_class": free}

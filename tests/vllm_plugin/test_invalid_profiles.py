@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.vllm_plugin.profiles import ADMISSION, CLASS, GOOD, OFFLINE, SINGLE, admission, bulk
+from tests.vllm_plugin.profiles import ADMISSION, CLASS, GOOD, SINGLE, admission, bulk
 from vllm_plugin.profile import ProfileError, load
 
 
@@ -60,8 +60,9 @@ def rejection(file: Path, document: Any) -> str:
         ),
         (admission(full_queue="drop"), "admission.full_queue", "'reject' or 'drop-lru'"),
         (admission(aging_s=0), "admission.aging_s", "greater than 0"),
-        (admission(reserved_share=1), "admission.reserved_share", "less than 1"),
-        (admission(reserved_share=-0.1), "admission.reserved_share", "greater than or equal to 0"),
+        (admission(bulk_share=1), "admission.bulk_share", "less than 1"),
+        (admission(bulk_share=-0.1), "admission.bulk_share", "greater than or equal to 0"),
+        (admission(reserved_share=0.25), "admission.reserved_share", "not permitted"),
         (admission(coalescing="yes"), "admission.coalescing", "valid boolean"),
         (admission(bulk=None), "admission.bulk", "valid dictionary"),
         (admission(queue_capacity=16), "admission.queue_capacity", "Extra inputs"),
@@ -127,20 +128,12 @@ def test_missing_keys_are_all_listed(file: Path) -> None:
         ),
         (GOOD | admission(interactive=None), "batched_online requires admission.interactive"),
         (
-            GOOD | SINGLE | admission(interactive=None, reserved_share=0.0),
+            GOOD | SINGLE | admission(interactive=None),
             "single_stream requires admission.interactive",
         ),
         (
             GOOD | SINGLE | {"admission": ADMISSION},
-            "single_stream requires admission.reserved_share: 0 (there is one slot)",
-        ),
-        (
-            GOOD | SINGLE | admission(reserved_share=0.0),
             "single_stream requires admission.window_ms: null",
-        ),
-        (
-            GOOD | OFFLINE | admission(interactive=None),
-            "offline requires admission.reserved_share: 0 (no request is interactive)",
         ),
         (GOOD | {"engine": {"max_num_seqs": {"fixed": 1}}}, "more than one slot"),
         (GOOD | {"engine": {"max_num_seqs": {"default": 8}}}, "more than one slot"),

@@ -53,7 +53,6 @@ def fifo(slots: int, max_wait_s: float) -> Values:
         "batch": {"least": 1, "most": slots},
     }
     document["admission"] |= {
-        "reserved_share": 0.0,
         "window_ms": {"least": 1, "most": 1},
         "coalescing": False,
         "interactive": one_class,

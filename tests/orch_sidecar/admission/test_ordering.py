@@ -163,8 +163,8 @@ def test_a_bulk_request_that_is_due_waits_for_slots_only() -> None:
     line.constraints.reserve.interactive.slots = 4.0
     line.run(interactive())
     line.wait("b", bulk(3))
-    line.next(0.0)
-    assert line.order.blocked_by is BlockedBy.RESERVE
+    assert line.blocks(bulk(3)) is BlockedBy.SLOT, "one of its class is ahead"
+    assert line.constraints.blocked_by(bulk(3), NO_KV_NEED, 0.0) is BlockedBy.RESERVE
     line.delay()
     line.wait("i", interactive(4))
     assert line.next(10.0) == "b"

@@ -93,7 +93,7 @@ def test_change_that_was_undone_is_not_sent() -> None:
     subscriber.feed.due(10.0)
     grant(slots, "x", 1)
     leases.changed()
-    slots.release("x")
+    slots.release("x", 0.0)
     leases.changed()
     assert subscriber.feed.due(10.1) == []
 

@@ -19,6 +19,7 @@ from orch_sidecar.pools.snapshot import (
     batching_stats,
     classes_of,
     queued_by_class,
+    slots_free,
 )
 from tests.orch_sidecar.snapshots import CLOUD, snapshot
 from vllm_plugin.profile import ServiceClass
@@ -43,7 +44,7 @@ async def test_snapshot_counts_leases_and_queued_requests_and_keeps_its_values(p
     assert isinstance(pool.gate.arrive("a", AdmissionRequest(ServiceClass.BULK, 3)), Lease)
     assert isinstance(pool.gate.arrive("b", REQUEST), Queued)
     assert isinstance(pool.gate.arrive("c", AdmissionRequest(ServiceClass.BULK)), Queued)
-    before, status = pool.snapshot(), pool.status(0.0)
+    before, status = pool.snapshot(), pool.status()
     pool.gate.release("a")
     assert (before.slots_total, before.room, before.queue_depth) == (4, 0, 2)
     assert queued_by_class(status) == {"interactive": 1, "bulk": 1}
@@ -61,7 +62,10 @@ async def test_end_of_a_request_is_predicted_while_the_pool_takes_requests(pool:
 
 
 async def test_drain_of_the_pool_hides_the_state_of_its_engine(pool: Pool) -> None:
-    assert (pool.snapshot().state, pool.snapshot().slots_free) == (EngineState.READY, 3)
+    assert (pool.snapshot().state, slots_free(pool.status())["slots_free"]) == (
+        EngineState.READY,
+        3,
+    )
     pool.gate.drain(OrderedBy.OPERATOR)
     drained = pool.snapshot()
     assert drained.state is pool.state is EngineState.DRAINING
@@ -69,7 +73,7 @@ async def test_drain_of_the_pool_hides_the_state_of_its_engine(pool: Pool) -> No
     assert drained.unavailable is not None
     assert drained.unavailable.reason is Reason.DRAINING
     assert drained.message == drained.unavailable.message
-    assert (drained.room, drained.slots_free) == (3, 0)
+    assert (drained.room, slots_free(pool.status())["slots_free"]) == (3, 0)
 
 
 def test_pool_of_one_class_reports_no_other() -> None:
