@@ -68,14 +68,8 @@ class AdmissionController:
         )
         self.reclaim = Reclaim(self.ledger, self.service_times)
         self.displaced: list[Decision] = []  # decisions about others by the last arrival
-        self.reclaimed: list[
-            str
-        ] = []  # leases that it takes back: abort and requeue their requests
         # Why no request can be admitted; None: they can.
-        self.unavailable: Refusal | None = Refusal(
-            Reason.ENGINE_STARTING,
-            "the engine has not reported its slots yet: retry when it has started",
-        )
+        self.unavailable: Refusal | None = refusals.STARTING
         self.draining: Drain | None = None
 
     # Engine events
@@ -108,10 +102,8 @@ class AdmissionController:
     def arrive(
         self, ticket: str, request: AdmissionRequest, now: float
     ) -> Lease | Refusal | Queued:
-        """Decides about a new request. Queued: its outcome follows as a decision.
-
-        Decisions about others (evicted for it, or dispatched with it) are in `take_displaced`.
-        """
+        """Decides about a new request. Queued: its outcome follows as a decision; those on others
+        (evicted for it, or dispatched with it) are in `take_displaced`."""
         if self.draining is not None:
             return refusals.draining(self.draining.ordered_by)
         if self.unavailable is not None:
@@ -133,17 +125,17 @@ class AdmissionController:
         outcome: Lease | Refusal | Queued | None = None
         if blocked_by is not None:
             outcome = self._enqueue(ticket, request, blocked_by, now)
-            if type(outcome) is Refusal and self.rules.reclaim and not is_bulk:
-                outcome = self._reclaim(ticket, request, blocked_by, outcome, now)
+            if type(outcome) is Refusal and blocked_by is BlockedBy.SLOT:
+                lease = self.reclaim.victim(request, outcome, self.rules, now)
+                if lease is not None:
+                    outcome = self._enqueue(ticket, request, blocked_by, now)
+                    self.reclaim.settle(lease, now, kept=type(outcome) is Refusal)
         elif request.deadline_ms is not None:
             late = self._forecaster.late(request, self.rules.of(request.service_class), 0)
             if late is not None and late.reason is Reason.DEADLINE_MISS:
                 outcome = late
-        if type(outcome) is Refusal and constraints.reserve.refused(request, outcome.reason):
-            return outcome
-        demand = constraints.reserve.bulk if is_bulk else constraints.reserve.interactive
-        if not demand.is_retry(request, now):
-            demand.arrived(request, now)
+        if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
+            constraints.reserve.arrived(request, now)
         if outcome is not None:
             return outcome
         lease = self._grant(ticket, request, kv, now)
@@ -151,24 +143,10 @@ class AdmissionController:
             self.displaced += self.dispatch(now)
         return lease
 
-    def will_return(
-        self, request: AdmissionRequest, identity: int, retry_after_s: float, now: float
-    ) -> None:
-        """A refused request was asked to come back after that time. Should it be earlier, it
-        counts as the same one."""
-        self.constraints.reserve.demand(request.service_class).refused(
-            request.key, identity, now + retry_after_s
-        )
-
     def take_displaced(self) -> list[Decision]:
         """Returns `displaced`, and clears it."""
         displaced, self.displaced = self.displaced, []
         return displaced
-
-    def take_reclaimed(self) -> list[str]:
-        """Returns `reclaimed`, and clears it."""
-        reclaimed, self.reclaimed = self.reclaimed, []
-        return reclaimed
 
     def pause(self, pause_s: float, now: float) -> None:
         """Dispatches nothing for `pause_s`: the upstream rejected a request, and would others.
@@ -287,8 +265,7 @@ class AdmissionController:
     # Dispatch
 
     def dispatch(self, now: float) -> list[Decision]:
-        """Refuses requests whose wait has expired, and dispatches those that can start."""
-        # A timer may be late: expired requests are refused first, whatever came free.
+        """Refuses requests whose wait has expired, then dispatches those that can start."""
         decisions = self._queue_entry.expire(self.unavailable, now)
         self.constraints.reserve.update(now)  # what was owed and spent until now
         while self.unavailable is None and (head := self.order.next(now)) is not None:
@@ -304,32 +281,6 @@ class AdmissionController:
         self.service_times.invalidate()
         self.constraints.granted(lease, request, now)
         return lease
-
-    def _reclaim(
-        self,
-        ticket: str,
-        request: AdmissionRequest,
-        blocked_by: BlockedBy,
-        refusal: Refusal,
-        now: float,
-    ) -> Lease | Refusal | Queued:
-        """Queues a request after all that would miss its SLO, if it meets it with the slots of a
-        bulk request."""
-        if refusal.reason is not Reason.SLO_MISS or blocked_by is not BlockedBy.SLOT:
-            return refusal
-        lease = self.reclaim.victim(request, self.rules, now)
-        if lease is None:
-            return refusal
-        lease.closing = True
-        self.service_times.invalidate()
-        outcome = self._enqueue(ticket, request, blocked_by, now)
-        if isinstance(outcome, Refusal):
-            lease.closing = False
-            self.service_times.invalidate()
-        else:
-            self.reclaim.reclaimed(lease, now)
-            self.reclaimed.append(lease.id)
-        return outcome
 
     def _enqueue(
         self, ticket: str, request: AdmissionRequest, blocked_by: BlockedBy, now: float

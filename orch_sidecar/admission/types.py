@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.profile import ServiceClass
@@ -223,3 +223,16 @@ class EngineReport:
     prefilling: int = 0
     waiting: int = 0
     scheduled: int | None = None
+
+
+class Owner(Protocol):
+    """Holds one ticket at a time."""
+
+    ticket: str | None  # None: it neither waits for slots nor has any
+
+    @property
+    def unseen(self) -> bool:
+        """Whether the engine runs the request, and its client has seen nothing of the response."""
+
+    def reclaim(self) -> None:
+        """Aborts the request in the engine; it is queued again, unseen by its client."""

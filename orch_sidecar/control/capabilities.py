@@ -94,7 +94,7 @@ def entry(pool: PoolSnapshot, admission: AdmissionStatus, key: ApiKey | None) ->
         | reported
         | {
             "pool": pool.name,
-            **slots_free(admission),
+            **slots_free(pool, admission),
             "effective_capacity": admission.effective_capacity,
             "demand_ratio": round(admission.demand_ratio, 3),
             "leased": admission.leased,

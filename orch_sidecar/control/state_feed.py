@@ -60,7 +60,7 @@ def state_of(pool: PoolSnapshot, admission: AdmissionStatus, run: str, sequences
     return state | {
         "pool": pool.name,
         "slots_total": pool.slots_total,
-        **slots_free(admission),
+        **slots_free(pool, admission),
         "waiting": state["waiting"] + sum(queued.values()),
         "foreign": admission.leased + admission.foreign - sequences,
         "leased": admission.leased,

@@ -112,7 +112,10 @@ def queued_by_class(admission: AdmissionStatus) -> dict[str, int]:
     return {each.value: admission.of(each).queued for each in classes_of(admission.rules)}
 
 
-def slots_free(admission: AdmissionStatus) -> dict[str, Any]:
+def slots_free(pool: PoolSnapshot, admission: AdmissionStatus) -> dict[str, Any]:
     """Returns what the next request would get now: one of the most urgent class, and by class."""
-    free = {each.value: admission.of(each).free for each in classes_of(admission.rules)}
+    ready = pool.state is EngineState.READY
+    free = {
+        each.value: admission.of(each).free if ready else 0 for each in classes_of(admission.rules)
+    }
     return {"slots_free": next(iter(free.values())), "slots_free_by_class": free}

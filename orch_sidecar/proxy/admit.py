@@ -62,7 +62,7 @@ class Admit:
         ticket = gate.open(request, ask.cost)
         try:
             elsewhere: Collection[Reason] = _BUSY
-            if gate.expects_retries(ask.service_class):
+            if gate.demand(ask.service_class).expects_retries:
                 ask.identity = _identity(request.body)
             outcome = gate.arrive(ticket, ask)
             if type(outcome) is Queued:
@@ -89,7 +89,9 @@ class Admit:
                 outcome = await self._requeue(request, pool, ticket, ask, since_s)
             assert isinstance(outcome, Refusal)
             if outcome.retry_after_ms is not None and outcome is not REBALANCED:
-                gate.will_return(ask, _identity(request.body), outcome.retry_after_ms)
+                ask.identity, now = _identity(request.body), self._loop.time()
+                until = now + outcome.retry_after_ms / 1000
+                gate.demand(ask.service_class).refused(ask, until, now)
             return _refused(pool, ask, outcome, elsewhere)
         finally:
             request.ticket = None  # first: reconciliation finds what `_end` should fail to end

@@ -108,16 +108,19 @@ class Demand:
         if entry is not None:
             entry.work -= request.work * exp(-age_s / self.lent_s)
 
-    def refused(self, key: bytes, identity: int, until: float) -> None:
-        """A request was refused, and asked not to return before `until`."""
+    def refused(self, request: AdmissionRequest, until: float, now: float) -> None:
+        """A request with an identity was refused, and asked not to return before `until`.
+
+        Nor does it count again while it would have had its slots: a client that repeats a request
+        asks for no more than these.
+        """
         if len(self._refused) >= MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
-        self._refused[key, identity] = until
+        served_s = request.work / request.cost * self.pace.token_s
+        self._refused[request.key, request.identity] = max(until, now + served_s)
 
     def is_retry(self, request: AdmissionRequest, now: float) -> bool:
         """Whether a request came back before its Retry-After: it has been counted."""
-        if not request.identity:
-            return False
         until = self._refused.get((request.key, request.identity))
         return until is not None and now < until
 

@@ -16,6 +16,7 @@ from orch_sidecar.admission.constraints.reserve import ACCOUNT_S
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.types import AdmissionRequest, Lease
+from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 _BULK: Final = ServiceClass.BULK
@@ -38,41 +39,67 @@ class Reclaim:
         self._allowed = 0.0  # slot-seconds that may be lost
         self._at: float | None = None
         self._in_vain_at = float("-inf")
+        self._chosen: list[str] = []
 
-    def victim(self, request: AdmissionRequest, rules: AdmissionRules, now: float) -> Lease | None:
-        """The lease whose end makes room for an interactive request; None: there is none.
+    def victim(
+        self, request: AdmissionRequest, refusal: Refusal, rules: AdmissionRules, now: float
+    ) -> Lease | None:
+        """Chooses a lease whose end would make room for an interactive request that was refused
+        because it would miss its SLO; None: there is none.
 
-        The caller has found that the request would miss its SLO otherwise.
+        Until `settle` it counts as about to end, for predictions.
         """
+        if not rules.reclaim or refusal.reason is not Reason.SLO_MISS:
+            return None
         slo_ms = rules.of(request.service_class).ttft_p95_ms
         self._refill(now)
-        if slo_ms is None or self._allowed <= 0 or now - self._in_vain_at < AGAIN_S:
+        bulk = request.service_class is _BULK
+        if bulk or slo_ms is None or self._allowed <= 0 or now - self._in_vain_at < AGAIN_S:
             return None
-        needed = request.cost - max(0, self._ledger.room)
-        spare = self._ledger.bulk - rules.bulk_share * self._ledger.slots_total
-        found: Lease | None = None
-        least = self._allowed
-        for lease in self._ledger.all():
-            of = lease.request
-            if of is None or of.service_class is not _BULK or lease.closing:
-                continue
-            lost = lease.cost * (now - lease.granted_at)
-            if not needed <= lease.cost <= spare or of.reclaimed >= MOST_TIMES or lost > least:
-                continue
-            remaining_s = self._service_times.remaining_s(of, now - lease.granted_at)
-            in_time = remaining_s is None or 1000 * remaining_s <= slo_ms
-            if not in_time and self.unseen(lease.id):
-                found, least = lease, lost
+        found = self._least_done(request, slo_ms, rules, now)
         if found is None:
             self._in_vain_at = now
+        else:
+            found.closing = True
+            self._service_times.invalidate()
         return found
 
-    def reclaimed(self, lease: Lease, now: float) -> None:
-        """The request of this lease was aborted."""
+    def settle(self, lease: Lease, now: float, *, kept: bool) -> None:
+        """The lease of `victim` is to be aborted; `kept`: not so, for that would not suffice."""
+        self._service_times.invalidate()
+        if kept:
+            lease.closing = False
+            self._in_vain_at = now
+            return
         assert lease.request is not None
         lease.request.reclaimed += 1
         self.count += 1
         self._allowed -= lease.cost * (now - lease.granted_at)
+        self._chosen.append(lease.id)
+
+    def take(self) -> list[str]:
+        """Returns the leases that are to be aborted, once: their requests are queued again."""
+        chosen, self._chosen = self._chosen, []
+        return chosen
+
+    def _least_done(
+        self, request: AdmissionRequest, slo_ms: float, rules: AdmissionRules, now: float
+    ) -> Lease | None:
+        needed = request.cost - max(0, self._ledger.room)
+        spare = self._ledger.bulk - rules.bulk_share * self._ledger.slots_total
+        found, least = None, self._allowed
+        for lease in self._ledger.all():
+            of, elapsed_s = lease.request, now - lease.granted_at
+            if of is None or of.service_class is not _BULK or lease.closing:
+                continue
+            lost = lease.cost * elapsed_s
+            if not needed <= lease.cost <= spare or of.reclaimed >= MOST_TIMES or lost > least:
+                continue
+            remaining_s = self._service_times.remaining_s(of, elapsed_s)
+            in_time = remaining_s is None or 1000 * remaining_s <= slo_ms
+            if not in_time and self.unseen(lease.id):
+                found, least = lease, lost
+        return found
 
     def _refill(self, now: float) -> None:
         passed_s = 0.0 if self._at is None else max(0.0, now - self._at)

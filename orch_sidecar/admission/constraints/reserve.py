@@ -91,7 +91,7 @@ class BulkGuarantee:
         slots = share * self._ledger.slots_total
         self._earning = slots if waiting else 0.0
         most = slots * ACCOUNT_S
-        self.owed = min(most, max(-most, self.owed + earned - used))
+        self.owed = min(most, max(-most / 2, self.owed + earned - used))
         if not contended:
             self.owed = 0.0
 
@@ -148,6 +148,12 @@ class InteractiveReserve:
 
     def demand(self, service_class: ServiceClass) -> Demand:
         return self.bulk if service_class is _BULK else self.interactive
+
+    def arrived(self, request: AdmissionRequest, now: float) -> None:
+        """A request arrived that counts as demand, unless it is a retry."""
+        demand = self.bulk if request.service_class is _BULK else self.interactive
+        if not (request.identity and demand.is_retry(request, now)):
+            demand.arrived(request, now)
 
     def completed(self, request: AdmissionRequest, elapsed_s: float) -> None:
         """A request had its slots for that long."""
@@ -269,9 +275,11 @@ class InteractiveReserve:
 
     def _claim(self, bulk: QueuedRequest) -> float:
         """What must be owed for this request to be next, in slot-seconds: half of what it will
-        take, so that bulk requests have neither more nor less than their share on average."""
+        take, so that bulk requests have neither more nor less than their share on average; and
+        what those that run are still to take."""
         most = self.rules.bulk_share * self._ledger.slots_total * ACCOUNT_S
-        return min(bulk.request.cost * self.bulk.lent_s, most) / 2
+        own_and_theirs = bulk.request.cost + self._ledger.bulk
+        return min(own_and_theirs * self.bulk.lent_s, most) / 2
 
     def _contended(self, now: float) -> bool:
         return self._queues.size(_INTERACTIVE) > 0 or self.traffic(now)

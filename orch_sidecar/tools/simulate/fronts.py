@@ -126,7 +126,8 @@ class Admitted:
         outcome = self._controller.arrive(str(number), ask, now)
         displaced = self._controller.take_displaced()
         if isinstance(outcome, Refusal) and outcome.retry_after_ms is not None:
-            self._controller.will_return(ask, number + 1, outcome.retry_after_ms / 1000, now)
+            demand = self._controller.constraints.reserve.demand(service_class)
+            demand.refused(ask, now + outcome.retry_after_ms / 1000, now)
         if isinstance(outcome, Queued):
             self._outcomes.queued(number, outcome.predicted_start_ms)
         else:

@@ -147,12 +147,15 @@ async def test_rate_limits_are_what_is_enforced() -> None:
 
 async def test_leases_are_counted_by_the_ledger_and_not_by_the_engine() -> None:
     core = admission_of()
+    [entry] = (await document_of(ENGINE, core))["engines"]
+    assert entry["slots_free_by_class"] == {"interactive": 4, "bulk": 4}
     core.arrive("waits", AdmissionRequest(ServiceClass.INTERACTIVE, 8), 1.0)
     [entry] = (await document_of(ENGINE, core))["engines"]
     assert entry["pool"] == "mine"
     assert entry["leased"] == 3
     assert entry["foreign"] == 1
-    assert entry["slots_free"] == 4
+    assert entry["slots_free"] == 0, "one is ahead"
+    assert (entry["effective_capacity"], entry["demand_ratio"]) == (8, 1.375)
     assert entry["queue"] == {"interactive": 1, "bulk": 0}
     assert entry["hold"] == "slot"
     assert entry["oversubscription_violations_total"] == 0

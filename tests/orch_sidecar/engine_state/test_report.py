@@ -29,7 +29,8 @@ def test_document_of_an_older_engine_is_enough() -> None:
 def test_all_known_fields_are_reported() -> None:
     document = NEEDED | {
         "ctx_max": 2048, "kv_cache_usage": 0.25, "kv_blocks_total": 4096, "kv_groups": GROUPS,
-        "preemptions_total": 3, "prefilling": 2, "running": 4, "waiting": 2, "step_time": FIT, "batch_seen": 16,
+        "preemptions_total": 3, "prefilling": 2, "running": 4, "waiting": 2, "step_time": FIT,
+        "batch_seen": 16,
         "prefill_tokens_per_s": 9000.5,
     }  # fmt: skip
     assert report_of(document) == EngineReport(
@@ -79,7 +80,9 @@ def test_chunk_is_the_most_of_one_prompt_in_a_step(
 
 @pytest.mark.parametrize("poor", [{"largest": 0}, {"t0_ms": 0, "c_ms": 0}])
 def test_a_fit_of_nothing_is_none(poor: dict[str, Any]) -> None:
-    assert step_time_of({"step_time": FIT}) == StepTime(3.1, 0.4, 0.8, 32)
+    assert step_time_of({"step_time": FIT}) == StepTime(
+        3.1, 0.4, 0.8, 32, traffic=1.5, prompt_share=0.25
+    )
     assert step_time_of({"step_time": FIT | poor}) is None
     assert step_time_of({"step_time": None}) is step_time_of({}) is None
 
@@ -89,7 +92,7 @@ def test_step_makes_several_tokens_of_a_sequence_with_accepted_drafts(
     reported: float, tokens: float
 ) -> None:
     fit = {"step_time": FIT | {"tokens": reported}}
-    assert step_time_of(fit) == StepTime(3.1, 0.4, 0.8, 32, tokens)
+    assert step_time_of(fit) == StepTime(3.1, 0.4, 0.8, 32, tokens, traffic=1.5, prompt_share=0.25)
 
 
 def test_steps_are_by_batch() -> None:

@@ -62,7 +62,7 @@ async def test_end_of_a_request_is_predicted_while_the_pool_takes_requests(pool:
 
 
 async def test_drain_of_the_pool_hides_the_state_of_its_engine(pool: Pool) -> None:
-    assert (pool.snapshot().state, slots_free(pool.status())["slots_free"]) == (
+    assert (pool.snapshot().state, slots_free(pool.snapshot(), pool.status())["slots_free"]) == (
         EngineState.READY,
         3,
     )
@@ -73,7 +73,7 @@ async def test_drain_of_the_pool_hides_the_state_of_its_engine(pool: Pool) -> No
     assert drained.unavailable is not None
     assert drained.unavailable.reason is Reason.DRAINING
     assert drained.message == drained.unavailable.message
-    assert (drained.room, slots_free(pool.status())["slots_free"]) == (3, 0)
+    assert (drained.room, slots_free(pool.snapshot(), pool.status())["slots_free"]) == (3, 0)
 
 
 def test_pool_of_one_class_reports_no_other() -> None:

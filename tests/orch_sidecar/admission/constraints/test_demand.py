@@ -123,19 +123,27 @@ def test_before_a_request_has_completed_a_common_one_takes_a_second() -> None:
 
 def test_a_retry_before_its_time_is_the_same_request() -> None:
     demand = Demand()
-    demand.refused(b"k", 7, until=105.0)
     retry = replace(interactive(), key=b"k", identity=7)
+    demand.refused(retry, 105.0, 100.0)
     assert demand.is_retry(retry, 104.9)
     assert not demand.is_retry(retry, 105.0), "it waited as it was asked to"
     assert not demand.is_retry(replace(retry, key=b"other"), 101.0)
     assert not demand.is_retry(replace(retry, identity=8), 101.0)
-    assert not demand.is_retry(replace(retry, identity=0), 101.0), "of unknown identity"
+
+
+def test_a_client_that_repeats_its_request_asks_for_its_slots_once() -> None:
+    """However short the Retry-After is."""
+    demand = a_second_for(10)
+    retry = replace(interactive(), identity=7, work=50.0)
+    demand.refused(retry, 100.1, 100.0)
+    assert demand.is_retry(retry, 104.9), "it would have been served for 5 s"
+    assert not demand.is_retry(retry, 105.1)
 
 
 def test_refused_requests_are_forgotten_after_their_time_and_bounded() -> None:
     demand = Demand()
     for number in range(MOST_REFUSED + 10):
-        demand.refused(b"k", number + 1, until=105.0)
+        demand.refused(replace(interactive(), key=b"k", identity=number + 1), 105.0, 100.0)
     assert demand.expects_retries
     assert len(demand._refused) == MOST_REFUSED
     demand.update(106.0)

@@ -106,7 +106,7 @@ def test_neither_debt_nor_credit_outlasts_a_minute() -> None:
     assert guarantee.owed == ACCOUNT_S
     ledger.grant("b", bulk(10), NO_KV_NEED, 1000.0)
     guarantee.update(0.1, waiting=True, contended=True, now=2000.0)
-    assert guarantee.owed == -ACCOUNT_S
+    assert guarantee.owed == -ACCOUNT_S / 2
 
 
 def test_time_at_which_a_bulk_request_will_be_due_is_predicted() -> None:
