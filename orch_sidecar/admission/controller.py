@@ -68,8 +68,7 @@ class AdmissionController:
         )
         self.reclaim = Reclaim(self.ledger, self.service_times)
         self.displaced: list[Decision] = []  # decisions about others by the last arrival
-        # Why no request can be admitted; None: they can.
-        self.unavailable: Refusal | None = refusals.STARTING
+        self.unavailable: Refusal | None = refusals.STARTING  # why nothing can be admitted
         self.draining: Drain | None = None
 
     # Engine events
@@ -125,23 +124,23 @@ class AdmissionController:
         outcome: Lease | Refusal | Queued | None = None
         if blocked_by is not None:
             outcome = self._enqueue(ticket, request, blocked_by, now)
-            if type(outcome) is Refusal and blocked_by is BlockedBy.SLOT:
-                lease = self.reclaim.victim(request, outcome, self.rules, now)
-                if lease is not None:
-                    outcome = self._enqueue(ticket, request, blocked_by, now)
-                    self.reclaim.settle(lease, now, kept=type(outcome) is Refusal)
+            lease = self.reclaim.victim(request, outcome, blocked_by, self.rules, now)
+            if lease is not None:
+                outcome = self._enqueue(ticket, request, blocked_by, now)
+                self.reclaim.settle(lease, now, kept=type(outcome) is Refusal)
         elif request.deadline_ms is not None:
             late = self._forecaster.late(request, self.rules.of(request.service_class), 0)
             if late is not None and late.reason is Reason.DEADLINE_MISS:
                 outcome = late
         if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
-            constraints.reserve.arrived(request, now)
+            demand = constraints.reserve.bulk if is_bulk else constraints.reserve.interactive
+            demand.arrived(request, now)
         if outcome is not None:
             return outcome
-        lease = self._grant(ticket, request, kv, now)
+        granted = self._grant(ticket, request, kv, now)
         if self.queues.depth:
             self.displaced += self.dispatch(now)
-        return lease
+        return granted
 
     def take_displaced(self) -> list[Decision]:
         """Returns `displaced`, and clears it."""
@@ -197,7 +196,7 @@ class AdmissionController:
             self.constraints.released(request)
             if output_tokens is not None:
                 elapsed_s = now - lease.granted_at
-                self.constraints.reserve.completed(request, elapsed_s)
+                self.constraints.reserve.completed(request, elapsed_s, now)
                 self.service_times.completed(request, elapsed_s, output_tokens / cost, now)
         if served:
             self._forecaster.release_rate.released(cost, now)
@@ -267,13 +266,15 @@ class AdmissionController:
     def dispatch(self, now: float) -> list[Decision]:
         """Refuses requests whose wait has expired, then dispatches those that can start."""
         decisions = self._queue_entry.expire(self.unavailable, now)
-        self.constraints.reserve.update(now)  # what was owed and spent until now
+        reserve, waiting = self.constraints.reserve, self.queues.depth
+        reserve.update(now)  # what was owed and spent until now
         while self.unavailable is None and (head := self.order.next(now)) is not None:
             self.queues.remove(head.ticket)
             kv = self.constraints.kv_need(head.request)
             lease = self._grant(head.ticket, head.request, kv, now)
             decisions.append(Decision(head.ticket, lease))
-        self.constraints.reserve.update(now)
+        if self.queues.depth != waiting:
+            reserve.update(now)
         return decisions
 
     def _grant(self, ticket: str, request: AdmissionRequest, kv: KvNeed, now: float) -> Lease:

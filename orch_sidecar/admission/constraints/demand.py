@@ -39,6 +39,7 @@ class ServicePace:
 
     def __init__(self) -> None:
         self.service_s = 0.0  # mean of a request
+        self.learns_at = float("-inf")  # it needs no other response before that
         self._tokens = 0.0  # mean expected
         self._completed = 0
 
@@ -90,7 +91,9 @@ class Demand:
         return bool(self._refused)
 
     def arrived(self, request: AdmissionRequest, now: float) -> None:
-        """A request arrived. O(1)."""
+        """A request arrived; unless it came back before its time, it counts. O(1)."""
+        if request.identity and self.is_retry(request, now):
+            return
         if now - self._at > ROLL_S:  # else it would count as spread over a pause before it
             self.update(now)
         work = request.work

@@ -15,7 +15,7 @@ from typing import Final
 from orch_sidecar.admission.constraints.reserve import ACCOUNT_S
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
-from orch_sidecar.admission.types import AdmissionRequest, Lease
+from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
@@ -42,14 +42,21 @@ class Reclaim:
         self._chosen: list[str] = []
 
     def victim(
-        self, request: AdmissionRequest, refusal: Refusal, rules: AdmissionRules, now: float
+        self,
+        request: AdmissionRequest,
+        outcome: Lease | Refusal | Queued,
+        blocked_by: BlockedBy,
+        rules: AdmissionRules,
+        now: float,
     ) -> Lease | None:
-        """Chooses a lease whose end would make room for an interactive request that was refused
-        because it would miss its SLO; None: there is none.
+        """Chooses a lease whose end would make room for an interactive request; None: there is
+        none, or the `outcome` is not a refusal because it would miss its SLO for want of a slot.
 
         Until `settle` it counts as about to end, for predictions.
         """
-        if not rules.reclaim or refusal.reason is not Reason.SLO_MISS:
+        if not rules.reclaim or blocked_by is not BlockedBy.SLOT:
+            return None
+        if not isinstance(outcome, Refusal) or outcome.reason is not Reason.SLO_MISS:
             return None
         slo_ms = rules.of(request.service_class).ttft_p95_ms
         self._refill(now)

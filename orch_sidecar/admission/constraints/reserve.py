@@ -33,6 +33,9 @@ IDLE_SAVED_S: Final = 30.0  # so that bursts may cost more for a while
 # For how long a slot that is lent to a bulk request is gone: as measured, within these bounds.
 LENT_S: Final = (1.0, 60.0)
 
+# A hundred responses a second are as informative as all of them.
+LEARN_EVERY_S: Final = 0.01
+
 # Refusals for a limit that the request itself has.
 _OWN: Final = frozenset({Reason.DEADLINE_MISS, Reason.DO_NOT_QUEUE})
 
@@ -82,14 +85,14 @@ class BulkGuarantee:
         self._used = 0.0  # the ledger's sum, when it was last looked at
         self._at = 0.0
 
-    def update(self, share: float, *, waiting: bool, contended: bool, now: float) -> None:
+    def update(self, share: float, waiting: bool, contended: bool, now: float) -> None:
         """To be called before what changes these. `contended`: interactive requests have, or
         claim, some of the slots."""
         earned = self._earning * max(0.0, now - self._at)
         used_in_all = self._ledger.bulk_slot_s(now)
         used, self._used, self._at = used_in_all - self._used, used_in_all, now
         slots = share * self._ledger.slots_total
-        self._earning = slots if waiting else 0.0
+        self._earning = slots if waiting and contended else 0.0
         most = slots * ACCOUNT_S
         self.owed = min(most, max(-most / 2, self.owed + earned - used))
         if not contended:
@@ -149,17 +152,15 @@ class InteractiveReserve:
     def demand(self, service_class: ServiceClass) -> Demand:
         return self.bulk if service_class is _BULK else self.interactive
 
-    def arrived(self, request: AdmissionRequest, now: float) -> None:
-        """A request arrived that counts as demand, unless it is a retry."""
-        demand = self.bulk if request.service_class is _BULK else self.interactive
-        if not (request.identity and demand.is_retry(request, now)):
-            demand.arrived(request, now)
-
-    def completed(self, request: AdmissionRequest, elapsed_s: float) -> None:
+    def completed(self, request: AdmissionRequest, elapsed_s: float, now: float) -> None:
         """A request had its slots for that long."""
-        pace = self.demand(request.service_class).pace
+        is_bulk = request.service_class is _BULK
+        pace = self.bulk.pace if is_bulk else self.interactive.pace
+        if now < pace.learns_at:
+            return
+        pace.learns_at = now + LEARN_EVERY_S
         pace.completed(request.work / request.cost, elapsed_s)
-        if request.service_class is _BULK:
+        if is_bulk:
             lent_s = min(LENT_S[1], max(LENT_S[0], pace.service_s))
             self.interactive.lent_s = self.bulk.lent_s = lent_s
 
@@ -220,7 +221,7 @@ class InteractiveReserve:
     def idle(self, now: float) -> int:
         """Free slots that bulk requests wait for, and that are kept for interactive ones."""
         head, ledger = self._queues.head(_BULK), self._ledger
-        if head is None or self._is_due(head, now):
+        if head is None or self.is_due(head, now):
             return 0
         lent = ledger.leased + ledger.foreign - ledger.interactive
         if lent + head.request.cost <= self.lendable(now):
@@ -232,12 +233,14 @@ class InteractiveReserve:
     def is_due(self, bulk: QueuedRequest, now: float) -> bool:
         """Whether a bulk request goes before interactive ones: it is owed slots, or was delayed
         for as long as it may be."""
-        self._account(now)
-        return self._is_due(bulk, now)
+        if self.guarantee.owed > 0 and self.guarantee.owed >= self._claim(bulk):
+            return True
+        aging_s = self.rules.aging_s
+        return aging_s is not None and self.clock.value(now) >= bulk.delay_s + aging_s
 
     def due_at(self, bulk: QueuedRequest, now: float) -> float | None:
         """When the head of bulk requests will be due, if nothing changes; None: unpredictable."""
-        if self._is_due(bulk, now):
+        if self.is_due(bulk, now):
             return None
         times = []
         if self._contended(now):
@@ -248,9 +251,11 @@ class InteractiveReserve:
 
     def update(self, now: float) -> None:
         """To be called after each change while requests are queued."""
-        self._account(now)
+        contended = self._contended(now)
+        waiting = self._queues.size(_BULK) > 0
+        self.guarantee.update(self.rules.bulk_share, waiting, contended, now)
         head, ledger = self._queues.head(_BULK), self._ledger
-        if head is None:
+        if head is None or not contended:
             self.clock.set_share(0.0, now)
             self._idle.update(0.0, now)
             return
@@ -260,18 +265,6 @@ class InteractiveReserve:
         too_large = head.request.cost > slots - theirs and theirs > 0
         self.clock.set_share(1.0 if too_large else min(1.0, theirs / slots), now)
         self._idle.update(self._cost(self.idle(now)), now)
-
-    def _account(self, now: float) -> None:
-        waiting = self._queues.size(_BULK) > 0
-        self.guarantee.update(
-            self.rules.bulk_share, waiting=waiting, contended=self._contended(now), now=now
-        )
-
-    def _is_due(self, bulk: QueuedRequest, now: float) -> bool:
-        if self.guarantee.owed > 0 and self.guarantee.owed >= self._claim(bulk):
-            return True
-        aging_s = self.rules.aging_s
-        return aging_s is not None and self.clock.value(now) >= bulk.delay_s + aging_s
 
     def _claim(self, bulk: QueuedRequest) -> float:
         """What must be owed for this request to be next, in slot-seconds: half of what it will

@@ -67,60 +67,60 @@ def guarantee_of(slots: int) -> tuple[Ledger, BulkGuarantee]:
 
 def test_waiting_bulk_requests_are_owed_their_share() -> None:
     _, guarantee = guarantee_of(16)
-    guarantee.update(0.1, waiting=True, contended=True, now=0.0)
-    guarantee.update(0.1, waiting=True, contended=True, now=5.0)
+    guarantee.update(0.1, True, True, 0.0)
+    guarantee.update(0.1, True, True, 5.0)
     assert guarantee.owed == pytest.approx(8.0)
 
 
 def test_nothing_is_owed_while_none_waits() -> None:
     _, guarantee = guarantee_of(16)
     for now in (0.0, 5.0):
-        guarantee.update(0.1, waiting=False, contended=True, now=now)
+        guarantee.update(0.1, False, True, now)
     assert guarantee.owed == 0
 
 
 def test_what_bulk_requests_use_is_charged_whether_others_wait_or_not() -> None:
     ledger, guarantee = guarantee_of(1)
-    guarantee.update(0.1, waiting=True, contended=True, now=0.0)
+    guarantee.update(0.1, True, True, 0.0)
     ledger.grant("b", bulk(), NO_KV_NEED, 0.0)
     ledger.release("b", 5.0)
-    guarantee.update(0.1, waiting=False, contended=True, now=5.0)
-    assert guarantee.owed == pytest.approx(0.5 - 5.0)
-    guarantee.update(0.1, waiting=True, contended=True, now=100.0)
-    assert guarantee.reaches_at(0.0) == pytest.approx(145.0)
+    guarantee.update(0.1, False, True, 5.0)
+    assert guarantee.owed == -ACCOUNT_S / 20, "half of what is earned in a minute, at most"
+    guarantee.update(0.1, True, True, 100.0)
+    assert guarantee.reaches_at(0.0) == pytest.approx(130.0)
 
 
 def test_a_debt_from_times_of_plenty_is_forgiven() -> None:
     ledger, guarantee = guarantee_of(4)
     ledger.grant("b", bulk(4), NO_KV_NEED, 0.0)
-    guarantee.update(0.1, waiting=True, contended=False, now=1000.0)
+    guarantee.update(0.1, True, False, 1000.0)
     assert guarantee.owed == 0
-    guarantee.update(0.1, waiting=True, contended=True, now=1000.5)
+    guarantee.update(0.1, True, True, 1000.5)
     assert guarantee.owed < 0
 
 
 def test_neither_debt_nor_credit_outlasts_a_minute() -> None:
     ledger, guarantee = guarantee_of(10)
-    guarantee.update(0.1, waiting=True, contended=True, now=0.0)
-    guarantee.update(0.1, waiting=True, contended=True, now=1000.0)
+    guarantee.update(0.1, True, True, 0.0)
+    guarantee.update(0.1, True, True, 1000.0)
     assert guarantee.owed == ACCOUNT_S
     ledger.grant("b", bulk(10), NO_KV_NEED, 1000.0)
-    guarantee.update(0.1, waiting=True, contended=True, now=2000.0)
+    guarantee.update(0.1, True, True, 2000.0)
     assert guarantee.owed == -ACCOUNT_S / 2
 
 
 def test_time_at_which_a_bulk_request_will_be_due_is_predicted() -> None:
     ledger, guarantee = guarantee_of(16)
     ledger.grant("b", bulk(), NO_KV_NEED, 0.0)
-    guarantee.update(0.1, waiting=True, contended=True, now=0.0)
-    guarantee.update(0.1, waiting=True, contended=True, now=1.0)
+    guarantee.update(0.1, True, True, 0.0)
+    guarantee.update(0.1, True, True, 1.0)
     assert guarantee.owed == pytest.approx(0.6)
     ledger.grant("b2", bulk(3), NO_KV_NEED, 1.0)
-    guarantee.update(0.1, waiting=True, contended=True, now=2.0)
+    guarantee.update(0.1, True, True, 2.0)
     assert guarantee.owed == pytest.approx(-1.8)
     assert guarantee.reaches_at(0.0) is None, "while so many run it will never be"
     ledger.release("b2", 2.0)
-    guarantee.update(0.1, waiting=True, contended=True, now=2.0)
+    guarantee.update(0.1, True, True, 2.0)
     assert guarantee.reaches_at(0.0) == pytest.approx(5.0)
 
 
@@ -136,7 +136,9 @@ def test_a_bulk_request_is_due_when_half_of_what_it_takes_is_owed() -> None:
     bench.wait(interactive(), "i")
     reserve.update(30.0)
     assert reserve.due_at(waiting, 30.0) == pytest.approx(35.0)
+    reserve.update(34.9)
     assert not reserve.is_due(waiting, 34.9)
+    reserve.update(35.1)
     assert reserve.is_due(waiting, 35.1)
 
 
