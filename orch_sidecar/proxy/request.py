@@ -91,7 +91,7 @@ class Request:
 
     def reclaim(self) -> None:
         """Aborts it in the engine, to be queued again; only if it is unseen."""
-        assert self.response is not None
+        assert self.response is not None, "an unseen request has reached the engine"
         self.reclaimed = True
         self.response.fail(RECLAIMED)
 

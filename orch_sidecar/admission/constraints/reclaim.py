@@ -109,7 +109,7 @@ class Reclaim:
         return found
 
     def _refill(self, now: float) -> None:
-        passed_s = 0.0 if self._at is None else max(0.0, now - self._at)
+        passed_s = ACCOUNT_S if self._at is None else max(0.0, now - self._at)
         self._at = now
-        most = LOST_SHARE * ACCOUNT_S * self._ledger.slots_total
+        most = LOST_SHARE * ACCOUNT_S / 2 * self._ledger.slots_total
         self._allowed = min(most, self._allowed + LOST_SHARE * self._ledger.leased * passed_s)
