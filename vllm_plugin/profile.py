@@ -87,19 +87,6 @@ class ArgumentRule(_Strict):
         return None
 
 
-class Bounds(_Strict):
-    """From `least` to `most`, both included."""
-
-    least: int = Field(ge=1, le=1_000_000)
-    most: int = Field(ge=1, le=1_000_000)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Bounds:
-        if self.least > self.most:
-            raise ValueError(f"`least` ({self.least}) must not be above `most` ({self.most})")
-        return self
-
-
 class BatchBounds(_Strict):
     """Sequences at once: `least` whatever is measured, and no more than `most`; without `most` the
     measured time per token alone bounds them."""
@@ -131,7 +118,6 @@ class AdmissionRules(_Strict):
     bulk_share: float = Field(default=0.1, ge=0, lt=1)  # of the slots' time, while bulk waits
     aging_s: float | None = Field(default=None, gt=0, le=86_400)  # bound of bulk's delay
     reclaim: bool = False  # a bulk request unseen by its client may have to return its slots
-    window_ms: Bounds | None  # for batching bulk requests while the engine is idle; null: none
     coalescing: bool
     interactive: ClassRules | None
     bulk: ClassRules
@@ -179,10 +165,6 @@ class Profile(_Strict):
                 "admission.interactive: null (every request is bulk)",
             ),
             (not offline and admission.interactive is None, "admission.interactive"),
-            (
-                single and admission.window_ms,
-                "admission.window_ms: null (with one slot there is no batch)",
-            ),
         ):
             if broken:
                 raise ValueError(f"measurement_type {self.measurement_type} requires {requirement}")

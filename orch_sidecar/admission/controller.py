@@ -113,14 +113,8 @@ class AdmissionController:
         tokens = self.service_times.lengths.expected(request.service_class, request.max_tokens)
         request.work = request.cost * (UNKNOWN_TOKENS if tokens is None else tokens)
         is_bulk = request.service_class is _BULK
-        if is_bulk:  # windows are for bulk requests
-            constraints.window.arrived(now)
-            if constraints.closes_window(request, now):
-                self.displaced += self.dispatch(now)
         kv = constraints.kv.need(request.prompt_tokens, tokens, request.cost)
         blocked_by = self.order.blocks(request, kv, now)
-        if blocked_by is None and is_bulk and constraints.opens_window(request, now):
-            blocked_by = BlockedBy.WINDOW
         outcome: Lease | Refusal | Queued | None = None
         if blocked_by is not None:
             outcome = self._enqueue(ticket, request, blocked_by, now)
@@ -292,7 +286,7 @@ class AdmissionController:
         self.displaced += evicted
         if isinstance(outcome, Refusal):
             return outcome
-        for decision in self.dispatch(now):  # it may complete the batch of a window
+        for decision in self.dispatch(now):  # it may be due, or behind one that has expired
             if decision.ticket == ticket:
                 outcome = decision.outcome
             else:

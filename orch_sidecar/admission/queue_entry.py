@@ -57,10 +57,7 @@ class QueueEntry:
         schedule = forecaster.schedule(request.service_class, blocked_by, now)
         start_s = forecaster.start_s(schedule, request, blocked_by, clears_at, now)
         start_ms = None if start_s is None else round(1000 * start_s)
-        refusal: Refusal | None = None
-        if blocked_by is not BlockedBy.WINDOW:  # else it could start at once
-            rules = self.rules.of(request.service_class)
-            refusal = forecaster.queue_refusal(request, rules, start_ms)
+        refusal = forecaster.queue_refusal(request, self.rules.of(request.service_class), start_ms)
         evicted: list[Decision] = []
         if refusal is None and self._is_full(request):
             oldest = self._queues.head(_BULK)

@@ -35,8 +35,7 @@ class AdmissionStatus(NamedTuple):
     for over what can be served within the SLOs. `reserved`: slots of interactive requests; `idle`:
     those that are kept free for them while bulk requests wait. `refused_beside_bulk`: interactive
     requests, while bulk ones had more than their share. `reclaimed`: bulk requests that gave their
-    slots back. `windows`, `windows_s`: batch windows since
-    the start, and their total duration. `violations`: grants, or sequences in the engine, beyond
+    slots back. `violations`: grants, or sequences in the engine, beyond
     the slots.
 
     A NamedTuple: a frozen dataclass of so many fields takes several times as long to make.
@@ -61,8 +60,6 @@ class AdmissionStatus(NamedTuple):
     idle: int
     refused_beside_bulk: int
     reclaimed: int
-    windows: int
-    windows_s: float
     violations: int
 
     def of(self, service_class: ServiceClass) -> ClassStatus:
@@ -131,7 +128,5 @@ def status_of(
         idle=reserve.idle(now),
         refused_beside_bulk=reserve.refused_beside_bulk,
         reclaimed=reclaimed,
-        windows=constraints.window.count,
-        windows_s=constraints.window.seconds,
         violations=ledger.violations,
     )

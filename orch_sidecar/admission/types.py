@@ -55,7 +55,6 @@ class BlockedBy(StrEnum):
     RESERVE = "reserve"
     KV = "kv"
     PREFILL = "prefill"
-    WINDOW = "window"
     PAUSE = "pause"  # the upstream rejected a request a moment ago
 
 

@@ -104,7 +104,6 @@ def entry(pool: PoolSnapshot, admission: AdmissionStatus, key: ApiKey | None) ->
             "limits": {
                 **{each.value: {"batch": limits.batch(each)} for each in classes},
                 "mixed_batch": limits.mixed,
-                "window_ms": limits.window_ms,
                 "measured": limits.measured,
             },
             "step_time": engine.get("step_time"),

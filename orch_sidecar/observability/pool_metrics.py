@@ -149,23 +149,6 @@ _FAMILIES: Final = (
         ("class",),
     ),
     Family(
-        "orch_window_ms",
-        "Time in which bulk requests are collected for a batch, milliseconds; 0: no window.",
-        per_pool(lambda pool: pool.gate.status().limits.window_ms),
-    ),
-    Family(
-        "orch_windows",
-        "Windows in which requests were collected for a batch.",
-        per_pool(lambda pool: pool.gate.status().windows),
-        counts=True,
-    ),
-    Family(
-        "orch_window_seconds",
-        "Time of all windows, each from its first request to its end.",
-        per_pool(lambda pool: pool.gate.status().windows_s),
-        counts=True,
-    ),
-    Family(
         "orch_leases_closing",
         "Released leases whose end the engine has not confirmed yet.",
         per_pool(lambda pool: len(pool.gate.closing())),
@@ -233,7 +216,7 @@ _FAMILIES: Final = (
     Family("orch_batching_max_batch_size", "Most sequences at once.", _stats("max_batch_size")),
     Family(
         "orch_batching_max_wait_ms",
-        "Longest window in which a batch is collected, milliseconds.",
+        "Longest time for which a batch is gathered, milliseconds: none is.",
         _stats("max_wait_ms"),
     ),
     Family(

@@ -72,8 +72,8 @@ class BatchingStats:
 
     `total_batches` counts decode steps, sizes are sequences per step; means are over all decode
     steps since the engine started, None before the first. `total_requests`: admitted by this
-    sidecar. `max_batch_size`, `max_wait_ms`: the current limits, the latter the longest time for
-    which a batch is gathered before it begins (0: batches are not gathered).
+    sidecar. `max_batch_size`: the current limit. `max_wait_ms`: for how long a batch is gathered
+    before it begins: not at all, a running batch takes a request in at its next step.
     """
 
     total_batches: int
@@ -82,7 +82,7 @@ class BatchingStats:
     avg_batch_duration_ms: float | None
     queue_depth: int
     max_batch_size: int
-    max_wait_ms: float
+    max_wait_ms: float = 0.0
 
 
 def batching_stats(document: Document | None, admission: AdmissionStatus) -> BatchingStats:
@@ -98,7 +98,6 @@ def batching_stats(document: Document | None, admission: AdmissionStatus) -> Bat
         avg_batch_duration_ms=round(1000 * seconds / steps, 3) if steps else None,
         queue_depth=admission.queue_depth,
         max_batch_size=max(admission.limits.batch(each) for each in classes_of(admission.rules)),
-        max_wait_ms=admission.limits.window_ms,
     )
 
 

@@ -16,7 +16,6 @@ ADMISSION: dict[str, Any] = {
     "full_queue": "reject",
     "aging_s": 10,
     "bulk_share": 0.1,
-    "window_ms": {"least": 1, "most": 8},
     "coalescing": False,
     "interactive": CLASS,
     "bulk": CLASS,
@@ -34,7 +33,7 @@ SINGLE = {
     "measurement_type": "single_stream",
     "batching": False,
     "engine": {"max_num_seqs": {"fixed": 1}},
-    "admission": ADMISSION | {"window_ms": None},
+    "admission": ADMISSION,
 }
 
 OFFLINE = {

@@ -1,5 +1,4 @@
-"""Decides how many sequences run at once, and how long bulk requests gather for a batch: from
-the SLOs and the measured time per token.
+"""Decides how many sequences run at once, from the SLOs and the measured time per token.
 
 Pure. A batch b keeps an SLO while k * fit(b) is within it: fit is the engine's own measurement of
 decode-only steps, t0 + c * b^alpha, and k what real traffic adds to it (prompts between the
@@ -28,17 +27,16 @@ MARGIN: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The current limits. Batches in sequences, windows in milliseconds.
+    """The current limits, in sequences.
 
     `interactive`: interactive sequences at once. `bulk`: the batch of both classes up to which
     bulk requests may fill the engine. `mixed`: the same while there is interactive traffic.
-    `window_ms`: 0 where no window can open. `measured`: the step time is known.
+    `measured`: the step time is known.
     """
 
     interactive: int
     bulk: int
     mixed: int
-    window_ms: float
     measured: bool
 
     def batch(self, service_class: ServiceClass) -> int:
@@ -85,7 +83,6 @@ def limits_for(
         interactive=of_interactive,
         bulk=of_bulk,
         mixed=mixed,
-        window_ms=_window_ms(rules, of_bulk, step_time),
         measured=step_time is not None and step_time.good,
     )
 
@@ -127,16 +124,3 @@ def _steady(batch: int, before: int, slots_total: int) -> int:
     """The batch, or the one before where that is as good."""
     same = abs(batch - before) <= DEAD_BAND * before and batch < slots_total
     return before if same and before <= slots_total else batch
-
-
-def _window_ms(rules: AdmissionRules, batch: int, step_time: StepTime | None) -> float:
-    if rules.window_ms is None or batch < 2:  # a batch of one needs no window
-        return 0.0
-    least, most = float(rules.window_ms.least), float(rules.window_ms.most)
-    if step_time is None:
-        return least
-    ttft_ms = rules.bulk.ttft_p95_ms
-    if ttft_ms is None:
-        return most
-    slack_ms = ttft_ms * (1 - MARGIN) - step_time.ms(batch)
-    return min(max(slack_ms, least), most)

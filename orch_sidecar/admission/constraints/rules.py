@@ -3,7 +3,6 @@
 Pure: times are seconds of a monotonic clock. The constraints, in the order of their evaluation:
 
 - slot: leased + foreign + cost stay within the slots that the engine reported. Always.
-- window: the engine is idle, and bulk requests arrive so often that they start as a batch.
 - batch: no more sequences than keep the SLO of the time per token. Interactive requests count
   among themselves; bulk ones may fill what the bulk SLO allows, and only what the interactive
   one allows while there is interactive traffic: some runs or is expected, because bulk requests
@@ -26,7 +25,6 @@ from orch_sidecar.admission.constraints.batch import Limits, limits_for
 from orch_sidecar.admission.constraints.kv_cache import KvBudget
 from orch_sidecar.admission.constraints.prefill import PrefillBudget, stall_s
 from orch_sidecar.admission.constraints.reserve import InteractiveReserve
-from orch_sidecar.admission.constraints.window import BatchWindow
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
@@ -56,7 +54,6 @@ class AdmissionConstraints:
         self.limits: Limits = limits_for(rules, 0, None)
         self.kv = KvBudget(ledger)
         self.reserve = InteractiveReserve(rules, ledger, queues)
-        self.window = BatchWindow(ledger, queues, service_times)
         self._prefill = PrefillBudget()
         # What the limits were computed from: slots, the largest batch seen, the step time.
         self._measured: tuple[int, int, StepTime | None] = (0, 0, None)
@@ -106,8 +103,6 @@ class AdmissionConstraints:
         else:
             self._prefill.granted_interactive(request.prompt_tokens)
         self.kv.granted(lease.kv, now)
-        if self.window.until is not None:
-            self.window.close(now)
 
     def released(self, request: AdmissionRequest) -> None:
         """The lease of `request` ended."""
@@ -127,11 +122,9 @@ class AdmissionConstraints:
         taken = ledger.leased + ledger.foreign
         if taken + cost > ledger.slots_total:
             return BlockedBy.SLOT
-        is_bulk = request.service_class is _BULK
         if not taken:
-            blocks = is_bulk and self.window.blocks(self.rules.bulk, self.limits, now)
-            return BlockedBy.WINDOW if blocks else None
-        if is_bulk:
+            return None
+        if request.service_class is _BULK:
             blocked_by = self._bulk_blocked_by(request, taken, now, due)
             if blocked_by is not None:
                 return blocked_by
@@ -161,14 +154,6 @@ class AdmissionConstraints:
         each = self._service_times.lengths.expected(request.service_class, request.max_tokens)
         return self.kv.need(request.prompt_tokens, each, request.cost)
 
-    def opens_window(self, request: AdmissionRequest, now: float) -> bool:
-        """Opens a window if a bulk request that could start now should wait for others."""
-        return self.window.opens(request, self.rules.bulk, self.limits, now)
-
-    def closes_window(self, request: AdmissionRequest, now: float) -> bool:
-        """Closes a window that is over, or that a bulk request cannot wait for. True: it did."""
-        return self.window.closes_for(request, self.rules.bulk, now)
-
     def bulk_capacity(self, now: float) -> int:
         """The batch of both classes up to which bulk requests may fill the engine now."""
         return self.reserve.bulk_capacity(self.limits, now)
@@ -191,8 +176,6 @@ class AdmissionConstraints:
 
     def clears_at(self, blocked_by: BlockedBy, now: float) -> float | None:
         """When the constraint may clear for the head of the queue without any event."""
-        if blocked_by is BlockedBy.WINDOW:
-            return self.window.until
         if blocked_by in (BlockedBy.KV, BlockedBy.RESERVE, BlockedBy.BATCH):
             return now + _POLL_S
         bulk = self._queues.head(_BULK)

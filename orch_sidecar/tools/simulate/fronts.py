@@ -204,7 +204,6 @@ def plain_rules(rules: AdmissionRules) -> AdmissionRules:
     return AdmissionRules(
         full_queue=FullQueue.REJECT,
         bulk_share=0.0,
-        window_ms=None,
         coalescing=False,
         interactive=None,
         bulk=queue,

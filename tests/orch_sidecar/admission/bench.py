@@ -28,7 +28,7 @@ class Bench:
         self.constraints.reserve.resized(slots, slots)
 
     def limit(self, *, interactive: int, bulk: int, mixed: int) -> None:
-        self.constraints.limits = Limits(interactive, bulk, mixed, 50.0, True)
+        self.constraints.limits = Limits(interactive, bulk, mixed, True)
         self.constraints.reserve.resized(self.ledger.slots_total, interactive)
 
     def grant(self, request: AdmissionRequest, now: float = 0.0) -> Lease:

@@ -22,7 +22,6 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import (
     AdmissionRules,
     BatchBounds,
-    Bounds,
     ClassRules,
     FullQueue,
     ServiceClass,
@@ -56,7 +55,6 @@ def rules(
         "full_queue": FullQueue.REJECT,
         "aging_s": 10.0,
         "bulk_share": 0.0,
-        "window_ms": Bounds(least=1, most=50),
         "coalescing": False,
         "interactive": interactive or class_rules(),
         "bulk": bulk or class_rules(),

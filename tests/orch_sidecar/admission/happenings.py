@@ -8,25 +8,22 @@ from orch_sidecar.admission.types import AdmissionRequest, KvCache, KvGroup, Ste
 from tests.orch_sidecar.admission.examples import bulk_only, kv_of
 from tests.orch_sidecar.admission.examples import class_rules as of
 from tests.orch_sidecar.admission.examples import rules as rules_of
-from vllm_plugin.profile import BatchBounds, Bounds, FullQueue, ServiceClass
+from vllm_plugin.profile import BatchBounds, FullQueue, ServiceClass
 
 PICK = st.integers(0, 1000)  # an index into whatever there is, modulo its length
 UP_TO = [BatchBounds(least=1, most=most) for most in range(9)[1:]]
-WINDOW = Bounds(least=50, most=50)
 
 RULES = (
     rules_of(aging_s=2.0),
     rules_of(
         of(queue_capacity=4, tpot_p95_ms=13.0, ttft_p95_ms=3000.0, batch=UP_TO[3]),
         of(queue_capacity=4, tpot_p95_ms=15.0, max_wait_s=20.0, batch=UP_TO[5]),
-        window_ms=WINDOW,
         bulk_share=0.2,
         aging_s=1.0,
     ),
     rules_of(
         of(queue_capacity=2, max_wait_s=5.0, batch=UP_TO[1]),
         of(queue_capacity=2),
-        window_ms=WINDOW,
         bulk_share=0.05,
         aging_s=0.5,
         full_queue=FullQueue.DROP_LRU,
@@ -34,10 +31,9 @@ RULES = (
     rules_of(
         of(queue_capacity=0),
         of(queue_capacity=1, ttft_p95_ms=200.0),
-        window_ms=WINDOW,
         aging_s=None,
     ),
-    bulk_only(of(queue_capacity=4, batch=UP_TO[4]), window_ms=WINDOW),
+    bulk_only(of(queue_capacity=4, batch=UP_TO[4])),
 )
 
 REQUESTS = st.builds(

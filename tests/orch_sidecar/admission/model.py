@@ -37,7 +37,6 @@ class Model:
     unavailable: Refusal | None = None
     draining: bool = False
     paused_until: float = 0.0
-    window_until: float = 0.0
     unread: bool = False  # bulk prompts that the engine may still have to read
     requests: dict[str, tuple[AdmissionRequest, float]] = field(
         default_factory=dict
@@ -52,7 +51,7 @@ class Model:
     below: dict[str, tuple[AdmissionRequest, float]] = field(
         default_factory=dict
     )  # refused there, not yet back
-    limits: Limits = field(default_factory=lambda: Limits(0, 0, 0, 0.0, False))
+    limits: Limits = field(default_factory=lambda: Limits(0, 0, 0, False))
 
     # State
 
@@ -139,8 +138,6 @@ class Model:
                 return taken + cost > slots
             case BlockedBy.PAUSE:
                 return self.now < self.paused_until
-            case BlockedBy.WINDOW:
-                return is_bulk and not taken and self.now < self.window_until
             case BlockedBy.KV:
                 return bool(taken) and self.engine.kv is not None
             case BlockedBy.PREFILL:

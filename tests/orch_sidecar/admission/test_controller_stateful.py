@@ -44,22 +44,6 @@ class AdmissionMachine(EngineEvents):
                 *self.named(replace(request, service_class=BULK) if all_bulk else request)
             )
 
-    @precondition(lambda self: not self.model.depth and self.model.engine.slots_total)
-    @rule(leaves=st.booleans(), requests=st.lists(st.tuples(REQUESTS, PASSED_S), max_size=4))
-    def bulk_comes_often(
-        self, leaves: bool, requests: list[tuple[AdmissionRequest, float]]
-    ) -> None:
-        """So often that it pays to begin together, and then others come."""
-        for _ in range(12):
-            self.model.pass_time(0.005)
-            ticket, request = self.named(AdmissionRequest(BULK, may_queue=False))
-            self.arrive_one(ticket, request)
-            if leaves and ticket in self.model.out:
-                self.release_one(ticket)
-        self.arrive(
-            [(replace(request, service_class=BULK), passed_s) for request, passed_s in requests]
-        )
-
     @precondition(lambda self: self.model.queues[BULK] and self.model.rules.interactive)
     @rule(request=REQUESTS, times=st.integers(2, 8), passed_s=st.sampled_from((0.1, 0.3, 0.5)))
     def interactive_requests_come_and_go(
@@ -91,13 +75,8 @@ class AdmissionMachine(EngineEvents):
             assert dropped or places > 0 or others, "the queue is bounded"
             assert 0 <= outcome.position <= before
             if outcome.predicted_start_ms and not model.engine.step_time:
-                paused = model.now < model.paused_until
-                assert paused or (request.service_class is BULK and not model.taken), (
-                    "pause or window"
-                )
+                assert model.now < model.paused_until
             assert (outcome.predicted_start_ms or 0) >= 0
-            if not model.taken and not model.queues[BULK]:
-                model.window_until = model.now + 0.05
             model.enqueue(ticket)
             self.settle(others)
             self.see_slo(ticket)

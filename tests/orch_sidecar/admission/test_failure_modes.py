@@ -16,7 +16,7 @@ SLOTS = 16
 def shared(**changes: object) -> AdmissionRules:
     """The rules of the cloud profile, with a first token within half a second."""
     of_bulk = class_rules(queue_capacity=10_000, max_wait_s=86_400.0)
-    values = {"bulk_share": 0.1, "aging_s": None, "window_ms": None} | changes
+    values = {"bulk_share": 0.1, "aging_s": None} | changes
     return rules(class_rules(ttft_p95_ms=500.0), of_bulk, **values)
 
 

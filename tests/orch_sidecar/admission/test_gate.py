@@ -23,7 +23,7 @@ from tests.orch_sidecar.admission.gates import (
     lease_of,
     queued,
 )
-from vllm_plugin.profile import BatchBounds, Bounds, FullQueue
+from vllm_plugin.profile import BatchBounds, FullQueue
 
 
 async def test_ids_name_the_instance_and_the_cost_and_differ() -> None:
@@ -141,17 +141,6 @@ async def test_timer_serves_an_earlier_limit_that_came_later() -> None:
     await queued(gate)
     outcome = await asyncio.wait_for(admit(gate, bulk(max_wait_ms=10.0)), 5)
     assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
-
-
-async def test_timer_closes_a_window() -> None:
-    gate = gate_of(4, rules(window_ms=Bounds(least=50, most=50)))
-    for _ in range(100):
-        gate.release(lease_at_once(gate, bulk(may_queue=False)).id)
-    waiting = [await queued(gate, bulk()), await queued(gate, bulk())]
-    assert gate.status().blocked_by is BlockedBy.WINDOW
-    for each in waiting:
-        gate.release((await lease_of(each)).id)
-    assert_nothing_left(gate)
 
 
 async def test_timer_ends_a_pause() -> None:

@@ -26,7 +26,7 @@ from tests.orch_sidecar.admission.examples import (
 def core_with(slots: int = 4, **changes: Any) -> AdmissionController:
     """A step takes 10 ms and one for each sequence; a first token is due in 200 ms. Bulk requests
     have run for so long that some of their work may be lost."""
-    values = {"reclaim": True, "window_ms": None} | changes
+    values = {"reclaim": True} | changes
     of_rules = rules(class_rules(ttft_p95_ms=200.0), **values)
     core = core_of(slots, of_rules, step_time=STEP_TIME)
     core.reclaim.unseen = lambda _: True

@@ -49,7 +49,7 @@ async def test_snapshot_counts_leases_and_queued_requests_and_keeps_its_values(p
     assert (before.slots_total, before.room, before.queue_depth) == (4, 0, 2)
     assert queued_by_class(status) == {"interactive": 1, "bulk": 1}
     assert batching_stats({"steps_by_batch": {"2": [3, 0.3]}}, status) == BatchingStats(
-        3, 1, 2.0, 100.0, 2, max_batch_size=4, max_wait_ms=status.limits.window_ms
+        3, 1, 2.0, 100.0, 2, max_batch_size=4
     )
     assert pool.snapshot().queue_depth < 2
 

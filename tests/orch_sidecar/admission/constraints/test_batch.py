@@ -1,10 +1,9 @@
-"""Batches and windows from SLO and step time."""
+"""Batches from SLO and step time."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,8 +17,7 @@ from tests.orch_sidecar.admission.examples import (
     class_rules,
     rules,
 )
-from vllm_plugin import profile
-from vllm_plugin.profile import AdmissionRules, BatchBounds, Bounds
+from vllm_plugin.profile import AdmissionRules, BatchBounds
 
 
 def of_slos(interactive_ms: float | None, bulk_ms: float | None) -> AdmissionRules:
@@ -30,10 +28,9 @@ def of_slos(interactive_ms: float | None, bulk_ms: float | None) -> AdmissionRul
     )
 
 
-def test_of_an_unknown_engine_the_first_batch_is_small_and_windows_are_shortest() -> None:
+def test_of_an_unknown_engine_the_first_batch_is_small() -> None:
     limits = limits_for(of_slos(20.0, 40.0), 64, None)
     assert (limits.interactive, limits.bulk, limits.mixed) == (8, 16, 16)
-    assert limits.window_ms == 1
     assert not limits.measured
 
 
@@ -141,34 +138,6 @@ def test_without_interactive_rules_all_is_as_for_bulk() -> None:
 def test_before_the_engine_has_reported_there_is_nothing_to_give() -> None:
     limits = limits_for(of_slos(20.0, 40.0), 0, None)
     assert (limits.interactive, limits.bulk, limits.mixed) == (0, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("ttft_ms", "window_ms"),
-    [(100.0, 50), (60.0, 23), (30.0, 10), (1.0, 10), (None, 50)],
-)
-def test_window_is_what_the_slo_leaves_after_a_step_and_a_margin(
-    ttft_ms: float | None, window_ms: float
-) -> None:
-    """Of 60 ms 54 count, and a step of 21 sequences takes 31."""
-    slow = class_rules(ttft_p95_ms=ttft_ms, tpot_p95_ms=31.0)
-    of_rules = rules(bulk=slow, window_ms=Bounds(least=10, most=50))
-    assert limits_for(of_rules, 64, STEP_TIME).window_ms == pytest.approx(window_ms)
-
-
-@pytest.mark.parametrize(
-    ("of_rules", "slots"),
-    [
-        (rules(window_ms=None), 64),
-        (rules(), 0),
-        (rules(), 1),
-        (rules(bulk=class_rules(batch=BatchBounds(least=1, most=1))), 64),
-        (profile.load("home").admission, 1),
-    ],
-)
-def test_where_no_window_can_open_its_time_is_0(of_rules: AdmissionRules, slots: int) -> None:
-    assert limits_for(of_rules, slots, None).window_ms == 0
-    assert limits_for(of_rules, slots, STEP_TIME).window_ms == 0
 
 
 STEP_TIMES = st.builds(
