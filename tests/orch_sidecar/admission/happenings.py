@@ -33,6 +33,7 @@ RULES = (
         of(queue_capacity=1, ttft_p95_ms=200.0),
         aging_s=None,
     ),
+    rules_of(of(ttft_p95_ms=300.0), of(), reclaim=True, aging_s=None),
     bulk_only(of(queue_capacity=4, batch=UP_TO[4])),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Collection, Iterable
+from math import sqrt
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
@@ -26,6 +27,7 @@ class Checked(RuleBasedStateMachine):
     def take_up(self, of_rules: AdmissionRules) -> None:
         """Begins anew."""
         self.core = AdmissionController(of_rules, random.Random(1))
+        self.core.reclaim.unseen = lambda _: True
         reserve = self.core.constraints.reserve
         self.model = Model(of_rules, reserve, unavailable=self.core.unavailable)
         self.serial = 0
@@ -200,6 +202,16 @@ class Checked(RuleBasedStateMachine):
             assert self.core.status(self.model.now).of(service_class).leased == model.leased(
                 service_class
             )
+
+    @invariant()
+    def no_more_than_the_deviation_of_the_demand_stays_free(self) -> None:
+        """Work-conserving between the classes, but for that."""
+        reserve, model = self.core.constraints.reserve, self.model
+        queued = sum(waits.request.cost for waits in model.queues[INTERACTIVE].values())
+        reserved = reserve.reserved(model.now)
+        deviation = sqrt(reserve.interactive.slots)
+        assert reserved <= model.leased(INTERACTIVE) + queued + deviation + 0.5
+        assert 0 <= reserved <= model.engine.slots_total
 
     @invariant()
     def sums_of_the_ledger_are_those_of_its_leases(self) -> None:

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from orch_sidecar.admission.constraints.reclaim import MOST_TIMES
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.fuzz import examples
@@ -58,6 +59,14 @@ class AdmissionMachine(EngineEvents):
             if leases:
                 self.release_one(leases[0])
 
+    @precondition(lambda self: self.model.rules.reclaim and not self.model.depth)
+    @rule(passed_s=PASSED_S)
+    def an_interactive_request_meets_long_bulk_ones(self, passed_s: float) -> None:
+        for _ in range(self.model.engine.slots_total):
+            self.arrive_one(*self.named(AdmissionRequest(BULK, 1, 0, 100)))
+        self.model.pass_time(passed_s)
+        self.arrive_one(*self.named(AdmissionRequest(INTERACTIVE, 1, 0, 10)))
+
     def arrive_one(self, ticket: str, request: AdmissionRequest) -> None:
         model, core = self.model, self.core
         before, places = model.depth, model.places(request.service_class)
@@ -67,6 +76,8 @@ class AdmissionMachine(EngineEvents):
             core.arrive(ticket, request, model.now),
             core.take_displaced(),
         )
+        for lease in core.reclaim.take():
+            self.give_back(lease, request, outcome)
         others = self.make_room(displaced)
         dropped = len(others) < len(displaced)
         if isinstance(outcome, Queued):
@@ -88,6 +99,22 @@ class AdmissionMachine(EngineEvents):
             self.check_refusal(request, outcome, usual)
             model.settle(ticket, outcome)
         self.after(surely=model.depth > 0 and not isinstance(outcome, Refusal))
+
+    def give_back(
+        self, lease: str, request: AdmissionRequest, outcome: Lease | Refusal | Queued
+    ) -> None:
+        """A bulk request is aborted for an interactive one; it will be queued again."""
+        model = self.model
+        assert model.rules.reclaim
+        assert request.service_class is INTERACTIVE
+        assert isinstance(outcome, Queued)
+        taken = model.out[lease]
+        assert taken is not None
+        assert taken.service_class is BULK
+        assert lease not in model.closing
+        assert taken.reclaimed <= MOST_TIMES
+        model.closing.add(lease)
+        model.below[lease] = model.requests[lease]
 
     def make_room(self, displaced: list[Decision]) -> list[Decision]:
         """Applies the eviction, and the decisions before it. Returns the others."""
