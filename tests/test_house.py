@@ -15,7 +15,8 @@ MOST_MODULES = 12
 # vLLM's plugin is one flat list of hooks around one engine: its layers are few and narrow.
 FLAT = "vllm_plugin"
 OF_THE_PLUGIN = {
-    f"vllm_plugin.{name}" for name in ("profile", "lease_protocol", "dsse", "statement")
+    f"vllm_plugin.{name}"
+    for name in ("profile", "lease_protocol", "dsse", "statement", "token_time")
 }
 IMPURE = ("asyncio", "aiohttp", "vllm", "opentelemetry", "uvloop", "starlette")
 

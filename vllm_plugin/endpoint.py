@@ -181,7 +181,7 @@ class CapabilitiesEndpoint:
             first = engine_state.document(instance, time.time()) | heartbeat | leases
             yield _observed(STATE, first)
             changes_at = heartbeat_at = time.monotonic()
-            dirty = False
+            dirty, batch_seen = False, engine_state.batch_seen
             while self._is_alive():
                 self._refresh_models()
                 if woken.is_set():
@@ -191,8 +191,12 @@ class CapabilitiesEndpoint:
                     ended, subscriber.ended = subscriber.ended, []
                     yield event(ENDED, {"leases": ended})
                 now = time.monotonic()
-                if now - heartbeat_at >= HEARTBEAT_EVERY_S or not_ready != readiness.not_ready:
-                    not_ready = readiness.not_ready
+                if (
+                    now - heartbeat_at >= HEARTBEAT_EVERY_S
+                    or not_ready != readiness.not_ready
+                    or batch_seen != engine_state.batch_seen
+                ):
+                    not_ready, batch_seen = readiness.not_ready, engine_state.batch_seen
                     before, heartbeat = heartbeat, engine_state.heartbeat_fields(time.time())
                     heartbeat_at = now
                     yield _observed(HEARTBEAT, _changed(heartbeat, before))

@@ -19,11 +19,14 @@ from vllm_plugin.request_numbers import RequestNumbers
 from vllm_plugin.stall_detector import StallDetector
 from vllm_plugin.step_time import StepSamples, StepTime
 from vllm_plugin.steps import Prefill, StepRing
+from vllm_plugin.token_time import TokenTimes
 
 API_VERSION: Final = "1.0.0"
 
-# A fit takes up to 2 ms of the event loop, and is reported no more often.
+# A fit takes up to 2 ms of the event loop, and is reported no more often; in ten times that while
+# the batch grows beyond what the engine was seen with.
 FIT_EVERY_S: Final = 1.0
+FIT_GROWING_EVERY_S: Final = 0.1
 
 _STALL: Final = NotReady(STALLED, "the engine has sequences, but has reported no step for too long")
 
@@ -76,7 +79,10 @@ class EngineState:
         self.prefill = Prefill()
         self.step_time: StepTime | None = None
         self._step_samples = StepSamples(facts.slots_total)
+        self._token_times = TokenTimes()
         self._fitted_at_s = float("-inf")
+        self.batch_seen = 0  # the largest, as of the last fit
+        self._fit_document: State | None = None
         self.readiness = Readiness()
         self._reported_not_ready: NotReady | None = None
         self._stall_detector = StallDetector()
@@ -137,22 +143,36 @@ class EngineState:
         self._generated += report.generated
         elapsed_s = report.elapsed_s
         self.steps.record(report.at_s, elapsed_s, batch, decode_only=report.decode_only)
+        prompt_s = 0.0
         if report.prompt_tokens:
             fit = self.step_time if report.decoding else None
             # With a poor fit the decode part would be a guess: the whole step counts as prefill.
             decode_s = fit.seconds(report.decoding) if fit and fit.good else 0.0
+            prompt_s = max(0.0, elapsed_s - decode_s)
             self.prefill.record(report.prompt_tokens, elapsed_s, decode_s)
         elif report.decode_only and not report.recomputing:
             self._step_samples.record(batch, elapsed_s)
             self._step_samples.generated(report.outputs, report.generated)
+        self._token_times.record(report.at_s, elapsed_s, batch, report.decoding, prompt_s)
         self._fit(report.at_s)
 
     def _fit(self, now_s: float) -> None:
-        """Fits the step time if there are new steps and the last fit is old enough."""
+        """Fits the step time if the last fit is old enough, and compares the traffic with it."""
+        growing = self._token_times.batch_seen > self.batch_seen
+        every_s = FIT_GROWING_EVERY_S if growing else FIT_EVERY_S
         # A clock that is set back does not stop the fits.
-        if self._step_samples.fresh and not 0 <= now_s - self._fitted_at_s < FIT_EVERY_S:
-            self._fitted_at_s = now_s
+        if 0 <= now_s - self._fitted_at_s < every_s:
+            return
+        self._fitted_at_s = now_s
+        self.batch_seen = self._token_times.batch_seen
+        if self._step_samples.fresh:
             self.step_time = self._step_samples.fit()
+        fit = self.step_time
+        if fit is not None:
+            traffic = self._token_times.traffic(fit.seconds, now_s)
+            self._fit_document = fit.document() | traffic.document()
+        if growing:
+            self._wake_all()
 
     def set_models(self, models: tuple[str, ...]) -> None:
         """Sets the names under which the engine serves requests, the base model's first."""
@@ -209,7 +229,8 @@ class EngineState:
         }
 
     def heartbeat_fields(self, now_s: float | None = None) -> State:
-        """Returns the fields that grow with every step and are sent with heartbeats.
+        """Returns the fields that grow with every step and are sent with heartbeats, the next of
+        which comes at once when `batch_seen` grows.
 
         Stalls are detected as of `now_s`; without a time none is reported.
         """
@@ -224,7 +245,8 @@ class EngineState:
             "steps_by_batch": self.steps.by_batch(),
             "steps_total": self.steps.count,
             "busy_seconds_total": round(self.steps.busy_s, 6),
-            "step_time": None if self.step_time is None else self.step_time.document(),
+            "batch_seen": self.batch_seen,
+            "step_time": self._fit_document,
             "generated_tokens_total": self._generated,
             "prefill": self.prefill.document(),
             "prefill_tokens_per_s": None if rate is None else round(rate, 1),

@@ -87,15 +87,16 @@ class ArgumentRule(_Strict):
         return None
 
 
-class Bounds(_Strict):
-    """From `least` to `most`, both included."""
+class BatchBounds(_Strict):
+    """Sequences at once: `least` whatever is measured, and no more than `most`; without `most` the
+    measured time per token alone bounds them."""
 
     least: int = Field(ge=1, le=1_000_000)
-    most: int = Field(ge=1, le=1_000_000)
+    most: int | None = Field(default=None, ge=1, le=1_000_000)
 
     @model_validator(mode="after")
-    def _ordered(self) -> Bounds:
-        if self.least > self.most:
+    def _ordered(self) -> BatchBounds:
+        if self.most is not None and self.least > self.most:
             raise ValueError(f"`least` ({self.least}) must not be above `most` ({self.most})")
         return self
 
@@ -107,16 +108,16 @@ class ClassRules(_Strict):
     tpot_p95_ms: float | None = Field(gt=0, le=3_600_000)
     queue_capacity: int = Field(ge=0, le=1_000_000)
     max_wait_s: float = Field(gt=0, le=86_400)
-    batch: Bounds  # sequences at once
+    batch: BatchBounds
 
 
 class AdmissionRules(_Strict):
     """The sidecar's admission policy. Without `interactive` every request is bulk."""
 
     full_queue: FullQueue = Field(strict=False)
-    aging_s: float = Field(gt=0, le=86_400)
-    reserved_share: float = Field(ge=0, lt=1)  # of the slots, for interactive requests
-    window_ms: Bounds | None  # for batching bulk requests while the engine is idle; null: none
+    bulk_share: float = Field(default=0.1, ge=0, lt=1)  # of the slots' time, while bulk waits
+    aging_s: float | None = Field(default=None, gt=0, le=86_400)  # bound of bulk's delay
+    reclaim: bool = False  # a bulk request unseen by its client may have to return its slots
     coalescing: bool
     interactive: ClassRules | None
     bulk: ClassRules
@@ -164,18 +165,6 @@ class Profile(_Strict):
                 "admission.interactive: null (every request is bulk)",
             ),
             (not offline and admission.interactive is None, "admission.interactive"),
-            (
-                single and admission.reserved_share,
-                "admission.reserved_share: 0 (there is one slot)",
-            ),
-            (
-                offline and admission.reserved_share,
-                "admission.reserved_share: 0 (no request is interactive)",
-            ),
-            (
-                single and admission.window_ms,
-                "admission.window_ms: null (with one slot there is no batch)",
-            ),
         ):
             if broken:
                 raise ValueError(f"measurement_type {self.measurement_type} requires {requirement}")

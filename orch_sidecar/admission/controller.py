@@ -10,7 +10,8 @@ import random
 from typing import Final
 
 from orch_sidecar.admission import refusals
-from orch_sidecar.admission.constraints.batch import limits_for
+from orch_sidecar.admission.constraints.demand import UNKNOWN_TOKENS
+from orch_sidecar.admission.constraints.reclaim import Reclaim
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.draining import Drain, after_restart, stronger
 from orch_sidecar.admission.forecast import Forecaster
@@ -49,7 +50,7 @@ class AdmissionController:
         self.queues = Queues()
         self.service_times = ServiceTimes(self.ledger)
         self.constraints = AdmissionConstraints(rules, self.ledger, self.queues, self.service_times)
-        self.order = QueueOrder(rules, self.queues, self.constraints)
+        self.order = QueueOrder(self.queues, self.constraints)
         self._forecaster = Forecaster(
             self.ledger,
             self.queues,
@@ -61,16 +62,13 @@ class AdmissionController:
             rules,
             self.ledger,
             self.queues,
-            self.constraints.reserve.clock,
+            self.constraints.reserve,
             self.service_times,
             self._forecaster,
         )
+        self.reclaim = Reclaim(self.ledger, self.service_times)
         self.displaced: list[Decision] = []  # decisions about others by the last arrival
-        # Why no request can be admitted; None: they can.
-        self.unavailable: Refusal | None = Refusal(
-            Reason.ENGINE_STARTING,
-            "the engine has not reported its slots yet: retry when it has started",
-        )
+        self.unavailable: Refusal | None = refusals.STARTING  # why nothing can be admitted
         self.draining: Drain | None = None
 
     # Engine events
@@ -84,13 +82,10 @@ class AdmissionController:
             self.draining = after_restart(self.draining)
         for lease, cost in report.leases:
             ledger.adopt(lease, cost)
-        before = (ledger.slots_total, service_times.step_time)
         ledger.slots_total, ledger.foreign = report.slots_total, report.foreign
-        service_times.step_time = report.step_time
-        service_times.prefill_tokens_per_s = report.prefill_tokens_per_s
-        if before != (report.slots_total, report.step_time):
-            self._set_limits()
         self.constraints.reported(report, now)
+        service_times.step_time = self.constraints.reserve.step_time
+        service_times.prefill_tokens_per_s = report.prefill_tokens_per_s
         self.unavailable = None
         service_times.invalidate()
         if not self.queues.depth:
@@ -106,10 +101,8 @@ class AdmissionController:
     def arrive(
         self, ticket: str, request: AdmissionRequest, now: float
     ) -> Lease | Refusal | Queued:
-        """Decides about a new request. Queued: its outcome follows as a decision.
-
-        Decisions about others (evicted for it, or dispatched with it) are in `take_displaced`.
-        """
+        """Decides about a new request. Queued: its outcome follows as a decision; those on others
+        (evicted for it, or dispatched with it) are in `take_displaced`."""
         if self.draining is not None:
             return refusals.draining(self.draining.ordered_by)
         if self.unavailable is not None:
@@ -117,24 +110,31 @@ class AdmissionController:
         if request.cost > self.ledger.slots_total:
             return refusals.too_large(request.cost, self.ledger.slots_total)
         constraints = self.constraints
-        constraints.arrived(request, now)
-        is_bulk = request.service_class is _BULK  # windows are for bulk requests
-        if is_bulk and constraints.closes_window(request, now):
-            self.displaced += self.dispatch(now)
-        kv = constraints.kv_need(request)
+        tokens = self.service_times.lengths.expected(request.service_class, request.max_tokens)
+        request.work = request.cost * (UNKNOWN_TOKENS if tokens is None else tokens)
+        is_bulk = request.service_class is _BULK
+        kv = constraints.kv.need(request.prompt_tokens, tokens, request.cost)
         blocked_by = self.order.blocks(request, kv, now)
-        if blocked_by is None and is_bulk and constraints.opens_window(request, now):
-            blocked_by = BlockedBy.WINDOW
+        outcome: Lease | Refusal | Queued | None = None
         if blocked_by is not None:
-            return self._enqueue(ticket, request, blocked_by, now)
-        if request.deadline_ms is not None:
+            outcome = self._enqueue(ticket, request, blocked_by, now)
+            lease = self.reclaim.victim(request, outcome, blocked_by, self.rules, now)
+            if lease is not None:
+                outcome = self._enqueue(ticket, request, blocked_by, now)
+                self.reclaim.settle(lease, now, kept=type(outcome) is Refusal)
+        elif request.deadline_ms is not None:
             late = self._forecaster.late(request, self.rules.of(request.service_class), 0)
             if late is not None and late.reason is Reason.DEADLINE_MISS:
-                return late
-        lease = self._grant(ticket, request, kv, now)
+                outcome = late
+        if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
+            demand = constraints.reserve.bulk if is_bulk else constraints.reserve.interactive
+            demand.arrived(request, now)
+        if outcome is not None:
+            return outcome
+        granted = self._grant(ticket, request, kv, now)
         if self.queues.depth:
             self.displaced += self.dispatch(now)
-        return lease
+        return granted
 
     def take_displaced(self) -> list[Decision]:
         """Returns `displaced`, and clears it."""
@@ -159,7 +159,7 @@ class AdmissionController:
         outcome = self._queue_entry.reenter(ticket, request, since, self.unavailable, now)
         if isinstance(outcome, Queued):
             self.order.blocked_by = BlockedBy.PAUSE
-            self.constraints.update_delay(now)
+            self.constraints.reserve.update(now)
         return outcome
 
     def leave(self, ticket: str, now: float) -> list[Decision]:
@@ -182,14 +182,15 @@ class AdmissionController:
         `output_tokens`: of the whole request, if it completed. `served`: the engine ran it; else
         its end is no measure of how fast slots come free.
         """
-        lease = self.ledger.release(lease_id)
+        lease = self.ledger.release(lease_id, now)
         if lease is None:
             return []
         request, cost = lease.request, lease.cost
         if request is not None:
-            self.constraints.released(request, now)
+            self.constraints.released(request)
             if output_tokens is not None:
                 elapsed_s = now - lease.granted_at
+                self.constraints.reserve.completed(request, elapsed_s, now)
                 self.service_times.completed(request, elapsed_s, output_tokens / cost, now)
         if served:
             self._forecaster.release_rate.released(cost, now)
@@ -225,8 +226,8 @@ class AdmissionController:
 
     def replace_rules(self, rules: AdmissionRules, now: float) -> list[Decision]:
         """Applies reloaded rules; queued requests keep their time limits."""
-        self.rules = self.order.rules = self.constraints.rules = self._queue_entry.rules = rules
-        self._set_limits()
+        self.rules = self._queue_entry.rules = rules
+        self.constraints.replace_rules(rules)
         return self.dispatch(now)
 
     # State
@@ -241,11 +242,11 @@ class AdmissionController:
         """The constraint that blocks the head of the queue."""
         return self.order.blocked_by if self.queues.depth else None
 
-    def status(self) -> AdmissionStatus:
+    def status(self, now: float) -> AdmissionStatus:
         """Returns the current state."""
         return status_of(
             self.ledger, self.queues, self.constraints,
-            self.blocked_by, self.draining, self.unavailable,
+            self.blocked_by, self.draining, self.unavailable, self.reclaim.count, now,
         )  # fmt: skip
 
     def forecast(self, request: AdmissionRequest, now: float) -> Forecast | None:
@@ -257,15 +258,17 @@ class AdmissionController:
     # Dispatch
 
     def dispatch(self, now: float) -> list[Decision]:
-        """Refuses requests whose wait has expired, and dispatches those that can start."""
-        # A timer may be late: expired requests are refused first, whatever came free.
+        """Refuses requests whose wait has expired, then dispatches those that can start."""
         decisions = self._queue_entry.expire(self.unavailable, now)
+        reserve, waiting = self.constraints.reserve, self.queues.depth
+        reserve.update(now)  # what was owed and spent until now
         while self.unavailable is None and (head := self.order.next(now)) is not None:
             self.queues.remove(head.ticket)
             kv = self.constraints.kv_need(head.request)
             lease = self._grant(head.ticket, head.request, kv, now)
             decisions.append(Decision(head.ticket, lease))
-        self.constraints.update_delay(now)
+        if self.queues.depth != waiting:
+            reserve.update(now)
         return decisions
 
     def _grant(self, ticket: str, request: AdmissionRequest, kv: KvNeed, now: float) -> Lease:
@@ -283,14 +286,9 @@ class AdmissionController:
         self.displaced += evicted
         if isinstance(outcome, Refusal):
             return outcome
-        for decision in self.dispatch(now):  # it may complete the batch of a window
+        for decision in self.dispatch(now):  # it may be due, or behind one that has expired
             if decision.ticket == ticket:
                 outcome = decision.outcome
             else:
                 self.displaced.append(decision)
         return outcome
-
-    def _set_limits(self) -> None:
-        self.constraints.limits = limits_for(
-            self.rules, self.ledger.slots_total, self.service_times.step_time
-        )

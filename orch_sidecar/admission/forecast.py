@@ -83,7 +83,7 @@ class Forecaster:
         start_s = None if schedule is None else schedule.start(request.cost)
         if start_s is None or clears_at is None:
             return start_s
-        if blocked_by not in (BlockedBy.PAUSE, BlockedBy.WINDOW):
+        if blocked_by is not BlockedBy.PAUSE:
             return start_s
         return max(start_s, clears_at - now)
 

@@ -32,6 +32,8 @@ class Ledger:
     def _reset_sums(self) -> None:
         # Sequences: of all leases, and of those with a known request by class.
         self.leased = self.interactive = self.bulk = 0
+        # Of bulk sequences: the times of their ends less those of their starts.
+        self._bulk_slot_s = 0.0
         # KV blocks of all leases: at their ends, and what of them they take after their prefills.
         self.kv_committed = self.kv_growth = 0
         self.kv_unknown = 0  # leases whose output length cannot be estimated
@@ -53,15 +55,23 @@ class Ledger:
             self.violations += 1
         lease = self._leases[lease_id] = Lease(lease_id, cost, self.epoch, request, now, kv)
         self.granted[service_class] += 1
-        self._add(lease, 1)
+        self._add(lease, 1, now)
         return lease
 
-    def release(self, lease_id: str) -> Lease | None:
+    def release(self, lease_id: str, now: float) -> Lease | None:
         """Ends a lease and returns it; None if it had ended before."""
         lease = self._leases.pop(lease_id, None)
         if lease is not None:
-            self._add(lease, -1)
+            self._add(lease, -1, now)
         return lease
+
+    def of(self, service_class: ServiceClass) -> int:
+        """Sequences of a class."""
+        return self.bulk if service_class is _BULK else self.interactive
+
+    def bulk_slot_s(self, now: float) -> float:
+        """Slot-seconds of bulk requests in this epoch, up to now."""
+        return self._bulk_slot_s + self.bulk * now
 
     def abandon(self, lease_id: str) -> None:
         """Keeps the slots of a response that was cut short until the engine confirms its end."""
@@ -73,7 +83,7 @@ class Ledger:
         """Books a lease that the engine reports; an unknown one is closing from the start."""
         if lease_id not in self._leases:
             lease = self._leases[lease_id] = Lease(lease_id, cost, self.epoch, closing=True)
-            self._add(lease, 1)
+            self._add(lease, 1, 0.0)
 
     def get(self, lease_id: str) -> Lease | None:
         """The lease, unless it has ended or is closing."""
@@ -117,7 +127,7 @@ class Ledger:
         self._leases.clear()
         self._reset_sums()
 
-    def _add(self, lease: Lease, sign: int) -> None:
+    def _add(self, lease: Lease, sign: int, now: float) -> None:
         """Updates all sums: `sign` is 1 for a new lease, -1 for one that ends."""
         cost, request, kv = sign * lease.cost, lease.request, lease.kv
         self.leased += cost
@@ -125,6 +135,7 @@ class Ledger:
             return
         if request.service_class is _BULK:
             self.bulk += cost
+            self._bulk_slot_s -= cost * now
         else:
             self.interactive += cost
         output = kv.output

@@ -1,10 +1,10 @@
 """Decides which queued request is dispatched next.
 
-Pure: times are seconds of a monotonic clock. The order: a bulk request that interactive traffic
-has delayed by `aging_s`; else interactive requests; else bulk ones; within a class first come,
-first served. A blocked request blocks those behind it, so that one that needs many slots is not
-overtaken forever; only a request that waits for others of its own class to end (an interactive
-one for `BlockedBy.BATCH`, a bulk one for `BlockedBy.RESERVE`) lets the other class pass.
+Pure: times are seconds of a monotonic clock. The order: a bulk request that is due (it is owed
+slots, or interactive traffic has delayed it for as long as it may); else interactive requests;
+else bulk ones; within a class first come, first served. A blocked request blocks those behind it,
+so that one that needs many slots is not overtaken forever; only a request that waits for others of
+its own class to end (an interactive one for `BlockedBy.BATCH`) lets the other class pass.
 Dispatch is work-conserving: the head of the queue waits only for what `BlockedBy` names.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.queues import QueuedRequest, Queues
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, KvNeed
-from vllm_plugin.profile import AdmissionRules, ServiceClass
+from vllm_plugin.profile import ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
@@ -21,15 +21,12 @@ _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 class QueueOrder:
     """The order in which the queued requests of one engine are dispatched."""
 
-    def __init__(
-        self, rules: AdmissionRules, queues: Queues, constraints: AdmissionConstraints
-    ) -> None:
-        self.rules = rules
+    def __init__(self, queues: Queues, constraints: AdmissionConstraints) -> None:
         self.blocked_by: BlockedBy | None = None  # the head of the queue
         self.paused_until = float("-inf")
         self._queues = queues
         self._constraints = constraints
-        self._clock = constraints.reserve.clock
+        self._reserve = constraints.reserve
 
     def next(self, now: float) -> QueuedRequest | None:
         """The request to dispatch now; if there is none, `blocked_by` names the constraint."""
@@ -40,17 +37,17 @@ class QueueOrder:
             self.blocked_by = BlockedBy.PAUSE
             return None
         bulk, interactive = self._queues.head(_BULK), self._queues.head(_INTERACTIVE)
-        aged = bulk is not None and self._is_aged(bulk, now)
-        for head in (bulk, interactive) if aged else (interactive, bulk):
+        due = bulk is not None and self._reserve.is_due(bulk, now)
+        for head in (bulk, interactive) if due else (interactive, bulk):
             if head is None:
                 continue
             kv = self._constraints.kv_need(head.request)
             is_bulk = head is bulk
-            blocked_by = self._constraints.blocked_by(head.request, kv, now, aged=aged and is_bulk)
+            blocked_by = self._constraints.blocked_by(head.request, kv, now, due=due and is_bulk)
             if blocked_by is None:
                 return head
             self.blocked_by = self.blocked_by or blocked_by
-            if blocked_by is not (BlockedBy.RESERVE if is_bulk else BlockedBy.BATCH):
+            if is_bulk or blocked_by is not BlockedBy.BATCH:
                 return None
         return None
 
@@ -72,8 +69,8 @@ class QueueOrder:
         """When a request may be dispatched without any event; None: unpredictable."""
         bulk = self._queues.head(_BULK)
         times = [] if self.blocked_by is None else [self.clears_at(self.blocked_by, now)]
-        if bulk is not None and not self._is_aged(bulk, now):
-            times.append(self._clock.reaches_at(bulk.delay_s + self.rules.aging_s))
+        if bulk is not None:
+            times.append(self._reserve.due_at(bulk, now))
         return min((at for at in times if at is not None), default=None)
 
     def _must_queue(self, service_class: ServiceClass, now: float) -> bool:
@@ -84,12 +81,7 @@ class QueueOrder:
             return bulk is not None or not self._waits_only_for(BlockedBy.BATCH, interactive, now)
         if interactive is not None:
             return True
-        # An aged request that waits for the reserve waits for other bulk requests only.
-        return (
-            bulk is not None
-            and not self._waits_only_for(BlockedBy.RESERVE, bulk, now)
-            and self._is_aged(bulk, now)
-        )
+        return bulk is not None and self._reserve.is_due(bulk, now)
 
     def _waits_only_for(
         self, blocked_by: BlockedBy, head: QueuedRequest | None, now: float
@@ -97,6 +89,3 @@ class QueueOrder:
         """Whether the head waits for that. An expired one leaves, and the next may wait for
         another constraint."""
         return self.blocked_by is blocked_by and head is not None and now < head.expires
-
-    def _is_aged(self, bulk: QueuedRequest, now: float) -> bool:
-        return self._clock.value(now) >= bulk.delay_s + self.rules.aging_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orch_sidecar.admission import refusals
-from orch_sidecar.admission.constraints.reserve import DelayClock
+from orch_sidecar.admission.constraints.reserve import InteractiveReserve
 from orch_sidecar.admission.forecast import Forecaster
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
@@ -29,14 +29,14 @@ class QueueEntry:
         rules: AdmissionRules,
         ledger: Ledger,
         queues: Queues,
-        clock: DelayClock,
+        reserve: InteractiveReserve,
         service_times: ServiceTimes,
         forecaster: Forecaster,
     ) -> None:
         self.rules = rules
         self._ledger = ledger
         self._queues = queues
-        self._clock = clock
+        self._reserve = reserve
         self._service_times = service_times
         self._forecaster = forecaster
 
@@ -57,10 +57,7 @@ class QueueEntry:
         schedule = forecaster.schedule(request.service_class, blocked_by, now)
         start_s = forecaster.start_s(schedule, request, blocked_by, clears_at, now)
         start_ms = None if start_s is None else round(1000 * start_s)
-        refusal: Refusal | None = None
-        if blocked_by is not BlockedBy.WINDOW:  # else it could start at once
-            rules = self.rules.of(request.service_class)
-            refusal = forecaster.queue_refusal(request, rules, start_ms)
+        refusal = forecaster.queue_refusal(request, self.rules.of(request.service_class), start_ms)
         evicted: list[Decision] = []
         if refusal is None and self._is_full(request):
             oldest = self._queues.head(_BULK)
@@ -99,10 +96,10 @@ class QueueEntry:
 
     def expire(self, unavailable: Refusal | None, now: float) -> list[Decision]:
         """Refuses requests that have waited too long, as `unavailable` if the engine is."""
-        decisions = [
-            Decision(each.ticket, unavailable or self._expired(each, now))
-            for each in self._queues.expired(now)
-        ]
+        decisions = []
+        for each in self._queues.expired(now):
+            self._reserve.expired(each, now)
+            decisions.append(Decision(each.ticket, unavailable or self._expired(each, now)))
         if decisions:
             self._service_times.invalidate()
         return decisions
@@ -135,7 +132,9 @@ class QueueEntry:
             latest = max(0.0, rules.ttft_p95_ms / 1000 - (first_token_s or 0.0))
             limits.append((since + latest, Reason.SLO_MISS))
         expires, expiry = min(limits)
-        return QueuedRequest(ticket, request, since, expires, expiry, self._clock.value(now))
+        return QueuedRequest(
+            ticket, request, since, expires, expiry, self._reserve.clock.value(now)
+        )
 
     def _is_full(self, request: AdmissionRequest) -> bool:
         return self._queues.size(request.service_class) >= self._capacity(request)

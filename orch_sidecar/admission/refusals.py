@@ -17,6 +17,17 @@ _DRAIN_CAUSES: Final = {
 }
 
 
+STARTING: Final = Refusal(
+    Reason.ENGINE_STARTING,
+    "the engine has not reported its slots yet: retry when it has started",
+)
+RESTARTED: Final = Refusal(Reason.ENGINE_DOWN, "the engine was restarted: send it again")
+LOST: Final = Refusal(
+    Reason.INTERNAL_ERROR,
+    "the sidecar lost this request's place in the queue, and its log states the cause: retry",
+)
+
+
 def draining(ordered_by: OrderedBy) -> Refusal:
     cause = _DRAIN_CAUSES[ordered_by]
     text = f"this pool accepts no new requests: {cause}; retry later or at another sidecar"

@@ -17,19 +17,26 @@ _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
 
 class ClassStatus(NamedTuple):
-    """One service class. `leased`: sequences; `granted`: leases since the start."""
+    """One service class. `leased`: sequences; `granted`: leases since the start; `free`: slots
+    that the next request would get now; `demand`: slots that its requests ask for."""
 
     queued: int
     leased: int
     granted: int
+    free: int
+    demand: float
 
 
 class AdmissionStatus(NamedTuple):
     """Slots are counted in sequences.
 
-    `unavailable`: why no request is admitted. `kv_committed`: blocks. `windows`, `windows_s`:
-    batch windows since the start, and their total duration. `violations`: grants, or sequences in
-    the engine, beyond the slots.
+    `unavailable`: why no request is admitted. `kv_committed`: blocks. `effective_capacity`: the
+    largest batch within the SLO per token, of the most urgent class. `demand_ratio`: what is asked
+    for over what can be served within the SLOs. `reserved`: slots of interactive requests; `idle`:
+    those that are kept free for them while bulk requests wait. `refused_beside_bulk`: interactive
+    requests, while bulk ones had more than their share. `reclaimed`: bulk requests that gave their
+    slots back. `violations`: grants, or sequences in the engine, beyond
+    the slots.
 
     A NamedTuple: a frozen dataclass of so many fields takes several times as long to make.
     """
@@ -47,8 +54,12 @@ class AdmissionStatus(NamedTuple):
     interactive: ClassStatus
     bulk: ClassStatus
     blocked_by: BlockedBy | None
-    windows: int
-    windows_s: float
+    effective_capacity: int
+    demand_ratio: float
+    reserved: int
+    idle: int
+    refused_beside_bulk: int
+    reclaimed: int
     violations: int
 
     def of(self, service_class: ServiceClass) -> ClassStatus:
@@ -75,11 +86,29 @@ def status_of(
     blocked_by: BlockedBy | None,
     draining: Drain | None,
     unavailable: Refusal | None,
+    reclaimed: int,
+    now: float,
 ) -> AdmissionStatus:
     """Returns the current state of an admission with these parts."""
+    reserve, limits = constraints.reserve, constraints.limits
+    demand_ratio = reserve.ratio(limits, now)
+
+    def of(service_class: ServiceClass) -> ClassStatus:
+        queued = queues.size(service_class)
+        # Behind others it gets none, unless these wait only for their own class.
+        behind = queued or (service_class is _BULK and queues.depth)
+        closed = draining is not None or unavailable is not None
+        return ClassStatus(
+            queued,
+            ledger.of(service_class),
+            ledger.granted[service_class],
+            0 if behind or closed else constraints.free(service_class, now),
+            reserve.demand(service_class).slots,
+        )
+
     return AdmissionStatus(
         rules=constraints.rules,
-        limits=constraints.limits,
+        limits=limits,
         draining=draining,
         unavailable=unavailable,
         epoch=ledger.epoch,
@@ -88,12 +117,16 @@ def status_of(
         leased=ledger.leased,
         leases=ledger.lease_count,
         kv_committed=ledger.kv_committed,
-        interactive=ClassStatus(
-            queues.size(_INTERACTIVE), ledger.interactive, ledger.granted[_INTERACTIVE]
-        ),
-        bulk=ClassStatus(queues.size(_BULK), ledger.bulk, ledger.granted[_BULK]),
+        interactive=of(_INTERACTIVE),
+        bulk=of(_BULK),
         blocked_by=blocked_by,
-        windows=constraints.window.count,
-        windows_s=constraints.window.seconds,
+        effective_capacity=limits.batch(
+            _BULK if constraints.rules.interactive is None else _INTERACTIVE
+        ),
+        demand_ratio=demand_ratio,
+        reserved=reserve.reserved(now),
+        idle=reserve.idle(now),
+        refused_beside_bulk=reserve.refused_beside_bulk,
+        reclaimed=reclaimed,
         violations=ledger.violations,
     )

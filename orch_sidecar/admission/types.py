@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.profile import ServiceClass
@@ -20,7 +20,9 @@ class AdmissionRequest:
 
     `cost`: sequences. `prompt_tokens`: of all prompts together, estimated where not counted.
     `max_tokens`: limit per sequence; None: no limit was requested. `deadline_ms`: time to the
-    first token. `max_wait_ms`: time to the slot.
+    first token. `max_wait_ms`: time to the slot. `identity`: equal for a request that comes back
+    unchanged, 0 if unknown. Set by admission: `work`, the expected output tokens of all sequences;
+    `reclaimed`, how often it had to give its slots back.
     """
 
     service_class: ServiceClass
@@ -30,6 +32,11 @@ class AdmissionRequest:
     deadline_ms: float | None = None
     max_wait_ms: float | None = None
     may_queue: bool = True
+    identity: int = 0
+    work: float = 0.0
+    reclaimed: int = 0
+    key: bytes = b""  # digest of the client's API key; empty: none
+    weight: float = 1.0  # share of the key within its class
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,6 @@ class BlockedBy(StrEnum):
     RESERVE = "reserve"
     KV = "kv"
     PREFILL = "prefill"
-    WINDOW = "window"
     PAUSE = "pause"  # the upstream rejected a request a moment ago
 
 
@@ -57,6 +63,8 @@ class StepTime:
     """t_step(b) = t0 + c * b^alpha, measured by the engine up to a batch of `largest`.
 
     `tokens`: mean tokens of a sequence per step; more than one with speculative decoding.
+    `good`: the samples suffice to predict from it. `traffic`: p95 of the measured time per token
+    over this one, as of the last seconds; `prompt_share`: of that time, what went to prompts.
     """
 
     t0_ms: float
@@ -64,6 +72,9 @@ class StepTime:
     alpha: float
     largest: int
     tokens: float = 1.0
+    good: bool = True
+    traffic: float = 1.0
+    prompt_share: float = 0.0
 
     def ms(self, batch: int) -> float:
         """Milliseconds of a decode step of `batch` sequences."""
@@ -189,6 +200,7 @@ class EngineReport:
 
     `kv_usage`: share of the KV cache in use (0 to 1). `prefilling`: sequences whose prefill is
     not complete, which that usage may miss; `waiting`: those of them that have not started.
+    `batch_seen`: the largest batch of which the engine has made some steps.
     `scheduled`: sequences of leases in the scheduler; the others are still on their way to it.
     `prefill_tokens_per_s`: measured. `chunk_tokens`: the most tokens of one prompt that a step
     prefills beside decodes. `leases`: ids and costs of this sidecar's leases in the engine;
@@ -202,6 +214,7 @@ class EngineReport:
     kv: KvCache | None = None
     kv_usage: float = 0.0
     preemptions_total: int = 0
+    batch_seen: int = 0
     step_time: StepTime | None = None
     prefill_tokens_per_s: float | None = None
     chunk_tokens: int | None = None
@@ -209,3 +222,16 @@ class EngineReport:
     prefilling: int = 0
     waiting: int = 0
     scheduled: int | None = None
+
+
+class Owner(Protocol):
+    """Holds one ticket at a time."""
+
+    ticket: str | None  # None: it neither waits for slots nor has any
+
+    @property
+    def unseen(self) -> bool:
+        """Whether the engine runs the request, and its client has seen nothing of the response."""
+
+    def reclaim(self) -> None:
+        """Aborts the request in the engine; it is queued again, unseen by its client."""

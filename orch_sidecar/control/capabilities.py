@@ -18,6 +18,7 @@ from orch_sidecar.pools.snapshot import (
     batching_stats,
     classes_of,
     queued_by_class,
+    slots_free,
 )
 from vllm_plugin.lease_protocol import timestamp
 from vllm_plugin.profile import Profile
@@ -68,6 +69,8 @@ def _unknown(pool: str, profile: Profile, state: str) -> dict[str, Any]:
         "batching": profile.batching,
         "slots_total": 0,
         "slots_free": 0,
+        "slots_free_by_class": {},
+        "effective_capacity": 0,
         "running": 0,
         "waiting": 0,
         "leased": 0,
@@ -91,7 +94,9 @@ def entry(pool: PoolSnapshot, admission: AdmissionStatus, key: ApiKey | None) ->
         | reported
         | {
             "pool": pool.name,
-            "slots_free": pool.slots_free,
+            **slots_free(pool, admission),
+            "effective_capacity": admission.effective_capacity,
+            "demand_ratio": round(admission.demand_ratio, 3),
             "leased": admission.leased,
             "foreign": admission.foreign,
             "queue": queued_by_class(admission),
@@ -99,7 +104,6 @@ def entry(pool: PoolSnapshot, admission: AdmissionStatus, key: ApiKey | None) ->
             "limits": {
                 **{each.value: {"batch": limits.batch(each)} for each in classes},
                 "mixed_batch": limits.mixed,
-                "window_ms": limits.window_ms,
                 "measured": limits.measured,
             },
             "step_time": engine.get("step_time"),

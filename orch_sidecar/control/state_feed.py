@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
-from orch_sidecar.pools.snapshot import PoolSnapshot, queued_by_class
+from orch_sidecar.pools.snapshot import PoolSnapshot, queued_by_class, slots_free
 from vllm_plugin.lease_protocol import (
     CHANGE,
     CHANGES_EVERY_S,
@@ -60,7 +60,7 @@ def state_of(pool: PoolSnapshot, admission: AdmissionStatus, run: str, sequences
     return state | {
         "pool": pool.name,
         "slots_total": pool.slots_total,
-        "slots_free": pool.slots_free,
+        **slots_free(pool, admission),
         "waiting": state["waiting"] + sum(queued.values()),
         "foreign": admission.leased + admission.foreign - sequences,
         "leased": admission.leased,

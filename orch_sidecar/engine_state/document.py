@@ -77,6 +77,8 @@ def _step_time(value: Any) -> bool:
         and _is_amount(value.get("alpha"), _EXPONENT)
         and _count(0, _SLOTS).holds(value.get("largest"))
         and _is_amount(value.get("tokens", 1), _SLOTS)  # of a sequence in a step
+        and _is_amount(value.get("traffic", 1), _SLOTS)  # times the fit
+        and _is_amount(value.get("prompt_share", 0), 1.0)
         and isinstance(value.get("quality"), str)
     )
 
@@ -159,6 +161,7 @@ _FIELDS: Final[Mapping[str, _Rule]] = {
     "waiting": _count(0, _SEQUENCES),
     "prefilling": _count(0, _SEQUENCES),
     "peak": _count(0, _SEQUENCES),
+    "batch_seen": _count(0, _SEQUENCES),
     "gpu_count": _count(0, _SEQUENCES),
     "ctx_max": _count(1, _TOKENS),
     "kv_tokens_total": _count(0, _TOKENS),

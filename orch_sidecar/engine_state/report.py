@@ -16,8 +16,8 @@ from orch_sidecar.engine_state.document import InvalidReport
 FIELDS: Final = frozenset(
     {
         "epoch", "slots_total", "running", "waiting", "prefilling", "foreign", "ctx_max",
-        "kv_blocks_total", "kv_groups", "kv_cache_usage", "preemptions_total", "step_time",
-        "prefill_tokens_per_s", "features",
+        "kv_blocks_total", "kv_groups", "kv_cache_usage", "preemptions_total", "batch_seen",
+        "step_time", "prefill_tokens_per_s", "features",
     }
 )  # fmt: skip
 
@@ -40,6 +40,7 @@ def report_of(document: Mapping[str, Any]) -> EngineReport:
         prefilling=document.get("prefilling", 0),
         waiting=document.get("waiting", 0),
         scheduled=_scheduled(document, foreign),
+        batch_seen=document.get("batch_seen", 0),
         step_time=step_time_of(document),
         prefill_tokens_per_s=document.get("prefill_tokens_per_s") or None,
         chunk_tokens=_chunk(document.get("features", {})),
@@ -96,9 +97,9 @@ def decode_steps_of(document: Mapping[str, Any]) -> list[tuple[int, int, float]]
 
 
 def step_time_of(document: Mapping[str, Any]) -> StepTime | None:
-    """Returns the measured step time; None until the engine reports one of good quality."""
+    """Returns the measured step time; None until the engine reports one."""
     fit = document.get("step_time")
-    if fit is None or fit["quality"] != "good" or not fit["largest"]:
+    if fit is None or not fit["largest"]:
         return None
     # A step time of 0 would predict that every deadline is met.
     if not fit["t0_ms"] + fit["c_ms"]:
@@ -109,6 +110,9 @@ def step_time_of(document: Mapping[str, Any]) -> StepTime | None:
         alpha=float(fit["alpha"]),
         largest=fit["largest"],
         tokens=max(1.0, float(fit.get("tokens", 1))),
+        good=fit["quality"] == "good",
+        traffic=max(1.0, float(fit.get("traffic", 1))),
+        prompt_share=float(fit.get("prompt_share", 0)),
     )
 
 

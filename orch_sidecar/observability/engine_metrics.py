@@ -44,11 +44,12 @@ def _reported(name: str) -> Callable[[Pool], Iterable[Sample]]:
 
 def _step_time(pool: Pool) -> Iterable[Sample]:
     fit = report.step_time_of(pool.watcher.document or {})
-    if fit is not None:
+    if fit is not None and fit.good:
         yield ["t0_ms"], fit.t0_ms
         yield ["c_ms"], fit.c_ms
         yield ["alpha"], fit.alpha
         yield ["tokens"], fit.tokens
+        yield ["traffic"], fit.traffic
 
 
 def _prompt_tokens(pool: Pool) -> float | None:
@@ -78,8 +79,8 @@ _FAMILIES: Final = (
     ),
     Family(
         "orch_step_time",
-        "Measured step time of the engine, as t0_ms + c_ms * batch ** alpha, at this many tokens "
-        "of context per sequence.",
+        "Measured step time of the engine, as t0_ms + c_ms * batch ** alpha; the tokens of a "
+        "sequence in a step; and by which factor real traffic takes longer.",
         _step_time,
         ("parameter",),
     ),

@@ -85,6 +85,38 @@ _FAMILIES: Final = (
         per_pool(lambda pool: pool.gate.status().foreign),
     ),
     Family(
+        "orch_slots_free",
+        "Slots that the next request of the class would get now.",
+        lambda pool: [([each.value], pool.gate.status().of(each).free) for each in pool.classes],
+        ("class",),
+    ),
+    Family(
+        "orch_slots_reserved",
+        "Slots reserved for interactive requests, those that they use included.",
+        per_pool(lambda pool: pool.gate.status().reserved),
+    ),
+    Family(
+        "orch_slots_idle",
+        "Reserved slots that are free while bulk requests wait for them.",
+        per_pool(lambda pool: pool.gate.status().idle),
+    ),
+    Family(
+        "orch_effective_capacity",
+        "Sequences at once that keep the SLO of the time per token.",
+        per_pool(lambda pool: pool.gate.status().effective_capacity),
+    ),
+    Family(
+        "orch_demand_slots",
+        "Slots that the requests of the class ask for, those that are refused included.",
+        lambda pool: [([each.value], pool.gate.status().of(each).demand) for each in pool.classes],
+        ("class",),
+    ),
+    Family(
+        "orch_demand_ratio",
+        "Slots that are asked for over those that can be served within the SLOs; 1 is full.",
+        per_pool(lambda pool: pool.gate.status().demand_ratio),
+    ),
+    Family(
         "orch_leases",
         "Active leases, each for all sequences of one request.",
         per_pool(lambda pool: pool.gate.status().leases),
@@ -115,23 +147,6 @@ _FAMILIES: Final = (
             ([each.value], pool.gate.status().limits.batch(each)) for each in pool.classes
         ],
         ("class",),
-    ),
-    Family(
-        "orch_window_ms",
-        "Time in which bulk requests are collected for a batch, milliseconds; 0: no window.",
-        per_pool(lambda pool: pool.gate.status().limits.window_ms),
-    ),
-    Family(
-        "orch_windows",
-        "Windows in which requests were collected for a batch.",
-        per_pool(lambda pool: pool.gate.status().windows),
-        counts=True,
-    ),
-    Family(
-        "orch_window_seconds",
-        "Time of all windows, each from its first request to its end.",
-        per_pool(lambda pool: pool.gate.status().windows_s),
-        counts=True,
     ),
     Family(
         "orch_leases_closing",
@@ -168,6 +183,18 @@ _FAMILIES: Final = (
         ("class", "outcome"),
         counts=True,
     ),
+    Family(
+        "orch_refusals_beside_bulk",
+        "Interactive requests refused while bulk requests had more than their share of the slots.",
+        per_pool(lambda pool: pool.gate.status().refused_beside_bulk),
+        counts=True,
+    ),
+    Family(
+        "orch_reclaims",
+        "Bulk requests, unseen by their clients, that gave their slots back and were queued again.",
+        per_pool(lambda pool: pool.gate.status().reclaimed),
+        counts=True,
+    ),
     Family("orch_batching_batches", "Decode steps.", _stats("total_batches"), counts=True),
     Family(
         "orch_batching_requests",
@@ -189,7 +216,7 @@ _FAMILIES: Final = (
     Family("orch_batching_max_batch_size", "Most sequences at once.", _stats("max_batch_size")),
     Family(
         "orch_batching_max_wait_ms",
-        "Longest window in which a batch is collected, milliseconds.",
+        "Longest time for which a batch is gathered, milliseconds: none is.",
         _stats("max_wait_ms"),
     ),
     Family(

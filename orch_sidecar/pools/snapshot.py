@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.api.refusal import Refusal
@@ -57,11 +57,6 @@ class PoolSnapshot(NamedTuple):
         return self.profile.measurement_type
 
     @property
-    def slots_free(self) -> int:
-        """Free slots as published: none while the pool is not ready."""
-        return max(0, self.room) if self.state is EngineState.READY else 0
-
-    @property
     def age_ms(self) -> int | None:
         """Milliseconds since the engine's last valid event."""
         return None if self.heard_at is None else int((self.taken_at - self.heard_at) * 1e3)
@@ -77,8 +72,8 @@ class BatchingStats:
 
     `total_batches` counts decode steps, sizes are sequences per step; means are over all decode
     steps since the engine started, None before the first. `total_requests`: admitted by this
-    sidecar. `max_batch_size`, `max_wait_ms`: the current limits, the latter the longest time for
-    which a batch is gathered before it begins (0: batches are not gathered).
+    sidecar. `max_batch_size`: the current limit. `max_wait_ms`: for how long a batch is gathered
+    before it begins: not at all, a running batch takes a request in at its next step.
     """
 
     total_batches: int
@@ -87,7 +82,7 @@ class BatchingStats:
     avg_batch_duration_ms: float | None
     queue_depth: int
     max_batch_size: int
-    max_wait_ms: float
+    max_wait_ms: float = 0.0
 
 
 def batching_stats(document: Document | None, admission: AdmissionStatus) -> BatchingStats:
@@ -103,7 +98,6 @@ def batching_stats(document: Document | None, admission: AdmissionStatus) -> Bat
         avg_batch_duration_ms=round(1000 * seconds / steps, 3) if steps else None,
         queue_depth=admission.queue_depth,
         max_batch_size=max(admission.limits.batch(each) for each in classes_of(admission.rules)),
-        max_wait_ms=admission.limits.window_ms,
     )
 
 
@@ -115,3 +109,12 @@ def classes_of(rules: AdmissionRules) -> tuple[ServiceClass, ...]:
 def queued_by_class(admission: AdmissionStatus) -> dict[str, int]:
     """Returns the queued requests of each service class that the rules define."""
     return {each.value: admission.of(each).queued for each in classes_of(admission.rules)}
+
+
+def slots_free(pool: PoolSnapshot, admission: AdmissionStatus) -> dict[str, Any]:
+    """Returns what the next request would get now: one of the most urgent class, and by class."""
+    ready = pool.state is EngineState.READY
+    free = {
+        each.value: admission.of(each).free if ready else 0 for each in classes_of(admission.rules)
+    }
+    return {"slots_free": next(iter(free.values())), "slots_free_by_class": free}

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import Final
 
 from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
+from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.pools.parent_leases import ParentLeases
@@ -61,6 +62,8 @@ class Admit:
         ticket = gate.open(request, ask.cost)
         try:
             elsewhere: Collection[Reason] = _BUSY
+            if gate.demand(ask.service_class).expects_retries:
+                ask.identity = _identity(request.body)
             outcome = gate.arrive(ticket, ask)
             if type(outcome) is Queued:
                 record.queued = time.monotonic_ns()
@@ -78,10 +81,17 @@ class Admit:
                 if isinstance(result, Sent) or not _requeues(request, pool, result):
                     return result
                 elsewhere = _NONE
+                if request.reclaimed:  # the time that it had its slots is not waited
+                    since_s += self._loop.time() - outcome.granted_at
+                    request.reclaimed, request.failure = False, None
                 self._end(request, pool, ticket)
                 ticket = gate.open(request, ask.cost)
                 outcome = await self._requeue(request, pool, ticket, ask, since_s)
             assert isinstance(outcome, Refusal)
+            if outcome.retry_after_ms is not None and outcome is not REBALANCED:
+                ask.identity, now = _identity(request.body), self._loop.time()
+                until = now + outcome.retry_after_ms / 1000
+                gate.demand(ask.service_class).refused(ask, until, now)
             return _refused(pool, ask, outcome, elsewhere)
         finally:
             request.ticket = None  # first: reconciliation finds what `_end` should fail to end
@@ -151,9 +161,19 @@ class Admit:
         return record.cost * per_sequence
 
 
+def _identity(body: bytes) -> int:
+    """A number that is the same for a request that comes back unchanged."""
+    part = body if len(body) <= LARGE_BYTES else body[:LARGE_BYTES]
+    return hash(part) ^ len(body)
+
+
 def _requeues(request: Request, pool: Pool, result: NotSent) -> bool:
     """Whether the request returns to this pool's queue, whose dispatching is paused then."""
     response, pause_ms = request.response, LONGEST_PAUSE_MS
+    if request.reclaimed:
+        if request.cancelled is None:
+            request.trace.retried(result.refusal.reason)
+        return request.cancelled is None
     if result.retry is _REQUEUE and response is not None and response.retry_after_ms is not None:
         pause_ms = min(response.retry_after_ms, LONGEST_PAUSE_MS)
     elif not (

@@ -118,6 +118,11 @@ class EngineResponse:
         self.reads = 0
         self.done: asyncio.Future[None] = connections.loop.create_future()
 
+    @property
+    def unseen(self) -> bool:
+        """Whether it is under way, and its client has nothing of it."""
+        return self._connection is not None and not (self.done.done() or self._sink.started)
+
     def start(self, connection: EngineConnection, *request: bytes) -> None:
         """Sends the request, in these parts; from here on the response flows."""
         self._connection = connection

@@ -19,7 +19,7 @@ from orch_sidecar.api.headers import (
     raw,
 )
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
-from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.observability.tracing import Trace
@@ -36,6 +36,12 @@ _REQUEST_ID, _CONTENT_LENGTH, _LEASE = (
 )
 
 
+# Ends an attempt. No client sees it: the request is queued again.
+RECLAIMED: Final = Refusal(
+    Reason.QUEUE_FULL, "an interactive request needed the slots more urgently"
+)
+
+
 @dataclass(slots=True)
 class Request:
     """A request that is being served.
@@ -48,7 +54,8 @@ class Request:
     before), `excluded` (pools it must not be sent to), `lost` (why an engine that received it did
     not answer).
     Of the response: `sink` (None: the client alone), `response` (of the engine, once that got
-    something), `failure` (why the response ended early), `cancelled`.
+    something), `failure` (why the response ended early), `reclaimed` (it gave its
+    slots to another request, and is to be queued again), `cancelled`.
     """
 
     http: web.BaseRequest
@@ -72,7 +79,20 @@ class Request:
     excluded: frozenset[str] = frozenset()
     key_sequences: int = 0
     reserved_bytes: int = 0
+    reclaimed: bool = False
     lost: Refusal | None = None
+
+    @property
+    def unseen(self) -> bool:
+        """Whether the engine runs it, and its client has seen nothing of the response."""
+        response = self.response
+        return response is not None and response.unseen and self.cancelled is None
+
+    def reclaim(self) -> None:
+        """Aborts it in the engine, to be queued again; only if it is unseen."""
+        assert self.response is not None, "an unseen request has reached the engine"
+        self.reclaimed = True
+        self.response.fail(RECLAIMED)
 
     @property
     def headers(self) -> Mapping[str, str]:

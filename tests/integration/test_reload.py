@@ -176,10 +176,13 @@ async def test_queue_that_is_made_shorter_loses_nobody(
     assert (refused.status, refused.error["code"]) == (429, "ADMISSION_REJECT")
     held.release()
     assert (await busy.response()).status == 200
-    for seed, client in enumerate(waiting, 1):
-        await eventually(lambda: held.waiting)
+    responses = [asyncio.ensure_future(client.response()) for client in waiting]
+    while not all(response.done() for response in responses):  # one at a time, or more
         held.release_all()
-        assert (await client.response()).json() == {"seed": seed}
+        await asyncio.sleep(0.01)
+    assert [response.result().json() for response in responses] == [
+        {"seed": seed} for seed in range(1, 4)
+    ]
     await sidecar.idle()
     files.write_profile()
     await reload()

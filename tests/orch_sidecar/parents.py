@@ -105,8 +105,9 @@ class FakePool:
     def status(self) -> AdmissionStatus:
         """An idle admission, but for the slots of the ledger and the queued requests."""
         ledger = self.ledger
-        interactive, bulk = (ClassStatus(queued, 0, 0) for queued in self.queued)
-        idle = AdmissionController(CLOUD.admission).status()
+        free = max(0, ledger.room)
+        interactive, bulk = (ClassStatus(queued, 0, 0, free, 0.0) for queued in self.queued)
+        idle = AdmissionController(CLOUD.admission).status(0.0)
         return idle._replace(
             epoch=ledger.epoch,
             slots_total=ledger.slots_total,

@@ -15,8 +15,7 @@ CLASS: dict[str, Any] = {
 ADMISSION: dict[str, Any] = {
     "full_queue": "reject",
     "aging_s": 10,
-    "reserved_share": 0.25,
-    "window_ms": {"least": 1, "most": 8},
+    "bulk_share": 0.1,
     "coalescing": False,
     "interactive": CLASS,
     "bulk": CLASS,
@@ -34,12 +33,12 @@ SINGLE = {
     "measurement_type": "single_stream",
     "batching": False,
     "engine": {"max_num_seqs": {"fixed": 1}},
-    "admission": ADMISSION | {"reserved_share": 0.0, "window_ms": None},
+    "admission": ADMISSION,
 }
 
 OFFLINE = {
     "measurement_type": "offline",
-    "admission": ADMISSION | {"reserved_share": 0.0, "interactive": None},
+    "admission": ADMISSION | {"interactive": None},
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.vllm_plugin.examples import FACTS, LEASE, US, report
-from vllm_plugin.engine_state import EngineState, SchedulerReport
+from vllm_plugin.engine_state import EngineState, SchedulerReport, Subscriber
 from vllm_plugin.stall_detector import STALLED_AFTER_S
 
 
@@ -46,6 +46,7 @@ def test_before_any_step_the_speed_is_unknown() -> None:
         "steps_by_batch": {},
         "steps_total": 0,
         "busy_seconds_total": 0.0,
+        "batch_seen": 0,
         "step_time": None,
         "generated_tokens_total": 0,
         "prefill": {"tokens": 0, "seconds": 0.0},
@@ -66,6 +67,8 @@ def test_state_contains_the_fitted_step_time() -> None:
         "tokens": 1.0,
         "error": pytest.approx(0.0, abs=1e-3),
         "quality": "good",
+        "traffic": pytest.approx(1.0, rel=0.01),
+        "prompt_share": 0.0,
     }
     assert state["steps_total"] == 200
     assert state["busy_seconds_total"] == pytest.approx(200 * 0.0145)
@@ -73,18 +76,35 @@ def test_state_contains_the_fitted_step_time() -> None:
 
 def test_fit_is_computed_at_most_once_a_second_and_only_for_new_steps() -> None:
     engine_state = EngineState(FACTS)
-    for index in range(10):
+    for index in range(4):
         decode(engine_state, 100.0 + index * 0.01, 1, 0.01)
     first = engine_state.step_time
     assert first is None, "one step is too few"
-    assert engine_state.heartbeat_fields(100.5)["step_time"] is None
+    assert engine_state.heartbeat_fields(100.9)["step_time"] is None
+    decode(engine_state, 100.95, 1, 0.01)
     step_time = engine_state.heartbeat_fields(101.1)["step_time"]
-    assert step_time["samples"] == 10
+    assert step_time["samples"] == 5
     made = engine_state.step_time
     engine_state.heartbeat_fields(200.0)
     assert engine_state.step_time is made, "no new step"
-    decode(engine_state, 200.1, 1, 0.01)
+    decode(engine_state, 201.1, 1, 0.01)
     assert engine_state.step_time is not made
+
+
+def test_fit_follows_within_a_tenth_of_a_second_while_the_batch_grows() -> None:
+    """From 8 sequences to 64, each batch five steps: the reader is woken each time."""
+    engine_state = EngineState(FACTS)
+    woken: list[int] = []
+    engine_state.subscribe(Subscriber(US, lambda: woken.append(engine_state.batch_seen)))
+    at_s = 100.0
+    for batch in (8, 16, 32, 64):
+        while engine_state.batch_seen < batch:
+            at_s += 0.03
+            decode(engine_state, at_s, batch, 0.03)
+    assert at_s <= 101.0
+    assert list(dict.fromkeys(woken)) == [0, 8, 16, 32, 64]
+    assert engine_state.step_time is not None
+    assert engine_state.step_time.largest == 64
 
 
 def test_clock_that_was_set_back_does_not_stop_the_fits() -> None:

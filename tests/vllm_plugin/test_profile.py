@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.vllm_plugin.profiles import CLASS, GOOD, OFFLINE, SINGLE, admission
+from tests.vllm_plugin.profiles import ADMISSION, CLASS, GOOD, OFFLINE, SINGLE, admission
 from vllm_plugin.profile import (
     ArgumentRule,
     FullQueue,
@@ -80,6 +80,18 @@ def test_rules_of_admission_are_read(file: Path) -> None:
     assert rules.of(ServiceClass.BULK).queue_capacity == 99
     assert rules.bulk.tpot_p95_ms is None
     assert (rules.bulk.batch.least, rules.bulk.batch.most) == (1, 8)
+    assert (rules.bulk_share, rules.aging_s, rules.reclaim) == (0.1, 10, False)
+
+
+def test_bounds_that_a_measurement_replaces_may_be_left_out(file: Path) -> None:
+    of_class = CLASS | {"batch": {"least": 2}}
+    rules = {
+        name: each for name, each in ADMISSION.items() if name not in ("aging_s", "bulk_share")
+    }
+    file.write_text(yaml.safe_dump(GOOD | {"admission": rules | {"bulk": of_class}}))
+    rules_read = load(str(file)).admission
+    assert (rules_read.bulk.batch.most, rules_read.aging_s) == (None, None)
+    assert rules_read.bulk_share == 0.1
 
 
 def test_without_an_interactive_class_the_rules_of_bulk_apply() -> None:

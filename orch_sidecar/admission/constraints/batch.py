@@ -1,8 +1,9 @@
-"""Decides how many sequences run at once, and how long bulk requests gather for a batch: from
-the SLOs and the measured step time.
+"""Decides how many sequences run at once, from the SLOs and the measured time per token.
 
-Pure. The step time is t_step(b) = t0 + c * b^alpha as the engine measured it. While it is unknown
-nothing is guessed: the profile bounds the batches, and windows have their least length.
+Pure. A batch b keeps an SLO while k * fit(b) is within it: fit is the engine's own measurement of
+decode-only steps, t0 + c * b^alpha, and k what real traffic adds to it (prompts between the
+decodes, long contexts, a shared machine), measured over the last seconds. A batch that the engine
+has not been seen with is approached by doubling. An SLO that is null bounds nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from typing import Final
 from orch_sidecar.admission.types import StepTime
 from vllm_plugin.profile import AdmissionRules, ClassRules, ServiceClass
 
-# A fit is trusted up to this multiple of the largest batch that it was made from.
+# The first batch of an engine of which nothing is known; any engine worth batching keeps it.
+FIRST_BATCH: Final = 8
+# A fit is trusted up to this multiple of the largest batch that the engine has been seen with.
 EXTRAPOLATION: Final = 2
+# A smaller change of a limit is noise of the measurement.
+DEAD_BAND: Final = 0.1
 # The share of the SLO left for what the step time does not include: the queue, the network, a
 # slow step.
 MARGIN: Final = 0.1
@@ -22,80 +27,100 @@ MARGIN: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The current limits. Batches in sequences, windows in milliseconds.
+    """The current limits, in sequences.
 
     `interactive`: interactive sequences at once. `bulk`: the batch of both classes up to which
     bulk requests may fill the engine. `mixed`: the same while there is interactive traffic.
-    `window_ms`: 0 where no window can open. `measured`: the step time is known.
+    `measured`: the step time is known.
     """
 
     interactive: int
     bulk: int
     mixed: int
-    window_ms: float
     measured: bool
 
     def batch(self, service_class: ServiceClass) -> int:
         return self.interactive if service_class is ServiceClass.INTERACTIVE else self.bulk
 
 
-def limits_for(rules: AdmissionRules, slots_total: int, step_time: StepTime | None) -> Limits:
-    """Computes the limits of an engine with `slots_total` slots."""
-    interactive = rules.of(ServiceClass.INTERACTIVE)
-    bulk = rules.bulk
-    interactive_step_ms = _step_ms(interactive, step_time)
-    of_bulk = _batch(bulk, _step_ms(bulk, step_time), slots_total, step_time)
+def limits_for(
+    rules: AdmissionRules,
+    slots_total: int,
+    step_time: StepTime | None,
+    batch_seen: int = 0,
+    bulk_prompts: float = 0.0,
+    before: Limits | None = None,
+) -> Limits:
+    """Computes the limits of an engine with `slots_total` slots.
+
+    `batch_seen`: the largest batch that the engine has been seen with. `bulk_prompts`: the share
+    of bulk requests in the prompts of late. What their prompts add to the time per token is no
+    reason for fewer streams: fewer bulk prompts are (`prefill`). `before`: the limits so far, of
+    the same rules and slots; None: of others.
+    """
+    interactive, bulk = rules.of(ServiceClass.INTERACTIVE), rules.bulk
+    k = 1.0
+    if step_time is not None:
+        batch_seen = max(batch_seen, step_time.largest)
+        k = max(1.0, step_time.traffic * (1 - step_time.prompt_share * bulk_prompts))
+
+    def batch(of_class: ClassRules, step_ms: float | None) -> int:
+        fitting_ms = None if step_ms is None else step_ms / k
+        return _batch(of_class, fitting_ms, slots_total, step_time, batch_seen)
+
+    interactive_ms = _step_ms(interactive, step_time)
+    of_bulk = batch(bulk, _step_ms(bulk, step_time))
     # A first token takes the rest of the current step, and the next one.
     first_ms = interactive.ttft_p95_ms
     two_steps_ms = None if first_ms is None else first_ms * (1 - MARGIN) / 2
-    mixed = min(
-        _batch(bulk, interactive_step_ms, slots_total, step_time),
-        _batch(bulk, two_steps_ms, slots_total, step_time),
-    )
+    mixed = min(batch(bulk, interactive_ms), batch(bulk, two_steps_ms), of_bulk)
+    of_interactive = batch(interactive, interactive_ms)
+    if before is not None:
+        of_interactive = _steady(of_interactive, before.interactive, slots_total)
+        of_bulk = _steady(of_bulk, before.bulk, slots_total)
+        mixed = min(_steady(mixed, before.mixed, slots_total), of_bulk)
     return Limits(
-        interactive=_batch(interactive, interactive_step_ms, slots_total, step_time),
+        interactive=of_interactive,
         bulk=of_bulk,
-        mixed=min(mixed, of_bulk),
-        window_ms=_window_ms(rules, of_bulk, step_time),
-        measured=step_time is not None,
+        mixed=mixed,
+        measured=step_time is not None and step_time.good,
     )
 
 
 def _step_ms(rules: ClassRules, step_time: StepTime | None) -> float | None:
     """The longest step within the SLO per token; a step can generate several of a sequence."""
     tpot_ms = rules.tpot_p95_ms
-    return None if tpot_ms is None or step_time is None else tpot_ms * step_time.tokens
+    if tpot_ms is None or step_time is None:
+        return tpot_ms
+    return tpot_ms * step_time.tokens
 
 
 def _batch(
-    rules: ClassRules, step_ms: float | None, slots_total: int, step_time: StepTime | None
+    rules: ClassRules,
+    step_ms: float | None,
+    slots_total: int,
+    step_time: StepTime | None,
+    batch_seen: int,
 ) -> int:
     """The largest batch with a step of at most `step_ms`, within the profile's bounds and the
     slots."""
-    most = min(rules.batch.most, slots_total)
-    if step_time is None or step_ms is None:
+    most = min(rules.batch.most or slots_total, slots_total)
+    if step_ms is None:
         return most
     least = min(rules.batch.least, most)
-    trusted = min(most, max(least, EXTRAPOLATION * step_time.largest))
-    low, high = least, trusted
+    low, high = least, min(most, max(least, FIRST_BATCH, EXTRAPOLATION * batch_seen))
+    if step_time is None:
+        return high
     while low < high:  # the step time grows with the batch
         middle = (low + high + 1) // 2
         if step_time.ms(middle) <= step_ms:
             low = middle
         else:
             high = middle - 1
-    # All trusted batches keep the SLO, and larger ones are unknown: the profile's bound applies.
-    return most if low == trusted and step_time.ms(trusted) <= step_ms else low
+    return low
 
 
-def _window_ms(rules: AdmissionRules, batch: int, step_time: StepTime | None) -> float:
-    if rules.window_ms is None or batch < 2:  # a batch of one needs no window
-        return 0.0
-    least, most = float(rules.window_ms.least), float(rules.window_ms.most)
-    if step_time is None:
-        return least
-    ttft_ms = rules.bulk.ttft_p95_ms
-    if ttft_ms is None:
-        return most
-    slack_ms = ttft_ms * (1 - MARGIN) - step_time.ms(batch)
-    return min(max(slack_ms, least), most)
+def _steady(batch: int, before: int, slots_total: int) -> int:
+    """The batch, or the one before where that is as good."""
+    same = abs(batch - before) <= DEAD_BAND * before and batch < slots_total
+    return before if same and before <= slots_total else batch

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from orch_sidecar.admission.types import EngineReport
+from orch_sidecar.admission.types import EngineReport, StepTime
 
 # Prefill of bulk prompts may delay interactive requests by this: a quarter of the SLO of their
 # first token, and never long enough for a reader to notice.
 STALL_SHARE: Final = 0.25
 LONGEST_STALL_S: Final = 0.5
+# While they make the time per token miss its SLO, the delay halves with each fit of the engine
+# (one a second), down to one prompt at a time; then it recovers within a quarter of a minute.
+LESS: Final = 0.5
+MORE: Final = 1.2
+LEAST_PACE: Final = 1 / 16
+# Prompts are forgotten at this share per fit.
+FORGET: Final = 0.1
 
 
 class PrefillBudget:
@@ -25,6 +32,13 @@ class PrefillBudget:
         self.tokens_per_s: float | None = None
         self._level = 0.0
         self._at = 0.0
+        self._pace = 1.0  # share of the delay that is used
+        self._bulk_tokens = self._tokens = 0.0  # of prompts granted of late
+
+    @property
+    def bulk_prompts(self) -> float:
+        """The share of bulk requests in the prompts that were granted of late."""
+        return self._bulk_tokens / self._tokens if self._tokens else 0.0
 
     def begin_epoch(self) -> None:
         """The engine restarted, with nothing to prefill."""
@@ -38,14 +52,33 @@ class PrefillBudget:
             report.chunk_tokens,
             report.step_time,
         )
-        if rate is not None and chunk is not None and step_time is not None:
+        if rate is not None and chunk is not None and step_time is not None and step_time.good:
             rate = chunk / (step_time.ms(max(1, leased)) / 1000 + chunk / rate)
         self.tokens_per_s = rate
+
+    def measured(self, step_time: StepTime | None, tpot_ms: float | None, leased: int) -> None:
+        """The engine compared its time per token with the fit: prompts of bulk requests slow down
+        where they make `leased` sequences miss the SLO."""
+        self._tokens *= 1 - FORGET
+        self._bulk_tokens *= 1 - FORGET
+        if step_time is None or tpot_ms is None:
+            self._pace = 1.0
+            return
+        token_ms = step_time.traffic * step_time.token_ms(max(1, leased))
+        of_bulk = step_time.prompt_share * self.bulk_prompts
+        missed = token_ms > tpot_ms >= token_ms * (1 - of_bulk)
+        self._pace = max(LEAST_PACE, self._pace * LESS) if missed else min(1.0, self._pace * MORE)
 
     def granted(self, tokens: float, now: float) -> None:
         """A bulk request was granted a lease."""
         self._level = self._left(now) + tokens
         self._at = now
+        self._bulk_tokens += tokens
+        self._tokens += tokens
+
+    def granted_interactive(self, tokens: float) -> None:
+        """An interactive request was granted a lease."""
+        self._tokens += tokens
 
     def released(self) -> None:
         """A bulk request ended: while the rate is unknown, this shows that its prefill did."""
@@ -56,7 +89,7 @@ class PrefillBudget:
         """Whether a prompt may be admitted beside interactive requests; a single one always may."""
         left = self._left(now)
         rate = self.tokens_per_s
-        return left <= 0 or (rate is not None and left + tokens <= rate * stall_s)
+        return left <= 0 or (rate is not None and left + tokens <= rate * stall_s * self._pace)
 
     def fits_at(self, tokens: float, stall_s: float, now: float) -> float | None:
         """When it will fit, at the latest; None while the rate is unknown."""
@@ -64,7 +97,7 @@ class PrefillBudget:
         if rate is None:
             return None
         left = self._left(now)
-        return now + min(left, max(0.0, left + tokens - rate * stall_s)) / rate
+        return now + min(left, max(0.0, left + tokens - rate * stall_s * self._pace)) / rate
 
     def _left(self, now: float) -> float:
         drained = (now - self._at) * (self.tokens_per_s or 0.0)

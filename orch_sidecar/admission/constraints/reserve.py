@@ -1,25 +1,43 @@
-"""Decides which slots are reserved for interactive requests, and how far that delays bulk ones.
+"""Decides which slots belong to interactive requests, and what bulk requests are guaranteed.
 
-Pure: times are seconds of a monotonic clock.
+Pure: times are seconds of a monotonic clock. With a demand of D slots (see `demand`) the reserve
+is D + sqrt(D): what interactive requests ask for on average, and its standard deviation. Bulk
+requests start while they leave that many slots. Two accounts bound what it costs:
+
+- slots that stay free for it while bulk requests wait may cost IDLE_SHARE of the tokens: the
+  more they have cost, the less of sqrt(D) stays free, and in the end only what interactive
+  requests use and wait for is theirs;
+- bulk requests that wait are guaranteed `bulk_share` of the slots' time over ACCOUNT_S: when
+  they have had less, the first of them is next, whatever the reserve. And an operator may bound
+  the time by which interactive traffic delays one of them.
 """
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Final
 
 from orch_sidecar.admission.constraints.batch import Limits
+from orch_sidecar.admission.constraints.demand import Demand
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.queues import Queues
-from vllm_plugin.profile import ServiceClass
+from orch_sidecar.admission.queues import QueuedRequest, Queues
+from orch_sidecar.admission.types import AdmissionRequest, StepTime
+from orch_sidecar.api.refusal import Reason
+from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
-# The share of the reserve that stays free for the next requests. Each free slot costs tokens: one
-# of 16 or three of 64 cost less than a twentieth. Without any, the next interactive request waits
-# for a bulk request to end.
-SPARE_SHARE: Final = 0.2
-# After a pause of this length, interactive traffic loses its claim on the reserve.
-CLAIM_S: Final = 10.0
+ACCOUNT_S: Final = 60.0
+IDLE_SHARE: Final = 0.03
+IDLE_SAVED_S: Final = 30.0  # so that bursts may cost more for a while
+# For how long a slot that is lent to a bulk request is gone: as measured, within these bounds.
+LENT_S: Final = (1.0, 60.0)
+
+# A hundred responses a second are as informative as all of them.
+LEARN_EVERY_S: Final = 0.01
+
+# Refusals for a limit that the request itself has.
+_OWN: Final = frozenset({Reason.DEADLINE_MISS, Reason.DO_NOT_QUEUE})
 
 
 class DelayClock:
@@ -53,52 +71,221 @@ class DelayClock:
         return self._at + missing / self._share if self._share else None
 
 
-class InteractiveReserve:
-    """The share of the slots that belongs to interactive requests while there are any.
+class BulkGuarantee:
+    """What bulk requests that wait have had less than their share, in slot-seconds.
 
-    `share`: of all slots (0 to 1).
+    Earned while bulk requests wait, spent by all that run. While no interactive request contends,
+    nothing is: a debt from then would keep bulk requests out when that changes.
     """
 
-    def __init__(self, ledger: Ledger, queues: Queues) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self.owed = 0.0
+        self._ledger = ledger
+        self._earning = 0.0  # slots: now, while bulk requests wait
+        self._used = 0.0  # the ledger's sum, when it was last looked at
+        self._at = 0.0
+
+    def update(self, share: float, waiting: bool, contended: bool, now: float) -> None:
+        """To be called before what changes these. `contended`: interactive requests have, or
+        claim, some of the slots."""
+        earned = self._earning * max(0.0, now - self._at)
+        used_in_all = self._ledger.bulk_slot_s(now)
+        used, self._used, self._at = used_in_all - self._used, used_in_all, now
+        slots = share * self._ledger.slots_total
+        self._earning = slots if waiting and contended else 0.0
+        most = slots * ACCOUNT_S
+        self.owed = min(most, max(-most / 2, self.owed + earned - used))
+        if not contended:
+            self.owed = 0.0
+
+    def reaches_at(self, owed: float) -> float | None:
+        """When that much will be owed if nothing changes; None: not before something does."""
+        rate = self._earning - self._ledger.bulk
+        return None if rate <= 0 else self._at + (owed - self.owed) / rate
+
+
+class IdleAccount:
+    """The tokens that reserved slots may cost while bulk requests wait for them.
+
+    In seconds of the engine's whole throughput: a share of it is saved, what is idle is spent.
+    """
+
+    def __init__(self) -> None:
+        self._saved = self._most = IDLE_SHARE * IDLE_SAVED_S
+        self._spending = 0.0
+        self._at = 0.0
+
+    @property
+    def left(self) -> float:
+        """From 1 (nothing was spent of late) to 0 and below (more than may be)."""
+        return self._saved / self._most
+
+    def update(self, spending: float, now: float) -> None:
+        """From now on idle slots cost `spending` of the tokens (0 to 1)."""
+        saved = self._saved + (IDLE_SHARE - self._spending) * max(0.0, now - self._at)
+        self._saved = min(self._most, saved)
+        self._spending, self._at = spending, now
+
+
+class InteractiveReserve:
+    """The slots of interactive requests, and the claims of bulk requests on all of them."""
+
+    def __init__(self, rules: AdmissionRules, ledger: Ledger, queues: Queues) -> None:
+        self.rules = rules
         self.clock = DelayClock()
+        self.guarantee = BulkGuarantee(ledger)
+        self.interactive, self.bulk = Demand(), Demand()
+        self.refused_beside_bulk = 0  # interactive requests, while bulk had more than its share
+        self.step_time: StepTime | None = None
+        self._idle = IdleAccount()
+        self._most = 0  # slots that interactive requests can use
         self._ledger = ledger
         self._queues = queues
-        self.interactive_at = float("-inf")  # the last arrival or end of an interactive request
+
+    # Demand
+
+    def resized(self, slots_total: int, interactive: int) -> None:
+        """The engine has so many slots, of which interactive requests can use `interactive`."""
+        self.interactive.slots_total = self.bulk.slots_total = slots_total
+        self._most = min(slots_total, interactive)
+
+    def demand(self, service_class: ServiceClass) -> Demand:
+        return self.bulk if service_class is _BULK else self.interactive
+
+    def completed(self, request: AdmissionRequest, elapsed_s: float, now: float) -> None:
+        """A request had its slots for that long."""
+        is_bulk = request.service_class is _BULK
+        pace = self.bulk.pace if is_bulk else self.interactive.pace
+        if now < pace.learns_at:
+            return
+        pace.learns_at = now + LEARN_EVERY_S
+        pace.completed(request.work / request.cost, elapsed_s)
+        if is_bulk:
+            lent_s = min(LENT_S[1], max(LENT_S[0], pace.service_s))
+            self.interactive.lent_s = self.bulk.lent_s = lent_s
+
+    def refused(self, request: AdmissionRequest, reason: Reason) -> bool:
+        """A request was refused. Returns whether that was for a limit of its own, which says
+        nothing about the engine; it then does not count as demand."""
+        if reason in _OWN or (reason is Reason.QUEUE_TIMEOUT and request.max_wait_ms is not None):
+            return True
+        share = self.rules.bulk_share * self._ledger.slots_total
+        if request.service_class is _INTERACTIVE and self._ledger.bulk > share:
+            self.refused_beside_bulk += 1
+        return False
+
+    def expired(self, queued: QueuedRequest, now: float) -> None:
+        """A request was refused after it had waited."""
+        request = queued.request
+        if self.refused(request, queued.expiry):
+            demand = self.demand(request.service_class)
+            demand.withdrawn(request, now - queued.arrived, now)
+
+    def ratio(self, limits: Limits, now: float) -> float:
+        """What is asked for over what can be served within the SLOs: 1 is full."""
+        total = 0.0
+        for service_class in ServiceClass:
+            running = self._ledger.of(service_class) + self._queues.cost(service_class)
+            asked = self.demand(service_class).update(now)
+            most = limits.bulk if service_class is _BULK else limits.interactive
+            total += max(asked, running) / max(1, most)
+        return total
+
+    # Slots
+
+    def reserved(self, now: float) -> int:
+        """Slots of interactive requests: no more than sqrt(D) beyond those that they use and wait
+        for, and the fewer, the more these have cost of late."""
+        demand = self.interactive.update(now)
+        deviation = sqrt(demand)
+        spare = max(0.0, self._idle.left) * deviation
+        return min(self._most, int(min(demand + deviation, self._claimed() + spare) + 0.5))
 
     def traffic(self, now: float) -> bool:
-        """Whether there is interactive traffic."""
-        return self._ledger.interactive > 0 or now - self.interactive_at < CLAIM_S
+        """Whether there are interactive requests, or will be soon."""
+        return self._ledger.interactive > 0 or self.reserved(now) > 0
 
-    def lendable(self, share: float, now: float) -> int:
+    def lendable(self, now: float) -> int:
         """Slots that bulk requests and foreign sequences may have together."""
-        slots, reserved = self._ledger.slots_total, self._reserved(share)
-        if not reserved or not self.traffic(now):
-            return slots
-        in_use = self._ledger.interactive + self._queues.cost(_INTERACTIVE)
-        return slots - min(reserved, in_use + max(1, int(SPARE_SHARE * reserved)))
+        return self._ledger.slots_total - self.reserved(now)
 
-    def bulk_capacity(self, limits: Limits, share: float, now: float) -> int:
+    def bulk_capacity(self, limits: Limits, now: float) -> int:
         """The batch of both classes up to which bulk requests may fill the engine now."""
         ledger = self._ledger
         most = limits.mixed if self.traffic(now) else limits.bulk
-        return min(most, self.lendable(share, now) + ledger.interactive, ledger.slots_total)
+        guaranteed = max(1, round(self.rules.bulk_share * ledger.slots_total))
+        return min(
+            most, max(guaranteed, self.lendable(now)) + ledger.interactive, ledger.slots_total
+        )
 
-    def update_delay(self, limits: Limits, share: float, now: float) -> None:
-        """Updates the delay clock; to be called before and after what changes the share."""
-        if not self._queues.size(_BULK):
+    def idle(self, now: float) -> int:
+        """Free slots that bulk requests wait for, and that are kept for interactive ones."""
+        head, ledger = self._queues.head(_BULK), self._ledger
+        if head is None or self.is_due(head, now):
+            return 0
+        lent = ledger.leased + ledger.foreign - ledger.interactive
+        if lent + head.request.cost <= self.lendable(now):
+            return 0
+        return max(0, ledger.room)
+
+    # Bulk requests
+
+    def is_due(self, bulk: QueuedRequest, now: float) -> bool:
+        """Whether a bulk request goes before interactive ones: it is owed slots, or was delayed
+        for as long as it may be."""
+        if self.guarantee.owed > 0 and self.guarantee.owed >= self._claim(bulk):
+            return True
+        aging_s = self.rules.aging_s
+        return aging_s is not None and self.clock.value(now) >= bulk.delay_s + aging_s
+
+    def due_at(self, bulk: QueuedRequest, now: float) -> float | None:
+        """When the head of bulk requests will be due, if nothing changes; None: unpredictable."""
+        if self.is_due(bulk, now):
+            return None
+        times = []
+        if self._contended(now):
+            times.append(self.guarantee.reaches_at(self._claim(bulk)))
+        if self.rules.aging_s is not None:
+            times.append(self.clock.reaches_at(bulk.delay_s + self.rules.aging_s))
+        return min((at for at in times if at is not None), default=None)
+
+    def update(self, now: float) -> None:
+        """To be called after each change while requests are queued."""
+        contended = self._contended(now)
+        waiting = self._queues.size(_BULK) > 0
+        self.guarantee.update(self.rules.bulk_share, waiting, contended, now)
+        head, ledger = self._queues.head(_BULK), self._ledger
+        if head is None or not contended:
             self.clock.set_share(0.0, now)
+            self._idle.update(0.0, now)
             return
-        ledger = self._ledger
-        # Slots within the reserve, the smaller batch and sequential prefill delay no bulk request,
-        # as long as bulk has the rest of them.
-        alone = min(limits.mixed, ledger.slots_total - ledger.foreign) - self._reserved(share)
-        left = self.bulk_capacity(limits, share, now) - ledger.foreign - ledger.interactive
-        head = self._queues.head(_BULK)
-        # A request larger than the slots of bulk waits for interactive traffic alone, forever.
-        too_large = head is not None and head.request.cost > max(left, alone)
-        stopped = too_large and self.traffic(now)
-        taken = 1.0 if stopped else 1 - max(0, left) / max(1, alone)
-        self.clock.set_share(min(1.0, max(0.0, taken)), now)
+        slots = max(1, ledger.slots_total - ledger.foreign)
+        theirs = max(ledger.interactive, ledger.slots_total - self.lendable(now))
+        # A request larger than what is left would wait for ever.
+        too_large = head.request.cost > slots - theirs and theirs > 0
+        self.clock.set_share(1.0 if too_large else min(1.0, theirs / slots), now)
+        self._idle.update(self._cost(self.idle(now)), now)
 
-    def _reserved(self, share: float) -> int:
-        return int(share * self._ledger.slots_total)
+    def _claim(self, bulk: QueuedRequest) -> float:
+        """What must be owed for this request to be next, in slot-seconds: half of what it will
+        take, so that bulk requests have neither more nor less than their share on average; and
+        what those that run are still to take."""
+        most = self.rules.bulk_share * self._ledger.slots_total * ACCOUNT_S
+        own_and_theirs = bulk.request.cost + self._ledger.bulk
+        return min(own_and_theirs * self.bulk.lent_s, most) / 2
+
+    def _contended(self, now: float) -> bool:
+        return self._queues.size(_INTERACTIVE) > 0 or self.traffic(now)
+
+    def _claimed(self) -> int:
+        return self._ledger.interactive + self._queues.cost(_INTERACTIVE)
+
+    def _cost(self, idle: int) -> float:
+        """The share of the tokens that `idle` more sequences would generate."""
+        batch = self._ledger.leased + self._ledger.foreign
+        if not idle:
+            return 0.0
+        with_them = batch + idle
+        step = self.step_time
+        slower = 1.0 if step is None or not batch else step.ms(with_them) / step.ms(batch)
+        return max(0.0, 1 - slower * batch / with_them)

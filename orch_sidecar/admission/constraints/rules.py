@@ -3,23 +3,18 @@
 Pure: times are seconds of a monotonic clock. The constraints, in the order of their evaluation:
 
 - slot: leased + foreign + cost stay within the slots that the engine reported. Always.
-- window: the engine is idle, and bulk requests arrive so often that they start as a batch.
 - batch: no more sequences than keep the SLO of the time per token. Interactive requests count
   among themselves; bulk ones may fill what the bulk SLO allows, and only what the interactive
-  one allows while there is interactive traffic: some is queued or running, or arrived in the
-  last 10 s, because bulk requests keep their slots for long.
-- reserve: a share of the slots belongs to interactive requests while there are any: those that
-  they use, and a few more that stay free for the next, up to the share. The rest of it is lent,
-  and all of it without such traffic.
+  one allows while there is interactive traffic: some runs or is expected, because bulk requests
+  keep their slots for long.
+- reserve: the slots that interactive requests are expected to ask for belong to them.
 - prefill: while there is interactive traffic, the engine gets no more bulk prompts than it
   prefills in a moment.
 - kv: the KV cache has room for all leases to their ends.
 
 A request that is alone in the engine is never blocked by batch, reserve or KV: waiting would not
-help. A bulk request that interactive traffic has delayed for long enough (`aged`) is blocked
-neither by the interactive SLO of the batch nor by prefill, but still by the reserve: interactive
-requests within it delay no bulk request. Only one that needs more slots than the reserve leaves is
-delayed by it, and gets its slots in the end.
+help. A bulk request that is due (it is owed slots, or was delayed for as long as it may be) is
+blocked neither by the reserve, nor by the interactive SLO of the batch, nor by prefill.
 """
 
 from __future__ import annotations
@@ -30,11 +25,17 @@ from orch_sidecar.admission.constraints.batch import Limits, limits_for
 from orch_sidecar.admission.constraints.kv_cache import KvBudget
 from orch_sidecar.admission.constraints.prefill import PrefillBudget, stall_s
 from orch_sidecar.admission.constraints.reserve import InteractiveReserve
-from orch_sidecar.admission.constraints.window import BatchWindow
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, EngineReport, KvNeed, Lease
+from orch_sidecar.admission.types import (
+    AdmissionRequest,
+    BlockedBy,
+    EngineReport,
+    KvNeed,
+    Lease,
+    StepTime,
+)
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
@@ -52,9 +53,10 @@ class AdmissionConstraints:
         self.rules = rules
         self.limits: Limits = limits_for(rules, 0, None)
         self.kv = KvBudget(ledger)
-        self.reserve = InteractiveReserve(ledger, queues)
-        self.window = BatchWindow(ledger, queues, service_times)
+        self.reserve = InteractiveReserve(rules, ledger, queues)
         self._prefill = PrefillBudget()
+        # What the limits were computed from: slots, the largest batch seen, the step time.
+        self._measured: tuple[int, int, StepTime | None] = (0, 0, None)
         self._ledger = ledger
         self._queues = queues
         self._service_times = service_times
@@ -67,50 +69,63 @@ class AdmissionConstraints:
         self._prefill.begin_epoch()
 
     def reported(self, report: EngineReport, now: float) -> None:
+        """The engine reported its state; the ledger has its slots."""
         self._prefill.reported(report, self._ledger.leased)
         self.kv.reported(report, now)
+        measured = (self._ledger.slots_total, report.batch_seen, report.step_time)
+        if measured == self._measured:
+            return
+        if report.step_time is not self._measured[2]:
+            tpot_ms = self.rules.of(_INTERACTIVE).tpot_p95_ms
+            self._prefill.measured(report.step_time, tpot_ms, self._ledger.leased)
+        before = self.limits if measured[0] == self._measured[0] else None
+        self._measured = measured
+        fit = report.step_time
+        self.reserve.step_time = fit if fit is not None and fit.good else None
+        self._set_limits(before)
 
-    def arrived(self, request: AdmissionRequest, now: float) -> None:
-        """A request arrived, whatever its outcome."""
-        if request.service_class is _BULK:
-            self.window.arrived(now)
-        else:
-            self.reserve.interactive_at = now
+    def replace_rules(self, rules: AdmissionRules) -> None:
+        """Applies reloaded rules."""
+        self.rules = self.reserve.rules = rules
+        self._set_limits(None)
+
+    def _set_limits(self, before: Limits | None) -> None:
+        slots_total, batch_seen, step_time = self._measured
+        self.limits = limits_for(
+            self.rules, slots_total, step_time, batch_seen, self._prefill.bulk_prompts, before
+        )
+        self.reserve.resized(slots_total, self.limits.interactive)
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
         """The ledger granted a lease for `request`."""
         if request.service_class is _BULK:
             self._prefill.granted(request.prompt_tokens, now)
+        else:
+            self._prefill.granted_interactive(request.prompt_tokens)
         self.kv.granted(lease.kv, now)
-        if self.window.until is not None:
-            self.window.close(now)
 
-    def released(self, request: AdmissionRequest, now: float) -> None:
+    def released(self, request: AdmissionRequest) -> None:
         """The lease of `request` ended."""
         if request.service_class is _BULK:
             self._prefill.released()
-        else:
-            self.reserve.interactive_at = now
 
     # Decisions
 
     def blocked_by(
-        self, request: AdmissionRequest, kv: KvNeed, now: float, *, aged: bool = False
+        self, request: AdmissionRequest, kv: KvNeed, now: float, *, due: bool = False
     ) -> BlockedBy | None:
         """The constraint that blocks a request now; None: it can be dispatched.
 
-        `kv`: from `kv_need`.
+        `kv`: from `kv_need`. `due`: a bulk request that goes before interactive ones.
         """
         ledger, cost = self._ledger, request.cost
         taken = ledger.leased + ledger.foreign
         if taken + cost > ledger.slots_total:
             return BlockedBy.SLOT
-        is_bulk = request.service_class is _BULK
         if not taken:
-            blocks = is_bulk and self.window.blocks(self.rules.bulk, self.limits, now)
-            return BlockedBy.WINDOW if blocks else None
-        if is_bulk:
-            blocked_by = self._bulk_blocked_by(request, taken, now, aged)
+            return None
+        if request.service_class is _BULK:
+            blocked_by = self._bulk_blocked_by(request, taken, now, due)
             if blocked_by is not None:
                 return blocked_by
         elif ledger.interactive and ledger.interactive + cost > self.limits.interactive:
@@ -118,15 +133,16 @@ class AdmissionConstraints:
         return None if self.kv.fits(kv, now) else BlockedBy.KV
 
     def _bulk_blocked_by(
-        self, request: AdmissionRequest, taken: int, now: float, aged: bool
+        self, request: AdmissionRequest, taken: int, now: float, due: bool
     ) -> BlockedBy | None:
         cost, limits, reserve = request.cost, self.limits, self.reserve
         if taken + cost > limits.bulk:
             return BlockedBy.BATCH
-        lendable = reserve.lendable(self.rules.reserved_share, now)
-        if taken - self._ledger.interactive + cost > lendable and not (aged and cost > lendable):
+        if due:
+            return None
+        if taken - self._ledger.interactive + cost > reserve.lendable(now):
             return BlockedBy.RESERVE
-        if aged or not reserve.traffic(now):
+        if not reserve.traffic(now):
             return None
         if taken + cost > limits.mixed:
             return BlockedBy.BATCH
@@ -138,26 +154,28 @@ class AdmissionConstraints:
         each = self._service_times.lengths.expected(request.service_class, request.max_tokens)
         return self.kv.need(request.prompt_tokens, each, request.cost)
 
-    def opens_window(self, request: AdmissionRequest, now: float) -> bool:
-        """Opens a window if a bulk request that could start now should wait for others."""
-        return self.window.opens(request, self.rules.bulk, self.limits, now)
-
-    def closes_window(self, request: AdmissionRequest, now: float) -> bool:
-        """Closes a window that is over, or that a bulk request cannot wait for. True: it did."""
-        return self.window.closes_for(request, self.rules.bulk, now)
-
     def bulk_capacity(self, now: float) -> int:
         """The batch of both classes up to which bulk requests may fill the engine now."""
-        return self.reserve.bulk_capacity(self.limits, self.rules.reserved_share, now)
+        return self.reserve.bulk_capacity(self.limits, now)
 
-    def update_delay(self, now: float) -> None:
-        """Updates the delay of bulk requests; to be called after a change."""
-        self.reserve.update_delay(self.limits, self.rules.reserved_share, now)
+    def free(self, service_class: ServiceClass, now: float) -> int:
+        """Slots that the next request of a class could get now, if none waits before it."""
+        ledger, limits = self._ledger, self.limits
+        taken = ledger.leased + ledger.foreign
+        free = ledger.slots_total - taken
+        if not taken:
+            return max(0, free)
+        if service_class is _INTERACTIVE:
+            if ledger.interactive:
+                free = min(free, limits.interactive - ledger.interactive)
+        else:
+            most = limits.mixed if self.reserve.traffic(now) else limits.bulk
+            lendable = self.reserve.lendable(now) + ledger.interactive
+            free = min(free, most - taken, lendable - taken)
+        return max(0, free)
 
     def clears_at(self, blocked_by: BlockedBy, now: float) -> float | None:
         """When the constraint may clear for the head of the queue without any event."""
-        if blocked_by is BlockedBy.WINDOW:
-            return self.window.until
         if blocked_by in (BlockedBy.KV, BlockedBy.RESERVE, BlockedBy.BATCH):
             return now + _POLL_S
         bulk = self._queues.head(_BULK)

@@ -20,6 +20,10 @@ from vllm_plugin.profile import ServiceClass
 FRESH_S: Final = 0.02
 FEW: Final = 32
 
+# An abort takes effect after the current step, and is reported after the next one.
+ABORT_STEPS: Final = 2
+REPORT_S: Final = 0.02
+
 # How far requests may deviate from the measured step time: prompts of others are prefilled
 # between their steps, and machines are shared.
 _SLOWEST, _FASTEST = 10.0, 0.1
@@ -154,11 +158,19 @@ class ServiceTimes:
             request = lease.request
             if request is None or (only is not None and request.service_class is not only):
                 continue
-            remaining_s = self.remaining_s(request, now - lease.granted_at)
+            if lease.closing:
+                remaining_s = self._confirmed_in_s()
+            else:
+                remaining_s = self.remaining_s(request, now - lease.granted_at)
             if remaining_s is None:
                 return
             times += [remaining_s] * request.cost
         self._interactive = Schedule(times)
+
+    def _confirmed_in_s(self) -> float | None:
+        """Seconds until the engine confirms the end of an aborted request."""
+        step_s = self._step_s(0)
+        return None if step_s is None else ABORT_STEPS * step_s + REPORT_S
 
     def _step_s(self, more: int) -> float | None:
         """Seconds of a step of all leased sequences and `more`."""

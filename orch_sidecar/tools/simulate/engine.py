@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
 
+from vllm_plugin.token_time import TokenTimes, Traffic
+
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
@@ -41,7 +43,7 @@ class EngineShape:
     noise: float = 0.0
     by_priority: bool = True
 
-    def step_ms(self, batch: int) -> float:
+    def step_ms(self, batch: float) -> float:
         """Returns the milliseconds of a step that decodes `batch` sequences without prefill."""
         return self.t0_ms + (self.c_ms * float(batch**self.alpha) if batch else 0.0)
 
@@ -79,6 +81,7 @@ class Engine:
         self.decoding = 0
         self.largest = 0  # batch so far
         self.preemptions = 0
+        self.token_times = TokenTimes()
         self._random = Random(seed)  # noqa: S311 (a model, no secret)
         self._waiting: list[tuple[int, int, Sequence]] = []
         self._added = 0
@@ -150,7 +153,14 @@ class Engine:
         seconds = self._step_s[self.decoding] + read / shape.prefill_tokens_per_s
         if shape.noise:
             seconds *= self._random.lognormvariate(0.0, shape.noise)
+        prompt_s = read / shape.prefill_tokens_per_s
+        batch = self.decoding + len(self._reading)
+        self.token_times.record(now + seconds, seconds, batch, self.decoding, prompt_s)
         return seconds
+
+    def traffic(self, now: float) -> Traffic:
+        """Returns what prompts and noise add to the time per token, as the plugin measures it."""
+        return self.token_times.traffic(lambda batch: self.shape.step_ms(batch) / 1000, now)
 
     def end_step(self, now: float) -> list[Sequence]:
         """Ends the step; returns the sequences that ended with it."""

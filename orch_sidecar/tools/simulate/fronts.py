@@ -25,13 +25,15 @@ from orch_sidecar.admission.types import (
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.workload import Arrival
-from vllm_plugin.profile import AdmissionRules, Bounds, ClassRules, FullQueue, ServiceClass
+from vllm_plugin.profile import AdmissionRules, BatchBounds, ClassRules, FullQueue, ServiceClass
 
 # The shortest interval between an engine's reports.
 REPORT_S: Final = 0.02
 # Steps until step time and prefill rate are known, and their relative error.
 MEASURED_STEPS: Final = 100
 MEASURED_ERROR: Final = 0.05
+# The interval at which the plugin fits the step time and compares the traffic with it.
+FIT_S: Final = 1.0
 
 
 class Outcomes(Protocol):
@@ -109,6 +111,8 @@ class Admitted:
         self._sight = sight
         self._classes = sight.classes and rules.interactive is not None
         self._outcomes = outcomes
+        self._step_time: StepTime | None = None
+        self._fitted_at = 0.0
 
     @property
     def queued(self) -> int:
@@ -116,9 +120,14 @@ class Admitted:
 
     def arrive(self, number: int, arrival: Arrival, now: float) -> None:
         service_class = arrival.service_class if self._classes else ServiceClass.BULK
-        ask = AdmissionRequest(service_class, 1, arrival.prompt, arrival.max_tokens)
+        ask = AdmissionRequest(
+            service_class, 1, arrival.prompt, arrival.max_tokens, identity=number + 1
+        )
         outcome = self._controller.arrive(str(number), ask, now)
         displaced = self._controller.take_displaced()
+        if isinstance(outcome, Refusal) and outcome.retry_after_ms is not None:
+            demand = self._controller.constraints.reserve.demand(service_class)
+            demand.refused(ask, now + outcome.retry_after_ms / 1000, now)
         if isinstance(outcome, Queued):
             self._outcomes.queued(number, outcome.predicted_start_ms)
         else:
@@ -132,6 +141,17 @@ class Admitted:
         shape, sight = engine.shape, self._sight
         known = sight.measured and engine.steps >= MEASURED_STEPS
         off = 1 + MEASURED_ERROR
+        if known and (self._step_time is None or now - self._fitted_at >= FIT_S):
+            self._fitted_at = now
+            traffic = engine.traffic(now)
+            self._step_time = StepTime(
+                shape.t0_ms,
+                shape.c_ms * off,
+                shape.alpha,
+                max(1, engine.largest),
+                traffic=traffic.factor,
+                prompt_share=traffic.prompt_share,
+            )
         report = EngineReport(
             epoch="simulated",
             slots_total=shape.slots,
@@ -141,9 +161,8 @@ class Admitted:
             waiting=engine.waiting,
             scheduled=engine.held,
             preemptions_total=engine.preemptions if sight.cache else 0,
-            step_time=StepTime(shape.t0_ms, shape.c_ms * off, shape.alpha, max(1, engine.largest))
-            if known
-            else None,
+            batch_seen=engine.token_times.batch_seen if sight.measured else shape.slots,
+            step_time=self._step_time,
             prefill_tokens_per_s=shape.prefill_tokens_per_s / off if known else None,
             chunk_tokens=min(shape.long_prefill_tokens, shape.step_tokens),
         )
@@ -180,13 +199,11 @@ def plain_rules(rules: AdmissionRules) -> AdmissionRules:
         tpot_p95_ms=None,
         queue_capacity=sum(each.queue_capacity for each in both),
         max_wait_s=max(each.max_wait_s for each in both),
-        batch=Bounds(least=1, most=1_000_000),
+        batch=BatchBounds(least=1),
     )
     return AdmissionRules(
         full_queue=FullQueue.REJECT,
-        aging_s=rules.aging_s,
-        reserved_share=0.0,
-        window_ms=None,
+        bulk_share=0.0,
         coalescing=False,
         interactive=None,
         bulk=queue,

@@ -1,23 +1,22 @@
-"""Measures tokens per second by batch size, and the effect of batching windows.
+"""Measures tokens per second by batch size.
 
 One engine of 32 slots; the profile's `batch.most` limits how many are used while more clients than
 that are queued. Published figures of other engines are printed beside it. Then ten requests of 50
-tokens, one by one and at once; and windows of 6 and 2 ms for bulk requests at a fixed load.
+tokens, one by one and at once.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import count, pairwise
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
-from tests.benchmarks.policy import profiles, rig, summary, work
+from tests.benchmarks.policy import profiles, rig, work
 from tests.benchmarks.policy.call import Target
-from tests.benchmarks.policy.load import closed_loop, in_turn, open_loop, together
-from tests.benchmarks.policy.record import Record, at_most, shown, table, verdict
+from tests.benchmarks.policy.load import closed_loop, in_turn, together
+from tests.benchmarks.policy.record import Record, shown, table, verdict
 from tests.benchmarks.policy.rig import Engine, NotServing, Sidecar
 from vllm_plugin.profile import ServiceClass
 
@@ -37,9 +36,6 @@ TEN_TIMES: Final = 5.0
 
 # More is not always a bit more: what counts as less.
 NOISE: Final = 0.03
-WINDOWS_MS: Final = (6, 2)
-WINDOW_LOAD: Final = 0.5  # of the capacity for requests of four tokens
-WINDOW_GAIN: Final = 15.0  # percent, claimed
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +67,6 @@ def run(given: argparse.Namespace, record: Record) -> None:
                 rates[size].append(_tokens_per_s(engine, size, given))
         _report(rates, record)
         _ten(engine, 1 if given.quick else 3, record)
-        _windows(engine, given, record)
 
 
 def _tokens_per_s(engine: Engine, size: int, given: argparse.Namespace) -> float:
@@ -132,50 +127,3 @@ def _ten(engine: Engine, pairs: int, record: Record) -> None:
             ratios.append(serial_s / max(answer.last_s or 0.0 for answer in at_once))
     record.results["ten_requests"] = ratios
     record.judge(verdict("10 requests of 50 tokens, at once (004: 5-7)", median(ratios), TEN_TIMES))
-
-
-def _windows(engine: Engine, given: argparse.Namespace, record: Record) -> None:
-    """p95 TTFT of short bulk requests by the window to gather them in."""
-    kind = work.Kind(ServiceClass.BULK, 1.0, work.Lengths(16, 0.0), work.Lengths(4, 0.0))
-    seconds = 1.5 * given.seconds
-    found: dict[int, list[dict[str, Any]]] = {window: [] for window in WINDOWS_MS}
-    rate: float | None = None
-    for number in range(given.rounds):
-        for window in WINDOWS_MS[:: -1 if number % 2 else 1]:
-            document = profiles.batch_of(SLOTS, window)
-            path = profiles.write(rig.logs(), f"window-{window}", document)
-            with Sidecar(path, engine.url) as sidecar:
-                target = _bulk(sidecar.port)
-                rate = rate or WINDOW_LOAD * _requests_per_s(engine, target)
-                loaded = open_loop(
-                    target,
-                    work.arrivals((kind,), rate, seconds, SEED + number),
-                    engine.counters,
-                    warm_s=1.0,
-                    seconds=seconds - 1.0,
-                    grace_s=5.0,
-                )
-            engine.rest()
-            answers = summary.counted(loaded.answers, loaded.from_s, loaded.until_s)
-            told = summary.summarize(answers, loaded.seconds, None)
-            found[window].append(asdict(told))
-    p95 = {window: median(each["ttft_p95"]["ms"] for each in own) for window, own in found.items()}
-    wide, narrow = (p95[window] for window in WINDOWS_MS)
-    print(f"at {rate:.0f}/s: p95 TTFT {wide:.1f} ms with 6 ms to gather, {narrow:.1f} with 2 ms")
-    record.results["windows"] = {"rate_per_s": rate, "by_window_ms": found}
-    gain = 100 * (1 - narrow / wide)
-    record.judge(verdict("window 6 to 2 ms cuts p95 TTFT by, %", gain, WINDOW_GAIN, ".0f"))
-    record.judge(at_most("p95 TTFT with 2 ms over 6 ms", narrow / wide, 1.1))
-
-
-def _requests_per_s(engine: Engine, target: Target) -> float:
-    loaded = closed_loop(
-        target,
-        _requests(16, 4),
-        engine.counters,
-        clients=CLIENTS,
-        warm_s=1.0,
-        seconds=3.0,
-    )
-    engine.rest()
-    return loaded.after.since(loaded.before).tokens_per_s / 4

@@ -53,8 +53,6 @@ def fifo(slots: int, max_wait_s: float) -> Values:
         "batch": {"least": 1, "most": slots},
     }
     document["admission"] |= {
-        "reserved_share": 0.0,
-        "window_ms": {"least": 1, "most": 1},
         "coalescing": False,
         "interactive": one_class,
         "bulk": dict(one_class),
@@ -62,11 +60,9 @@ def fifo(slots: int, max_wait_s: float) -> Values:
     return document
 
 
-def batch_of(most: int, window_ms: int = 1) -> Values:
-    """So many at once of either class, and so long to gather bulk requests."""
-    document = fifo(most, 600.0)
-    document["admission"]["window_ms"] = {"least": window_ms, "most": window_ms}
-    return document
+def batch_of(most: int) -> Values:
+    """So many at once of either class."""
+    return fifo(most, 600.0)
 
 
 def coalescing() -> Values:

@@ -70,10 +70,11 @@ class Configuration:
             profile = yaml.safe_load((_PROFILES / f"{name}.yaml").read_text())
             rules = profile["admission"]
             rules["full_queue"] = chance.choice(("reject", "drop-lru"))
-            rules["aging_s"] = chance.choice((1, 5, 10))
+            rules["aging_s"] = chance.choice((1, 5, 10, None))
             if name == "cloud":
                 rules["coalescing"] = chance.random() < 0.8
-                rules["reserved_share"] = chance.choice((0.0, 0.25, 0.5))
+                rules["bulk_share"] = chance.choice((0.0, 0.1, 0.5))
+                rules["reclaim"] = chance.random() < 0.8
                 rules["interactive"]["batch"] = {"least": 2, "most": chance.choice((4, 8, 16))}
             Path(self._profile(name)).write_text(yaml.safe_dump(profile))
         self.path.write_text(yaml.safe_dump(settings))

@@ -24,29 +24,28 @@ class Bench:
         self.constraints = AdmissionConstraints(
             of_rules, self.ledger, self.queues, self.service_times
         )
-        self.constraints.limits = limits_for(of_rules, slots, None)
+        self.constraints.limits = limits_for(of_rules, slots, None, slots)
+        self.constraints.reserve.resized(slots, slots)
 
     def limit(self, *, interactive: int, bulk: int, mixed: int) -> None:
-        self.constraints.limits = Limits(interactive, bulk, mixed, 50.0, True)
+        self.constraints.limits = Limits(interactive, bulk, mixed, True)
+        self.constraints.reserve.resized(self.ledger.slots_total, interactive)
 
     def grant(self, request: AdmissionRequest, now: float = 0.0) -> Lease:
         kv = self.constraints.kv_need(request)
         lease = self.ledger.grant(f"lease {sum(self.ledger.granted.values())}", request, kv, now)
-        self.constraints.arrived(request, now)
         self.constraints.granted(lease, request, now)
         return lease
 
     def release(self, lease: Lease, now: float) -> None:
-        self.ledger.release(lease.id)
+        self.ledger.release(lease.id, now)
         assert lease.request is not None
-        self.constraints.released(lease.request, now)
+        self.constraints.released(lease.request)
 
     def wait(self, request: AdmissionRequest, name: str = "waiting") -> None:
         self.queues.add(QueuedRequest(name, request, 0.0, 60.0, Reason.QUEUE_TIMEOUT, 0.0))
 
     def blocked_by(
-        self, request: AdmissionRequest, now: float = 0.0, *, aged: bool = False
+        self, request: AdmissionRequest, now: float = 0.0, *, due: bool = False
     ) -> BlockedBy | None:
-        return self.constraints.blocked_by(
-            request, self.constraints.kv_need(request), now, aged=aged
-        )
+        return self.constraints.blocked_by(request, self.constraints.kv_need(request), now, due=due)

@@ -49,7 +49,8 @@ class EngineEvents(Checked):
 
     def report(self, report: EngineReport) -> None:
         model = self.model
-        model.engine, model.unavailable = report, None
+        before, model.engine, model.unavailable = model.engine, report, None
+        model.measure(before)
         too_large = {
             ticket
             for ticket, waits in model.waiting.items()

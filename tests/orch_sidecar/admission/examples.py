@@ -19,7 +19,13 @@ from orch_sidecar.admission.types import (
     StepTime,
 )
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.profile import AdmissionRules, Bounds, ClassRules, FullQueue, ServiceClass
+from vllm_plugin.profile import (
+    AdmissionRules,
+    BatchBounds,
+    ClassRules,
+    FullQueue,
+    ServiceClass,
+)
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 STALE = Refusal(Reason.ENGINE_STALE, "no event for 3 s")
@@ -36,7 +42,7 @@ def class_rules(**changes: Any) -> ClassRules:
         "tpot_p95_ms": None,
         "queue_capacity": 16,
         "max_wait_s": 60.0,
-        "batch": Bounds(least=1, most=1024),
+        "batch": BatchBounds(least=1, most=1024),
     }
     return ClassRules(**values | changes)
 
@@ -48,8 +54,7 @@ def rules(
     values: dict[str, Any] = {
         "full_queue": FullQueue.REJECT,
         "aging_s": 10.0,
-        "reserved_share": 0.0,
-        "window_ms": Bounds(least=1, most=50),
+        "bulk_share": 0.0,
         "coalescing": False,
         "interactive": interactive or class_rules(),
         "bulk": bulk or class_rules(),

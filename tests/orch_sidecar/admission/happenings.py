@@ -8,36 +8,33 @@ from orch_sidecar.admission.types import AdmissionRequest, KvCache, KvGroup, Ste
 from tests.orch_sidecar.admission.examples import bulk_only, kv_of
 from tests.orch_sidecar.admission.examples import class_rules as of
 from tests.orch_sidecar.admission.examples import rules as rules_of
-from vllm_plugin.profile import Bounds, FullQueue, ServiceClass
+from vllm_plugin.profile import BatchBounds, FullQueue, ServiceClass
 
 PICK = st.integers(0, 1000)  # an index into whatever there is, modulo its length
-UP_TO = [Bounds(least=1, most=most) for most in range(9)[1:]]
-WINDOW = Bounds(least=50, most=50)
+UP_TO = [BatchBounds(least=1, most=most) for most in range(9)[1:]]
 
 RULES = (
     rules_of(aging_s=2.0),
     rules_of(
         of(queue_capacity=4, tpot_p95_ms=13.0, ttft_p95_ms=3000.0, batch=UP_TO[3]),
         of(queue_capacity=4, tpot_p95_ms=15.0, max_wait_s=20.0, batch=UP_TO[5]),
-        window_ms=WINDOW,
-        reserved_share=0.5,
+        bulk_share=0.2,
         aging_s=1.0,
     ),
     rules_of(
         of(queue_capacity=2, max_wait_s=5.0, batch=UP_TO[1]),
         of(queue_capacity=2),
-        window_ms=WINDOW,
-        reserved_share=0.3,
+        bulk_share=0.05,
         aging_s=0.5,
         full_queue=FullQueue.DROP_LRU,
     ),
     rules_of(
         of(queue_capacity=0),
         of(queue_capacity=1, ttft_p95_ms=200.0),
-        window_ms=WINDOW,
-        aging_s=1.0,
+        aging_s=None,
     ),
-    bulk_only(of(queue_capacity=4, batch=UP_TO[4]), window_ms=WINDOW),
+    rules_of(of(ttft_p95_ms=300.0), of(), reclaim=True, aging_s=None),
+    bulk_only(of(queue_capacity=4, batch=UP_TO[4])),
 )
 
 REQUESTS = st.builds(
@@ -56,6 +53,7 @@ KNOWN = st.fixed_dictionaries(
     {
         "foreign": st.sampled_from((0, 0, 0, 1, 3)),
         "kv": st.sampled_from((None, kv_of(500), KvCache(62, (KvGroup(16, 4, 8), KvGroup(16))))),
+        "batch_seen": st.sampled_from((0, 0, 1, 4)),
         "kv_usage": st.sampled_from((0.0, 0.5, 0.95)),
         "step_time": st.sampled_from((None, StepTime(10.0, 1.0, 1.0, 8))),
         "prefill_tokens_per_s": st.sampled_from((None, 100.0)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Collection, Iterable
+from math import sqrt
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
@@ -26,7 +27,9 @@ class Checked(RuleBasedStateMachine):
     def take_up(self, of_rules: AdmissionRules) -> None:
         """Begins anew."""
         self.core = AdmissionController(of_rules, random.Random(1))
-        self.model = Model(of_rules, unavailable=self.core.unavailable)
+        self.core.reclaim.unseen = lambda _: True
+        reserve = self.core.constraints.reserve
+        self.model = Model(of_rules, reserve, unavailable=self.core.unavailable)
         self.serial = 0
 
     def named(
@@ -80,10 +83,7 @@ class Checked(RuleBasedStateMachine):
             ]
             ahead = places[-1]
         self.settle(others[:ahead])
-        rest = others[ahead:]
-        while rest and rest[0].ticket == model.head(BULK) and model.aged(rest[0].ticket)[0]:
-            self.settle([rest.pop(0)])
-        self.settle([own, *rest])
+        self.settle([own, *others[ahead:]])
 
     def see_slo(self, ticket: str) -> None:
         """The SLO of its first token may end its wait before its other time limits do."""
@@ -109,9 +109,7 @@ class Checked(RuleBasedStateMachine):
 
     def after(self, *, surely: bool) -> None:
         """Something happened. `surely`: and the controller has dispatched what it can."""
-        model = self.model
-        model.turn(surely=surely)
-        if surely and model.unavailable is None:
+        if surely and self.model.unavailable is None:
             self.head_of_the_queue_is_blocked()
 
     def head_of_the_queue_is_blocked(self) -> None:
@@ -122,21 +120,11 @@ class Checked(RuleBasedStateMachine):
             assert blocked_by is None
             return
         assert blocked_by is not None
-        surely, maybe = model.aged(bulk)
-        if bulk is not None and (maybe or interactive is None):
-            held = model.is_blocked(
-                model.queues[BULK][bulk].request, blocked_by, surely_aged=surely
-            )
-            if held and (interactive is None or blocked_by is not BlockedBy.RESERVE):
-                return
-            assert interactive is not None, (bulk, blocked_by)
-            if held:
-                request = model.queues[INTERACTIVE][interactive].request
-                self.is_truly_blocked(
-                    request, "a delayed one that waits for the reserve blocks no other"
-                )
-                return
-            assert not surely, (bulk, blocked_by)
+        due = model.due()
+        if bulk is not None and (due or interactive is None):
+            request = model.queues[BULK][bulk].request
+            assert model.is_blocked(request, blocked_by, due=due), (bulk, blocked_by)
+            return
         assert interactive is not None
         assert model.is_blocked(model.queues[INTERACTIVE][interactive].request, blocked_by), (
             interactive,
@@ -181,7 +169,7 @@ class Checked(RuleBasedStateMachine):
         ahead = model.queues[request.service_class] or (
             request.service_class is BULK and model.depth
         )
-        if not ahead and not model.aged(model.head(BULK))[1] and model.now >= model.paused_until:
+        if not ahead and not model.due() and model.now >= model.paused_until:
             self.is_truly_blocked(request, "a request that can be dispatched is not refused")
 
     def check_requeued(
@@ -211,7 +199,19 @@ class Checked(RuleBasedStateMachine):
         assert set(ledger.closing()) == model.closing
         assert ledger.slots_total == model.engine.slots_total
         for service_class in ServiceClass:
-            assert self.core.status().of(service_class).leased == model.leased(service_class)
+            assert self.core.status(self.model.now).of(service_class).leased == model.leased(
+                service_class
+            )
+
+    @invariant()
+    def no_more_than_the_deviation_of_the_demand_stays_free(self) -> None:
+        """Work-conserving between the classes, but for that."""
+        reserve, model = self.core.constraints.reserve, self.model
+        queued = sum(waits.request.cost for waits in model.queues[INTERACTIVE].values())
+        reserved = reserve.reserved(model.now)
+        deviation = sqrt(reserve.interactive.slots)
+        assert reserved <= model.leased(INTERACTIVE) + queued + deviation + 0.5
+        assert 0 <= reserved <= model.engine.slots_total
 
     @invariant()
     def sums_of_the_ledger_are_those_of_its_leases(self) -> None:
@@ -229,7 +229,7 @@ class Checked(RuleBasedStateMachine):
         for service_class in ServiceClass:
             waiting = [each.ticket for each in core.queues.of(service_class)]
             assert waiting == list(model.queues[service_class])
-            assert core.status().of(service_class).queued == len(waiting)
+            assert core.status(model.now).of(service_class).queued == len(waiting)
 
     @invariant()
     def limits_are_those_of_rules_and_engine(self) -> None:
@@ -254,7 +254,7 @@ class Checked(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_of_what_was_decided(self) -> None:
-        model, status = self.model, self.core.status()
+        model, status = self.model, self.core.status(self.model.now)
         for service_class in ServiceClass:
             outcomes = [
                 outcome

@@ -1,7 +1,7 @@
 """What must be true of an admission, kept beside it without looking into it.
 
-What cannot be known from outside to the moment (when a claim on the reserve runs out) is kept as
-bounds, and held against the core only where both agree.
+But for the measured demand, and what bulk requests are owed: these have tests of their own, and
+are read from the core's reserve.
 """
 
 from __future__ import annotations
@@ -9,24 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orch_sidecar.admission.constraints.batch import Limits, limits_for
-from orch_sidecar.admission.constraints.reserve import CLAIM_S, SPARE_SHARE
+from orch_sidecar.admission.constraints.reserve import InteractiveReserve
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, EngineReport, Lease
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE
 from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
 
-_ROUNDING_S = 1e-6
-
 
 @dataclass
 class Waits:
-    """A queued request; `delay_s` what the bounds of the delay showed when it came."""
+    """A queued request."""
 
     request: AdmissionRequest
     since: float
     expires: float
     expiry: Reason
-    delay_s: tuple[float, float]
 
 
 @dataclass
@@ -34,12 +31,12 @@ class Model:
     """An engine, the requests in it, and those queued for it."""
 
     rules: AdmissionRules
+    reserve: InteractiveReserve
     now: float = 100.0
     engine: EngineReport = field(default_factory=lambda: EngineReport("", 0))
     unavailable: Refusal | None = None
     draining: bool = False
     paused_until: float = 0.0
-    window_until: float = 0.0
     unread: bool = False  # bulk prompts that the engine may still have to read
     requests: dict[str, tuple[AdmissionRequest, float]] = field(
         default_factory=dict
@@ -54,9 +51,7 @@ class Model:
     below: dict[str, tuple[AdmissionRequest, float]] = field(
         default_factory=dict
     )  # refused there, not yet back
-    delay_s: tuple[float, float] = (0.0, 0.0)
-    share: tuple[float, float] = (0.0, 0.0)
-    claimed_at: float = float("-inf")  # when there was interactive traffic last
+    limits: Limits = field(default_factory=lambda: Limits(0, 0, 0, False))
 
     # State
 
@@ -67,10 +62,6 @@ class Model:
     @property
     def waiting(self) -> dict[str, Waits]:
         return self.queues[INTERACTIVE] | self.queues[BULK]
-
-    @property
-    def limits(self) -> Limits:
-        return limits_for(self.rules, self.engine.slots_total, self.engine.step_time)
 
     @property
     def taken(self) -> int:
@@ -99,91 +90,60 @@ class Model:
             places -= max(0, displacing)
         return places
 
-    # Claims and delays
+    # The reserve
 
-    @property
-    def traffic(self) -> tuple[bool, bool]:
-        """Whether there surely is, and may be, interactive traffic: for 10 s after the last."""
-        if self.leased(INTERACTIVE):
-            return True, True
-        age_s = self.now - self.claimed_at
-        return age_s < CLAIM_S - _ROUNDING_S, age_s < CLAIM_S + _ROUNDING_S
+    def lendable(self) -> int:
+        """What bulk and foreign sequences may have."""
+        return self.reserve.lendable(self.now)
 
-    @property
-    def reserved(self) -> int:
-        return int(self.rules.reserved_share * self.engine.slots_total)
-
-    def lendable(self, traffic: bool) -> int:
-        """What bulk and foreign sequences may have: but for the reserve in use, and a spare."""
-        slots, reserved = self.engine.slots_total, self.reserved
-        if not reserved or not traffic:
-            return slots
-        queued = sum(waits.request.cost for waits in self.queues[INTERACTIVE].values())
-        spare = max(1, int(SPARE_SHARE * reserved))
-        return slots - min(reserved, self.leased(INTERACTIVE) + queued + spare)
-
-    def _share_at(self, traffic: bool) -> float:
-        """What interactive traffic takes of what bulk could have, by slots."""
-        limits, mine, slots = self.limits, self.leased(INTERACTIVE), self.engine.slots_total
-        most = limits.mixed if traffic else limits.bulk
-        left = min(most, self.lendable(traffic) + mine, slots) - self.foreign - mine
-        first = next(iter(self.queues[BULK].values()))
-        alone = min(limits.mixed, slots - self.foreign) - self.reserved
-        if traffic and first.request.cost > max(left, alone):
-            return 1.0
-        return min(1.0, max(0.0, 1 - max(0, left) / max(1, alone)))
-
-    def turn(self, *, surely: bool) -> None:
-        """The share changed (surely, or it may have)."""
-        possible = [self._share_at(each) for each in self.traffic] if self.queues[BULK] else [0.0]
-        low, high = min(possible), max(possible)
-        if not surely:
-            low, high = min(low, self.share[0]), max(high, self.share[1])
-        self.share = (low, high)
+    def due(self) -> bool:
+        """Whether the first bulk request goes before interactive ones."""
+        head = self.reserve._queues.head(BULK)
+        return head is not None and self.reserve.is_due(head, self.now)
 
     def pass_time(self, passed_s: float) -> None:
         self.now += passed_s
-        low, high = self.delay_s
-        self.delay_s = (low + passed_s * self.share[0], high + passed_s * self.share[1])
 
-    def may_have_claimed(self, request: AdmissionRequest) -> tuple[bool, bool]:
-        """Whether it surely is, and may be, too large for what is beside the claimed reserve."""
-        surely, maybe = self.traffic
-        return request.cost > self.lendable(surely), request.cost > self.lendable(maybe)
+    def measure(self, before: EngineReport) -> None:
+        """The engine reported; limits are held steady while slots and rules stay."""
+        engine = self.engine
+        same = engine.slots_total == before.slots_total
+        if (before.step_time, before.batch_seen) != (engine.step_time, engine.batch_seen) or (
+            not same
+        ):
+            self.limits = self._limits(self.limits if same else None)
 
-    def aged(self, ticket: str | None) -> tuple[bool, bool]:
-        """Whether interactive traffic has surely, and may have, delayed it by the bound."""
-        if ticket is None:
-            return False, False
-        waits, bound_s = self.queues[BULK][ticket], self.rules.aging_s
-        least, most = (now - then for now, then in zip(self.delay_s, waits.delay_s, strict=True))
-        return least >= bound_s + _ROUNDING_S, most >= bound_s - _ROUNDING_S
+    def replace_rules(self, rules: AdmissionRules) -> None:
+        self.rules = rules
+        self.limits = self._limits(None)
+
+    def _limits(self, before: Limits | None) -> Limits:
+        engine = self.engine
+        return limits_for(
+            self.rules, engine.slots_total, engine.step_time, engine.batch_seen, before=before
+        )
 
     # Constraints
 
     def is_blocked(
-        self, request: AdmissionRequest, blocked_by: BlockedBy, *, surely_aged: bool = False
+        self, request: AdmissionRequest, blocked_by: BlockedBy, *, due: bool = False
     ) -> bool:
         """Whether it is true that a request waits for that."""
         limits, mine, cost = self.limits, self.leased(INTERACTIVE), request.cost
         slots, taken, is_bulk = self.engine.slots_total, self.taken, request.service_class is BULK
-        blocked_for_others = is_bulk and bool(taken) and not surely_aged
-        traffic = self.traffic[1]
+        blocked_for_others = is_bulk and bool(taken) and not due
+        traffic = self.reserve.traffic(self.now)
         match blocked_by:
             case BlockedBy.SLOT:
                 return taken + cost > slots
             case BlockedBy.PAUSE:
                 return self.now < self.paused_until
-            case BlockedBy.WINDOW:
-                return is_bulk and not taken and self.now < self.window_until
             case BlockedBy.KV:
                 return bool(taken) and self.engine.kv is not None
             case BlockedBy.PREFILL:
                 return blocked_for_others and traffic and self.unread
             case BlockedBy.RESERVE:
-                too_large = surely_aged and self.may_have_claimed(request)[0]
-                beyond = taken - mine + cost > self.lendable(traffic)
-                return is_bulk and taken > 0 and beyond and not too_large
+                return blocked_for_others and taken - mine + cost > self.lendable()
             case BlockedBy.BATCH if is_bulk:
                 small = blocked_for_others and traffic and taken + cost > limits.mixed
                 return small or (taken > 0 and taken + cost > limits.bulk)
@@ -191,32 +151,15 @@ class Model:
                 return mine > 0 and mine + cost > limits.interactive
 
     def check_grant(self, ticket: str, request: AdmissionRequest) -> None:
-        """It is dispatched: it fits, and it overtakes no other."""
-        heads = {each: self.head(each) for each in ServiceClass}
+        """It is dispatched: it fits, and it overtakes no other of its class."""
         assert self.unavailable is None, "nothing is admitted on a guess"
         assert self.now >= self.paused_until
         assert not self.is_blocked(request, BlockedBy.SLOT), "never over"
-        assert heads[request.service_class] in (None, ticket), "first come, first served"
-        surely, maybe = self.aged(heads[BULK])
+        assert self.head(request.service_class) in (None, ticket), "first come, first served"
         if request.service_class is INTERACTIVE:
             assert not self.is_blocked(request, BlockedBy.BATCH)
-            first = next(iter(self.queues[BULK].values()), None)
-            if surely and first is not None:
-                held = self.is_blocked(first.request, BlockedBy.RESERVE, surely_aged=True)
-                assert held, "no other overtakes an aged one"
-            return
-        maybe = maybe and heads[BULK] == ticket
-        first = next(iter(self.queues[INTERACTIVE].values()), None)
-        if first is not None and not maybe:
-            assert self.is_blocked(first.request, BlockedBy.BATCH), "interactive before bulk"
-        if self.taken:
+        elif self.taken:
             assert self.taken + request.cost <= self.limits.bulk
-            mine = self.leased(INTERACTIVE)
-            fits = self.taken - mine + request.cost <= self.lendable(self.traffic[0])
-            assert fits or (maybe and self.may_have_claimed(request)[1]), (
-                "the reserve is not its own"
-            )
-            assert maybe or not mine or self.taken + request.cost <= self.limits.mixed
 
     # Events
 
@@ -232,16 +175,13 @@ class Model:
     def enqueue(self, ticket: str) -> None:
         request, since = self.requests[ticket]
         limits = self.limits_of(request, since)
-        self.queues[request.service_class][ticket] = Waits(request, since, *limits, self.delay_s)
+        self.queues[request.service_class][ticket] = Waits(request, since, *limits)
 
     def requeue(self, ticket: str) -> None:
         """It was served, and refused below: it goes before all that came later."""
         request = self.requests[ticket][0]
         queue = self.queues[request.service_class]
         self.enqueue(ticket)
-        first = queue[self.head(request.service_class) or ticket].delay_s
-        low, high = self.delay_s
-        queue[ticket].delay_s = (min(low, first[0]), min(high, first[1]))
         by_arrival = sorted(queue.items(), key=lambda item: (item[1].since, item[0] != ticket))
         self.queues[request.service_class] = dict(by_arrival)
 
@@ -264,9 +204,7 @@ class Model:
     def end(self, lease: str) -> None:
         """Nothing carries this lease any more."""
         request = self.out[lease]
-        if request is not None and request.service_class is INTERACTIVE:
-            self.claimed_at = self.now
-        elif request is not None and self.engine.prefill_tokens_per_s is None:
-            self.unread = False
+        if request is not None and request.service_class is BULK:
+            self.unread = self.unread and self.engine.prefill_tokens_per_s is not None
         del self.out[lease]
         self.closing.discard(lease)

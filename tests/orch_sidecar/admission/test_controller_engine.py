@@ -53,7 +53,7 @@ def test_second_release_frees_nothing() -> None:
     core.release("a", 1.0)
     fill(core, interactive(), "b", at=1.0)
     assert core.release("a", 2.0) == []
-    assert (core.ledger.leased, core.status().of(INTERACTIVE).leased) == (1, 1)
+    assert (core.ledger.leased, core.status(0.0).of(INTERACTIVE).leased) == (1, 1)
 
 
 def test_foreign_traffic_blocks_requests_until_it_ends() -> None:
@@ -102,8 +102,8 @@ def test_new_epoch_frees_all_slots_of_the_old_engine() -> None:
     assert core.release("a", 2.0) == [], "a lease of the old epoch is gone"
     assert (
         core.ledger.leased,
-        core.status().of(INTERACTIVE).leased,
-        core.status().of(BULK).leased,
+        core.status(0.0).of(INTERACTIVE).leased,
+        core.status(0.0).of(BULK).leased,
     ) == (1, 0, 1)
 
 
@@ -197,7 +197,7 @@ def test_grants_are_counted_by_class() -> None:
     core.arrive("c", bulk(9), 0.0)
     core.release("a", 1.0)
     core.arrive("d", interactive(may_queue=False), 2.0)
-    status = core.status()
+    status = core.status(0.0)
     assert (status.interactive.granted, status.bulk.granted, status.granted) == (1, 1, 2)
 
 

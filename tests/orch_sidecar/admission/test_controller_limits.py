@@ -18,7 +18,7 @@ from tests.orch_sidecar.admission.examples import (
     refused,
     rules,
 )
-from vllm_plugin.profile import AdmissionRules, Bounds, FullQueue
+from vllm_plugin.profile import AdmissionRules, BatchBounds, FullQueue
 
 
 def of_capacity(capacity: int, full_queue: FullQueue = FullQueue.REJECT) -> AdmissionRules:
@@ -200,7 +200,7 @@ def test_a_deadline_that_is_over_ends_the_wait_before_it_begins() -> None:
 
 def test_no_request_is_overtaken_while_the_timer_is_late() -> None:
     """What the one at the head waits for is not what the next does."""
-    core = core_of(3, rules(class_rules(batch=Bounds(least=1, most=2))))
+    core = core_of(3, rules(class_rules(batch=BatchBounds(least=1, most=2))))
     fill(core, interactive(), "a")
     queue(core, interactive(2, max_wait_ms=1000.0), "late")
     queue(core, interactive(), "next")

@@ -28,7 +28,7 @@ from tests.orch_sidecar.admission.examples import (
     report,
     rules,
 )
-from vllm_plugin.profile import AdmissionRules, Bounds
+from vllm_plugin.profile import AdmissionRules, BatchBounds
 
 
 def measured(slots: int, of_rules: AdmissionRules | None = None) -> AdmissionController:
@@ -116,7 +116,7 @@ def test_nothing_is_refused_on_a_guess() -> None:
 
 def test_interactive_requests_that_wait_for_each_other_count_only_their_ends() -> None:
     """With six in the engine a step takes 16 ms."""
-    core = measured(8, rules(class_rules(batch=Bounds(least=1, most=2))))
+    core = measured(8, rules(class_rules(batch=BatchBounds(least=1, most=2))))
     fill(core, bulk(4, max_tokens=10), "b")
     fill(core, interactive(2, max_tokens=100), "i")
     assert core.forecast(bulk(max_tokens=100), 0.0) is not None
@@ -131,7 +131,7 @@ def test_interactive_requests_that_wait_for_each_other_count_only_their_ends() -
 
 
 def test_bulk_requests_beyond_their_batch_wait_for_an_end_of_either_class() -> None:
-    core = measured(8, rules(bulk=class_rules(batch=Bounds(least=1, most=4))))
+    core = measured(8, rules(bulk=class_rules(batch=BatchBounds(least=1, most=4))))
     fill(core, bulk(3, max_tokens=100), "b")
     fill(core, interactive(max_tokens=50), "i")
     assert queue(core, bulk(max_tokens=100), "b2", "b3") == [Queued(0, 700), Queued(1, 1400)]
@@ -148,9 +148,9 @@ def test_free_slots_are_of_no_use_while_the_cache_is_full() -> None:
 
 
 def test_the_reserve_is_free_and_not_for_bulk_requests() -> None:
-    core = measured(4, rules(reserved_share=0.5))
-    fill(core, interactive(max_tokens=10), "i")
-    core.release("i", 0.1)
+    core = measured(4)
+    core.constraints.reserve.interactive.slots = 1.0
+    core.constraints.reserve.interactive._at = 0.1
     fill(core, bulk(3, max_tokens=100), "b", at=0.1)
     assert queue(core, bulk(max_tokens=100), "b2", at=0.1) == [Queued(0, 1300)]
     assert core.blocked_by is BlockedBy.RESERVE

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from orch_sidecar.admission.constraints.reclaim import MOST_TIMES
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.fuzz import examples
@@ -44,22 +45,6 @@ class AdmissionMachine(EngineEvents):
                 *self.named(replace(request, service_class=BULK) if all_bulk else request)
             )
 
-    @precondition(lambda self: not self.model.depth and self.model.engine.slots_total)
-    @rule(leaves=st.booleans(), requests=st.lists(st.tuples(REQUESTS, PASSED_S), max_size=4))
-    def bulk_comes_often(
-        self, leaves: bool, requests: list[tuple[AdmissionRequest, float]]
-    ) -> None:
-        """So often that it pays to begin together, and then others come."""
-        for _ in range(12):
-            self.model.pass_time(0.005)
-            ticket, request = self.named(AdmissionRequest(BULK, may_queue=False))
-            self.arrive_one(ticket, request)
-            if leaves and ticket in self.model.out:
-                self.release_one(ticket)
-        self.arrive(
-            [(replace(request, service_class=BULK), passed_s) for request, passed_s in requests]
-        )
-
     @precondition(lambda self: self.model.queues[BULK] and self.model.rules.interactive)
     @rule(request=REQUESTS, times=st.integers(2, 8), passed_s=st.sampled_from((0.1, 0.3, 0.5)))
     def interactive_requests_come_and_go(
@@ -74,17 +59,25 @@ class AdmissionMachine(EngineEvents):
             if leases:
                 self.release_one(leases[0])
 
+    @precondition(lambda self: self.model.rules.reclaim and not self.model.depth)
+    @rule(passed_s=PASSED_S)
+    def an_interactive_request_meets_long_bulk_ones(self, passed_s: float) -> None:
+        for _ in range(self.model.engine.slots_total):
+            self.arrive_one(*self.named(AdmissionRequest(BULK, 1, 0, 100)))
+        self.model.pass_time(passed_s)
+        self.arrive_one(*self.named(AdmissionRequest(INTERACTIVE, 1, 0, 10)))
+
     def arrive_one(self, ticket: str, request: AdmissionRequest) -> None:
         model, core = self.model, self.core
         before, places = model.depth, model.places(request.service_class)
         usual = not model.draining and model.unavailable is None
         usual = usual and request.cost <= model.engine.slots_total
-        if usual and request.service_class is INTERACTIVE:
-            model.claimed_at = model.now
         outcome, displaced = (
             core.arrive(ticket, request, model.now),
             core.take_displaced(),
         )
+        for lease in core.reclaim.take():
+            self.give_back(lease, request, outcome)
         others = self.make_room(displaced)
         dropped = len(others) < len(displaced)
         if isinstance(outcome, Queued):
@@ -93,13 +86,8 @@ class AdmissionMachine(EngineEvents):
             assert dropped or places > 0 or others, "the queue is bounded"
             assert 0 <= outcome.position <= before
             if outcome.predicted_start_ms and not model.engine.step_time:
-                paused = model.now < model.paused_until
-                assert paused or (request.service_class is BULK and not model.taken), (
-                    "pause or window"
-                )
+                assert model.now < model.paused_until
             assert (outcome.predicted_start_ms or 0) >= 0
-            if not model.taken and not model.queues[BULK]:
-                model.window_until = model.now + 0.05
             model.enqueue(ticket)
             self.settle(others)
             self.see_slo(ticket)
@@ -111,6 +99,22 @@ class AdmissionMachine(EngineEvents):
             self.check_refusal(request, outcome, usual)
             model.settle(ticket, outcome)
         self.after(surely=model.depth > 0 and not isinstance(outcome, Refusal))
+
+    def give_back(
+        self, lease: str, request: AdmissionRequest, outcome: Lease | Refusal | Queued
+    ) -> None:
+        """A bulk request is aborted for an interactive one; it will be queued again."""
+        model = self.model
+        assert model.rules.reclaim
+        assert request.service_class is INTERACTIVE
+        assert isinstance(outcome, Queued)
+        taken = model.out[lease]
+        assert taken is not None
+        assert taken.service_class is BULK
+        assert lease not in model.closing
+        assert taken.reclaimed <= MOST_TIMES
+        model.closing.add(lease)
+        model.below[lease] = model.requests[lease]
 
     def make_room(self, displaced: list[Decision]) -> list[Decision]:
         """Applies the eviction, and the decisions before it. Returns the others."""
@@ -236,7 +240,7 @@ class AdmissionMachine(EngineEvents):
     @rule(rules=st.sampled_from(RULES))
     def reload(self, rules: Any) -> None:
         self.disturbed = self.serial
-        self.model.rules = rules
+        self.model.replace_rules(rules)
         self.take(self.core.replace_rules(rules, self.model.now))
 
     @rule(request=REQUESTS)

@@ -23,7 +23,7 @@ from tests.orch_sidecar.admission.gates import (
     lease_of,
     queued,
 )
-from vllm_plugin.profile import Bounds, FullQueue
+from vllm_plugin.profile import BatchBounds, FullQueue
 
 
 async def test_ids_name_the_instance_and_the_cost_and_differ() -> None:
@@ -143,17 +143,6 @@ async def test_timer_serves_an_earlier_limit_that_came_later() -> None:
     assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
 
 
-async def test_timer_closes_a_window() -> None:
-    gate = gate_of(4, rules(window_ms=Bounds(least=50, most=50)))
-    for _ in range(100):
-        gate.release(lease_at_once(gate, bulk(may_queue=False)).id)
-    waiting = [await queued(gate, bulk()), await queued(gate, bulk())]
-    assert gate.status().blocked_by is BlockedBy.WINDOW
-    for each in waiting:
-        gate.release((await lease_of(each)).id)
-    assert_nothing_left(gate)
-
-
 async def test_timer_ends_a_pause() -> None:
     gate = gate_of(1)
     loop = asyncio.get_running_loop()
@@ -216,7 +205,7 @@ async def test_abandoned_lease_is_freed_when_the_engine_confirms_its_end() -> No
 
 
 async def test_reloaded_rules_wake_requests_that_fit_now() -> None:
-    narrow = class_rules(batch=Bounds(least=1, most=1))
+    narrow = class_rules(batch=BatchBounds(least=1, most=1))
     gate = gate_of(4, rules(narrow, narrow))
     lease_at_once(gate)
     waiting = await queued(gate)

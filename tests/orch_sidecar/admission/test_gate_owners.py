@@ -20,6 +20,11 @@ class Asker:
     """A request, as far as the gate knows one."""
 
     ticket: str | None = None
+    unseen: bool = False
+    reclaimed: bool = False
+
+    def reclaim(self) -> None:
+        self.reclaimed = True
 
 
 def opened(gate: Gate, cost: int = 1) -> tuple[Asker, str]:

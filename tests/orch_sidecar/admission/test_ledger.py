@@ -20,7 +20,7 @@ def grant(ledger: Ledger, lease_id: str, cost: int) -> Lease:
 
 def released(ledger: Ledger, lease_id: str) -> int | None:
     """The cost of the released lease."""
-    lease = ledger.release(lease_id)
+    lease = ledger.release(lease_id, 0.0)
     return None if lease is None else lease.cost
 
 
@@ -60,14 +60,14 @@ def test_release_returns_the_cost_once() -> None:
     ledger = ledger_of(4)
     grant(ledger, "a", 3)
     assert released(ledger, "a") == 3
-    assert ledger.release("a") is None
+    assert ledger.release("a", 0.0) is None
     assert (ledger.leased, ledger.lease_count) == (0, 0)
 
 
 def test_release_of_an_unknown_lease_does_nothing() -> None:
     ledger = ledger_of(4)
     grant(ledger, "a", 3)
-    assert ledger.release("b") is None
+    assert ledger.release("b", 0.0) is None
     assert ledger.leased == 3
 
 
@@ -86,7 +86,7 @@ def test_abandoning_twice_or_after_release_does_nothing() -> None:
     ledger.abandon("a")
     ledger.abandon("a")
     assert ledger.closing() == ["a"]
-    ledger.release("a")
+    ledger.release("a", 0.0)
     ledger.abandon("a")
     assert ledger.closing() == []
 
@@ -99,8 +99,8 @@ def test_new_epoch_forgets_leases_and_foreign_sequences_of_the_old_one() -> None
     ledger.foreign = 1
     ledger.begin_epoch("e2")
     assert (ledger.leased, ledger.lease_count, ledger.closing(), ledger.foreign) == (0, 0, [], 0)
-    assert ledger.release("held") is None
-    assert ledger.release("closing") is None
+    assert ledger.release("held", 0.0) is None
+    assert ledger.release("closing", 0.0) is None
     assert ledger.leased == 0
 
 
@@ -134,7 +134,7 @@ def test_sums_follow_grants_and_releases() -> None:
     assert (ledger.leased, ledger.bulk, ledger.interactive, ledger.adopted) == (6, 3, 2, 1)
     assert (ledger.kv_committed, ledger.kv_growth, ledger.kv_unknown) == (22, 7, 1)
     for lease in ("unknown", "interactive", "bulk"):
-        ledger.release(lease)
+        ledger.release(lease, 0.0)
     assert (ledger.leased, ledger.bulk, ledger.interactive, ledger.adopted) == (0, 0, 0, 0)
     assert (ledger.kv_committed, ledger.kv_growth, ledger.kv_unknown) == (0, 0, 0)
 

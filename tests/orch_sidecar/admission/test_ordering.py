@@ -16,14 +16,14 @@ from tests.orch_sidecar.admission.examples import bulk, interactive, rules
 class Line:
     """An order and what it looks at: 4 slots, and an aging bound of 10 s."""
 
-    def __init__(self, interactive_batch: int = 4, reserved_share: float = 0.0) -> None:
+    def __init__(self, interactive_batch: int = 4) -> None:
         self.ledger, self.queues = Ledger(), Queues()
         self.ledger.slots_total = 4
-        reserving = rules(reserved_share=reserved_share)
         service_times = ServiceTimes(self.ledger)
-        self.constraints = AdmissionConstraints(reserving, self.ledger, self.queues, service_times)
-        self.constraints.limits = Limits(interactive_batch, 4, 4, 50.0, True)
-        self.order = QueueOrder(rules(), self.queues, self.constraints)
+        self.constraints = AdmissionConstraints(rules(), self.ledger, self.queues, service_times)
+        self.constraints.limits = Limits(interactive_batch, 4, 4, True)
+        self.constraints.reserve.resized(4, interactive_batch)
+        self.order = QueueOrder(self.queues, self.constraints)
 
     def run(self, request: AdmissionRequest) -> None:
         name = f"running {self.ledger.lease_count}"
@@ -89,22 +89,6 @@ def test_no_request_overtakes_an_aged_bulk_request_that_does_not_fit() -> None:
     assert line.order.blocked_by is BlockedBy.SLOT
     assert line.blocks(interactive(), 10.0) is BlockedBy.SLOT
     assert line.blocks(bulk(), 10.0) is BlockedBy.SLOT
-
-
-def test_a_delayed_bulk_request_that_waits_for_the_reserve_lets_interactive_ones_go() -> None:
-    line = Line(reserved_share=0.5)
-    line.run(interactive())
-    line.constraints.arrived(interactive(), 6.0)
-    line.run(bulk(2))
-    line.wait("b", bulk())
-    line.delay()
-    assert line.next(10.0) is None
-    assert line.order.blocked_by is BlockedBy.RESERVE
-    assert line.blocks(interactive(), 10.0) is None
-    assert line.blocks(bulk(), 10.0) is BlockedBy.RESERVE
-    line.wait("i", interactive())
-    assert line.next(10.0) == "i"
-    assert line.order.blocked_by is BlockedBy.RESERVE
 
 
 def test_blocked_request_blocks_those_behind_it() -> None:
@@ -174,19 +158,20 @@ def test_request_that_arrives_before_a_dispatch_waits_for_those_ahead() -> None:
     assert line.blocks(interactive()) is None
 
 
-def test_a_delayed_bulk_request_too_large_for_the_rest_waits_for_slots_only() -> None:
-    line = Line(reserved_share=0.25)
-    line.constraints.arrived(interactive(), 6.0)
+def test_a_bulk_request_that_is_due_waits_for_slots_only() -> None:
+    line = Line()
+    line.constraints.reserve.interactive.slots = 4.0
     line.run(interactive())
-    line.wait("b", bulk(4))
+    line.wait("b", bulk(3))
+    assert line.blocks(bulk(3)) is BlockedBy.SLOT, "one of its class is ahead"
+    assert line.constraints.blocked_by(bulk(3), NO_KV_NEED, 0.0) is BlockedBy.RESERVE
     line.delay()
-    line.wait("i", interactive())
-    assert line.next(9.9) == "i"
+    line.wait("i", interactive(4))
+    assert line.next(10.0) == "b"
+    line.run(interactive())
     assert line.next(10.0) is None
     assert line.order.blocked_by is BlockedBy.SLOT
     assert line.blocks(interactive(), 10.0) is BlockedBy.SLOT, "no other overtakes it any more"
-    line.ledger.release("running 0")
-    assert line.next(10.0) == "b"
 
 
 def test_pause_blocks_all_requests() -> None:

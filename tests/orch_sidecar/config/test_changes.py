@@ -123,7 +123,7 @@ def test_class_can_be_removed_and_added() -> None:
     )
     there, back = plan_reload(configuration(), configuration(without)), None
     assert there.rules["cloud"].interactive is None
-    assert any("interactive.batch.most: 16 -> (absent)" in text for text in shown(there.changes))
+    assert any("interactive.batch.least: 4 -> (absent)" in text for text in shown(there.changes))
     back = plan_reload(there.after, configuration())
     assert back.rules == {"cloud": CLOUD.admission}
 

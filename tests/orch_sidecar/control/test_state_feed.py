@@ -22,6 +22,9 @@ from tests.orch_sidecar.parents import (
     state,
 )
 
+FREE_6 = {"slots_free": 6, "slots_free_by_class": {"interactive": 6, "bulk": 6}}
+NONE_FREE = {"slots_free": 0, "slots_free_by_class": {"interactive": 0, "bulk": 0}}
+
 
 def test_pool_looks_like_an_engine() -> None:
     slots = ledger()
@@ -67,7 +70,7 @@ def test_change_holds_only_what_changed() -> None:
     subscriber.feed.due(10.0)
     grant(slots, "another", 2)
     leases.changed()
-    assert subscriber.feed.due(10.1) == [("change", {"slots_free": 6, "foreign": 2, "leased": 2})]
+    assert subscriber.feed.due(10.1) == [("change", FREE_6 | {"foreign": 2, "leased": 2})]
     assert subscriber.feed.due(10.2) == []
 
 
@@ -93,7 +96,7 @@ def test_change_that_was_undone_is_not_sent() -> None:
     subscriber.feed.due(10.0)
     grant(slots, "x", 1)
     leases.changed()
-    slots.release("x")
+    slots.release("x", 0.0)
     leases.changed()
     assert subscriber.feed.due(10.1) == []
 
@@ -115,7 +118,7 @@ def test_heartbeat_comes_each_second_with_changes_that_woke_nobody() -> None:
     subscriber.feed.due(10.0)
     assert subscriber.feed.due(10.9) == []
     slots.foreign = 2
-    assert subscriber.feed.due(11.0) == [("heartbeat", {"slots_free": 6, "foreign": 2})]
+    assert subscriber.feed.due(11.0) == [("heartbeat", FREE_6 | {"foreign": 2})]
     assert subscriber.feed.due(12.0) == [("heartbeat", {})]
 
 
@@ -128,7 +131,7 @@ def test_pool_that_stops_being_ready_is_reported_in_a_change() -> None:
     leases.changed()
     [(name, data)] = subscriber.feed.due(10.5)
     assert name == "change"
-    assert data == {"state": "draining", "message": "drained by its operator", "slots_free": 0}
+    assert data == NONE_FREE | {"state": "draining", "message": "drained by its operator"}
 
 
 def test_restart_of_the_engine_below_is_sent_as_a_whole_state() -> None:

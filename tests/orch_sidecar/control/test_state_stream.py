@@ -92,7 +92,7 @@ async def test_stream_sends_the_state_and_then_changes(tier: Tier, client: Clien
     assert (await events.expect("change"))["foreign"] == 2
     tier.slots.abandon(own.id)
     tier.leases.leave(request)
-    tier.slots.release(own.id)
+    tier.slots.release(own.id, 0.0)
     tier.changed()
     assert await events.expect("ended") == {"leases": [lease()]}
 

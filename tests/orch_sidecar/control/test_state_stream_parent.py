@@ -74,7 +74,7 @@ async def test_parent_gets_slots_of_an_abort_back_when_the_engine_confirmed_it(
     tier.leases.leave(request)
     await asyncio.sleep(0.1)
     assert parent.ledger.leased == 1
-    tier.slots.release(own.id)
+    tier.slots.release(own.id, 0.0)
     tier.leases.changed()
     await eventually(lambda: not parent.ledger.leased, within_s=0.5)
 

@@ -13,7 +13,7 @@ from orch_sidecar.engine_state.report import decode_steps_of, models_of, report_
 NEEDED: dict[str, Any] = {"epoch": "e", "slots_total": 4, "foreign": 1}
 FIT: dict[str, Any] = {
     "t0_ms": 3.1, "c_ms": 0.4, "alpha": 0.8, "largest": 32, "samples": 512, "batches": 9,
-    "error": 0.02, "quality": "good",
+    "error": 0.02, "quality": "good", "traffic": 1.5, "prompt_share": 0.25,
 }  # fmt: skip
 
 GROUPS: list[dict[str, Any]] = [
@@ -30,6 +30,7 @@ def test_all_known_fields_are_reported() -> None:
     document = NEEDED | {
         "ctx_max": 2048, "kv_cache_usage": 0.25, "kv_blocks_total": 4096, "kv_groups": GROUPS,
         "preemptions_total": 3, "prefilling": 2, "running": 4, "waiting": 2, "step_time": FIT,
+        "batch_seen": 16,
         "prefill_tokens_per_s": 9000.5,
     }  # fmt: skip
     assert report_of(document) == EngineReport(
@@ -40,7 +41,8 @@ def test_all_known_fields_are_reported() -> None:
         KvCache(4096, (KvGroup(16), KvGroup(16, 65, 193, 1, 5))),
         0.25,
         3,
-        StepTime(3.1, 0.4, 0.8, 32),
+        16,
+        StepTime(3.1, 0.4, 0.8, 32, traffic=1.5, prompt_share=0.25),
         9000.5,
         prefilling=2,
         waiting=2,
@@ -76,9 +78,11 @@ def test_chunk_is_the_most_of_one_prompt_in_a_step(
     assert report_of(NEEDED | {"features": features}).chunk_tokens == tokens
 
 
-@pytest.mark.parametrize("poor", [{"quality": "poor"}, {"largest": 0}, {"t0_ms": 0, "c_ms": 0}])
-def test_only_a_good_fit_is_used(poor: dict[str, Any]) -> None:
-    assert step_time_of({"step_time": FIT}) == StepTime(3.1, 0.4, 0.8, 32)
+@pytest.mark.parametrize("poor", [{"largest": 0}, {"t0_ms": 0, "c_ms": 0}])
+def test_a_fit_of_nothing_is_none(poor: dict[str, Any]) -> None:
+    assert step_time_of({"step_time": FIT}) == StepTime(
+        3.1, 0.4, 0.8, 32, traffic=1.5, prompt_share=0.25
+    )
     assert step_time_of({"step_time": FIT | poor}) is None
     assert step_time_of({"step_time": None}) is step_time_of({}) is None
 
@@ -88,7 +92,7 @@ def test_step_makes_several_tokens_of_a_sequence_with_accepted_drafts(
     reported: float, tokens: float
 ) -> None:
     fit = {"step_time": FIT | {"tokens": reported}}
-    assert step_time_of(fit) == StepTime(3.1, 0.4, 0.8, 32, tokens)
+    assert step_time_of(fit) == StepTime(3.1, 0.4, 0.8, 32, tokens, traffic=1.5, prompt_share=0.25)
 
 
 def test_steps_are_by_batch() -> None:
@@ -102,3 +106,10 @@ def test_steps_are_by_batch() -> None:
 def test_models_are_in_the_engines_order() -> None:
     assert models_of({"models": ["b", "a"]}) == ("b", "a")
     assert models_of({"models": []}) is models_of({}) is None
+
+
+def test_a_poor_fit_is_marked() -> None:
+    """It bounds a batch, and predicts nothing."""
+    found = step_time_of({"step_time": FIT | {"quality": "poor"}})
+    assert found is not None
+    assert not found.good

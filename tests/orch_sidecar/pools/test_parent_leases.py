@@ -29,7 +29,7 @@ def test_lease_is_present_until_its_handling_has_ended() -> None:
     request, own = served(leases, lease(), slots)
     assert leases.of(US) == [lease()]
     assert leases.of(THEM) == []
-    slots.release(own.id)
+    slots.release(own.id, 0.0)
     assert leases.of(US) == [lease()]
     leases.leave(request)
     assert leases.of(US) == []
@@ -44,7 +44,7 @@ def test_aborted_request_keeps_its_lease_until_its_own_slots_came_back() -> None
     assert leases.of(US) == [lease()]
     assert not leases.revoke(lease())
     assert subscriber.ended == []
-    slots.release(own.id)  # the engine confirmed it
+    slots.release(own.id, 0.0)  # the engine confirmed it
     leases.changed()
     assert subscriber.ended == [lease()]
     assert leases.revoke(lease())
@@ -72,10 +72,10 @@ def test_request_that_got_slots_twice_ends_with_the_last_of_them() -> None:
     slots.abandon(own.id)
     second = grant(others, "elsewhere", 1)
     leases.granted(request, others, second)
-    others.release(second.id)
+    others.release(second.id, 0.0)
     leases.leave(request)
     assert leases.of(US) == [lease()]
-    slots.release(own.id)
+    slots.release(own.id, 0.0)
     assert leases.of(US) == []
 
 

@@ -55,7 +55,10 @@ class Tiers(RuleBasedStateMachine):
     def ends(self, header: str, cut: bool) -> None:
         request, own = self.present[header]
         if own is not None:
-            (self.slots.abandon if cut else self.slots.release)(own.id)
+            if cut:
+                self.slots.abandon(own.id)
+            else:
+                self.slots.release(own.id, 0.0)
         self.leases.leave(request)
 
     @rule(cost=st.integers(1, 3))
@@ -66,7 +69,7 @@ class Tiers(RuleBasedStateMachine):
     @rule()
     def engine_confirms(self) -> None:
         for own in self.slots.closing():
-            self.slots.release(own)
+            self.slots.release(own, 0.0)
         self.leases.changed()
 
     @rule()

@@ -19,6 +19,7 @@ from orch_sidecar.pools.snapshot import (
     batching_stats,
     classes_of,
     queued_by_class,
+    slots_free,
 )
 from tests.orch_sidecar.snapshots import CLOUD, snapshot
 from vllm_plugin.profile import ServiceClass
@@ -48,7 +49,7 @@ async def test_snapshot_counts_leases_and_queued_requests_and_keeps_its_values(p
     assert (before.slots_total, before.room, before.queue_depth) == (4, 0, 2)
     assert queued_by_class(status) == {"interactive": 1, "bulk": 1}
     assert batching_stats({"steps_by_batch": {"2": [3, 0.3]}}, status) == BatchingStats(
-        3, 1, 2.0, 100.0, 2, max_batch_size=4, max_wait_ms=status.limits.window_ms
+        3, 1, 2.0, 100.0, 2, max_batch_size=4
     )
     assert pool.snapshot().queue_depth < 2
 
@@ -61,7 +62,10 @@ async def test_end_of_a_request_is_predicted_while_the_pool_takes_requests(pool:
 
 
 async def test_drain_of_the_pool_hides_the_state_of_its_engine(pool: Pool) -> None:
-    assert (pool.snapshot().state, pool.snapshot().slots_free) == (EngineState.READY, 3)
+    assert (pool.snapshot().state, slots_free(pool.snapshot(), pool.status())["slots_free"]) == (
+        EngineState.READY,
+        3,
+    )
     pool.gate.drain(OrderedBy.OPERATOR)
     drained = pool.snapshot()
     assert drained.state is pool.state is EngineState.DRAINING
@@ -69,13 +73,13 @@ async def test_drain_of_the_pool_hides_the_state_of_its_engine(pool: Pool) -> No
     assert drained.unavailable is not None
     assert drained.unavailable.reason is Reason.DRAINING
     assert drained.message == drained.unavailable.message
-    assert (drained.room, drained.slots_free) == (3, 0)
+    assert (drained.room, slots_free(pool.snapshot(), pool.status())["slots_free"]) == (3, 0)
 
 
 def test_pool_of_one_class_reports_no_other() -> None:
     rules = CLOUD.admission.model_copy(update={"interactive": None})
     assert classes_of(rules) == (ServiceClass.BULK,)
-    assert queued_by_class(AdmissionController(rules).status()) == {"bulk": 0}
+    assert queued_by_class(AdmissionController(rules).status(0.0)) == {"bulk": 0}
 
 
 def test_age_is_that_of_the_last_valid_event() -> None:

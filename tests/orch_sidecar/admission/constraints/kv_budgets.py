@@ -27,7 +27,7 @@ class LeasedBudget(KvBudget):
     def released(self, need: KvNeed) -> None:
         """Releases the last lease with this need."""
         leases = reversed(list(self.ledger.all()))
-        self.ledger.release(next(lease.id for lease in leases if lease.kv == need))
+        self.ledger.release(next(lease.id for lease in leases if lease.kv == need), 0.0)
 
     def reports(
         self,

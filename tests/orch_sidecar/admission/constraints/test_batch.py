@@ -1,12 +1,13 @@
-"""Batches and windows from SLO and step time."""
+"""Batches from SLO and step time."""
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.constraints.batch import EXTRAPOLATION, limits_for
+from orch_sidecar.admission.constraints.batch import EXTRAPOLATION, FIRST_BATCH, limits_for
 from orch_sidecar.admission.types import StepTime
 from tests.orch_sidecar.admission.examples import (
     BULK,
@@ -16,23 +17,69 @@ from tests.orch_sidecar.admission.examples import (
     class_rules,
     rules,
 )
-from vllm_plugin import profile
-from vllm_plugin.profile import AdmissionRules, Bounds
+from vllm_plugin.profile import AdmissionRules, BatchBounds
 
 
 def of_slos(interactive_ms: float | None, bulk_ms: float | None) -> AdmissionRules:
     """SLOs of the time per token, with the bounds of the cloud profile."""
     return rules(
-        class_rules(tpot_p95_ms=interactive_ms, batch=Bounds(least=4, most=16)),
-        class_rules(tpot_p95_ms=bulk_ms, batch=Bounds(least=16, most=128)),
+        class_rules(tpot_p95_ms=interactive_ms, batch=BatchBounds(least=4, most=16)),
+        class_rules(tpot_p95_ms=bulk_ms, batch=BatchBounds(least=16, most=128)),
     )
 
 
-def test_without_a_step_time_batches_are_bounded_by_the_profile_and_windows_are_shortest() -> None:
+def test_of_an_unknown_engine_the_first_batch_is_small() -> None:
     limits = limits_for(of_slos(20.0, 40.0), 64, None)
-    assert (limits.interactive, limits.bulk, limits.mixed) == (16, 64, 64)
-    assert limits.window_ms == 1
+    assert (limits.interactive, limits.bulk, limits.mixed) == (8, 16, 16)
     assert not limits.measured
+
+
+def test_the_batch_doubles_with_what_the_engine_was_seen_with() -> None:
+    unbound = rules(class_rules(tpot_p95_ms=500.0, batch=BatchBounds(least=4)))
+    seen = [limits_for(unbound, 64, None, batch).interactive for batch in (0, 4, 8, 16, 32)]
+    assert seen == [8, 8, 16, 32, 64]
+
+
+def test_without_a_bound_in_the_profile_all_slots_are_used_that_keep_the_slo() -> None:
+    unbound = rules(class_rules(tpot_p95_ms=100.0, batch=BatchBounds(least=4)))
+    assert limits_for(unbound, 64, STEP_TIME).interactive == 64
+    assert limits_for(unbound, 128, STEP_TIME).interactive == 90
+
+
+def test_what_traffic_adds_to_the_time_per_token_lowers_the_batch() -> None:
+    slowed = replace(STEP_TIME, traffic=2.0)
+    assert limits_for(of_slos(40.0, 80.0), 64, slowed).interactive == 10
+    assert limits_for(of_slos(40.0, 80.0), 64, slowed).bulk == 30
+
+
+def test_what_bulk_prompts_add_does_not_lower_the_batch() -> None:
+    """A half of the time goes to prompts: of bulk requests, or of interactive ones."""
+    slowed = replace(STEP_TIME, traffic=2.0, prompt_share=0.5)
+    of_rules = of_slos(20.0, 40.0)
+    assert limits_for(of_rules, 64, slowed, bulk_prompts=1.0).interactive == 10
+    assert limits_for(of_rules, 64, slowed, bulk_prompts=0.0).interactive == 4, "its least"
+
+
+def test_a_change_within_the_dead_band_is_none() -> None:
+    of_rules = rules(class_rules(tpot_p95_ms=50.0, batch=BatchBounds(least=4)))
+    before = limits_for(of_rules, 64, STEP_TIME)
+    assert before.interactive == 40
+    for traffic, expected in ((1.05, 40), (1.2, 31)):
+        slowed = replace(STEP_TIME, traffic=traffic)
+        assert limits_for(of_rules, 64, slowed, before=before).interactive == expected
+
+
+def test_the_dead_band_does_not_keep_the_last_slots_free() -> None:
+    of_rules = rules(class_rules(tpot_p95_ms=80.0, batch=BatchBounds(least=4)))
+    before = limits_for(of_rules, 64, replace(STEP_TIME, traffic=1.15))
+    assert before.interactive == 59
+    assert limits_for(of_rules, 64, STEP_TIME, before=before).interactive == 64
+
+
+def test_halving_the_slo_halves_what_fits() -> None:
+    flat = StepTime(0.1, 1.0, 1.0, 64)
+    assert limits_for(of_slos(15.0, 40.0), 64, flat).interactive == 14
+    assert limits_for(of_slos(7.5, 40.0), 64, flat).interactive == 7
 
 
 def test_batch_is_the_largest_whose_step_keeps_the_slo() -> None:
@@ -78,7 +125,8 @@ def test_without_an_slo_the_bound_is_the_profiles() -> None:
 def test_a_fit_is_not_believed_far_beyond_what_it_was_made_from() -> None:
     measured_to_8 = StepTime(10.0, 1.0, 1.0, 8)
     assert limits_for(of_slos(None, 20.0), 64, measured_to_8).bulk == 16, "least of the profile"
-    assert limits_for(of_slos(None, 40.0), 64, measured_to_8).bulk == 64, "not known to miss it"
+    assert limits_for(of_slos(None, 40.0), 64, measured_to_8).bulk == 16, "twice what it is from"
+    assert limits_for(of_slos(None, 40.0), 64, measured_to_8, 16).bulk == 30
     assert limits_for(of_slos(None, 40.0), 64, StepTime(10.0, 1.0, 1.0, 20)).bulk == 30
 
 
@@ -92,34 +140,6 @@ def test_before_the_engine_has_reported_there_is_nothing_to_give() -> None:
     assert (limits.interactive, limits.bulk, limits.mixed) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("ttft_ms", "window_ms"),
-    [(100.0, 50), (60.0, 23), (30.0, 10), (1.0, 10), (None, 50)],
-)
-def test_window_is_what_the_slo_leaves_after_a_step_and_a_margin(
-    ttft_ms: float | None, window_ms: float
-) -> None:
-    """Of 60 ms 54 count, and a step of 21 sequences takes 31."""
-    slow = class_rules(ttft_p95_ms=ttft_ms, tpot_p95_ms=31.0)
-    of_rules = rules(bulk=slow, window_ms=Bounds(least=10, most=50))
-    assert limits_for(of_rules, 64, STEP_TIME).window_ms == pytest.approx(window_ms)
-
-
-@pytest.mark.parametrize(
-    ("of_rules", "slots"),
-    [
-        (rules(window_ms=None), 64),
-        (rules(), 0),
-        (rules(), 1),
-        (rules(bulk=class_rules(batch=Bounds(least=1, most=1))), 64),
-        (profile.load("home").admission, 1),
-    ],
-)
-def test_where_no_window_can_open_its_time_is_0(of_rules: AdmissionRules, slots: int) -> None:
-    assert limits_for(of_rules, slots, None).window_ms == 0
-    assert limits_for(of_rules, slots, STEP_TIME).window_ms == 0
-
-
 STEP_TIMES = st.builds(
     StepTime, st.floats(0.1, 50), st.floats(0.01, 5), st.floats(0.1, 1), st.integers(1, 64)
 )
@@ -130,11 +150,11 @@ def test_batch_keeps_the_slo_within_its_bounds_and_no_larger_one_would(
     step_time: StepTime, slo_ms: float, slots: int, least: int, more: int
 ) -> None:
     most = min(least + more, slots)
-    by_slo = class_rules(tpot_p95_ms=slo_ms, batch=Bounds(least=least, most=least + more))
+    by_slo = class_rules(tpot_p95_ms=slo_ms, batch=BatchBounds(least=least, most=least + more))
     batch = limits_for(rules(by_slo, by_slo), slots, step_time).bulk
     assert min(least, most) <= batch <= most
-    known = EXTRAPOLATION * step_time.largest
-    if batch > least and batch <= known:
+    known = max(EXTRAPOLATION * step_time.largest, FIRST_BATCH)
+    if batch > least:
         assert step_time.ms(batch) <= slo_ms
     if batch < most:
         assert step_time.ms(batch + 1) > slo_ms or batch + 1 > known

@@ -1,95 +1,150 @@
-"""The reserve of interactive requests, and by how much their traffic delays bulk ones."""
+"""The reserve of interactive requests, and which bulk requests go before them."""
 
 from __future__ import annotations
+
+from math import sqrt
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.constraints.reserve import DelayClock
+from orch_sidecar.admission.queues import QueuedRequest
 from orch_sidecar.admission.types import BlockedBy
+from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.bench import Bench
-from tests.orch_sidecar.admission.examples import bulk, interactive, rules
+from tests.orch_sidecar.admission.examples import BULK, bulk, interactive, rules
 
 
-def test_reserve_is_lent_while_there_is_no_interactive_traffic() -> None:
-    bench = Bench(8, rules(reserved_share=0.5))
+def asked_for(bench: Bench, slots: float, now: float = 0.0) -> None:
+    """So many slots are asked for, and nothing else is measured."""
+    demand = bench.constraints.reserve.interactive
+    demand._slow, demand.slots, demand._at, demand.lent_s = slots, slots, now, 1e9
+
+
+def reserved(bench: Bench, now: float = 0.0) -> int:
+    return bench.constraints.reserve.reserved(now)
+
+
+# The reserve
+
+
+def test_without_demand_all_slots_are_lent() -> None:
+    bench = Bench(8)
     bench.grant(bulk(7))
     assert bench.blocked_by(bulk()) is None
 
 
-def test_reserve_is_kept_as_far_as_it_is_used_and_one_more() -> None:
-    bench = Bench(8, rules(reserved_share=0.5))
-    run = bench.grant(interactive(2), 0.0)
-    bench.grant(bulk(4), 0.0)
-    assert bench.blocked_by(bulk(), 0.0) is None
-    assert bench.blocked_by(bulk(2), 0.0) is BlockedBy.RESERVE
-    assert bench.blocked_by(bulk(2), 0.0, aged=True) is BlockedBy.RESERVE, "however long it waits"
-    assert bench.blocked_by(interactive(2), 0.0) is None
-    bench.release(run, 1.0)
-    assert bench.blocked_by(bulk(3), 1.0) is None
-    assert bench.blocked_by(bulk(4), 1.0) is BlockedBy.RESERVE, "one for the next to come"
-
-
-def test_more_of_a_large_reserve_is_kept_free() -> None:
-    bench = Bench(64, rules(reserved_share=0.25))
-    bench.grant(interactive(2))
-    bench.grant(bulk(56))
-    assert bench.blocked_by(bulk(3)) is None
-    assert bench.blocked_by(bulk(4)) is BlockedBy.RESERVE
-
-
-def test_reserve_is_not_kept_from_a_delayed_request_that_is_too_large_for_the_rest() -> None:
-    bench = Bench(8, rules(reserved_share=0.5))
-    run = bench.grant(interactive())
-    bench.grant(bulk(), 1.0)
-    assert bench.blocked_by(bulk(7), 1.0) is BlockedBy.SLOT
-    bench.release(run, 1.0)
-    assert bench.blocked_by(bulk(7), 1.0) is BlockedBy.RESERVE
-    assert bench.blocked_by(bulk(7), 1.0, aged=True) is BlockedBy.RESERVE, (
-        "beside it there is room for seven"
-    )
-    bench.wait(interactive(2))
-    assert bench.blocked_by(bulk(7), 1.0, aged=True) is None
-    assert bench.blocked_by(bulk(5), 1.0, aged=True) is BlockedBy.RESERVE, "the other one will end"
-
-
-def test_reserve_is_never_more_than_its_share() -> None:
-    bench = Bench(16, rules(reserved_share=0.25))
-    bench.grant(interactive(6))
+def test_reserve_is_the_demand_and_its_deviation() -> None:
+    bench = Bench(16)
+    asked_for(bench, 4.0)
+    bench.grant(interactive(4))
+    assert reserved(bench) == 6
     bench.grant(bulk(9))
     assert bench.blocked_by(bulk()) is None
+    assert bench.blocked_by(bulk(2)) is BlockedBy.RESERVE
+    assert bench.blocked_by(bulk(2), due=True) is None
+    assert bench.blocked_by(interactive(2)) is None
 
 
-def test_interactive_requests_use_their_reserve_themselves() -> None:
-    bench = Bench(8, rules(reserved_share=0.25))
-    bench.grant(interactive(2))
-    bench.grant(bulk(5))
-    assert bench.blocked_by(bulk()) is None
-
-
-def test_claim_ends_ten_seconds_after_the_last_interactive_request() -> None:
-    bench = Bench(8, rules(reserved_share=0.5))
-    bench.release(bench.grant(interactive(4), 0.0), 1.0)
-    bench.grant(bulk(7), 2.0)
-    assert bench.blocked_by(bulk(), 5.9) is BlockedBy.RESERVE
-    assert bench.blocked_by(bulk(), 11.0) is None
-
-
-def test_queued_requests_claim_the_reserve_too() -> None:
-    bench = Bench(8, rules(reserved_share=0.5))
-    bench.grant(bulk(5))
+def test_no_more_than_the_deviation_stays_free_beyond_what_is_used_and_waited_for() -> None:
+    bench = Bench(16)
+    asked_for(bench, 9.0)
+    assert reserved(bench) == 3
     bench.wait(interactive(2))
-    bench.constraints.arrived(interactive(1), 0.0)
-    assert bench.blocked_by(bulk()) is BlockedBy.RESERVE
+    assert reserved(bench) == 5
+    bench.grant(interactive(5))
+    assert reserved(bench) == 10
+    bench.grant(interactive(8))
+    assert reserved(bench) == 12
+
+
+def test_demand_by_chance_reserves_nothing() -> None:
+    bench = Bench(16)
+    asked_for(bench, 0.1)
+    assert reserved(bench) == 0
+
+
+def test_demand_beyond_the_slots_reserves_them_all() -> None:
+    bench = Bench(8)
+    asked_for(bench, 100.0)
+    assert reserved(bench) == 8
+    assert bench.constraints.reserve.lendable(0.0) == 0
+
+
+@given(st.floats(0, 200), st.integers(0, 16), st.integers(0, 16), st.floats(-1, 1))
+def test_idle_slots_are_bounded_by_the_deviation(
+    demand: float, used: int, waiting: int, left: float
+) -> None:
+    bench = Bench(16)
+    asked_for(bench, demand)
+    bench.constraints.reserve._idle._saved = left * bench.constraints.reserve._idle._most
+    if used:
+        bench.grant(interactive(used))
+    if waiting:
+        bench.wait(interactive(waiting))
+    assert reserved(bench) <= min(16, used + waiting + sqrt(demand) + 0.5)
+    if left <= 0:
+        assert reserved(bench) <= used + waiting + 0.5
+
+
+def test_no_more_slots_are_reserved_than_keep_the_interactive_slo() -> None:
+    bench = Bench(16)
+    bench.limit(interactive=3, bulk=16, mixed=16)
+    asked_for(bench, 9.0)
+    bench.wait(interactive(8))
+    assert reserved(bench) == 3
+
+
+def test_bulk_capacity_is_never_less_than_the_guarantee() -> None:
+    bench = Bench(16, rules(bulk_share=0.1))
+    asked_for(bench, 100.0)
+    assert bench.constraints.bulk_capacity(0.0) == 6, "but for the deviation"
+    bench.wait(interactive(10))
+    assert bench.constraints.bulk_capacity(0.0) == 2
+
+
+# What is free
+
+
+def test_free_slots_are_what_the_next_request_of_a_class_would_get() -> None:
+    bench = Bench(16)
+    bench.limit(interactive=6, bulk=12, mixed=10)
+    constraints = bench.constraints
+    assert (constraints.free(BULK, 0.0), constraints.free(interactive().service_class, 0.0)) == (
+        16,
+        16,
+    ), "alone in the engine a request may be as large as it is"
+    asked_for(bench, 4.0)
+    bench.grant(interactive(2))
+    bench.grant(bulk(3))
+    assert constraints.free(interactive().service_class, 0.0) == 4
+    assert constraints.free(BULK, 0.0) == 5, "up to the mixed batch"
+    bench.grant(bulk(5))
+    assert constraints.free(BULK, 0.0) == 0
+    assert bench.blocked_by(bulk()) is BlockedBy.BATCH
+
+
+# What it costs
+
+
+def test_idle_slots_are_counted_only_while_bulk_waits_for_them() -> None:
+    bench = Bench(16)
+    asked_for(bench, 9.0)
+    bench.grant(interactive(4))
+    bench.grant(bulk(9))
+    assert bench.constraints.reserve.idle(0.0) == 0
+    bench.wait(bulk())
+    assert bench.constraints.reserve.idle(0.0) == 3
+
+
+# The bound of the delay
 
 
 def share(bench: Bench, now: float = 0.0) -> float:
     """How fast the delay clock runs."""
-    bench.constraints.update_delay(now)
-    return bench.constraints.reserve.clock.value(now + 1.0) - bench.constraints.reserve.clock.value(
-        now
-    )
+    clock = bench.constraints.reserve.clock
+    bench.constraints.reserve.update(now)
+    return clock.value(now + 1.0) - clock.value(now)
 
 
 def test_without_bulk_requests_there_is_no_delay() -> None:
@@ -105,8 +160,15 @@ def test_delay_grows_at_the_share_of_slots_that_interactive_requests_take(
     bench = Bench(4)
     if taken:
         bench.grant(interactive(taken))
-    bench.wait(bulk(4))
+    bench.wait(bulk())
     assert share(bench) == pytest.approx(expected)
+
+
+def test_what_is_reserved_is_taken() -> None:
+    bench = Bench(16)
+    asked_for(bench, 9.0)
+    bench.wait(bulk())
+    assert share(bench) == pytest.approx(3 / 16)
 
 
 def test_waiting_for_other_bulk_requests_is_no_delay() -> None:
@@ -116,116 +178,61 @@ def test_waiting_for_other_bulk_requests_is_no_delay() -> None:
     assert share(bench) == 0
 
 
-def test_what_interactive_requests_take_of_their_reserve_is_no_delay() -> None:
-    bench = Bench(8, rules(reserved_share=0.5))
-    bench.grant(interactive(2))
-    bench.wait(bulk())
-    assert share(bench) == 0
-    bench.grant(interactive(4))
-    assert share(bench) == pytest.approx(0.5), "two of the four that are not reserved"
-
-
-def test_the_smaller_batch_beside_interactive_requests_is_no_delay_but_what_they_take_of_it() -> (
-    None
-):
-    batch = Bench(8)
-    batch.limit(interactive=4, bulk=8, mixed=4)
-    batch.wait(bulk())
-    run = batch.grant(interactive())
-    assert share(batch) == pytest.approx(0.25)
-    batch.release(run, 1.0)
-    assert share(batch, now=1.0) == 0
-
-
-def test_waiting_for_prompts_is_no_delay_of_its_own() -> None:
-    bench = Bench(8, rules(reserved_share=0.25))
-    bench.grant(interactive())
-    bench.grant(bulk(prompt_tokens=100))
-    bench.wait(bulk(prompt_tokens=100))
-    assert bench.blocked_by(bulk(prompt_tokens=100)) is BlockedBy.PREFILL
-    assert share(bench) == 0
-
-
 def test_a_request_too_large_for_what_the_reserve_leaves_is_delayed_altogether() -> None:
-    bench = Bench(8, rules(reserved_share=0.25))
+    bench = Bench(8)
     bench.grant(interactive())
-    bench.wait(bulk(7))
+    bench.wait(bulk(8))
     bench.wait(bulk(), "behind")
     assert share(bench) == 1
     bench.queues.remove("waiting")
-    assert share(bench) == 0, "what is next fits beside it"
+    assert share(bench) == pytest.approx(1 / 8), "what is next fits beside it"
 
 
-def test_a_request_too_large_for_the_smaller_batch_is_delayed_altogether() -> None:
-    """Else the one interactive request, which is within its share, would keep it out for ever."""
-    bench = Bench(8, rules(reserved_share=0.25))
-    bench.limit(interactive=4, bulk=8, mixed=4)
-    bench.wait(bulk(4))
-    assert share(bench) == 0
-    run = bench.grant(interactive())
-    assert bench.blocked_by(bulk(4)) is BlockedBy.BATCH
-    assert share(bench) == 1
+def test_a_request_that_was_delayed_by_the_bound_is_due() -> None:
+    bench = Bench(4, rules(aging_s=10.0, bulk_share=0.0))
+    bench.grant(interactive(2))
+    bench.wait(bulk())
+    [waiting] = bench.queues.of(BULK)
+    reserve = bench.constraints.reserve
+    reserve.update(0.0)
+    assert reserve.due_at(waiting, 0.0) == 20.0
+    assert not reserve.is_due(waiting, 19.9)
+    assert reserve.is_due(waiting, 20.0)
+
+
+def test_without_a_bound_no_delay_makes_a_request_due() -> None:
+    bench = Bench(4, rules(aging_s=None, bulk_share=0.0))
+    bench.grant(interactive(4))
+    bench.wait(bulk())
+    [waiting] = bench.queues.of(BULK)
+    bench.constraints.reserve.update(0.0)
+    assert bench.constraints.reserve.due_at(waiting, 0.0) is None
+    assert not bench.constraints.reserve.is_due(waiting, 1e6)
+
+
+# Refusals
+
+
+def test_refusals_while_bulk_has_more_than_its_share_are_counted() -> None:
+    bench = Bench(10, rules(bulk_share=0.1))
+    reserve = bench.constraints.reserve
+    run = bench.grant(bulk(2))
+    assert not reserve.refused(interactive(), Reason.SLO_MISS)
+    assert not reserve.refused(bulk(), Reason.SLO_MISS)
+    assert reserve.refused(interactive(deadline_ms=1.0), Reason.DEADLINE_MISS)
+    assert reserve.refused(interactive(max_wait_ms=1.0), Reason.QUEUE_TIMEOUT)
+    assert reserve.refused_beside_bulk == 1
     bench.release(run, 1.0)
-    assert share(bench, now=20.0) == 0
+    assert not reserve.refused(interactive(), Reason.QUEUE_TIMEOUT)
+    assert reserve.refused_beside_bulk == 1
 
 
-def test_a_request_too_large_for_any_batch_is_not_delayed_by_its_own_class() -> None:
-    bench = Bench(8)
-    bench.limit(interactive=4, bulk=4, mixed=4)
-    bench.grant(bulk(4))
-    bench.wait(bulk(8))
-    assert share(bench) == 0
-
-
-# The delay clock
-
-
-def test_it_stands_still_while_nothing_is_taken() -> None:
-    clock = DelayClock()
-    clock.set_share(0.0, 10.0)
-    assert clock.value(1000.0) == 0
-    assert clock.reaches_at(1.0) is None
-
-
-def test_it_runs_at_the_share_that_is_taken() -> None:
-    clock = DelayClock()
-    clock.set_share(0.25, 10.0)
-    assert clock.value(14.0) == 1
-    clock.set_share(1.0, 14.0)
-    assert clock.value(16.0) == 3
-
-
-def test_time_at_which_a_delay_is_reached_is_predicted() -> None:
-    clock = DelayClock()
-    clock.set_share(0.25, 10.0)
-    assert clock.reaches_at(1.0) == 14.0
-    clock.set_share(0.5, 12.0)
-    assert clock.reaches_at(1.0) == 13.0
-
-
-def test_a_delay_that_is_reached_was_reached() -> None:
-    clock = DelayClock()
-    clock.set_share(1.0, 10.0)
-    clock.set_share(0.0, 15.0)
-    assert clock.reaches_at(5.0) == 15.0
-    assert clock.reaches_at(5.1) is None
-
-
-def test_a_clock_that_goes_back_takes_nothing_away() -> None:
-    clock = DelayClock()
-    clock.set_share(1.0, 10.0)
-    assert clock.value(9.0) == 0
-    clock.set_share(1.0, 9.0)
-    assert clock.value(10.0) == 1
-
-
-@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 1)), max_size=20))
-def test_it_never_goes_back_nor_faster_than_time(turns: list[tuple[float, float]]) -> None:
-    clock, now, before = DelayClock(), 0.0, 0.0
-    for passed_s, share in turns:
-        now += passed_s
-        value = clock.value(now)
-        assert before - 1e-9 <= value <= before + passed_s + 1e-9
-        clock.set_share(share, now)
-        assert clock.value(now) == pytest.approx(value)
-        before = value
+def test_a_request_that_its_own_limit_ended_is_no_demand() -> None:
+    bench = Bench(10)
+    reserve = bench.constraints.reserve
+    own, ours = interactive(deadline_ms=1.0), interactive()
+    for request, expiry in ((own, Reason.DEADLINE_MISS), (ours, Reason.SLO_MISS)):
+        request.work = 128.0
+        reserve.interactive.arrived(request, 0.0)
+        reserve.expired(QueuedRequest("w", request, 0.0, 0.0, expiry, 0.0), 0.0)
+    assert reserve.interactive._keys[b""].work == 128.0

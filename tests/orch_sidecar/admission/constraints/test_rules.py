@@ -15,7 +15,7 @@ def test_slots_are_leased_and_foreign_ones() -> None:
     bench.ledger.foreign = 1
     assert bench.blocked_by(interactive()) is None
     assert bench.blocked_by(interactive(2)) is BlockedBy.SLOT
-    assert bench.blocked_by(bulk(2), aged=True) is BlockedBy.SLOT
+    assert bench.blocked_by(bulk(2), due=True) is BlockedBy.SLOT
 
 
 def test_interactive_requests_count_among_themselves() -> None:
@@ -42,7 +42,7 @@ def test_bulk_fills_what_its_slo_allows_of_both_classes_and_foreign_ones() -> No
     bench.ledger.foreign = 1
     assert bench.blocked_by(bulk()) is None
     assert bench.blocked_by(bulk(2)) is BlockedBy.BATCH
-    assert bench.blocked_by(bulk(2), aged=True) is BlockedBy.BATCH
+    assert bench.blocked_by(bulk(2), due=True) is BlockedBy.BATCH
 
 
 def test_bulk_beside_interactive_traffic_keeps_the_interactive_slo() -> None:
@@ -52,17 +52,19 @@ def test_bulk_beside_interactive_traffic_keeps_the_interactive_slo() -> None:
     assert bench.blocked_by(bulk(2)) is None
     run = bench.grant(interactive())
     assert bench.blocked_by(bulk()) is BlockedBy.BATCH
-    assert bench.blocked_by(bulk(), aged=True) is None
+    assert bench.blocked_by(bulk(), due=True) is None
+    demand = bench.constraints.reserve.interactive
+    demand.slots, demand._at = 1.0, 1.0
     bench.release(run, 1.0)
-    assert bench.blocked_by(bulk(2), 1.0) is BlockedBy.BATCH, "the next one may come any moment"
-    assert bench.blocked_by(bulk(2), 11.0) is None
+    assert bench.blocked_by(bulk(2), 1.0) is BlockedBy.BATCH, "the next one is expected"
+    assert bench.blocked_by(bulk(2), 61.0) is None
 
 
 def test_alone_in_the_engine_only_slots_block() -> None:
-    bench = Bench(16, rules(reserved_share=0.5))
+    bench = Bench(16)
     bench.limit(interactive=2, bulk=2, mixed=2)
     bench.constraints.reported(EngineReport("e", 16, kv=kv_of(10), kv_usage=1.0), 0.0)
-    bench.constraints.arrived(interactive(8), 0.0)
+    bench.constraints.reserve.interactive.slots = 100.0
     assert bench.blocked_by(bulk(16, prompt_tokens=1000, max_tokens=1000)) is None
     assert bench.blocked_by(interactive(16, prompt_tokens=1000, max_tokens=1000)) is None
 
@@ -73,7 +75,7 @@ def test_one_bulk_prompt_at_a_time_beside_interactive_traffic_of_unknown_speed()
     assert bench.blocked_by(bulk(prompt_tokens=100)) is None, "no interactive request waits"
     bench.grant(interactive(prompt_tokens=100))
     assert bench.blocked_by(bulk(prompt_tokens=100)) is BlockedBy.PREFILL
-    assert bench.blocked_by(bulk(prompt_tokens=100), aged=True) is None
+    assert bench.blocked_by(bulk(prompt_tokens=100), due=True) is None
     assert bench.blocked_by(interactive(prompt_tokens=100)) is None
     bench.release(run, 1.0)
     assert bench.blocked_by(bulk(prompt_tokens=100), 1.0) is None
@@ -89,7 +91,7 @@ def test_bulk_prompts_are_read_within_a_quarter_of_the_interactive_slo() -> None
     assert bench.blocked_by(bulk(prompt_tokens=50), 0.02) is None
 
 
-def test_a_request_waits_for_room_in_the_cache_whatever_its_class_or_age() -> None:
+def test_a_request_waits_for_room_in_the_cache_whatever_its_class() -> None:
     bench = Bench(8)
     bench.constraints.reported(EngineReport("e", 8, kv=kv_of(1000), kv_usage=0.95), 0.0)
     bench.grant(bulk(prompt_tokens=500, max_tokens=100))
@@ -97,7 +99,7 @@ def test_a_request_waits_for_room_in_the_cache_whatever_its_class_or_age() -> No
     assert bench.blocked_by(interactive(2, **fits)) is None
     assert bench.blocked_by(interactive(3, **fits)) is BlockedBy.KV
     for request in (interactive(**too_much), bulk(**too_much)):
-        assert bench.blocked_by(request, aged=True) is BlockedBy.KV
+        assert bench.blocked_by(request, due=True) is BlockedBy.KV
 
 
 def test_a_sequence_takes_whole_blocks_of_the_cache() -> None:

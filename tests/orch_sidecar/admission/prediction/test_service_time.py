@@ -28,7 +28,7 @@ class LeasedServiceTimes(ServiceTimes):
         self.ledger.foreign -= request.cost
 
     def end(self, lease_id: str) -> None:
-        lease = self.ledger.release(lease_id)
+        lease = self.ledger.release(lease_id, 0.0)
         assert lease is not None
         self.ledger.foreign += lease.cost
 

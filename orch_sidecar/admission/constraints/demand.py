@@ -1,0 +1,173 @@
+"""Measures how many slots the requests of a class ask for, whatever becomes of them.
+
+Pure: times are seconds of a monotonic clock. The demand is the arrivals per second, times the
+slots that each takes, times the seconds for which it takes them: requests that are refused count
+as those that are served. It is the larger of two averages: one over the time for which a slot
+that is lent is gone, and one over the last half second, less its standard error, so that a change
+of the load shows within a second and chance does not.
+
+The work of a request is its expected output tokens, of all sequences; what a token takes is
+measured from completed requests, by what had been expected of them: so a wrong expectation
+corrects itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, sqrt
+from typing import Final
+
+from orch_sidecar.admission.types import AdmissionRequest
+
+FAST_S: Final = 0.5
+ROLL_S: Final = 0.1  # arrivals are added up for so long: a tenth is exact enough
+# An average is updated at most so often that its cost per key stays below a thousandth.
+ROLL_S_PER_KEY: Final = 1e-3
+NOTHING: Final = 1e-3  # slots: a key that asks for less is forgotten
+# Refusals that are remembered, to tell a retry from a new request.
+MOST_REFUSED: Final = 4096
+
+# Until a request has completed: a second for an answer of common length.
+UNKNOWN_TOKENS: Final = 128.0
+UNKNOWN_TOKEN_S: Final = 1 / UNKNOWN_TOKENS
+UNKNOWN_LENT_S: Final = 10.0
+_LEARNING: Final = 0.05
+
+
+class ServicePace:
+    """What the requests of a class take, learned from those that completed."""
+
+    def __init__(self) -> None:
+        self.service_s = 0.0  # mean of a request
+        self.learns_at = float("-inf")  # it needs no other response before that
+        self._tokens = 0.0  # mean expected
+        self._completed = 0
+
+    @property
+    def token_s(self) -> float:
+        """Seconds in a slot per expected token."""
+        return self.service_s / self._tokens if self._tokens else UNKNOWN_TOKEN_S
+
+    def completed(self, expected_tokens: float, elapsed_s: float) -> None:
+        """A request completed in `elapsed_s` of which `expected_tokens` (per sequence) were
+        expected."""
+        share = _LEARNING
+        if self._completed < 20:  # the first ones are a plain mean
+            self._completed += 1
+            share = 1 / self._completed
+        self.service_s += share * (elapsed_s - self.service_s)
+        self._tokens += share * (expected_tokens - self._tokens)
+
+
+@dataclass(slots=True)
+class _Key:
+    """What the requests of one API key ask for. `work`: since the averages were updated."""
+
+    weight: float
+    work: float = 0.0
+    slow: float = 0.0
+
+
+class Demand:
+    """The slots that the requests of one class ask for, of `slots_total` of the engine.
+
+    `lent_s`: for how long a slot that is lent to a bulk request is gone.
+    """
+
+    def __init__(self) -> None:
+        self.pace = ServicePace()
+        self.slots = 0.0  # as of the last update
+        self.slots_total = 0
+        self.lent_s = UNKNOWN_LENT_S
+        self._keys: dict[bytes, _Key] = {}
+        self._squares = 0.0  # of each request's work, since the last update
+        self._slow = self._fast = self._variance = 0.0
+        self._at = 0.0
+        self._refused: dict[tuple[bytes, int], float] = {}
+
+    @property
+    def expects_retries(self) -> bool:
+        """Whether a request that arrives now may be a retry."""
+        return bool(self._refused)
+
+    def arrived(self, request: AdmissionRequest, now: float) -> None:
+        """A request arrived; unless it came back before its time, it counts. O(1)."""
+        if request.identity and self.is_retry(request, now):
+            return
+        if now - self._at > ROLL_S:  # else it would count as spread over a pause before it
+            self.update(now)
+        work = request.work
+        entry = self._keys.get(request.key)
+        if entry is None:
+            entry = self._keys[request.key] = _Key(request.weight)
+        entry.work += work
+        self._squares += work * work
+
+    def withdrawn(self, request: AdmissionRequest, age_s: float, now: float) -> None:
+        """A request that arrived `age_s` ago does not count any longer: its own limit ended it."""
+        if now - self._at > ROLL_S:
+            self.update(now)
+        entry = self._keys.get(request.key)
+        if entry is not None:
+            entry.work -= request.work * exp(-age_s / self.lent_s)
+
+    def refused(self, request: AdmissionRequest, until: float, now: float) -> None:
+        """A request with an identity was refused, and asked not to return before `until`.
+
+        Nor does it count again while it would have had its slots: a client that repeats a request
+        asks for no more than these.
+        """
+        if len(self._refused) >= MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        served_s = request.work / request.cost * self.pace.token_s
+        self._refused[request.key, request.identity] = max(until, now + served_s)
+
+    def is_retry(self, request: AdmissionRequest, now: float) -> bool:
+        """Whether a request came back before its Retry-After: it has been counted."""
+        until = self._refused.get((request.key, request.identity))
+        return until is not None and now < until
+
+    def update(self, now: float) -> float:
+        """Updates the averages if they are old enough, and returns the demand in slots.
+
+        O(keys), at most ten times a second.
+        """
+        passed_s = now - self._at
+        if passed_s < ROLL_S + ROLL_S_PER_KEY * len(self._keys):
+            return self.slots
+        self._at = now
+        token_s = self.pace.token_s
+        slow_kept, fast_kept = exp(-passed_s / self.lent_s), exp(-passed_s / FAST_S)
+        per_s = token_s / passed_s
+        work = 0.0
+        for key in list(self._keys):
+            entry = self._keys[key]
+            work += entry.work
+            entry.slow = max(0.0, slow_kept * entry.slow + (1 - slow_kept) * per_s * entry.work)
+            entry.work = 0.0
+            if entry.slow < NOTHING:
+                del self._keys[key]
+        self._slow = max(0.0, slow_kept * self._slow + (1 - slow_kept) * per_s * work)
+        self._fast = max(0.0, fast_kept * self._fast + (1 - fast_kept) * per_s * work)
+        # Of a sum of independent requests: the sum of their squares, as far as they still count.
+        new = self._squares * ((1 - fast_kept) * per_s) ** 2
+        self._variance = fast_kept * fast_kept * self._variance + new
+        self._squares = 0.0
+        self.slots = max(self._slow, self._fast - sqrt(self._variance))
+        if self.slots > self.slots_total and len(self._keys) > 1:
+            self.slots *= self._within_shares(self.slots_total)
+        while self._refused and self._refused[first := next(iter(self._refused))] <= now:
+            del self._refused[first]
+        return self.slots
+
+    def _within_shares(self, slots_total: int) -> float:
+        """The part of the demand that is left if no key counts for more than its weight's share of
+        the slots: where not all can be served, one must not displace the bulk of all."""
+        weights = sum(entry.weight for entry in self._keys.values())
+        asked = sum(entry.slow for entry in self._keys.values())
+        if not asked:
+            return 1.0
+        counted = sum(
+            min(entry.slow, slots_total * entry.weight / weights) for entry in self._keys.values()
+        )
+        return counted / asked

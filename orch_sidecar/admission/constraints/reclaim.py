@@ -1,0 +1,115 @@
+"""Decides which bulk request gives its slots back to an interactive one.
+
+Pure: times are seconds of a monotonic clock. A bulk request of which its client has seen nothing
+may be aborted and queued again, at the head of its class, for an interactive one that would miss
+its SLO otherwise. What it has generated is lost: so it is the request with the least work done,
+each is taken at most MOST_TIMES, and all that is lost is at most LOST_SHARE of the slots' time,
+and so of the tokens. Bulk requests keep what they are guaranteed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from orch_sidecar.admission.constraints.reserve import ACCOUNT_S
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.prediction.service_time import ServiceTimes
+from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Lease, Queued
+from orch_sidecar.api.refusal import Reason, Refusal
+from vllm_plugin.profile import AdmissionRules, ServiceClass
+
+_BULK: Final = ServiceClass.BULK
+
+MOST_TIMES: Final = 2
+LOST_SHARE: Final = 0.05
+# All leases are looked at; when that was in vain, not at once again.
+AGAIN_S: Final = 0.05
+
+
+class Reclaim:
+    """Chooses bulk requests to abort, and keeps account of what that costs."""
+
+    def __init__(self, ledger: Ledger, service_times: ServiceTimes) -> None:
+        self.count = 0  # since the start
+        # Whether the client of a lease has seen nothing of its response; set by the owner.
+        self.unseen: Callable[[str], bool] = lambda _: False
+        self._ledger = ledger
+        self._service_times = service_times
+        self._allowed = 0.0  # slot-seconds that may be lost
+        self._at: float | None = None
+        self._in_vain_at = float("-inf")
+        self._chosen: list[str] = []
+
+    def victim(
+        self,
+        request: AdmissionRequest,
+        outcome: Lease | Refusal | Queued,
+        blocked_by: BlockedBy,
+        rules: AdmissionRules,
+        now: float,
+    ) -> Lease | None:
+        """Chooses a lease whose end would make room for an interactive request; None: there is
+        none, or the `outcome` is not a refusal because it would miss its SLO for want of a slot.
+
+        Until `settle` it counts as about to end, for predictions.
+        """
+        if not rules.reclaim or blocked_by is not BlockedBy.SLOT:
+            return None
+        if not isinstance(outcome, Refusal) or outcome.reason is not Reason.SLO_MISS:
+            return None
+        slo_ms = rules.of(request.service_class).ttft_p95_ms
+        self._refill(now)
+        bulk = request.service_class is _BULK
+        if bulk or slo_ms is None or self._allowed <= 0 or now - self._in_vain_at < AGAIN_S:
+            return None
+        found = self._least_done(request, slo_ms, rules, now)
+        if found is None:
+            self._in_vain_at = now
+        else:
+            found.closing = True
+            self._service_times.invalidate()
+        return found
+
+    def settle(self, lease: Lease, now: float, *, kept: bool) -> None:
+        """The lease of `victim` is to be aborted; `kept`: not so, for that would not suffice."""
+        self._service_times.invalidate()
+        if kept:
+            lease.closing = False
+            self._in_vain_at = now
+            return
+        assert lease.request is not None
+        lease.request.reclaimed += 1
+        self.count += 1
+        self._allowed -= lease.cost * (now - lease.granted_at)
+        self._chosen.append(lease.id)
+
+    def take(self) -> list[str]:
+        """Returns the leases that are to be aborted, once: their requests are queued again."""
+        chosen, self._chosen = self._chosen, []
+        return chosen
+
+    def _least_done(
+        self, request: AdmissionRequest, slo_ms: float, rules: AdmissionRules, now: float
+    ) -> Lease | None:
+        needed = request.cost - max(0, self._ledger.room)
+        spare = self._ledger.bulk - rules.bulk_share * self._ledger.slots_total
+        found, least = None, self._allowed
+        for lease in self._ledger.all():
+            of, elapsed_s = lease.request, now - lease.granted_at
+            if of is None or of.service_class is not _BULK or lease.closing:
+                continue
+            lost = lease.cost * elapsed_s
+            if not needed <= lease.cost <= spare or of.reclaimed >= MOST_TIMES or lost > least:
+                continue
+            remaining_s = self._service_times.remaining_s(of, elapsed_s)
+            in_time = remaining_s is None or 1000 * remaining_s <= slo_ms
+            if not in_time and self.unseen(lease.id):
+                found, least = lease, lost
+        return found
+
+    def _refill(self, now: float) -> None:
+        passed_s = ACCOUNT_S if self._at is None else max(0.0, now - self._at)
+        self._at = now
+        most = LOST_SHARE * ACCOUNT_S / 2 * self._ledger.slots_total
+        self._allowed = min(most, self._allowed + LOST_SHARE * self._ledger.leased * passed_s)

@@ -1,0 +1,159 @@
+"""Bulk requests that give their slots to interactive ones: which, when, and how many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orch_sidecar.admission.constraints.reclaim import LOST_SHARE, MOST_TIMES
+from orch_sidecar.admission.controller import AdmissionController
+from orch_sidecar.admission.types import Lease, Queued
+from orch_sidecar.api.refusal import Reason
+from tests.orch_sidecar.admission.examples import (
+    STEP_TIME,
+    bulk,
+    class_rules,
+    core_of,
+    fill,
+    granted,
+    interactive,
+    reason_of,
+    rules,
+)
+
+
+def core_with(slots: int = 4, **changes: Any) -> AdmissionController:
+    """A step takes 10 ms and one for each sequence; a first token is due in 200 ms. Bulk requests
+    have run for so long that some of their work may be lost."""
+    values = {"reclaim": True} | changes
+    of_rules = rules(class_rules(ttft_p95_ms=200.0), **values)
+    core = core_of(slots, of_rules, step_time=STEP_TIME)
+    core.reclaim.unseen = lambda _: True
+    core.reclaim._refill(0.0)
+    return core
+
+
+def full(core: AdmissionController, at: float = 20.0) -> None:
+    """Four bulk requests that will take 14 s each; the last one began a second ago."""
+    fill(core, bulk(max_tokens=1000), "b0", "b1", "b2", at=at - 5)
+    fill(core, bulk(max_tokens=1000), "b3", at=at - 1)
+
+
+def test_the_request_with_the_least_work_done_gives_its_slot() -> None:
+    core = core_with()
+    full(core)
+    core.reclaim._refill(10.0)
+    core.reclaim._allowed = 10.0
+    assert isinstance(core.arrive("i", interactive(), 20.0), Queued)
+    assert core.reclaim.take() == ["b3"]
+    assert core.reclaim.take() == [], "each once"
+    lease = core.ledger.get("b3")
+    assert lease is None, "it is closing"
+    assert core.ledger.leased == 4, "its slot is not free before the engine has confirmed the end"
+    assert granted(core.release("b3", 20.03)) == ["i"]
+    assert core.status(20.03).reclaimed == 1
+
+
+def test_it_is_queued_again_before_all_that_came_later() -> None:
+    core = core_with()
+    full(core)
+    core.reclaim._allowed = 10.0
+    core.arrive("later", bulk(max_tokens=10), 19.5)
+    core.arrive("i", interactive(), 20.0)
+    [name] = core.reclaim.take()
+    core.requeue("again", bulk(max_tokens=1000), 19.0, 20.01)
+    assert granted(core.release(name, 20.03)) == ["i"], "not the one that gave its slot"
+    assert granted(core.release("i", 21.0, 10)) == ["again"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"reclaim": False}, "the profile does not allow it"),
+        ({"bulk_share": 0.9}, "bulk has no more than its share"),
+    ],
+)
+def test_rules_can_forbid_it(changes: dict[str, Any], why: str) -> None:
+    core = core_with(**changes)
+    full(core)
+    core.reclaim._allowed = 10.0
+    assert reason_of(core.arrive("i", interactive(), 20.0)) is Reason.SLO_MISS, why
+    assert core.reclaim.take() == []
+
+
+def test_a_response_that_a_client_has_seen_is_left_alone() -> None:
+    core = core_with()
+    full(core)
+    core.reclaim._allowed = 10.0
+    core.reclaim.unseen = lambda lease: lease == "b1"
+    core.arrive("i", interactive(), 20.0)
+    assert core.reclaim.take() == ["b1"]
+
+
+def test_no_request_is_taken_that_ends_in_time() -> None:
+    core = core_with(1)
+    fill(core, bulk(max_tokens=20), "b", at=19.9)
+    core.reclaim._allowed = 10.0
+    core.arrive("i", interactive(max_tokens=1), 20.0)
+    assert core.reclaim.take() == []
+
+
+def test_nothing_is_taken_if_that_is_too_late_as_well() -> None:
+    """Two steps of 11 ms until the end is confirmed, and the first token needs more than 170 ms."""
+    core = core_with(1)
+    core.service_times.prefill_tokens_per_s = 1000.0
+    fill(core, bulk(max_tokens=1000), "b", at=19.0)
+    core.reclaim._allowed = 10.0
+    assert reason_of(core.arrive("i", interactive(prompt_tokens=170), 20.0)) is Reason.SLO_MISS
+    assert core.reclaim.take() == []
+    assert core.ledger.get("b") is not None, "it goes on"
+
+
+def test_a_deadline_of_its_own_takes_nothing() -> None:
+    core = core_with()
+    full(core)
+    core.reclaim._allowed = 10.0
+    refused = core.arrive("i", interactive(deadline_ms=100.0), 20.0)
+    assert reason_of(refused) is Reason.DEADLINE_MISS
+    assert core.reclaim.take() == []
+
+
+def test_a_request_is_taken_at_most_twice() -> None:
+    core = core_with(1)
+    request = bulk(max_tokens=1000)
+    fill(core, request, "b", at=19.0)
+    now = 20.0
+    for number in range(MOST_TIMES):
+        core.reclaim._allowed = 10.0
+        assert isinstance(core.arrive(f"i{number}", interactive(max_tokens=5), now), Queued)
+        [taken] = core.reclaim.take()
+        core.requeue(f"b{number}", request, now - 1, now)
+        assert granted(core.release(taken, now)) == [f"i{number}"]
+        now += 1.0
+        assert granted(core.release(f"i{number}", now, 5)) == [f"b{number}"]
+        now += 1.0
+    assert reason_of(core.arrive("late", interactive(), now)) is Reason.SLO_MISS
+    assert core.reclaim.take() == []
+
+
+def test_what_is_lost_is_bounded_by_a_share_of_the_slots_time() -> None:
+    """Over ten minutes interactive requests come that would all miss their SLO."""
+    core = core_with(4, bulk_share=0.1)
+    lost, now, running = 0.0, 0.0, dict[str, float]()
+    for number in range(1200):
+        now = number / 2
+        for name in [each for each, since in running.items() if now - since >= 14]:
+            del running[name]
+            core.release(name, now, 1000)
+        for slot in range(core.ledger.room):
+            name = f"b{number}.{slot}"
+            if isinstance(core.arrive(name, bulk(max_tokens=1000, may_queue=False), now), Lease):
+                running[name] = now
+        core.arrive(f"i{number}", interactive(max_tokens=5), now)
+        for name in core.reclaim.take():
+            lost += now - running.pop(name)
+            core.release(name, now + 0.03)
+        core.release(f"i{number}", now + 0.2, 5)
+    assert core.reclaim.count > 10
+    assert lost <= LOST_SHARE * 4 * (now + 60)
