@@ -30,6 +30,8 @@ class AdmissionRequest:
     deadline_ms: float | None = None
     max_wait_ms: float | None = None
     may_queue: bool = True
+    key: bytes = b""  # digest of the client's API key; empty: none
+    weight: float = 1.0  # share of the key within its class
 
 
 @dataclass(frozen=True, slots=True)
