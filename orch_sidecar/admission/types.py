@@ -165,7 +165,8 @@ class Lease:
 
     `request`: None for a lease that the engine reported and this sidecar does not know.
     `granted_at`: seconds of the caller's clock. `kv`: what was committed for it in the KV cache.
-    `closing`: the response was cut short, and the engine has yet to confirm the end.
+    `closing`: the response was cut short, and the engine has yet to confirm the end. `charge`:
+    tokens that its key was charged in advance.
     """
 
     id: str
@@ -175,6 +176,7 @@ class Lease:
     granted_at: float = field(default=0.0, compare=False)
     kv: KvNeed = field(default=NO_KV_NEED, compare=False)
     closing: bool = field(default=False, compare=False)
+    charge: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
