@@ -20,7 +20,7 @@ slots, each with the largest charge.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
@@ -172,19 +172,30 @@ class FairQueue:
 
     def _until(self, tag: float) -> Iterator[QueuedRequest]:
         yield from self._returned.values()
+        again = Counter[bytes]()  # charged for them
+        for each in self._returned.values():
+            again[each.request.key] += each.charge
+        turn = self._entry
         keys = [
-            (share.tag, share.entry, iter(tuple(share.queue.values())), share.weight)
+            (
+                share.tag + again[share.key] / share.weight,
+                turn + share.entry if share.key in again else share.entry,
+                iter(tuple(share.queue.values())),
+                share.weight,
+            )
             for share in self._backlogged.values()
         ]
         heapq.heapify(keys)
+        turn *= 2
         while keys and keys[0][0] <= tag:
-            at, entry, queued, weight = keys[0]
+            at, _, queued, weight = keys[0]
             found = next(queued, None)
             if found is None:
                 heapq.heappop(keys)
                 continue
             yield found
-            heapq.heapreplace(keys, (at + found.charge / weight, entry, queued, weight))
+            turn += 1  # of equal ones the key is next that had its turn before
+            heapq.heapreplace(keys, (at + found.charge / weight, turn, queued, weight))
 
     def _tag_of(self, request: AdmissionRequest) -> float:
         """The virtual time of a request that arrives now."""

@@ -1,0 +1,330 @@
+"""The order of one class, fair between keys."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orch_sidecar.admission.fairness.fair_queue import FEW, FairQueue
+from orch_sidecar.admission.fairness.queued_request import QueuedRequest
+from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.api.refusal import Reason
+from tests.fuzz import examples
+from vllm_plugin.profile import ServiceClass
+
+
+def request(key: str, weight: float = 1.0, cost: int = 1) -> AdmissionRequest:
+    return AdmissionRequest(ServiceClass.BULK, cost, key=key.encode(), weight=weight)
+
+
+def waiting(
+    ticket: str, key: str, charge: int = 10, *, weight: float = 1.0, arrived: float = 0.0
+) -> QueuedRequest:
+    """A queued request of a key."""
+    asked = request(key, weight)
+    return QueuedRequest(ticket, asked, arrived, 60.0, Reason.QUEUE_TIMEOUT, 0.0, charge)
+
+
+def queue_of(*queued: QueuedRequest) -> FairQueue:
+    queue = FairQueue()
+    for each in queued:
+        queue.add(each)
+    return queue
+
+
+def order(queue: FairQueue) -> str:
+    return " ".join(each.ticket for each in queue)
+
+
+def dispatch(queue: FairQueue) -> QueuedRequest:
+    head = queue.head()
+    assert head is not None
+    queue.remove(head)
+    queue.dispatched(head.request, head.charge, at_once=False)
+    return head
+
+
+def dispatch_all(queue: FairQueue) -> str:
+    return " ".join(dispatch(queue).ticket for _ in range(queue.size))
+
+
+def test_keys_take_turns_and_one_key_is_served_in_the_order_of_arrival() -> None:
+    queue = queue_of(
+        *(waiting(f"a{n}", "a") for n in range(4)), *(waiting(f"b{n}", "b") for n in range(2))
+    )
+    assert order(queue) == "a0 b0 a1 b1 a2 a3"
+    assert dispatch_all(queue) == "a0 b0 a1 b1 a2 a3"
+
+
+def test_turns_are_measured_in_tokens() -> None:
+    queue = queue_of(
+        *(waiting(f"long{n}", "a", 40) for n in range(3)),
+        *(waiting(f"short{n}", "b", 10) for n in range(8)),
+    )
+    expected = "long0 short0 short1 short2 short3 long1 short4 short5 short6 short7 long2"
+    assert order(queue) == expected
+    assert dispatch_all(queue) == expected
+
+
+def test_a_key_gets_turns_by_its_weight() -> None:
+    queue = queue_of(
+        *(waiting(f"a{n}", "a") for n in range(3)),
+        *(waiting(f"b{n}", "b", weight=3.0) for n in range(6)),
+    )
+    assert dispatch_all(queue) == "a0 b0 b1 b2 a1 b3 b4 b5 a2"
+
+
+def test_requests_without_a_key_share_one() -> None:
+    queue = queue_of(waiting("1", ""), waiting("2", ""), waiting("a", "a"))
+    assert dispatch_all(queue) == "1 a 2"
+
+
+def test_a_new_key_goes_before_those_that_have_been_served() -> None:
+    queue = queue_of(*(waiting(f"a{n}", "a") for n in range(9)))
+    for _ in range(4):
+        dispatch(queue)
+    assert list(queue.before(request("b"))) == []
+    queue.add(waiting("b", "b"))
+    assert [each.ticket for each in queue.before(request("c"))] == ["b"], "which came before"
+    assert order(queue).startswith("b a4")
+
+
+def test_an_idle_key_keeps_no_credit() -> None:
+    """Of two keys the one that comes back later has no more than its half from then on."""
+    queue = FairQueue()
+    queue.dispatched(request("b"), 10, at_once=True)
+    queue.settle(request("b"), 10, 10, 0.0)
+    for _ in range(50):
+        queue.dispatched(request("a"), 10, at_once=True)
+        queue.settle(request("a"), 10, 10, 0.0)
+    for name in "ab":
+        for number in range(4):
+            queue.add(waiting(f"{name}{number}", name))
+    turns = dispatch_all(queue)
+    assert turns in ("b0 a0 b1 a1 b2 a2 b3 a3", "b0 b1 a0 b2 a1 b3 a2 a3")
+
+
+def test_settling_corrects_what_was_charged_too_much_or_too_little() -> None:
+    queue = queue_of(
+        *(waiting(f"a{n}", "a", 40) for n in range(3)),
+        *(waiting(f"b{n}", "b", 40) for n in range(3)),
+    )
+    first, second = dispatch(queue), dispatch(queue)
+    assert order(queue) == "a1 b1 a2 b2"
+    queue.settle(second.request, 40, 1, 0.0)
+    assert order(queue) == "b1 a1 b2 a2"
+    queue.settle(first.request, 40, 400, 0.0)
+    assert order(queue) == "b1 b2 a1 a2"
+
+
+def test_a_refund_does_not_delay_keys_that_came_since() -> None:
+    """A key whose requests were expected to be far longer than they are leads by none of that."""
+    queue = FairQueue()
+    for _ in range(8):
+        queue.dispatched(request("a"), 1000, at_once=True)
+    for number in range(3):
+        queue.add(waiting(f"a{number}", "a", 10))
+        queue.add(waiting(f"b{number}", "b", 10))
+    for _ in range(8):
+        queue.settle(request("a"), 1000, 10, 0.0)
+    assert order(queue) == "b0 b1 b2 a0 a1 a2"
+
+
+def test_a_requeued_request_goes_before_all_that_were_not_dispatched() -> None:
+    queue = queue_of(waiting("a0", "a", arrived=2.0), waiting("b0", "b", arrived=1.0))
+    dispatched = dispatch(queue)
+    assert dispatched.ticket == "a0"
+    queue.settle(dispatched.request, dispatched.charge, 0, 0.0)
+    queue.add(dispatched, at_head=True)
+    assert order(queue) == "a0 b0", "although that came before"
+    queue.add(waiting("c0", "c", arrived=1.5), at_head=True)
+    assert order(queue) == "c0 a0 b0", "among each other they keep the order of their arrival"
+    assert dispatch_all(queue) == "c0 a0 b0"
+
+
+def test_a_request_that_leaves_changes_no_turn() -> None:
+    queue = queue_of(*(waiting(f"{name}{n}", name) for n in range(3) for name in "ab"))
+    for gone in [each for each in queue if each.ticket in ("a0", "b2")]:
+        queue.remove(gone)
+    assert (queue.size, queue.cost, queue.charge) == (4, 4, 40)
+    assert dispatch_all(queue) == "a1 b0 a2 b1"
+    assert (queue.head(), queue.size, queue.charge) == (None, 0, 0)
+
+
+def test_after_a_restart_of_the_engine_nothing_is_charged_in_advance() -> None:
+    queue = queue_of(waiting("a", "a"), waiting("b", "b"))
+    queue.dispatched(request("a"), 100, at_once=False)
+    assert order(queue) == "b a"
+    queue.forget_running()
+    assert order(queue) == "a b"
+    assert queue.shares[b"a"].running == 0
+
+
+def test_the_key_with_most_requests_gives_its_last_one_to_a_key_with_fewer() -> None:
+    queue = queue_of(
+        *(waiting(f"a{n}", "a") for n in range(5)),
+        *(waiting(f"b{n}", "b", weight=4.0) for n in range(8)),
+    )
+    leaving = queue.displaces(request("c"))
+    assert leaving is not None
+    assert leaving.ticket == "a4", "eight with the weight 4 are fewer than five"
+    assert queue.displaces(request("a")) is None
+    assert queue.displaces(request("b", 4.0)) is leaving
+    queue.remove(leaving)
+    for number in range(3):
+        queue.remove(waiting(f"a{number}", "a"))
+    leaving = queue.displaces(request("c"))
+    assert leaving is not None
+    assert leaving.ticket == "b7"
+    assert queue_of(waiting("a", "a")).displaces(request("b")) is None, "each would have one"
+
+
+# How much goes before a request
+
+
+def test_a_new_key_has_nothing_before_it_and_others_their_own_and_their_turns() -> None:
+    queue = queue_of(*(waiting(f"a{n}", "a") for n in range(9)), waiting("b0", "b"))
+    assert queue.ahead(request("a")) == (10, 10, 100)
+    assert queue.ahead(request("b")).requests == 3, "a0, b0 and a1"
+    assert queue.ahead(request("c")).requests == 2, "the first of each came before"
+    dispatch(queue)
+    dispatch(queue)
+    assert queue.ahead(request("c")) == (0, 0, 0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.integers(1, 40), st.sampled_from((0.5, 1.0, 3.0))),
+        min_size=2,
+        max_size=12,
+    )
+)
+@settings(max_examples=examples(100), deadline=None)
+def test_what_is_queued_before_a_request_is_estimated_where_much_is_queued(
+    keys: list[tuple[int, int, float]],
+) -> None:
+    """`keys`: requests of each, tokens of one, weight."""
+    queue = FairQueue()
+    for number, (requests, charge, weight) in enumerate(keys):
+        for serial in range(requests):
+            queue.add(waiting(f"{number} {serial}", f"{number}", charge, weight=weight))
+    for number, (_, charge, weight) in enumerate(keys):
+        asked = request(f"{number}", weight)
+        exact = [each.charge for each in queue.before(asked)]
+        found = queue.ahead(asked)
+        if queue.size <= FEW:
+            assert found == (len(exact), len(exact), sum(exact))
+        assert abs(found.requests - len(exact)) <= len(keys)
+        assert abs(found.tokens - sum(exact)) <= sum(charge for _, charge, _ in keys)
+
+
+# What holds whatever happens
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 7),  # which of the running requests ends
+        st.integers(1, 100),  # the expected tokens of the next of its key
+        st.integers(1, 100),  # what the next takes
+        st.sampled_from((False, False, False, True)),  # another key comes
+    ),
+    min_size=20,
+    max_size=120,
+)
+
+
+@given(
+    st.sampled_from((1, 2, 3, 8)),
+    st.lists(st.sampled_from((0.5, 1.0, 3.0)), min_size=2, max_size=4),
+    STEPS,
+    st.booleans(),
+)
+@settings(max_examples=examples(200), deadline=None)
+def test_backlogged_keys_are_never_further_apart_than_the_slots_with_the_largest_charge(
+    slots: int, weights: list[float], steps: list[tuple[int, int, int, bool]], together: bool
+) -> None:
+    """By weight. `together`: all keys come at once; then it is the difference of their service.
+
+    Else it is that of their virtual times, and their service in any interval differs by at most
+    twice as much.
+    """
+    queue, running = FairQueue(), list[tuple[QueuedRequest, int]]()
+    served = dict.fromkeys(map(str, range(len(weights))), 0)
+    keys, serial = list[str](), 0
+
+    def refill(key: str, expected: int) -> None:
+        nonlocal serial
+        share = queue.shares.get(key.encode())
+        while share is None or len(share.queue) < 2:
+            serial += 1
+            queue.add(waiting(f"{serial}", key, expected, weight=weights[int(key)]))
+            share = queue.shares[key.encode()]
+
+    def come(expected: int) -> None:
+        keys.append(str(len(keys)))
+        refill(keys[-1], expected)
+
+    for _ in weights if together else weights[:1]:
+        come(steps[0][1])
+    for ends, expected, took, comes in steps:
+        if comes and len(keys) < len(weights):
+            come(expected)
+        while len(running) < slots:
+            head = dispatch(queue)
+            refill(head.request.key.decode(), expected)
+            running.append((head, took))
+        ended, actual = running.pop(ends % len(running))
+        queue.settle(ended.request, ended.charge, actual, 0.0)
+        served[ended.request.key.decode()] += actual
+        for one, other in combinations(keys, 2):
+            lightest = min(weights[int(one)], weights[int(other)])
+            bound = slots * 100 / lightest + 1e-6
+            levels = [queue.shares[key.encode()].level for key in (one, other)]
+            assert abs(levels[0] - levels[1]) <= bound
+            if together:
+                shares = [served[key] / weights[int(key)] for key in (one, other)]
+                assert abs(shares[0] - shares[1]) <= bound
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("add", "add", "add", "go", "go", "leave", "end", "requeue")),
+            st.sampled_from("abc"),
+            st.integers(1, 50),
+        ),
+        max_size=80,
+    )
+)
+@settings(max_examples=examples(200), deadline=None)
+def test_the_order_that_is_shown_is_the_order_of_dispatch(
+    steps: list[tuple[str, str, int]],
+) -> None:
+    """And no sum is lost, whatever comes, goes, leaves and comes back."""
+    queue, queued = FairQueue(), dict[str, QueuedRequest]()
+    running: list[QueuedRequest] = []
+    for serial, (what, key, tokens) in enumerate(steps):
+        if what == "add":
+            new = queued[f"{serial}"] = waiting(f"{serial}", key, tokens, arrived=serial)
+            queue.add(new)
+        elif what == "go" and queued:
+            gone = dispatch(queue)
+            running.append(queued.pop(gone.ticket))
+        elif what == "leave" and queued:
+            queue.remove(queued.pop(next(iter(queued))))
+        elif what in ("end", "requeue") and running:
+            ended = running.pop(tokens % len(running))
+            took = 0 if what == "requeue" else tokens
+            queue.settle(ended.request, ended.charge, took, float(serial))
+            if what == "requeue":
+                queue.add(ended, at_head=True)
+                queued[ended.ticket] = ended
+        assert {each.ticket for each in queue} == queued.keys()
+        assert queue.size == queue.cost == len(queued)
+        assert queue.charge == sum(each.charge for each in queued.values())
+    for name in "abc":
+        share = queue.shares.get(name.encode())
+        mine = [each for each in running if each.request.key == name.encode()]
+        assert share is None or share.charged == sum(each.charge for each in mine)
+    assert order(queue) == dispatch_all(queue)
