@@ -38,7 +38,8 @@ class KeysMachine(RuleBasedStateMachine):
     @initialize(service_class=st.sampled_from(ServiceClass), slots=st.sampled_from((1, 2, 4, 8)))
     def begin(self, service_class: ServiceClass, slots: int) -> None:
         of_class = class_rules(queue_capacity=CAPACITY, max_wait_s=30.0)
-        self.core = core_of(slots, rules(of_class, of_class), step_time=STEP_TIME)
+        of_both = rules(of_class, of_class, window_ms=None)
+        self.core = core_of(slots, of_both, step_time=STEP_TIME)
         self.service_class, self.slots = service_class, slots
         self.now, self.serial, self.epoch = 1.0, 0, 1
         self.queued: dict[str, AdmissionRequest] = {}
@@ -66,7 +67,10 @@ class KeysMachine(RuleBasedStateMachine):
         outcome = self.core.arrive(ticket, request, self.now)
         displaced = self.core.take_displaced()
         self.arrived[ticket] = self.now
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, Refusal) and outcome.reason is Reason.QUEUE_TIMEOUT:
+            assert outcome.predicted_start_ms is not None
+            assert outcome.predicted_start_ms > 30_000
+        elif isinstance(outcome, Refusal):
             assert outcome.reason is Reason.QUEUE_FULL
             assert self.fewest_by_weight(key) <= (self.of_key(key) + 1) / WEIGHTS[key]
             assert len(self.queued) >= CAPACITY
