@@ -96,7 +96,9 @@ class AdmissionController:
         service_times.invalidate()
         if not self.queues.depth:
             return []
-        return self._queue_entry.refuse_too_large() + self.dispatch(now)
+        shrunk = report.slots_total < before[0]
+        refused = self._queue_entry.refuse_too_large() if shrunk else []
+        return refused + self.dispatch(now)
 
     def engine_unavailable(self, refusal: Refusal) -> None:
         """Admits nothing until the engine reports again; queued requests keep waiting."""
@@ -133,7 +135,7 @@ class AdmissionController:
             if late is not None and late.reason is Reason.DEADLINE_MISS:
                 return late
         lease = self._grant(ticket, request, kv, now)
-        self.queues.dispatched(lease, self.service_times.charge(request), at_once=True)
+        (self.queues.bulk if is_bulk else self.queues.interactive).granted_at_once(lease, request)
         if self.queues.depth:
             self.displaced += self.dispatch(now)
         return lease
@@ -189,8 +191,10 @@ class AdmissionController:
         request, cost = lease.request, lease.cost
         if request is not None:
             self.constraints.released(request, now)
-            took = self.service_times.took(lease, output_tokens, now) if served else 0
-            self.queues.settle(lease, took, now)
+            took = self.service_times.took(lease, request, output_tokens, now) if served else 0
+            queues = self.queues
+            fair = queues.bulk if request.service_class is _BULK else queues.interactive
+            fair.settle(lease, request, took)
             if output_tokens is not None:
                 elapsed_s = now - lease.granted_at
                 self.service_times.completed(request, elapsed_s, output_tokens / cost, now)
@@ -267,7 +271,7 @@ class AdmissionController:
             self.queues.remove(head.ticket)
             kv = self.constraints.kv_need(head.request)
             lease = self._grant(head.ticket, head.request, kv, now)
-            self.queues.dispatched(lease, head.charge, at_once=False)
+            self.queues.fair(head.request.service_class).granted(lease, head)
             decisions.append(Decision(head.ticket, lease))
         self.constraints.update_delay(now)
         return decisions

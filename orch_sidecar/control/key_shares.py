@@ -1,6 +1,6 @@
 """The API keys in `/v1/capabilities`: the shares of all, and the budgets of the one that asks.
 
-Pure: times are seconds of a monotonic clock. Keys appear by their names in the key file.
+Pure. Keys appear by their names in the key file.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from orch_sidecar.auth.keys import ApiKey
 from vllm_plugin.profile import ServiceClass
 
 
-def shares(queues: Queues, names: Mapping[bytes, str], now: float) -> dict[str, Any]:
+def shares(queues: Queues, names: Mapping[bytes, str]) -> dict[str, Any]:
     """Returns what each key has in a pool, by class and name.
 
-    `share`: of the tokens that all keys of the class were served in the last one to two minutes,
-    None if there were none.
+    `share`: of the tokens that all keys of the class were served since the start, None if there
+    were none.
     """
     found: dict[str, Any] = {}
     for service_class in ServiceClass:
         of_class = queues.shares(service_class)
-        total = sum(share.recent(now) for share in of_class.values())
+        total = sum(share.served for share in of_class.values())
         found[service_class.value] = {
             names[digest]: {
                 "weight": share.weight,
                 "queued": len(share.queue),
                 "running": share.running,
-                "share": round(share.recent(now) / total, 4) if total else None,
+                "share": round(share.served / total, 4) if total else None,
             }
             for digest, share in of_class.items()
             if digest in names

@@ -63,12 +63,12 @@ class Pages:
             sidecar_version=self._version,
             generation=self._reloads.generation,
         )
-        authorizer, now = self._authorizer, time.monotonic()
+        authorizer = self._authorizer
         names, queues = authorizer.names(), {pool.name: pool.queues for pool in self._pools}
         for entry in document["engines"]:
             entry["rate_limits"] |= key_shares.budgets(authorizer, key)
             if names and entry["pool"] in queues:
-                entry["shares"] = key_shares.shares(queues[entry["pool"]], names, now)
+                entry["shares"] = key_shares.shares(queues[entry["pool"]], names)
         return web.json_response(document)
 
     def models(self) -> web.Response:

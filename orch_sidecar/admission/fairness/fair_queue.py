@@ -27,7 +27,7 @@ from typing import Final
 from orch_sidecar.admission.fairness.backlog import Ahead, Backlog
 from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
-from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.admission.types import AdmissionRequest, Lease
 
 # Up to so many queued requests are looked at one by one to predict the place of another.
 FEW: Final = 32
@@ -35,6 +35,8 @@ FEW: Final = 32
 _MANY_KEYS: Final = 4096
 # Changes per key with queued requests after which their backlog is summed up again.
 _CHANGES_PER_KEY: Final = 1 / 8
+# What is usual for a request of a key follows each by an eighth.
+_LEARNING_SHIFT: Final = 3
 
 
 class FairQueue:
@@ -122,7 +124,7 @@ class FairQueue:
         share = self.shares.get(request.key) or self._new(request.key)
         first = not share.queue
         if first:
-            share.lift(self._now())
+            share.level = max(share.level, self._now())
             self._backlogged[request.key] = share
         share.add(queued)
         if first or share.weight != request.weight:
@@ -141,23 +143,42 @@ class FairQueue:
                 share.entry = 0
                 del self._backlogged[share.key]
 
-    def dispatched(self, request: AdmissionRequest, charge: int, *, at_once: bool) -> None:
-        """Charges a request in advance. `at_once`: it was never queued."""
+    def granted_at_once(self, lease: Lease, request: AdmissionRequest) -> None:
+        """Charges a request that was never queued what is usual for its key."""
         share = self.shares.get(request.key) or self._new(request.key)
-        if at_once and not share.queue:
+        now = self._now() if self._heap else self._virtual_time
+        if not share.queue:
             share.weight = request.weight
-            share.lift(self._now() if self._heap else self._virtual_time)
+            if share.level < now:
+                share.level = now
         if share.level > self._virtual_time:
             self._virtual_time = share.level
-        share.charged += charge
+        lease.charge = share.usual
+        share.charged += share.usual
         share.running += 1
         if share.queue:
             self._push(share)
 
-    def settle(self, request: AdmissionRequest, charged: int, took: int, now: float) -> None:
-        """A dispatched request ended, after it `took` so many tokens. `charged`: in advance."""
-        share = self.shares[request.key]
-        share.settle(charged, took, now)
+    def granted(self, lease: Lease, queued: QueuedRequest) -> None:
+        """Charges a request of this queue that was removed to be dispatched."""
+        key = queued.request.key
+        share = self.shares.get(key) or self._new(key)
+        if share.level > self._virtual_time:
+            self._virtual_time = share.level
+        lease.charge = queued.charge
+        share.charged += queued.charge
+        share.running += 1
+        if share.queue:
+            self._push(share)
+
+    def settle(self, lease: Lease, request: AdmissionRequest, took: int) -> None:
+        """The request of a lease ended, after it took so many tokens."""
+        share, charged = self.shares[request.key], lease.charge
+        share.charged -= charged
+        share.running -= 1
+        share.level += took / share.weight
+        share.served += took
+        share.usual += (took - share.usual) >> _LEARNING_SHIFT
         if share.queue and charged != took:
             self._push(share)
 

@@ -123,24 +123,24 @@ class ServiceTimes:
             tokens = _UNKNOWN_OUTPUT if limit is None else min(limit, _UNKNOWN_OUTPUT)
         return charged(request, request.cost * tokens)
 
-    def took(self, lease: Lease, output_tokens: float | None, now: float) -> int:
-        """The tokens that a key is charged for a request that ended.
+    def took(
+        self, lease: Lease, request: AdmissionRequest, output_tokens: float | None, now: float
+    ) -> int:
+        """The tokens that a key is charged for the request of a lease that ended.
 
         Without its number of tokens (its response was cut short, or has no usage) as many as were
         charged in advance, or as it can have generated in its time if that is more.
         """
-        request = lease.request
-        assert request is not None
-        if output_tokens is None:
-            token_s = self._token_s()
-            if token_s is None:
-                return lease.charge
-            decoding_s = now - lease.granted_at - self._slowness * self._prefill_s(request)
-            each = max(0.0, decoding_s) / (self._slowness * token_s)
-            if request.max_tokens is not None:
-                each = min(each, request.max_tokens)
-            return max(lease.charge, charged(request, request.cost * each))
-        return charged(request, output_tokens)
+        if output_tokens is not None:
+            return 1 + request.prompt_tokens + OUTPUT_TOKEN * int(output_tokens)
+        token_s = self._token_s()
+        if token_s is None:
+            return lease.charge
+        decoding_s = now - lease.granted_at - self._slowness * self._prefill_s(request)
+        each = max(0.0, decoding_s) / (self._slowness * token_s)
+        if request.max_tokens is not None:
+            each = min(each, request.max_tokens)
+        return max(lease.charge, charged(request, request.cost * each))
 
     def schedule(self, now: float, free: int, only: ServiceClass | None) -> Schedule | None:
         """When the slots come free: `free` ones now, the others as running requests end.

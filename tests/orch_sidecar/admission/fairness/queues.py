@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orch_sidecar.admission.fairness.fair_queue import FairQueue
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
-from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.api.refusal import Reason
 from vllm_plugin.profile import ServiceClass
 
@@ -32,13 +32,28 @@ def order(queue: FairQueue) -> str:
     return " ".join(each.ticket for each in queue)
 
 
-def dispatch(queue: FairQueue) -> QueuedRequest:
+def dispatch(queue: FairQueue) -> tuple[str, Lease]:
+    """Dispatches the next request. Returns its ticket and its lease."""
     head = queue.head()
     assert head is not None
     queue.remove(head)
-    queue.dispatched(head.request, head.charge, at_once=False)
-    return head
+    lease = Lease(head.ticket, head.request.cost, "e1", head.request)
+    queue.granted(lease, head)
+    return head.ticket, lease
+
+
+def at_once(queue: FairQueue, key: str) -> Lease:
+    """A request of this key that is never queued."""
+    asked = request(key)
+    lease = Lease("at once", 1, "e1", asked)
+    queue.granted_at_once(lease, asked)
+    return lease
+
+
+def settle(queue: FairQueue, lease: Lease, took: int) -> None:
+    assert lease.request is not None
+    queue.settle(lease, lease.request, took)
 
 
 def dispatch_all(queue: FairQueue) -> str:
-    return " ".join(dispatch(queue).ticket for _ in range(queue.size))
+    return " ".join(dispatch(queue)[0] for _ in range(queue.size))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from orch_sidecar.admission.fairness.fair_queue import FairQueue
+from orch_sidecar.admission.fairness.key_share import FIRST_USUAL
 from tests.orch_sidecar.admission.fairness.queues import (
+    at_once,
     dispatch,
     dispatch_all,
     order,
     queue_of,
     request,
+    settle,
     waiting,
 )
 
@@ -57,11 +62,9 @@ def test_a_new_key_goes_before_those_that_have_been_served() -> None:
 def test_an_idle_key_keeps_no_credit() -> None:
     """Of two keys the one that comes back later has no more than its half from then on."""
     queue = FairQueue()
-    queue.dispatched(request("b"), 10, at_once=True)
-    queue.settle(request("b"), 10, 10, 0.0)
+    settle(queue, at_once(queue, "b"), 10)
     for _ in range(50):
-        queue.dispatched(request("a"), 10, at_once=True)
-        queue.settle(request("a"), 10, 10, 0.0)
+        settle(queue, at_once(queue, "a"), 10)
     for name in "ab":
         for number in range(4):
             queue.add(waiting(f"{name}{number}", name))
@@ -69,38 +72,46 @@ def test_an_idle_key_keeps_no_credit() -> None:
     assert turns in ("b0 a0 b1 a1 b2 a2 b3 a3", "b0 b1 a0 b2 a1 b3 a2 a3")
 
 
+def test_a_request_that_is_never_queued_is_charged_what_is_usual_for_its_key() -> None:
+    queue = FairQueue()
+    for _ in range(100):
+        settle(queue, at_once(queue, "a"), 1000)
+    assert at_once(queue, "a").charge == pytest.approx(1000, abs=8)
+    assert at_once(queue, "b").charge == FIRST_USUAL
+
+
 def test_settling_corrects_what_was_charged_too_much_or_too_little() -> None:
     queue = queue_of(
         *(waiting(f"a{n}", "a", 40) for n in range(3)),
         *(waiting(f"b{n}", "b", 40) for n in range(3)),
     )
-    first, second = dispatch(queue), dispatch(queue)
+    (_, first), (_, second) = dispatch(queue), dispatch(queue)
     assert order(queue) == "a1 b1 a2 b2"
-    queue.settle(second.request, 40, 1, 0.0)
+    settle(queue, second, 1)
     assert order(queue) == "b1 a1 b2 a2"
-    queue.settle(first.request, 40, 400, 0.0)
+    settle(queue, first, 400)
     assert order(queue) == "b1 b2 a1 a2"
 
 
 def test_a_refund_does_not_delay_keys_that_came_since() -> None:
     """A key whose requests were expected to be far longer than they are leads by none of that."""
     queue = FairQueue()
-    for _ in range(8):
-        queue.dispatched(request("a"), 1000, at_once=True)
+    leases = [at_once(queue, "a") for _ in range(8)]
+    assert [each.charge for each in leases] == [FIRST_USUAL] * 8
     for number in range(3):
         queue.add(waiting(f"a{number}", "a", 10))
         queue.add(waiting(f"b{number}", "b", 10))
-    for _ in range(8):
-        queue.settle(request("a"), 1000, 10, 0.0)
+    for each in leases:
+        settle(queue, each, 10)
     assert order(queue) == "b0 b1 b2 a0 a1 a2"
 
 
 def test_a_requeued_request_goes_before_all_that_were_not_dispatched() -> None:
     queue = queue_of(waiting("a0", "a", arrived=2.0), waiting("b0", "b", arrived=1.0))
-    dispatched = dispatch(queue)
-    assert dispatched.ticket == "a0"
-    queue.settle(dispatched.request, dispatched.charge, 0, 0.0)
-    queue.add(dispatched, at_head=True)
+    ticket, lease = dispatch(queue)
+    assert ticket == "a0"
+    settle(queue, lease, 0)
+    queue.add(waiting("a0", "a", arrived=2.0), at_head=True)
     assert order(queue) == "a0 b0", "although that came before"
     queue.add(waiting("c0", "c", arrived=1.5), at_head=True)
     assert order(queue) == "c0 a0 b0", "among each other they keep the order of their arrival"
@@ -118,7 +129,7 @@ def test_a_request_that_leaves_changes_no_turn() -> None:
 
 def test_after_a_restart_of_the_engine_nothing_is_charged_in_advance() -> None:
     queue = queue_of(waiting("a", "a"), waiting("b", "b"))
-    queue.dispatched(request("a"), 100, at_once=False)
+    at_once(queue, "a")
     assert order(queue) == "b a"
     queue.forget_running()
     assert order(queue) == "a b"

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from orch_sidecar.admission.fairness.fair_queue import FEW, FairQueue
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
+from orch_sidecar.admission.types import Lease
 from tests.fuzz import examples
 from tests.orch_sidecar.admission.fairness.queues import (
     dispatch,
     dispatch_all,
     order,
     request,
+    settle,
     waiting,
 )
 
@@ -45,6 +47,11 @@ def test_what_is_queued_before_a_request_is_estimated_where_much_is_queued(
         assert abs(found.tokens - sum(exact)) <= sum(charge for _, charge, _ in keys)
 
 
+def key_of(lease: Lease) -> str:
+    assert lease.request is not None
+    return lease.request.key.decode()
+
+
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 7),  # which of the running requests ends
@@ -72,7 +79,7 @@ def test_backlogged_keys_are_never_further_apart_than_the_slots_with_the_largest
     Else it is that of their virtual times, and their service in any interval differs by at most
     twice as much.
     """
-    queue, running = FairQueue(), list[tuple[QueuedRequest, int]]()
+    queue, running = FairQueue(), list[tuple[Lease, int]]()
     served = dict.fromkeys(map(str, range(len(weights))), 0)
     keys, serial = list[str](), 0
 
@@ -94,12 +101,12 @@ def test_backlogged_keys_are_never_further_apart_than_the_slots_with_the_largest
         if comes and len(keys) < len(weights):
             come(expected)
         while len(running) < slots:
-            head = dispatch(queue)
-            refill(head.request.key.decode(), expected)
-            running.append((head, took))
+            _, lease = dispatch(queue)
+            refill(key_of(lease), expected)
+            running.append((lease, took))
         ended, actual = running.pop(ends % len(running))
-        queue.settle(ended.request, ended.charge, actual, 0.0)
-        served[ended.request.key.decode()] += actual
+        settle(queue, ended, actual)
+        served[key_of(ended)] += actual
         for one, other in combinations(keys, 2):
             lightest = min(weights[int(one)], weights[int(other)])
             bound = slots * 100 / lightest + 1e-6
@@ -126,20 +133,19 @@ def test_the_order_that_is_shown_is_the_order_of_dispatch(
 ) -> None:
     """And no sum is lost, whatever comes, goes, leaves and comes back."""
     queue, queued = FairQueue(), dict[str, QueuedRequest]()
-    running: list[QueuedRequest] = []
+    running: list[tuple[QueuedRequest, Lease]] = []
     for serial, (what, key, tokens) in enumerate(steps):
         if what == "add":
             new = queued[f"{serial}"] = waiting(f"{serial}", key, tokens, arrived=serial)
             queue.add(new)
         elif what == "go" and queued:
-            gone = dispatch(queue)
-            running.append(queued.pop(gone.ticket))
+            ticket, lease = dispatch(queue)
+            running.append((queued.pop(ticket), lease))
         elif what == "leave" and queued:
             queue.remove(queued.pop(next(iter(queued))))
         elif what in ("end", "requeue") and running:
-            ended = running.pop(tokens % len(running))
-            took = 0 if what == "requeue" else tokens
-            queue.settle(ended.request, ended.charge, took, float(serial))
+            ended, lease = running.pop(tokens % len(running))
+            settle(queue, lease, 0 if what == "requeue" else tokens)
             if what == "requeue":
                 queue.add(ended, at_head=True)
                 queued[ended.ticket] = ended
@@ -148,6 +154,6 @@ def test_the_order_that_is_shown_is_the_order_of_dispatch(
         assert queue.charge == sum(each.charge for each in queued.values())
     for name in "abc":
         share = queue.shares.get(name.encode())
-        mine = [each for each in running if each.request.key == name.encode()]
+        mine = [lease for _, lease in running if key_of(lease) == name]
         assert share is None or share.charged == sum(each.charge for each in mine)
     assert order(queue) == dispatch_all(queue)

@@ -228,7 +228,7 @@ def test_a_request_is_charged_what_it_took() -> None:
     request = interactive(2, prompt_tokens=50, max_tokens=100)
     lease = service_times.ledger.grant("a", request, NO_KV_NEED, 0.0)
     lease.charge = service_times.charge(request)
-    assert service_times.took(lease, 60, 1.0) == 171
+    assert service_times.took(lease, request, 60, 1.0) == 171
 
 
 def test_a_request_that_was_cut_short_is_charged_what_its_time_allows() -> None:
@@ -238,11 +238,11 @@ def test_a_request_that_was_cut_short_is_charged_what_its_time_allows() -> None:
     service_times.run("a", request)
     [lease] = service_times.ledger.all()
     lease.charge = 21
-    assert service_times.took(lease, None, 0.1) == 21, "no less than in advance"
-    assert service_times.took(lease, None, 10.0) == 1001
-    assert service_times.took(lease, None, 1e6) == 2001, "no more than its limit"
+    assert service_times.took(lease, request, None, 0.1) == 21, "no less than in advance"
+    assert service_times.took(lease, request, None, 10.0) == 1001
+    assert service_times.took(lease, request, None, 1e6) == 2001, "no more than its limit"
     service_times.step_time = None
-    assert service_times.took(lease, None, 10.0) == 21
+    assert service_times.took(lease, request, None, 10.0) == 21
 
 
 def test_a_run_of_unknown_length_leaves_all_unknown() -> None:
