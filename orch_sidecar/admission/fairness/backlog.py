@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 from orch_sidecar.admission.fairness.key_share import KeyShare
@@ -23,17 +24,18 @@ class Ahead(NamedTuple):
 
 
 class Backlog:
-    """The queued requests of all keys, at the time at which it is made."""
+    """The queued requests of all keys, of which there is one at least, when it is made."""
 
     def __init__(self, shares: Iterable[KeyShare]) -> None:
         starts: list[tuple[float, float, float]] = []
         ends: list[tuple[float, float, float]] = []
         self._known: dict[bytes, tuple[int, int]] = {}
         for share in shares:
-            start, requests, tokens = share.tag, len(share.queue), share.backlog
-            rates = share.weight, requests * share.weight / tokens
-            starts.append((start, *rates))
-            ends.append((start + tokens / share.weight, *rates))
+            start, weight = share.tag, share.weight
+            requests, tokens = len(share.queue), share.backlog
+            rate = requests * weight / tokens
+            starts.append((start, weight, rate))
+            ends.append((start + tokens / weight, weight, rate))
             self._known[share.key] = requests, tokens
         self._starts, self._ends = _Ramps(starts), _Ramps(ends)
 
@@ -57,12 +59,13 @@ class _Ramps:
 
     def __init__(self, ramps: list[tuple[float, float, float]]) -> None:
         ramps.sort()
-        self._points = [point for point, _, _ in ramps]
-        self._base = base = self._points[0] if ramps else 0.0
-        self._tokens = _sums(rate for _, rate, _ in ramps)
-        self._requests = _sums(rate for _, _, rate in ramps)
-        self._tokens_at = _sums(rate * (point - base) for point, rate, _ in ramps)
-        self._requests_at = _sums(rate * (point - base) for point, _, rate in ramps)
+        points, tokens, requests = zip(*ramps, strict=True)
+        self._points, self._base = points, points[0]
+        along = [point - self._base for point in points]
+        self._tokens = list(accumulate(tokens, initial=0.0))
+        self._requests = list(accumulate(requests, initial=0.0))
+        self._tokens_at = list(accumulate(map(mul, tokens, along), initial=0.0))
+        self._requests_at = list(accumulate(map(mul, requests, along), initial=0.0))
 
     def until(self, point: float) -> tuple[float, float]:
         """The heights of both sums at a point."""
@@ -71,7 +74,3 @@ class _Ramps:
             along * self._tokens[begun] - self._tokens_at[begun],
             along * self._requests[begun] - self._requests_at[begun],
         )
-
-
-def _sums(values: Iterable[float]) -> list[float]:
-    return list(accumulate(values, initial=0.0))

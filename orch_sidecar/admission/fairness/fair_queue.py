@@ -34,7 +34,7 @@ FEW: Final = 32
 # Keys that are known before the idle ones are forgotten.
 _MANY_KEYS: Final = 4096
 # Changes per key with queued requests after which their backlog is summed up again.
-_CHANGES_PER_KEY: Final = 1 / 8
+_CHANGES_PER_KEY: Final = 1 / 4
 # What is usual for a request of a key follows each by an eighth.
 _LEARNING_SHIFT: Final = 3
 

@@ -59,7 +59,7 @@ def test_entry_has_weight_and_budgets_of_a_key() -> None:
 def test_weight_or_budget_out_of_range_is_rejected(limits: dict[str, float]) -> None:
     [field] = limits
     with pytest.raises(InvalidKeyFile, match=f"entry 1: {field}: "):
-        entry_of(ALICE, "alice", **limits)
+        entry_of(ALICE, "alice", bulk=False, **limits)
 
 
 @pytest.mark.parametrize("key", ["", ALICE[:-1], ALICE + " ", ALICE.upper(), digest(ALICE)])
