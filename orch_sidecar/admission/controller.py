@@ -96,9 +96,7 @@ class AdmissionController:
         service_times.invalidate()
         if not self.queues.depth:
             return []
-        shrunk = report.slots_total < before[0]
-        refused = self._queue_entry.refuse_too_large() if shrunk else []
-        return refused + self.dispatch(now)
+        return self._queue_entry.refuse_too_large(before[0]) + self.dispatch(now)
 
     def engine_unavailable(self, refusal: Refusal) -> None:
         """Admits nothing until the engine reports again; queued requests keep waiting."""
@@ -192,9 +190,7 @@ class AdmissionController:
         if request is not None:
             self.constraints.released(request, now)
             took = self.service_times.took(lease, request, output_tokens, now) if served else 0
-            queues = self.queues
-            fair = queues.bulk if request.service_class is _BULK else queues.interactive
-            fair.settle(lease, request, took)
+            self.queues.settle(lease, request, took)
             if output_tokens is not None:
                 elapsed_s = now - lease.granted_at
                 self.service_times.completed(request, elapsed_s, output_tokens / cost, now)

@@ -106,9 +106,11 @@ class QueueEntry:
         """Refuses all queued requests."""
         return [self._refuse(each, refusal) for each in self._queues.all()]
 
-    def refuse_too_large(self) -> list[Decision]:
-        """Refuses queued requests that need more slots than the engine has."""
+    def refuse_too_large(self, slots_before: int) -> list[Decision]:
+        """Refuses queued requests that need more slots than the engine has left of those it had."""
         slots_total = self._ledger.slots_total
+        if slots_total >= slots_before:
+            return []
         return [
             self._refuse(each, refusals.too_large(each.request.cost, slots_total))
             for each in self._queues.all()

@@ -12,7 +12,7 @@ from orch_sidecar.admission.fairness.backlog import Ahead
 from orch_sidecar.admission.fairness.fair_queue import FairQueue
 from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
-from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.admission.types import AdmissionRequest, Lease
 from vllm_plugin.profile import ServiceClass
 
 _BULK = ServiceClass.BULK
@@ -120,6 +120,11 @@ class Queues:
         return found
 
     # Shares of keys
+
+    def settle(self, lease: Lease, request: AdmissionRequest, took: int) -> None:
+        """The request of a lease ended, after it took so many tokens."""
+        queue = self.bulk if request.service_class is _BULK else self.interactive
+        queue.settle(lease, request, took)
 
     def forget_running(self) -> None:
         """The engine restarted: nothing runs."""

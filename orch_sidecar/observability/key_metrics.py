@@ -1,4 +1,4 @@
-"""Prometheus metrics of the API keys' shares, sampled at a scrape; none without keys.
+"""Prometheus metrics of the API keys' shares, sampled at a scrape; no sample without keys.
 
 A key is labelled by the name of its entry in the key file: neither the key nor its digest appears.
 """

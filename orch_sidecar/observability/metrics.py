@@ -123,9 +123,7 @@ class _Collector:
     def collect(self) -> Iterable[Metric]:
         self.catch_up()
         yield from pool_metrics(self._pools.all)
-        names = self._key_names()
-        if names:
-            yield from key_metrics(self._pools.all, names)
+        yield from key_metrics(self._pools.all, self._key_names())
         for index, row in enumerate(HISTOGRAMS):
             family = HistogramMetricFamily(row.name, row.text)
             for stats, values in self._all_stats():
