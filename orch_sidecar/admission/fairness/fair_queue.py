@@ -53,7 +53,8 @@ class FairQueue:
         self._heap: list[tuple[float, int, KeyShare]] = []  # virtual time, entry of the share
         self._entry = 0
         self._virtual_time = 0.0
-        self._longest: KeyShare | None = None
+        # The negative of a share's places at some time, a serial number, the share.
+        self._longest: list[tuple[float, int, KeyShare]] = []
         self._many_keys = _MANY_KEYS
         self._backlog: Backlog | None = None
         self._changes = 0
@@ -104,10 +105,10 @@ class FairQueue:
         """
         own = self.shares.get(request.key)
         places = 1 if own is None else len(own.queue) + 1
-        for longest in (self._longest, self._find_longest()):
-            if longest is not None and longest.places > places / request.weight:
-                return next(reversed(longest.queue.values()))
-        return None
+        longest = self._find_longest()
+        if longest is None or longest.places <= places / request.weight:
+            return None
+        return next(reversed(longest.queue.values()))
 
     # Changes
 
@@ -130,8 +131,7 @@ class FairQueue:
         if first or share.weight != request.weight:
             share.weight = request.weight
             self._push(share)
-        if self._longest is None or share.places > self._longest.places:
-            self._longest = share
+        self._note_places(share)
 
     def remove(self, queued: QueuedRequest) -> None:
         """Removes a request of this queue."""
@@ -261,9 +261,28 @@ class FairQueue:
         self.charge += sign * queued.charge
         self.prompt_work += sign * request.cost * request.prompt_tokens
 
+    def _note_places(self, share: KeyShare) -> None:
+        if len(self._longest) > 2 * len(self._backlogged) + 64:
+            self._longest = [
+                (-each.places, number, each)
+                for number, each in enumerate(self._backlogged.values())
+            ]
+            heapq.heapify(self._longest)
+        self._entry += 1
+        heapq.heappush(self._longest, (-share.places, self._entry, share))
+
     def _find_longest(self) -> KeyShare | None:
-        self._longest = max(self._backlogged.values(), key=lambda share: share.places, default=None)
-        return self._longest
+        """The share with most places. The most that is noted of each is what it has, or more."""
+        longest = self._longest
+        while longest:
+            noted, number, share = longest[0]
+            if noted == -share.places and share.queue:
+                return share
+            if share.queue:
+                heapq.heapreplace(longest, (-share.places, number, share))
+            else:
+                heapq.heappop(longest)
+        return None
 
     def _new(self, key: bytes) -> KeyShare:
         if len(self.shares) >= self._many_keys:

@@ -44,7 +44,7 @@ def quick(given: argparse.Namespace) -> None:
 
 def run(given: argparse.Namespace, record: Record) -> None:
     keys = {name: new_key(os.urandom(RANDOM_BYTES)) for name in NAMES}
-    file = rig.logs() / "keys.yaml"
+    file = rig.logs() / "api_keys.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(entry_of(key, name) for name, key in keys.items()))
     path = profiles.write(rig.logs(), "keys", profiles.fifo(SLOTS, 600.0))

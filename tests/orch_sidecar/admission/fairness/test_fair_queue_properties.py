@@ -151,6 +151,11 @@ def test_the_order_that_is_shown_is_the_order_of_dispatch(
                 queued[ended.ticket] = ended
         assert {each.ticket for each in queue} == queued.keys()
         assert queue.size == queue.cost == len(queued)
+        most = max((len(share.queue) for share in queue.shares.values()), default=0)
+        leaves = queue.displaces(request("another"))
+        assert (leaves is None) == (most <= 1)
+        if leaves is not None:
+            assert len(queue.shares[leaves.request.key].queue) == most
         assert queue.charge == sum(each.charge for each in queued.values())
     for name in "abc":
         share = queue.shares.get(name.encode())
