@@ -189,9 +189,13 @@ class Pool:
             prompt_tokens = self.prompt_size.estimate(call.body_bytes, most)
         if options is NO_OPTIONS:
             return AdmissionRequest(
-                service_class, generation.cost, prompt_tokens, generation.max_tokens,
-                None, None, True, call.key, call.weight,
-            )  # fmt: skip
+                service_class,
+                generation.cost,
+                prompt_tokens,
+                generation.max_tokens,
+                key=call.key,
+                weight=call.weight,
+            )
         return AdmissionRequest(
             service_class,
             generation.cost,
@@ -200,8 +204,8 @@ class Pool:
             _left(options.deadline_ms, spent_ms),
             _left(options.max_wait_ms, spent_ms),
             not options.do_not_queue,
-            call.key,
-            call.weight,
+            key=call.key,
+            weight=call.weight,
         )
 
     def snapshot(self, request: AdmissionRequest | None = None) -> PoolSnapshot:
