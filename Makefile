@@ -18,7 +18,7 @@ MINUTES ?= 20
 SEED ?=
 MODEL ?=
 
-.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import soak k8s clean
+.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue soak k8s clean
 
 install: $(STAMP)
 
@@ -100,6 +100,9 @@ bench-three: $(STAMP)
 
 bench-import: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.imports
+
+bench-queue: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.queue
 
 bench-policy: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.policy all

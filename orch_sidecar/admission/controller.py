@@ -79,9 +79,11 @@ class AdmissionController:
         if report.epoch != ledger.epoch:
             ledger.begin_epoch(report.epoch)
             self.constraints.begin_epoch()
+            self.queues.forget_running()
             self.draining = after_restart(self.draining)
         for lease, cost in report.leases:
             ledger.adopt(lease, cost)
+        slots_before = ledger.slots_total
         ledger.slots_total, ledger.foreign = report.slots_total, report.foreign
         self.constraints.reported(report, now)
         service_times.step_time = self.constraints.reserve.step_time
@@ -90,7 +92,7 @@ class AdmissionController:
         service_times.invalidate()
         if not self.queues.depth:
             return []
-        return self._queue_entry.refuse_too_large() + self.dispatch(now)
+        return self._queue_entry.refuse_too_large(slots_before) + self.dispatch(now)
 
     def engine_unavailable(self, refusal: Refusal) -> None:
         """Admits nothing until the engine reports again; queued requests keep waiting."""
@@ -132,6 +134,7 @@ class AdmissionController:
         if outcome is not None:
             return outcome
         granted = self._grant(ticket, request, kv, now)
+        self.queues.fair(request.service_class).granted_at_once(granted, request)
         if self.queues.depth:
             self.displaced += self.dispatch(now)
         return granted
@@ -166,7 +169,6 @@ class AdmissionController:
         """Removes a queued request whose client left. Does nothing if it is not queued."""
         if self.queues.remove(ticket) is None:
             return []
-        self.service_times.invalidate()
         return self.dispatch(now)
 
     def release(
@@ -188,6 +190,9 @@ class AdmissionController:
         request, cost = lease.request, lease.cost
         if request is not None:
             self.constraints.released(request)
+            charged = served and not lease.reclaimed
+            took = self.service_times.took(lease, request, output_tokens, now) if charged else 0
+            self.queues.settle(lease, request, took)
             if output_tokens is not None:
                 elapsed_s = now - lease.granted_at
                 self.constraints.reserve.completed(request, elapsed_s, now)
@@ -266,6 +271,7 @@ class AdmissionController:
             self.queues.remove(head.ticket)
             kv = self.constraints.kv_need(head.request)
             lease = self._grant(head.ticket, head.request, kv, now)
+            self.queues.fair(head.request.service_class).granted(lease, head)
             decisions.append(Decision(head.ticket, lease))
         if self.queues.depth != waiting:
             reserve.update(now)

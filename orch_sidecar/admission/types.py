@@ -174,7 +174,9 @@ class Lease:
 
     `request`: None for a lease that the engine reported and this sidecar does not know.
     `granted_at`: seconds of the caller's clock. `kv`: what was committed for it in the KV cache.
-    `closing`: the response was cut short, and the engine has yet to confirm the end.
+    `closing`: the response was cut short, and the engine has yet to confirm the end. `charge`:
+    tokens that its key was charged in advance. `reclaimed`: it ends for another request, and its
+    key pays nothing for it.
     """
 
     id: str
@@ -184,6 +186,8 @@ class Lease:
     granted_at: float = field(default=0.0, compare=False)
     kv: KvNeed = field(default=NO_KV_NEED, compare=False)
     closing: bool = field(default=False, compare=False)
+    charge: int = field(default=0, compare=False)
+    reclaimed: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

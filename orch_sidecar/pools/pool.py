@@ -59,12 +59,17 @@ _AT_ONCE: Final = field_line(X_ORCH_QUEUE_POSITION, "0") + field_line(
 
 @dataclass(slots=True)
 class GenerationCall:
-    """A request for a generation, before a pool is chosen for it."""
+    """A request for a generation, before a pool is chosen for it.
+
+    `key`: the digest of its client's API key, empty without one; `weight`: of that key.
+    """
 
     generation: GenerationRequest
     options: RequestOptions
     service_class: ServiceClass
     body_bytes: int
+    key: bytes = b""
+    weight: float = 1.0
 
 
 class Pool:
@@ -93,7 +98,8 @@ class Pool:
             backpressure.by_sidecar if settings.tier else backpressure.by_engine
         )
         self.profile = profile
-        self.gate = Gate(AdmissionController(rules))
+        controller = AdmissionController(rules)
+        self.gate, self.queues = Gate(controller), controller.queues
         self.connections = ConnectionPool(settings.url, connect_timeout_s)
         # The first lines of every request head.
         self.address = field_line(HOST, self.connections.authority.decode())
@@ -183,7 +189,12 @@ class Pool:
             prompt_tokens = self.prompt_size.estimate(call.body_bytes, most)
         if options is NO_OPTIONS:
             return AdmissionRequest(
-                service_class, generation.cost, prompt_tokens, generation.max_tokens
+                service_class,
+                generation.cost,
+                prompt_tokens,
+                generation.max_tokens,
+                key=call.key,
+                weight=call.weight,
             )
         return AdmissionRequest(
             service_class,
@@ -193,6 +204,8 @@ class Pool:
             _left(options.deadline_ms, spent_ms),
             _left(options.max_wait_ms, spent_ms),
             not options.do_not_queue,
+            key=call.key,
+            weight=call.weight,
         )
 
     def snapshot(self, request: AdmissionRequest | None = None) -> PoolSnapshot:

@@ -217,6 +217,8 @@ def response_fields(record: RequestRecord, pool: Pool) -> bytes:
         f"{_REQUEST_ID}: {identity.request_id}\r\n"
         f"{_CORRELATION_ID}: {identity.correlation_id}\r\n{_OWN_ID}: {identity.id}\r\n"
     ).encode()
+    for name, value in record.rate_limits:
+        ids += field_line(name, value)
     if record.lease is None:
         return ids + pool.fields
     if record.queued is None:

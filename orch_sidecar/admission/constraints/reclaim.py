@@ -79,6 +79,7 @@ class Reclaim:
             self._in_vain_at = now
             return
         assert lease.request is not None
+        lease.reclaimed = True
         lease.request.reclaimed += 1
         self.count += 1
         self._allowed -= lease.cost * (now - lease.granted_at)

@@ -19,8 +19,9 @@ from typing import Final
 
 from orch_sidecar.admission.constraints.batch import Limits
 from orch_sidecar.admission.constraints.demand import Demand
+from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.queues import QueuedRequest, Queues
+from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, StepTime
 from orch_sidecar.api.refusal import Reason
 from vllm_plugin.profile import AdmissionRules, ServiceClass

@@ -6,6 +6,7 @@
     coalescing  three identical streams against one
     kv          contexts that together exceed the KV cache
     placement   two engines behind one sidecar, and two sidecars in a row
+    keys        what API keys get of one engine
     summary     pure: computes figures from answers
     profiles    the profiles under comparison
     rig         an engine, and sidecars in front of it, as processes

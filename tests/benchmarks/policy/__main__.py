@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from tests.benchmarks.policy import batches, coalescing, kv, mixed, placement, rig
+from tests.benchmarks.policy import batches, coalescing, keys, kv, mixed, placement, rig
 from tests.benchmarks.policy.record import Record
 from tests.benchmarks.policy.rig import NotServing
 
@@ -20,6 +20,7 @@ SCENARIOS: Final[dict[str, ModuleType]] = {
     "coalescing": coalescing,
     "kv": kv,
     "placement": placement,
+    "keys": keys,
 }
 
 

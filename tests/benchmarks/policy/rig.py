@@ -8,7 +8,7 @@ import re
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -181,6 +181,7 @@ class Sidecar:
         *,
         pools: Sequence[dict[str, Any]] = (),
         name: str = "sidecar",
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -190,6 +191,7 @@ class Sidecar:
         if engine_url is not None:
             self._command += ["--engine-url", engine_url]
         self._environ = {k: v for k, v in os.environ.items() if not k.startswith("ORCH_")}
+        self._environ |= environ or {}
         if pools:
             self._environ["ORCH_POOLS"] = json.dumps(list(pools))
         self._name = name

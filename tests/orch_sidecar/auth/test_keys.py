@@ -35,6 +35,33 @@ def test_entry_has_name_class_and_limit_of_a_key() -> None:
     assert known.find(BOB.encode()) == ApiKey("bob", bytes.fromhex(digest(BOB)), True, 3)
 
 
+def test_entry_has_weight_and_budgets_of_a_key() -> None:
+    text = entry_of(ALICE, "alice") + entry_of(
+        BOB, "bob", weight=3, tokens_per_minute=1000, requests_per_minute=10
+    )
+    alice, bob = parse(text)
+    assert (alice.weight, alice.has_budget) == (1.0, False)
+    assert (bob.weight, bob.tokens_per_minute, bob.requests_per_minute) == (3.0, 1000, 10)
+    assert bob.has_budget
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"weight": 0},
+        {"weight": float("inf")},
+        {"weight": float("nan")},
+        {"tokens_per_minute": 0},
+        {"requests_per_minute": 0.5},
+    ],
+    ids=str,
+)
+def test_weight_or_budget_out_of_range_is_rejected(limits: dict[str, float]) -> None:
+    [field] = limits
+    with pytest.raises(InvalidKeyFile, match=f"entry 1: {field}: "):
+        entry_of(ALICE, "alice", bulk=False, **limits)
+
+
 @pytest.mark.parametrize("key", ["", ALICE[:-1], ALICE + " ", ALICE.upper(), digest(ALICE)])
 def test_truncated_key_is_unknown(key: str) -> None:
     assert parse(entry_of(ALICE, "alice")).find(key.encode()) is None

@@ -1,0 +1,67 @@
+"""The share of one API key in the slots of one class.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from orch_sidecar.admission.fairness.queued_request import QueuedRequest
+
+# Tokens of a request, before any of the key has ended.
+FIRST_USUAL: Final = 512
+
+
+class KeyShare:
+    """What a key was served, is charged in advance, and has queued; in tokens.
+
+    `level`: what it was served, by its weight, at the least the system's virtual time when it came
+    back. `charged`: in advance for its `running` requests. `backlog`: of its queued requests.
+    `served`: since the start. `usual`: for one request, in the mean. `entry`: of the heap in which
+    it waits, 0 without queued requests.
+    """
+
+    __slots__ = (
+        "backlog",
+        "charged",
+        "entry",
+        "key",
+        "level",
+        "queue",
+        "running",
+        "served",
+        "usual",
+        "weight",
+    )
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.weight = 1.0
+        self.level = 0.0
+        self.charged = self.running = self.backlog = self.served = self.entry = 0
+        self.queue: OrderedDict[str, QueuedRequest] = OrderedDict()
+        self.usual = FIRST_USUAL
+
+    @property
+    def tag(self) -> float:
+        """Its virtual time."""
+        return self.level + self.charged / self.weight
+
+    @property
+    def places(self) -> float:
+        """Its queued requests, by its weight."""
+        return len(self.queue) / self.weight
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.running and not self.queue
+
+    def add(self, queued: QueuedRequest) -> None:
+        self.queue[queued.ticket] = queued
+        self.backlog += queued.charge
+
+    def remove(self, queued: QueuedRequest) -> None:
+        del self.queue[queued.ticket]
+        self.backlog -= queued.charge

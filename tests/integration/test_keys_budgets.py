@@ -1,0 +1,154 @@
+"""Budgets and shares of keys, as their clients see them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.integration.client import MESSAGES, Response
+from tests.integration.held import Held, started
+from tests.integration.keyed import KeyRing
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> KeyRing:
+    ring = KeyRing(tmp_path)
+    ring.add("free")
+    ring.add("heavy", weight=3)
+    ring.add("frugal", tokens_per_minute=10_000, requests_per_minute=3)
+    ring.add("poor", tokens_per_minute=60)
+    return ring
+
+
+@pytest.fixture
+async def keyed(start: Start, ring: KeyRing) -> Running:
+    return await start(api_keys_file=ring.path)
+
+
+def left(response: Response, what: str) -> int:
+    return int(response.header(f"x-ratelimit-remaining-{what}") or "-1")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_report_the_budgets_of_the_key(
+    keyed: Running, ring: KeyRing, stream: bool
+) -> None:
+    client = await keyed.client()
+    frugal = [ring.bearer("frugal")]
+    first = await client.post(headers=frugal, stream=stream)
+    assert first.status == 200
+    assert first.header("x-ratelimit-limit-requests") == "3"
+    assert first.header("x-ratelimit-limit-tokens") == "10000"
+    assert left(first, "requests") == 2
+    assert 9000 < left(first, "tokens") < 10_000
+    assert first.header("x-ratelimit-reset-requests") == "20s"
+    assert first.header("x-ratelimit-reset-tokens")
+    free = await client.post(headers=[ring.bearer("free")], stream=stream)
+    assert free.header("x-ratelimit-limit-requests") is None
+
+
+@pytest.mark.parametrize("path", [None, MESSAGES])
+async def test_requests_beyond_the_budget_are_told_when_there_is_room(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine, path: str | None
+) -> None:
+    client = await keyed.client()
+    frugal = [ring.bearer("frugal")]
+    for _ in range(3):
+        assert (await client.post(headers=frugal)).status == 200
+    response = await (client.post(path, frugal) if path else client.post(headers=frugal))
+    assert response.status == 429
+    assert response.error["code"] == "rate_limit_exceeded"
+    assert response.error["policy_label"] == "key-requests"
+    assert response.error["retriable"] is True
+    assert left(response, "requests") == 0
+    wait_ms = int(response.header("retry-after-ms") or "0")
+    assert 10_000 < wait_ms <= 20_000
+    assert int(response.header("retry-after") or "0") == -(-wait_ms // 1000)
+    assert len(engine.generating) == 3
+    assert (await client.post(headers=[ring.bearer("free")])).status == 200
+
+
+async def test_tokens_are_settled_by_what_the_answer_took(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine
+) -> None:
+    """Reserved are a prompt by the size of the body, and 5 tokens of output."""
+    client = await keyed.client()
+    poor = [ring.bearer("poor")]
+    first = await client.post(headers=poor, max_tokens=5)
+    assert first.status == 200
+    usage = first.json()["usage"]
+    took = usage["prompt_tokens"] + usage["completion_tokens"]
+    second = await client.post(headers=poor, max_tokens=5)
+    reserved = 60 - left(first, "tokens")
+    assert abs(left(second, "tokens") - (60 - took - reserved)) <= 2
+
+
+async def test_request_that_gets_no_slot_takes_nothing_of_a_budget(
+    keyed: Running, ring: KeyRing, held: Held
+) -> None:
+    frugal = [ring.bearer("frugal")]
+    busy = [await started(keyed, headers=[ring.bearer("free")], seed=n) for n in range(4)]
+    await eventually(lambda: len(held.waiting) == 4)
+    client = await keyed.client()
+    for _ in range(5):
+        refused = await client.post(headers=[*frugal, ("X-Orch-Do-Not-Queue", "true")])
+        assert (refused.status, refused.error["code"]) == (429, "ADMISSION_NO_QUEUE")
+        assert left(refused, "requests") == 2
+    held.release_all()
+    for each in busy:
+        assert (await each.response()).status == 200
+    last = await started(keyed, headers=frugal, seed=9)
+    await eventually(lambda: held.waiting)
+    held.release_all()
+    response = await last.response()
+    assert (response.status, left(response, "requests")) == (200, 2)
+
+
+async def test_capabilities_and_metrics_show_shares_by_name_and_no_secret(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine
+) -> None:
+    client = await keyed.client()
+    for name in ("heavy", "heavy", "frugal"):
+        assert (await client.post(headers=[ring.bearer(name)])).status == 200
+    response = await client.get("/v1/capabilities", [ring.bearer("frugal")])
+    [entry] = response.json()["engines"]
+    shares = entry["shares"]["interactive"]
+    assert shares.keys() == {"heavy", "frugal"}
+    assert (shares["heavy"]["weight"], shares["frugal"]["weight"]) == (3.0, 1.0)
+    assert shares["heavy"]["share"] == pytest.approx(2 / 3, abs=0.05)
+    assert shares["heavy"]["queued"] == shares["heavy"]["running"] == 0
+    assert entry["rate_limits"]["key_requests_per_minute"] == 3
+    assert entry["rate_limits"]["key_tokens_per_minute"] == 10_000
+    metrics = await keyed.metrics()
+    tokens = [
+        next(v for k, v in metrics.items() if k.startswith("orch_key_tokens_total") and name in k)
+        for name in ("heavy", "frugal")
+    ]
+    assert tokens[0] == pytest.approx(2 * tokens[1], rel=0.2)
+    document = response.body.decode() + (await client.get("/metrics")).body.decode()
+    for key in ring.keys.values():
+        assert key not in document
+    assert "sha256" not in document
+
+
+async def test_the_first_of_a_key_goes_before_the_rest_that_another_sent_earlier(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine, held: Held
+) -> None:
+    free = [ring.bearer("free")]
+    clients = [await started(keyed, headers=free, seed=number) for number in range(8)]
+    await eventually(lambda: len(held.waiting) == 4)
+    await eventually(lambda: keyed.queued == 4)
+    clients.append(await started(keyed, headers=[ring.bearer("heavy")], seed=100))
+    await eventually(lambda: keyed.queued == 5)
+    held.release()
+    await eventually(lambda: len(engine.generating) == 5)
+    assert engine.generating[4].json()["seed"] == 100
+    answers = [asyncio.ensure_future(each.response()) for each in clients]
+    while not all(answer.done() for answer in answers):
+        held.release_all()
+        await asyncio.sleep(0.01)
+    assert [answer.result().status for answer in answers] == [200] * 9
