@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from enum import StrEnum
+from math import ceil
 from typing import Final, NamedTuple
 
 from orch_sidecar.api.headers import X_ORCH_MEASUREMENT_TYPE, X_ORCH_POOL
@@ -17,6 +18,10 @@ from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.pools.snapshot import PoolSnapshot
 
+# A pool that has the prefix of a prompt is preferred if the request would end there at most this
+# much later than at the best one, and if it has at most this multiple of its share of the load.
+NEARLY_AS_GOOD: Final = 1.1
+LOAD_BOUND: Final = 1.25
 _SHOWN_MODELS: Final = 20  # in a refusal; an engine may have hundreds of adapters
 
 
@@ -27,6 +32,7 @@ class PlacementReason(StrEnum):
     PINNED = "pinned"
     PREFERRED = "preferred"
     MEASUREMENT_TYPE = "measurement_type"
+    PREFIX = "prefix"  # it last served the beginning of this prompt
     PREDICTED_END = "predicted_end"
     FREE_SLOTS = "free_slots"
     NAME = "name"  # the pools differ in nothing else
@@ -34,12 +40,14 @@ class PlacementReason(StrEnum):
 
 class PlacementRequest(NamedTuple):
     """What a request requires of a pool. `cost` in sequences; 0: it takes no slot. `tokens`: the
-    smallest context that it fits into, None where unknown."""
+    smallest context that it fits into, None where unknown. `served_by`: the pools that last served
+    the beginning of its prompt, that of the longest one first."""
 
     model: str
     cost: int
     tokens: int | None
     options: RequestOptions
+    served_by: Sequence[str] = ()
 
     @property
     def pinned(self) -> bool:
@@ -143,12 +151,16 @@ def _best(
     available: Sequence[PoolSnapshot], request: PlacementRequest
 ) -> tuple[str, PlacementReason]:
     predicted = all(pool.end_ms is not None for pool in available)
+    if request.served_by:
+        warm = _warm(available, request, predicted=predicted)
+        if warm is not None:
+            return warm, PlacementReason.PREFIX
 
     def load(pool: PoolSnapshot) -> tuple[float, float]:
         if predicted:
             assert pool.end_ms is not None
             return round(pool.end_ms), 0.0  # clients do not notice less than a millisecond
-        free = pool.room >= request.cost and not pool.queue_depth
+        free = pool.has_room(request.cost)
         return float(not free), 0.0 if free else pool.queue_depth / max(1, pool.slots_total)
 
     ranked = sorted((load(pool), -pool.room, pool.name) for pool in available)
@@ -158,6 +170,28 @@ def _best(
     else:
         reason = PlacementReason.FREE_SLOTS if best[1] != second[1] else PlacementReason.NAME
     return best[2], reason
+
+
+def _warm(
+    available: Sequence[PoolSnapshot], request: PlacementRequest, *, predicted: bool
+) -> str | None:
+    """Returns the pool that has most of the prompt's prefix, of those that are nearly as good as
+    the best one and do not have more than their share of the load."""
+    if predicted:
+        last_ms = NEARLY_AS_GOOD * min(pool.end_ms or 0.0 for pool in available) + 1.0
+        near = {pool.name for pool in available if (pool.end_ms or 0.0) <= last_ms}
+    else:
+        near = {pool.name for pool in available if pool.has_room(request.cost)}
+    in_use = {pool.name: pool.slots_total - pool.room + pool.queue_depth for pool in available}
+    slots = sum(pool.slots_total for pool in available)
+    share = LOAD_BOUND * (sum(in_use.values()) + request.cost) / max(1, slots)
+    by_name = {pool.name: pool for pool in available}
+    for name in request.served_by:
+        if name in near:
+            bound = ceil(share * by_name[name].slots_total)
+            if in_use[name] + request.cost <= max(bound, request.cost):
+                return name
+    return None
 
 
 def _none_available(capable: Sequence[PoolSnapshot]) -> Refusal:

@@ -61,6 +61,10 @@ class PoolSnapshot(NamedTuple):
         """Free slots as published: none while the pool is not ready."""
         return max(0, self.room) if self.state is EngineState.READY else 0
 
+    def has_room(self, cost: int) -> bool:
+        """Whether that many slots are free, and no request waits for them."""
+        return self.room >= cost and not self.queue_depth
+
     @property
     def age_ms(self) -> int | None:
         """Milliseconds since the engine's last valid event."""

@@ -3,6 +3,8 @@
     __main__    the command line
     mixed       interactive and bulk requests at twice the capacity; mixed_report formats it
     batches     tokens per second by batch size
+    side_by_side  requests one by one, interleaved and batched: a part of batches
+    lengths     a backlog of bulk requests as it comes, and grouped by length
     coalescing  three identical streams against one
     kv          contexts that together exceed the KV cache
     placement   two engines behind one sidecar, and two sidecars in a row

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from tests.benchmarks.policy import batches, coalescing, kv, mixed, placement, rig
+from tests.benchmarks.policy import batches, coalescing, kv, lengths, mixed, placement, rig
 from tests.benchmarks.policy.record import Record
 from tests.benchmarks.policy.rig import NotServing
 
@@ -19,6 +19,7 @@ SCENARIOS: Final[dict[str, ModuleType]] = {
     "batches": batches,
     "coalescing": coalescing,
     "kv": kv,
+    "lengths": lengths,
     "placement": placement,
 }
 

@@ -2,7 +2,8 @@
 
 One engine of 32 slots; the profile's `batch.most` limits how many are used while more clients than
 that are queued. Published figures of other engines are printed beside it. Then ten requests of 50
-tokens, one by one and at once; and windows of 6 and 2 ms for bulk requests at a fixed load.
+tokens, one by one and at once; 1 to 16 requests one by one, interleaved and batched; and windows of
+6 and 2 ms for bulk requests at a fixed load.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import count, pairwise
 from statistics import median
 from typing import Any, Final
 
-from tests.benchmarks.policy import profiles, rig, summary, work
+from tests.benchmarks.policy import profiles, rig, side_by_side, summary, work
 from tests.benchmarks.policy.call import Target
 from tests.benchmarks.policy.load import closed_loop, in_turn, open_loop, together
 from tests.benchmarks.policy.record import Record, at_most, shown, table, verdict
@@ -71,6 +72,7 @@ def run(given: argparse.Namespace, record: Record) -> None:
                 rates[size].append(_tokens_per_s(engine, size, given))
         _report(rates, record)
         _ten(engine, 1 if given.quick else 3, record)
+        side_by_side.compare(engine, given.rounds, record)
         _windows(engine, given, record)
 
 
