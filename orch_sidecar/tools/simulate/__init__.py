@@ -4,5 +4,5 @@ The admission is the one that serves: it takes the time as an argument and so ru
 as in real time. The engine is a model, as accurate as the step time it is given. A run depends on
 its arguments alone: the same seed gives the same figures.
 
-Pure. Imports `admission` and `api.refusal`.
+Pure. Imports `admission`, `api.refusal` and `tools.traces`.
 """

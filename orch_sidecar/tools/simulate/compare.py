@@ -15,10 +15,18 @@ from typing import Final
 
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.engine import Sequence as EngineSequence
-from orch_sidecar.tools.simulate.fronts import Admitted, Direct, Front, Outcomes, Sight, plain_rules
+from orch_sidecar.tools.simulate.fronts import (
+    Admitted,
+    Direct,
+    Front,
+    Outcomes,
+    Sight,
+    plain_rules,
+)
 from orch_sidecar.tools.simulate.report import Figures, figures, spread
 from orch_sidecar.tools.simulate.run import Course, Run
-from orch_sidecar.tools.simulate.workload import Arrival, Workload
+from orch_sidecar.tools.simulate.traffic import BulkClients, Traffic
+from orch_sidecar.tools.simulate.workload import Arrival
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 # Requests per slot of the capacity run, and requests of the unloaded run, enough for a p95.
@@ -26,6 +34,9 @@ _PER_SLOT: Final = 30
 _ALONE: Final = 400
 # As a share of the capacity of a single stream, so that requests hardly ever queue.
 _LOW_LOAD: Final = 0.05
+
+# Beside the policies that run online: `clairvoyant.search`.
+CLAIRVOYANT: Final = "clairvoyant"
 
 
 class Policy(StrEnum):
@@ -39,14 +50,15 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Traffic for one engine. `rate` in requests per second."""
+    """Traffic for one engine. `rate` in requests per second, without those of the `clients`."""
 
     shape: EngineShape
-    workload: Workload
+    workload: Traffic
     rate: float
     seconds: float
     seed: int
     retry: bool = False
+    clients: BulkClients | None = None
 
     def arrivals(self) -> list[Arrival]:
         return self.workload.arrivals(self.rate, self.seconds, self.seed)
@@ -74,20 +86,27 @@ def course_of(
         return Direct(outcomes)
 
     by_priority = policy in (Policy.POLICY, Policy.PRIORITY)
-    shape = replace(scenario.shape, by_priority=by_priority)
-    run = Run(shape, scenario.arrivals(), scenario.seconds, front, scenario.seed, scenario.retry)
+    run = Run(
+        replace(scenario.shape, by_priority=by_priority),
+        scenario.arrivals(),
+        scenario.seconds,
+        front,
+        scenario.seed,
+        scenario.retry,
+        scenario.clients,
+    )
     return run.to_the_end()
 
 
 def compare(
     scenario: Scenario, rules: AdmissionRules, policies: Sequence[Policy]
-) -> dict[Policy, Figures]:
+) -> dict[str, Figures]:
     """Returns the figures of each policy by the SLOs of the rules."""
     slo_ms = {each: rules.of(each).ttft_p95_ms for each in ServiceClass}
     return {policy: figures(course_of(policy, scenario, rules), slo_ms) for policy in policies}
 
 
-def capacity(shape: EngineShape, workload: Workload, seed: int) -> float:
+def capacity(shape: EngineShape, workload: Traffic, seed: int) -> float:
     """Returns the engine's throughput of this mix while its queue is never empty, requests/s."""
     engine = Engine(replace(shape, by_priority=False), seed)
     arrivals = workload.at_once(_PER_SLOT * shape.slots, seed)
@@ -103,7 +122,7 @@ def capacity(shape: EngineShape, workload: Workload, seed: int) -> float:
     return engine.tokens / now / tokens_each
 
 
-def unloaded_ttft_p95_ms(shape: EngineShape, workload: Workload, seed: int) -> float:
+def unloaded_ttft_p95_ms(shape: EngineShape, workload: Traffic, seed: int) -> float:
     """Returns the p95 TTFT of interactive requests at a low load."""
     alone = workload.alone(ServiceClass.INTERACTIVE)
     one_s = alone.prompt / shape.prefill_tokens_per_s + alone.output * shape.step_ms(1) / 1000

@@ -48,7 +48,9 @@ class EngineShape:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A sequence of `prompt` tokens to prefill and `output` to generate. Lower `priority` first."""
+    """A sequence of `prompt` tokens to prefill and `output` to generate. Lower `priority` first.
+
+    `order`: its number, chosen by the caller."""
 
     order: int
     prompt: int
@@ -59,6 +61,7 @@ class Sequence:
     ended_at: float | None = None
     preempted: int = 0
     # State of the engine.
+    place: int = 0  # in the order of arrival
     to_read: int = 0  # tokens left to prefill
     cached: int = 0  # tokens in the KV cache; while decoding, those at its start
     chunk: int = 0  # prompt tokens of the current step
@@ -78,6 +81,7 @@ class Engine:
         self.preemptions = 0
         self._random = Random(seed)  # noqa: S311 (a model, no secret)
         self._waiting: list[tuple[int, int, Sequence]] = []
+        self._added = 0
         self._running: dict[int, Sequence] = {}
         self._reading: list[Sequence] = []
         self._ends: list[tuple[int, int, Sequence]] = []
@@ -103,6 +107,12 @@ class Engine:
         return len(self._waiting) + len(self._reading)
 
     @property
+    def unread(self) -> int:
+        """Tokens that are left to prefill, of all sequences."""
+        waiting = sum(each.to_read for _, _, each in self._waiting)
+        return waiting + sum(each.to_read for each in self._reading)
+
+    @property
     def kv_usage(self) -> float:
         return 1 - self._free / self._blocks if self._blocks else 0.0
 
@@ -114,7 +124,8 @@ class Engine:
                 f"a sequence of {sequence.prompt} + {sequence.output} tokens can never fit in a "
                 f"cache of {self.shape.kv_tokens}: raise --kv-tokens or shorten the requests"
             )
-        sequence.to_read = sequence.prompt
+        self._added += 1
+        sequence.place, sequence.to_read = self._added, sequence.prompt
         self._wait(sequence)
 
     def begin_step(self, now: float) -> float | None:
@@ -160,7 +171,7 @@ class Engine:
 
     def _wait(self, sequence: Sequence) -> None:
         priority = sequence.priority if self.shape.by_priority else 0
-        heappush(self._waiting, (priority, sequence.order, sequence))
+        heappush(self._waiting, (priority, sequence.place, sequence))
 
     def _begin_waiting(self, threshold: int, budget: int, now: float) -> None:
         while self._waiting and budget > 0 and len(self._running) < self.shape.slots:
@@ -233,7 +244,7 @@ class Engine:
     def _preempt(self) -> Sequence:
         """Preempts a running sequence: frees its blocks and queues it to be prefilled again."""
         if self.shape.by_priority:
-            victim = max(self._running.values(), key=lambda each: (each.priority, each.order))
+            victim = max(self._running.values(), key=lambda each: (each.priority, each.place))
         else:
             victim = next(reversed(self._running.values()))
         del self._running[victim.order]

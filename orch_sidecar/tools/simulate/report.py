@@ -29,7 +29,8 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class ClassFigures:
     """One class. `goodput_per_s`: requests that ended during the arrivals, with their first token
-    within the SLO if there is one. `slo_met`: the share of served requests that met it."""
+    within the SLO if there is one. `slo_met`: the share of served requests that met it.
+    `slot_share`: of the slots' time during the arrivals."""
 
     arrived: int
     served: int
@@ -40,6 +41,7 @@ class ClassFigures:
     goodput_per_s: float
     tokens_per_s: float
     slo_met: float | None
+    slot_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Figures:
 
     `tokens_per_s` (generated) and `occupancy` (share of busy slots): during the arrivals.
     `prediction_error`: median of |predicted - waited| / waited over `predictions` requests that
-    got a prediction and waited more than 100 ms. `in_system` = `rate_times_time` is Little's law:
+    got a prediction and waited more than 100 ms; `prediction_bias`: the same without the absolute
+    value, above 0 where predictions are too long. `in_system` = `rate_times_time` is Little's law:
     the mean number of requests in queues and engine, and arrivals per second times mean time.
     """
 
@@ -59,6 +62,7 @@ class Figures:
     peak: int
     preemptions: int
     prediction_error: float | None
+    prediction_bias: float | None
     predictions: int
     in_system: float
     rate_times_time: float
@@ -73,7 +77,7 @@ def figures(course: Course, slo_ms: dict[ServiceClass, float | None]) -> Figures
     span = course.ended_at or 1.0
     return Figures(
         classes={
-            service_class: _of_class(records, course.seconds, slo_ms.get(service_class))
+            service_class: _of_class(records, course, slo_ms.get(service_class))
             for service_class, records in of_class.items()
         },
         seconds=course.seconds,
@@ -81,7 +85,8 @@ def figures(course: Course, slo_ms: dict[ServiceClass, float | None]) -> Figures
         occupancy=course.busy_s / (course.seconds * course.shape.slots),
         peak=course.peak,
         preemptions=course.preemptions,
-        prediction_error=median(errors) if errors else None,
+        prediction_error=median(map(abs, errors)) if errors else None,
+        prediction_bias=median(errors) if errors else None,
         predictions=len(errors),
         in_system=course.in_system_s / span,
         rate_times_time=sum(record.present_s for record in course.records) / span,
@@ -89,14 +94,15 @@ def figures(course: Course, slo_ms: dict[ServiceClass, float | None]) -> Figures
 
 
 def prediction_errors(records: Sequence[Record]) -> list[float]:
-    """Returns the relative errors of the predicted starts of requests that waited long enough."""
+    """Returns the relative errors of the predicted starts of requests that waited long enough,
+    with their sign."""
     errors = []
     for record in records:
         if record.predicted_s is None or record.started_at is None or record.tries > 1:
             continue
         waited = record.started_at - record.arrival.at
         if waited > LEAST_WAIT_S:
-            errors.append(abs(record.predicted_s - waited) / waited)
+            errors.append((record.predicted_s - waited) / waited)
     return errors
 
 
@@ -112,7 +118,8 @@ def spread(values_s: Sequence[float]) -> Spread:
     return Spread(at(0.5), at(0.95), at(0.99), 1000 * ordered[-1])
 
 
-def _of_class(records: list[Record], seconds: float, slo_ms: float | None) -> ClassFigures:
+def _of_class(records: list[Record], course: Course, slo_ms: float | None) -> ClassFigures:
+    seconds = course.seconds
     served = [record for record in records if _served(record)]
     kept = [record for record in served if slo_ms is None or 1000 * _ttft_s(record) <= slo_ms]
     in_time = [record for record in kept if _ended(record) <= seconds]
@@ -128,6 +135,7 @@ def _of_class(records: list[Record], seconds: float, slo_ms: float | None) -> Cl
         goodput_per_s=len(in_time) / seconds,
         tokens_per_s=tokens / seconds,
         slo_met=None if slo_ms is None or not served else len(kept) / len(served),
+        slot_share=sum(_slot_s(each, seconds) for each in served) / (seconds * course.shape.slots),
     )
 
 
@@ -148,6 +156,12 @@ def _ttft_s(record: Record) -> float:
 def _wait_s(record: Record) -> float:
     assert record.sequence.began_at is not None
     return record.sequence.began_at - record.arrival.at
+
+
+def _slot_s(record: Record, until: float) -> float:
+    """Returns the time in a slot, as far as it is before `until`."""
+    assert record.sequence.began_at is not None
+    return max(0.0, min(_ended(record), until) - record.sequence.began_at)
 
 
 def _tpot_s(record: Record) -> float:

@@ -1,13 +1,13 @@
 """One run: arrivals, a front and an engine, from event to event in virtual time.
 
 Events at the same time are processed in this order: the end of a step, the engine's report,
-admission's timer, retries, arrivals.
+admission's timer, retries and the next requests of clients, arrivals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import inf
 from typing import Final
@@ -15,10 +15,13 @@ from typing import Final
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape, Sequence
 from orch_sidecar.tools.simulate.fronts import REPORT_S, Front, MakeFront
+from orch_sidecar.tools.simulate.traffic import BulkClients
 from orch_sidecar.tools.simulate.workload import Arrival
 from vllm_plugin.profile import ServiceClass
 
 _PRIORITY: Final = {ServiceClass.INTERACTIVE: 0, ServiceClass.BULK: 1}
+# A client whose request was rejected without a Retry-After sends it again after this time.
+_CLIENT_RETRY_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -27,6 +30,7 @@ class Record:
 
     `came_at`: its last try. `present_s`: time in queues and engine over all tries.
     `predicted_s`: the wait predicted at its first try. `refused`: the reason at its last try.
+    `of_client`: sent by a client that waits for its end.
     """
 
     arrival: Arrival
@@ -37,6 +41,7 @@ class Record:
     started_at: float | None = None
     predicted_s: float | None = None
     refused: Reason | None = None
+    of_client: bool = False
 
 
 @dataclass(slots=True)
@@ -65,21 +70,19 @@ class Run:
         make_front: MakeFront,
         seed: int = 0,
         retry: bool = False,
+        clients: BulkClients | None = None,
     ) -> None:
         self._engine = Engine(shape, seed)
-        records = [
-            Record(
-                arrival,
-                Sequence(number, arrival.prompt, arrival.output, _PRIORITY[arrival.service_class]),
-                came_at=arrival.at,
-            )
-            for number, arrival in enumerate(arrivals)
-        ]
+        records = [_record(number, arrival) for number, arrival in enumerate(arrivals)]
+        self._scheduled = len(records)
         self._course = Course(shape, seconds, records)
         self._front: Front = make_front(self)
         self._retry = retry
-        self._retries: list[tuple[float, int]] = []
+        self._again: list[tuple[float, int]] = []  # retries, and the requests of clients
         self._now = 0.0
+        self._work = clients.requests(seed) if clients is not None else iter(())
+        for _ in range(clients.count if clients is not None else 0):
+            self._next_of_client()
         self._step_ends: float | None = None
         self._report_at: float | None = None
         self._reported = -inf
@@ -97,8 +100,12 @@ class Run:
         record.refused = refusal.reason
         record.present_s += self._now - record.came_at
         again = None if refusal.retry_after_ms is None else refusal.retry_after_ms / 1000
-        if self._retry and again is not None and self._now + again < self._course.seconds:
-            heappush(self._retries, (self._now + again, number))
+        if record.of_client:
+            again = _CLIENT_RETRY_S if again is None else again
+        elif not self._retry:
+            return
+        if again is not None and self._now + again < self._course.seconds:
+            heappush(self._again, (self._now + again, number))
 
     def queued(self, number: int, predicted_start_ms: int | None) -> None:
         record = self._course.records[number]
@@ -111,7 +118,7 @@ class Run:
         """Runs until the last request has ended."""
         course, engine, front = self._course, self._engine, self._front
         front.report(engine, 0.0)
-        coming = iter(enumerate(course.records))
+        coming = iter(enumerate(course.records[: self._scheduled]))
         number, record = next(coming, (-1, None))
         while True:
             event = front.next_event(self._now)
@@ -119,7 +126,7 @@ class Run:
                 inf if self._step_ends is None else self._step_ends,
                 inf if self._report_at is None else self._report_at,
                 inf if event is None else event,
-                self._retries[0][0] if self._retries else inf,
+                self._again[0][0] if self._again else inf,
                 inf if record is None else record.arrival.at,
             )
             at = min(times)
@@ -134,7 +141,7 @@ class Run:
             elif which == 2:
                 front.tick(at)
             elif which == 3:
-                self._come_again(heappop(self._retries)[1])
+                self._come_again(heappop(self._again)[1])
             elif record is not None:
                 front.arrive(number, record.arrival, at)
                 number, record = next(coming, (-1, None))
@@ -162,6 +169,8 @@ class Run:
             record = course.records[sequence.order]
             record.present_s += now - record.came_at
             self._front.ended(sequence.order, record.arrival, now)
+            if record.of_client and now < course.seconds:
+                self._next_of_client()
         if now <= course.seconds:
             course.tokens = engine.tokens
         if self._report_at is None:
@@ -172,9 +181,23 @@ class Run:
         self._reported, self._report_at = self._now, None
         self._front.report(self._engine, self._now)
 
+    def _next_of_client(self) -> None:
+        """A client sends its next request."""
+        records = self._course.records
+        record = _record(len(records), replace(next(self._work), at=self._now))
+        record.of_client, record.tries = True, 0
+        heappush(self._again, (self._now, len(records)))
+        records.append(record)
+
     def _come_again(self, number: int) -> None:
         record = self._course.records[number]
         record.refused = None
         record.tries += 1
         record.came_at = self._now
         self._front.arrive(number, record.arrival, self._now)
+
+
+def _record(number: int, arrival: Arrival) -> Record:
+    priority = _PRIORITY[arrival.service_class]
+    sequence = Sequence(number, arrival.prompt, arrival.output, priority)
+    return Record(arrival, sequence, came_at=arrival.at)

@@ -1,7 +1,7 @@
 """Reads public traces of traffic: when requests arrived, how long they were, which prefixes they
 shared.
 
-Pure. Imports nothing else of the project. `orch bench`, `orch simulate` and `orch plan` replay
+Pure. Imports `tools.arguments` alone. `orch bench`, `orch simulate` and `orch plan` replay
 the same `Trace`.
 """
 

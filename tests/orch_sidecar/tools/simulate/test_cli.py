@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from orch_sidecar.cli import main
 
+TRACES = Path(__file__).parents[3] / "traces"
 SHORT = ["simulate", "--slots", "8", "--seconds", "20", "--load", "1.5"]
 
 
@@ -44,6 +46,41 @@ def test_takes_slots_and_token_budgets_from_the_profile(
     assert (engine["slots"], engine["long_prefill_tokens"]) == (1, 2048)
 
 
+def test_trace_is_replayed_at_its_own_rate_or_at_a_multiple_of_the_capacity(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    conv = str(TRACES / "azure_llm_2023_conv.csv")
+    words = ["simulate", "--trace", conv, "--trace-window", "10:70", "--length-factor", "1/8"]
+    words += ["--slots", "8", "--bulk-clients", "4", "--json", "--policies", "policy"]
+    documents = []
+    for more in ([], ["--time-factor", "1/2"], ["--load", "2"]):
+        main([*words, *more])
+        documents.append(json.loads(capsys.readouterr().out))
+    own, twice, loaded = documents
+    assert own["workload"]["trace"] == "azure_llm_2023_conv.csv"
+    classes = own["policies"]["policy"]["classes"]
+    assert classes["interactive"]["arrived"] == own["workload"]["requests"]
+    assert classes["bulk"]["served"] > 4
+    assert own["rate_per_s"] == pytest.approx(own["workload"]["requests"] / 60, rel=0.02)
+    assert twice["rate_per_s"] == pytest.approx(2 * own["rate_per_s"])
+    assert loaded["rate_per_s"] == pytest.approx(2 * loaded["capacity_per_s"])
+
+
+def test_second_trace_is_bulk_work(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "--slots", "8", "--json", "--policies", "policy"]
+    words += ["--length-factor", "1/16", "--trace", str(TRACES / "azure_llm_2023_conv.csv")]
+    main([*words, "--bulk-trace", str(TRACES / "mooncake_synthetic.jsonl")])
+    classes = json.loads(capsys.readouterr().out)["policies"]["policy"]["classes"]
+    assert (classes["interactive"]["arrived"], classes["bulk"]["arrived"]) == (600, 300)
+
+
+def test_clairvoyant_policy_is_run_if_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "--slots", "4", "--seconds", "5", "--load", "2", "--slo-factor", "3"]
+    main([*words, "--policies", "policy", "clairvoyant"])
+    out = capsys.readouterr().out
+    assert sum(line.startswith("clairvoyant ") for line in out.splitlines()) >= 3
+
+
 def test_same_words_print_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     main(SHORT)
     first = capsys.readouterr().out
@@ -61,6 +98,9 @@ def test_same_words_print_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         ["--bulk-share", "1.1"],
         ["--slots", "2.5"],
         ["--policies", "best"],
+        ["--length-factor", "1/0"],
+        ["--trace-window", "5:5"],
+        ["--bulk-clients", "-1"],
     ],
 )
 def test_bad_usage_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +115,8 @@ def test_bad_usage_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[
     [
         (["--kv-tokens", "1000"], "can never fit in a cache of 1000"),
         (["--profile", "moon"], "no such profile"),
+        (["--trace", "moon.csv"], "No such file"),
+        (["--bulk-trace", "moon.csv"], "--bulk-trace moon.csv: it needs --trace beside it"),
     ],
 )
 def test_error_exits_with_a_message(words: list[str], said: str) -> None:
@@ -87,5 +129,13 @@ def test_error_exits_with_a_message(words: list[str], said: str) -> None:
 def test_help_names_the_policies_and_shows_examples() -> None:
     command = [sys.executable, "-m", "orch_sidecar", "simulate", "--help"]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
-    for word in ("fifo", "direct", "priority", "--max-tokens-known", "examples:", "--load 2"):
+    for word in (
+        "fifo",
+        "direct",
+        "clairvoyant",
+        "--trace",
+        "--max-tokens-known",
+        "examples:",
+        "--load 2",
+    ):
         assert word in result.stdout

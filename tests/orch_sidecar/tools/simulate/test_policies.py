@@ -44,7 +44,7 @@ CASES = [("large", 1), ("large", 2), ("small", 1), ("flat", 1), ("flat-64", 1)]
 
 
 @cache
-def measured(name: str, seed: int) -> tuple[float, dict[Policy, Figures]]:
+def measured(name: str, seed: int) -> tuple[float, dict[str, Figures]]:
     """The SLO in milliseconds, and the figures of each policy."""
     shape = replace(SHAPES[name], long_prefill_tokens=256)
     workload = Workload()

@@ -1,0 +1,125 @@
+"""Traffic from a trace, and clients that always have bulk work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count as numbers
+from itertools import cycle, islice
+from typing import Final, Protocol
+
+from orch_sidecar.tools.simulate.workload import Arrival, Workload
+from orch_sidecar.tools.traces import Trace
+from vllm_plugin.profile import ServiceClass
+
+_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+
+# Requests of clients are drawn by so many, from seeds that far apart.
+_DRAWN: Final = 256
+_SEEDS_APART: Final = 7919
+
+
+class Traffic(Protocol):
+    """Requests whose rate can be set. `prompt`, `output`: mean tokens of an interactive one."""
+
+    @property
+    def prompt(self) -> float: ...
+
+    @property
+    def output(self) -> float: ...
+
+    def alone(self, service_class: ServiceClass) -> Traffic:
+        """Returns the same traffic with requests of this class only."""
+
+    def arrivals(self, rate: float, seconds: float, seed: int) -> list[Arrival]:
+        """Returns the requests of that many seconds, at `rate` per second."""
+
+    def at_once(self, count: int, seed: int) -> list[Arrival]:
+        """Returns that many requests, all at time 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The requests of a trace as interactive ones, and of a second trace as bulk ones.
+
+    `max_tokens_known`: whether requests give the length of their answers.
+    """
+
+    trace: Trace
+    bulk: Trace | None = None
+    max_tokens_known: bool = True
+
+    @property
+    def prompt(self) -> float:
+        requests = self.trace.requests
+        return sum(each.prompt_tokens for each in requests) / len(requests)
+
+    @property
+    def output(self) -> float:
+        requests = self.trace.requests
+        return sum(each.output_tokens for each in requests) / len(requests)
+
+    @property
+    def count(self) -> int:
+        """Requests of both traces."""
+        return len(self.trace.requests) + (len(self.bulk.requests) if self.bulk else 0)
+
+    @property
+    def rate(self) -> float:
+        """Requests per second of the trace as it is, the second one's included: 1 / mean gap."""
+        found = self._arrivals(1.0)
+        last = found[-1].at
+        return (len(found) - 1) / last if last else float(len(found))
+
+    def alone(self, service_class: ServiceClass) -> Replay:
+        if service_class is _INTERACTIVE:
+            return replace(self, bulk=None)
+        raise ValueError("a trace's bulk requests are not replayed alone")
+
+    def arrivals(self, rate: float, seconds: float, seed: int) -> list[Arrival]:
+        """The trace again and again, each time from its beginning, until the seconds have passed.
+
+        All times are multiplied by one factor, so that the mean rate is `rate`. `seed` is not used.
+        """
+        once = self._arrivals(self.rate / rate)
+        period = len(once) / rate
+        found: list[Arrival] = []
+        for turn in numbers():
+            later = [replace(each, at=each.at + turn * period) for each in once]
+            found += [each for each in later if each.at < seconds]
+            if later[-1].at >= seconds:
+                return found
+        raise AssertionError("an endless count ended")
+
+    def at_once(self, count: int, seed: int) -> list[Arrival]:
+        return [replace(each, at=0.0) for each in islice(cycle(self._arrivals(1.0)), count)]
+
+    def _arrivals(self, time: float) -> list[Arrival]:
+        sources = [(_INTERACTIVE, self.trace), (_BULK, self.bulk)]
+        found = [
+            Arrival(
+                time * each.at_s,
+                service_class,
+                each.prompt_tokens,
+                each.output_tokens,
+                each.output_tokens if self.max_tokens_known else None,
+            )
+            for service_class, trace in sources
+            if trace is not None
+            for each in trace.requests
+        ]
+        return sorted(found, key=lambda each: each.at)
+
+
+@dataclass(frozen=True, slots=True)
+class BulkClients:
+    """Clients that send their next bulk request when one has ended. `lengths`: of its bulk ones."""
+
+    count: int
+    lengths: Workload
+
+    def requests(self, seed: int) -> Iterator[Arrival]:
+        """Yields their requests without end; the caller sets the times."""
+        workload = self.lengths.alone(_BULK)
+        for turn in numbers():
+            yield from workload.at_once(_DRAWN, seed + turn * _SEEDS_APART)
