@@ -8,6 +8,7 @@
     coalescing  three identical streams against one
     kv          contexts that together exceed the KV cache
     placement   two engines behind one sidecar, and two sidecars in a row
+    affinity    two engines with a prefix cache, placed by prefix or by load alone
     summary     pure: computes figures from answers
     profiles    the profiles under comparison
     rig         an engine, and sidecars in front of it, as processes

@@ -10,7 +10,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from tests.benchmarks.policy import batches, coalescing, kv, lengths, mixed, placement, rig
+from tests.benchmarks.policy import (
+    affinity,
+    batches,
+    coalescing,
+    kv,
+    lengths,
+    mixed,
+    placement,
+    rig,
+)
 from tests.benchmarks.policy.record import Record
 from tests.benchmarks.policy.rig import NotServing
 
@@ -21,6 +30,7 @@ SCENARIOS: Final[dict[str, ModuleType]] = {
     "kv": kv,
     "lengths": lengths,
     "placement": placement,
+    "affinity": affinity,
 }
 
 
