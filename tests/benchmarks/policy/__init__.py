@@ -9,6 +9,7 @@
     kv          contexts that together exceed the KV cache
     placement   two engines behind one sidecar, and two sidecars in a row
     affinity    two engines with a prefix cache, placed by prefix or by load alone
+    planning    what orch plan predicts for one and two engines, and what they do
     summary     pure: computes figures from answers
     profiles    the profiles under comparison
     rig         an engine, and sidecars in front of it, as processes

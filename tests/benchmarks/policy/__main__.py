@@ -18,6 +18,7 @@ from tests.benchmarks.policy import (
     lengths,
     mixed,
     placement,
+    planning,
     rig,
 )
 from tests.benchmarks.policy.record import Record
@@ -31,6 +32,7 @@ SCENARIOS: Final[dict[str, ModuleType]] = {
     "lengths": lengths,
     "placement": placement,
     "affinity": affinity,
+    "planning": planning,
 }
 
 

@@ -26,7 +26,7 @@ from tests.benchmarks.policy.rig import Engine, NotServing, Sidecar
 from vllm_plugin.profile import ServiceClass
 
 SLOTS: Final = 8
-BLOCK: Final = 16  # tokens of the engines' blocks
+BLOCK: Final = 32  # tokens of the engines' blocks; vLLM on a CPU takes multiples of 32
 GRACE_S: Final = 60.0
 EXCERPT: Final = Path(__file__).parents[2] / "traces" / "mooncake_synthetic.jsonl"
 WAYS: Final = {"by load alone": False, "by prefix": True}
@@ -37,8 +37,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--trace", type=Path, default=EXCERPT)
     parser.add_argument("--requests", type=int, default=200, help="of the trace")
-    parser.add_argument("--time-factor", type=float, default=2.0)
-    parser.add_argument("--length-factor", type=float, default=1 / 32)
+    parser.add_argument("--time-factor", type=float, default=3.0)
+    parser.add_argument("--length-factor", type=float, default=1 / 16)
 
 
 def quick(given: argparse.Namespace) -> None:

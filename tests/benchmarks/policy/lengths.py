@@ -3,10 +3,11 @@
 A backlog of bulk requests, whose lengths are lognormal and known (`max_tokens`), all at once
 through the sidecar: as it comes, grouped (in the order of their length, so that those that run
 together are about equally long), and the longest first. The same requests each time, in
-interleaved rounds. Continuous batching pads nothing; what a grouping could change is the cost of
-attention over unequal contexts, and the tail, in which slots are empty. Both are in the tokens/s
-from the first arrival to the last end; those until the first slot stays empty show the former
-alone.
+interleaved rounds; then larger backlogs in the simulator, which has no noise.
+
+Continuous batching pads nothing. What an order can change is the cost of attention over unequal
+contexts, and the tail, in which slots are empty. Both are in the tokens/s from the first arrival to
+the last end; those until the first slot stays empty show the former alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Callable
 from statistics import median
 from typing import Final
 
+from orch_sidecar.tools.simulate.engine import Engine as Model
+from orch_sidecar.tools.simulate.engine import EngineShape, Sequence
 from tests.benchmarks.policy import profiles, rig, work
 from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import together
@@ -25,6 +28,8 @@ from vllm_plugin.profile import ServiceClass
 
 SLOTS: Final = 16
 SEED: Final = 11
+# Slots and requests of the simulated backlogs.
+BACKLOGS: Final = ((16, 96), (16, 512), (64, 1024), (256, 1024), (64, 8192))
 # From which gain on a grouping is worth its code.
 WORTH: Final = 1.03
 
@@ -78,9 +83,35 @@ def run(given: argparse.Namespace, record: Record) -> None:
         for order, rates in found.items()
     ]
     print(table(("order", "tokens/s", "x", "without the tail", "x"), rows))
-    gain = median(a[0] / b[0] for a, b in zip(found["grouped"], base, strict=True))
-    word = "worth it" if gain >= WORTH else "not worth it"
-    print(f"grouped by length: {gain:.3f} times the tokens/s; {word} (from {WORTH:g} on)")
+    for order in list(ORDERS)[1:]:
+        gain = median(a[0] / b[0] for a, b in zip(found[order], base, strict=True))
+        word = "worth it" if gain >= WORTH else "not worth it"
+        print(f"{order}: {gain:.3f} times the tokens/s; {word} (from {WORTH:g} on)")
+    simulated = {each: _simulated(*each) for each in BACKLOGS}
+    rows = [
+        [f"{requests} in {slots} slots", *(f"{ratios[order]:.3f}" for order in list(ORDERS)[1:])]
+        for (slots, requests), ratios in simulated.items()
+    ]
+    print(table(("simulated", *list(ORDERS)[1:]), rows))
+    record.results["simulated"] = {str(each): ratios for each, ratios in simulated.items()}
+
+
+def _simulated(slots: int, number: int) -> dict[str, float]:
+    """Tokens/s of each order over those of the requests as they come, in the engine's model."""
+    kind = work.Kind(ServiceClass.BULK, 1.0, work.Lengths(128, 0.5), work.Lengths(128, 0.8))
+    stream = work.endless((kind,), 1.0, SEED)
+    requests = [next(stream) for _ in range(number)]
+    rates = {}
+    for order, arranged in ORDERS.items():
+        model = Model(EngineShape(slots=slots, by_priority=False))
+        for at, each in enumerate(arranged(requests)):
+            model.add(Sequence(at, each.prompt_tokens, each.output_tokens))
+        now = 0.0
+        while (took := model.begin_step(now)) is not None:
+            now += took
+            model.end_step(now)
+        rates[order] = model.tokens / now
+    return {order: rate / rates["as they come"] for order, rate in rates.items()}
 
 
 def _rates(answers: list[Answer]) -> tuple[float, float]:
