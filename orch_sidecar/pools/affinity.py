@@ -17,13 +17,14 @@ from zlib import crc32
 
 Prefixes = tuple[int, ...]
 
-# Prefixes of all clients together: about 6 MiB.
+# Prefixes of all clients together, about 100 bytes each. A client that is alone remembers a few
+# thousand conversations.
 MOST_PREFIXES: Final = 65_536
 
-# Lengths in bytes: the first ones as far apart as a few dozen tokens, from 2 KiB on by an eighth.
-_LEAST_BYTES: Final = 256
-_LONGEST_BYTES: Final = 256 * 1024
-_GROWTH: Final = 8
+# Lengths in bytes: as far apart as a hundred tokens, from 2 KiB on by a quarter.
+_LEAST_BYTES: Final = 512
+_LONGEST_BYTES: Final = 64 * 1024
+_GROWTH: Final = 4
 # Fields before the prompt, such as an id, may differ from turn to turn. Where the prompt begins
 # later than this, the body is taken from its beginning.
 _PROMPTS: Final = (b'"messages"', b'"prompt"', b'"input"')
@@ -42,6 +43,8 @@ _PIECES: Final = tuple(pairwise(_lengths()))
 
 def prefixes_of(body: bytes, model: str, salt: int) -> Prefixes:
     """Returns the checksums of the prefixes of a request's prompt, the shortest one first."""
+    if len(body) < _LEAST_BYTES:
+        return ()
     begin = 0
     for field in _PROMPTS:
         at = body.find(field, 0, _BEGINS_WITHIN)
@@ -58,6 +61,20 @@ def prefixes_of(body: bytes, model: str, salt: int) -> Prefixes:
     return tuple(found)
 
 
+class _Table:
+    """The pools of one client's prefixes, in two generations: a full one replaces the older one,
+    so that what was not used for a while is forgotten without an order to maintain."""
+
+    __slots__ = ("new", "old")
+
+    def __init__(self) -> None:
+        self.new: dict[int, str] = {}
+        self.old: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.new) + len(self.old)
+
+
 class PrefixAffinity:
     """The pools that last served each prefix, by client."""
 
@@ -65,20 +82,24 @@ class PrefixAffinity:
         """`salt`: random. `most`: prefixes of all clients together."""
         self._salt = salt
         self._most = most
-        # Tables and their prefixes are in the order of their last use, the oldest one first.
-        self._tables: dict[bytes, dict[int, str]] = {}
-        self.size = 0
+        # In the order of their last use, the oldest one first.
+        self._tables: dict[bytes, _Table] = {}
+        self.size = 0  # prefixes of all clients
 
     def prefixes_of(self, body: bytes, model: str) -> Prefixes:
         """Returns the salted prefixes of a request."""
         return prefixes_of(body, model, self._salt)
 
-    def served_by(self, client: bytes, prefixes: Prefixes) -> tuple[str, ...]:
-        """Returns the pools that last served these prefixes, that of the longest one first."""
+    def served_by(self, client: bytes, prefixes: Prefixes) -> str | None:
+        """Returns the pool that last served the longest known one of these prefixes."""
         table = self._tables.get(client)
-        if not table:
-            return ()
-        return tuple(dict.fromkeys(table[each] for each in reversed(prefixes) if each in table))
+        if table is not None:
+            new, old = table.new, table.old
+            for each in reversed(prefixes):
+                pool = new.get(each) or old.get(each)
+                if pool is not None:
+                    return pool
+        return None
 
     def placed(self, client: bytes, prefixes: Prefixes, pool: str) -> None:
         """Records that a request with these prefixes goes to `pool`."""
@@ -86,22 +107,13 @@ class PrefixAffinity:
             return
         table = self._tables.pop(client, None)
         if table is None:
-            table = {}
+            table = _Table()
         self._tables[client] = table  # the last one now
-        before = len(table)
-        for each in prefixes:
-            table.pop(each, None)
-            table[each] = pool
-        self.size += len(table) - before
-        while self.size > self._most:
-            self._evict(client, table)
-
-    def _evict(self, client: bytes, table: dict[int, str]) -> None:
-        """Forgets a prefix: of this client if it has more than its share, else of the client that
-        was not heard of for the longest time."""
-        if len(table) * len(self._tables) < self._most:
-            client, table = next(iter(self._tables.items()))
-        del table[next(iter(table))]
-        self.size -= 1
-        if not table:
-            del self._tables[client]
+        before = len(table.new)
+        table.new.update(dict.fromkeys(prefixes, pool))
+        self.size += len(table.new) - before
+        if 2 * len(table.new) * len(self._tables) >= self._most:  # half of this client's share
+            self.size -= len(table.old)
+            table.old, table.new = table.new, {}
+        while self.size > self._most and len(self._tables) > 1:
+            self.size -= len(self._tables.pop(next(iter(self._tables))))

@@ -62,7 +62,7 @@ _AT_ONCE: Final = field_line(X_ORCH_QUEUE_POSITION, "0") + field_line(
 class PrefixUse(StrEnum):
     """Where a request was placed, by what is known of the prefix of its prompt."""
 
-    HIT = "hit"  # at the pool that last served the longest known prefix
+    HIT = "hit"  # at the pool that last served it
     MOVED = "moved"  # at another pool
     NEW = "new"  # no pool has served any of it
 

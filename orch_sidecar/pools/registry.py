@@ -189,7 +189,7 @@ class PoolRegistry:
             requests[pool.name] = request = pool.admission_request(call, spent_ms)
             snapshots.append(pool.snapshot(request))
         affinity = self.affinity
-        served_by: tuple[str, ...] = ()
+        served_by: str | None = None
         if affinity is not None and call.prefixes:
             served_by = affinity.served_by(call.client, call.prefixes)
         found = routing.place(
@@ -253,7 +253,7 @@ class PoolRegistry:
         return pool
 
 
-def _use(name: str, served_by: tuple[str, ...]) -> PrefixUse:
-    if not served_by:
+def _use(name: str, served_by: str | None) -> PrefixUse:
+    if served_by is None:
         return PrefixUse.NEW
-    return PrefixUse.HIT if served_by[0] == name else PrefixUse.MOVED
+    return PrefixUse.HIT if served_by == name else PrefixUse.MOVED

@@ -40,14 +40,14 @@ class PlacementReason(StrEnum):
 
 class PlacementRequest(NamedTuple):
     """What a request requires of a pool. `cost` in sequences; 0: it takes no slot. `tokens`: the
-    smallest context that it fits into, None where unknown. `served_by`: the pools that last served
-    the beginning of its prompt, that of the longest one first."""
+    smallest context that it fits into, None where unknown. `served_by`: the pool that last served
+    the beginning of its prompt."""
 
     model: str
     cost: int
     tokens: int | None
     options: RequestOptions
-    served_by: Sequence[str] = ()
+    served_by: str | None = None
 
     @property
     def pinned(self) -> bool:
@@ -151,10 +151,8 @@ def _best(
     available: Sequence[PoolSnapshot], request: PlacementRequest
 ) -> tuple[str, PlacementReason]:
     predicted = all(pool.end_ms is not None for pool in available)
-    if request.served_by:
-        warm = _warm(available, request, predicted=predicted)
-        if warm is not None:
-            return warm, PlacementReason.PREFIX
+    if request.served_by is not None and _is_nearly_best(available, request, predicted=predicted):
+        return request.served_by, PlacementReason.PREFIX
 
     def load(pool: PoolSnapshot) -> tuple[float, float]:
         if predicted:
@@ -172,26 +170,24 @@ def _best(
     return best[2], reason
 
 
-def _warm(
+def _is_nearly_best(
     available: Sequence[PoolSnapshot], request: PlacementRequest, *, predicted: bool
-) -> str | None:
-    """Returns the pool that has most of the prompt's prefix, of those that are nearly as good as
-    the best one and do not have more than their share of the load."""
+) -> bool:
+    """Whether the pool that has the prompt's prefix can take the request, nearly as early as the
+    best one, and without more than its share of the load."""
+    own = next((pool for pool in available if pool.name == request.served_by), None)
+    if own is None:
+        return False
     if predicted:
-        last_ms = NEARLY_AS_GOOD * min(pool.end_ms or 0.0 for pool in available) + 1.0
-        near = {pool.name for pool in available if (pool.end_ms or 0.0) <= last_ms}
-    else:
-        near = {pool.name for pool in available if pool.has_room(request.cost)}
-    in_use = {pool.name: pool.slots_total - pool.room + pool.queue_depth for pool in available}
+        best_ms = min(pool.end_ms or 0.0 for pool in available)
+        if (own.end_ms or 0.0) > NEARLY_AS_GOOD * best_ms + 1.0:  # clients do not notice a ms
+            return False
+    elif not own.has_room(request.cost):
+        return False
     slots = sum(pool.slots_total for pool in available)
-    share = LOAD_BOUND * (sum(in_use.values()) + request.cost) / max(1, slots)
-    by_name = {pool.name: pool for pool in available}
-    for name in request.served_by:
-        if name in near:
-            bound = ceil(share * by_name[name].slots_total)
-            if in_use[name] + request.cost <= max(bound, request.cost):
-                return name
-    return None
+    load = sum(pool.load for pool in available) + request.cost
+    share = ceil(LOAD_BOUND * load * own.slots_total / max(1, slots))
+    return own.load + request.cost <= max(share, request.cost)
 
 
 def _none_available(capable: Sequence[PoolSnapshot]) -> Refusal:

@@ -66,6 +66,11 @@ class PoolSnapshot(NamedTuple):
         return self.room >= cost and not self.queue_depth
 
     @property
+    def load(self) -> int:
+        """Sequences that run or wait here; a queued request counts as one."""
+        return self.slots_total - self.room + self.queue_depth
+
+    @property
     def age_ms(self) -> int | None:
         """Milliseconds since the engine's last valid event."""
         return None if self.heard_at is None else int((self.taken_at - self.heard_at) * 1e3)

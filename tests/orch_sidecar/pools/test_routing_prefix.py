@@ -9,14 +9,14 @@ from tests.orch_sidecar.snapshots import SINGLE
 from tests.orch_sidecar.snapshots import snapshot as pool
 
 
-def turn(*served_by: str, cost: int = 1) -> PlacementRequest:
-    return PlacementRequest("m", cost, None, RequestOptions(), served_by)
+def turn(served_by: str) -> PlacementRequest:
+    return PlacementRequest("m", 1, None, RequestOptions(), served_by)
 
 
 def test_pool_with_the_prefix_wins_if_it_is_nearly_as_good() -> None:
     pools = [pool("a", end_ms=1000.0), pool("b", end_ms=1090.0)]
     assert place(pools, turn("b")) == ("b", By.PREFIX)
-    assert place(pools, turn("c", "b")) == ("b", By.PREFIX)
+    assert place(pools, turn("gone")) == ("a", By.PREDICTED_END)
     late = [pools[0], pool("b", end_ms=1200.0)]
     assert place(late, turn("b")) == ("a", By.PREDICTED_END)
     assert place([pools[0]], turn("b")) == ("a", By.ONLY)
