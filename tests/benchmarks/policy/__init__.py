@@ -10,6 +10,7 @@
     placement   two engines behind one sidecar, and two sidecars in a row
     affinity    two engines with a prefix cache, placed by prefix or by load alone
     planning    what orch plan predicts for one and two engines, and what they do
+    tuning      the slots that orch tune finds, and the best of an exhaustive sweep
     summary     pure: computes figures from answers
     profiles    the profiles under comparison
     rig         an engine, and sidecars in front of it, as processes

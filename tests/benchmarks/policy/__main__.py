@@ -20,6 +20,7 @@ from tests.benchmarks.policy import (
     placement,
     planning,
     rig,
+    tuning,
 )
 from tests.benchmarks.policy.record import Record
 from tests.benchmarks.policy.rig import NotServing
@@ -33,6 +34,7 @@ SCENARIOS: Final[dict[str, ModuleType]] = {
     "placement": placement,
     "affinity": affinity,
     "planning": planning,
+    "tuning": tuning,
 }
 
 
