@@ -18,7 +18,7 @@ MINUTES ?= 20
 SEED ?=
 MODEL ?=
 
-.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-three bench-import soak k8s clean
+.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import soak k8s clean
 
 install: $(STAMP)
 
@@ -103,6 +103,9 @@ bench-import: $(STAMP)
 
 bench-policy: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.policy all
+
+bench-traffic: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.traffic
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

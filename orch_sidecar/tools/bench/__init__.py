@@ -2,6 +2,6 @@
 
 `cli` builds a plan, runs it and writes the result: it imports `plan`, `runs`, `results` and
 `decode`; these import each other in that order, and `load` stands below `results`. Of the rest only
-`tools.facts`, `tools.arguments`, `api.usage`, `wire.http1` and the plugin's form of statements are
-imported.
+`tools.facts`, `tools.traces`, `tools.arguments`, `api.usage`, `wire.http1`, the plugin's classes
+and its form of statements are imported.
 """

@@ -55,6 +55,7 @@ _EPILOG: Final = """examples:
   orch bench single-stream --duration 30 --facts tps_model_gpu.csv
   orch bench batched-online --rate 8 --slo-ttft-ms 500 --slo-tpot-ms 50
   orch bench batched-online --rate 4 --find-rate --slo-ttft-ms 500
+  orch bench --trace conv.csv --length-factor 1/16 --bulk-clients 24 --slo-ttft-ms 500
   orch bench offline --requests 1000
   orch bench sweep --concurrency 1,2,4,8,16 --duration 20 --plot sweep.png
   orch bench decode --sweep
@@ -64,7 +65,7 @@ exit codes: 0 valid, preliminary or unverified, and one client of a sweep that i
 
 _HELP: Final = {
     Label.SINGLE_STREAM: "one client, which sends its next request when one has ended",
-    Label.BATCHED_ONLINE: "requests at a rate, or a closed loop of several clients",
+    Label.BATCHED_ONLINE: "requests at a rate or by a trace, or a closed loop of several clients",
     Label.OFFLINE: "all requests at once: throughput only",
 }
 
@@ -74,6 +75,8 @@ _Work = Callable[[argparse.Namespace, asyncio.Event], Awaitable[int]]
 def main(arguments: list[str]) -> None:
     """Runs a command; exits with its code if that is not 0."""
     escape_unencodable_output()
+    if arguments and arguments[0].partition("=")[0] == "--trace":
+        arguments = ["batched-online", *arguments]  # the only one that replays a trace
     options = _parser().parse_args(arguments)
     code: int = options.run(options)
     if code:

@@ -27,8 +27,8 @@ def window(text: str) -> tuple[float, float]:
     return from_s, until_s
 
 
-def add_trace(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a trace and of bulk work beside it."""
+def add_trace(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Adds the options of a trace, and returns their group."""
     group = parser.add_argument_group("replay of a trace")
     add = group.add_argument
     add(
@@ -49,6 +49,7 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
         "--length-factor", type=factor, default=1.0, metavar="F",
         help="multiplies the lengths of prompts and answers, such as 1/16; default: 1",
     )  # fmt: skip
+    return group
 
 
 def trace_of(options: argparse.Namespace, path: Path) -> Trace:

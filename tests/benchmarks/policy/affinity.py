@@ -1,7 +1,7 @@
 """Measures what placing by prefix does for the hits of the prefix caches, and for the first token.
 
-Two engines with a prefix cache each behind one sidecar replay a trace with shared prefixes
-(Mooncake; times and lengths by a factor), with and without prefix affinity, in interleaved rounds.
+Two engines with a prefix cache each behind one sidecar replay requests with shared prefixes (of
+Mooncake's trace; times and lengths by a factor), with and without prefix affinity, in interleaved rounds.
 Each round has a cache salt of its own, so that it begins with cold caches, and a sidecar of its
 own, which knows no prefix yet. The ratio of one engine that serves all is what could be reached.
 """
@@ -28,21 +28,21 @@ from vllm_plugin.profile import ServiceClass
 SLOTS: Final = 8
 BLOCK: Final = 32  # tokens of the engines' blocks; vLLM on a CPU takes multiples of 32
 GRACE_S: Final = 60.0
-EXCERPT: Final = Path(__file__).parents[2] / "traces" / "mooncake_synthetic.jsonl"
+EXCERPT: Final = Path(__file__).parents[2] / "traces" / "mooncake_shared.jsonl"
 WAYS: Final = {"by load alone": False, "by prefix": True}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--size", choices=rig.SIZES, default="small")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--size", choices=rig.SIZES, default="tiny")
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--trace", type=Path, default=EXCERPT)
-    parser.add_argument("--requests", type=int, default=200, help="of the trace")
-    parser.add_argument("--time-factor", type=float, default=3.0)
+    parser.add_argument("--requests", type=int, default=330, help="of the trace")
+    parser.add_argument("--time-factor", type=float, default=0.5)
     parser.add_argument("--length-factor", type=float, default=1 / 16)
 
 
 def quick(given: argparse.Namespace) -> None:
-    given.rounds, given.requests = 1, 100
+    given.requests = 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ T = TypeVar("T")
 _AT_ONCE: Final = 32  # connections made at once by a closed loop when it begins
 
 
-class _Run:
+class Run:
     """Requests under way, and the clock."""
 
     def __init__(self, target: Target) -> None:
@@ -39,9 +39,17 @@ class _Run:
     def now(self) -> float:
         return time.monotonic() - self._began
 
-    async def ask(self, request: Request, message: bytes | None = None) -> Answer:
+    def waiting(self, request: Request) -> Answer:
+        """Records a request that is to be sent later."""
         answer = Answer(request)
         self.answers.append(answer)
+        return answer
+
+    async def ask(
+        self, request: Request, message: bytes | None = None, answer: Answer | None = None
+    ) -> Answer:
+        """Sends a request. `answer`: of `waiting`."""
+        answer = answer or self.waiting(request)
         call = Call(self, answer, message or self.target.message(request))
         try:
             await self._loop.create_connection(lambda: call, "127.0.0.1", self.target.port)
@@ -77,7 +85,7 @@ class Loaded(Generic[T]):
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     gc.collect()
     gc.disable()
     try:
@@ -95,7 +103,7 @@ async def _open(
     probe: Callable[[], T],
 ) -> Loaded[T]:
     messages = [target.message(request) for request in requests]
-    run, loop, tasks = _Run(target), asyncio.get_running_loop(), []
+    run, loop, tasks = Run(target), asyncio.get_running_loop(), []
 
     def send(number: int) -> None:
         tasks.append(loop.create_task(run.ask(requests[number], messages[number])))
@@ -122,7 +130,7 @@ async def _closed(
     seconds: float,
     probe: Callable[[], T],
 ) -> Loaded[T]:
-    run = _Run(target)
+    run = Run(target)
 
     async def client(number: int) -> None:
         await asyncio.sleep(0.001 * (number // _AT_ONCE))
@@ -142,7 +150,7 @@ async def _closed(
 
 async def _together(target: Target, requests: Sequence[Request]) -> list[Answer]:
     messages = [target.message(request) for request in requests]
-    run = _Run(target)
+    run = Run(target)
     pairs = zip(requests, messages, strict=True)
     return list(await asyncio.gather(*(run.ask(*pair) for pair in pairs)))
 
@@ -151,7 +159,7 @@ async def _in_turn(pairs: Sequence[tuple[Target, Request]]) -> list[Answer]:
     answers = []
     for target, request in pairs:
         message = target.message(request)
-        answers.append(await _Run(target).ask(request, message))
+        answers.append(await Run(target).ask(request, message))
     return answers
 
 
@@ -166,7 +174,7 @@ def open_loop(
 ) -> Loaded[T]:
     """Sends each request at its time. `probe` is called after `warm_s` and `seconds` later;
     `grace_s` after that, what has not ended is cut off."""
-    with _undisturbed():
+    with undisturbed():
         return uvloop.run(_open(target, requests, warm_s, seconds, grace_s, probe))
 
 
@@ -180,17 +188,17 @@ def closed_loop(
     seconds: float,
 ) -> Loaded[T]:
     """Keeps `clients` requests under way."""
-    with _undisturbed():
+    with undisturbed():
         return uvloop.run(_closed(target, requests, clients, warm_s, seconds, probe))
 
 
 def together(target: Target, requests: Sequence[Request]) -> list[Answer]:
     """Sends all at once and waits for all."""
-    with _undisturbed():
+    with undisturbed():
         return uvloop.run(_together(target, requests))
 
 
 def in_turn(pairs: Sequence[tuple[Target, Request]]) -> list[Answer]:
     """One after the other; each one's times count from when it was sent."""
-    with _undisturbed():
+    with undisturbed():
         return uvloop.run(_in_turn(pairs))

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
+from vllm_plugin.profile import ServiceClass
 
 _TOO_MANY_REQUESTS: Final = 429
 
@@ -31,11 +32,13 @@ class Request:
     """A request ready to send: all its bytes, and the expected tokens of prompt and answer.
 
     A count is None where only the engine knows it: for a text, or an answer that may end early.
+    `service_class`: the one that it asks for; None leaves it to the sidecar.
     """
 
     message: bytes
     input_tokens: int | None = None
     output_tokens: int | None = None
+    service_class: ServiceClass | None = None
 
 
 @dataclass(slots=True)
@@ -64,6 +67,7 @@ class Call:
     length_as_requested: bool = True
     connected: bool = False
     queue_ms: float | None = None
+    service_class: ServiceClass | None = None
     event_s: array[float] = field(default_factory=lambda: array("d"))
 
     @property

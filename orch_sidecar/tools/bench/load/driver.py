@@ -101,7 +101,7 @@ class LoadGenerator:
         async def client() -> None:
             request, free_s = next(requests), self.now()
             while not enough(len(self.calls), self.now()):
-                call = self._record(Call(free_s=free_s))
+                call = self._record(Call(free_s=free_s, service_class=request.service_class))
                 sending = asyncio.ensure_future(self._send(call, request))
                 try:
                     await asyncio.sleep(0)  # lets it be sent
@@ -123,7 +123,7 @@ class LoadGenerator:
             for at_s in due_s:
                 request = next(requests)  # built before it is due
                 await self._sleep_until(at_s)
-                call = self._record(Call(due_s=at_s))
+                call = self._record(Call(due_s=at_s, service_class=request.service_class))
                 tasks.append(asyncio.create_task(self._send(call, request)))
             await asyncio.gather(*tasks)
 
@@ -138,6 +138,14 @@ class LoadGenerator:
         await self._run_all(
             [self._send(self._record(Call(due_s=due_s)), request) for request in requests]
         )
+
+    async def side_by_side(self, *work: Work) -> None:
+        """Performs several of these at the same time."""
+        tasks = [asyncio.ensure_future(each) for each in work]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await cancel_and_wait(tasks)
 
     async def run(self, work: Work) -> ClientHealth:
         """Performs the work, whose start is second 0, and returns this process's health."""

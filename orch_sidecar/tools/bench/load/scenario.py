@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orch_sidecar.tools.bench.load.replay import Replay
 from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -41,7 +42,8 @@ class Scenario:
 
     `clients`: concurrency of a closed loop, 1 for single stream. `rate_per_s`: mean rate of an
     open loop. A run ends once `least_requests` were sent and `least_seconds` have passed; an
-    offline run sends `least_requests` and ends when they have ended.
+    offline run sends `least_requests` and ends when they have ended. `replay`: of a trace, which
+    determines when the run ends.
     """
 
     label: Label
@@ -54,11 +56,14 @@ class Scenario:
     burstiness: float | None = None
     warm_up: int = 0
     slo: Slo = Slo()
+    replay: Replay | None = None
 
     @property
     def text(self) -> str:
         """The arrivals as text, for a progress bar."""
         name = self.arrivals.value.replace("_", " ")
+        if self.replay is not None:
+            return f"{name} {self.replay.trace.name}"
         if self.arrivals is Arrivals.CLOSED_LOOP:
             return f"{name} of {self.clients}"
         if self.rate_per_s is None:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from orch_sidecar.tools.arguments import count, count_or_zero, non_negative, positive
+from orch_sidecar.tools.bench.load.replay import Replay
 from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, MIN_QUERIES
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.traces.options import add_trace, trace_of
 
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
@@ -165,6 +167,11 @@ def add_arrivals(parser: argparse.ArgumentParser) -> None:
         "--trial", type=positive, default=20.0, metavar="SECONDS",
         help="length of a trial of the search, at least 100 requests; default: %(default)g",
     )  # fmt: skip
+    add_trace(parser).add_argument(
+        "--bulk-clients", type=count_or_zero, default=0, metavar="N",
+        help="clients that always have a bulk request, of --input-tokens and --output-tokens or "
+        "of --prompts",
+    )  # fmt: skip
 
 
 def overrides_of(options: argparse.Namespace) -> IdentityOverrides:
@@ -202,10 +209,14 @@ def scenario_of(options: argparse.Namespace, label: Label) -> Scenario:
         raise InvalidOptions(
             "--find-rate needs an SLO: give --slo-ttft-ms, --slo-tpot-ms or --slo-latency-ms"
         )
+    if options.trace is not None:
+        return _replay(options, common)
+    if options.bulk_trace is not None or options.bulk_clients:
+        raise InvalidOptions("--bulk-trace and --bulk-clients need --trace beside them")
     if options.concurrency is not None:
         return _closed_loop(options, common)
     if options.rate is None:
-        raise InvalidOptions("give --rate (requests per second) or --concurrency")
+        raise InvalidOptions("give --rate (requests per second), --concurrency or --trace")
     arrivals, shape = Arrivals.POISSON, options.burstiness
     if shape is not None:
         arrivals = Arrivals.GAMMA if math.isfinite(shape) else Arrivals.CONSTANT
@@ -215,6 +226,32 @@ def scenario_of(options: argparse.Namespace, label: Label) -> Scenario:
         burstiness=shape if arrivals is Arrivals.GAMMA else None,
         **common,
     )
+
+
+def _replay(options: argparse.Namespace, common: dict[str, Any]) -> Scenario:
+    """Returns the replay of a trace. Raises OSError and InvalidTrace for a file that is none."""
+    others = {
+        "--rate": options.rate,
+        "--burstiness": options.burstiness,
+        "--concurrency": options.concurrency,
+        "--find-rate": options.find_rate or None,
+    }
+    for name, value in others.items():
+        if value is not None:
+            raise InvalidOptions(
+                f"--trace {options.trace}: its arrivals cannot have {name}; --time-factor changes "
+                "their rate"
+            )
+    replay = Replay(
+        trace_of(options, options.trace),
+        None if options.bulk_trace is None else trace_of(options, options.bulk_trace),
+        options.bulk_clients,
+        options.trace_window,
+        options.time_factor,
+        options.length_factor,
+    )
+    length = {"least_requests": len(replay.due_s), "least_seconds": 0.0}
+    return Scenario(arrivals=Arrivals.TRACE, replay=replay, **common | length)
 
 
 def _closed_loop(options: argparse.Namespace, common: dict[str, Any]) -> Scenario:

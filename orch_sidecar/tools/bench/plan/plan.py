@@ -25,6 +25,7 @@ class Plan:
 
     `prompts`: returns the prompts of a seed. `prompts_text`: describes them. `max_prompts`: how
     many there are, None without a limit. `for_row`: the result is to become a row of a table.
+    `ids`: the token ids that the prompts of a trace are made of.
     """
 
     endpoint: Endpoint
@@ -37,13 +38,20 @@ class Plan:
     given: IdentityOverrides
     for_row: bool = False
     max_prompts: int | None = None
+    ids: tuple[int, ...] = ()
 
 
 async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
     """Returns the plan. Raises InvalidOptions, EndpointError, OSError and ValueError."""
     endpoint = Endpoint.of(options.url, api_key(), dict(options.header))
     model = options.model or await _model(endpoint, options.pool)
-    made, text, max_prompts = await _prompts(options, endpoint, model)
+    ids: tuple[int, ...] = ()
+    if options.prompts is None or scenario.replay is not None:
+        ids = await _vocabulary(endpoint, model)
+    made, text, max_prompts = _prompts(options, ids)
+    if scenario.replay is not None:
+        beside = f"; bulk: {text}" if scenario.replay.bulk_clients else ""
+        text = f"synthetic, of the lengths of {scenario.replay.trace.name}{beside}"
     return Plan(
         endpoint=endpoint,
         model=model,
@@ -55,6 +63,7 @@ async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
         given=overrides_of(options),
         for_row=options.facts is not None,
         max_prompts=max_prompts,
+        ids=ids,
     )
 
 
@@ -64,14 +73,8 @@ async def _model(endpoint: Endpoint, pool: str | None) -> str:
     return await endpoint.model() if found is None else found.snapshot.models[0]
 
 
-async def _prompts(
-    options: argparse.Namespace, endpoint: Endpoint, model: str
-) -> tuple[Callable[[int], Iterator[Prompt]], str, int | None]:
-    """Returns the prompts by seed, their description, and their number (None: no limit)."""
-    if options.prompts is not None:
-        read = prompt_file.from_file(options.prompts, options.output_tokens, options.seed)
-        text = f"{len(read)} of the file {options.prompts.name}"
-        return lambda seed: prompts.cycle(read, seed), text, None
+async def _vocabulary(endpoint: Endpoint, model: str) -> tuple[int, ...]:
+    """Returns the token ids that synthetic prompts are made of."""
 
     async def tokenize(text: str) -> list[int]:
         tokens = await endpoint.tokens(model, text)
@@ -81,7 +84,17 @@ async def _prompts(
             )
         return tokens
 
-    ids = await prompts.vocabulary(tokenize)
+    return await prompts.vocabulary(tokenize)
+
+
+def _prompts(
+    options: argparse.Namespace, ids: tuple[int, ...]
+) -> tuple[Callable[[int], Iterator[Prompt]], str, int | None]:
+    """Returns the prompts by seed, their description, and their number (None: no limit)."""
+    if options.prompts is not None:
+        read = prompt_file.from_file(options.prompts, options.output_tokens, options.seed)
+        text = f"{len(read)} of the file {options.prompts.name}"
+        return lambda seed: prompts.cycle(read, seed), text, None
     length, output_tokens = options.input_tokens, options.output_tokens or _OUTPUT_TOKENS
     return (
         lambda seed: prompts.synthetic(ids, length, output_tokens, seed),

@@ -9,18 +9,27 @@ from __future__ import annotations
 from typing import Final
 
 from orch_sidecar.tools.bench.results.identity import missing_identity
-from orch_sidecar.tools.bench.results.result import FiguresDocument, Result, Status
+from orch_sidecar.tools.bench.results.result import FiguresDocument, Result, Status, TraceDocument
 from orch_sidecar.tools.facts.evidence.measured import LATENCIES
 from orch_sidecar.tools.facts.tables.notes import (
     BATCH_MAX,
     BATCH_MEAN,
+    BULK_CLIENTS,
+    BULK_TRACE,
     CLIENT_BOTTLENECK,
     GIVEN,
+    LATENCY_OF,
     PREFIX_HIT_RATIO,
     PRELIMINARY,
+    TRACE_DIGITS,
+    TRACE_LENGTHS,
+    TRACE_TIME,
+    TRACE_WINDOW,
+    Arrivals,
 )
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, format_notes
 from orch_sidecar.tools.facts.tables.rules import BATCHING
+from vllm_plugin.profile import ServiceClass
 
 NO_FACT: Final = frozenset({Status.INVALID, Status.INCOMPLETE, Status.UNBATCHED})
 
@@ -87,9 +96,17 @@ def _notes(result: Result, figures: FiguresDocument) -> _Notes:
     ):
         if value is not None:
             notes[name] = value
+    if scenario.trace is not None:
+        notes |= _trace_notes(scenario.trace)
     notes |= {"requests": figures.requests, "window_s": round(figures.window_s, 3)}
     notes["seed"] = scenario.seed
-    notes |= _latency_notes(result.measurement_type, figures)
+    interactive = result.classes.get(ServiceClass.INTERACTIVE)
+    if interactive is None:
+        notes |= _latency_notes(result.measurement_type, figures)
+    else:
+        notes[LATENCY_OF] = ServiceClass.INTERACTIVE.value
+        if interactive.figures is not None:
+            notes |= _latency_notes(result.measurement_type, interactive.figures)
     ended = {"refused": counts.refused, "failed": counts.failed}
     notes |= {name: count for name, count in ended.items() if count}
     if result.goodput is not None:
@@ -114,6 +131,22 @@ def _notes(result: Result, figures: FiguresDocument) -> _Notes:
         notes["served_as"] = engine.model
     if engine.given:
         notes[GIVEN] = ",".join(engine.given)
+    return notes
+
+
+def _trace_notes(trace: TraceDocument) -> _Notes:
+    """Returns which trace was replayed, which part of it, and beside what."""
+    from_s, until_s = trace.window_s
+    notes: _Notes = {
+        "arrivals": f"{Arrivals.TRACE}:{trace.sha256[:TRACE_DIGITS]}",
+        TRACE_WINDOW: f"{from_s:.15g}:{'' if until_s is None else f'{until_s:.15g}'}",
+        TRACE_TIME: trace.time_factor,
+        TRACE_LENGTHS: trace.length_factor,
+    }
+    if trace.bulk_clients:
+        notes[BULK_CLIENTS] = trace.bulk_clients
+    if trace.bulk_sha256 is not None:
+        notes[BULK_TRACE] = trace.bulk_sha256[:TRACE_DIGITS]
     return notes
 
 

@@ -15,10 +15,11 @@ from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 # The columns of `calls`, one row per request. `due_s`: None without a schedule. `first_s`: the
-# arrival of its first token. `ended_s`: of its last token, if it was streamed.
+# arrival of its first token. `ended_s`: of its last token, if it was streamed. `class`: None where
+# it asked for none.
 CALL_COLUMNS: Final = (
     "due_s", "sent_s", "first_s", "ended_s", "status", "fate", "why",
-    "input_tokens", "output_tokens", "queue_ms",
+    "input_tokens", "output_tokens", "queue_ms", "class",
 )  # fmt: skip
 
 
@@ -55,6 +56,22 @@ class SpreadMs(Document):
     early: dict[str, float]
 
 
+class TraceDocument(Document):
+    """The traces that were replayed. `window_s`: the part, in their own seconds; None: to the end.
+    `requests`: of that part. `bulk_clients`: clients with bulk work beside them."""
+
+    name: str
+    sha256: str
+    requests: int
+    window_s: tuple[float, float | None]
+    time_factor: float
+    length_factor: float
+    bulk_clients: int = 0
+    bulk_name: str | None = None
+    bulk_sha256: str | None = None
+    bulk_requests: int = 0
+
+
 class ScenarioDocument(Document):
     """The scenario. `cache_salt`: the salt that separates the run's prefix cache from that of
     other runs; None where none was sent."""
@@ -71,6 +88,7 @@ class ScenarioDocument(Document):
     prompts: str
     cache_salt: str | None
     slo_ms: dict[str, float]
+    trace: TraceDocument | None = None
 
 
 class EngineDocument(Document):
@@ -162,6 +180,14 @@ class Goodput(Document):
     tokens_per_s: float
 
 
+class ClassDocument(Document):
+    """The requests of one class, in a run with two."""
+
+    counts: Counts
+    figures: FiguresDocument | None
+    goodput: Goodput | None
+
+
 class BatchesDocument(Document):
     """The engine's decode steps during the run, their largest and their mean batch (sequences)."""
 
@@ -193,7 +219,8 @@ class Result(Document):
     `reasons`: the reasons for `status`; `shortfalls`: what it lacks to be published.
     `prefix_hit_ratio`: the share of the looked-up prompt tokens that the prefix cache had.
     `capabilities`: the engine's documents before and after it. `trials`: of the search for its
-    rate.
+    rate. `classes`: each by its name, where bulk requests ran beside interactive ones; `goodput` is
+    then that of the interactive ones, and all else is of both.
     """
 
     schema_version: Literal["orch.bench/1"] = "orch.bench/1"
@@ -211,6 +238,7 @@ class Result(Document):
     counts: Counts
     figures: FiguresDocument | None
     goodput: Goodput | None
+    classes: dict[str, ClassDocument] = {}
     batches: BatchesDocument | None
     prefix_hit_ratio: float | None
     trials: list[Trial] = []

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
+from orch_sidecar.tools.bench.load.replay import Replay
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides, identity
 from orch_sidecar.tools.bench.results.result import (
     BatchesDocument,
+    ClassDocument,
     EvidenceDocument,
     Result,
     ScenarioDocument,
     Status,
+    TraceDocument,
 )
 from orch_sidecar.tools.bench.results.tally import Tally, counts_of
 from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
@@ -30,6 +34,7 @@ from orch_sidecar.tools.facts.evidence.verdict import (
 )
 from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, shortfalls
 from orch_sidecar.tools.facts.tables.notes import Arrivals
+from vllm_plugin.profile import ServiceClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ def result_of(run: FinishedRun) -> Result:
     """Returns the result with its verdict."""
     tally, counts = Tally(run.calls), counts_of(run.calls)
     label = run.scenario.label
+    classes = _classes(run)
     status, reasons, missing = _verdict(run, tally)
     batches = hit_ratio = None
     if run.before is not None and run.after is not None:
@@ -95,13 +101,33 @@ def result_of(run: FinishedRun) -> Result:
         ),
         counts=counts,
         figures=tally.figures(),
-        goodput=tally.goodput(run.scenario.slo),
+        goodput=classes[ServiceClass.INTERACTIVE].goodput
+        if classes
+        else tally.goodput(run.scenario.slo),
+        classes=classes,
         batches=batches,
         prefix_hit_ratio=hit_ratio,
         capabilities=list(run.documents),
         calls=[_row(call) for call in run.calls],
         evidence=run.evidence,
     )
+
+
+def _classes(run: FinishedRun) -> dict[str, ClassDocument]:
+    """Returns the figures of each class, empty for a run with one."""
+    replay, slo = run.scenario.replay, run.scenario.slo
+    if replay is None or not replay.has_bulk:
+        return {}
+    found = {}
+    for service_class in ServiceClass:
+        calls = [call for call in run.calls if call.service_class is service_class]
+        tally = Tally(calls)
+        # The SLO is that of interactive requests.
+        goodput = tally.goodput(slo) if service_class is ServiceClass.INTERACTIVE else None
+        found[service_class.value] = ClassDocument(
+            counts=counts_of(calls), figures=tally.figures(), goodput=goodput
+        )
+    return found
 
 
 def _verdict(run: FinishedRun, tally: Tally) -> tuple[Status, list[str], list[str]]:
@@ -177,6 +203,24 @@ def _scenario(run: FinishedRun) -> ScenarioDocument:
         prompts=run.prompts,
         cache_salt=run.cache_salt,
         slo_ms=scenario.slo.bounds,
+        trace=None if scenario.replay is None else _trace(scenario.replay),
+    )
+
+
+def _trace(replay: Replay) -> TraceDocument:
+    from_s, until_s = replay.window_s
+    bulk = replay.bulk
+    return TraceDocument(
+        name=replay.trace.name,
+        sha256=replay.trace.sha256,
+        requests=len(replay.trace.requests),
+        window_s=(from_s, until_s if isfinite(until_s) else None),
+        time_factor=replay.time_factor,
+        length_factor=replay.length_factor,
+        bulk_clients=replay.bulk_clients,
+        bulk_name=None if bulk is None else bulk.name,
+        bulk_sha256=None if bulk is None else bulk.sha256,
+        bulk_requests=0 if bulk is None else len(bulk.requests),
     )
 
 
@@ -191,4 +235,5 @@ def _row(call: Call) -> list[Any]:
         call.input_tokens,
         call.output_tokens,
         call.queue_ms,
+        call.service_class,
     ]

@@ -8,9 +8,10 @@ from orch_sidecar.tools.bench.results.result import (
     Result,
     SpreadMs,
     Status,
+    TraceDocument,
 )
 from orch_sidecar.tools.facts.evidence.figures import PERCENTILES
-from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.notes import TRACE_DIGITS, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 
@@ -26,6 +27,10 @@ def result_text(result: Result) -> str:
     ]
     if result.figures is not None:
         lines += _figures(result.figures, result)
+    for name, each in result.classes.items():
+        lines += [f"{name}:", *(f"  {line}" for line in _counts(each.counts))]
+        if each.figures is not None:
+            lines += [f"  {line}" for line in _latencies(each.figures)]
     if result.batches is not None:
         found = result.batches
         lines.append(
@@ -64,9 +69,24 @@ def _arrivals(result: Result) -> str:
     if scenario.rate_per_s is not None:
         shape = "" if scenario.burstiness is None else f" of burstiness {scenario.burstiness:g}"
         return f"{scenario.arrivals} arrivals{shape} at {scenario.rate_per_s:.4g}/s"
+    if scenario.trace is not None:
+        return _trace(scenario.trace)
     name = scenario.arrivals.replace("_", " ")
     closed = scenario.arrivals is Arrivals.CLOSED_LOOP
     return f"{name} of {scenario.clients}" if closed else name
+
+
+def _trace(trace: TraceDocument) -> str:
+    from_s, until_s = trace.window_s
+    parts = [f"{trace.requests} requests of the trace {trace.name} ({trace.sha256[:TRACE_DIGITS]})"]
+    if from_s or until_s is not None:
+        parts.append(f"from {from_s:g} s" + ("" if until_s is None else f" to {until_s:g} s"))
+    parts.append(f"times by {trace.time_factor:g}, lengths by {trace.length_factor:g}")
+    if trace.bulk_clients:
+        parts.append(f"{trace.bulk_clients} clients with bulk requests")
+    if trace.bulk_name is not None:
+        parts.append(f"{trace.bulk_requests} bulk requests of {trace.bulk_name}")
+    return ", ".join(parts)
 
 
 def _counts(counts: Counts) -> list[str]:
@@ -90,21 +110,30 @@ def _figures(figures: FiguresDocument, result: Result) -> list[str]:
     # An offline run measures throughput: its latencies only show the queue's length.
     if result.measurement_type is not Label.OFFLINE:
         lines.append(f"tokens/s per stream: p50 {figures.tokens_per_s_per_stream:.2f}")
-        named = {
-            "latency": figures.latency_ms,
-            "TTFT": figures.ttft_ms,
-            "TPOT": figures.tpot_ms,
-            "gap between events": figures.itl_ms,
-        }
-        for name, spread in named.items():
-            lines += [] if spread is None else _lines(name, spread)
+        lines += [] if result.classes else _latencies(figures)
     if result.goodput is not None and result.status is not Status.INVALID:
         found = result.goodput
+        of = "interactive " if result.classes else ""
         lines.append(
             f"goodput: {found.requests_per_s:.2f} requests/s, {found.tokens_per_s:.2f} tokens/s; "
-            f"{found.share:.1%} of the sent requests met the SLO"
+            f"{found.share:.1%} of the sent {of}requests met the SLO"
         )
     return lines
+
+
+def _latencies(figures: FiguresDocument) -> list[str]:
+    named = {
+        "latency": figures.latency_ms,
+        "TTFT": figures.ttft_ms,
+        "TPOT": figures.tpot_ms,
+        "gap between events": figures.itl_ms,
+    }
+    return [
+        line
+        for name, spread in named.items()
+        if spread is not None
+        for line in _lines(name, spread)
+    ]
 
 
 def _lines(name: str, found: SpreadMs) -> list[str]:

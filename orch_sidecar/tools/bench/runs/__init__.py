@@ -1,4 +1,5 @@
 """Performs a plan: one run from end to end, a search for the largest rate, or a sweep.
 
-Imports `plan`, `results` and `load`. Pure but for `run`, `evidence`, `find_rate` and `sweep`.
+Imports `plan`, `results` and `load`. Pure but for `run`, `work`, `evidence`, `find_rate` and
+`sweep`.
 """

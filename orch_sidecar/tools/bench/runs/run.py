@@ -7,17 +7,12 @@ throughput, and a salt keeps the engine's prefix cache from hits on earlier runs
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Final
 
-from orch_sidecar.api.headers import X_ORCH_NO_COALESCE, X_ORCH_POOL, X_ORCH_RUN, X_ORCH_SCENARIO
 from orch_sidecar.api.options import run_digest
-from orch_sidecar.tools.bench.load import arrivals
-from orch_sidecar.tools.bench.load.call import Call, Fate, Request
+from orch_sidecar.tools.bench.load.call import Call, Fate
 from orch_sidecar.tools.bench.load.capabilities import (
     READY,
     Capabilities,
@@ -27,12 +22,10 @@ from orch_sidecar.tools.bench.load.capabilities import (
 from orch_sidecar.tools.bench.load.driver import (
     LoadGenerator,
     TooManyConnections,
-    Work,
     raise_file_limit,
 )
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.interrupt import Interrupted, unless_interrupted
-from orch_sidecar.tools.bench.load.prompts import body
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.plan.plan import Plan
 from orch_sidecar.tools.bench.results.identity import contradictions, identity, missing_identity
@@ -41,6 +34,7 @@ from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.bench.runs.client_host import host
 from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
 from orch_sidecar.tools.bench.runs.progress import Progress
+from orch_sidecar.tools.bench.runs.work import RunId, expected, requests_of, schedule, work_of
 from orch_sidecar.tools.facts.evidence.verdict import objections
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -49,23 +43,6 @@ from orch_sidecar.tools.facts.traces.scenarios import WARMUP
 # The warm-up has its own prompts, or the measurement would find them in the prefix cache.
 _WARM_UP_SEED: Final = 1_000_003
 _WARM_UP_CLIENTS: Final = 4  # of an open loop
-
-
-@dataclass(frozen=True, slots=True)
-class RunId:
-    """The id of a run.
-
-    `name`: of its result and its scenario, for everybody to read. `secret`: only its requests have
-    it, which distinguishes them from those of others that join the scenario.
-    """
-
-    name: str
-    secret: str
-
-    @classmethod
-    def new(cls, label: Label) -> RunId:
-        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{label.value}-{secrets.token_hex(3)}"
-        return cls(name, secrets.token_hex(16))
 
 
 class NotMeasurable(Exception):
@@ -80,7 +57,7 @@ async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False
     """
     scenario = plan.scenario
     run = RunId.new(scenario.label)
-    due_s = _schedule(scenario)
+    due_s = schedule(scenario)
     first = await unless_interrupted(interrupted, read_capabilities(plan.endpoint, plan.pool))
     _check_measurable(plan, first, _prompts_needed(scenario, due_s))
     # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
@@ -90,10 +67,10 @@ async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False
     await unless_interrupted(interrupted, statements.begin())
     began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     title = f"{scenario.label} {scenario.text}"
-    with Progress(title, *_expected(scenario, due_s)) as progress:
+    with Progress(title, *expected(scenario, due_s)) as progress:
         load = LoadGenerator(plan.endpoint, lambda call: progress.ended(load.now()), interrupted)
-        requests = _requests(plan, run, scenario.seed, salted=salted)
-        client_health = await load.run(_work(load, scenario, requests, due_s))
+        work = work_of(plan, run, load, due_s, salted=salted)
+        client_health = await load.run(work)
     interrupted.clear()  # the next one ends the waits for the engine's report and statement
     after, unread_reason = await _afterwards(plan, before, load.calls, interrupted)
     evidence = await _evidence(statements, interrupted)
@@ -164,6 +141,8 @@ def _check_measurable(plan: Plan, found: Capabilities | None, prompts: int) -> N
 def _prompts_needed(scenario: Scenario, due_s: tuple[float, ...]) -> int:
     """Returns the prompts of its longer part, with one prepared ahead for each client."""
     measured = len(due_s) or scenario.least_requests + (scenario.clients or 0)
+    if scenario.replay is not None:  # a trace has prompts of its own
+        measured = 2 * scenario.replay.bulk_clients
     warm_up = scenario.warm_up and scenario.warm_up + _warm_up_clients(scenario)
     return max(measured, warm_up)
 
@@ -181,7 +160,7 @@ async def _warm_up(
     if scenario.warm_up:
         load = LoadGenerator(plan.endpoint, lambda call: None)
         its_own = replace(run, name=run.name + WARMUP)
-        requests = _requests(plan, its_own, scenario.seed + _WARM_UP_SEED, salted=salted)
+        requests = requests_of(plan, its_own, scenario.seed + _WARM_UP_SEED, salted=salted)
         clients = _warm_up_clients(scenario)
         await load.run(
             load.closed_loop(requests, clients, lambda sent, _: sent >= scenario.warm_up)
@@ -223,70 +202,3 @@ async def _evidence(statements: StatementsOfRun, interrupted: asyncio.Event) -> 
 
 def _not_idle(**found: Capabilities | None) -> list[str]:
     return [when for when, each in found.items() if each is not None and not each.idle]
-
-
-def _work(
-    load: LoadGenerator,
-    scenario: Scenario,
-    requests: Iterator[Request],
-    due_s: tuple[float, ...],
-) -> Work:
-    count, seconds = scenario.least_requests, scenario.least_seconds
-    if scenario.clients is not None:
-        return load.closed_loop(
-            requests, scenario.clients, lambda sent, now_s: sent >= count and now_s >= seconds
-        )
-    if scenario.arrivals is Arrivals.AT_ONCE:
-        return load.at_once(list(islice(requests, count)))
-    return load.open_loop(requests, due_s)
-
-
-def _schedule(scenario: Scenario) -> tuple[float, ...]:
-    """Returns the due times of an open loop; empty for other arrivals."""
-    rate = scenario.rate_per_s
-    if rate is None:
-        return ()
-    match scenario.arrivals:
-        case Arrivals.CONSTANT:
-            times = arrivals.constant(rate)
-        case Arrivals.GAMMA:
-            assert scenario.burstiness is not None
-            times = arrivals.gamma(rate, scenario.burstiness, scenario.seed)
-        case _:
-            times = arrivals.poisson(rate, scenario.seed)
-    return arrivals.until(times, scenario.least_requests, scenario.least_seconds)
-
-
-def _expected(scenario: Scenario, due_s: tuple[float, ...]) -> tuple[int, float]:
-    """Returns the requests and seconds after which the run ends, for the progress bar."""
-    at_once = scenario.arrivals is Arrivals.AT_ONCE
-    return len(due_s) or scenario.least_requests, 0.0 if at_once else scenario.least_seconds
-
-
-def _requests(plan: Plan, run: RunId, seed: int, *, salted: bool) -> Iterator[Request]:
-    """Yields requests, without end, that belong to the scenario of the run's name."""
-    fields: dict[str, str] = {
-        X_ORCH_NO_COALESCE: "true",
-        X_ORCH_SCENARIO: run.name,
-        X_ORCH_RUN: run.secret,
-    }
-    if plan.pool is not None:
-        fields[X_ORCH_POOL] = plan.pool
-    for prompt in plan.prompts(seed):
-        written = body(prompt, plan.model, ignore_eos=plan.ignore_eos)
-        if salted:
-            written = with_salt(written, run.name)
-        yield Request(
-            plan.endpoint.message(prompt.path, written, fields),
-            prompt.input_tokens,
-            prompt.output_tokens if plan.ignore_eos else None,
-        )
-
-
-def with_salt(written: bytes, salt: str) -> bytes:
-    """Adds vLLM's `cache_salt` to a JSON body, so that runs share no prefix cache.
-
-    Otherwise a second run of the same seed or file would find its prompts cached.
-    """
-    assert written.endswith(b"}")
-    return written[:-1] + b',"cache_salt":"' + salt.encode("ascii") + b'"}'

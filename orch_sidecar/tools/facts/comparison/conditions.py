@@ -55,8 +55,9 @@ _LOOPS: Final = {
 class Conditions:
     """What all rows of a set have in common: columns, and notes by their names.
 
-    `arrivals`: the kind of arrivals in the notes. `prefix_hit_ratio`: its band. `given`: the
-    columns that the user declared. `preliminary`, `cut`, `client_bottleneck`: whether it is noted.
+    `arrivals`: the kind of arrivals in the notes. `traffic`: the trace that was replayed.
+    `prefix_hit_ratio`: its band. `given`: the columns that the user declared. `preliminary`, `cut`,
+    `client_bottleneck`: whether it is noted.
     """
 
     model_id: str
@@ -68,6 +69,7 @@ class Conditions:
     output_tokens: int
     measurement_type: Label
     arrivals: Loop = Loop.UNKNOWN
+    traffic: str = NONE
     speculative: str = UNKNOWN
     quantization: str = UNKNOWN
     kv_cache_dtype: str = UNKNOWN
@@ -94,6 +96,7 @@ DIFFERENCES: Final = {
     "output_tokens": "answers of different lengths",
     "measurement_type": "different ways of batching, whose ratio has no meaning",
     "arrivals": "loads that wait for answers, loads that do not, or unknown ones",
+    "traffic": "different traces, parts of one, factors, or bulk work beside them",
     "speculative": "steps with and without drafted tokens, or different drafts",
     "quantization": "weights of different quantization",
     "kv_cache_dtype": "KV caches of different types",
@@ -124,6 +127,7 @@ def conditions_of(row: Row, evidence: Evidence) -> Conditions:
         output_tokens=row.output_tokens,
         measurement_type=row.measurement_type,
         arrivals=_loop(notes),
+        traffic=_traffic(notes),
         **engine,
         prefix_hit_ratio=_prefix_hits(notes),
         given=",".join(sorted(notes.get(names.GIVEN, NONE).split(","))),
@@ -136,8 +140,16 @@ def conditions_of(row: Row, evidence: Evidence) -> Conditions:
 
 def _loop(notes: Mapping[str, str]) -> Loop:
     """Returns the kind of arrivals; unknown values of the note count as none."""
-    arrivals = notes.get("arrivals")
+    arrivals = names.arrivals_of(notes)
     return _LOOPS[Arrivals(arrivals)] if arrivals in set(Arrivals) else Loop.UNKNOWN
+
+
+def _traffic(notes: Mapping[str, str]) -> str:
+    """Returns the trace by its hash, and what was replayed of it."""
+    arrivals = notes.get("arrivals", NONE)
+    if names.arrivals_of(notes) != Arrivals.TRACE or arrivals == Arrivals.TRACE:
+        return NONE
+    return " ".join([arrivals, *(f"{n}={notes[n]}" for n in names.REPLAYED if n in notes)])
 
 
 def _prefix_hits(notes: Mapping[str, str]) -> str:

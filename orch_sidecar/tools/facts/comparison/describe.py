@@ -25,6 +25,7 @@ _SETTINGS: Final = (*CONDITIONS, PREFIX_HIT_RATIO)
 # Values that are not worth a word, unless other sets have others.
 _USUAL: Final[dict[str, tuple[object, ...]]] = {
     "arrivals": (Loop.UNKNOWN,),
+    "traffic": (NONE,),
     "speculative": (NONE,),
     "quantization": (NONE,),
     # The types in which models are published.
@@ -52,6 +53,7 @@ _SPELLED: Final = {
     "evidence": "evidence {}",
 }
 _NONE: Final = {
+    "traffic": "no trace",
     "speculative": "no speculative decoding",
     "quantization": "no quantization",
     "prefix_hit_ratio": "no prefix cache hits",

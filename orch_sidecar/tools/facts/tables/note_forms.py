@@ -13,12 +13,19 @@ from typing import Final
 from orch_sidecar.tools.facts.tables.notes import (
     BATCH_MAX,
     BATCH_MEAN,
+    BULK_CLIENTS,
+    BULK_TRACE,
     CLIENT_BOTTLENECK,
     CUT,
     EVIDENCE,
     GIVEN,
+    LATENCY_OF,
     PREFIX_HIT_RATIO,
     PRELIMINARY,
+    TRACE_DIGITS,
+    TRACE_LENGTHS,
+    TRACE_TIME,
+    TRACE_WINDOW,
     Arrivals,
 )
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
@@ -32,6 +39,9 @@ _WHOLE: Final = re.compile(r"0|[1-9][0-9]{0,14}")
 # vLLM's names of methods, types and backends.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]*")
 _DRAFTS: Final = re.compile(r"none|[A-Za-z0-9][A-Za-z0-9_.+/-]*(?::[1-9][0-9]{0,2})?")
+_TRACE_DIGITS: Final = rf"[0-9a-f]{{{TRACE_DIGITS}}}"
+_TRACE: Final = re.compile(rf"{Arrivals.TRACE}:{_TRACE_DIGITS}")
+_WINDOW: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?:(?:[0-9]+(?:\.[0-9]+)?)?")
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 # Returns the rule that a value violates, None for a valid value.
@@ -91,6 +101,12 @@ def _matches(pattern: re.Pattern[str], what: str) -> _Form:
     return lambda value: None if pattern.fullmatch(value) else f"must be {what}"
 
 
+def _arrivals(value: str) -> str | None:
+    if value in set(Arrivals) or _TRACE.fullmatch(value):
+        return None
+    return f"must be one of {', '.join(Arrivals)}, or trace: and {TRACE_DIGITS} digits of its hash"
+
+
 def _given(value: str) -> str | None:
     names = value.split(",")
     if not set(names) <= set(COLUMNS) or len(set(names)) < len(names):
@@ -99,7 +115,13 @@ def _given(value: str) -> str | None:
 
 
 _FORMS: Final[Mapping[str, _Form]] = {
-    "arrivals": _one_of(*Arrivals),
+    "arrivals": _arrivals,
+    TRACE_WINDOW: _matches(_WINDOW, "two times in seconds: 0:300, or 300:"),
+    TRACE_TIME: _above_0,
+    TRACE_LENGTHS: _above_0,
+    BULK_CLIENTS: _whole(1),
+    BULK_TRACE: _matches(re.compile(_TRACE_DIGITS), f"{TRACE_DIGITS} digits of its hash"),
+    LATENCY_OF: _one_of("interactive"),
     "rate_per_s": _above_0,
     "burstiness": _above_0,
     "at_once": _whole(1),

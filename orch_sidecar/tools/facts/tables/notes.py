@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -35,8 +36,24 @@ CLIENT_BOTTLENECK: Final = "client_bottleneck"  # "yes"
 EVIDENCE: Final = "evidence"  # "sha256:<hex>" of the evidence file beside the table
 
 
+# What was replayed, beside the trace that the note `arrivals` names: the part of it, its factors,
+# and the bulk work that ran beside it. A trace by another part or factor is another load.
+TRACE_WINDOW: Final = "trace_window"  # "0:300", in its seconds; without an end "300:"
+TRACE_TIME: Final = "trace_time"  # the factor of its times
+TRACE_LENGTHS: Final = "trace_lengths"  # the factor of its lengths
+BULK_CLIENTS: Final = "bulk_clients"
+BULK_TRACE: Final = "bulk_trace"  # digits of its SHA-256
+REPLAYED: Final = (TRACE_WINDOW, TRACE_TIME, TRACE_LENGTHS, BULK_CLIENTS, BULK_TRACE)
+# "interactive": the latencies and the goodput are of these requests only.
+LATENCY_OF: Final = "latency_of"
+
+# Hexadecimal digits of a trace's SHA-256 in a note.
+TRACE_DIGITS: Final = 16
+
+
 class Arrivals(StrEnum):
-    """How requests arrive: the values of the note `arrivals`."""
+    """How requests arrive: the values of the note `arrivals`. A trace may be named by the first
+    digits of its SHA-256: `trace:0123456789abcdef`."""
 
     ONE_BY_ONE = "one_by_one"  # one client, which waits for each answer
     CLOSED_LOOP = "closed_loop"  # several such clients
@@ -46,3 +63,10 @@ class Arrivals(StrEnum):
     GAMMA = "gamma"
     REPEATED_GAPS = "repeated_gaps"  # exponential gaps, each of which occurs several times
     TRACE = "trace"
+
+
+def arrivals_of(notes: Mapping[str, str]) -> str | None:
+    """Returns the kind of arrivals that a row notes, without the digits of a trace."""
+    value = notes.get("arrivals")
+    kind = (value or "").partition(":")[0]
+    return Arrivals.TRACE.value if kind == Arrivals.TRACE else value

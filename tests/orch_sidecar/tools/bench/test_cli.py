@@ -28,7 +28,7 @@ def code_of(*words: str) -> int:
     ("words", "told"),
     [
         ((), "the following arguments are required: COMMAND"),
-        (("batched-online",), "give --rate (requests per second) or --concurrency"),
+        (("batched-online",), "give --rate (requests per second), --concurrency or --trace"),
         (("sweep", "--concurrency", "2,1"), "'2,1' must be distinct integers in ascending order"),
         (("sweep", "--plot", "x.gif"), "x.gif: the suffix of a plot must be .png or .svg"),
         ((*ONLINE, "--output", "/nowhere/x.json"), "it must be a file in an existing folder"),

@@ -10,7 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from orch_sidecar.tools.facts.tables.agreement import rounding
-from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, Arrivals
+from orch_sidecar.tools.facts.tables.notes import (
+    BATCH_MAX,
+    BATCH_MEAN,
+    REPLAYED,
+    Arrivals,
+    arrivals_of,
+)
 from orch_sidecar.tools.facts.tables.row import Label
 
 # Requests arrive by a schedule in all others.
@@ -53,7 +59,7 @@ def label_contradictions(label: Label, notes: Mapping[str, str]) -> Iterator[Fin
 
 
 def _load(label: Label, notes: Mapping[str, str], row: str) -> Iterator[Finding]:
-    if "arrivals" in notes and notes["arrivals"] not in _ARRIVALS[label]:
+    if "arrivals" in notes and arrivals_of(notes) not in _ARRIVALS[label]:
         yield _noted("arrivals", notes), f"must be {' or '.join(_ARRIVALS[label])} {row}"
     single, alone = label is Label.SINGLE_STREAM, notes.get("at_once", "") == "1"
     if "at_once" in notes and alone is not single:
@@ -69,6 +75,9 @@ def arrivals_contradictions(notes: Mapping[str, str]) -> Iterator[Finding]:
     arrivals = notes.get("arrivals")
     if arrivals in _UNSCHEDULED and "rate_per_s" in notes:
         yield _noted("rate_per_s", notes), f"must be absent with arrivals={arrivals}"
+    for name in REPLAYED:
+        if name in notes and arrivals_of(notes) != Arrivals.TRACE:
+            yield _noted(name, notes), "must be absent without arrivals=trace"
     alone = notes.get("at_once", "") == "1"
     if arrivals == Arrivals.ONE_BY_ONE and "at_once" in notes and not alone:
         yield _noted("at_once", notes), f"must be 1 with arrivals={arrivals}"

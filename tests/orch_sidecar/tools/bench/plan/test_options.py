@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from math import inf
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,8 @@ from orch_sidecar.tools.bench.plan.options import (
 )
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
+
+CONV = str(Path(__file__).parents[4] / "traces" / "azure_llm_2023_conv.csv")
 
 
 def scenario(label: Label, *words: str) -> Scenario:
@@ -65,10 +69,33 @@ def test_offline_is_many_at_once() -> None:
     assert scenario(Label.OFFLINE, "--requests", "9", "--duration", "0").least_seconds == 0.0
 
 
+def test_trace_determines_the_schedule_and_the_length_of_a_run() -> None:
+    words = ("--trace", CONV, "--trace-window", "10:20", "--time-factor", "1/2", "--seed", "4")
+    found = scenario(Label.BATCHED_ONLINE, *words, "--length-factor", "0.5", "--bulk-clients", "3")
+    whole = scenario(Label.BATCHED_ONLINE, "--trace", CONV)
+    assert found.replay is not None
+    assert whole.replay is not None
+    assert (found.arrivals, found.rate_per_s, found.seed) == (Arrivals.TRACE, None, 4)
+    assert (found.replay.bulk_clients, found.replay.window_s) == (3, (10.0, 20.0))
+    part = [each for each in whole.replay.trace.requests if 10 <= each.at_s < 20]
+    assert [2 * at_s + 10 for at_s in found.replay.due_s] == pytest.approx(
+        [each.at_s for each in part]
+    )
+    assert found.least_requests == len(part) > 10
+    assert [each.prompt_tokens for each in found.replay.trace.requests] == [
+        round(each.prompt_tokens / 2) for each in part
+    ]
+    assert whole.replay.window_s == (0.0, inf)
+
+
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        ((), r"give --rate \(requests per second\) or --concurrency"),
+        ((), r"give --rate \(requests per second\), --concurrency or --trace"),
+        (("--trace", CONV, "--rate", "1"), "its arrivals cannot have --rate; --time-factor"),
+        (("--trace", CONV, "--concurrency", "4"), "its arrivals cannot have --concurrency"),
+        (("--trace", CONV, "--find-rate", "--slo-ttft-ms", "9"), "cannot have --find-rate"),
+        (("--rate", "1", "--bulk-clients", "4"), "--bulk-trace and --bulk-clients need --trace"),
         (("--concurrency", "4", "--rate", "1"), "--concurrency 4: a closed loop cannot have"),
         (("--concurrency", "4", "--burstiness", "1"), "--concurrency 4: a closed loop cannot have"),
         (("--concurrency", "1"), "--concurrency 1: a batched scenario needs at least 2 clients"),

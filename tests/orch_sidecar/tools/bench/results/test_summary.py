@@ -214,6 +214,7 @@ def test_every_call_has_its_row() -> None:
         "input_tokens": (32, None),
         "output_tokens": (11, None),
         "queue_ms": (2.5, None),
+        "class": (None, None),
     }
 
 

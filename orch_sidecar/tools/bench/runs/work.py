@@ -1,0 +1,139 @@
+"""The requests of a run, and the work of the load generator that sends them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+
+from orch_sidecar.api.headers import (
+    X_ORCH_CLASS,
+    X_ORCH_NO_COALESCE,
+    X_ORCH_POOL,
+    X_ORCH_RUN,
+    X_ORCH_SCENARIO,
+)
+from orch_sidecar.tools.bench.load import arrivals
+from orch_sidecar.tools.bench.load.call import Request
+from orch_sidecar.tools.bench.load.driver import LoadGenerator, Work
+from orch_sidecar.tools.bench.load.prompts import Prompt, body
+from orch_sidecar.tools.bench.load.replay import Replay
+from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.bench.plan.plan import Plan
+from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.row import Label
+from vllm_plugin.profile import ServiceClass
+
+
+@dataclass(frozen=True, slots=True)
+class RunId:
+    """The id of a run.
+
+    `name`: of its result and its scenario, for everybody to read. `secret`: only its requests have
+    it, which distinguishes them from those of others that join the scenario.
+    """
+
+    name: str
+    secret: str
+
+    @classmethod
+    def new(cls, label: Label) -> RunId:
+        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{label.value}-{secrets.token_hex(3)}"
+        return cls(name, secrets.token_hex(16))
+
+
+def work_of(
+    plan: Plan, run: RunId, load: LoadGenerator, due_s: tuple[float, ...], *, salted: bool
+) -> Work:
+    """Returns the work of the run's scenario. `due_s`: of its schedule."""
+    scenario = plan.scenario
+    count, seconds = scenario.least_requests, scenario.least_seconds
+    requests = requests_of(plan, run, scenario.seed, salted=salted)
+    if scenario.replay is not None:
+        replayed = load.open_loop(iter(_replayed(plan, run, scenario.replay, salted=salted)), due_s)
+        beside = load.closed_loop(
+            requests, scenario.replay.bulk_clients, lambda _, now_s: now_s >= due_s[-1]
+        )
+        return load.side_by_side(replayed, beside)
+    if scenario.clients is not None:
+        return load.closed_loop(
+            requests, scenario.clients, lambda sent, now_s: sent >= count and now_s >= seconds
+        )
+    if scenario.arrivals is Arrivals.AT_ONCE:
+        return load.at_once(list(islice(requests, count)))
+    return load.open_loop(requests, due_s)
+
+
+def schedule(scenario: Scenario) -> tuple[float, ...]:
+    """Returns the due times of an open loop; empty for other arrivals."""
+    if scenario.replay is not None:
+        return scenario.replay.due_s
+    rate = scenario.rate_per_s
+    if rate is None:
+        return ()
+    match scenario.arrivals:
+        case Arrivals.CONSTANT:
+            times = arrivals.constant(rate)
+        case Arrivals.GAMMA:
+            assert scenario.burstiness is not None
+            times = arrivals.gamma(rate, scenario.burstiness, scenario.seed)
+        case _:
+            times = arrivals.poisson(rate, scenario.seed)
+    return arrivals.until(times, scenario.least_requests, scenario.least_seconds)
+
+
+def expected(scenario: Scenario, due_s: tuple[float, ...]) -> tuple[int, float]:
+    """Returns the requests and seconds after which the run ends, for the progress bar."""
+    at_once = scenario.arrivals is Arrivals.AT_ONCE
+    return len(due_s) or scenario.least_requests, 0.0 if at_once else scenario.least_seconds
+
+
+def requests_of(plan: Plan, run: RunId, seed: int, *, salted: bool) -> Iterator[Request]:
+    """Yields requests, without end, that belong to the scenario of the run's name."""
+    # Beside a trace these are the bulk ones.
+    service_class = None if plan.scenario.replay is None else ServiceClass.BULK
+    for prompt in plan.prompts(seed):
+        yield _request(plan, run, prompt, service_class, salted=salted)
+
+
+def _replayed(plan: Plan, run: RunId, replay: Replay, *, salted: bool) -> list[Request]:
+    """Returns the requests of a trace, built before the first one is due: long ones take time."""
+    prompts = replay.prompts(plan.ids, plan.scenario.seed)
+    return [
+        _request(plan, run, prompt, service_class, salted=salted)
+        for prompt, service_class in zip(prompts, replay.classes, strict=True)
+    ]
+
+
+def _request(
+    plan: Plan, run: RunId, prompt: Prompt, service_class: ServiceClass | None, *, salted: bool
+) -> Request:
+    fields: dict[str, str] = {
+        X_ORCH_NO_COALESCE: "true",
+        X_ORCH_SCENARIO: run.name,
+        X_ORCH_RUN: run.secret,
+    }
+    if plan.pool is not None:
+        fields[X_ORCH_POOL] = plan.pool
+    if service_class is not None:
+        fields[X_ORCH_CLASS] = service_class.value
+    written = body(prompt, plan.model, ignore_eos=plan.ignore_eos)
+    if salted:
+        written = with_salt(written, run.name)
+    return Request(
+        plan.endpoint.message(prompt.path, written, fields),
+        prompt.input_tokens,
+        prompt.output_tokens if plan.ignore_eos else None,
+        service_class,
+    )
+
+
+def with_salt(written: bytes, salt: str) -> bytes:
+    """Adds vLLM's `cache_salt` to a JSON body, so that runs share no prefix cache.
+
+    Otherwise a second run of the same seed or file would find its prompts cached.
+    """
+    assert written.endswith(b"}")
+    return written[:-1] + b',"cache_salt":"' + salt.encode("ascii") + b'"}'

@@ -1,0 +1,126 @@
+"""Measures the scenarios on one engine, each way in turn."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from tests.benchmarks.policy import summary, work
+from tests.benchmarks.policy.call import Target
+from tests.benchmarks.policy.load import closed_loop, open_loop
+from tests.benchmarks.policy.record import Record
+from tests.benchmarks.policy.rig import Engine, NotServing
+from tests.benchmarks.traffic import report
+from tests.benchmarks.traffic.replay import replay
+from tests.benchmarks.traffic.scenarios import (
+    CLIENTS,
+    Files,
+    Kind,
+    bulk_requests,
+    endless,
+    rate_of,
+    schedule,
+    seconds_of,
+)
+from tests.benchmarks.traffic.simulated import shape_of, simulate
+from tests.benchmarks.traffic.ways import way
+
+WARM_S = 5.0
+# Of the capacity: requests hardly ever meet.
+ALONE = 0.1
+ALONE_S = 20.0
+
+
+def measure(kinds: Sequence[Kind], files: Files, given: argparse.Namespace, record: Record) -> None:
+    """Runs the scenarios on a real engine, and then in the simulator with the engine's figures."""
+    with Engine(given.size, given.slots, *given.engine_arguments.split()) as engine:
+        engine.wait()
+        capacities: dict[str, float] = {}
+        limits_ms: dict[str, float] = {}
+        for trace in sorted({kind.trace for kind in kinds}):
+            capacities[trace] = _capacity(engine, trace, files, given)
+            limits_ms[trace] = _slo_ms(engine, trace, files, capacities[trace], given)
+            print(
+                f"{trace}: capacity {capacities[trace]:.2f} requests/s, "
+                f"SLO {limits_ms[trace]:.0f} ms",
+                flush=True,
+            )
+        record.results |= {"capacity_per_s": capacities, "slo_ms": limits_ms}
+        for kind in kinds:
+            known = (capacities[kind.trace], limits_ms[kind.trace])
+            _scenario(engine, kind, files, *known, given, record)
+        told = engine.capabilities()
+    record.results["step_time"] = told.get("step_time")
+    for kind in kinds:
+        if kind.bulk:
+            simulate(kind, files, shape_of(told), given.seconds, given.slo_times, record)
+
+
+def _scenario(
+    engine: Engine,
+    kind: Kind,
+    files: Files,
+    capacity_per_s: float,
+    slo_ms: float,
+    given: argparse.Namespace,
+    record: Record,
+) -> None:
+    replayed = files.replay(kind.trace)
+    rate = rate_of(kind, replayed, capacity_per_s)
+    warm_s = WARM_S if kind.load is not None else 0.0
+    seconds = seconds_of(kind, replayed, given.seconds)
+    requests = schedule(replayed, rate, warm_s + seconds)
+    turns: dict[str, list[report.Turn]] = {name: [] for name in given.ways}
+    for number in range(given.rounds):
+        for name in given.ways[:: -1 if number % 2 else 1]:
+            with way(name, engine, given.slots, slo_ms) as open_way:
+                found = replay(
+                    open_way,
+                    requests,
+                    bulk_requests(),
+                    CLIENTS if kind.bulk else 0,
+                    engine.counters,
+                    warm_s=warm_s,
+                    seconds=seconds,
+                    grace_s=1.5 * slo_ms / 1000,
+                )
+            engine.rest()
+            turns[name].append(report.turn_of(found, given.slots, slo_ms))
+            late = summary.lateness_ms(summary.of_class(found.answers, report.INTERACTIVE))
+            turn = turns[name][-1]
+            print(
+                f"{kind.name}, round {number + 1}, {name}: {turn.tokens_per_s:.0f} tokens/s, "
+                f"goodput {turn.interactive.goodput:.2f}/s; generator late by {late[0]:.1f} ms",
+                flush=True,
+            )
+    report.report(kind, turns, record)
+
+
+def _capacity(engine: Engine, trace: str, files: Files, given: argparse.Namespace) -> float:
+    """Requests per second of the saturated engine: tokens per second over their mean number."""
+    replayed = files.replay(trace)
+    loaded = closed_loop(
+        Target(engine.port),
+        endless(replayed),
+        engine.counters,
+        clients=2 * given.slots,
+        warm_s=WARM_S,
+        seconds=max(10.0, given.seconds / 2),
+    )
+    engine.rest()
+    return loaded.after.since(loaded.before).tokens_per_s / replayed.output
+
+
+def _slo_ms(
+    engine: Engine, trace: str, files: Files, capacity_per_s: float, given: argparse.Namespace
+) -> float:
+    """A multiple of the p95 TTFT at a low load, without a sidecar."""
+    requests: list[work.Request] = schedule(files.replay(trace), ALONE * capacity_per_s, ALONE_S)
+    loaded = open_loop(
+        Target(engine.port), requests, engine.counters, warm_s=0.0, seconds=ALONE_S, grace_s=5.0
+    )
+    engine.rest()
+    found = summary.summarize(loaded.answers, loaded.seconds, None)
+    if found.ttft_p95 is None:
+        raise NotServing(f"no request was answered: {found.refused}")
+    return float(given.slo_times * found.ttft_p95.ms)

@@ -1,0 +1,96 @@
+"""Runs that replay a trace, with bulk work beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.bench.load.call import Fate
+from orch_sidecar.tools.bench.load.replay import Replay
+from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
+from orch_sidecar.tools.bench.results.fact import row_of
+from orch_sidecar.tools.bench.results.result import CALL_COLUMNS, Result
+from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.row import Label, parse_notes
+from orch_sidecar.tools.traces import Trace, TracedRequest
+from tests.integration.bench.decoding import Decoding
+from tests.integration.bench.measuring import measured, url_of
+from tests.integration.running import Running
+from tests.integration.scripted_engine import ScriptedEngine
+
+pytestmark = pytest.mark.usefixtures("fast_reports")
+
+TRACE = Trace(
+    "some.csv",
+    "0123456789abcdef" * 4,
+    tuple(TracedRequest(0.01 * number, 8 + number % 3, 4) for number in range(20)),
+)
+
+
+def scenario(**more: Any) -> Scenario:
+    return Scenario(
+        Label.BATCHED_ONLINE, Arrivals.TRACE, len(TRACE.requests), 0.0, 0,
+        slo=Slo(ttft_ms=60_000.0), replay=Replay(TRACE, **more),
+    )  # fmt: skip
+
+
+async def replayed(engine: ScriptedEngine, cloud: Running, **more: Any) -> Result:
+    Decoding(engine)
+    return await measured(url_of(cloud), scenario(**more), ids=tuple(range(100)))
+
+
+def column(result: Result, name: str) -> list[Any]:
+    return [call[CALL_COLUMNS.index(name)] for call in result.calls]
+
+
+async def test_requests_are_due_at_the_times_of_the_trace_with_its_lengths(
+    engine: ScriptedEngine, cloud: Running
+) -> None:
+    result = await replayed(engine, cloud)
+    assert column(result, "due_s") == [each.at_s for each in TRACE.requests]
+    assert result.counts.answered == 20
+    sent = [each.json() for each in engine.generating]
+    assert [(len(each["prompt"]), each["max_tokens"]) for each in sent] == [
+        (each.prompt_tokens, each.output_tokens) for each in TRACE.requests
+    ]
+    assert result.classes == {}
+
+
+async def test_clients_send_bulk_requests_until_the_last_arrival(
+    engine: ScriptedEngine, cloud: Running
+) -> None:
+    result = await replayed(engine, cloud, bulk_clients=2)
+    interactive, bulk = result.classes["interactive"], result.classes["bulk"]
+    assert interactive.counts.answered == 20
+    assert bulk.counts.answered >= 2
+    assert result.counts.answered == interactive.counts.answered + bulk.counts.answered
+    assert column(result, "fate") == [Fate.ANSWERED] * len(result.calls)
+    assert column(result, "class").count("bulk") == bulk.counts.sent
+    assert result.goodput == interactive.goodput
+    assert interactive.goodput is not None
+    assert (interactive.goodput.requests, bulk.goodput) == (20, None)
+    last_due_s = TRACE.requests[-1].at_s
+    for due_s, sent_s in zip(column(result, "due_s"), column(result, "sent_s"), strict=True):
+        assert due_s is not None or sent_s < last_due_s + 1.0
+
+
+async def test_row_names_the_trace_and_what_was_replayed_of_it(
+    engine: ScriptedEngine, cloud: Running
+) -> None:
+    result = await replayed(engine, cloud, bulk_clients=2, window_s=(10.0, 60.0), time_factor=0.25)
+    notes = parse_notes(row_of(result).scenario_notes)
+    assert notes["arrivals"] == "trace:0123456789abcdef"
+    assert (notes["trace_window"], notes["trace_time"]) == ("10:60", "0.25")
+    assert (notes["bulk_clients"], notes["latency_of"]) == ("2", "interactive")
+
+
+async def test_second_trace_is_sent_as_bulk(engine: ScriptedEngine, cloud: Running) -> None:
+    bulk = replace(TRACE, requests=TRACE.requests[:5], sha256="f" * 64)
+    result = await replayed(engine, cloud, bulk=bulk)
+    assert result.classes["bulk"].counts.answered == 5
+    priorities = Counter(each.header("x-vllm-priority") for each in engine.generating)
+    assert sorted(priorities.values()) == [5, 20]
+    assert parse_notes(row_of(result).scenario_notes)["bulk_trace"] == "f" * 16
