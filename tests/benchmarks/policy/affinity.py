@@ -1,9 +1,10 @@
 """Measures what placing by prefix does for the hits of the prefix caches, and for the first token.
 
 Two engines with a prefix cache each behind one sidecar replay requests with shared prefixes (of
-Mooncake's trace; times and lengths by a factor), with and without prefix affinity, in interleaved rounds.
-Each round has a cache salt of its own, so that it begins with cold caches, and a sidecar of its
-own, which knows no prefix yet. The ratio of one engine that serves all is what could be reached.
+Mooncake's trace; times and lengths by a factor), with and without prefix affinity, in interleaved
+rounds. Each round has a cache salt of its own, so that it begins with cold caches, and a sidecar of
+its own, which knows no prefix yet. The ratio of one engine that serves all is what could be
+reached.
 """
 
 from __future__ import annotations
