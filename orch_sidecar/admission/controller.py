@@ -81,6 +81,7 @@ class AdmissionController:
         if report.epoch != ledger.epoch:
             ledger.begin_epoch(report.epoch)
             self.constraints.begin_epoch()
+            self.queues.forget_running()
             self.draining = after_restart(self.draining)
         for lease, cost in report.leases:
             ledger.adopt(lease, cost)
@@ -132,6 +133,7 @@ class AdmissionController:
             if late is not None and late.reason is Reason.DEADLINE_MISS:
                 return late
         lease = self._grant(ticket, request, kv, now)
+        self.queues.dispatched(lease, self.service_times.charge(request), at_once=True)
         if self.queues.depth:
             self.displaced += self.dispatch(now)
         return lease
@@ -166,7 +168,6 @@ class AdmissionController:
         """Removes a queued request whose client left. Does nothing if it is not queued."""
         if self.queues.remove(ticket) is None:
             return []
-        self.service_times.invalidate()
         return self.dispatch(now)
 
     def release(
@@ -188,6 +189,8 @@ class AdmissionController:
         request, cost = lease.request, lease.cost
         if request is not None:
             self.constraints.released(request, now)
+            took = self.service_times.took(lease, output_tokens, now) if served else 0
+            self.queues.settle(lease, took, now)
             if output_tokens is not None:
                 elapsed_s = now - lease.granted_at
                 self.service_times.completed(request, elapsed_s, output_tokens / cost, now)
@@ -264,6 +267,7 @@ class AdmissionController:
             self.queues.remove(head.ticket)
             kv = self.constraints.kv_need(head.request)
             lease = self._grant(head.ticket, head.request, kv, now)
+            self.queues.dispatched(lease, head.charge, at_once=False)
             decisions.append(Decision(head.ticket, lease))
         self.constraints.update_delay(now)
         return decisions

@@ -12,10 +12,12 @@ from typing import Final
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
+from orch_sidecar.admission.fairness.backlog import Ahead
+from orch_sidecar.admission.fairness.fair_queue import FEW
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.release_rate import ReleaseRate
 from orch_sidecar.admission.prediction.schedule import Schedule
-from orch_sidecar.admission.prediction.service_time import FEW, Forecast, ServiceTimes
+from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy
 from orch_sidecar.api.refusal import Refusal
@@ -45,31 +47,60 @@ class Forecaster:
         self._constraints = constraints
         self._jitter = jitter
 
-    def position(self, service_class: ServiceClass) -> int:
-        """How many queued requests go before one that arrives now."""
-        ahead = self._queues.size(_INTERACTIVE)
-        return ahead + self._queues.size(_BULK) if service_class is _BULK else ahead
+    def ahead(self, request: AdmissionRequest) -> Ahead:
+        """What goes before a request that arrives now: of its class, and of more urgent ones."""
+        ahead, queues = self._queues.ahead(request), self._queues
+        if request.service_class is not _BULK or not queues.size(_INTERACTIVE):
+            return ahead
+        return Ahead(
+            ahead.requests + queues.size(_INTERACTIVE),
+            ahead.sequences + queues.cost(_INTERACTIVE),
+            ahead.tokens,
+        )
 
     def schedule(
-        self, service_class: ServiceClass, blocked_by: BlockedBy | None, now: float
+        self, request: AdmissionRequest, blocked_by: BlockedBy | None, now: float
     ) -> Schedule | None:
-        """The slots as a request of this class will find them. None: unknown."""
-        ledger, queues = self._ledger, self._queues
+        """The slots as a request that arrives now will find them. None: unknown."""
+        ledger, is_bulk = self._ledger, request.service_class is _BULK
         free = max(0, ledger.room)
         reserved = ledger.slots_total - self._constraints.bulk_capacity(now)
         if blocked_by in (BlockedBy.KV, BlockedBy.BATCH):  # slots are free, but cannot be used
             reserved -= free
             free = 0
-        among_themselves = blocked_by is BlockedBy.BATCH and service_class is _INTERACTIVE
-        return self._service_times.schedule(
-            service_class,
-            now,
-            free,
-            only=_INTERACTIVE if among_themselves else None,
-            reserved=max(0, reserved),
-            queued=lambda which: (each.request for each in queues.of(which)),
-            few=queues.depth <= FEW,
-        )
+        among_themselves = blocked_by is BlockedBy.BATCH and not is_bulk
+        only = _INTERACTIVE if among_themselves else None
+        schedule = self._service_times.schedule(now, free, only)
+        if schedule is None:
+            return None
+        if is_bulk:
+            self._queue_up(schedule, _INTERACTIVE, None)
+            schedule = schedule.copy(without=max(0, reserved))
+        self._queue_up(schedule, request.service_class, request)
+        return schedule
+
+    def _queue_up(
+        self, schedule: Schedule, service_class: ServiceClass, until: AdmissionRequest | None
+    ) -> None:
+        """Puts the queued requests of a class into the slots: all, or those before a new one."""
+        queues, service_times = self._queues, self._service_times
+        size = queues.size(service_class)
+        if not size:
+            return
+        if size <= FEW:  # one by one
+            for each in queues.of(service_class) if until is None else queues.before(until):
+                service_times.place(schedule, each.request)
+            return
+        prompt_work, charge = queues.tokens(service_class)
+        sequences, tokens = queues.cost(service_class), float(charge)
+        if until is not None:
+            _, sequences, tokens = queues.ahead(until)
+        if sequences <= 0:
+            return
+        share = min(1.0, tokens / charge)
+        service_s = service_times.mean_service_s(share * prompt_work, tokens, sequences)
+        if service_s is not None:
+            schedule.fill(sequences, service_s)
 
     def start_s(
         self,
@@ -100,7 +131,7 @@ class Forecaster:
         if service_s is None or request.cost > self._ledger.slots_total:
             return None
         if blocked_by is not None:
-            schedule = self.schedule(request.service_class, blocked_by, now)
+            schedule = self.schedule(request, blocked_by, now)
             start_s = self.start_s(schedule, request, blocked_by, clears_at, now)
         if start_s is None:
             return None
@@ -127,9 +158,10 @@ class Forecaster:
             return None
         return refusals.late(request, rules, start_ms + 1000 * first_token_s)
 
-    def with_retry_after(self, refusal: Refusal, cost: int, now: float) -> Refusal:
-        """Adds a Retry-After: the time in which the queue drains at the measured rate."""
-        ahead = self._queues.cost(_INTERACTIVE) + self._queues.cost(_BULK) + cost
-        wait_ms = self.release_rate.retry_after_ms(ahead, now)
+    def with_retry_after(self, refusal: Refusal, request: AdmissionRequest, now: float) -> Refusal:
+        """Adds a Retry-After: the time in which what goes before such a request is dispatched at
+        the measured rate."""
+        slots = self.ahead(request).sequences + request.cost
+        wait_ms = self.release_rate.retry_after_ms(slots, now)
         wait_ms = int(wait_ms * (1 + _JITTER * self._jitter.random()))
         return replace(refusal, retry_after_ms=wait_ms)

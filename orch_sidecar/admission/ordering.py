@@ -1,17 +1,18 @@
 """Decides which queued request is dispatched next.
 
 Pure: times are seconds of a monotonic clock. The order: a bulk request that interactive traffic
-has delayed by `aging_s`; else interactive requests; else bulk ones; within a class first come,
-first served. A blocked request blocks those behind it, so that one that needs many slots is not
-overtaken forever; only a request that waits for others of its own class to end (an interactive
-one for `BlockedBy.BATCH`, a bulk one for `BlockedBy.RESERVE`) lets the other class pass.
-Dispatch is work-conserving: the head of the queue waits only for what `BlockedBy` names.
+has delayed by `aging_s`; else interactive requests; else bulk ones; within a class fair between
+API keys (`fairness`). A blocked request blocks those behind it, so that one that needs many slots
+is not overtaken forever; only a request that waits for others of its own class to end (an
+interactive one for `BlockedBy.BATCH`, a bulk one for `BlockedBy.RESERVE`) lets the other class
+pass. Dispatch is work-conserving: the head of the queue waits only for what `BlockedBy` names.
 """
 
 from __future__ import annotations
 
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
-from orch_sidecar.admission.queues import QueuedRequest, Queues
+from orch_sidecar.admission.fairness.queued_request import QueuedRequest
+from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, KvNeed
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 

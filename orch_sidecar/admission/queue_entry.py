@@ -10,10 +10,11 @@ from dataclasses import replace
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.reserve import DelayClock
+from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.forecast import Forecaster
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
-from orch_sidecar.admission.queues import QueuedRequest, Queues
+from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
@@ -53,8 +54,8 @@ class QueueEntry:
         Returns its outcome, and the evictions that made room for it.
         """
         forecaster = self._forecaster
-        position = forecaster.position(request.service_class)
-        schedule = forecaster.schedule(request.service_class, blocked_by, now)
+        position = forecaster.ahead(request).requests
+        schedule = forecaster.schedule(request, blocked_by, now)
         start_s = forecaster.start_s(schedule, request, blocked_by, clears_at, now)
         start_ms = None if start_s is None else round(1000 * start_s)
         refusal: Refusal | None = None
@@ -63,17 +64,15 @@ class QueueEntry:
             refusal = forecaster.queue_refusal(request, rules, start_ms)
         evicted: list[Decision] = []
         if refusal is None and self._is_full(request):
-            oldest = self._queues.head(_BULK)
-            if self.rules.full_queue is FullQueue.DROP_LRU and oldest is not None:
-                evicted = [self._evict(oldest, now)]
+            leaves = self._makes_room(request)
+            if leaves is not None:
+                evicted = [self._evict(leaves, now)]
             else:
                 refusal = refusals.full(request, self._ledger.slots_total, self._capacity(request))
         if refusal is not None:
             refusal = replace(refusal, queue_position=position, predicted_start_ms=start_ms)
-            return forecaster.with_retry_after(refusal, request.cost, now), evicted
+            return forecaster.with_retry_after(refusal, request, now), evicted
         self._queues.add(self._queued(ticket, request, now, now))
-        if schedule is not None:
-            self._service_times.place(schedule, request)
         return Queued(position, start_ms), evicted
 
     def reenter(
@@ -94,18 +93,14 @@ class QueueEntry:
         if request.cost > self._ledger.slots_total:
             return refusals.too_large(request.cost, self._ledger.slots_total)
         self._queues.add(queued, at_head=True)
-        self._service_times.invalidate()
         return Queued(0, None)
 
     def expire(self, unavailable: Refusal | None, now: float) -> list[Decision]:
         """Refuses requests that have waited too long, as `unavailable` if the engine is."""
-        decisions = [
+        return [
             Decision(each.ticket, unavailable or self._expired(each, now))
             for each in self._queues.expired(now)
         ]
-        if decisions:
-            self._service_times.invalidate()
-        return decisions
 
     def refuse_all(self, refusal: Refusal) -> list[Decision]:
         """Refuses all queued requests."""
@@ -135,7 +130,8 @@ class QueueEntry:
             latest = max(0.0, rules.ttft_p95_ms / 1000 - (first_token_s or 0.0))
             limits.append((since + latest, Reason.SLO_MISS))
         expires, expiry = min(limits)
-        return QueuedRequest(ticket, request, since, expires, expiry, self._clock.value(now))
+        delay_s, charge = self._clock.value(now), self._service_times.charge(request)
+        return QueuedRequest(ticket, request, since, expires, expiry, delay_s, charge)
 
     def _is_full(self, request: AdmissionRequest) -> bool:
         return self._queues.size(request.service_class) >= self._capacity(request)
@@ -151,11 +147,16 @@ class QueueEntry:
         queued = self._queues.size(_INTERACTIVE)
         return max(0, queued - self.rules.of(_INTERACTIVE).queue_capacity)
 
-    def _evict(self, oldest: QueuedRequest, now: float) -> Decision:
-        refusal = refusals.evicted()
-        refusal = self._forecaster.with_retry_after(refusal, oldest.request.cost, now)
-        self._service_times.invalidate()
-        return self._refuse(oldest, refusal)
+    def _makes_room(self, request: AdmissionRequest) -> QueuedRequest | None:
+        """The queued request that leaves a full queue for this one; None: there is none."""
+        if self.rules.full_queue is FullQueue.DROP_LRU:
+            return self._queues.oldest(_BULK)
+        return self._queues.displaces(request)
+
+    def _evict(self, queued: QueuedRequest, now: float) -> Decision:
+        drops = self.rules.full_queue is FullQueue.DROP_LRU
+        refusal = refusals.evicted() if drops else refusals.displaced(queued.request)
+        return self._refuse(queued, self._forecaster.with_retry_after(refusal, queued.request, now))
 
     def _refuse(self, queued: QueuedRequest, refusal: Refusal) -> Decision:
         self._queues.remove(queued.ticket)
@@ -163,4 +164,4 @@ class QueueEntry:
 
     def _expired(self, queued: QueuedRequest, now: float) -> Refusal:
         refusal = refusals.expired(queued)
-        return self._forecaster.with_retry_after(refusal, queued.request.cost, now)
+        return self._forecaster.with_retry_after(refusal, queued.request, now)

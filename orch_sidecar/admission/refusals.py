@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from orch_sidecar.admission.draining import OrderedBy
-from orch_sidecar.admission.queues import QueuedRequest
+from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import ClassRules
@@ -48,6 +48,14 @@ def evicted() -> Refusal:
         Reason.QUEUE_FULL_DROP_LRU,
         "the queue is full, and this bulk request, which had waited longest, was evicted for a "
         "newer one: retry after the time in Retry-After",
+    )
+
+
+def displaced(request: AdmissionRequest) -> Refusal:
+    return Refusal(
+        Reason.QUEUE_FULL,
+        f"the {request.service_class} queue is full, this API key has the most requests in it, and "
+        "its last one left for a request of another key: retry after the time in Retry-After",
     )
 
 

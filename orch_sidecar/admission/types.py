@@ -30,6 +30,8 @@ class AdmissionRequest:
     deadline_ms: float | None = None
     max_wait_ms: float | None = None
     may_queue: bool = True
+    key: bytes = b""  # digest of the client's API key; empty: none
+    weight: float = 1.0  # share of the key within its class
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,8 @@ class Lease:
 
     `request`: None for a lease that the engine reported and this sidecar does not know.
     `granted_at`: seconds of the caller's clock. `kv`: what was committed for it in the KV cache.
-    `closing`: the response was cut short, and the engine has yet to confirm the end.
+    `closing`: the response was cut short, and the engine has yet to confirm the end. `charge`:
+    tokens that its key was charged in advance.
     """
 
     id: str
@@ -173,6 +176,7 @@ class Lease:
     granted_at: float = field(default=0.0, compare=False)
     kv: KvNeed = field(default=NO_KV_NEED, compare=False)
     closing: bool = field(default=False, compare=False)
+    charge: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

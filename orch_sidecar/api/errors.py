@@ -67,6 +67,9 @@ BY_REASON: Final[dict[Reason, ErrorKind]] = {
     Reason.DEADLINE_MISS: _taken("ADMISSION_DEADLINE", "deadline"),
     Reason.DO_NOT_QUEUE: _taken("ADMISSION_NO_QUEUE", "no-queue"),
     Reason.KEY_CONCURRENCY: _taken("ADMISSION_KEY_CONCURRENCY", "key-concurrency"),
+    # OpenAI's code.
+    Reason.KEY_REQUESTS: _taken("rate_limit_exceeded", "key-requests"),
+    Reason.KEY_TOKENS: _taken("rate_limit_exceeded", "key-tokens"),
     Reason.READER_LIMIT: _taken("READER_LIMIT", "reader-limit"),
     Reason.ENGINE_STARTING: _unavailable("engine_starting"),
     Reason.ENGINE_DOWN: _unavailable("engine_down"),

@@ -62,6 +62,13 @@ X_BACKOFF_MS: Final = istr("X-Backoff-Ms")
 X_MEASUREMENT_TYPE: Final = istr("X-Measurement-Type")
 X_ORCH_PREDICTED_START_MS: Final = istr("X-Orch-Predicted-Start-Ms")
 X_ORCH_QUEUE_POSITION: Final = istr("X-Orch-Queue-Position")
+# OpenAI's names for the budgets of an API key.
+X_RATELIMIT_LIMIT_REQUESTS: Final = istr("x-ratelimit-limit-requests")
+X_RATELIMIT_LIMIT_TOKENS: Final = istr("x-ratelimit-limit-tokens")
+X_RATELIMIT_REMAINING_REQUESTS: Final = istr("x-ratelimit-remaining-requests")
+X_RATELIMIT_REMAINING_TOKENS: Final = istr("x-ratelimit-remaining-tokens")
+X_RATELIMIT_RESET_REQUESTS: Final = istr("x-ratelimit-reset-requests")
+X_RATELIMIT_RESET_TOKENS: Final = istr("x-ratelimit-reset-tokens")
 
 # What vLLM reads and no client may set: it would bypass admission.
 X_DATA_PARALLEL_RANK: Final = istr("X-Data-Parallel-Rank")

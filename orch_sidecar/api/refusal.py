@@ -35,6 +35,8 @@ class Reason(StrEnum):
     DEADLINE_MISS = "deadline_miss"
     DO_NOT_QUEUE = "do_not_queue"
     KEY_CONCURRENCY = "key_concurrency"  # by other requests of the same API key
+    KEY_REQUESTS = "key_requests"  # its budget of requests per minute
+    KEY_TOKENS = "key_tokens"  # its budget of tokens per minute
     READER_LIMIT = "reader_limit"  # of the state stream, by other readers
     # No request can be served now.
     ENGINE_STARTING = "engine_starting"

@@ -67,7 +67,8 @@ class Sidecar:
         configured = load_pools(settings)
         self.reloads = ReloadState(configuration(configured, settings))
         key_file = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file)
-        authorizer = Authorizer(None if key_file is None else key_file.read_at_start())
+        keys = None if key_file is None else key_file.read_at_start()
+        authorizer = Authorizer(keys, entries=settings.entries)
         common = common_labels(configured)
         unplaced = unplaced_labels(common)
         self.tracing = tracing_from_environment(common, unplaced)
@@ -78,7 +79,7 @@ class Sidecar:
         self.pools = PoolRegistry(configured, settings, self._session)
         self.discovery = Discovery(self.pools)
         self.watchdog = StallWatchdog(settings.engine_silence_s, settings.client_stall_s)
-        self.metrics = Metrics(self.pools, self.tracing.spans)
+        self.metrics = Metrics(self.pools, self.tracing.spans, authorizer.names)
         self.connections = ClientConnections(connection_limit(settings.max_connections), "clients")
         self.metrics.registry.register(self.connections)
         self._headers: dict[str, str] = {
@@ -87,7 +88,7 @@ class Sidecar:
         }
         self.publisher = Publisher(self.pools, self._headers)
         in_flight = InFlight()
-        pages = Pages(self.pools, self.metrics, self.reloads)
+        pages = Pages(self.pools, self.metrics, self.reloads, authorizer)
         hosts = AdminHosts((settings.admin_host, *settings.admin_allowed_hosts))
         control = Control(self.pools, pages, in_flight, self.publisher, hosts, self._headers)
         self.admin = AdminListener(control.administer, settings, self._headers)

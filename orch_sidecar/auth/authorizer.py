@@ -7,22 +7,26 @@ listener needs no key; it is on the loopback unless configured otherwise.
 
 The key is checked before anything of the request is read; class and limit once it has been read. A
 limit counts the sequences of a key that are queued or running, until the client has its answer or
-has disconnected. Where requests share a generation, each of them counts.
+has disconnected. Where requests share a generation, each of them counts. So do they against the
+budgets of a key (see `budgets`).
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from multidict import CIMultiDict, MultiMapping
 
 from orch_sidecar.admission.prediction.release_rate import ReleaseRate
 from orch_sidecar.api import options
 from orch_sidecar.api.endpoints import WITHOUT_KEY
+from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import AUTHORIZATION, CLASS_ALIASES, X_ORCH_CLASS
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.auth.budgets import Budgets, Fields, Reservation
 from orch_sidecar.auth.keys import (
     MAX_KEY_BYTES,
     ApiKey,
@@ -56,22 +60,37 @@ _TOO_LONG: Final = _unauthorized(
 _UNKNOWN: Final = _unauthorized("the API key is not known to this server: check it")
 
 
-class _KeyUsage:
-    """The sequences of one key that are queued or running, and how fast they are released."""
+class Spent(Protocol):
+    """What is known of a request that ended. `admitted`: None if it never had its slots."""
 
-    __slots__ = ("release_rate", "sequences")
+    admitted: int | None
+    cost: int
+    input_tokens: int | None
+    generated_tokens: int | None
+
+
+class _KeyUsage:
+    """The sequences of one key that are queued or running, how fast they are released, and what is
+    used of its budgets."""
+
+    __slots__ = ("budgets", "release_rate", "sequences")
 
     def __init__(self) -> None:
         self.sequences = 0
         self.release_rate = ReleaseRate()
+        self.budgets = Budgets()
 
 
 class Authorizer:
     """The API keys of clients, and how many sequences each of them uses."""
 
-    def __init__(self, keys: Keys | None, jitter: random.Random | None = None) -> None:
-        """`keys`: None if none are configured; then every client is served."""
+    def __init__(
+        self, keys: Keys | None, jitter: random.Random | None = None, *, entries: int = 1
+    ) -> None:
+        """`keys`: None if none are configured; then every client is served. `entries`: sidecars
+        that share the clients, and so the budgets of their keys."""
         self.keys = keys
+        self._entries = entries
         self._usage: dict[bytes, _KeyUsage] = {}
         self._jitter = jitter or random.Random()  # noqa: S311 (it only spreads retries)
 
@@ -79,6 +98,10 @@ class Authorizer:
     def requires_keys(self) -> bool:
         """Whether clients need API keys. Their keys are then not forwarded."""
         return self.keys is not None
+
+    def names(self) -> dict[bytes, str]:
+        """Returns the names of the known keys by their digests."""
+        return {each.digest: each.name for each in self.keys or ()}
 
     def set_keys(self, keys: Keys) -> None:
         """Replaces the known keys. Running requests of removed keys continue."""
@@ -105,6 +128,51 @@ class Authorizer:
         if len(key) > MAX_KEY_BYTES or len(encoded := key_bytes(key)) > MAX_KEY_BYTES:
             return _TOO_LONG
         return keys.find(encoded) or _UNKNOWN
+
+    def reserve(
+        self, key: ApiKey, wanted: GenerationRequest, body_bytes: int, now: float
+    ) -> Reservation | Refusal:
+        """Reserves what a request is expected to take of its key's budgets, or returns when to come
+        back. To be called after `enter`, and settled by `leave`."""
+        budgets = self._usage[key.digest].budgets
+        reserved = budgets.expected(
+            body_bytes, wanted.prompt_tokens, wanted.max_tokens, wanted.cost
+        )
+        requests, tokens = self.budget_of(key)
+        for limit, bucket, needed, reason in (
+            (requests, budgets.requests, 1, Reason.KEY_REQUESTS),
+            (tokens, budgets.tokens, reserved.tokens, Reason.KEY_TOKENS),
+        ):
+            if limit is None:
+                continue
+            bucket.drain(limit, now)
+            wait_s = bucket.wait_s(needed, limit)
+            if wait_s > 0:
+                return _over_budget(reason, needed, limit, wait_s)
+        budgets.reserve(reserved)
+        return reserved
+
+    def budget_of(self, key: ApiKey) -> tuple[float | None, float | None]:
+        """The requests and the tokens per minute that this entry grants a key; None: no limit."""
+        requests, tokens = key.requests_per_minute, key.tokens_per_minute
+        return (
+            None if requests is None else max(1.0, requests / self._entries),
+            None if tokens is None else max(1.0, tokens / self._entries),
+        )
+
+    def budget_fields(self, key: ApiKey, now: float) -> Fields:
+        """The headers that report the budgets of a key that has entered."""
+        return self._usage[key.digest].budgets.fields(*self.budget_of(key), now)
+
+    def settle(self, key: ApiKey, reserved: Reservation, record: Spent, body_bytes: int) -> None:
+        """Replaces what a request reserved by what it took. To be called before `leave`."""
+        budgets = self._usage[key.digest].budgets
+        if record.admitted is None:
+            budgets.give_back(reserved)
+        else:
+            budgets.settle(
+                reserved, body_bytes, record.input_tokens, record.generated_tokens, record.cost
+            )
 
     def enter(self, key: ApiKey, cost: int, now: float) -> Refusal | None:
         """Counts `cost` sequences for a key. Returns a Refusal instead if they exceed its limit."""
@@ -146,6 +214,17 @@ class Authorizer:
             f"{usage.sequences} are queued or running: retry when some have ended",
             retry_after_ms=int(wait_ms * (1 + _JITTER * self._jitter.random())),
         )
+
+
+def _over_budget(reason: Reason, needed: int, per_minute: float, wait_s: float) -> Refusal:
+    what = "requests" if reason is Reason.KEY_REQUESTS else "tokens"
+    expected = "" if what == "requests" else f", and this one is expected to take {needed}"
+    return Refusal(
+        reason,
+        f"the API key has used its budget of {per_minute:g} {what} per minute{expected}: "
+        "retry after the time in Retry-After",
+        retry_after_ms=math.ceil(1000 * wait_s),
+    )
 
 
 def interactive_forbidden(headers: MultiMapping[str]) -> Refusal:

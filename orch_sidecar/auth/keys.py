@@ -8,6 +8,9 @@ person chose; the file cannot tell the difference.
       sha256: 9f86d081884c7d65…   # of the key, in hexadecimal
       class: bulk                 # optional: limits the key to bulk requests
       concurrency: 8              # optional: limits its sequences at once
+      weight: 3                   # optional: its share beside other keys of the class; 1 by default
+      tokens_per_minute: 100000   # optional: a budget of prompt and generated tokens
+      requests_per_minute: 60     # optional: a budget of requests
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$"
 _SHA256: Final = r"^[0-9a-f]{64}$"
 # A field of another name may be a key that was pasted into the wrong place.
 _HARMLESS_FIELD: Final = re.compile(r"[A-Za-z0-9_-]{1,20}")
-_SHOWN: Final = frozenset({"name", "class", "concurrency"})
+_SHOWN: Final = frozenset(
+    {"name", "class", "concurrency", "weight", "tokens_per_minute", "requests_per_minute"}
+)
 _SHOWN_CHARACTERS: Final = 24  # half of a generated key
 
 # Compared with where no digest is found; no digest is as short.
@@ -53,12 +58,20 @@ class ApiKey:
     """The entry of a client's key, without the key itself.
 
     `bulk`: limited to bulk requests. `concurrency`: the most sequences that are queued or running.
+    `weight`: its share of the slots beside other keys of a class. The budgets are per minute.
     """
 
     name: str
     digest: bytes
     bulk: bool = False
     concurrency: int | None = None
+    weight: float = 1.0
+    tokens_per_minute: int | None = None
+    requests_per_minute: int | None = None
+
+    @property
+    def has_budget(self) -> bool:
+        return self.tokens_per_minute is not None or self.requests_per_minute is not None
 
 
 class _Entry(BaseModel):
@@ -70,6 +83,9 @@ class _Entry(BaseModel):
     sha256: str = Field(pattern=_SHA256)
     class_: Literal["bulk"] | None = Field(None, alias="class")
     concurrency: int | None = Field(None, ge=1)
+    weight: float = Field(1.0, ge=0.001, le=1000, allow_inf_nan=False)
+    tokens_per_minute: int | None = Field(None, ge=1, le=10**12)
+    requests_per_minute: int | None = Field(None, ge=1, le=10**9)
 
 
 class Keys:
@@ -162,13 +178,15 @@ def new_key(random_bytes: bytes) -> str:
     return PREFIX + base64.urlsafe_b64encode(random_bytes).rstrip(b"=").decode()
 
 
-def entry_of(key: str, name: str, *, bulk: bool = False, concurrency: int | None = None) -> str:
-    """Returns the entry of a key as text to append to a key file. Raises InvalidKeyFile."""
+def entry_of(key: str, name: str, *, bulk: bool = False, **limits: float | None) -> str:
+    """Returns the entry of a key as text to append to a key file. Raises InvalidKeyFile.
+
+    `limits`: further fields of an entry, None where one is absent.
+    """
     entry: dict[str, Any] = {"name": name, "sha256": hashlib.sha256(key_bytes(key)).hexdigest()}
     if bulk:
         entry["class"] = "bulk"
-    if concurrency is not None:
-        entry["concurrency"] = concurrency
+    entry |= {field: value for field, value in limits.items() if value is not None}
     _entry(1, entry)
     return yaml.safe_dump([entry], sort_keys=False)
 
@@ -194,7 +212,13 @@ def _entry(number: int, given: Any) -> ApiKey:
             f"entry {number}: {field}: {value}: {rule or problem['msg']}"
         ) from None
     return ApiKey(
-        entry.name, bytes.fromhex(entry.sha256), entry.class_ == "bulk", entry.concurrency
+        entry.name,
+        bytes.fromhex(entry.sha256),
+        entry.class_ == "bulk",
+        entry.concurrency,
+        entry.weight,
+        entry.tokens_per_minute,
+        entry.requests_per_minute,
     )
 
 

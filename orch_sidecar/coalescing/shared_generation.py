@@ -54,7 +54,6 @@ class SharedGeneration:
             request.endpoint,
             record,
             request.trace.shared(record),
-            key=request.key,
             strip_keys=request.strip_keys,
             body=request.body,
             options=request.options,

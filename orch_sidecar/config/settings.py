@@ -128,6 +128,12 @@ class SidecarSettings(BaseSettings):
         description="file of clients' API keys, as `orch key` prints them; if it is unset or "
         "does not exist, clients need no key",
     )
+    entries: int = Field(
+        1,
+        ge=1,
+        le=10_000,
+        description="sidecars that share these clients: each grants this part of a key's budgets",
+    )
     profile: str = Field("home", description="profile, by name or path; must be that of the engine")
     pools: list[PoolSettings] | None = Field(
         None,

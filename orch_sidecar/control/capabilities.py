@@ -118,7 +118,7 @@ def entry(pool: PoolSnapshot, admission: AdmissionStatus, key: ApiKey | None) ->
 
 
 def _rate_limits(admission: AdmissionStatus, key: ApiKey | None) -> dict[str, Any]:
-    """The limits beyond which requests get a 429. All limit concurrency, none a rate.
+    """The limits beyond which requests get a 429; the budgets of the key are in `key_shares`.
 
     `queue_capacity` in queued requests and `max_wait_s` in seconds, by class; and the concurrent
     sequences of the key, None where they are not limited.

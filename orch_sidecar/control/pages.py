@@ -11,9 +11,10 @@ from typing import Any
 from aiohttp import web
 
 from orch_sidecar.api.headers import ACCEPT, CONTENT_TYPE
+from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.changes import ReloadState
-from orch_sidecar.control import capabilities
+from orch_sidecar.control import capabilities, key_shares
 from orch_sidecar.control.readiness import Readiness
 from orch_sidecar.engine_state.states import ANSWERING, EngineState
 from orch_sidecar.observability.exposition import render
@@ -28,8 +29,15 @@ Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
 class Pages:
     """Renders the pages. `at`: those with a path of their own, for the key that asks."""
 
-    def __init__(self, pools: PoolRegistry, metrics: Metrics, reloads: ReloadState) -> None:
+    def __init__(
+        self,
+        pools: PoolRegistry,
+        metrics: Metrics,
+        reloads: ReloadState,
+        authorizer: Authorizer,
+    ) -> None:
         self._pools = pools
+        self._authorizer = authorizer
         self._metrics = metrics
         self._reloads = reloads
         self._readiness = Readiness(pools)
@@ -56,6 +64,12 @@ class Pages:
             sidecar_version=self._version,
             generation=self._reloads.generation,
         )
+        authorizer, now = self._authorizer, time.monotonic()
+        names, queues = authorizer.names(), {pool.name: pool.queues for pool in self._pools}
+        for entry in document["engines"]:
+            entry["rate_limits"] |= key_shares.budgets(authorizer, key)
+            if names and entry["pool"] in queues:
+                entry["shares"] = key_shares.shares(queues[entry["pool"]], names, now)
         return web.json_response(document)
 
     def models(self) -> web.Response:

@@ -1,7 +1,8 @@
 """Prometheus metrics: the state of the pools at the scrape, and what happened to requests.
 
 Another one of requests is a row in `request_metrics`. Label sets are closed: pools and
-endpoints of this sidecar, classes, outcomes, states. No label is taken from client data.
+endpoints of this sidecar, classes, outcomes, states, names in the key file. No label is taken from
+client data.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -24,6 +25,7 @@ from prometheus_client.process_collector import ProcessCollector
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.gen_ai import GenAi
 from orch_sidecar.observability.histogram import Traced
+from orch_sidecar.observability.key_metrics import key_metrics
 from orch_sidecar.observability.pool_metrics import pool_metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.request_metrics import COUNTERS, HISTOGRAMS, ClassStats
@@ -37,6 +39,8 @@ _OK: Final = Outcome.OK
 
 # Records that are counted at once: it blocks the event loop for a few dozen microseconds.
 _BATCH: Final = 32
+
+KeyNames = Callable[[], Mapping[bytes, str]]
 
 _LABELS: Final = ("pool", "class", "measurement_type")
 
@@ -61,8 +65,9 @@ def _span_metrics(spans: SpanCounts) -> Iterable[Metric]:
 class _Collector:
     """Collects what happened to requests, and the state of the pools at the scrape."""
 
-    def __init__(self, pools: PoolRegistry, spans: SpanCounts | None) -> None:
+    def __init__(self, pools: PoolRegistry, spans: SpanCounts | None, key_names: KeyNames) -> None:
         self._pools = pools
+        self._key_names = key_names
         self._spans = spans
         # Interactive, bulk. By name of the pool, and not by class: enums hash slowly.
         self.stats: defaultdict[str, tuple[ClassStats, ClassStats]]
@@ -118,6 +123,9 @@ class _Collector:
     def collect(self) -> Iterable[Metric]:
         self.catch_up()
         yield from pool_metrics(self._pools.all)
+        names = self._key_names()
+        if names:
+            yield from key_metrics(self._pools.all, names)
         for index, row in enumerate(HISTOGRAMS):
             family = HistogramMetricFamily(row.name, row.text)
             for stats, values in self._all_stats():
@@ -176,10 +184,16 @@ class _Collector:
 class Metrics:
     """All metrics of one sidecar, in a registry of their own."""
 
-    def __init__(self, pools: PoolRegistry, spans: SpanCounts | None = None) -> None:
-        """`spans`: None if traces are not exported; their metrics are missing then."""
+    def __init__(
+        self,
+        pools: PoolRegistry,
+        spans: SpanCounts | None = None,
+        key_names: KeyNames = dict,
+    ) -> None:
+        """`spans`: None if traces are not exported; their metrics are missing then. `key_names`:
+        returns the names of the known API keys by their digests."""
         self.registry = CollectorRegistry()
-        self._collector = _Collector(pools, spans)
+        self._collector = _Collector(pools, spans, key_names)
         self._ended = self._collector.ended
         self.registry.register(self._collector)
         ProcessCollector(registry=self.registry)

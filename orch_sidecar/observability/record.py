@@ -62,6 +62,9 @@ class RequestRecord:
     expected to start from then on. Both are 0 for a request that was admitted immediately, None
     is unknown.
 
+    `generated_tokens`: output tokens where a budget counts them, estimated if not reported.
+    `rate_limits`: header fields about the budgets of its key.
+
     `shared`: its generation can serve other requests, too, and is the one that was admitted.
     `coalesced`: that generation was started by another request. `fanout`: how many requests the
     generation answers, on the record of the generation and of the request that started it; 0 where
@@ -95,6 +98,8 @@ class RequestRecord:
     fanout: int = 0
     input_tokens: int | None = None
     output_tokens: int | None = None
+    generated_tokens: int | None = None
+    rate_limits: tuple[tuple[str, str], ...] = ()
     client_limited: bool = False
     scenario: str | None = None
     run: str | None = None
@@ -134,7 +139,7 @@ class RequestRecord:
         self.placement, self.service_class = generation.placement, generation.service_class
         self.lease = generation.lease
         self.input_tokens = generation.input_tokens
-        self.output_tokens = generation.output_tokens
+        self.output_tokens = self.generated_tokens = generation.output_tokens
         if generation.queued is not None and self.admitted in (None, generation.admitted):
             self.queued = max(generation.queued, self.identity.arrived)
             self.queue_position = generation.queue_position  # an upper bound for a late joiner

@@ -71,15 +71,16 @@ class PrefixUse(StrEnum):
 class GenerationCall:
     """A request for a generation, before a pool is chosen for it.
 
-    `client`: whose prompts it may share a prefix with. `prefixes`: of its prompt, where pools are
-    to be chosen by them.
+    `key`: the digest of its client's API key, empty without one; `weight`: of that key.
+    `prefixes`: of its prompt, where pools are to be chosen by them.
     """
 
     generation: GenerationRequest
     options: RequestOptions
     service_class: ServiceClass
     body_bytes: int
-    client: bytes = b""
+    key: bytes = b""
+    weight: float = 1.0
     prefixes: Prefixes = ()
 
 
@@ -109,7 +110,8 @@ class Pool:
             backpressure.by_sidecar if settings.tier else backpressure.by_engine
         )
         self.profile = profile
-        self.gate = Gate(AdmissionController(rules))
+        controller = AdmissionController(rules)
+        self.gate, self.queues = Gate(controller), controller.queues
         self.connections = ConnectionPool(settings.url, connect_timeout_s)
         # The first lines of every request head.
         self.address = field_line(HOST, self.connections.authority.decode())
@@ -201,8 +203,9 @@ class Pool:
             prompt_tokens = self.prompt_size.estimate(call.body_bytes, most)
         if options is NO_OPTIONS:
             return AdmissionRequest(
-                service_class, generation.cost, prompt_tokens, generation.max_tokens
-            )
+                service_class, generation.cost, prompt_tokens, generation.max_tokens,
+                None, None, True, call.key, call.weight,
+            )  # fmt: skip
         return AdmissionRequest(
             service_class,
             generation.cost,
@@ -211,6 +214,8 @@ class Pool:
             _left(options.deadline_ms, spent_ms),
             _left(options.max_wait_ms, spent_ms),
             not options.do_not_queue,
+            call.key,
+            call.weight,
         )
 
     def snapshot(self, request: AdmissionRequest | None = None) -> PoolSnapshot:

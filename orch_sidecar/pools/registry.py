@@ -167,12 +167,10 @@ class PoolRegistry:
         for pool in self.all:
             pool.gate.drain(OrderedBy.SHUTDOWN)
 
-    def read_prefixes(self, call: GenerationCall, body: bytes, client: bytes) -> None:
-        """Sets the prefixes of a call from its body, where pools are chosen by them. `client`: the
-        digest of its key, empty without one."""
+    def read_prefixes(self, call: GenerationCall, body: bytes) -> None:
+        """Sets the prefixes of a call from its body, where pools are chosen by them."""
         if self.affinity is not None and len(self.all) > 1 and not call.prefixes:
             call.prefixes = self.affinity.prefixes_of(body, call.generation.model)
-            call.client = client
 
     def choose(
         self, call: GenerationCall, spent_ms: float, tried: Collection[str] | None = None
@@ -191,7 +189,7 @@ class PoolRegistry:
         affinity = self.affinity
         served_by: str | None = None
         if affinity is not None and call.prefixes:
-            served_by = affinity.served_by(call.client, call.prefixes)
+            served_by = affinity.served_by(call.key, call.prefixes)
         found = routing.place(
             snapshots + self._absent(),
             PlacementRequest(generation.model, generation.cost, tokens, call.options, served_by),
@@ -211,7 +209,7 @@ class PoolRegistry:
         if affinity is not None and call.prefixes:
             if tried is None:
                 pool.by_prefix[_use(name, served_by)] += 1
-            affinity.placed(call.client, call.prefixes, name)
+            affinity.placed(call.key, call.prefixes, name)
         return Placement(pool, request, reason)
 
     def choose_unadmitted(self, model: str, options: RequestOptions) -> Pool | Refusal:

@@ -9,7 +9,7 @@ from typing import Final
 
 from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.observability.record import Outcome
+from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.rebalancer import REBALANCED
@@ -93,6 +93,8 @@ class Admit:
         A response that was cut short leaves the lease to the engine's confirmation.
         """
         record, response = request.record, request.response
+        if response is not None and request.reserved is not None:
+            record.generated_tokens = _generated(record, response)
         if record.lease == ticket and (response is None or response.complete):
             tokens: int | None = None
             served = response is not None and response.retry_after_ms is None
@@ -143,12 +145,17 @@ class Admit:
             return None
         if record.input_tokens is not None:
             pool.prompt_size.learn(len(request.body), record.input_tokens)
-        if record.output_tokens is not None or not record.stream:
-            return record.output_tokens
-        per_sequence = max(1, response.reads - 1)  # a stream without usage: a read per token
-        if record.max_tokens is not None:
-            per_sequence = min(per_sequence, record.max_tokens)
-        return record.cost * per_sequence
+        return _generated(record, response)
+
+
+def _generated(record: RequestRecord, response: EngineResponse) -> int | None:
+    """The tokens that a response has so far; None: unknown."""
+    if response.answer.counts[1] is not None or not record.stream:
+        return response.answer.counts[1]
+    per_sequence = max(1, response.reads - 1)  # a stream without usage: a read per token
+    if record.max_tokens is not None:
+        per_sequence = min(per_sequence, record.max_tokens)
+    return record.cost * per_sequence
 
 
 def _requeues(request: Request, pool: Pool, result: NotSent) -> bool:

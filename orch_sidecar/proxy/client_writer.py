@@ -212,6 +212,8 @@ def response_fields(record: RequestRecord, pool: Pool) -> bytes:
     """Returns the header lines that this sidecar adds to a response of this pool."""
     identity = record.identity
     ids = (_IDS % (identity.request_id, identity.correlation_id, identity.id)).encode()
+    for name, value in record.rate_limits:
+        ids += field_line(name, value)
     if record.lease is None:
         return ids + pool.fields
     if record.queued is None:

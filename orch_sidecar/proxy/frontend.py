@@ -27,6 +27,7 @@ from orch_sidecar.api.headers import (
 from orch_sidecar.api.options import NO_OPTIONS, read_options, service_class_of
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.authorizer import Authorizer, interactive_forbidden
+from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import (
@@ -171,8 +172,7 @@ class Frontend:
                     self._parent_leases.leave(request.parent_lease)
                 self._in_flight.end(name)
                 if request.key_sequences:
-                    assert request.key is not None  # the key whose limit they count for
-                    self._authorizer.leave(request.key, request.key_sequences, time.monotonic())
+                    self._leave(request)
             record.end(outcome, status)
             self._metrics.request_ended(record)
             trace.ended()
@@ -217,17 +217,44 @@ class Frontend:
         record.stream = wanted.stream
         record.max_tokens = wanted.max_tokens
         service_class = service_class_of(options, wanted.service_tier, wanted.priority)
-        if request.key is not None:
-            if request.key.bulk:
+        key = request.key
+        if key is not None:
+            if key.bulk:
                 if options.service_class is _INTERACTIVE:
                     return NotSent(interactive_forbidden(http.headers))
                 service_class = _BULK
-            over = self._authorizer.enter(request.key, wanted.cost, time.monotonic())
+            over = self._enter(request, key, wanted)
             if over is not None:
                 return NotSent(over)
-            request.key_sequences = wanted.cost
-        request.call = GenerationCall(wanted, options, service_class, len(request.body))
+        call = request.call = GenerationCall(wanted, options, service_class, len(request.body))
+        if key is not None:
+            call.key, call.weight = key.digest, key.weight
         return await self._generate.handle(request)
+
+    def _enter(self, request: Request, key: ApiKey, wanted: GenerationRequest) -> Refusal | None:
+        """Counts a request against the limits and the budgets of its key."""
+        authorizer, now = self._authorizer, time.monotonic()
+        over = authorizer.enter(key, wanted.cost, now)
+        if over is not None:
+            return over
+        request.key_sequences = wanted.cost
+        if not key.has_budget:
+            return None
+        reserved = authorizer.reserve(key, wanted, len(request.body), now)
+        request.record.rate_limits = authorizer.budget_fields(key, now)
+        if isinstance(reserved, Refusal):
+            return reserved
+        request.reserved = reserved
+        return None
+
+    def _leave(self, request: Request) -> None:
+        """Ends what `_enter` counted."""
+        key = request.key
+        assert key is not None  # the key whose limits it counts for
+        if request.reserved is not None:
+            size = len(request.body)
+            self._authorizer.settle(key, request.reserved, request.record, size)
+        self._authorizer.leave(key, request.key_sequences, time.monotonic())
 
     def _read_outline(self, endpoint: Endpoint, outline: bytes) -> GenerationRequest | Refusal:
         depth, ctx_max = self.settings.max_json_depth, self._pools.ctx_max

@@ -46,6 +46,7 @@ def response_to(
         X_CORRELATION_ID: identity.correlation_id,
         X_ORCH_REQUEST_ID: identity.id,
         SERVER_TIMING: record.server_timing().decode(),
+        **dict(record.rate_limits),
         **errors.headers(refusal),
     }
     if record.labels is not None:

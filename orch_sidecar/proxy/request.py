@@ -21,6 +21,7 @@ from orch_sidecar.api.headers import (
 )
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.auth.budgets import Reservation
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.observability.tracing import Trace
@@ -42,8 +43,8 @@ class Request:
     """A request that is being served.
 
     Of the client: `http`, `names` (of its header fields), `key`, `key_sequences` (counted for that
-    key), `strip_keys` (clients' keys are for this sidecar alone), `parent_lease`, `body`,
-    `reserved_bytes` (of the body budget), `options`.
+    key), `reserved` (of its budgets), `strip_keys` (clients' keys are for this sidecar alone),
+    `parent_lease`, `body`, `reserved_bytes` (of the body budget), `options`.
     Of admission: `call`, `ticket` (under which it waits for slots or owns them), `waiting` (the
     gate at which it waits, and that ticket), `moved` (it waited at another address of the pool
     before), `excluded` (pools it must not be sent to), `lost` (why an engine that received it did
@@ -72,6 +73,7 @@ class Request:
     failure: Refusal | None = None
     excluded: frozenset[str] = frozenset()
     key_sequences: int = 0
+    reserved: Reservation | None = None
     reserved_bytes: int = 0
     lost: Refusal | None = None
 

@@ -45,6 +45,14 @@ def main(arguments: list[str]) -> None:
         "--concurrency", type=int, metavar="N", help="maximum sequences of the client at once"
     )
     parser.add_argument(
+        "--weight", type=float, metavar="W",
+        help="share of the slots beside other clients of its class; default: 1",
+    )  # fmt: skip
+    for unit in ("tokens", "requests"):
+        parser.add_argument(
+            f"--{unit}-per-minute", type=int, metavar="N", help=f"budget of {unit} of the client"
+        )
+    parser.add_argument(
         "--evidence", type=Path, metavar="FILE", help="generate an operator's key in this file"
     )
     parser.add_argument(
@@ -52,18 +60,18 @@ def main(arguments: list[str]) -> None:
         help=f"how long an operator's key is valid; default: {_DAYS}",
     )  # fmt: skip
     options = parser.parse_args(arguments)
+    fields = ("concurrency", "weight", "tokens_per_minute", "requests_per_minute")
+    limits = {field: getattr(options, field) for field in fields}
     if options.evidence is not None:
-        if options.bulk is not None or options.concurrency is not None:
-            parser.error("--evidence: --class and --concurrency are of API keys")
+        if options.bulk is not None or any(value is not None for value in limits.values()):
+            parser.error("--evidence: class, limits and weight are of API keys")
         _operator_key(parser, options.name, options.evidence, options.days or _DAYS)
         return
     if options.days is not None:
         parser.error("--days: API keys have no end; it needs --evidence")
     key = new_key(os.urandom(RANDOM_BYTES))
     try:
-        entry = entry_of(
-            key, options.name, bulk=bool(options.bulk), concurrency=options.concurrency
-        )
+        entry = entry_of(key, options.name, bulk=bool(options.bulk), **limits)
     except InvalidKeyFile as error:
         parser.error(str(error).removeprefix("entry 1: "))
     sys.stdout.write(entry)

@@ -75,12 +75,18 @@ class OutputLengths:
 
     def expected(self, service_class: ServiceClass, max_tokens: int | None) -> float | None:
         """Tokens of a new request, never above its limit; None: unknown."""
+        tokens = self.learned(service_class, max_tokens)
+        return max_tokens if tokens is None else tokens
+
+    def learned(self, service_class: ServiceClass, max_tokens: int | None) -> float | None:
+        """Tokens of a new request by earlier ones, never above its limit; None: nothing learned."""
         of_class = self._samples[service_class is _BULK]
+        sample = of_class.get(_NO_LIMIT if max_tokens is None else max_tokens.bit_length())
+        if sample is None:
+            return None
         if max_tokens is None:
-            sample = of_class.get(_NO_LIMIT)
-            return None if sample is None else sample.mean
-        sample = of_class.get(max_tokens.bit_length())
-        return max_tokens if sample is None or sample.mean >= 1.0 else sample.mean * max_tokens
+            return sample.mean
+        return max_tokens if sample.mean >= 1.0 else sample.mean * max_tokens
 
     def remaining(
         self, service_class: ServiceClass, max_tokens: int | None, produced: float

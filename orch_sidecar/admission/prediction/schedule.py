@@ -34,6 +34,33 @@ class Schedule:
             heapq.heappush(self._free, start + service_s)
         return start
 
+    def fill(self, count: int, service_s: float) -> None:
+        """Takes one slot after the other for `count` equal sequences, as if each was placed.
+
+        In the time of sorting the slots: up to the level to which all the work would fill them,
+        each slot takes as many as fit; the few that are left take the slots that are free first.
+        """
+        free = self._free
+        if not free or count <= 0 or service_s <= 0:
+            return
+        free.sort()
+        level, total = 0.0, count * service_s
+        for used, at in enumerate(free, 1):
+            total += at
+            level = total / used
+            if used == len(free) or level <= free[used]:
+                break
+        rest = count
+        for slot, at in enumerate(free):
+            fitting = int((level - at) / service_s)
+            if fitting <= 0:
+                continue
+            free[slot] = at + fitting * service_s
+            rest -= fitting
+        heapq.heapify(free)
+        for _ in range(rest):
+            heapq.heapreplace(free, free[0] + service_s)
+
     def start(self, cost: int) -> float | None:
         """When `cost` slots will be free, without taking them."""
         if cost > len(self._free):

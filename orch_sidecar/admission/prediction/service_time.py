@@ -6,19 +6,24 @@ durations of earlier requests; predicts from the measured step time, and nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.output_lengths import OutputLengths
 from orch_sidecar.admission.prediction.schedule import Schedule
-from orch_sidecar.admission.types import AdmissionRequest, StepTime
+from orch_sidecar.admission.types import AdmissionRequest, Lease, StepTime
 from vllm_plugin.profile import ServiceClass
 
-# A schedule is rebuilt after this time, or after any change while few requests are queued.
+# The ends of running requests are predicted again after this time, or after any change while few
+# are running.
 FRESH_S: Final = 0.02
 FEW: Final = 32
+
+# A generated token is charged like so many prompt tokens: prompts are computed many at once.
+OUTPUT_TOKEN: Final = 2
+# Charged in advance, within the limit of the request, while nothing is known of such requests.
+_UNKNOWN_OUTPUT: Final = 256
 
 # How far requests may deviate from the measured step time: prompts of others are prefilled
 # between their steps, and machines are shared.
@@ -38,6 +43,11 @@ class Forecast:
     end_ms: float
 
 
+def charged(request: AdmissionRequest, output_tokens: float) -> int:
+    """The tokens that a key is charged for a request with so many generated tokens; at least 1."""
+    return 1 + request.prompt_tokens + int(OUTPUT_TOKEN * output_tokens)
+
+
 class ServiceTimes:
     """Predicts the service times of one engine's requests."""
 
@@ -49,15 +59,14 @@ class ServiceTimes:
         self._slowness = 1.0
         self._learned = 0
         self._learned_at = float("-inf")
-        # Schedules, behind the queued requests of the class.
-        self._interactive: Schedule | None = None
-        self._bulk: Schedule | None = None
+        # Seconds to the ends of running sequences, as of a moment ago; None: unknown.
+        self._ends: list[float] | None = None
         self._built_at = float("-inf")
         self._built_for: ServiceClass | None = None
         self._changed = True
 
     def invalidate(self) -> None:
-        """A request started, ended or left the queue: schedules are out of date."""
+        """A request started or ended."""
         self._changed = True
 
     def completed(
@@ -106,50 +115,70 @@ class ServiceTimes:
         )
         return None if tokens is None else tokens * token_s + max(0.0, -decoding_s)
 
-    def schedule(
-        self,
-        service_class: ServiceClass,
-        now: float,
-        free: int,
-        reserved: int,
-        only: ServiceClass | None,
-        queued: Callable[[ServiceClass], Iterable[AdmissionRequest]],
-        few: bool,
-    ) -> Schedule | None:
-        """The slots as a request of this class will find them, behind the queued ones.
+    def charge(self, request: AdmissionRequest) -> int:
+        """The tokens that a key is charged for a request in advance, by its expected output."""
+        limit = request.max_tokens
+        tokens = self.lengths.learned(request.service_class, limit)
+        if tokens is None:
+            tokens = _UNKNOWN_OUTPUT if limit is None else min(limit, _UNKNOWN_OUTPUT)
+        return charged(request, request.cost * tokens)
 
-        `free`: unused slots. `reserved`: those of them that bulk requests do not get. `only`: the
-        class whose ends count, None: both. `few`: few requests are queued.
+    def took(self, lease: Lease, output_tokens: float | None, now: float) -> int:
+        """The tokens that a key is charged for a request that ended.
+
+        Without its number of tokens (its response was cut short, or has no usage) as many as were
+        charged in advance, or as it can have generated in its time if that is more.
         """
-        stale = (
-            now - self._built_at > FRESH_S or (self._changed and few) or only is not self._built_for
-        )
-        if stale:
-            self._build(now, free, only)
-        schedule = self._interactive
-        if schedule is None:
+        request = lease.request
+        assert request is not None
+        if output_tokens is None:
+            token_s = self._token_s()
+            if token_s is None:
+                return lease.charge
+            decoding_s = now - lease.granted_at - self._slowness * self._prefill_s(request)
+            each = max(0.0, decoding_s) / (self._slowness * token_s)
+            if request.max_tokens is not None:
+                each = min(each, request.max_tokens)
+            return max(lease.charge, charged(request, request.cost * each))
+        return charged(request, output_tokens)
+
+    def schedule(self, now: float, free: int, only: ServiceClass | None) -> Schedule | None:
+        """When the slots come free: `free` ones now, the others as running requests end.
+
+        `only`: the class whose ends count, None: both. None: unknown.
+        """
+        few = self._ledger.lease_count <= FEW
+        stale = now - self._built_at > FRESH_S or (self._changed and few)
+        if stale or only is not self._built_for:
+            self._build(now, only)
+        ends = self._ends
+        if ends is None:
             return None
-        if stale:
-            for request in queued(ServiceClass.INTERACTIVE):
-                self.place(schedule, request)
-            self._bulk = None
-        if service_class is ServiceClass.INTERACTIVE:
-            return schedule
-        if self._bulk is None:
-            self._bulk = schedule.copy(without=reserved)
-            for request in queued(ServiceClass.BULK):
-                self.place(self._bulk, request)
-        return self._bulk
+        ended = max(0, len(ends) - self._ledger.leased)  # since then: those expected to end first
+        return Schedule([0.0] * free + ends[ended:])
+
+    def mean_service_s(self, prompt_work: float, charge: float, sequences: int) -> float | None:
+        """Mean seconds from slot to end of some sequences. None: unknown.
+
+        `prompt_work`: prompt tokens of their requests, each as often as it has sequences; `charge`:
+        for their requests.
+        """
+        token_s, rate = self._token_s(), self.prefill_tokens_per_s
+        if token_s is None:
+            return None
+        prefill_s = prompt_work / rate if rate else 0.0
+        output = max(0.0, charge - prompt_work) / OUTPUT_TOKEN
+        return self._slowness * (prefill_s + output * token_s) / sequences
 
     def place(self, schedule: Schedule, request: AdmissionRequest) -> float | None:
         """Puts a request behind the others. Returns the seconds to its start, None: unknown."""
         service_s = self.service_s(request)
         return None if service_s is None else schedule.place(request.cost, service_s)
 
-    def _build(self, now: float, free: int, only: ServiceClass | None) -> None:
+    def _build(self, now: float, only: ServiceClass | None) -> None:
         self._built_at, self._built_for, self._changed = now, only, False
-        self._interactive = self._bulk = None
-        times = [0.0] * free
+        self._ends = None
+        ends: list[float] = []
         for lease in self._ledger.all():
             request = lease.request
             if request is None or (only is not None and request.service_class is not only):
@@ -157,8 +186,8 @@ class ServiceTimes:
             remaining_s = self.remaining_s(request, now - lease.granted_at)
             if remaining_s is None:
                 return
-            times += [remaining_s] * request.cost
-        self._interactive = Schedule(times)
+            ends += [remaining_s] * request.cost
+        self._ends = sorted(ends)
 
     def _step_s(self, more: int) -> float | None:
         """Seconds of a step of all leased sequences and `more`."""

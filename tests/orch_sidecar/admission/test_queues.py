@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.queues import QueuedRequest, Queues
+from orch_sidecar.admission.fairness.queued_request import QueuedRequest
+from orch_sidecar.admission.queues import Queues
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, bulk, interactive
 from vllm_plugin.profile import ServiceClass

@@ -20,6 +20,8 @@ CAPACITY_TAKEN = {
     Reason.DEADLINE_MISS,
     Reason.DO_NOT_QUEUE,
     Reason.KEY_CONCURRENCY,
+    Reason.KEY_REQUESTS,
+    Reason.KEY_TOKENS,
     Reason.READER_LIMIT,
 }
 CANNOT_SERVE = {
@@ -169,6 +171,8 @@ def test_admission_refusals_have_their_policy_label() -> None:
         Reason.DEADLINE_MISS: ("ADMISSION_DEADLINE", "deadline"),
         Reason.DO_NOT_QUEUE: ("ADMISSION_NO_QUEUE", "no-queue"),
         Reason.KEY_CONCURRENCY: ("ADMISSION_KEY_CONCURRENCY", "key-concurrency"),
+        Reason.KEY_REQUESTS: ("rate_limit_exceeded", "key-requests"),
+        Reason.KEY_TOKENS: ("rate_limit_exceeded", "key-tokens"),
         Reason.READER_LIMIT: ("READER_LIMIT", "reader-limit"),
     }
     assert labels.keys() == CAPACITY_TAKEN

@@ -31,7 +31,7 @@ class Pools:
         self.refusal = refusal
         self.tried: list[set[str] | None] = []
 
-    def read_prefixes(self, call: Any, body: bytes, client: bytes) -> None:
+    def read_prefixes(self, call: Any, body: bytes) -> None:
         return
 
     def choose(self, call: Any, spent_ms: float, tried: Any = None) -> Any:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.schedule import Schedule
-from orch_sidecar.admission.prediction.service_time import FRESH_S, ServiceTimes
+from orch_sidecar.admission.prediction.service_time import FEW, FRESH_S, ServiceTimes
 from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest
-from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, STEP_TIME, bulk, interactive
+from tests.orch_sidecar.admission.examples import INTERACTIVE, STEP_TIME, bulk, interactive
 from vllm_plugin.profile import ServiceClass
 
 
@@ -49,25 +48,12 @@ def complete(
 
 def schedule_of(
     service_times: ServiceTimes,
-    service_class: ServiceClass = INTERACTIVE,
     *,
     now: float = 0.0,
     free: int = 0,
-    reserved: int = 0,
     only: ServiceClass | None = None,
-    waiting: Iterable[AdmissionRequest] = (),
-    few: bool = True,
 ) -> Schedule:
-    queued = list(waiting)
-    schedule = service_times.schedule(
-        service_class,
-        now,
-        free,
-        reserved,
-        only,
-        lambda which: [request for request in queued if request.service_class is which],
-        few,
-    )
+    schedule = service_times.schedule(now, free, only)
     assert schedule is not None
     return schedule
 
@@ -85,7 +71,7 @@ def test_without_a_step_time_nothing_is_known() -> None:
     assert service_times.service_s(request) is None
     assert service_times.remaining_s(request, 1.0) is None
     service_times.run("a", request)
-    assert service_times.schedule(INTERACTIVE, 0.0, 1, 0, None, lambda _: (), True) is None
+    assert service_times.schedule(0.0, 1, None) is None
 
 
 def test_first_token_comes_after_the_prompt_and_a_step_with_it() -> None:
@@ -183,9 +169,9 @@ def test_only_ends_of_the_class_count_for_requests_that_wait_for_it() -> None:
     service_times.run("b", bulk(max_tokens=10))
     service_times.run("i", interactive(max_tokens=100))
     assert start(schedule_of(service_times)) == pytest.approx(0.2)
-    assert start(schedule_of(service_times, only=INTERACTIVE, few=False)) == pytest.approx(2.0)
+    assert start(schedule_of(service_times, only=INTERACTIVE)) == pytest.approx(2.0)
     assert len(schedule_of(service_times, only=INTERACTIVE)) == 1
-    assert start(schedule_of(service_times, few=False)) == pytest.approx(0.2), "another plan again"
+    assert start(schedule_of(service_times)) == pytest.approx(0.2), "another plan again"
 
 
 def test_a_run_of_unknown_length_is_no_trouble_to_the_other_class() -> None:
@@ -195,57 +181,71 @@ def test_a_run_of_unknown_length_is_no_trouble_to_the_other_class() -> None:
     assert start(schedule_of(service_times, only=INTERACTIVE)) == pytest.approx(2.0)
 
 
-def test_queued_requests_start_before_a_new_one() -> None:
-    service_times = service_times_of()
-    queued = [interactive(max_tokens=50), interactive(max_tokens=100)]
-    assert start(schedule_of(service_times, free=1, waiting=queued)) == pytest.approx(3.0)
+def test_a_placed_request_is_ahead_of_the_next() -> None:
+    schedule = schedule_of(service_times_of(), free=1)
+    assert service_times_of().place(schedule, interactive(max_tokens=100)) == 0
+    assert start(schedule) == pytest.approx(2.0)
 
 
-def test_bulk_waits_for_interactive_ones_and_not_the_other_way_round() -> None:
-    queued = [interactive(max_tokens=50), bulk(max_tokens=100)]
-    assert start(
-        schedule_of(service_times_of(), INTERACTIVE, free=1, waiting=queued)
-    ) == pytest.approx(1.0)
-    assert start(schedule_of(service_times_of(), BULK, free=1, waiting=queued)) == pytest.approx(
-        3.0
-    )
-
-
-def test_bulk_does_not_get_the_slots_that_are_kept() -> None:
-    service_times = service_times_of()
-    service_times.run("a", bulk(max_tokens=100))
-    assert start(schedule_of(service_times, BULK, free=1, reserved=1)) == pytest.approx(2.0)
-    assert start(schedule_of(service_times, INTERACTIVE, free=1, reserved=1)) == 0
-
-
-def test_a_request_that_was_placed_is_ahead_of_the_next() -> None:
-    service_times = service_times_of()
-    schedule = schedule_of(service_times, free=1)
-    assert service_times.place(schedule, interactive(max_tokens=100)) == 0
-    assert start(schedule_of(service_times, free=1)) == pytest.approx(2.0)
-    assert start(schedule_of(service_times, BULK, free=1)) == pytest.approx(2.0)
-
-
-def test_a_plan_is_made_anew_after_a_change_or_a_while() -> None:
+def test_ends_are_predicted_again_after_a_change() -> None:
     service_times = service_times_of()
     service_times.run("a", bulk(max_tokens=100))
     assert start(schedule_of(service_times)) == pytest.approx(2.0)
-    service_times.end("a")
-    assert start(schedule_of(service_times, free=1)) == pytest.approx(2.0), (
-        "nothing was invalidated"
-    )
+    service_times.run("b", bulk(max_tokens=50))
+    assert start(schedule_of(service_times)) == pytest.approx(2.0), "nothing was invalidated"
     service_times.invalidate()
-    assert start(schedule_of(service_times, free=1, few=False)) == pytest.approx(2.0), (
-        "too many wait"
+    assert start(schedule_of(service_times)) == pytest.approx(1.0)
+
+
+def test_with_many_running_ends_are_predicted_again_after_a_while() -> None:
+    service_times = service_times_of(100)
+    for number in range(FEW + 1):
+        service_times.run(f"{number}", bulk(max_tokens=100 + number))
+    first_s = start(schedule_of(service_times))
+    service_times.end("0")
+    service_times.invalidate()
+    assert len(schedule_of(service_times, free=1)) == FEW + 1, "the slot is counted once"
+    assert start(schedule_of(service_times, now=FRESH_S / 2)) > first_s, "the first has ended"
+    assert start(schedule_of(service_times, now=2 * FRESH_S)) == pytest.approx(
+        first_s * 101 / 100 - 2 * FRESH_S
     )
-    assert start(schedule_of(service_times, free=1)) == 0
-    service_times.run("b", bulk(max_tokens=100))
-    assert start(schedule_of(service_times, now=2 * FRESH_S, few=False)) == pytest.approx(
-        2.0 - 2 * FRESH_S
-    )
+
+
+# Tokens that a key is charged
+
+
+def test_a_request_is_charged_its_prompt_and_twice_its_expected_output() -> None:
+    service_times = service_times_of()
+    assert service_times.charge(interactive(prompt_tokens=50, max_tokens=100)) == 251
+    assert service_times.charge(interactive(2, prompt_tokens=50, max_tokens=100)) == 451
+    complete(service_times, interactive(max_tokens=100), 1.0, 30.0)
+    assert service_times.charge(interactive(prompt_tokens=50, max_tokens=100)) == 111
+    assert service_times.charge(interactive()) > 1, "also where nothing is known"
+
+
+def test_a_request_is_charged_what_it_took() -> None:
+    service_times = service_times_of()
+    request = interactive(2, prompt_tokens=50, max_tokens=100)
+    lease = service_times.ledger.grant("a", request, NO_KV_NEED, 0.0)
+    lease.charge = service_times.charge(request)
+    assert service_times.took(lease, 60, 1.0) == 171
+
+
+def test_a_request_that_was_cut_short_is_charged_what_its_time_allows() -> None:
+    """20 ms per token."""
+    service_times = service_times_of()
+    request = interactive(max_tokens=1000)
+    service_times.run("a", request)
+    [lease] = service_times.ledger.all()
+    lease.charge = 21
+    assert service_times.took(lease, None, 0.1) == 21, "no less than in advance"
+    assert service_times.took(lease, None, 10.0) == 1001
+    assert service_times.took(lease, None, 1e6) == 2001, "no more than its limit"
+    service_times.step_time = None
+    assert service_times.took(lease, None, 10.0) == 21
 
 
 def test_a_run_of_unknown_length_leaves_all_unknown() -> None:
     service_times = service_times_of()
     service_times.run("a", bulk())
-    assert service_times.schedule(INTERACTIVE, 0.0, 3, 0, None, lambda _: (), True) is None
+    assert service_times.schedule(0.0, 3, None) is None

@@ -1,0 +1,1 @@
+"""Shares the slots of one class between API keys, by weight and in tokens. Pure."""

@@ -1,0 +1,255 @@
+"""Orders the queued requests of one class: fair between API keys, first come, first served for one.
+
+Pure. Start-time fair queueing for many slots. The unit is a token charged to a key (a prompt token
+counts once, a generated one twice), divided by the key's weight. Each key has a virtual time: what
+it was served, and what is charged in advance for its running requests. The key with the lowest one
+is next.
+
+- A request is charged its expected tokens when it is dispatched, and what it took when it ends.
+- Only what a request took moves the settled part of its key's virtual time, so that a wrong
+  expectation delays nobody for longer than the request runs, and nothing unused is kept as credit.
+- A key of which nothing was queued comes back at its own virtual time or the system's, whichever
+  is later. The system's is the settled time of the key that was dispatched last, and never later
+  than that of the key that is next.
+- Requests without a key share one.
+
+Between two keys with queued requests the difference of service, by weight, is at most that of the
+slots, each with the largest charge.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from typing import Final
+
+from orch_sidecar.admission.fairness.backlog import Ahead, Backlog
+from orch_sidecar.admission.fairness.key_share import KeyShare
+from orch_sidecar.admission.fairness.queued_request import QueuedRequest
+from orch_sidecar.admission.types import AdmissionRequest
+
+# Up to so many queued requests are looked at one by one to predict the place of another.
+FEW: Final = 32
+# Keys that are known before the idle ones are forgotten.
+_MANY_KEYS: Final = 4096
+# Changes per key with queued requests after which their backlog is summed up again.
+_CHANGES_PER_KEY: Final = 1 / 8
+
+
+class FairQueue:
+    """The queued requests of one class, and the shares of all keys."""
+
+    def __init__(self) -> None:
+        self.size = 0  # requests
+        self.cost = 0  # sequences
+        self.charge = 0  # tokens
+        self.prompt_work = 0  # prompt tokens, each as often as its request has sequences
+        self.shares: dict[bytes, KeyShare] = {}
+        self._backlogged: dict[bytes, KeyShare] = {}
+        self._returned: OrderedDict[str, QueuedRequest] = OrderedDict()
+        self._heap: list[tuple[float, int, KeyShare]] = []  # virtual time, entry of the share
+        self._entry = 0
+        self._virtual_time = 0.0
+        self._longest: KeyShare | None = None
+        self._many_keys = _MANY_KEYS
+        self._backlog: Backlog | None = None
+        self._changes = 0
+
+    # Order
+
+    def head(self) -> QueuedRequest | None:
+        """The request to dispatch next."""
+        if self._returned:
+            return next(iter(self._returned.values()))
+        top = self._top()
+        return None if top is None else next(iter(top.queue.values()))
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        """All requests in the order of their dispatch, if the expected tokens are right."""
+        return self._until(float("inf"))
+
+    def before(self, request: AdmissionRequest) -> Iterator[QueuedRequest]:
+        """The requests that go before one that arrives now, in the order of their dispatch."""
+        return self._until(self._tag_of(request))
+
+    def ahead(self, request: AdmissionRequest) -> Ahead:
+        """How much goes before a request that arrives now; estimated where much is queued."""
+        if not self.size:
+            return Ahead(0, 0, 0)
+        share = self.shares.get(request.key)
+        if self.size <= FEW:
+            queued = list(self.before(request))
+            cost = sum(each.request.cost for each in queued)
+            return Ahead(len(queued), cost, sum(each.charge for each in queued))
+        if len(self._backlogged) == 1 and share is not None and share.queue:
+            return Ahead(self.size, self.cost, self.charge)
+        if self._backlog is None or self._changes > _CHANGES_PER_KEY * len(self._backlogged):
+            self._backlog, self._changes = Backlog(self._backlogged.values()), 0
+        found = self._backlog.before(self._tag_of(request), share)
+        requests = min(self.size, len(self._returned) + found.requests)
+        return Ahead(requests, round(requests * self.cost / self.size), found.tokens)
+
+    def oldest(self) -> QueuedRequest | None:
+        """The first request of the key that has the most queued by its weight."""
+        longest = self._find_longest()
+        return self.head() if longest is None else next(iter(longest.queue.values()))
+
+    def displaces(self, request: AdmissionRequest) -> QueuedRequest | None:
+        """The request that gives its place in a full queue to one of a key with fewer; or None.
+
+        It is the last one of the key that has the most by its weight.
+        """
+        own = self.shares.get(request.key)
+        places = 1 if own is None else len(own.queue) + 1
+        for longest in (self._longest, self._find_longest()):
+            if longest is not None and longest.places > places / request.weight:
+                return next(reversed(longest.queue.values()))
+        return None
+
+    # Changes
+
+    def add(self, queued: QueuedRequest, *, at_head: bool = False) -> None:
+        """Adds a request; `at_head`: it was dispatched before, and goes before all that were not.
+
+        Among those it goes behind the ones that arrived before it.
+        """
+        self._count(queued, 1)
+        if at_head:
+            self._return(queued)
+            return
+        request = queued.request
+        share = self.shares.get(request.key) or self._new(request.key)
+        first = not share.queue
+        if first:
+            share.lift(self._now())
+            self._backlogged[request.key] = share
+        share.add(queued)
+        if first or share.weight != request.weight:
+            share.weight = request.weight
+            self._push(share)
+        if self._longest is None or share.places > self._longest.places:
+            self._longest = share
+
+    def remove(self, queued: QueuedRequest) -> None:
+        """Removes a request of this queue."""
+        self._count(queued, -1)
+        if self._returned.pop(queued.ticket, None) is None:
+            share = self.shares[queued.request.key]
+            share.remove(queued)
+            if not share.queue:
+                share.entry = 0
+                del self._backlogged[share.key]
+
+    def dispatched(self, request: AdmissionRequest, charge: int, *, at_once: bool) -> None:
+        """Charges a request in advance. `at_once`: it was never queued."""
+        share = self.shares.get(request.key) or self._new(request.key)
+        if at_once and not share.queue:
+            share.weight = request.weight
+            share.lift(self._now() if self._heap else self._virtual_time)
+        if share.level > self._virtual_time:
+            self._virtual_time = share.level
+        share.charged += charge
+        share.running += 1
+        if share.queue:
+            self._push(share)
+
+    def settle(self, request: AdmissionRequest, charged: int, took: int, now: float) -> None:
+        """A dispatched request ended, after it `took` so many tokens. `charged`: in advance."""
+        share = self.shares[request.key]
+        share.settle(charged, took, now)
+        if share.queue and charged != took:
+            self._push(share)
+
+    def forget_running(self) -> None:
+        """The engine restarted: nothing runs."""
+        for share in self.shares.values():
+            share.charged = share.running = 0
+        for share in self._backlogged.values():
+            self._push(share)
+
+    # Parts
+
+    def _until(self, tag: float) -> Iterator[QueuedRequest]:
+        yield from self._returned.values()
+        again = Counter[bytes]()  # charged for them
+        for each in self._returned.values():
+            again[each.request.key] += each.charge
+        turn = self._entry
+        keys = [
+            (
+                share.tag + again[share.key] / share.weight,
+                turn + share.entry if share.key in again else share.entry,
+                iter(tuple(share.queue.values())),
+                share.weight,
+            )
+            for share in self._backlogged.values()
+        ]
+        heapq.heapify(keys)
+        turn *= 2
+        while keys and keys[0][0] <= tag:
+            at, _, queued, weight = keys[0]
+            found = next(queued, None)
+            if found is None:
+                heapq.heappop(keys)
+                continue
+            yield found
+            turn += 1  # of equal ones the key is next that had its turn before
+            heapq.heapreplace(keys, (at + found.charge / weight, turn, queued, weight))
+
+    def _tag_of(self, request: AdmissionRequest) -> float:
+        """The virtual time of a request that arrives now."""
+        share = self.shares.get(request.key)
+        if share is None:
+            return self._now()
+        level = share.level if share.queue else max(share.level, self._now())
+        return level + (share.charged + share.backlog) / request.weight
+
+    def _now(self) -> float:
+        """The system's virtual time."""
+        top = self._top()
+        return self._virtual_time if top is None else min(self._virtual_time, top.tag)
+
+    def _top(self) -> KeyShare | None:
+        heap = self._heap
+        while heap and heap[0][1] != heap[0][2].entry:
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
+
+    def _push(self, share: KeyShare) -> None:
+        """Puts a share with queued requests into its place."""
+        self._entry += 1
+        share.entry = self._entry
+        self._changes += 1
+        heapq.heappush(self._heap, (share.tag, share.entry, share))
+        if len(self._heap) > 2 * len(self._backlogged) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] == entry[2].entry]
+            heapq.heapify(self._heap)
+
+    def _return(self, queued: QueuedRequest) -> None:
+        later = [each for each in self._returned.values() if each.arrived >= queued.arrived]
+        self._returned[queued.ticket] = queued
+        for each in later:
+            self._returned.move_to_end(each.ticket)
+
+    def _count(self, queued: QueuedRequest, sign: int) -> None:
+        request = queued.request
+        self._changes += 1
+        self.size += sign
+        self.cost += sign * request.cost
+        self.charge += sign * queued.charge
+        self.prompt_work += sign * request.cost * request.prompt_tokens
+
+    def _find_longest(self) -> KeyShare | None:
+        self._longest = max(self._backlogged.values(), key=lambda share: share.places, default=None)
+        return self._longest
+
+    def _new(self, key: bytes) -> KeyShare:
+        if len(self.shares) >= self._many_keys:
+            now = self._now()
+            idle = [each.key for each in self.shares.values() if each.is_idle and each.level <= now]
+            for each in idle:
+                del self.shares[each]
+            self._many_keys = max(_MANY_KEYS, 2 * len(self.shares))
+        share = self.shares[key] = KeyShare(key)
+        return share

@@ -1,0 +1,43 @@
+"""The API keys in `/v1/capabilities`: the shares of all, and the budgets of the one that asks.
+
+Pure: times are seconds of a monotonic clock. Keys appear by their names in the key file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orch_sidecar.admission.queues import Queues
+from orch_sidecar.auth.authorizer import Authorizer
+from orch_sidecar.auth.keys import ApiKey
+from vllm_plugin.profile import ServiceClass
+
+
+def shares(queues: Queues, names: Mapping[bytes, str], now: float) -> dict[str, Any]:
+    """Returns what each key has in a pool, by class and name.
+
+    `share`: of the tokens that all keys of the class were served in the last one to two minutes,
+    None if there were none.
+    """
+    found: dict[str, Any] = {}
+    for service_class in ServiceClass:
+        of_class = queues.shares(service_class)
+        total = sum(share.recent(now) for share in of_class.values())
+        found[service_class.value] = {
+            names[digest]: {
+                "weight": share.weight,
+                "queued": len(share.queue),
+                "running": share.running,
+                "share": round(share.recent(now) / total, 4) if total else None,
+            }
+            for digest, share in of_class.items()
+            if digest in names
+        }
+    return found
+
+
+def budgets(authorizer: Authorizer, key: ApiKey | None) -> dict[str, float | None]:
+    """Returns what this entry grants the key that asks, per minute; None: no limit."""
+    requests, tokens = (None, None) if key is None else authorizer.budget_of(key)
+    return {"key_requests_per_minute": requests, "key_tokens_per_minute": tokens}

@@ -1,0 +1,157 @@
+"""The order of one class, fair between keys."""
+
+from __future__ import annotations
+
+from orch_sidecar.admission.fairness.fair_queue import FairQueue
+from tests.orch_sidecar.admission.fairness.queues import (
+    dispatch,
+    dispatch_all,
+    order,
+    queue_of,
+    request,
+    waiting,
+)
+
+
+def test_keys_take_turns_and_one_key_is_served_in_the_order_of_arrival() -> None:
+    queue = queue_of(
+        *(waiting(f"a{n}", "a") for n in range(4)), *(waiting(f"b{n}", "b") for n in range(2))
+    )
+    assert order(queue) == "a0 b0 a1 b1 a2 a3"
+    assert dispatch_all(queue) == "a0 b0 a1 b1 a2 a3"
+
+
+def test_turns_are_measured_in_tokens() -> None:
+    queue = queue_of(
+        *(waiting(f"long{n}", "a", 40) for n in range(3)),
+        *(waiting(f"short{n}", "b", 10) for n in range(8)),
+    )
+    expected = "long0 short0 short1 short2 short3 long1 short4 short5 short6 short7 long2"
+    assert order(queue) == expected
+    assert dispatch_all(queue) == expected
+
+
+def test_a_key_gets_turns_by_its_weight() -> None:
+    queue = queue_of(
+        *(waiting(f"a{n}", "a") for n in range(3)),
+        *(waiting(f"b{n}", "b", weight=3.0) for n in range(6)),
+    )
+    assert dispatch_all(queue) == "a0 b0 b1 b2 a1 b3 b4 b5 a2"
+
+
+def test_requests_without_a_key_share_one() -> None:
+    queue = queue_of(waiting("1", ""), waiting("2", ""), waiting("a", "a"))
+    assert dispatch_all(queue) == "1 a 2"
+
+
+def test_a_new_key_goes_before_those_that_have_been_served() -> None:
+    queue = queue_of(*(waiting(f"a{n}", "a") for n in range(9)))
+    for _ in range(4):
+        dispatch(queue)
+    assert list(queue.before(request("b"))) == []
+    queue.add(waiting("b", "b"))
+    assert [each.ticket for each in queue.before(request("c"))] == ["b"], "which came before"
+    assert order(queue).startswith("b a4")
+
+
+def test_an_idle_key_keeps_no_credit() -> None:
+    """Of two keys the one that comes back later has no more than its half from then on."""
+    queue = FairQueue()
+    queue.dispatched(request("b"), 10, at_once=True)
+    queue.settle(request("b"), 10, 10, 0.0)
+    for _ in range(50):
+        queue.dispatched(request("a"), 10, at_once=True)
+        queue.settle(request("a"), 10, 10, 0.0)
+    for name in "ab":
+        for number in range(4):
+            queue.add(waiting(f"{name}{number}", name))
+    turns = dispatch_all(queue)
+    assert turns in ("b0 a0 b1 a1 b2 a2 b3 a3", "b0 b1 a0 b2 a1 b3 a2 a3")
+
+
+def test_settling_corrects_what_was_charged_too_much_or_too_little() -> None:
+    queue = queue_of(
+        *(waiting(f"a{n}", "a", 40) for n in range(3)),
+        *(waiting(f"b{n}", "b", 40) for n in range(3)),
+    )
+    first, second = dispatch(queue), dispatch(queue)
+    assert order(queue) == "a1 b1 a2 b2"
+    queue.settle(second.request, 40, 1, 0.0)
+    assert order(queue) == "b1 a1 b2 a2"
+    queue.settle(first.request, 40, 400, 0.0)
+    assert order(queue) == "b1 b2 a1 a2"
+
+
+def test_a_refund_does_not_delay_keys_that_came_since() -> None:
+    """A key whose requests were expected to be far longer than they are leads by none of that."""
+    queue = FairQueue()
+    for _ in range(8):
+        queue.dispatched(request("a"), 1000, at_once=True)
+    for number in range(3):
+        queue.add(waiting(f"a{number}", "a", 10))
+        queue.add(waiting(f"b{number}", "b", 10))
+    for _ in range(8):
+        queue.settle(request("a"), 1000, 10, 0.0)
+    assert order(queue) == "b0 b1 b2 a0 a1 a2"
+
+
+def test_a_requeued_request_goes_before_all_that_were_not_dispatched() -> None:
+    queue = queue_of(waiting("a0", "a", arrived=2.0), waiting("b0", "b", arrived=1.0))
+    dispatched = dispatch(queue)
+    assert dispatched.ticket == "a0"
+    queue.settle(dispatched.request, dispatched.charge, 0, 0.0)
+    queue.add(dispatched, at_head=True)
+    assert order(queue) == "a0 b0", "although that came before"
+    queue.add(waiting("c0", "c", arrived=1.5), at_head=True)
+    assert order(queue) == "c0 a0 b0", "among each other they keep the order of their arrival"
+    assert dispatch_all(queue) == "c0 a0 b0"
+
+
+def test_a_request_that_leaves_changes_no_turn() -> None:
+    queue = queue_of(*(waiting(f"{name}{n}", name) for n in range(3) for name in "ab"))
+    for gone in [each for each in queue if each.ticket in ("a0", "b2")]:
+        queue.remove(gone)
+    assert (queue.size, queue.cost, queue.charge) == (4, 4, 40)
+    assert dispatch_all(queue) == "a1 b0 a2 b1"
+    assert (queue.head(), queue.size, queue.charge) == (None, 0, 0)
+
+
+def test_after_a_restart_of_the_engine_nothing_is_charged_in_advance() -> None:
+    queue = queue_of(waiting("a", "a"), waiting("b", "b"))
+    queue.dispatched(request("a"), 100, at_once=False)
+    assert order(queue) == "b a"
+    queue.forget_running()
+    assert order(queue) == "a b"
+    assert queue.shares[b"a"].running == 0
+
+
+def test_the_key_with_most_requests_gives_its_last_one_to_a_key_with_fewer() -> None:
+    queue = queue_of(
+        *(waiting(f"a{n}", "a") for n in range(5)),
+        *(waiting(f"b{n}", "b", weight=4.0) for n in range(8)),
+    )
+    leaving = queue.displaces(request("c"))
+    assert leaving is not None
+    assert leaving.ticket == "a4", "eight with the weight 4 are fewer than five"
+    assert queue.displaces(request("a")) is None
+    assert queue.displaces(request("b", 4.0)) is leaving
+    queue.remove(leaving)
+    for number in range(3):
+        queue.remove(waiting(f"a{number}", "a"))
+    leaving = queue.displaces(request("c"))
+    assert leaving is not None
+    assert leaving.ticket == "b7"
+    assert queue_of(waiting("a", "a")).displaces(request("b")) is None, "each would have one"
+
+
+# How much goes before a request
+
+
+def test_a_new_key_has_nothing_before_it_and_others_their_own_and_their_turns() -> None:
+    queue = queue_of(*(waiting(f"a{n}", "a") for n in range(9)), waiting("b0", "b"))
+    assert queue.ahead(request("a")) == (10, 10, 100)
+    assert queue.ahead(request("b")).requests == 3, "a0, b0 and a1"
+    assert queue.ahead(request("c")).requests == 2, "the first of each came before"
+    dispatch(queue)
+    dispatch(queue)
+    assert queue.ahead(request("c")) == (0, 0, 0)
