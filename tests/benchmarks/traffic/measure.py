@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from tests.benchmarks.policy import summary, work
-from tests.benchmarks.policy.call import Target
+from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import closed_loop, open_loop
 from tests.benchmarks.policy.record import Record
 from tests.benchmarks.policy.rig import Engine, NotServing
@@ -23,7 +23,7 @@ from tests.benchmarks.traffic.scenarios import (
     seconds_of,
 )
 from tests.benchmarks.traffic.simulated import shape_of, simulate
-from tests.benchmarks.traffic.ways import way
+from tests.benchmarks.traffic.ways import Way, way
 
 WARM_S = 5.0
 # Of the capacity: requests hardly ever meet.
@@ -86,14 +86,21 @@ def _scenario(
                 )
             engine.rest()
             turns[name].append(report.turn_of(found, given.slots, slo_ms))
-            late = summary.lateness_ms(summary.of_class(found.answers, report.INTERACTIVE))
             turn = turns[name][-1]
             print(
                 f"{kind.name}, round {number + 1}, {name}: {turn.tokens_per_s:.0f} tokens/s, "
-                f"goodput {turn.interactive.goodput:.2f}/s; generator late by {late[0]:.1f} ms",
+                f"goodput {turn.interactive.goodput:.2f}/s{_late(found.answers, open_way)}",
                 flush=True,
             )
     report.report(kind, turns, record)
+
+
+def _late(answers: Sequence[Answer], through: Way) -> str:
+    """Formats how late the generator itself was, where no semaphore held requests back."""
+    if through.at_once is not None:
+        return ""
+    median_ms, _ = summary.lateness_ms(summary.of_class(answers, report.INTERACTIVE))
+    return f"; generator late by {median_ms:.1f} ms"
 
 
 def _capacity(engine: Engine, trace: str, files: Files, given: argparse.Namespace) -> float:

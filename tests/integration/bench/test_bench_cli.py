@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -132,6 +133,32 @@ async def test_synthetic_prompts_have_the_requested_length(
     assert len({tuple(prompt[:16]) for prompt in prompts}) == len(prompts) == 12 + 4
     [row] = ran.rows
     assert (row.input_tokens, row.output_tokens) == (33, 5)
+
+
+async def test_trace_is_replayed_with_the_prefixes_that_its_prompts_share(
+    engine: ScriptedEngine, cloud: Running, bench: Bench, tmp_path: Path
+) -> None:
+    async def tokenize(answer: Answer) -> None:
+        answer.json({"tokens": list(range(1000, 1300))})
+
+    engine.scripts.append(tokenize)
+    trace = tmp_path / "mooncake.jsonl"
+    row = '{{"timestamp": {}, "input_length": {}, "output_length": 16, "hash_ids": {}}}\n'
+    rows = [(20 * number, 1024 + 32 * number, [1, 2, 3 + number]) for number in range(1, 13)]
+    trace.write_text("".join(row.format(*each) for each in rows), encoding="utf-8")
+    words = ("--trace", str(trace), "--length-factor", "1/16", "--bulk-clients", "2")
+    lengths = ("--input-tokens", "20", "--output-tokens", "4")
+    ran = await bench.run(url_of(cloud), *words, *lengths, given=False)
+    assert ran.code == 0, ran.printed
+    assert "12 requests of the trace mooncake.jsonl" in ran.printed
+    prompts = [request.json()["prompt"] for request in engine.generating]
+    replayed = [prompt for prompt in prompts if len(prompt) > 20]
+    assert [len(prompt) for prompt in replayed] == [64 + 2 * number for number in range(1, 13)]
+    assert len({tuple(prompt[:64]) for prompt in replayed}) == 1
+    assert len({tuple(prompt) for prompt in prompts}) == len(prompts)
+    [found] = ran.rows
+    digest = hashlib.sha256(trace.read_bytes()).hexdigest()
+    assert f"arrivals=trace:{digest[:16]}; " in found.scenario_notes
 
 
 async def test_label_that_the_pool_does_not_have_exits_with_1_and_writes_nothing(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil
@@ -26,11 +27,17 @@ class Plan:
 
     `ranks`: by the number of a request; the lowest of those that have arrived is next, and one
     without a rank is refused. `strict`: none starts before all of a lower rank have. `bulk_most`:
-    slots of bulk requests at once, unless they are below their guaranteed share.
+    slots of bulk requests at once, and `ahead_s`: slots are kept free for the interactive requests
+    that come within this time; neither holds while bulk requests are below their guaranteed share.
+    `in_turn`: a bulk request starts once the engine has read all prompts before it. `hopeful`: a
+    request is late only if it would be even if the engine read its prompt first.
     """
 
     ranks: Mapping[int, float]
     bulk_most: int
+    ahead_s: float = 0.0
+    in_turn: bool = False
+    hopeful: bool = False
     strict: bool = False
 
 
@@ -69,8 +76,11 @@ class _Bulk:
 class Planned:
     """Carries out a plan in front of an engine, whose state it sees."""
 
-    def __init__(self, plan: Plan, terms: Terms, outcomes: Outcomes) -> None:
+    def __init__(
+        self, plan: Plan, terms: Terms, arrivals: Sequence[Arrival], outcomes: Outcomes
+    ) -> None:
         self._plan, self._terms, self._outcomes = plan, terms, outcomes
+        self._arrive_at = sorted(arrivals[number].at for number in plan.ranks)
         self._engine: Engine | None = None
         self._waiting: list[tuple[float, int, Arrival]] = []
         # Of a strict plan: what has yet to start, the next one last.
@@ -101,6 +111,8 @@ class Planned:
 
     def report(self, engine: Engine, now: float) -> None:
         self._engine = engine
+        self._bulk.advance(now)
+        self._dispatch(now)
 
     def tick(self, now: float) -> None:
         pass
@@ -111,15 +123,26 @@ class Planned:
     def _dispatch(self, now: float) -> None:
         slots, bulk = self._terms.shape.slots, self._bulk
         while self._running < slots:
-            if bulk.is_owed:
+            if bulk.is_owed and self._is_its_turn():
                 self._start_bulk()
             elif (number := self._next(now)) is not None:
                 self._running += 1
                 self._outcomes.started(number)
-            elif bulk.waiting and bulk.running < self._plan.bulk_most:
+            elif bulk.waiting and self._may_lend(now):
                 self._start_bulk()
             else:
                 return
+
+    def _may_lend(self, now: float) -> bool:
+        plan, at = self._plan, self._arrive_at
+        if self._bulk.running >= plan.bulk_most or not self._is_its_turn():
+            return False
+        coming = bisect_right(at, now + plan.ahead_s) - bisect_right(at, now)
+        return self._terms.shape.slots - self._running > coming
+
+    def _is_its_turn(self) -> bool:
+        assert self._engine is not None, "the engine reports before the first arrival"
+        return not (self._plan.in_turn and self._engine.unread)
 
     def _start_bulk(self) -> None:
         self._running += 1
@@ -144,7 +167,7 @@ class Planned:
         """Estimates when the first token of a request that starts now is there."""
         shape, engine = self._terms.shape, self._engine
         assert engine is not None, "the engine reports before the first arrival"
-        unread = engine.unread + arrival.prompt
+        unread = arrival.prompt + (0 if self._plan.hopeful else engine.unread)
         chunk = shape.long_prefill_tokens if engine.held else shape.step_tokens
         steps = max(ceil(arrival.prompt / chunk), ceil(unread / shape.step_tokens))
         batch = min(shape.slots, engine.decoding)

@@ -33,12 +33,16 @@ EXACT: Final = 6
 WINDOW: Final = 200
 TRIES: Final = 60
 
-# The shares of the requests, by size, that are served at most, and of the slots that are lent.
-_SIZES: Final = (1.0, 0.97, 0.93, 0.88, 0.8, 0.7, 0.6, 0.5)
-# Seconds by which a request may be overtaken for each second of its own size: from earliest
+# What greedy plans are made of. The share of the slots that is not lent; for how long before an
+# arrival a slot is kept, in SLOs; the shares of the requests, by size, that are served at most;
+# and the seconds by which a request may be overtaken for each second of its own size, from earliest
 # deadline first to shortest first.
-_WEIGHTS: Final = (0.0, 1.0, 3.0, 10.0, 1e6)
-_LENT: Final = (1.0, 0.75, 0.5, 0.25, 0.0)
+_KEPT: Final = (0.0, 0.03, 0.07, 0.12, 0.25, 0.5, 1.0)
+_AHEAD: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+_SIZES: Final = (1.0, 0.97, 0.92, 0.85, 0.75, 0.6)
+_WEIGHTS: Final = (0.0, 1.0, 10.0, 1e6)
+# How often lending and order are chosen in turn.
+_PASSES: Final = 2
 # A plan is run again without the requests that it served too late, so many times.
 _REPAIRS: Final = 2
 # Places by which a request may move.
@@ -70,34 +74,44 @@ def best_course(scenario: Scenario, rules: AdmissionRules) -> Course:
 
 
 def _greedy(stage: Stage, least_tokens: float) -> tuple[Found, _Ranks]:
-    """Chooses first the slots to lend, then the order and the largest request that is served.
+    """Chooses in turn the slots to lend, and the order and the largest request that is served.
 
     Returns the best plan's run, and the ranks of all requests in its order.
     """
     interactive, sizes = stage.interactive, stage.sizes()
     ordered = sorted(sizes.values())
-    slots = stage.terms.shape.slots
-
-    def ranks(weight: float) -> _Ranks:
-        return {number: each.at + weight * sizes[number] for number, each in interactive.items()}
-
-    def value(found: Found) -> tuple[float, int]:
-        return found.value(least_tokens)
-
-    usual = ranks(0.0)
-    best = max(
-        (_repaired(stage, Plan(usual, round(share * slots)), least_tokens) for share in _LENT),
-        key=value,
-    )
-    for weight in _WEIGHTS if ordered else ():
-        every = ranks(weight)
-        for share in _SIZES:
-            most = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-            served = {number: rank for number, rank in every.items() if sizes[number] <= most}
-            found = _repaired(stage, replace(best.plan, ranks=served), least_tokens)
-            if value(found) > value(best):
-                best, usual = found, every
+    usual: _Ranks = {number: each.at for number, each in interactive.items()}
+    best = _repaired(stage, Plan(usual, stage.terms.shape.slots), least_tokens)
+    for _ in range(_PASSES):
+        for plan in _lending(stage, best):
+            best = _better(best, _repaired(stage, plan, least_tokens), least_tokens)
+        for weight in _WEIGHTS if ordered else ():
+            every = {n: each.at + weight * sizes[n] for n, each in interactive.items()}
+            for share in _SIZES:
+                most = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+                served = {number: rank for number, rank in every.items() if sizes[number] <= most}
+                found = _repaired(stage, replace(best.plan, ranks=served), least_tokens)
+                if _better(best, found, least_tokens) is found:
+                    best, usual = found, every
     return best, usual
+
+
+def _lending(stage: Stage, best: Found) -> Iterator[Plan]:
+    """Yields plans that serve the same requests and lend other slots to bulk ones."""
+    slots, slo_s = stage.terms.shape.slots, stage.terms.slo_s
+    kept = [round((1 - share) * slots) for share in _KEPT]
+    for most in kept:
+        for turn in (False, True):
+            for hope in (False, True):
+                yield replace(best.plan, bulk_most=most, in_turn=turn, hopeful=hope)
+    for each in _AHEAD:
+        for most in (slots, *kept[1:3]):
+            for turn in (False, True):
+                yield Plan(best.plan.ranks, most, each * slo_s, in_turn=turn, hopeful=True)
+
+
+def _better(best: Found, found: Found, least_tokens: float) -> Found:
+    return found if found.value(least_tokens) > best.value(least_tokens) else best
 
 
 def _repaired(stage: Stage, plan: Plan, least_tokens: float) -> Found:
@@ -108,7 +122,7 @@ def _repaired(stage: Stage, plan: Plan, least_tokens: float) -> Found:
             break
         served = {each: rank for each, rank in found.plan.ranks.items() if each not in found.late}
         found = stage.run(replace(found.plan, ranks=served))
-        best = max(best, found, key=lambda each: each.value(least_tokens))
+        best = _better(best, found, least_tokens)
     return best
 
 

@@ -14,8 +14,8 @@ from vllm_plugin.profile import ServiceClass
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A plan and its run. `late`: interactive requests that were served too late. `in_time`: the
-    number of the others that were served."""
+    """A plan and its run. `late`: interactive requests that were served too late. `in_time`: how
+    many of the others ended during the arrivals, which is their goodput."""
 
     plan: Plan
     course: Course
@@ -66,7 +66,7 @@ class Stage:
             replace(self.terms.shape, by_priority=True),
             self.arrivals,
             self.seconds,
-            lambda outcomes: Planned(plan, self.terms, outcomes),
+            lambda outcomes: Planned(plan, self.terms, self.arrivals, outcomes),
             self.seed,
             clients=self.clients,
         ).to_the_end()
@@ -76,7 +76,12 @@ class Stage:
             if course.records[number].refused is None
         }
         late = frozenset(number for number, each in served.items() if self._is_late(each))
-        return Found(plan, course, late, len(served) - len(late))
+        in_time = sum(
+            (each.sequence.ended_at or 0.0) <= self.seconds
+            for number, each in served.items()
+            if number not in late
+        )
+        return Found(plan, course, late, in_time)
 
     def _is_late(self, record: Record) -> bool:
         first_s = record.sequence.first_token_at

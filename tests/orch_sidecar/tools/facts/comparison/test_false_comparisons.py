@@ -57,6 +57,12 @@ class Way:
 
 
 WAYS: Final = (
+    Way("a trace at half its times", {"arrivals": "trace:0123456789abcdef", "trace_time": "0.5"},
+        {"arrivals": "trace:0123456789abcdef"}, "traffic",
+        ("trace:0123456789abcdef trace_time=0.5", "trace:0123456789abcdef"), "trace_time=0.5"),
+    Way("a trace beside bulk work", {"arrivals": "trace:0123456789abcdef", "bulk_clients": "8"},
+        {"arrivals": "trace"}, "traffic",
+        ("trace:0123456789abcdef bulk_clients=8", "none"), "bulk_clients=8"),
     Way("speculative decoding beside plain decoding", {"speculative": "ngram:3"}, {},
         "speculative", ("ngram:3", "none"), "speculative decoding ngram:3"),
     Way("two drafts per step beside five", {"speculative": "eagle:2"}, {"speculative": "eagle:5"},

@@ -73,6 +73,11 @@ LABELS = [
     ),
 ]
 
+REPLAYED: dict[str, str | None] = {
+    "arrivals": "trace:0123456789abcdef", "trace_window": "0:300", "trace_time": "0.5",
+    "trace_lengths": "0.0625", "bulk_clients": "24", "bulk_trace": "f" * 16,
+    "latency_of": "interactive", "rate_per_s": None,
+}  # fmt: skip
 LOADS = [
     Way("single with a batch", "single", cells={"batch": "8"}, column="batch", rule="must be 1"),
     Way("single with a mean", "single", notes={"batch_mean": "7.8"}, rule="batch_mean=7.8': must"),
@@ -108,6 +113,16 @@ LOADS = [
     Way("a closed loop with bursts", "closed", {"burstiness": "2"}, rule="burstiness=2': must be"),
     Way("bursts in Poisson arrivals", "online", {"burstiness": "0.5"}, rule="must be absent with"),
     Way("bursts in gamma arrivals", "online", {"arrivals": "gamma", "burstiness": "0.5"}),
+    Way("a replayed trace", "online", REPLAYED),
+    Way("a trace of another tool", "online", {"arrivals": "trace", "rate_per_s": None}),
+    Way("a trace with a short hash", "online", {"arrivals": "trace:0123"}, rule="16 digits of its"),
+    Way("a replayed trace offline", "offline", {"arrivals": REPLAYED["arrivals"]},
+        rule="must be at_once or closed_loop in a row labelled offline"),
+    Way("a part of no trace", "online", {"trace_window": "0:300"},
+        rule="'trace_window=0:300': must be absent without arrivals=trace"),
+    Way("a part without a start", "online", REPLAYED | {"trace_window": ":300"}, rule="two times"),
+    Way("no bulk clients", "online", REPLAYED | {"bulk_clients": "0"}, rule="must be a whole numb"),
+    Way("latencies of bulk", "online", REPLAYED | {"latency_of": "bulk"}, rule="be interactive"),
     Way("a closed loop of one", "claimed", {"at_once": "1", "claim": "none"}, {"batch": "1"},
         rule="'at_once=1': must be above 1 with arrivals=closed_loop"),
 ]  # fmt: skip

@@ -19,8 +19,8 @@ from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.report import Figures, figures
 from orch_sidecar.tools.simulate.run import Course
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
-from orch_sidecar.tools.simulate.workload import Workload
-from orch_sidecar.tools.traces import Trace, TracedRequest, read
+from orch_sidecar.tools.simulate.workload import Arrival, Workload
+from orch_sidecar.tools.traces import read
 from vllm_plugin.profile import ServiceClass, load
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
@@ -35,12 +35,12 @@ SHAPE = EngineShape(
 @cache
 def overloaded() -> tuple[Scenario, Course]:
     """Conversations at twice the capacity, beside bulk work, and the best plan for them."""
-    replay = Replay(read(EXCERPT).window(0, 60).scaled(lengths=1 / 16))
+    replay = Replay(read(EXCERPT).window(0, 30).scaled(lengths=1 / 16))
     rate = 2 * capacity(SHAPE, replay, 1)
     clients = BulkClients(12, Workload(prompt=8, output=8))
     scenario = Scenario(SHAPE, replay, rate, replay.count / rate, 1, clients=clients)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "TRIES", 20)
+        patch.setattr(search, "TRIES", 10)
         return scenario, search.best_course(scenario, RULES)
 
 
@@ -73,11 +73,25 @@ def test_served_requests_are_served_whole_and_within_the_slots() -> None:
         assert (record.refused is None) == (record.sequence.made == record.sequence.output)
 
 
-def alone(*rows: tuple[float, int, int]) -> Scenario:
-    """A few requests for one slot of an engine that takes 10 ms for each step."""
+class Few(Workload):
+    """A handful of requests, and time enough to end."""
+
+    def arrivals(self, rate: float, seconds: float, seed: int) -> list[Arrival]:
+        rows = ROWS[int(rate)]
+        return [Arrival(at, INTERACTIVE, 1, output, output) for at, output in rows]
+
+
+# The first one takes 2 s: if it does not wait, the three that come meanwhile are late.
+LONG_FIRST = ((0.0, 200), (0.1, 10), (0.2, 10), (0.3, 10))
+# All fit but one, and only if some wait for shorter ones and others for longer ones.
+MIXED = ((0.0, 40), (0.05, 5), (0.1, 20), (0.12, 30), (0.6, 5), (0.7, 5))
+ROWS = (LONG_FIRST, MIXED)
+
+
+def alone(rows: int) -> Scenario:
+    """One slot of an engine that takes 10 ms for each step."""
     shape = EngineShape(slots=1, t0_ms=10, c_ms=0, prefill_tokens_per_s=1e9)
-    replay = Replay(Trace("few.csv", "0" * 64, tuple(TracedRequest(*row) for row in rows)))
-    return Scenario(shape, replay, replay.rate, replay.count / replay.rate, 1)
+    return Scenario(shape, Few(), float(rows), 60.0, 1)
 
 
 def in_time(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -91,19 +105,11 @@ def in_time(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> int:
     return sum(1000 * first <= SLO_MS for first in firsts)
 
 
-def test_slot_is_kept_for_a_request_that_will_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one takes 2 s: if it does not wait, the three that come meanwhile are late."""
-    scenario = alone((0.0, 1, 200), (0.1, 1, 10), (0.2, 1, 10), (0.3, 1, 10))
-    assert in_time(scenario, monkeypatch) == 4
-
-
-def test_order_is_neither_that_of_arrival_nor_that_of_length(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """All six fit only if the fourth, of 0.3 s, is served before shorter ones that came later."""
-    rows = ((0.0, 1, 40), (0.05, 1, 5), (0.1, 1, 20), (0.12, 1, 30), (0.6, 1, 5), (0.7, 1, 5))
-    scenario = alone(*rows)
-    assert in_time(scenario, monkeypatch) == most_in_one_slot([(at, out) for at, _, out in rows])
+@pytest.mark.parametrize("rows", range(len(ROWS)))
+def test_schedule_of_a_handful_is_the_optimum(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = most_in_one_slot(list(ROWS[rows]))
+    assert most == (4, 5)[rows]
+    assert in_time(alone(rows), monkeypatch) == most
 
 
 def most_in_one_slot(requests: list[tuple[float, int]], free_at: float = 0.0) -> int:
@@ -119,4 +125,4 @@ def most_in_one_slot(requests: list[tuple[float, int]], free_at: float = 0.0) ->
 
 def test_rules_without_an_slo_are_an_error() -> None:
     with pytest.raises(ValueError, match="needs an SLO: give --slo-ms or --slo-factor"):
-        search.best_course(alone((0.0, 1, 1)), load("offline").admission)
+        search.best_course(alone(0), load("offline").admission)
