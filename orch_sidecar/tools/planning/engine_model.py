@@ -14,7 +14,7 @@ from orch_sidecar.tools.bench.results.fit import Fit, fit
 from orch_sidecar.tools.facts.tables.notes import BATCH_MEAN
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.tune.memory import MemoryBound, memory_bound
-from orch_sidecar.tools.tune.steps import Point, StepCurve
+from orch_sidecar.tools.tune.steps import NotEnough, Point, StepCurve, curve_of, steps_between
 
 _TTFT: Final = "ttft_p50_ms"
 _TPOT: Final = "tpot_p50_ms"
@@ -45,38 +45,39 @@ def of_capabilities(entry: Mapping[str, Any], tokens: int) -> EngineModel:
 
     `tokens`: mean context of a request, for the memory bound. Raises NoEngine.
     """
-    step_time = step_time_of(entry)
     prefill = entry.get("prefill_tokens_per_s")
-    if step_time is None or not prefill:
+    if not prefill:
         raise NoEngine(
-            "the engine has not measured its step time and its prefill yet: run `orch tune`, or "
-            "some traffic of several concurrencies, and plan again"
+            "the engine has not measured its prefill yet: run `orch tune`, or some traffic, and "
+            "plan again"
         )
     features = entry.get("features", {})
-    fitted = entry["step_time"]
-    tokens_per_step = step_time.tokens
-    curve = StepCurve(
-        (
-            Point(
-                step_time.largest, fitted.get("samples", 0), step_time.token_ms(step_time.largest)
-            ),
-        ),
-        Fit(
-            step_time.t0_ms / tokens_per_step,
-            step_time.c_ms / tokens_per_step,
-            step_time.alpha,
-            float(fitted.get("error", 0.0)),
-        ),
-    )
     return EngineModel(
         f"{entry.get('gpu') or 'an engine'}, as its /v1/capabilities reports",
-        curve,
+        _curve(entry),
         float(prefill),
         memory_bound(entry, tokens),
         entry.get("kv_tokens_total") or None,
         features.get("max_num_batched_tokens") or None,
         features.get("long_prefill_token_threshold") or None,
     )
+
+
+def _curve(entry: Mapping[str, Any]) -> StepCurve:
+    """Returns the time per token by batch: the engine's own fit if that is good, else a fit of all
+    its steps since its start."""
+    fitted = step_time_of(entry)
+    if fitted is None:
+        try:
+            return curve_of([steps_between({}, entry)])
+        except NotEnough as error:
+            raise NoEngine(
+                f"{error}, run `orch tune`, or some traffic of several concurrencies"
+            ) from error
+    document = entry["step_time"]
+    largest = Point(fitted.largest, document.get("samples", 0), fitted.token_ms(fitted.largest))
+    t0_ms, c_ms = fitted.t0_ms / fitted.tokens, fitted.c_ms / fitted.tokens
+    return StepCurve((largest,), Fit(t0_ms, c_ms, fitted.alpha, float(document.get("error", 0.0))))
 
 
 def of_facts(rows: Sequence[Row], prefill_tokens_per_s: float | None) -> EngineModel:

@@ -85,6 +85,6 @@ def curve_of(runs: Iterable[Mapping[int, Point]]) -> StepCurve:
         sizes = ", ".join(str(point.batch) for point in points) or "none"
         raise NotEnough(
             f"the engine had {LEAST_STEPS} decode steps of these batches only: {sizes}; a curve "
-            "needs three that differ: raise --seconds or --output-tokens"
+            "needs three that differ: raise the length of the run or of its answers"
         )
     return StepCurve(points, found)

@@ -65,7 +65,15 @@ def test_running_engine_reports_its_own_model() -> None:
     assert (found.step_tokens, found.chunk_tokens) == (2048, 256)
 
 
-@pytest.mark.parametrize("missing", ["step_time", "prefill_tokens_per_s"])
-def test_engine_that_has_measured_nothing_makes_no_plan(missing: str) -> None:
+def test_engine_without_a_good_fit_is_modelled_by_all_its_steps() -> None:
+    steps = {str(batch): [50, 50 * (8 + batch) / 1000] for batch in (1, 2, 4, 8)}
+    poor = {**ENTRY["step_time"], "quality": "poor"}
+    found = of_capabilities({**ENTRY, "step_time": poor, "steps_by_batch": steps}, 100)
+    assert found.curve.ms(6) == pytest.approx(14.0, rel=0.01)
+
+
+def test_engine_that_has_measured_nothing_makes_no_plan() -> None:
+    with pytest.raises(NoEngine, match="measured its prefill yet: run `orch tune`"):
+        of_capabilities({**ENTRY, "prefill_tokens_per_s": None}, 100)
     with pytest.raises(NoEngine, match="run `orch tune`"):
-        of_capabilities({**ENTRY, missing: None}, 100)
+        of_capabilities({**ENTRY, "step_time": None}, 100)

@@ -35,7 +35,7 @@ def test_curve_is_that_of_the_steps_between_two_reports() -> None:
 
 
 def test_too_few_batches_make_no_curve() -> None:
-    with pytest.raises(NotEnough, match=r"these batches only: 1, 2; .* raise --seconds"):
+    with pytest.raises(NotEnough, match=r"these batches only: 1, 2; .* raise the length"):
         curve_of([{1: Point(1, 9, 5.0), 2: Point(2, 9, 6.0), 4: Point(4, 4, 7.0)}])
     with pytest.raises(NotEnough, match="only: none"):
         curve_of([])
