@@ -28,6 +28,7 @@ from vllm_plugin.profile import ServiceClass
 SLOTS: Final = 64
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64)
 FACTOR: Final = 2.0
+LEAST_TOKENS: Final = 8
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +116,7 @@ def _measure(engine: Engine, size: int, given: argparse.Namespace) -> Measured:
     each_ms = [tpot for answer in loaded.answers if (tpot := _tpot_ms(answer)) is not None]
     late = percentile(each_ms, 95)
     if late is None:
-        raise NotServing(f"{size} slots: nothing was answered")
+        raise NotServing(f"{size} slots: hardly anything was answered")
     return Measured(loaded.after.since(loaded.before).tokens_per_s, late)
 
 
@@ -124,6 +125,7 @@ def _requests(prompt: int, output: int) -> Iterator[work.Request]:
 
 
 def _tpot_ms(answer: Answer) -> float | None:
-    if not answer.complete or answer.first_s is None or answer.last_s is None:
+    """Of an answer that was cut off, too, if it has enough tokens."""
+    if answer.events < LEAST_TOKENS or answer.first_s is None or answer.last_s is None:
         return None
-    return 1000 * (answer.last_s - answer.first_s) / (answer.request.output_tokens - 1)
+    return 1000 * (answer.last_s - answer.first_s) / (answer.events - 1)
