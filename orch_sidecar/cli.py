@@ -27,6 +27,8 @@ _COMMANDS: Final = {
     "key": ("tools.new_key", "generate an API key for a client of a sidecar"),
     "simulate": ("tools.simulate.cli", "simulate admission with an engine and traffic"),
     "bench": ("tools.bench.cli", "measure an endpoint or a device, and validate the figures"),
+    "tune": ("tools.tune.cli", "find slots and step size of an engine from one warm run"),
+    "plan": ("tools.planning.cli", "predict how many engines a traffic needs"),
     "drain": ("tools.drain", "drain the pools of a sidecar, and wait until they are empty"),
     "facts": ("tools.facts.cli", "check, merge and compare labelled throughput figures"),
 }

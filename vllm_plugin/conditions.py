@@ -46,7 +46,7 @@ def conditions_of(vllm_config: Any) -> Conditions:
     return Conditions(
         speculative=_speculative(vllm_config),
         quantization=str(model.quantization or NONE),
-        kv_cache_dtype=_kv_cache_dtype(str(cache.cache_dtype), str(model.dtype)),
+        kv_cache_dtype=kv_cache_dtype(vllm_config),
         prefix_caching="on" if cache.enable_prefix_caching else "off",
         attention_backend=UNKNOWN,
         tensor_parallel=int(parallel.tensor_parallel_size),
@@ -65,15 +65,16 @@ def attention_backend(ranks: Iterable[Iterable[str]]) -> str:
     return "+".join(sorted({name for names in ranks for name in names})) or NONE
 
 
+def kv_cache_dtype(vllm_config: Any) -> str:
+    """Returns the data type of the KV cache, `bfloat16` for instance; `auto` is the model's."""
+    cache_dtype = str(vllm_config.cache_config.cache_dtype)
+    if cache_dtype == "auto":
+        return str(vllm_config.model_config.dtype).removeprefix("torch.")
+    return _SYNONYMS.get(cache_dtype, cache_dtype)
+
+
 def _speculative(vllm_config: Any) -> str:
     speculative = vllm_config.speculative_config
     if speculative is None:
         return NONE
     return f"{speculative.method or UNKNOWN}:{tokens_per_step_of(vllm_config) - 1}"
-
-
-def _kv_cache_dtype(cache_dtype: str, model_dtype: str) -> str:
-    """`auto` is the type of the model, `torch.bfloat16` for instance."""
-    if cache_dtype == "auto":
-        return model_dtype.removeprefix("torch.")
-    return _SYNONYMS.get(cache_dtype, cache_dtype)

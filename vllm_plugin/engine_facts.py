@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_plugin.conditions import Conditions
+from vllm_plugin.conditions import Conditions, kv_cache_dtype
+from vllm_plugin.kv_cache import bytes_per_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,10 @@ class EngineFacts:
 
 def features_of(vllm_config: Any) -> dict[str, Any]:
     """Returns further settings of the engine, as `features` of its state."""
-    scheduler = vllm_config.scheduler_config
+    scheduler, model = vllm_config.scheduler_config, vllm_config.model_config
+    kv_bytes = bytes_per_token(model.hf_text_config, kv_cache_dtype(vllm_config))
     return {
+        **({} if kv_bytes is None else {"kv_bytes_per_token": kv_bytes}),
         "speculative_decoding": vllm_config.speculative_config is not None,
         "scheduling_policy": str(scheduler.policy),
         "max_num_batched_tokens": int(scheduler.max_num_batched_tokens),

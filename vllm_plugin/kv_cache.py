@@ -19,6 +19,31 @@ _SLIDING: Final = frozenset({"sliding_window", "sliding_window_mla"})
 _STATES: Final = 2
 
 
+_DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
+_ONE_BYTE: Final = ("fp8", "int8")
+# Fields of models whose layers keep something other than the keys and values of each token.
+_OTHER_CACHES: Final = ("kv_lora_rank", "layers_block_type", "hybrid_override_pattern")
+
+
+def bytes_per_token(text_config: Any, kv_cache_dtype: str) -> int | None:
+    """Returns the bytes that a token's keys and values take in all layers together, on all ranks.
+
+    `text_config`: of the Hugging Face model. None: they are not of the same size in all layers, or
+    the configuration does not tell.
+    """
+    if any(getattr(text_config, name, None) for name in _OTHER_CACHES):
+        return None
+    heads = getattr(text_config, "num_attention_heads", None)
+    layers = getattr(text_config, "num_hidden_layers", None)
+    hidden = getattr(text_config, "hidden_size", None)
+    if not heads or not layers or not hidden:
+        return None
+    kv_heads = getattr(text_config, "num_key_value_heads", None) or heads
+    head = getattr(text_config, "head_dim", None) or hidden // heads
+    size = 1 if kv_cache_dtype.startswith(_ONE_BYTE) else _DTYPE_BYTES.get(kv_cache_dtype)
+    return None if size is None else int(2 * layers * kv_heads * head * size)
+
+
 @dataclass(frozen=True, slots=True)
 class KvGroup:
     """Layers that share blocks. A sequence of L tokens takes

@@ -73,6 +73,7 @@ class Broadcast:
         """Returns a subscriber for one more client, to be started."""
         assert self.joinable
         subscriber = Subscriber(self, writer)
+        self.record.fanout += 1
         if self._id.known:
             subscriber.own_id = self._own_id(subscriber)
         if self.admitted:

@@ -157,6 +157,12 @@ class Coalesce:
         finally:
             self._forget(shared)
             record.end(outcome, status)
+            if record.fanout > 1:
+                logger.info(
+                    "request %s: fanout=%d, so many requests shared its generation",
+                    record.identity.request_id,
+                    record.fanout,
+                )
             self._metrics.generation_ended(record)
 
     def _forget(self, shared: SharedGeneration) -> None:
@@ -194,6 +200,8 @@ class Coalesce:
                 assert shared.task is not None
                 shared.task.cancel()
             record.copy_generation(shared.request.record)
+            if not coalesced:
+                record.fanout = shared.request.record.fanout
 
     async def _alone(self, shared: SharedGeneration, request: Request, failed: NotSent) -> Result:
         """Serves a request by a generation of its own, at the pools that do not coalesce."""

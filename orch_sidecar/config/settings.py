@@ -143,6 +143,10 @@ class SidecarSettings(BaseSettings):
         "pool of the child sidecar), headless (true: each address of the host is an engine) and "
         "on_request (true: serves only requests that ask for it)",
     )
+    prefix_affinity: bool = Field(
+        default=True,
+        description="of several engines, prefer the one that last served the beginning of a prompt",
+    )
     queue_capacity: int | None = Field(
         None,
         ge=0,

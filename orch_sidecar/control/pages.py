@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -20,7 +21,7 @@ from orch_sidecar.observability.exposition import render
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
-from orch_sidecar.pools.snapshot import queued_by_class
+from orch_sidecar.pools.snapshot import batching_stats, queued_by_class
 
 Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
 
@@ -137,6 +138,7 @@ class Pages:
                 "engine_busy_ratio": snapshot.busy_ratio,
                 "age_ms": snapshot.age_ms,
             },
+            "batching": asdict(batching_stats(snapshot.document, admission)),
             "last_error": watcher.message or None,
             **self._reloads.document(),
         }

@@ -57,6 +57,11 @@ def _prompt_tokens(pool: Pool) -> float | None:
     return prefill.get("tokens")
 
 
+def _prefix_cache(pool: Pool) -> Mapping[str, float]:
+    found: Mapping[str, float] = (pool.watcher.document or {}).get("prefix_cache") or {}
+    return found
+
+
 def _age_s(pool: Pool) -> float | None:
     age_ms = pool.snapshot().age_ms
     return None if age_ms is None else age_ms / 1000
@@ -116,6 +121,18 @@ _FAMILIES: Final = (
         "orch_engine_prompt_tokens",
         "Prompt tokens that the engine has processed.",
         per_pool(_prompt_tokens),
+        counts=True,
+    ),
+    Family(
+        "orch_engine_prefix_queries_tokens",
+        "Prompt tokens that the engine looked up in its prefix cache.",
+        per_pool(lambda pool: _prefix_cache(pool).get("queries_total")),
+        counts=True,
+    ),
+    Family(
+        "orch_engine_prefix_hits_tokens",
+        "Prompt tokens that it found there; over those looked up: the hit ratio.",
+        per_pool(lambda pool: _prefix_cache(pool).get("hits_total")),
         counts=True,
     ),
     Family(

@@ -15,7 +15,7 @@ from orch_sidecar.admission.types import BlockedBy
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.observability.engine_metrics import engine_metrics
 from orch_sidecar.observability.metric_family import Family, Sample, per_pool
-from orch_sidecar.pools.pool import Pool
+from orch_sidecar.pools.pool import Pool, PrefixUse
 from orch_sidecar.pools.snapshot import BatchingStats, batching_stats
 
 
@@ -193,6 +193,14 @@ _FAMILIES: Final = (
         "orch_reclaims",
         "Bulk requests, unseen by their clients, that gave their slots back and were queued again.",
         per_pool(lambda pool: pool.gate.status().reclaimed),
+        counts=True,
+    ),
+    Family(
+        "orch_prefix_placements",
+        "Requests that were placed among several pools, by whether this one last served the "
+        "beginning of their prompts (hit), another one did (moved), or none (new).",
+        lambda pool: [([each.value], pool.by_prefix[each]) for each in PrefixUse],
+        ("prefix",),
         counts=True,
     ),
     Family("orch_batching_batches", "Decode steps.", _stats("total_batches"), counts=True),

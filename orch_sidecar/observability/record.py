@@ -67,7 +67,9 @@ class RequestRecord:
     `rate_limits`: header fields about the budgets of its key.
 
     `shared`: its generation can serve other requests, too, and is the one that was admitted.
-    `coalesced`: that generation was started by another request. `client_limited`: the client's
+    `coalesced`: that generation was started by another request. `fanout`: how many requests the
+    generation answers, on the record of the generation and of the request that started it; 0 where
+    no other could share it. `client_limited`: the client's
     reading slowed the response down. `trace_id`: 0 if the trace is not sampled. `scenario`: the
     benchmark run that the client declares; `run`: the digest of its secret id. `last_token`: when
     the last bytes with generated text, or with its end, were written to the client; of streams
@@ -94,6 +96,7 @@ class RequestRecord:
     outcome: Outcome | Reason = Outcome.CANCELLED
     shared: bool = False
     coalesced: bool = False
+    fanout: int = 0
     input_tokens: int | None = None
     output_tokens: int | None = None
     generated_tokens: int | None = None
@@ -151,6 +154,7 @@ class RequestRecord:
         self.queued = self.admitted = self.lease = None
         self.queue_position = self.predicted_start_ms = 0
         self.shared = self.coalesced = False
+        self.fanout = 0
 
     def spent_ms(self) -> float:
         """Returns the milliseconds since the request arrived."""

@@ -15,6 +15,7 @@ from orch_sidecar.observability.record import Outcome, RequestRecord
 _WAIT_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 )  # fmt: skip
+_FANOUT_BUCKETS: Final = (1, 2, 3, 4, 8, 16, 32, 64, 128)
 _ERROR_BUCKETS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5)
 # Bound once: looking up a member of an enum is slow.
 _OK: Final = Outcome.OK
@@ -84,6 +85,12 @@ HISTOGRAMS: Final = (
         "|predicted - actual wait| / actual wait, of admitted requests that waited over 100 ms.",
         _ERROR_BUCKETS,
         _prediction_error,
+    ),
+    HistogramRow(
+        "orch_fanout_requests",
+        "Requests that one generation answered, of generations that several requests can share.",
+        _FANOUT_BUCKETS,
+        lambda record: record.fanout or None,
     ),
 )
 COUNTERS: Final = (

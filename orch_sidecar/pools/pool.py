@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 import aiohttp
@@ -35,6 +36,7 @@ from orch_sidecar.api.usage import PromptSize
 from orch_sidecar.config.resolve import labels_of
 from orch_sidecar.config.settings import PoolSettings
 from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.pools.affinity import Prefixes
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from orch_sidecar.pools.snapshot import PoolSnapshot, classes_of
 from orch_sidecar.wire import backpressure
@@ -57,11 +59,20 @@ _AT_ONCE: Final = field_line(X_ORCH_QUEUE_POSITION, "0") + field_line(
 )
 
 
+class PrefixUse(StrEnum):
+    """Where a request was placed, by what is known of the prefix of its prompt."""
+
+    HIT = "hit"  # at the pool that last served it
+    MOVED = "moved"  # at another pool
+    NEW = "new"  # no pool has served any of it
+
+
 @dataclass(slots=True)
 class GenerationCall:
     """A request for a generation, before a pool is chosen for it.
 
     `key`: the digest of its client's API key, empty without one; `weight`: of that key.
+    `prefixes`: of its prompt, where pools are to be chosen by them.
     """
 
     generation: GenerationRequest
@@ -70,6 +81,7 @@ class GenerationCall:
     body_bytes: int
     key: bytes = b""
     weight: float = 1.0
+    prefixes: Prefixes = ()
 
 
 class Pool:
@@ -122,6 +134,8 @@ class Pool:
         self.prompt_size = PromptSize()
         # Requests that were not admitted, by class and reason; admission counts the others.
         self.not_admitted: Counter[tuple[ServiceClass, str]] = Counter()
+        # Requests that were placed here, by whether the pool last served the beginning of theirs.
+        self.by_prefix: Counter[PrefixUse] = Counter()
         self.labels = labels_of(settings, profile)
         self._interactive_labels = self.labels | {"orch.class": ServiceClass.INTERACTIVE.value}
         self._bulk_labels = self.labels | {"orch.class": ServiceClass.BULK.value}

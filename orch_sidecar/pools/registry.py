@@ -7,6 +7,7 @@ group of pools, one for each of its current addresses.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from secrets import randbits
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -21,8 +22,9 @@ from orch_sidecar.config.resolve import ConfiguredPools, rules_of
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools import routing
+from orch_sidecar.pools.affinity import PrefixAffinity
 from orch_sidecar.pools.parent_leases import ParentLeases
-from orch_sidecar.pools.pool import GenerationCall, Pool
+from orch_sidecar.pools.pool import GenerationCall, Pool, PrefixUse
 from orch_sidecar.pools.routing import PlacementReason, PlacementRequest
 from orch_sidecar.pools.snapshot import PoolSnapshot
 from vllm_plugin.profile import AdmissionRules, Profile
@@ -49,6 +51,7 @@ class PoolRegistry:
         self._connect_timeout_s = settings.connect_timeout_s
         self._parent_leases: ParentLeases | None = None
         self.shutting_down = False
+        self.affinity = PrefixAffinity(randbits(32)) if settings.prefix_affinity else None
         self.all = tuple(self._pool(each, each.name) for each in self.settings if not each.headless)
         # The only pool there can ever be, if so.
         self.one = self.all[0] if len(self.all) == len(self.settings) == 1 else None
@@ -164,6 +167,11 @@ class PoolRegistry:
         for pool in self.all:
             pool.gate.drain(OrderedBy.SHUTDOWN)
 
+    def read_prefixes(self, call: GenerationCall, body: bytes) -> None:
+        """Sets the prefixes of a call from its body, where pools are chosen by them."""
+        if self.affinity is not None and len(self.all) > 1 and not call.prefixes:
+            call.prefixes = self.affinity.prefixes_of(body, call.generation.model)
+
     def choose(
         self, call: GenerationCall, spent_ms: float, tried: Collection[str] | None = None
     ) -> Placement | Refusal:
@@ -178,9 +186,13 @@ class PoolRegistry:
         for pool in self.all:
             requests[pool.name] = request = pool.admission_request(call, spent_ms)
             snapshots.append(pool.snapshot(request))
+        affinity = self.affinity
+        served_by: str | None = None
+        if affinity is not None and call.prefixes:
+            served_by = affinity.served_by(call.key, call.prefixes)
         found = routing.place(
             snapshots + self._absent(),
-            PlacementRequest(generation.model, generation.cost, tokens, call.options),
+            PlacementRequest(generation.model, generation.cost, tokens, call.options, served_by),
             tried or (),
         )
         if isinstance(found, Refusal):
@@ -194,6 +206,10 @@ class PoolRegistry:
         if tried is not None and spent_ms > 1000 * limit_s:
             text = f"no slot of any pool became free within {limit_s:g} s"
             return Refusal(Reason.QUEUE_TIMEOUT, text)
+        if affinity is not None and call.prefixes:
+            if tried is None:
+                pool.by_prefix[_use(name, served_by)] += 1
+            affinity.placed(call.key, call.prefixes, name)
         return Placement(pool, request, reason)
 
     def choose_unadmitted(self, model: str, options: RequestOptions) -> Pool | Refusal:
@@ -233,3 +249,9 @@ class PoolRegistry:
         if self._parent_leases is not None:
             pool.gate.on_change = self._parent_leases.changed
         return pool
+
+
+def _use(name: str, served_by: str | None) -> PrefixUse:
+    if served_by is None:
+        return PrefixUse.NEW
+    return PrefixUse.HIT if served_by == name else PrefixUse.MOVED

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from enum import StrEnum
+from math import ceil
 from typing import Final, NamedTuple
 
 from orch_sidecar.api.headers import X_ORCH_MEASUREMENT_TYPE, X_ORCH_POOL
@@ -17,6 +18,10 @@ from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.pools.snapshot import PoolSnapshot
 
+# A pool that has the prefix of a prompt is preferred if the request would end there at most this
+# much later than at the best one, and if it has at most this multiple of its share of the load.
+NEARLY_AS_GOOD: Final = 1.1
+LOAD_BOUND: Final = 1.25
 _SHOWN_MODELS: Final = 20  # in a refusal; an engine may have hundreds of adapters
 
 
@@ -27,6 +32,7 @@ class PlacementReason(StrEnum):
     PINNED = "pinned"
     PREFERRED = "preferred"
     MEASUREMENT_TYPE = "measurement_type"
+    PREFIX = "prefix"  # it last served the beginning of this prompt
     PREDICTED_END = "predicted_end"
     FREE_SLOTS = "free_slots"
     NAME = "name"  # the pools differ in nothing else
@@ -34,12 +40,14 @@ class PlacementReason(StrEnum):
 
 class PlacementRequest(NamedTuple):
     """What a request requires of a pool. `cost` in sequences; 0: it takes no slot. `tokens`: the
-    smallest context that it fits into, None where unknown."""
+    smallest context that it fits into, None where unknown. `served_by`: the pool that last served
+    the beginning of its prompt."""
 
     model: str
     cost: int
     tokens: int | None
     options: RequestOptions
+    served_by: str | None = None
 
     @property
     def pinned(self) -> bool:
@@ -143,12 +151,14 @@ def _best(
     available: Sequence[PoolSnapshot], request: PlacementRequest
 ) -> tuple[str, PlacementReason]:
     predicted = all(pool.end_ms is not None for pool in available)
+    if request.served_by is not None and _is_nearly_best(available, request, predicted=predicted):
+        return request.served_by, PlacementReason.PREFIX
 
     def load(pool: PoolSnapshot) -> tuple[float, float]:
         if predicted:
             assert pool.end_ms is not None
             return round(pool.end_ms), 0.0  # clients do not notice less than a millisecond
-        free = pool.room >= request.cost and not pool.queue_depth
+        free = pool.has_room(request.cost)
         return float(not free), 0.0 if free else pool.queue_depth / max(1, pool.slots_total)
 
     ranked = sorted((load(pool), -pool.room, pool.name) for pool in available)
@@ -158,6 +168,26 @@ def _best(
     else:
         reason = PlacementReason.FREE_SLOTS if best[1] != second[1] else PlacementReason.NAME
     return best[2], reason
+
+
+def _is_nearly_best(
+    available: Sequence[PoolSnapshot], request: PlacementRequest, *, predicted: bool
+) -> bool:
+    """Whether the pool that has the prompt's prefix can take the request, nearly as early as the
+    best one, and without more than its share of the load."""
+    own = next((pool for pool in available if pool.name == request.served_by), None)
+    if own is None:
+        return False
+    if predicted:
+        best_ms = min(pool.end_ms or 0.0 for pool in available)
+        if (own.end_ms or 0.0) > NEARLY_AS_GOOD * best_ms + 1.0:  # clients do not notice a ms
+            return False
+    elif not own.has_room(request.cost):
+        return False
+    slots = sum(pool.slots_total for pool in available)
+    load = sum(pool.load for pool in available) + request.cost
+    share = ceil(LOAD_BOUND * load * own.slots_total / max(1, slots))
+    return own.load + request.cost <= max(share, request.cost)
 
 
 def _none_available(capable: Sequence[PoolSnapshot]) -> Refusal:

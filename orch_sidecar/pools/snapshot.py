@@ -56,6 +56,15 @@ class PoolSnapshot(NamedTuple):
     def measurement_type(self) -> MeasurementType:
         return self.profile.measurement_type
 
+    def has_room(self, cost: int) -> bool:
+        """Whether that many slots are free, and no request waits for them."""
+        return self.room >= cost and not self.queue_depth
+
+    @property
+    def load(self) -> int:
+        """Sequences that run or wait here; a queued request counts as one."""
+        return self.slots_total - self.room + self.queue_depth
+
     @property
     def age_ms(self) -> int | None:
         """Milliseconds since the engine's last valid event."""

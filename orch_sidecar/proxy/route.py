@@ -53,6 +53,7 @@ class Route:
     async def _place(self, request: Request, call: GenerationCall) -> Result:
         """Places a request, and again as long as another pool may serve it."""
         record, pools = request.record, self._pools
+        pools.read_prefixes(call, request.body)
         tried = set(request.excluded)
         chosen = pools.choose(call, record.spent_ms(), tried or None)
         if isinstance(chosen, Refusal):

@@ -104,7 +104,7 @@ async def test_health_is_that_of_one_pool(
     assert response.status == 200
     assert response.header("x-measurement-type") == "batched_online"
     document = response.json()
-    numbers = document.pop("metrics")
+    numbers, batching = document.pop("metrics"), document.pop("batching")
     assert document == {
         "pool": "cloud",
         "live": True,
@@ -122,7 +122,13 @@ async def test_health_is_that_of_one_pool(
     assert numbers["slots_leased"] == 3
     assert numbers["queue_depth"] == {"interactive": 0, "bulk": 0}
     assert numbers["oversubscription_violations_total"] == 0
+    assert list(batching) == [
+        "total_batches", "total_requests", "avg_batch_size", "avg_batch_duration_ms",
+        "queue_depth", "max_batch_size", "max_wait_ms",
+    ]  # fmt: skip
+    assert (batching["total_requests"], batching["queue_depth"]) == (1, 0)
     same = (await admin(sidecar, "GET", "/v1/pools/cloud/health")).json()
+    assert same.pop("batching") == batching
     assert same | {"metrics": None} == document | {"metrics": None}
     held.release()
     await busy.response()

@@ -23,6 +23,7 @@ def assert_linked(joiner: dict[str, Span], leader: dict[str, Span]) -> None:
     server = joiner[CHAT]
     assert server.links == [(leader[CHAT].trace_id, leader[CHAT].span_id)]
     assert server.attributes["orch.coalesced"] is True
+    assert "orch.fanout" not in server.attributes
 
 
 async def test_decode_is_in_one_trace_and_the_others_link_to_it(
@@ -44,6 +45,8 @@ async def test_decode_is_in_one_trace_and_the_others_link_to_it(
     assert leader["engine.request"].parent_id == leader[CHAT].span_id
     assert leader[CHAT].links == []
     assert "orch.coalesced" not in leader[CHAT].attributes
+    for span in leader[CHAT], leader["engine.request"]:
+        assert span.attributes["orch.fanout"] == 3
     for joiner in joiners:
         assert_linked(joiner, leader)
     expected = {

@@ -163,7 +163,7 @@ async def test_labels_come_from_closed_sets_whatever_clients_send(
     assert names <= {
         "route", "outcome", "status", "state", "measurement_type", "le", "pool", "class",
         "reason", "parameter", "profile", "tokens", "ordered_by", "gen_ai_operation_name",
-        "gen_ai_provider_name",
+        "gen_ai_provider_name", "prefix",
     }  # fmt: skip
 
 

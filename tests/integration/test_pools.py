@@ -242,3 +242,44 @@ async def test_stalled_engine_takes_nothing_until_it_moves_again(
     await eventually(lambda: pair.pool.watcher.ready)
     assert (await client.post(seed=2)).status == 200
     assert (seeds(engine), seeds(b)) == ([2], [1])
+
+
+# Prefixes.
+
+
+async def test_turns_of_a_chat_go_to_the_pool_that_served_its_beginning(
+    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
+) -> None:
+    client = await pair.client()
+    chats = {letter: [{"role": "user", "content": letter * 600}] for letter in "xyz"}
+    for number, messages in enumerate(chats.values()):
+        first = [("X-Orch-Pool", "b" if number == 1 else "a")]
+        assert (await client.post(CHAT, first, messages=messages, seed=number)).status == 200
+    for number, messages in enumerate(chats.values()):
+        messages.append({"role": "assistant", "content": "and so on"})
+        assert (await client.post(CHAT, messages=messages, seed=10 + number)).status == 200
+    assert (seeds(engine), seeds(b)) == ([0, 2, 10, 12], [1, 11])
+    metrics = await pair.metrics()
+    found = {
+        (pool, prefix): metrics[f'orch_prefix_placements_total{{pool="{pool}",prefix="{prefix}"}}']
+        for pool in "ab"
+        for prefix in ("hit", "moved", "new")
+    }
+    expected = {("a", "new"): 2, ("a", "hit"): 2, ("b", "new"): 1, ("b", "hit"): 1}
+    assert found == dict.fromkeys(found, 0) | expected
+    await engine.stop()
+    await eventually(lambda: not pair.sidecar.pools["a"].watcher.ready)
+    assert (await client.post(CHAT, messages=chats["x"], seed=20)).status == 200
+    assert seeds(b)[-1] == 20
+
+
+async def test_without_the_setting_prefixes_decide_nothing(
+    start: Start, engine: ScriptedEngine, another: Engine
+) -> None:
+    second = await another()
+    running = await all_ready(await start(**pools(a=engine, b=second), prefix_affinity=False))
+    client = await running.client()
+    messages = [{"role": "user", "content": "x" * 600}]
+    await client.post(CHAT, [("X-Orch-Pool", "b")], messages=messages, seed=1)
+    await client.post(CHAT, messages=messages, seed=2)
+    assert (seeds(engine), seeds(second)) == ([2], [1])

@@ -107,12 +107,23 @@ def test_autoscaler_scales_cloud_by_the_metric_that_the_rule_makes() -> None:
     text = named("autoscaling", "ConfigMap", "orch-adapter-rule").body["data"]["config.yaml"]
     [rule] = yaml.safe_load(text)["rules"]
     [metric] = scaler["metrics"]
-    assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
-    assert {"orch_slots_leased", "orch_slots_total"} <= known_metrics()
-    query = rule["metricsQuery"]
-    assert query.index("orch_slots_leased{") < query.index("/") < query.index("orch_slots_total{")
+    assert metric["type"] == "Object"
+    scaled = metric["object"]
+    assert scaled["metric"]["name"] == rule["name"]["as"]
+    described = scaled["describedObject"]
+    assert named("", described["kind"], described["name"]).body["apiVersion"] == "v1"
+    assert metrics_in(rule["metricsQuery"]) == {"orch_demand_ratio"}
     assert scaler["minReplicas"] >= 1
-    assert metric["pods"]["target"]["averageValue"] == "700m"
+    assert scaled["target"] == {"type": "Value", "value": "700m"}
+
+
+def test_autoscaler_counts_the_pools_that_the_entry_has_of_cloud() -> None:
+    text = named("autoscaling", "ConfigMap", "orch-adapter-rule").body["data"]["config.yaml"]
+    [rule] = yaml.safe_load(text)["rules"]
+    [pattern] = re.findall(r'pool=~"([^"]+)"', rule["metricsQuery"])
+    settings = yaml.safe_load(named("", "ConfigMap", "orch-entry").body["data"]["sidecar.yaml"])
+    headless = [pool["name"] for pool in settings["pools"] if pool.get("headless")]
+    assert [name for name in headless if re.fullmatch(pattern, f"{name}-1")] == ["cloud"]
 
 
 def test_way_in_leads_to_the_entry_alone() -> None:

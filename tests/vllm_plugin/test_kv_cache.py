@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_plugin.kv_cache import KvCache, KvGroup, Scheduling, groups_of
+from vllm_plugin.kv_cache import KvCache, KvGroup, Scheduling, bytes_per_token, groups_of
 from vllm_plugin.register import kv_cache_of, scheduling_of
 
 ENGINE = Scheduling(ctx_max=32_768, ctx_max_blocks=None, batches=1, batch_tokens=2048)
@@ -126,3 +126,21 @@ async def test_failing_engine_core_counts_as_one_group(
 ) -> None:
     assert await kv_cache_of(EngineClient(answer)) == KvCache(255, (KvGroup(128),))
     assert "the groups of the KV cache are unknown" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype", "size"),
+    [
+        ({}, "bfloat16", 2 * 4 * 8 * 64 * 2),
+        ({"num_key_value_heads": 2}, "bfloat16", 2 * 4 * 2 * 64 * 2),
+        ({"head_dim": 128}, "fp8_e4m3", 2 * 4 * 8 * 128),
+        ({"kv_lora_rank": 512}, "bfloat16", None),
+        ({"num_hidden_layers": None}, "bfloat16", None),
+        ({}, "unheard_of", None),
+    ],
+)
+def test_bytes_of_a_token_follow_from_the_model(
+    fields: dict[str, Any], dtype: str, size: int | None
+) -> None:
+    model = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512, **fields}
+    assert bytes_per_token(SimpleNamespace(**model), dtype) == size

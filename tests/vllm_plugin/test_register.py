@@ -15,8 +15,20 @@ def test_features_are_those_of_the_final_configuration(speculative_config: objec
     scheduler = SimpleNamespace(
         policy="priority", max_num_batched_tokens=2048, long_prefill_token_threshold=512
     )
-    config = SimpleNamespace(scheduler_config=scheduler, speculative_config=speculative_config)
+    text = SimpleNamespace(
+        num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, hidden_size=2048
+    )
+    config = SimpleNamespace(
+        scheduler_config=scheduler,
+        speculative_config=speculative_config and SimpleNamespace(method="ngram"),
+        model_config=SimpleNamespace(
+            hf_text_config=text, dtype="torch.bfloat16", quantization=None
+        ),
+        cache_config=SimpleNamespace(cache_dtype="auto", enable_prefix_caching=True),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+    )
     assert features_of(config) == {
+        "kv_bytes_per_token": 2 * 28 * 8 * 128 * 2,
         "speculative_decoding": speculative_config is not None,
         "scheduling_policy": "priority",
         "max_num_batched_tokens": 2048,

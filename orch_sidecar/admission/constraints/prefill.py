@@ -9,8 +9,8 @@ from typing import Final
 
 from orch_sidecar.admission.types import EngineReport, StepTime
 
-# Prefill of bulk prompts may delay interactive requests by this: a quarter of the SLO of their
-# first token, and never long enough for a reader to notice.
+# Prefill of bulk prompts may delay interactive requests by this: a quarter of what their queue
+# leaves of the SLO of their first token, and never long enough for a reader to notice.
 STALL_SHARE: Final = 0.25
 LONGEST_STALL_S: Final = 0.5
 # While they make the time per token miss its SLO, the delay halves with each fit of the engine
@@ -86,15 +86,18 @@ class PrefillBudget:
             self._level = 0.0
 
     def fits(self, tokens: float, stall_s: float, now: float) -> bool:
-        """Whether a prompt may be admitted beside interactive requests; a single one always may."""
+        """Whether a prompt may be admitted beside interactive requests; a single one always may,
+        unless bulk prompts yield."""
+        if stall_s <= 0:
+            return False
         left = self._left(now)
         rate = self.tokens_per_s
         return left <= 0 or (rate is not None and left + tokens <= rate * stall_s * self._pace)
 
     def fits_at(self, tokens: float, stall_s: float, now: float) -> float | None:
-        """When it will fit, at the latest; None while the rate is unknown."""
+        """When it will fit, at the latest; None while that is unknown: no rate, or they yield."""
         rate = self.tokens_per_s
-        if rate is None:
+        if rate is None or stall_s <= 0:
             return None
         left = self._left(now)
         return now + min(left, max(0.0, left + tokens - rate * stall_s * self._pace)) / rate
@@ -104,8 +107,12 @@ class PrefillBudget:
         return max(0.0, self._level - drained)
 
 
-def stall_s(ttft_p95_ms: float | None) -> float:
-    """How long prefill of bulk prompts may occupy the engine, given the interactive SLO."""
+def stall_s(ttft_p95_ms: float | None, waits_s: float) -> float:
+    """How long prefill of bulk prompts may occupy the engine, given the interactive SLO.
+
+    `waits_s`: the predicted wait of the next interactive request, of which every queued one is a
+    part. 0: the queue uses up the SLO, and bulk prompts yield until it is shorter.
+    """
     if ttft_p95_ms is None:
         return LONGEST_STALL_S
-    return min(LONGEST_STALL_S, STALL_SHARE * ttft_p95_ms / 1000)
+    return min(LONGEST_STALL_S, STALL_SHARE * max(0.0, ttft_p95_ms / 1000 - waits_s))

@@ -185,4 +185,14 @@ class AdmissionConstraints:
         return None
 
     def _stall_s(self) -> float:
-        return stall_s(self.rules.of(_INTERACTIVE).ttft_p95_ms)
+        return stall_s(self.rules.of(_INTERACTIVE).ttft_p95_ms, self._interactive_wait_s())
+
+    def _interactive_wait_s(self) -> float:
+        """The predicted wait of the next interactive request: the work queued before it, by the
+        measured step time and output lengths, over the sequences that run at once. 0: unknown."""
+        head = self._queues.head(_INTERACTIVE)
+        if head is None:
+            return 0.0
+        service_s = self._service_times.service_s(head.request)
+        most = max(1, self.limits.interactive)
+        return 0.0 if service_s is None else self._queues.cost(_INTERACTIVE) * service_s / most

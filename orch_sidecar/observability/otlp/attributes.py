@@ -34,6 +34,7 @@ _RUN: Final = Texts("orch.run")
 _MAX_TOKENS: Final = Integers("gen_ai.request.max_tokens")
 _INPUT_TOKENS: Final = Integers("gen_ai.usage.input_tokens")
 _OUTPUT_TOKENS: Final = Integers("gen_ai.usage.output_tokens")
+_FANOUT: Final = Integers("orch.fanout")
 _FIRST_BYTE: Final = Floats("orch.first_byte_s")
 _LAST_TOKEN: Final = Floats("orch.last_token_s")
 # Encoded by `own`.
@@ -41,6 +42,7 @@ OWN: Final = (
     "orch.request_id",
     "orch.correlation_id",
     "orch.scenario",
+    "orch.fanout",
     "gen_ai.request.max_tokens",
     "gen_ai.usage.input_tokens",
     "gen_ai.usage.output_tokens",
@@ -86,6 +88,7 @@ def of_record(record: RequestRecord, labels: Attributes) -> dict[str, Any]:
         }
     return attributes | _known(
         ("orch.scenario", record.scenario),
+        ("orch.fanout", record.fanout or None),
         ("gen_ai.request.max_tokens", record.max_tokens),
         ("gen_ai.usage.input_tokens", record.input_tokens),
         ("gen_ai.usage.output_tokens", record.output_tokens),
@@ -114,6 +117,8 @@ def own(record: RequestRecord) -> bytes:
     known = [_REQUEST_ID.field(identity.request_id), _CORRELATION_ID.field(identity.correlation_id)]
     if record.scenario is not None:
         known.append(_SCENARIO.field(record.scenario))
+    if record.fanout:
+        known.append(_FANOUT.field(record.fanout))
     if record.max_tokens is not None:
         known.append(_MAX_TOKENS.field(record.max_tokens))
     if record.input_tokens is not None:

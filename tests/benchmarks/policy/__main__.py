@@ -10,7 +10,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from tests.benchmarks.policy import batches, coalescing, keys, kv, mixed, placement, rig
+from tests.benchmarks.policy import (
+    affinity,
+    batches,
+    coalescing,
+    keys,
+    kv,
+    lengths,
+    mixed,
+    placement,
+    planning,
+    rig,
+    tuning,
+)
 from tests.benchmarks.policy.record import Record
 from tests.benchmarks.policy.rig import NotServing
 
@@ -19,8 +31,12 @@ SCENARIOS: Final[dict[str, ModuleType]] = {
     "batches": batches,
     "coalescing": coalescing,
     "kv": kv,
+    "lengths": lengths,
     "placement": placement,
     "keys": keys,
+    "affinity": affinity,
+    "planning": planning,
+    "tuning": tuning,
 }
 
 

@@ -2,7 +2,7 @@
 
 One engine of 32 slots; the profile's `batch.most` limits how many are used while more clients than
 that are queued. Published figures of other engines are printed beside it. Then ten requests of 50
-tokens, one by one and at once.
+tokens, one by one and at once; and 1 to 16 requests one by one, interleaved and batched.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import count, pairwise
 from statistics import median
 from typing import Final
 
-from tests.benchmarks.policy import profiles, rig, work
+from tests.benchmarks.policy import profiles, rig, side_by_side, work
 from tests.benchmarks.policy.call import Target
 from tests.benchmarks.policy.load import closed_loop, in_turn, together
 from tests.benchmarks.policy.record import Record, shown, table, verdict
@@ -67,6 +67,7 @@ def run(given: argparse.Namespace, record: Record) -> None:
                 rates[size].append(_tokens_per_s(engine, size, given))
         _report(rates, record)
         _ten(engine, 1 if given.quick else 3, record)
+        side_by_side.compare(engine, given.rounds, record)
 
 
 def _tokens_per_s(engine: Engine, size: int, given: argparse.Namespace) -> float:

@@ -180,6 +180,7 @@ class Sidecar:
         engine_url: str | None = None,
         *,
         pools: Sequence[dict[str, Any]] = (),
+        arguments: Sequence[str] = (),
         name: str = "sidecar",
         environ: Mapping[str, str] | None = None,
     ) -> None:
@@ -187,7 +188,7 @@ class Sidecar:
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [sys.executable, "-m", "orch_sidecar", "sidecar"]
         self._command += ["--profile", str(profile), "--port", str(self.port)]
-        self._command += ["--drain-timeout-s", "1"]
+        self._command += ["--drain-timeout-s", "1", *arguments]
         if engine_url is not None:
             self._command += ["--engine-url", engine_url]
         self._environ = {k: v for k, v in os.environ.items() if not k.startswith("ORCH_")}
@@ -230,3 +231,14 @@ class Sidecar:
     def capabilities(self) -> dict[str, Any]:
         _, document = get_json(f"{self.url}/v1/capabilities", 10.0)
         return document
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
+            lines = response.read().decode().splitlines()
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.startswith(f"{name}{{") and all(each in line for each in wanted)
+        )

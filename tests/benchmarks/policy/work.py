@@ -62,16 +62,22 @@ class Request:
     def body(self, more: dict[str, Any] | None = None) -> bytes:
         """A streamed completion of exactly `output_tokens`."""
         chance = random.Random(self.key)
-        return json.dumps(
-            {
-                "model": MODEL,
-                "prompt": chance.choices(range(_FIRST_ID, _LAST_ID), k=self.prompt_tokens),
-                "max_tokens": self.output_tokens,
-                "ignore_eos": True,
-                "stream": True,
-                **(more or {}),
-            }
-        ).encode()
+        prompt = chance.choices(range(_FIRST_ID, _LAST_ID), k=self.prompt_tokens)
+        return completion(prompt, self.output_tokens, more)
+
+
+def completion(prompt: list[int], output_tokens: int, more: dict[str, Any] | None) -> bytes:
+    """The body of a streamed completion of exactly `output_tokens`."""
+    return json.dumps(
+        {
+            "model": MODEL,
+            "prompt": prompt,
+            "max_tokens": output_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            **(more or {}),
+        }
+    ).encode()
 
 
 def endless(mix: Mix, rate: float, seed: int) -> Iterator[Request]:

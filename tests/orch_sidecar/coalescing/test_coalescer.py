@@ -53,7 +53,8 @@ async def test_request_that_cannot_be_shared_skips_coalescing() -> None:
     assert request.sink is None
 
 
-async def test_identical_requests_share_one_generation() -> None:
+async def test_identical_requests_share_one_generation(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "orch.sidecar")
     stage, clients = NextStage(generates), [Client(), Client()]
     shared = coalesce(stage)
     first, second = (wants(client) for client in clients)
@@ -65,6 +66,9 @@ async def test_identical_requests_share_one_generation() -> None:
     for client in clients:
         assert client.data.endswith(b"0\r\n\r\n")
     assert (first.record.coalesced, second.record.coalesced) == (False, True)
+    assert (first.record.fanout, second.record.fanout) == (2, 0)
+    assert generation.record.fanout == 2
+    assert "fanout=2" in caplog.text
     assert generation.record.ended
     assert not shared._by_key
 

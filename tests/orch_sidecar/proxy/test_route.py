@@ -31,6 +31,9 @@ class Pools:
         self.refusal = refusal
         self.tried: list[set[str] | None] = []
 
+    def read_prefixes(self, call: Any, body: bytes) -> None:
+        return
+
     def choose(self, call: Any, spent_ms: float, tried: Any = None) -> Any:
         self.tried.append(None if tried is None else set(tried))
         left = [pool for pool in self.pools if pool.name not in (tried or ())]

@@ -23,8 +23,6 @@ from orch_sidecar.tools.simulate.compare import Policy, Scenario, course_of
 from orch_sidecar.tools.simulate.run import Course
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
-# The share of the slots' time that is guaranteed to bulk requests.
-BULK_SHARE: Final = 0.1
 # The share of the tokens that every plan has to make.
 TOKENS: Final = 0.97
 # Up to so many requests, all orders of all subsets are tried: 1 957 plans.
@@ -59,7 +57,7 @@ def best_course(scenario: Scenario, rules: AdmissionRules) -> Course:
     slo_ms = rules.of(ServiceClass.INTERACTIVE).ttft_p95_ms
     if slo_ms is None:
         raise ValueError("a clairvoyant policy needs an SLO: give --slo-ms or --slo-factor")
-    terms = Terms(scenario.shape, slo_ms / 1000, BULK_SHARE)
+    terms = Terms(scenario.shape, slo_ms / 1000, rules.bulk_share)
     direct = course_of(Policy.DIRECT, scenario, rules)
     least_tokens = TOKENS * direct.tokens
     stage = Stage(terms, scenario.arrivals(), scenario.seconds, scenario.seed, scenario.clients)

@@ -82,7 +82,23 @@ def test_prompt_fits_at_the_predicted_time(
 
 
 @pytest.mark.parametrize(
-    ("ttft_ms", "expected_s"), [(None, LONGEST_STALL_S), (400.0, 0.1), (60_000.0, LONGEST_STALL_S)]
+    ("ttft_ms", "waits_s", "expected_s"),
+    [
+        (None, 9.0, LONGEST_STALL_S),
+        (400.0, 0.0, 0.1),
+        (400.0, 0.2, 0.05),
+        (400.0, 0.5, 0.0),
+        (60_000.0, 0.0, LONGEST_STALL_S),
+    ],
 )
-def test_stall_is_a_share_of_the_interactive_slo(ttft_ms: float | None, expected_s: float) -> None:
-    assert stall_s(ttft_ms) == expected_s
+def test_stall_is_a_share_of_what_the_queue_leaves_of_the_slo(
+    ttft_ms: float | None, waits_s: float, expected_s: float
+) -> None:
+    assert stall_s(ttft_ms, waits_s) == pytest.approx(expected_s)
+
+
+def test_nothing_fits_while_prompts_yield() -> None:
+    prefill = PrefillBudget()
+    assert prefill.fits(1, 0.1, 0.0)
+    assert not prefill.fits(1, 0.0, 0.0)
+    assert prefill.fits_at(1, 0.0, 0.0) is None

@@ -129,6 +129,7 @@ class Lives:
             "first_byte": maybe(moment),
             "last_token": maybe(moment),
             "coalesced": draw.random() < 0.5,
+            "fanout": draw.choice((0, 0, 1, 2, number())),
             "scenario": maybe(text),
             "run": maybe(text),
             "status": draw.choice((0, 200, 404, 503, number())),

@@ -210,6 +210,7 @@ class SdkTracing:
             }
         for name, value in (
             ("orch.scenario", record.scenario),
+            ("orch.fanout", record.fanout or None),
             ("gen_ai.request.max_tokens", record.max_tokens),
             ("gen_ai.usage.input_tokens", record.input_tokens),
             ("gen_ai.usage.output_tokens", record.output_tokens),

@@ -63,7 +63,7 @@ def test_engine_makes_nearly_the_tokens_that_it_makes_without_admission() -> Non
 
 
 def test_bulk_requests_get_their_guaranteed_share() -> None:
-    assert judged(overloaded()[1]).classes[BULK].slot_share >= 0.95 * search.BULK_SHARE
+    assert judged(overloaded()[1]).classes[BULK].slot_share >= 0.95 * RULES.bulk_share
 
 
 def test_served_requests_are_served_whole_and_within_the_slots() -> None:

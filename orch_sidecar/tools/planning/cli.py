@@ -1,0 +1,202 @@
+"""`orch plan`: how many engines and slots a traffic needs.
+
+The only module here that prints and that reads and writes files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+from orch_sidecar.tools.arguments import count, positive, share
+from orch_sidecar.tools.bench.load.capabilities import read_capabilities
+from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
+from orch_sidecar.tools.bench.load.scenario import Slo
+from orch_sidecar.tools.bench.plan.options import api_key
+from orch_sidecar.tools.facts.comparison import plot
+from orch_sidecar.tools.facts.comparison.plot import PlotUnavailable
+from orch_sidecar.tools.facts.comparison.series import Kind, Panel, Series
+from orch_sidecar.tools.facts.tables import files
+from orch_sidecar.tools.facts.tables.check import valid_rows
+from orch_sidecar.tools.planning.engine_model import (
+    EngineModel,
+    NoEngine,
+    of_capabilities,
+    of_facts,
+    select,
+)
+from orch_sidecar.tools.planning.fleet import Prediction, grow, rules_for
+from orch_sidecar.tools.planning.text import needed, plan_text, slots_text
+from orch_sidecar.tools.simulate.engine import EngineShape
+from orch_sidecar.tools.simulate.traffic import Replay
+from orch_sidecar.tools.traces.options import add_trace, trace_of
+from orch_sidecar.tools.tune.decision import decide
+from orch_sidecar.tools.tune.memory import MemoryBound
+from vllm_plugin import profile as profiles
+from vllm_plugin.profile import Profile
+
+_DESCRIPTION: Final = """Predicts how many engines, with how many slots, a traffic needs.
+
+The traffic is a trace. The engine is a running one (--url: its measured step time, prefill and KV
+cache), or rows of a table of facts at three batches or more (--fact). Each number of engines runs
+the trace in virtual time, with the admission of the profile."""
+
+_EPILOG: Final = """examples:
+  orch plan --trace conv.csv --url http://127.0.0.1:8080 --slo-ttft-ms 1000 --slo-tpot-ms 100
+  orch plan --trace conv.csv --fact tps_model_gpu.csv --slo-ttft-ms 500 --plot plan.png
+
+exit codes: 0 enough engines were found, 1 they were not, 2 bad usage"""
+
+
+def main(arguments: list[str]) -> None:
+    """Prints the plan; exits with 1 if no number of engines is enough, with 2 for bad usage."""
+    options = _parser().parse_args(arguments)
+    try:
+        code = _run(options)
+    except (EndpointError, NoEngine, PlotUnavailable, OSError, ValueError) as error:
+        print(f"orch plan: {error}", file=sys.stderr)
+        sys.exit(2)
+    if code:
+        sys.exit(code)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.trace is None:
+        raise ValueError("give --trace FILE, the traffic to plan for")
+    if options.plot is not None:
+        plot.require(options.plot)
+    profile = profiles.load(options.profile)
+    bulk = None if options.bulk_trace is None else trace_of(options, options.bulk_trace)
+    traffic = Replay(trace_of(options, options.trace), bulk)
+    tokens = round(traffic.prompt + traffic.output)
+    slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
+    model = _with_memory(_model(options, tokens), options, tokens)
+    decision = decide(
+        model.curve, model.memory, slo.tpot_ms, model.prefill_tokens_per_s, model.curve.largest
+    )
+    slots = options.slots or max(2, decision.slots)
+    seconds = traffic.count / traffic.rate
+    print(
+        f"{traffic.trace.name}: {traffic.count} requests in {seconds:.0f} s, {traffic.rate:.2f}/s, "
+        f"{traffic.prompt:.0f} tokens in, {traffic.output:.0f} out\nengine: {model.source}"
+    )
+    print(slots_text(decision, model.memory, slots))
+    found = list(
+        grow(
+            options.most,
+            options.goodput,
+            _shape(model, slots, profile),
+            traffic.arrivals(traffic.rate, seconds, 0),
+            seconds,
+            rules_for(profile.admission, slo),
+            slo,
+        )
+    )
+    print(plan_text(found, options.goodput))
+    if options.json is not None:
+        document = {"slots": slots, "predictions": [asdict(each) for each in found]}
+        files.write(options.json, json.dumps(document, indent=1) + "\n")
+    if options.plot is not None:
+        _plot(found, options.goodput, options.plot)
+        print(f"plot: {options.plot}")
+    return 0 if needed(found, options.goodput) is not None else 1
+
+
+def _model(options: argparse.Namespace, tokens: int) -> EngineModel:
+    if (options.url is None) == (options.fact is None):
+        raise NoEngine("give one of --url (a running engine) and --fact (a table of facts)")
+    if options.fact is None:
+        return of_capabilities(asyncio.run(_entry(options.url, options.pool)), tokens)
+    located = valid_rows(files.read(options.fact))
+    rows = select((each.row for each in located), options.model_id, options.gpu)
+    return of_facts(rows, options.prefill_rate)
+
+
+async def _entry(url: str, pool: str | None) -> Mapping[str, Any]:
+    found = await read_capabilities(Endpoint.of(url, api_key(), {}), pool)
+    if found is None:
+        raise NoEngine(f"{url} has no /v1/capabilities: it is neither a sidecar nor an engine")
+    entries: list[Mapping[str, Any]] = found.document["engines"]
+    return next(each for each in entries if each["pool"] == found.snapshot.pool)
+
+
+def _with_memory(model: EngineModel, options: argparse.Namespace, tokens: int) -> EngineModel:
+    """Returns the model with a KV cache of the size that was given, if one was."""
+    size, per_token = options.kv_tokens, options.kv_bytes_per_token
+    if size is None and options.kv_gib is not None:
+        if per_token is None:
+            raise NoEngine(f"--kv-gib {options.kv_gib:g}: give --kv-bytes-per-token, too")
+        size = int(options.kv_gib * 2**30) // per_token
+    if size is None:
+        return model
+    longest = options.ctx_max
+    memory = MemoryBound(tokens, size // tokens, longest, size // longest, size, per_token)
+    return replace(model, memory=memory, kv_tokens=size)
+
+
+def _shape(model: EngineModel, slots: int, profile: Profile) -> EngineShape:
+    def argument(name: str, own: int | None, otherwise: int) -> int:
+        rule = profile.engine.get(name)
+        return own or (int(rule.value) if rule else otherwise)
+
+    plain, fit = EngineShape(), model.curve.fit
+    step = argument("max_num_batched_tokens", model.step_tokens, plain.step_tokens)
+    chunk = argument("long_prefill_token_threshold", model.chunk_tokens, step)
+    return EngineShape(
+        slots=slots,
+        t0_ms=fit.t0,
+        c_ms=fit.c,
+        alpha=fit.alpha,
+        prefill_tokens_per_s=model.prefill_tokens_per_s,
+        kv_tokens=model.kv_tokens,
+        step_tokens=step,
+        long_prefill_tokens=min(step, chunk),
+    )
+
+
+def _plot(found: Sequence[Prediction], target: float, path: Path) -> None:
+    engines = tuple(float(each.engines) for each in found)
+    goodput = tuple(100 * each.goodput for each in found)
+    series = (
+        Series("within the SLO", Kind.MEASURED, engines, goodput),
+        Series("wanted", Kind.CURVE, (engines[0], engines[-1] + 0.01), (100 * target,) * 2),
+    )
+    panel = Panel("Goodput", "engines", "% of interactive requests", series)
+    plot.draw(path, "Goodput by the number of engines", [panel])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="orch plan",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--profile", default="cloud", help="admission and step size, name or path (cloud)")
+    add("--slo-ttft-ms", type=positive, help="of the first token")
+    add("--slo-tpot-ms", type=positive, help="of the time per token")
+    add("--goodput", type=share, default=0.95, help="share within the SLO that is wanted (0.95)")
+    add("--most", type=count, default=16, help="engines to try at most (16)")
+    add("--slots", type=count, help="of each engine; default: those worth having")
+    add("--plot", type=Path, metavar="FILE", help="write a plot: .png or .svg")
+    add("--json", type=Path, metavar="FILE", help="write the predictions")
+    add_trace(parser)
+    add = parser.add_argument_group("engine").add_argument
+    add("--url", help="a running engine, or the sidecar in front of it")
+    add("--pool", help="the pool, of a sidecar with several")
+    add("--fact", type=Path, metavar="CSV", help="a table of facts instead")
+    add("--model-id", help="of the rows to use")
+    add("--gpu", help="of the rows to use")
+    add("--prefill-rate", type=positive, help="prompt tokens per second (of the rows' TTFT)")
+    add("--kv-tokens", type=count, help="size of the KV cache (of the running engine)")
+    add("--kv-gib", type=positive, help="the same in GiB, with --kv-bytes-per-token")
+    add("--kv-bytes-per-token", type=count, help="of a token in all layers")
+    add("--ctx-max", type=count, default=8192, help="longest context, with a given size (8192)")
+    return parser

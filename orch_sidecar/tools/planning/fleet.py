@@ -1,0 +1,148 @@
+"""Predicts the goodput of several equal engines in virtual time.
+
+Pure. A request goes to the engine on which the fewest are running by then, as routing does where
+prompts share no prefix; each engine then runs the admission of the profile and the model of vLLM's
+scheduler of `orch simulate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from orch_sidecar.tools.bench.load.scenario import Slo
+from orch_sidecar.tools.facts.evidence.figures import percentile
+from orch_sidecar.tools.simulate.engine import EngineShape
+from orch_sidecar.tools.simulate.fronts import Admitted, Sight
+from orch_sidecar.tools.simulate.run import Record, Run
+from orch_sidecar.tools.simulate.workload import Arrival
+from vllm_plugin.profile import AdmissionRules, ServiceClass
+
+_INTERACTIVE = ServiceClass.INTERACTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What `engines` would do with the traffic. `goodput`: the share of all interactive requests
+    that are served within the SLO; `refused`: that are rejected. `occupancy`: of the slots."""
+
+    engines: int
+    requests: int
+    goodput: float
+    goodput_per_s: float
+    refused: float
+    ttft_p95_ms: float | None
+    tpot_p95_ms: float | None
+    tokens_per_s: float
+    occupancy: float
+
+
+def rules_for(rules: AdmissionRules, slo: Slo) -> AdmissionRules:
+    """Returns the rules with the SLO for interactive requests, if there are any."""
+    if rules.interactive is None:
+        return rules
+    given = {"ttft_p95_ms": slo.ttft_ms, "tpot_p95_ms": slo.tpot_ms}
+    update = {name: bound for name, bound in given.items() if bound is not None}
+    interactive = rules.interactive.model_copy(update=update)
+    return rules.model_copy(update={"interactive": interactive})
+
+
+def predict(
+    engines: int,
+    shape: EngineShape,
+    arrivals: Sequence[Arrival],
+    seconds: float,
+    rules: AdmissionRules,
+    slo: Slo,
+) -> Prediction:
+    """Runs the traffic through that many engines. `seconds`: of the arrivals."""
+    records: list[Record] = []
+    tokens, busy_s = 0, 0.0
+    for number, own in enumerate(spread(engines, shape, arrivals)):
+        if own:
+            run = Run(
+                shape,
+                own,
+                seconds,
+                lambda outcomes, seed=number: Admitted(rules, Sight(), outcomes, seed),  # type: ignore[misc]
+                number,
+            )
+            course = run.to_the_end()
+            records += course.records
+            tokens += course.tokens
+            busy_s += course.busy_s
+    asked = [each for each in records if each.arrival.service_class is _INTERACTIVE] or records
+    served = [each for each in asked if each.refused is None]
+    met = sum(_kept(each, slo) for each in served)
+    first = [1000 * ttft for each in served if (ttft := _ttft_s(each)) is not None]
+    each_ms = [1000 * tpot for each in served if (tpot := _tpot_s(each)) is not None]
+    return Prediction(
+        engines=engines,
+        requests=len(asked),
+        goodput=met / len(asked) if asked else 1.0,
+        goodput_per_s=met / seconds,
+        refused=1 - len(served) / len(asked) if asked else 0.0,
+        ttft_p95_ms=percentile(first, 95),
+        tpot_p95_ms=percentile(each_ms, 95),
+        tokens_per_s=tokens / seconds,
+        occupancy=busy_s / (seconds * shape.slots * engines),
+    )
+
+
+def spread(engines: int, shape: EngineShape, arrivals: Sequence[Arrival]) -> list[list[Arrival]]:
+    """Returns the arrivals of each engine."""
+    found: list[list[Arrival]] = [[] for _ in range(engines)]
+    running: list[list[float]] = [[] for _ in range(engines)]  # heaps of expected ends
+    for arrival in arrivals:
+        for ends in running:
+            while ends and ends[0] <= arrival.at:
+                heappop(ends)
+        least = min(range(engines), key=lambda number: (len(running[number]), len(found[number])))
+        found[least].append(arrival)
+        batch = min(shape.slots, len(running[least]) + 1)
+        waits = max(1.0, (len(running[least]) + 1) / shape.slots)
+        own_s = arrival.output * shape.step_ms(batch) / 1000
+        own_s += arrival.prompt / shape.prefill_tokens_per_s
+        heappush(running[least], arrival.at + waits * own_s)
+    return found
+
+
+def grow(
+    most: int,
+    target: float,
+    shape: EngineShape,
+    arrivals: Sequence[Arrival],
+    seconds: float,
+    rules: AdmissionRules,
+    slo: Slo,
+) -> Iterator[Prediction]:
+    """Predicts one engine, two and so on, until one more than `target` needs, or `most`."""
+    enough = False
+    for engines in range(1, most + 1):
+        found = predict(engines, shape, arrivals, seconds, rules, slo)
+        yield found
+        if enough:
+            return
+        enough = found.goodput >= target
+
+
+def _ttft_s(record: Record) -> float | None:
+    first = record.sequence.first_token_at
+    return None if first is None else first - record.arrival.at
+
+
+def _tpot_s(record: Record) -> float | None:
+    first, ended = record.sequence.first_token_at, record.sequence.ended_at
+    if first is None or ended is None or record.arrival.output < 2:
+        return None
+    return (ended - first) / (record.arrival.output - 1)
+
+
+def _kept(record: Record, slo: Slo) -> bool:
+    ttft_s, tpot_s = _ttft_s(record), _tpot_s(record)
+    if ttft_s is None or record.sequence.ended_at is None:
+        return False
+    if slo.ttft_ms is not None and 1000 * ttft_s > slo.ttft_ms:
+        return False
+    return slo.tpot_ms is None or tpot_s is None or 1000 * tpot_s <= slo.tpot_ms

@@ -1,0 +1,67 @@
+"""Formats a plan for the terminal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orch_sidecar.tools.planning.fleet import Prediction
+from orch_sidecar.tools.tune.decision import Decision
+from orch_sidecar.tools.tune.memory import MemoryBound
+
+_HEAD = ("engines", "goodput", "per s", "refused", "TTFT p95", "TPOT p95 ms", "tokens/s", "busy")
+
+
+def slots_text(decision: Decision, memory: MemoryBound | None, slots: int) -> str:
+    """Returns the slots of each engine, and which bound they follow from."""
+    lines = [f"slots of each engine: {slots}"]
+    if slots == decision.slots:
+        lines[0] += f", limited by {decision.binds.value}"
+    if decision.by_slo is not None:
+        lines.append(f"  the SLO of the time per token allows {decision.by_slo}")
+    if memory is None:
+        lines.append("  memory: unknown; give --kv-tokens, or --kv-gib and --kv-bytes-per-token")
+    else:
+        lines.append(f"  memory: {memory.text}")
+    return "\n".join(lines)
+
+
+def plan_text(predictions: Sequence[Prediction], target: float) -> str:
+    """Returns the table, and the number of engines that reaches the target."""
+    rows = [_HEAD]
+    rows += [
+        (
+            str(each.engines),
+            f"{each.goodput:.1%}",
+            f"{each.goodput_per_s:.2f}",
+            f"{each.refused:.1%}",
+            _number(each.ttft_p95_ms),
+            _number(each.tpot_p95_ms),
+            f"{each.tokens_per_s:.0f}",
+            f"{each.occupancy:.0%}",
+        )
+        for each in predictions
+    ]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    enough = needed(predictions, target)
+    if enough is None:
+        lines.append(
+            f"not enough: {predictions[-1].engines} engines serve "
+            f"{predictions[-1].goodput:.1%} within the SLO, {target:.0%} are wanted; raise --most"
+        )
+    else:
+        word = "engine is" if enough == 1 else "engines are"
+        lines.append(f"{enough} {word} enough for {target:.0%} within the SLO")
+    return "\n".join(lines)
+
+
+def needed(predictions: Sequence[Prediction], target: float) -> int | None:
+    """Returns the fewest engines that reach the target; None if none of them does."""
+    return next((each.engines for each in predictions if each.goodput >= target), None)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"

@@ -1,0 +1,132 @@
+"""`orch tune`: slots and step size of an engine, from one warm run on it.
+
+The only module here that prints and writes files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from orch_sidecar.tools.arguments import count, count_or_zero, positive
+from orch_sidecar.tools.bench.load.endpoint import EndpointError
+from orch_sidecar.tools.bench.load.interrupt import Interrupted, interrupts
+from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
+from orch_sidecar.tools.bench.plan.options import header
+from orch_sidecar.tools.bench.plan.plan import plan_of
+from orch_sidecar.tools.bench.runs.run import NotMeasurable
+from orch_sidecar.tools.facts.comparison import plot
+from orch_sidecar.tools.facts.comparison.plot import PlotUnavailable
+from orch_sidecar.tools.facts.tables import files
+from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.tune.measure import Lengths, Tuning, tune
+from orch_sidecar.tools.tune.plot import plot_curve
+from orch_sidecar.tools.tune.profile_file import tuned_profile
+from orch_sidecar.tools.tune.text import curve_text, decision_text
+from vllm_plugin import profile as profiles
+
+_DESCRIPTION: Final = """Finds the slots and the step size worth having, from one warm run.
+
+Measures the time of a decode step by its batch with closed loops of 1, 2, 4, ... clients up to the
+engine's slots, and then, if an SLO is given, a few rates around the one that the curve predicts.
+Needs an engine with the plugin (directly, or behind a sidecar), with as many slots as may be worth
+having, and no other traffic. Writes a profile and shows the curve."""
+
+_EPILOG: Final = """examples:
+  orch tune --slo-ttft-ms 500 --slo-tpot-ms 50
+  orch tune --url http://127.0.0.1:8000 --slo-tpot-ms 100 --input-tokens 1024 --output tuned.yaml
+
+exit codes: 0 decided, 1 not measurable, 2 bad usage"""
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the command; exits with its code if that is not 0."""
+    options = _parser().parse_args(arguments)
+    try:
+        profiles.load(options.profile)
+        files.check_writable(options.output)
+        plot.require(options.plot)
+        uvloop.run(_tune(options))
+    except (Interrupted, KeyboardInterrupt):
+        _exit("interrupted before anything was decided", 1)
+    except (EndpointError, NotMeasurable) as error:
+        _exit(error, 1)
+    except (PlotUnavailable, OSError, ValueError) as error:
+        _exit(error, 2)
+
+
+def _exit(error: object, code: int) -> None:
+    print(f"orch tune: {error}", file=sys.stderr)
+    sys.exit(code)
+
+
+async def _tune(options: argparse.Namespace) -> None:
+    slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
+    scenario = Scenario(
+        Label.BATCHED_ONLINE, Arrivals.POISSON, 1, options.seconds, options.seed, rate_per_s=1.0,
+        slo=slo,
+    )  # fmt: skip
+    with interrupts() as interrupted:
+        plan = await plan_of(options, scenario)
+        lengths = Lengths(options.input_tokens, options.output_tokens)
+        found = await tune(plan, lengths, options.seconds, interrupted, _progress)
+    await asyncio.to_thread(_report, found, options)
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _report(found: Tuning, options: argparse.Namespace) -> None:
+    print(curve_text(found.curve, options.slo_tpot_ms))
+    print(decision_text(found.decision, found.memory, found.rate))
+    source = (
+        f"By `orch tune` on {found.sweep.results[0].engine.model_name}: {options.input_tokens} "
+        f"tokens in, {options.output_tokens} out, run {found.sweep.results[0].id}."
+    )
+    text = tuned_profile(
+        options.profile, found.decision, options.slo_ttft_ms, options.slo_tpot_ms, source
+    )
+    files.write(options.output, text)
+    profiles.load(str(options.output.resolve()))
+    print(f"profile: {options.output}")
+    plot_curve(found.curve, found.decision, options.slo_tpot_ms, options.plot)
+    print(f"plot: {options.plot}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="orch tune",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    # What `plan_of` reads of a bench's options and this command has no use for.
+    parser.set_defaults(
+        prompts=None, no_ignore_eos=False, facts=None, engine=None, precision=None, gpu=None,
+        gpu_count=None, model_id=None, model_name=None,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:8080", help="default: %(default)s")
+    add("--model", help="default: the first that the endpoint (or pool) serves")
+    add("--pool", help="the pool, of a sidecar with several")
+    add("--header", action="append", type=header, default=[], metavar="'NAME: VALUE'")
+    add("--slo-ttft-ms", type=positive, help="of the first token, 95th percentile")
+    add("--slo-tpot-ms", type=positive, help="of the time per token, 95th percentile")
+    add("--input-tokens", type=count, default=256, help="of each prompt; default: %(default)s")
+    add("--output-tokens", type=count, default=64, help="of each answer; default: %(default)s")
+    add(
+        "--seconds", type=positive, default=10.0,
+        help="of each concurrency and each rate, at least; default: %(default)g",
+    )  # fmt: skip
+    add("--seed", type=count_or_zero, default=0, help="default: %(default)s")
+    add("--profile", default="cloud", help="profile to change, name or path; default: %(default)s")
+    add("--output", type=Path, default=Path("tuned.yaml"), help="profile; default: %(default)s")
+    add("--plot", type=Path, default=Path("tuned.png"), help=".png or .svg; default: %(default)s")
+    return parser

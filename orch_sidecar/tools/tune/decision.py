@@ -1,0 +1,142 @@
+"""Decides how many slots and which step size are worth having, and how sure that is.
+
+Pure. The rules, in plain words:
+
+- slots: the fewest that give nearly all of the tokens/s that any allowed number gives. Allowed is
+  what keeps the SLO of the time per token, and what the KV cache holds.
+- `max_num_batched_tokens`: prompts share a step with decodes, and every stream waits for that
+  step. The largest step that keeps the SLO of the time per token with all slots decoding, but no
+  larger than where the fixed cost of a step no longer matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from orch_sidecar.tools.tune.memory import MemoryBound
+from orch_sidecar.tools.tune.steps import FURTHEST, StepCurve
+
+# The share of the best tokens/s from which on more slots are not worth their latency.
+NEARLY_ALL: Final = 0.95
+# Slots below this share of what is allowed are limited by throughput, not by the bound.
+FAR_BELOW: Final = 0.75
+# The fixed cost of a step, as a share of the time of a step full of prompt tokens.
+FIXED_COST: Final = 0.05
+# vLLM's own multiples; the least that the shipped profiles allow.
+STEP_TOKENS: Final = (256, 512, 1024, 2048, 4096, 8192, 16384)
+MOST_SLOTS: Final = 1024
+# From these on the fit is called uncertain.
+POOR_FIT: Final = 0.15
+FEW_STEPS: Final = 64
+
+
+class Binds(StrEnum):
+    """What limits the number of slots."""
+
+    SLO = "the SLO of the time per token"
+    MEMORY = "the KV cache"
+    THROUGHPUT = "throughput: more slots give hardly more tokens per second"
+    MEASURED = "the largest batch that was measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`slots`: worth having. `by_slo`: the largest batch that keeps the SLO, None without an SLO.
+
+    `binds`: what limits the slots. `step_tokens`: None where the engine has not measured its
+    prefill. `doubts`: why this may be off; empty: none is known.
+    """
+
+    slots: int
+    by_slo: int | None
+    binds: Binds
+    step_tokens: int | None
+    doubts: tuple[str, ...]
+
+
+def decide(
+    curve: StepCurve,
+    memory: MemoryBound | None,
+    tpot_slo_ms: float | None,
+    prefill_tokens_per_s: float | None,
+    slots_now: int,
+) -> Decision:
+    """Decides from the curve. `tpot_slo_ms`: None without an SLO. `slots_now`: of the engine."""
+    reach = min(MOST_SLOTS, max(1, int(FURTHEST * curve.largest)))
+    bounds = {Binds.MEASURED: reach}
+    by_slo = None
+    if tpot_slo_ms is not None:
+        by_slo = largest_within(curve, tpot_slo_ms, reach)
+        bounds[Binds.SLO] = by_slo
+    if memory is not None:
+        bounds[Binds.MEMORY] = memory.sequences
+    binds = min(bounds, key=lambda each: bounds[each])
+    most = max(1, bounds[binds])
+    best = max(curve.tokens_per_s(batch) for batch in range(1, most + 1))
+    slots = next(
+        batch for batch in range(1, most + 1) if curve.tokens_per_s(batch) >= NEARLY_ALL * best
+    )
+    if slots < FAR_BELOW * most:
+        binds = Binds.THROUGHPUT
+    tokens = None
+    if prefill_tokens_per_s:
+        tokens = _step_tokens(curve, slots, tpot_slo_ms, prefill_tokens_per_s)
+    doubts = _doubts(curve, slots, by_slo, binds, slots_now)
+    return Decision(slots, by_slo, binds, tokens, doubts)
+
+
+def largest_within(curve: StepCurve, tpot_slo_ms: float, most: int) -> int:
+    """Returns the largest batch whose step keeps the SLO; 0 if no batch does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if curve.ms(middle) <= tpot_slo_ms:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _step_tokens(
+    curve: StepCurve, slots: int, tpot_slo_ms: float | None, prefill_tokens_per_s: float
+) -> int:
+    """Returns one of STEP_TOKENS, never fewer than there are slots."""
+    per_ms = prefill_tokens_per_s / 1000
+    enough = curve.fit.t0 / FIXED_COST * per_ms
+    most = enough
+    if tpot_slo_ms is not None:
+        most = min(enough, (tpot_slo_ms - curve.ms(slots)) * per_ms + slots)
+    fitting = [tokens for tokens in STEP_TOKENS if tokens <= most]
+    chosen = fitting[-1] if fitting else STEP_TOKENS[0]
+    return max(chosen, slots)
+
+
+def _doubts(
+    curve: StepCurve, slots: int, by_slo: int | None, binds: Binds, slots_now: int
+) -> tuple[str, ...]:
+    found = []
+    if curve.fit.worst_error > POOR_FIT:
+        found.append(
+            f"the curve is off by up to {curve.fit.worst_error:.0%}: the machine is busy with "
+            "something else, or the time depends on more than the batch"
+        )
+    few = [point.batch for point in curve.points if point.steps < FEW_STEPS]
+    if len(few) * 2 > len(curve.points):
+        found.append(
+            f"most batches had fewer than {FEW_STEPS} steps: raise --seconds for a surer curve"
+        )
+    if slots > curve.largest:
+        found.append(
+            f"{slots} slots are beyond the largest batch measured, {curve.largest}: the curve is "
+            "extended there"
+        )
+    if binds is Binds.MEASURED:
+        found.append(
+            f"more may be worth having: the engine has {slots_now} slots; start it with "
+            f"--max-num-seqs {2 * max(slots_now, slots)} and tune again"
+        )
+    if by_slo == 0:
+        found.append(f"no batch keeps the SLO: a step of one sequence takes {curve.ms(1):.1f} ms")
+    return tuple(found)

@@ -1,0 +1,79 @@
+"""The engine of a plan, from rows of facts and from a running engine's own report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.planning.engine_model import (
+    NoEngine,
+    of_capabilities,
+    of_facts,
+    select,
+)
+from tests.orch_sidecar.tools.planning.rows import BATCHES, PREFILL, row, step_ms
+
+ENTRY: dict[str, Any] = {
+    "epoch": "e", "slots_total": 32, "foreign": 0, "ctx_max": 2048, "gpu": "H100",
+    "kv_blocks_total": 1000, "kv_groups": [{"count": 1, "block_tokens": 16}],
+    "kv_tokens_total": 16_000, "prefill_tokens_per_s": 9000.0,
+    "features": {"max_num_batched_tokens": 2048, "long_prefill_token_threshold": 256},
+    "step_time": {
+        "t0_ms": 8.0, "c_ms": 0.4, "alpha": 1.0, "samples": 900, "largest": 16, "tokens": 2.0,
+        "error": 0.03, "quality": "good",
+    },
+}  # fmt: skip
+
+
+def test_step_time_is_that_between_tokens_without_the_prompts() -> None:
+    found = of_facts([row(batch) for batch in BATCHES], None)
+    assert found.prefill_tokens_per_s == pytest.approx(PREFILL, rel=1e-4)
+    for batch in (1, 8, 64):
+        assert found.curve.ms(batch) == pytest.approx(step_ms(batch), rel=0.02)
+    assert "4 rows of org/model on vLLM 0.32.0, H100" in found.source
+
+
+def test_rows_of_several_engines_must_be_selected_from() -> None:
+    rows = [*(row(batch) for batch in BATCHES), *(row(batch, "A100") for batch in BATCHES)]
+    with pytest.raises(NoEngine, match=r"A100, 1; .*H100, 1; select with --model-id and --gpu"):
+        of_facts(rows, None)
+    assert of_facts(select(rows, "model", "A100"), None).curve.ms(4) > 0
+    with pytest.raises(NoEngine, match="but has: none"):
+        of_facts(select(rows, "other", None), None)
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(NoEngine, match=r"three different batches; the table has: 2, 4\. Measure"):
+        of_facts([row(2), row(4)], None)
+    unknown = [replace(row(4), scenario_notes="input_tokens=1; output_tokens=1; batching=on")]
+    with pytest.raises(NoEngine, match="give --prefill-rate"):
+        of_facts(unknown, None)
+    unconfirmed = [replace(each, measurement_type=Label.TO_BE_CONFIRMED) for each in unknown]
+    with pytest.raises(NoEngine, match="none"):
+        of_facts(unconfirmed, 1000.0)
+
+
+def test_running_engine_reports_its_own_model() -> None:
+    found = of_capabilities(ENTRY, 100)
+    assert found.curve.ms(10) == pytest.approx(6.0), "two tokens per step"
+    assert (found.curve.largest, found.prefill_tokens_per_s) == (16, 9000.0)
+    assert found.memory is not None
+    assert found.memory.sequences == 142  # of 7 blocks each
+    assert (found.step_tokens, found.chunk_tokens) == (2048, 256)
+
+
+def test_engine_without_a_good_fit_is_modelled_by_all_its_steps() -> None:
+    steps = {str(batch): [50, 50 * (8 + batch) / 1000] for batch in (1, 2, 4, 8)}
+    poor = {**ENTRY["step_time"], "quality": "poor"}
+    found = of_capabilities({**ENTRY, "step_time": poor, "steps_by_batch": steps}, 100)
+    assert found.curve.ms(6) == pytest.approx(14.0, rel=0.01)
+
+
+def test_engine_that_has_measured_nothing_makes_no_plan() -> None:
+    with pytest.raises(NoEngine, match="measured its prefill yet: run `orch tune`"):
+        of_capabilities({**ENTRY, "prefill_tokens_per_s": None}, 100)
+    with pytest.raises(NoEngine, match="run `orch tune`"):
+        of_capabilities({**ENTRY, "step_time": None}, 100)

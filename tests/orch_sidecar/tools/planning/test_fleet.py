@@ -1,0 +1,100 @@
+"""The prediction for several engines, and the command that prints it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar import cli
+from orch_sidecar.tools.bench.load.scenario import Slo
+from orch_sidecar.tools.facts.tables import files
+from orch_sidecar.tools.planning.fleet import grow, predict, rules_for, spread
+from orch_sidecar.tools.planning.text import needed, plan_text
+from orch_sidecar.tools.simulate.engine import EngineShape
+from orch_sidecar.tools.simulate.workload import Arrival, Workload
+from tests.orch_sidecar.tools.planning.rows import BATCHES, row
+from vllm_plugin import profile as profiles
+from vllm_plugin.profile import ServiceClass
+
+SHAPE = EngineShape(slots=8, t0_ms=10.0, c_ms=1.0, alpha=1.0)
+SLO = Slo(1000.0, 60.0)
+RULES = rules_for(profiles.load("cloud").admission, SLO)
+SECONDS = 60.0
+CONVERSATION = Path("tests/traces/azure_llm_2023_conv.csv")
+
+
+def traffic(rate: float) -> list[Arrival]:
+    return Workload(bulk_share=0.0, prompt=64, output=50).arrivals(rate, SECONDS, 1)
+
+
+def test_rules_have_the_slo_of_the_plan() -> None:
+    assert RULES.interactive is not None
+    assert (RULES.interactive.ttft_p95_ms, RULES.interactive.tpot_p95_ms) == (1000.0, 60.0)
+    assert rules_for(profiles.load("offline").admission, SLO).interactive is None
+
+
+def test_every_request_goes_to_one_engine_and_the_load_is_even() -> None:
+    arrivals = traffic(20.0)
+    parts = spread(3, SHAPE, arrivals)
+    assert sorted((each for part in parts for each in part), key=lambda each: each.at) == arrivals
+    sizes = [len(part) for part in parts]
+    assert max(sizes) < 1.15 * min(sizes)
+
+
+def test_goodput_grows_with_the_engines_until_all_are_served() -> None:
+    # One engine serves about 8.5 requests per second: 8 slots, 50 tokens of 18 ms.
+    found = list(grow(8, 0.98, SHAPE, traffic(20.0), SECONDS, RULES, SLO))
+    shares = [each.goodput for each in found]
+    assert shares == sorted(shares)
+    assert shares[0] < 0.6
+    enough = needed(found, 0.98)
+    assert enough in (3, 4)
+    assert len(found) == enough + 1
+    for each in found:
+        assert each.goodput + each.refused <= 1 + 1e-9
+        assert each.requests == len(traffic(20.0))
+    assert found[0].occupancy > 0.8 > found[-1].occupancy
+
+
+def test_slow_steps_miss_the_slo_of_the_time_per_token() -> None:
+    slow = EngineShape(slots=8, t0_ms=70.0, c_ms=1.0, alpha=1.0)
+    arrivals = [Arrival(float(at), ServiceClass.INTERACTIVE, 8, 20, 20) for at in range(0, 60, 5)]
+    assert predict(1, slow, arrivals, SECONDS, RULES, Slo(5000.0, 60.0)).goodput == 0.0
+    assert predict(1, slow, arrivals, SECONDS, RULES, Slo(5000.0, 90.0)).goodput == 1.0
+
+
+def test_text_says_what_is_not_enough() -> None:
+    found = list(grow(1, 0.98, SHAPE, traffic(20.0), SECONDS, RULES, SLO))
+    assert needed(found, 0.98) is None
+    assert "not enough: 1 engines serve" in plan_text(found, 0.98)
+
+
+def test_command_plans_a_trace_from_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, out, image = (tmp_path / name for name in ("facts.csv", "plan.json", "plan.png"))
+    files.append(table, [row(batch) for batch in BATCHES])
+    words = ["plan", "--trace", str(CONVERSATION), "--trace-window", "0:30", "--fact", str(table)]
+    words += ["--slo-ttft-ms", "2000", "--slo-tpot-ms", "40", "--time-factor", "1/8"]
+    memory = ["--kv-gib", "4", "--kv-bytes-per-token", "131072"]
+    cli.main([*words, *memory, "--json", str(out), "--plot", str(image)])
+    text = capsys.readouterr().out
+    assert "4.00 GiB, 131072 bytes per token" in text
+    assert "enough for 95% within the SLO" in text
+    plan = json.loads(out.read_text())
+    assert needed_of(plan) >= 1
+    assert image.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--kv-gib", "4"])
+    assert ended.value.code == 2
+    assert "--kv-gib 4: give --kv-bytes-per-token, too" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--most", "1", "--time-factor", "1/400"])
+    assert ended.value.code == 1
+    assert "not enough" in capsys.readouterr().out
+
+
+def needed_of(plan: dict[str, list[dict[str, float]]]) -> int:
+    return int(next(each["engines"] for each in plan["predictions"] if each["goodput"] >= 0.95))

@@ -1,0 +1,86 @@
+"""The slots and the step size that follow from a curve."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_sidecar.tools.tune.decision import Binds, decide, largest_within
+from orch_sidecar.tools.tune.memory import MemoryBound
+from orch_sidecar.tools.tune.steps import NotEnough, Point, StepCurve, curve_of, steps_between
+
+
+def curve(t0: float, c: float, largest: int = 64, steps: int = 500) -> StepCurve:
+    sizes = [2**power for power in range(largest.bit_length())]
+    return curve_of([{b: Point(b, steps, t0 + c * b) for b in sizes}])
+
+
+def memory(sequences: int) -> MemoryBound:
+    return MemoryBound(512, sequences, 2048, 4, 10_000, 1024)
+
+
+def test_curve_is_that_of_the_steps_between_two_reports() -> None:
+    before = {"steps_by_batch": {"1": [100, 1.0], "4": [10, 0.2]}}
+    after = {"steps_by_batch": {"1": [200, 2.0], "2": [50, 0.6], "4": [110, 1.6], "8": [3, 0.1]}}
+    found = steps_between(before, after)
+    assert [(each.batch, each.steps) for each in found.values()] == [
+        (1, 100),
+        (2, 50),
+        (4, 100),
+        (8, 3),
+    ]
+    assert [each.ms for each in found.values()] == pytest.approx([10.0, 12.0, 14.0, 100 / 3])
+    made = curve_of([found, {1: Point(1, 300, 14.0)}])
+    assert [(point.batch, point.steps) for point in made.points] == [(1, 400), (2, 50), (4, 100)]
+    assert made.points[0].ms == pytest.approx(13.0)
+
+
+def test_too_few_batches_make_no_curve() -> None:
+    with pytest.raises(NotEnough, match=r"these batches only: 1, 2; .* raise the length"):
+        curve_of([{1: Point(1, 9, 5.0), 2: Point(2, 9, 6.0), 4: Point(4, 4, 7.0)}])
+    with pytest.raises(NotEnough, match="only: none"):
+        curve_of([])
+
+
+def test_slots_are_bound_by_the_slo_of_the_time_per_token() -> None:
+    found = decide(curve(10.0, 1.0), None, 42.0, None, 64)
+    assert (found.by_slo, found.binds) == (32, Binds.SLO)
+    assert found.slots == 27  # 95 % of the tokens/s of 32
+    assert largest_within(curve(10.0, 1.0), 10.9, 64) == 0
+
+
+def test_slots_are_bound_by_the_memory() -> None:
+    found = decide(curve(10.0, 0.1), memory(12), 100.0, None, 64)
+    assert (found.slots, found.binds) == (12, Binds.MEMORY)
+    assert found.doubts == ()
+
+
+def test_slots_beyond_saturation_are_not_worth_having() -> None:
+    found = decide(curve(2.0, 1.0), None, None, None, 64)
+    assert found.binds is Binds.THROUGHPUT
+    rates = [curve(2.0, 1.0).tokens_per_s(b) for b in (found.slots, 128)]
+    assert 0.94 * rates[1] < rates[0] < rates[1]
+
+
+def test_engine_with_too_few_slots_is_to_be_tuned_with_more() -> None:
+    found = decide(curve(50.0, 0.1, largest=8), None, None, None, 8)
+    assert (found.slots, found.binds) == (16, Binds.MEASURED)
+    assert any("--max-num-seqs 32" in doubt for doubt in found.doubts)
+
+
+def test_step_with_prompts_keeps_the_slo() -> None:
+    slow = decide(curve(10.0, 0.1), None, 60.0, 10_000.0, 64)
+    assert slow.step_tokens == 256  # 10 tokens per ms in the 40 ms that are left
+    fast = decide(curve(10.0, 0.1), None, 60.0, 1_000_000.0, 64)
+    assert fast.step_tokens == 16_384
+    assert decide(curve(10.0, 0.1), None, 60.0, None, 64).step_tokens is None
+    many = decide(curve(10.0, 0.001, largest=512), memory(700), None, 100.0, 512)
+    assert many.step_tokens == many.slots > 256
+
+
+def test_doubts_are_named() -> None:
+    points = {b: Point(b, 20, 10.0 + b) for b in (1, 2, 4)} | {8: Point(8, 20, 60.0)}
+    found = decide(curve_of([points]), None, 5.0, None, 8)
+    assert (found.by_slo, found.slots) == (0, 1)
+    text = " ".join(found.doubts)
+    for cause in ("off by up to", "fewer than 64 steps", "no batch keeps the SLO"):
+        assert cause in text

@@ -1,0 +1,73 @@
+"""The profile that `orch tune` writes, the memory bound, and the text about both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.tune.decision import Binds, Decision
+from orch_sidecar.tools.tune.memory import memory_bound
+from orch_sidecar.tools.tune.profile_file import tuned_profile
+from orch_sidecar.tools.tune.rate import RateBracket, Trial
+from orch_sidecar.tools.tune.text import decision_text
+from vllm_plugin import profile as profiles
+from vllm_plugin.profile import ProfileError
+
+DECISION = Decision(24, 40, Binds.THROUGHPUT, 512, ())
+ENTRY: dict[str, Any] = {
+    "epoch": "e", "slots_total": 16, "foreign": 0, "ctx_max": 2048, "kv_blocks_total": 100,
+    "kv_groups": [{"count": 1, "block_tokens": 64}], "kv_tokens_total": 6400,
+    "features": {"kv_bytes_per_token": 65_536},
+}  # fmt: skip
+
+
+def test_profile_is_the_base_with_the_tuned_values(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.yaml"
+    path.write_text(tuned_profile("cloud", DECISION, 700.0, 60.0, "tuned here"))
+    assert path.read_text().startswith("# tuned here\n")
+    found, base = profiles.load(str(path)), profiles.load("cloud")
+    assert found.slots.value == 24
+    assert found.engine["max_num_batched_tokens"].value == 512
+    assert found.engine["long_prefill_token_threshold"].value == 64
+    assert found.admission.interactive is not None
+    assert found.admission.interactive.ttft_p95_ms == 700.0
+    assert found.admission.interactive.tpot_p95_ms == 60.0
+    assert found.admission.bulk == base.admission.bulk
+    again = tuned_profile(str(path), Decision(1, None, Binds.MEMORY, None, ()), None, None, "x")
+    path.write_text(again)
+    assert profiles.load(str(path)).slots.value == 2  # the least that batches
+    assert profiles.load(str(path)).engine["max_num_batched_tokens"].value == 512
+
+
+def test_profile_without_a_batch_cannot_be_tuned() -> None:
+    with pytest.raises(ProfileError, match="'home': it does not batch"):
+        tuned_profile("home", DECISION, None, None, "x")
+
+
+def test_memory_is_what_the_engine_reports_of_its_own_blocks() -> None:
+    found = memory_bound(ENTRY, 130)
+    assert found is not None
+    assert (found.sequences, found.longest) == (33, 3)  # of 3 and of 32 blocks
+    assert found.kv_bytes == 6400 * 65_536
+    assert "0.39 GiB, 65536 bytes per token" in found.text
+    assert memory_bound({**ENTRY, "kv_groups": []}, 130) is None
+    unknown = memory_bound({**ENTRY, "features": {}}, 130)
+    assert unknown is not None
+    assert unknown.kv_bytes is None
+
+
+def test_text_states_what_binds_and_how_sure_it_is() -> None:
+    rate = RateBracket(4.0)
+    rate.record(Trial(4.0, 40, 40))
+    text = decision_text(DECISION, memory_bound(ENTRY, 130), rate)
+    assert "slots worth having: 24, limited by throughput" in text
+    assert "33 sequences of 130 tokens" in text
+    assert "4/s (100% of 40 requests" in text
+    assert "the largest may be higher" in text
+    assert "how sure: no doubt is known" in text
+    doubtful = Decision(24, 40, Binds.SLO, None, ("the curve is off",))
+    text = decision_text(doubtful, None, None)
+    assert "NOT SURE\n  the curve is off" in text
+    assert "unknown, the engine has not measured its prefill" in text
