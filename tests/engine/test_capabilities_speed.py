@@ -140,6 +140,7 @@ async def test_engine_lets_the_sidecar_say_who_goes_first(cloud: Stack) -> None:
             )
         )
     assert [seen.status for seen in answers] == [200] * 3
+    assert features.pop("kv_bytes_per_token") > 0
     assert features == {
         "speculative_decoding": False,
         "scheduling_policy": "priority",
