@@ -146,9 +146,9 @@ class Authorizer:
             (requests, budgets.requests, 1, Reason.KEY_REQUESTS),
             (tokens, budgets.tokens, reserved.tokens, Reason.KEY_TOKENS),
         ):
+            bucket.drain(limit or 0.0, now)
             if limit is None:
                 continue
-            bucket.drain(limit, now)
             wait_s = bucket.wait_s(needed, limit)
             if wait_s > longest_s:
                 longest_s, over = wait_s, _over_budget(reason, needed, limit, wait_s)
@@ -168,10 +168,13 @@ class Authorizer:
         """The headers that report the budgets of a key that has entered."""
         return self._usage[key.digest].budgets.fields(*self.budget_of(key), now)
 
-    def settle(self, key: ApiKey, reserved: Reservation, record: Spent, body_bytes: int) -> None:
-        """Replaces what a request reserved by what it took. To be called before `leave`."""
+    def settle(
+        self, key: ApiKey, reserved: Reservation, record: Spent | None, body_bytes: int
+    ) -> None:
+        """Replaces what a request reserved by what it took. To be called before `leave`. `record`:
+        None if no engine got anything of the request."""
         budgets = self._usage[key.digest].budgets
-        if record.admitted is None:
+        if record is None or record.admitted is None:
             budgets.give_back(reserved)
         elif record.status >= 400:
             budgets.give_back_tokens(reserved)

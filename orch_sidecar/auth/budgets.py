@@ -56,17 +56,22 @@ class Reservation:
 class Bucket:
     """What is used of a budget."""
 
-    __slots__ = ("_at", "used")
+    __slots__ = ("_at", "_per_minute", "used")
 
     def __init__(self) -> None:
         self.used = 0.0
         self._at = 0.0
+        self._per_minute = 0.0
 
     def drain(self, per_minute: float, now: float) -> None:
-        """Lets what was used drain until now."""
-        drained = per_minute * (now - self._at) / _MINUTE_S
+        """Lets what was used drain until now. Another budget than before is used by the same part,
+        and one that is new is not used."""
+        drained = self._per_minute * (now - self._at) / _MINUTE_S
         self.used = self.used - drained if self.used > drained else 0.0
         self._at = now
+        if per_minute != self._per_minute:
+            self.used *= per_minute / self._per_minute if self._per_minute else 0.0
+            self._per_minute = per_minute
 
     def wait_s(self, needed: float, per_minute: float) -> float:
         """Seconds until there is room for `needed`; 0: there is."""

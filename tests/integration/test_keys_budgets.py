@@ -12,6 +12,7 @@ from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.wire import Answer
 
 
 @pytest.fixture
@@ -106,6 +107,39 @@ async def test_request_that_gets_no_slot_takes_nothing_of_a_budget(
     held.release_all()
     response = await last.response()
     assert (response.status, left(response, "requests")) == (200, 2)
+
+
+async def test_request_that_no_engine_gets_takes_nothing_of_a_budget(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine
+) -> None:
+    client, frugal = await keyed.client(), [ring.bearer("frugal")]
+    port, keyed.pool.connections._port = keyed.pool.connections._port, 1
+    for _ in range(4):
+        failed = await client.post(headers=frugal)
+        assert (failed.status, left(failed, "requests")) == (503, 2)
+    keyed.pool.connections._port = port
+    engine.scripts.append(rejects)
+    rejected = await client.post(headers=frugal)
+    assert (rejected.status, left(rejected, "requests")) == (400, 2)
+    response = await client.post(headers=frugal)
+    assert (response.status, left(response, "requests")) == (200, 1)
+    assert left(response, "tokens") == left(rejected, "tokens"), "the engine generated nothing"
+
+
+async def rejects(answer: Answer) -> None:
+    answer.json({"error": {"message": "no", "type": "BadRequestError", "code": 400}}, 400)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_requests_that_share_a_generation_each_take_what_it_generated(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine, stream: bool
+) -> None:
+    client, frugal = await keyed.client(), [ring.bearer("frugal")]
+    more = {"temperature": 0, "stream": stream}
+    first = await client.post(headers=frugal, **more)
+    second = await client.post(headers=frugal, **more)
+    assert (first.status, second.status) == (200, 200)
+    assert left(first, "tokens") - left(second, "tokens") < 100
 
 
 async def test_capabilities_and_metrics_show_shares_by_name_and_no_secret(

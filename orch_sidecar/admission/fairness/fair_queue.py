@@ -180,7 +180,8 @@ class FairQueue:
         share.running -= 1
         share.level += took / share.weight
         share.served += took
-        share.usual += (took - share.usual) >> _LEARNING_SHIFT
+        if took:
+            share.usual += (took - share.usual) >> _LEARNING_SHIFT
         if share.queue and charged != took:
             self._push(share)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -190,6 +190,22 @@ def test_entries_together_never_grant_more_than_a_small_budget() -> None:
             granted += isinstance(each.reserve(60.0 * minute), Reservation)
         assert each.headers(2340.0)["limit-requests"] == "1"
     assert granted == 2 * 40
+
+
+def test_a_budget_that_is_changed_is_used_by_the_same_part() -> None:
+    budgeted = Budgeted(1000)
+    budgeted.reserved(0.0, 900)
+    budgeted.key = replace(budgeted.key, tokens_per_minute=100)
+    assert budgeted.refused(0.0, 50).retry_after_ms == 24_000
+    assert budgeted.headers(0.0)["remaining-tokens"] == "10"
+
+
+def test_what_was_used_without_a_limit_counts_for_none() -> None:
+    budgeted = Budgeted(requests_per_minute=100)
+    for _ in range(10):
+        budgeted.ends(budgeted.reserved(1e6, 10**9), Ended(input_tokens=10**9))
+    budgeted.key = replace(budgeted.key, tokens_per_minute=1000)
+    budgeted.reserved(1e6, 10)
 
 
 def test_the_longer_wait_of_both_budgets_is_given() -> None:

@@ -195,3 +195,10 @@ def test_a_higher_weight_counts_at_once() -> None:
     settle(queue, lease, 10)
     queue.add(waiting("a1", "a", weight=1000.0))
     assert "a1" in order(queue).split()[:3]
+
+
+def test_a_request_that_took_nothing_is_not_what_is_usual() -> None:
+    queue = FairQueue()
+    for _ in range(50):
+        settle(queue, at_once(queue, "a"), 0)
+    assert at_once(queue, "a").charge == FIRST_USUAL
