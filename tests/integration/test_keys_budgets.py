@@ -12,6 +12,7 @@ from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.scripts import endless
 from tests.integration.wire import Answer
 
 
@@ -22,6 +23,7 @@ def ring(tmp_path: Path) -> KeyRing:
     ring.add("heavy", weight=3)
     ring.add("frugal", tokens_per_minute=10_000, requests_per_minute=3)
     ring.add("poor", tokens_per_minute=60)
+    ring.add("small", tokens_per_minute=600)
     return ring
 
 
@@ -189,3 +191,18 @@ async def test_the_first_of_a_key_goes_before_the_rest_that_another_sent_earlier
         held.release_all()
         await asyncio.sleep(0.01)
     assert [answer.result().status for answer in answers] == [200] * 9
+
+
+async def test_stream_that_is_cut_takes_what_it_had_generated(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine
+) -> None:
+    """Of 256 tokens that it reserved for its output."""
+    small = [ring.bearer("small")]
+    engine.scripts.append(endless)
+    leaves = await keyed.client()
+    leaves.start(headers=small, stream=True, max_tokens=1000)
+    await leaves.seen(b"data: more\n\n")
+    await leaves.close()
+    await keyed.idle()
+    response = await (await keyed.client()).post(headers=small, max_tokens=1)
+    assert left(response, "tokens") > 400
