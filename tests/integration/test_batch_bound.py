@@ -66,6 +66,8 @@ async def test_engine_of_an_older_plugin_is_bounded_by_its_fit(
 
 async def test_no_more_are_admitted_than_the_bound(large: ScriptedEngine, bounded: Running) -> None:
     held = large.answer = Held()
+    entry = await bounded.capabilities()
+    assert (entry["slots_total"], entry["slots_free"]) == (SLOTS, 8), "the others are of no use yet"
     clients = [await started(bounded, seed=number) for number in range(12)]
     await eventually(lambda: len(held.waiting) == 8 and bounded.queued == 4)
     entry = await bounded.capabilities()
