@@ -123,7 +123,7 @@ class AdmissionController:
             lease = self.reclaim.victim(request, outcome, blocked_by, self.rules, now)
             if lease is not None:
                 outcome = self._enqueue(ticket, request, blocked_by, now)
-                self.reclaim.settle(lease, now, kept=type(outcome) is Refusal)
+                self.reclaim.settle(lease, now, kept=type(outcome) is not Queued)
         elif request.deadline_ms is not None:
             late = self._forecaster.late(request, self.rules.of(request.service_class), 0)
             if late is not None and late.reason is Reason.DEADLINE_MISS:

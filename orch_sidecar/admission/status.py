@@ -92,11 +92,13 @@ def status_of(
     """Returns the current state of an admission with these parts."""
     reserve, limits = constraints.reserve, constraints.limits
     demand_ratio = reserve.ratio(limits, now)
+    bulk = queues.head(_BULK)
+    due = bulk is not None and reserve.is_due(bulk, now)
 
     def of(service_class: ServiceClass) -> ClassStatus:
         queued = queues.size(service_class)
         # Behind others it gets none, unless these wait only for their own class.
-        behind = queued or (service_class is _BULK and queues.depth)
+        behind = queued or (queues.depth if service_class is _BULK else due)
         closed = draining is not None or unavailable is not None
         return ClassStatus(
             queued,

@@ -61,9 +61,11 @@ _UNKNOWN: Final = _unauthorized("the API key is not known to this server: check 
 
 
 class Spent(Protocol):
-    """What is known of a request that ended. `admitted`: None if it never had its slots."""
+    """What is known of a request that ended. `admitted`: None if it never had its slots. `status`:
+    of the engine's response, 0 without one."""
 
     admitted: int | None
+    status: int
     cost: int
     input_tokens: int | None
     generated_tokens: int | None
@@ -139,36 +141,43 @@ class Authorizer:
             body_bytes, wanted.prompt_tokens, wanted.max_tokens, wanted.cost
         )
         requests, tokens = self.budget_of(key)
+        longest_s, over = 0.0, None
         for limit, bucket, needed, reason in (
             (requests, budgets.requests, 1, Reason.KEY_REQUESTS),
             (tokens, budgets.tokens, reserved.tokens, Reason.KEY_TOKENS),
         ):
+            bucket.drain(limit or 0.0, now)
             if limit is None:
                 continue
-            bucket.drain(limit, now)
             wait_s = bucket.wait_s(needed, limit)
-            if wait_s > 0:
-                return _over_budget(reason, needed, limit, wait_s)
-        budgets.reserve(reserved)
-        return reserved
+            if wait_s > longest_s:
+                longest_s, over = wait_s, _over_budget(reason, needed, limit, wait_s)
+        if over is None:
+            budgets.reserve(reserved)
+        return over or reserved
 
     def budget_of(self, key: ApiKey) -> tuple[float | None, float | None]:
         """The requests and the tokens per minute that this entry grants a key; None: no limit."""
         requests, tokens = key.requests_per_minute, key.tokens_per_minute
         return (
-            None if requests is None else max(1.0, requests / self._entries),
-            None if tokens is None else max(1.0, tokens / self._entries),
+            None if requests is None else requests / self._entries,
+            None if tokens is None else tokens / self._entries,
         )
 
     def budget_fields(self, key: ApiKey, now: float) -> Fields:
         """The headers that report the budgets of a key that has entered."""
         return self._usage[key.digest].budgets.fields(*self.budget_of(key), now)
 
-    def settle(self, key: ApiKey, reserved: Reservation, record: Spent, body_bytes: int) -> None:
-        """Replaces what a request reserved by what it took. To be called before `leave`."""
+    def settle(
+        self, key: ApiKey, reserved: Reservation, record: Spent | None, body_bytes: int
+    ) -> None:
+        """Replaces what a request reserved by what it took. To be called before `leave`. `record`:
+        None if no engine got anything of the request."""
         budgets = self._usage[key.digest].budgets
-        if record.admitted is None:
+        if record is None or record.admitted is None:
             budgets.give_back(reserved)
+        elif record.status >= 400:
+            budgets.give_back_tokens(reserved)
         else:
             budgets.settle(
                 reserved, body_bytes, record.input_tokens, record.generated_tokens, record.cost

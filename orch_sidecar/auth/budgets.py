@@ -13,6 +13,7 @@ a client whose connections all lead to one entry gets that part alone.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,17 +56,22 @@ class Reservation:
 class Bucket:
     """What is used of a budget."""
 
-    __slots__ = ("_at", "used")
+    __slots__ = ("_at", "_per_minute", "used")
 
     def __init__(self) -> None:
         self.used = 0.0
         self._at = 0.0
+        self._per_minute = 0.0
 
     def drain(self, per_minute: float, now: float) -> None:
-        """Lets what was used drain until now."""
-        drained = per_minute * (now - self._at) / _MINUTE_S
+        """Lets what was used drain until now. Another budget than before is used by the same part,
+        and one that is new is not used."""
+        drained = self._per_minute * (now - self._at) / _MINUTE_S
         self.used = self.used - drained if self.used > drained else 0.0
         self._at = now
+        if per_minute != self._per_minute:
+            self.used *= per_minute / self._per_minute if self._per_minute else 0.0
+            self._per_minute = per_minute
 
     def wait_s(self, needed: float, per_minute: float) -> float:
         """Seconds until there is room for `needed`; 0: there is."""
@@ -76,7 +82,8 @@ class Bucket:
         """The headers of a budget: the limit, what is left, and when all of it will be."""
         left = max(0, int(per_minute - self.used))
         reset = duration(self.used * _MINUTE_S / per_minute)
-        return (names[0], str(int(per_minute))), (names[1], str(left)), (names[2], reset)
+        limit = max(1, int(per_minute))  # less than one a minute is one in several
+        return (names[0], str(limit)), (names[1], str(left)), (names[2], reset)
 
 
 class Budgets:
@@ -124,6 +131,10 @@ class Budgets:
     def give_back(self, reserved: Reservation) -> None:
         """A request that no engine was asked for takes nothing."""
         self._return(self.requests, 1)
+        self.give_back_tokens(reserved)
+
+    def give_back_tokens(self, reserved: Reservation) -> None:
+        """A request that the engine answered with an error generated nothing."""
         self._return(self.tokens, reserved.tokens)
 
     def fields(
@@ -145,10 +156,12 @@ class Budgets:
 
 
 def duration(seconds: float) -> str:
-    """Returns a time as OpenAI writes it: `20ms`, `7.66s`, `6m0s`."""
-    if seconds < 1:
-        return f"{-(-seconds * 1000 // 1):.0f}ms"
-    if seconds < _MINUTE_S:
-        return f"{seconds:.4g}s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest}s"
+    """Returns a time as OpenAI writes it: `20ms`, `7.66s`, `6m0s`, `1h6m0s`."""
+    ms = math.ceil(seconds * 1000)
+    if ms < 1000:
+        return f"{ms}ms"
+    if ms < 1000 * _MINUTE_S:
+        return f"{ms / 1000:g}s"
+    minutes, rest = divmod(ms // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s"

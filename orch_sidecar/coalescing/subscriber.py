@@ -16,6 +16,7 @@ from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.client_writer import ClientWriter, response_fields
+from orch_sidecar.wire.client_connections import undelivered_bytes
 from orch_sidecar.wire.forwarding import filtered_response_head
 from orch_sidecar.wire.http1 import Head
 from orch_sidecar.wire.http1_bodies import LAST_CHUNK
@@ -141,7 +142,7 @@ class Subscriber:
 
     @property
     def progress(self) -> tuple[int, int]:
-        unsent = self._writer.transport.get_write_buffer_size() if self.paused else 0
+        unsent = undelivered_bytes(self._writer.transport) if self.paused else 0
         return self._broadcast.reads, unsent
 
     def pause(self) -> None:

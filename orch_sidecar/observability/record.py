@@ -63,7 +63,7 @@ class RequestRecord:
     expected to start from then on. Both are 0 for a request that was admitted immediately, None
     is unknown.
 
-    `generated_tokens`: output tokens where a budget counts them, estimated if not reported.
+    `generated_tokens`: output tokens where a budget may count them, estimated if not reported.
     `rate_limits`: header fields about the budgets of its key.
 
     `shared`: its generation can serve other requests, too, and is the one that was admitted.
@@ -140,7 +140,8 @@ class RequestRecord:
         self.placement, self.service_class = generation.placement, generation.service_class
         self.lease = generation.lease
         self.input_tokens = generation.input_tokens
-        self.output_tokens = self.generated_tokens = generation.output_tokens
+        self.output_tokens = generation.output_tokens
+        self.generated_tokens = generation.generated_tokens
         if generation.queued is not None and self.admitted in (None, generation.admitted):
             self.queued = max(generation.queued, self.identity.arrived)
             self.queue_position = generation.queue_position  # an upper bound for a late joiner

@@ -103,7 +103,7 @@ class Admit:
         A response that was cut short leaves the lease to the engine's confirmation.
         """
         record, response = request.record, request.response
-        if response is not None and request.reserved is not None:
+        if response is not None and (request.reserved is not None or request.sink is not None):
             record.generated_tokens = _generated(record, response)
         if record.lease == ticket and (response is None or response.complete):
             tokens: int | None = None

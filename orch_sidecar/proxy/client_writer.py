@@ -33,6 +33,7 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.client_connection import ClientConnection
+from orch_sidecar.wire.client_connections import undelivered_bytes
 from orch_sidecar.wire.forwarding import filtered_response_head
 from orch_sidecar.wire.http1 import Head
 from orch_sidecar.wire.http1_bodies import LAST_CHUNK
@@ -147,7 +148,7 @@ class ClientWriter:
     def progress(self) -> tuple[int, int]:
         source = self._source
         reads = 0 if source is None else source.reads
-        return reads, self.transport.get_write_buffer_size() if self.paused else 0
+        return reads, undelivered_bytes(self.transport) if self.paused else 0
 
     def pause(self) -> None:
         self.paused = True

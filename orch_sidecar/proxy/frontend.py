@@ -251,11 +251,11 @@ class Frontend:
 
     def _leave(self, request: Request) -> None:
         """Ends what `_enter` counted."""
-        key = request.key
+        key, record = request.key, request.record
         assert key is not None  # the key whose limits it counts for
         if request.reserved is not None:
-            size = len(request.body)
-            self._authorizer.settle(key, request.reserved, request.record, size)
+            spent = record if record.shared or request.response is not None else None
+            self._authorizer.settle(key, request.reserved, spent, len(request.body))
         self._authorizer.leave(key, request.key_sequences, time.monotonic())
 
     def _read_outline(self, endpoint: Endpoint, outline: bytes) -> GenerationRequest | Refusal:

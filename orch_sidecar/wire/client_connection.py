@@ -21,7 +21,7 @@ from aiohttp.web_protocol import ERROR
 
 from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.wire.client_connections import ClientConnections
+from orch_sidecar.wire.client_connections import ClientConnections, undelivered_bytes
 
 # Bodies of pipelined requests on one connection, which the body budget does not cover until they
 # are served. A single read, of at most 256 KiB, may exceed it.
@@ -227,7 +227,7 @@ class ClientConnection(web.RequestHandler):
         """Bytes of finished responses that the client has not read yet."""
         if self._client is None or self.response is not None:
             return 0
-        return self._client.get_write_buffer_size()
+        return undelivered_bytes(self._client)
 
     def abort(self) -> None:
         """Closes the connection immediately."""

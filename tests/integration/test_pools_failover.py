@@ -98,11 +98,18 @@ async def test_request_that_kills_engines_is_not_given_to_pools_that_share_nothi
     start: Start, another: Engine, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:
     home = await another(profile="home", slots=1)
-    engines = [engine, b, home]
+    engines, all_sent = [engine, b, home], asyncio.Event()
+
+    async def closes_then(answer: Answer) -> None:
+        await all_sent.wait()
+        answer.close()
+
     for each in engines:
-        each.answer = closes
+        each.answer = closes_then
     running = await all_ready(await start(**pools(a=engine, b=b, h=home)))
     clients = [await started(running, temperature=0) for _ in range(3)]
+    await eventually(lambda: len(running.sidecar.watchdog) == 3)
+    all_sent.set()
     for client in clients:
         assert (await client.response()).error["code"] == "engine_failed"
     assert (sent_to([engine, b]), home.generating) == (2, [])

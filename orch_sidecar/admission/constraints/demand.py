@@ -21,7 +21,7 @@ from orch_sidecar.admission.types import AdmissionRequest
 
 FAST_S: Final = 0.5
 ROLL_S: Final = 0.1  # arrivals are added up for so long: a tenth is exact enough
-# An average is updated at most so often that its cost per key stays below a thousandth.
+# What each key asks for is updated at most so often that its cost stays below a thousandth.
 ROLL_S_PER_KEY: Final = 1e-3
 NOTHING: Final = 1e-3  # slots: a key that asks for less is forgotten
 # Refusals that are remembered, to tell a retry from a new request.
@@ -61,7 +61,7 @@ class ServicePace:
 
 @dataclass(slots=True)
 class _Key:
-    """What the requests of one API key ask for. `work`: since the averages were updated."""
+    """What the requests of one API key ask for. `work`: since `slow` was updated."""
 
     weight: float
     work: float = 0.0
@@ -80,7 +80,9 @@ class Demand:
         self.slots_total = 0
         self.lent_s = UNKNOWN_LENT_S
         self._keys: dict[bytes, _Key] = {}
-        self._squares = 0.0  # of each request's work, since the last update
+        self._keys_at = 0.0  # when they were updated
+        self._within_shares = 1.0  # see `_part_within_shares`
+        self._work = self._squares = 0.0  # of each request, since the last update
         self._slow = self._fast = self._variance = 0.0
         self._at = 0.0
         self._refused: dict[tuple[bytes, int], float] = {}
@@ -101,6 +103,7 @@ class Demand:
         if entry is None:
             entry = self._keys[request.key] = _Key(request.weight)
         entry.work += work
+        self._work += work
         self._squares += work * work
 
     def withdrawn(self, request: AdmissionRequest, age_s: float, now: float) -> None:
@@ -109,7 +112,9 @@ class Demand:
             self.update(now)
         entry = self._keys.get(request.key)
         if entry is not None:
-            entry.work -= request.work * exp(-age_s / self.lent_s)
+            work = request.work * exp(-age_s / self.lent_s)
+            entry.work -= work
+            self._work -= work
 
     def refused(self, request: AdmissionRequest, until: float, now: float) -> None:
         """A request with an identity was refused, and asked not to return before `until`.
@@ -130,44 +135,51 @@ class Demand:
     def update(self, now: float) -> float:
         """Updates the averages if they are old enough, and returns the demand in slots.
 
-        O(keys), at most ten times a second.
+        At most ten times a second; O(keys) the more seldom, the more there are.
         """
         passed_s = now - self._at
-        if passed_s < ROLL_S + ROLL_S_PER_KEY * len(self._keys):
+        if passed_s < ROLL_S:
             return self.slots
         self._at = now
         token_s = self.pace.token_s
         slow_kept, fast_kept = exp(-passed_s / self.lent_s), exp(-passed_s / FAST_S)
         per_s = token_s / passed_s
-        work = 0.0
-        for key in list(self._keys):
-            entry = self._keys[key]
-            work += entry.work
-            entry.slow = max(0.0, slow_kept * entry.slow + (1 - slow_kept) * per_s * entry.work)
-            entry.work = 0.0
-            if entry.slow < NOTHING:
-                del self._keys[key]
-        self._slow = max(0.0, slow_kept * self._slow + (1 - slow_kept) * per_s * work)
-        self._fast = max(0.0, fast_kept * self._fast + (1 - fast_kept) * per_s * work)
+        self._slow = max(0.0, slow_kept * self._slow + (1 - slow_kept) * per_s * self._work)
+        self._fast = max(0.0, fast_kept * self._fast + (1 - fast_kept) * per_s * self._work)
         # Of a sum of independent requests: the sum of their squares, as far as they still count.
         new = self._squares * ((1 - fast_kept) * per_s) ** 2
         self._variance = fast_kept * fast_kept * self._variance + new
-        self._squares = 0.0
+        self._work = self._squares = 0.0
+        if now - self._keys_at >= ROLL_S_PER_KEY * len(self._keys):
+            self._update_keys(token_s, now)
         self.slots = max(self._slow, self._fast - sqrt(self._variance))
-        if self.slots > self.slots_total and len(self._keys) > 1:
-            self.slots *= self._within_shares(self.slots_total)
+        if self.slots > self.slots_total:
+            self.slots *= self._within_shares
         while self._refused and self._refused[first := next(iter(self._refused))] <= now:
             del self._refused[first]
         return self.slots
 
-    def _within_shares(self, slots_total: int) -> float:
+    def _update_keys(self, token_s: float, now: float) -> None:
+        """Updates what each key asks for, and forgets those that ask for nothing."""
+        passed_s, self._keys_at = now - self._keys_at, now
+        kept = exp(-passed_s / self.lent_s)
+        for key in list(self._keys):
+            entry = self._keys[key]
+            asked = (1 - kept) * token_s / passed_s * entry.work
+            entry.slow, entry.work = max(0.0, kept * entry.slow + asked), 0.0
+            if entry.slow < NOTHING:
+                del self._keys[key]
+        self._within_shares = self._part_within_shares()
+
+    def _part_within_shares(self) -> float:
         """The part of the demand that is left if no key counts for more than its weight's share of
         the slots: where not all can be served, one must not displace the bulk of all."""
-        weights = sum(entry.weight for entry in self._keys.values())
         asked = sum(entry.slow for entry in self._keys.values())
-        if not asked:
+        if len(self._keys) < 2 or not asked:
             return 1.0
+        weights = sum(entry.weight for entry in self._keys.values())
         counted = sum(
-            min(entry.slow, slots_total * entry.weight / weights) for entry in self._keys.values()
+            min(entry.slow, self.slots_total * entry.weight / weights)
+            for entry in self._keys.values()
         )
         return counted / asked

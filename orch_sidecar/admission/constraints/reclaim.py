@@ -94,7 +94,12 @@ class Reclaim:
         self, request: AdmissionRequest, slo_ms: float, rules: AdmissionRules, now: float
     ) -> Lease | None:
         needed = request.cost - max(0, self._ledger.room)
-        spare = self._ledger.bulk - rules.bulk_share * self._ledger.slots_total
+        ending = sum(
+            lease.cost
+            for lease in self._ledger.all()
+            if lease.closing and lease.request and lease.request.service_class is _BULK
+        )
+        spare = self._ledger.bulk - ending - rules.bulk_share * self._ledger.slots_total
         found, least = None, self._allowed
         for lease in self._ledger.all():
             of, elapsed_s = lease.request, now - lease.granted_at

@@ -92,6 +92,7 @@ class BulkGuarantee:
         earned = self._earning * max(0.0, now - self._at)
         used_in_all = self._ledger.bulk_slot_s(now)
         used, self._used, self._at = used_in_all - self._used, used_in_all, now
+        used = max(0.0, used)  # the sum begins anew with each start of the engine
         slots = share * self._ledger.slots_total
         self._earning = slots if waiting and contended else 0.0
         most = slots * ACCOUNT_S

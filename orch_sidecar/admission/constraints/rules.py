@@ -159,15 +159,13 @@ class AdmissionConstraints:
         return self.reserve.bulk_capacity(self.limits, now)
 
     def free(self, service_class: ServiceClass, now: float) -> int:
-        """Slots that the next request of a class could get now, if none waits before it."""
+        """Slots that the next requests of a class could get now, if none waits before them. One
+        that is alone may get more."""
         ledger, limits = self._ledger, self.limits
         taken = ledger.leased + ledger.foreign
         free = ledger.slots_total - taken
-        if not taken:
-            return max(0, free)
         if service_class is _INTERACTIVE:
-            if ledger.interactive:
-                free = min(free, limits.interactive - ledger.interactive)
+            free = min(free, limits.interactive - ledger.interactive)
         else:
             most = limits.mixed if self.reserve.traffic(now) else limits.bulk
             lendable = self.reserve.lendable(now) + ledger.interactive

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from orch_sidecar.admission.fairness.backlog import Ahead, Backlog
-from orch_sidecar.admission.fairness.key_share import KeyShare
+from orch_sidecar.admission.fairness.key_share import KeyShare, forget_idle
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.types import AdmissionRequest, Lease
 
@@ -123,13 +123,14 @@ class FairQueue:
             return
         request = queued.request
         share = self.shares.get(request.key) or self._new(request.key)
-        first = not share.queue
+        first, changed = not share.queue, share.weight != request.weight
+        if changed:
+            share.reweigh(request.weight, self._now())
         if first:
             share.level = max(share.level, self._now())
             self._backlogged[request.key] = share
         share.add(queued)
-        if first or share.weight != request.weight:
-            share.weight = request.weight
+        if first or changed:
             self._push(share)
         self._note_places(share)
 
@@ -148,7 +149,8 @@ class FairQueue:
         share = self.shares.get(request.key) or self._new(request.key)
         now = self._now() if self._heap else self._virtual_time
         if not share.queue:
-            share.weight = request.weight
+            if share.weight != request.weight:
+                share.reweigh(request.weight, now)
             if share.level < now:
                 share.level = now
         if share.level > self._virtual_time:
@@ -178,7 +180,8 @@ class FairQueue:
         share.running -= 1
         share.level += took / share.weight
         share.served += took
-        share.usual += (took - share.usual) >> _LEARNING_SHIFT
+        if took:
+            share.usual += (took - share.usual) >> _LEARNING_SHIFT
         if share.queue and charged != took:
             self._push(share)
 
@@ -286,10 +289,7 @@ class FairQueue:
 
     def _new(self, key: bytes) -> KeyShare:
         if len(self.shares) >= self._many_keys:
-            now = self._now()
-            idle = [each.key for each in self.shares.values() if each.is_idle and each.level <= now]
-            for each in idle:
-                del self.shares[each]
-            self._many_keys = max(_MANY_KEYS, 2 * len(self.shares))
+            forget_idle(self.shares)
+            self._many_keys = len(self.shares) + _MANY_KEYS // 2
         share = self.shares[key] = KeyShare(key)
         return share

@@ -6,6 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections import OrderedDict
+from operator import attrgetter
 from typing import Final
 
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
@@ -65,3 +66,17 @@ class KeyShare:
     def remove(self, queued: QueuedRequest) -> None:
         del self.queue[queued.ticket]
         self.backlog -= queued.charge
+
+    def reweigh(self, weight: float, now: float) -> None:
+        """Sets another weight: what it was served beyond the system's virtual time, which is `now`,
+        counts by the new one, too."""
+        if self.level > now:
+            self.level = now + (self.level - now) * self.weight / weight
+        self.weight = weight
+
+
+def forget_idle(shares: dict[bytes, KeyShare]) -> None:
+    """Forgets the half of the idle keys that was served least; they may come back as new ones."""
+    idle = sorted((each for each in shares.values() if each.is_idle), key=attrgetter("level"))
+    for each in idle[: (len(idle) + 1) // 2]:
+        del shares[each.key]

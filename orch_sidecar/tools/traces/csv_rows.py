@@ -6,6 +6,7 @@ import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import StringIO
 from typing import Final
 
 from orch_sidecar.tools.traces.row import Row, invalid, seconds, tokens
@@ -39,9 +40,12 @@ _FORMATS: Final = {
 }
 
 
+_SHOWN: Final = 200  # characters of the columns in an error
+
+
 def csv_rows(name: str, text: str) -> list[Row]:
     """Returns the rows of a CSV file. Raises InvalidTrace."""
-    lines = csv.reader(text.splitlines(), strict=True)
+    lines = csv.reader(StringIO(text, newline=None), strict=True)
     try:
         head = [column.strip() for column in next(lines, [])]
         columns = _columns(name, head)
@@ -77,7 +81,8 @@ def _columns(name: str, head: list[str]) -> _Columns:
     known = "; ".join(
         f"{each.time}, {each.prompt}, {each.output} ({tool})" for tool, each in _FORMATS.items()
     )
+    found = ascii(", ".join(head) or "none")[1:-1]
     raise InvalidTrace(
-        f"{name}:1: the columns are {', '.join(head) or 'none'}: they must include those of a "
+        f"{name}:1: the columns are {found[:_SHOWN]}: they must include those of a "
         f"known trace: {known}; or the file must be JSONL"
     )

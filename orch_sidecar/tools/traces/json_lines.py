@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from io import StringIO
 from math import inf
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ _USUAL: Final = (_MOONCAKE, 16)
 def json_lines(name: str, text: str) -> tuple[list[Row], int | None]:
     """Returns the rows and the tokens of a block, None without blocks. Raises InvalidTrace."""
     rows, whole = [], True
-    for line, written in enumerate(text.split("\n"), 1):
+    for line, written in enumerate(StringIO(text), 1):
         if not written.strip():
             continue
         document = _document(name, line, written)

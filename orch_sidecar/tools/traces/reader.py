@@ -12,7 +12,6 @@ Other columns are ignored. Times count from the first request, in the order of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -63,7 +62,6 @@ def read(path: Path | str) -> Trace:
 
 def _rows(name: str, text: str) -> tuple[list[Row], int | None]:
     """Returns all rows and the tokens of a prefix block, None without blocks."""
-    first: Iterator[str] = (line for line in text.splitlines() if line.strip())
-    if next(first, "").lstrip().startswith("{"):
+    if text.lstrip().startswith("{"):
         return json_lines(name, text)
     return csv_rows(name, text), None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.types import BlockedBy, Decision
+from orch_sidecar.admission.types import BlockedBy, Decision, Queued
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import (
     BULK,
@@ -125,3 +125,12 @@ def test_rules_without_interactive_requests_still_serve_those_that_wait() -> Non
     queue(core, bulk(), "c", at=1.0)
     assert granted(core.release("a", 2.0)) == ["b"]
     assert granted(core.release("b", 3.0)) == ["c"]
+
+
+def test_no_slot_is_free_for_a_request_that_would_wait_behind_a_due_one() -> None:
+    core = core_of(4, rules(aging_s=1.0))
+    fill(core, interactive(), "i0", "i1")
+    assert isinstance(core.arrive("large", bulk(cost=4), 0.0), Queued)
+    assert core.status(0.1).interactive.free == 2
+    assert core.status(5.0).interactive.free == 0
+    assert isinstance(core.arrive("i2", interactive(), 5.0), Queued)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -20,6 +20,7 @@ class Ended:
     """What is known of a request that ended."""
 
     admitted: int | None = 1
+    status: int = 200
     cost: int = 1
     input_tokens: int | None = None
     generated_tokens: int | None = None
@@ -180,6 +181,50 @@ def test_entries_grant_their_part_of_a_budget() -> None:
         assert each.headers(0.0)["limit-tokens"] == "500"
 
 
+def test_entries_together_never_grant_more_than_a_small_budget() -> None:
+    """Less than one request a minute is one in several minutes."""
+    granted = 0
+    for each in [Budgeted(requests_per_minute=2, entries=8) for _ in range(8)]:
+        assert each.authorizer.budget_of(each.key) == (0.25, None)
+        for minute in range(40):
+            granted += isinstance(each.reserve(60.0 * minute), Reservation)
+        assert each.headers(2340.0)["limit-requests"] == "1"
+    assert granted == 2 * 40
+
+
+def test_a_budget_that_is_changed_is_used_by_the_same_part() -> None:
+    budgeted = Budgeted(1000)
+    budgeted.reserved(0.0, 900)
+    budgeted.key = replace(budgeted.key, tokens_per_minute=100)
+    assert budgeted.refused(0.0, 50).retry_after_ms == 24_000
+    assert budgeted.headers(0.0)["remaining-tokens"] == "10"
+
+
+def test_what_was_used_without_a_limit_counts_for_none() -> None:
+    budgeted = Budgeted(requests_per_minute=100)
+    for _ in range(10):
+        budgeted.ends(budgeted.reserved(1e6, 10**9), Ended(input_tokens=10**9))
+    budgeted.key = replace(budgeted.key, tokens_per_minute=1000)
+    budgeted.reserved(1e6, 10)
+
+
+def test_the_longer_wait_of_both_budgets_is_given() -> None:
+    budgeted = Budgeted(600, 2)
+    budgeted.reserved(0.0, 300)
+    budgeted.reserved(0.0, 300)
+    refusal = budgeted.refused(0.0, 600)
+    assert (refusal.reason, refusal.retry_after_ms) == (Reason.KEY_TOKENS, 60_000)
+    refusal = budgeted.refused(0.0, 10)
+    assert (refusal.reason, refusal.retry_after_ms) == (Reason.KEY_REQUESTS, 30_000)
+
+
+def test_request_that_the_engine_rejects_takes_no_tokens() -> None:
+    budgeted = Budgeted(1000, 10)
+    budgeted.ends(budgeted.reserved(0.0, 100, 50), Ended(status=400))
+    assert budgeted.headers(0.0)["remaining-tokens"] == "1000"
+    assert budgeted.headers(0.0)["remaining-requests"] == "9"
+
+
 def test_a_key_without_budgets_has_no_such_headers() -> None:
     budgeted = Budgeted()
     assert not budgeted.key.has_budget
@@ -189,7 +234,17 @@ def test_a_key_without_budgets_has_no_such_headers() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0ms"), (0.0123, "13ms"), (1, "1s"), (7.66, "7.66s"), (60, "1m0s"), (372.4, "6m12s")],
+    [
+        (0, "0ms"),
+        (0.0123, "13ms"),
+        (0.9999, "1s"),
+        (1, "1s"),
+        (7.66, "7.66s"),
+        (59.9999, "1m0s"),
+        (60, "1m0s"),
+        (372.4, "6m12s"),
+        (3960, "1h6m0s"),
+    ],
 )
 def test_times_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text

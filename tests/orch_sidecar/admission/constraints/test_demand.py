@@ -191,3 +191,14 @@ def test_keys_that_ask_no_longer_are_forgotten() -> None:
     assert len(demand._keys) == 50
     demand.update(400.0)
     assert not demand._keys
+
+
+def test_a_step_of_the_load_shows_within_a_second_with_thousands_of_keys() -> None:
+    """What each of them asks for may be known later."""
+    demand, now = a_second_for(100.0), 1000.0
+    for number in range(20_000):
+        now += 5e-3 if number < 4000 else 2.5e-4
+        demand.arrived(request_of(100.0 * 16 / 4000, b"%d" % (number % 4000)), now)
+        if number == 4000 + 4000:
+            assert demand.update(now) > 0.75 * 16
+    assert demand.update(now) == pytest.approx(16, rel=0.1)

@@ -106,14 +106,13 @@ def test_bulk_capacity_is_never_less_than_the_guarantee() -> None:
 # What is free
 
 
-def test_free_slots_are_what_the_next_request_of_a_class_would_get() -> None:
+def test_free_slots_are_what_the_next_requests_of_a_class_would_get() -> None:
     bench = Bench(16)
     bench.limit(interactive=6, bulk=12, mixed=10)
     constraints = bench.constraints
-    assert (constraints.free(BULK, 0.0), constraints.free(interactive().service_class, 0.0)) == (
-        16,
-        16,
-    ), "alone in the engine a request may be as large as it is"
+    assert constraints.free(interactive().service_class, 0.0) == 6, "and no more than its batch"
+    assert constraints.free(BULK, 0.0) == 12
+    assert bench.blocked_by(bulk(16)) is None, "though one that is alone gets all that it needs"
     asked_for(bench, 4.0)
     bench.grant(interactive(2))
     bench.grant(bulk(3))

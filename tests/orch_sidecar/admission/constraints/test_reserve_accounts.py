@@ -190,3 +190,17 @@ def test_it_never_goes_back_nor_faster_than_time(turns: list[tuple[float, float]
         clock.set_share(taken, now)
         assert clock.value(now) == pytest.approx(value)
         before = value
+
+
+def test_a_restart_of_the_engine_owes_bulk_nothing() -> None:
+    ledger = Ledger()
+    ledger.slots_total = 10
+    guarantee = BulkGuarantee(ledger)
+    ledger.grant("b", bulk(cost=2), NO_KV_NEED, 0.0)
+    for now in (0.0, 50.0):
+        guarantee.update(0.1, True, True, now)
+    before = guarantee.owed
+    assert before < 0
+    ledger.begin_epoch("e2")
+    guarantee.update(0.1, True, True, 50.0)
+    assert guarantee.owed == before

@@ -166,3 +166,39 @@ def test_a_new_key_has_nothing_before_it_and_others_their_own_and_their_turns() 
     dispatch(queue)
     dispatch(queue)
     assert queue.ahead(request("c")) == (0, 0, 0)
+
+
+def test_keys_that_came_once_are_forgotten() -> None:
+    queue = FairQueue()
+    for number in range(20_000):
+        settle(queue, at_once(queue, f"key{number}"), 10)
+    assert len(queue.shares) <= 4096
+
+
+def test_a_key_with_queued_or_running_requests_is_never_forgotten() -> None:
+    queue = queue_of(waiting("a", "waits"))
+    running = at_once(queue, "runs")
+    for number in range(10_000):
+        settle(queue, at_once(queue, f"key{number}"), 10)
+    settle(queue, running, 10)
+    assert queue.shares[b"runs"].served == 10
+    assert dispatch_all(queue) == "a"
+
+
+def test_a_higher_weight_counts_at_once() -> None:
+    """What a key was served beyond its share by the lower weight delays it no longer by that."""
+    queue = queue_of(*(waiting(f"b{n}", "b") for n in range(40)))
+    queue.add(waiting("a0", "a", weight=0.001))
+    settle(queue, dispatch(queue)[1], 10)
+    name, lease = dispatch(queue)
+    assert name == "a0"
+    settle(queue, lease, 10)
+    queue.add(waiting("a1", "a", weight=1000.0))
+    assert "a1" in order(queue).split()[:3]
+
+
+def test_a_request_that_took_nothing_is_not_what_is_usual() -> None:
+    queue = FairQueue()
+    for _ in range(50):
+        settle(queue, at_once(queue, "a"), 0)
+    assert at_once(queue, "a").charge == FIRST_USUAL

@@ -176,3 +176,9 @@ def test_excerpts_of_public_traces(
     seconds = Counter(int(each.at_s) for each in found.requests)
     assert (len(found.requests), max(seconds.values())) == (rows, busiest)
     assert (found.block_tokens, found.left_out) == (block_tokens, 0)
+
+
+def test_error_about_a_file_that_is_no_trace_is_short_and_printable(file: Path) -> None:
+    text = objection(file, "\x1b[2J" + "x" * 100_000)
+    assert text.isprintable()
+    assert len(text) < 600

@@ -1,0 +1,99 @@
+"""The bound of interactive sequences, from what an engine reports to what is admitted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.held import Held, started
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import STEP_TIME, Engine, ScriptedEngine
+from vllm_plugin.profile import ServiceClass
+
+SLOTS = 64
+
+
+@pytest.fixture
+async def large(another: Engine) -> ScriptedEngine:
+    return await another(slots=SLOTS)
+
+
+@pytest.fixture
+async def bounded(large: ScriptedEngine, start: Start) -> Running:
+    """64 slots, steps of 10 ms and one more for each sequence, and an SLO of 60 ms per token."""
+    sidecar = await start(engine_url=large.url)
+    tpot(sidecar, 60.0)
+    return sidecar
+
+
+def tpot(sidecar: Running, ms: float) -> None:
+    """Reloads the rules with another SLO."""
+    gate = sidecar.pool.gate
+    assert gate.rules.interactive is not None
+    changed = gate.rules.interactive.model_copy(update={"tpot_p95_ms": ms})
+    gate.reload(gate.rules.model_copy(update={"interactive": changed}))
+
+
+def bound(sidecar: Running) -> int:
+    return sidecar.pool.gate.status().limits.batch(ServiceClass.INTERACTIVE)
+
+
+async def test_bound_follows_the_report_the_slo_the_traffic_and_a_restart(
+    large: ScriptedEngine, bounded: Running
+) -> None:
+    assert bound(bounded) == 8, "nothing is known"
+    large.tell(batch_seen=8)
+    await eventually(lambda: bound(bounded) == 16)
+    large.tell(step_time=STEP_TIME, batch_seen=64)
+    await eventually(lambda: bound(bounded) == 50)
+    tpot(bounded, 30.0)
+    assert bound(bounded) == 20, "at once"
+    large.tell(step_time=STEP_TIME | {"traffic": 1.5})
+    await eventually(lambda: bound(bounded) == 10)
+    large.tell(step_time=STEP_TIME | {"traffic": 1.0})
+    await eventually(lambda: bound(bounded) == 20)
+    large.says = {}
+    await large.restart()
+    await eventually(lambda: bound(bounded) == 8)
+
+
+async def test_engine_of_an_older_plugin_is_bounded_by_its_fit(
+    large: ScriptedEngine, bounded: Running
+) -> None:
+    """It reports neither the largest batch that it was seen with nor its traffic."""
+    large.tell(step_time=STEP_TIME | {"largest": 20})
+    await eventually(lambda: bound(bounded) == 40)
+
+
+async def test_no_more_are_admitted_than_the_bound(large: ScriptedEngine, bounded: Running) -> None:
+    held = large.answer = Held()
+    entry = await bounded.capabilities()
+    assert (entry["slots_total"], entry["slots_free"]) == (SLOTS, 8), "the others are of no use yet"
+    clients = [await started(bounded, seed=number) for number in range(12)]
+    await eventually(lambda: len(held.waiting) == 8 and bounded.queued == 4)
+    entry = await bounded.capabilities()
+    assert (entry["slots_free"], entry["slots_free_by_class"]["interactive"]) == (0, 0)
+    assert entry["effective_capacity"] == 8
+    large.tell(batch_seen=8)
+    await eventually(lambda: len(held.waiting) == 12)
+    held.release_all()
+    for client in clients:
+        assert (await client.response()).status == 200
+    await bounded.idle()
+
+
+async def test_what_is_free_is_the_same_one_tier_above(
+    large: ScriptedEngine, bounded: Running, start: Start
+) -> None:
+    url = f"http://127.0.0.1:{bounded.port}"
+    parent = await start(pools=[{"name": "p", "url": url, "profile": "cloud", "tier": True}])
+    tpot(parent, 60.0)
+    large.tell(step_time=STEP_TIME, batch_seen=64)
+    await eventually(lambda: bound(bounded) == bound(parent) == 50)
+    held = large.answer = Held()
+    client = await started(parent)
+    await eventually(lambda: held.waiting)
+    found = [(await each.capabilities())["slots_free_by_class"] for each in (bounded, parent)]
+    assert found[0] == found[1]
+    assert found[0]["interactive"] == 49
+    held.release_all()
+    assert (await client.response()).status == 200
