@@ -103,7 +103,7 @@ class Reclaim:
             lost = lease.cost * elapsed_s
             if not needed <= lease.cost <= spare or of.reclaimed >= MOST_TIMES or lost > least:
                 continue
-            remaining_s = self._service_times.remaining_s(of, elapsed_s)
+            remaining_s = self._service_times.remaining_s(lease, of, now)
             in_time = remaining_s is None or 1000 * remaining_s <= slo_ms
             if not in_time and self.unseen(lease.id):
                 found, least = lease, lost

@@ -1,7 +1,7 @@
 """The admission in front of the engine, or none.
 
-Admission gets the same information as in a sidecar: reports some milliseconds apart, a step time
-once enough steps were measured, and the ends of its own requests.
+Admission gets the same information as in a sidecar: reports some milliseconds apart, a step time,
+and the ends of its own requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vllm_plugin.profile import AdmissionRules, BatchBounds, ClassRules, FullQue
 
 # The shortest interval between an engine's reports.
 REPORT_S: Final = 0.02
-# Steps until step time and prefill rate are known, and their relative error.
+# Steps until a new engine knows its step time and prefill rate, and their relative error.
 MEASURED_STEPS: Final = 100
 MEASURED_ERROR: Final = 0.05
 # The interval at which the plugin fits the step time and compares the traffic with it.
@@ -95,12 +95,14 @@ class Sight:
     """The information that admission gets.
 
     Without `classes` every request is bulk, as under rules without interactive requests; without
-    `measured` the step time stays unknown; without `cache` the KV cache is not reported.
+    `measured` the step time stays unknown; without `cache` the KV cache is not reported. `warm`:
+    the engine has served such traffic before, and knows its step time from the start.
     """
 
     classes: bool = True
     measured: bool = True
     cache: bool = True
+    warm: bool = True
 
 
 class Admitted:
@@ -139,8 +141,9 @@ class Admitted:
 
     def report(self, engine: Engine, now: float) -> None:
         shape, sight = engine.shape, self._sight
-        known = sight.measured and engine.steps >= MEASURED_STEPS
+        known = sight.measured and (sight.warm or engine.steps >= MEASURED_STEPS)
         off = 1 + MEASURED_ERROR
+        new = sight.measured and not sight.warm
         if known and (self._step_time is None or now - self._fitted_at >= FIT_S):
             self._fitted_at = now
             traffic = engine.traffic(now)
@@ -148,7 +151,7 @@ class Admitted:
                 shape.t0_ms,
                 shape.c_ms * off,
                 shape.alpha,
-                max(1, engine.largest),
+                shape.slots if sight.warm else max(1, engine.largest),
                 traffic=traffic.factor,
                 prompt_share=traffic.prompt_share,
             )
@@ -161,10 +164,11 @@ class Admitted:
             waiting=engine.waiting,
             scheduled=engine.held,
             preemptions_total=engine.preemptions if sight.cache else 0,
-            batch_seen=engine.token_times.batch_seen if sight.measured else shape.slots,
+            batch_seen=engine.token_times.batch_seen if new else shape.slots,
             step_time=self._step_time,
             prefill_tokens_per_s=shape.prefill_tokens_per_s / off if known else None,
             chunk_tokens=min(shape.long_prefill_tokens, shape.step_tokens),
+            step_tokens=shape.step_tokens,
         )
         self._perform(self._controller.engine_reports(report, now))
 
