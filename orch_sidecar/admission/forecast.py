@@ -15,6 +15,7 @@ from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.backlog import Ahead
 from orch_sidecar.admission.fairness.fair_queue import FEW
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.prediction.pressure import Pressure
 from orch_sidecar.admission.prediction.release_rate import (
     LONGEST_MS,
     SHORTEST_MS,
@@ -57,6 +58,7 @@ class Forecaster:
     ) -> None:
         self._service_times = service_times
         self.release_rate = ReleaseRate()
+        self.pressure = Pressure()  # of interactive requests
         self._ledger = ledger
         self._queues = queues
         self._constraints = constraints
@@ -160,7 +162,7 @@ class Forecaster:
         )
 
     def queue_refusal(
-        self, request: AdmissionRequest, rules: ClassRules, start: Start | None
+        self, request: AdmissionRequest, rules: ClassRules, start: Start | None, now: float
     ) -> Refusal | None:
         """The refusal of a request that must not queue; None: it may."""
         if not request.may_queue:
@@ -168,7 +170,8 @@ class Forecaster:
         refusal = refusals.waits_too_long(request, rules, None if start is None else start.ms)
         if refusal is not None or start is None or start.first_token_s is None:
             return refusal
-        return refusals.late(request, rules, 1000 * start.first_token_s)
+        first_s, again_s = start.first_token_s, self._again_s(request, rules, now)
+        return self._noted(request, refusals.late(request, rules, first_s, again_s), now)
 
     def late(
         self, request: AdmissionRequest, rules: ClassRules, waited_s: float, now: float
@@ -183,13 +186,30 @@ class Forecaster:
         first_token_s = times.first_token_s(request, times.prompts.left(now))
         if first_token_s is None:
             return None
-        refusal = refusals.late(request, rules, 1000 * (waited_s + first_token_s), waited_s)
+        again_s = 0.0 if waited_s else self._again_s(request, rules, now)
+        refusal = refusals.late(request, rules, waited_s + first_token_s, again_s, waited_s)
         if refusal is None or refusal.reason is Reason.DEADLINE_MISS:
             return refusal
         alone_s = times.first_token_s(request)
         assert alone_s is not None, "the other one is known"
-        alone = refusals.late(request, rules, 1000 * alone_s)
-        return refusal if alone is None else None
+        alone = refusals.late(request, rules, alone_s)
+        return self._noted(request, refusal, now) if alone is None else None
+
+    def _again_s(self, request: AdmissionRequest, rules: ClassRules, now: float) -> float:
+        """By how much a request must be early for its SLO, for the sake of others."""
+        if rules.ttft_p95_ms is None:
+            return 0.0
+        again = self.pressure.update(self._ledger.granted[request.service_class], now)
+        return again * (self._service_times.first_token_s(request) or 0.0)
+
+    def _noted(
+        self, request: AdmissionRequest, refusal: Refusal | None, now: float
+    ) -> Refusal | None:
+        if refusal is not None and refusal.reason is Reason.SLO_MISS:
+            demand = self._constraints.reserve.demand(request.service_class)
+            if not request.identity or not demand.is_retry(request, now):
+                self.pressure.refused()
+        return refusal
 
     def with_retry_after(self, refusal: Refusal, request: AdmissionRequest, now: float) -> Refusal:
         """Adds a Retry-After: the time in which what goes before such a request is dispatched at

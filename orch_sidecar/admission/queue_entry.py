@@ -58,7 +58,8 @@ class QueueEntry:
         position = forecaster.ahead(request).requests
         start = forecaster.start(request, blocked_by, clears_at, now)
         start_ms = None if start is None else start.ms
-        refusal = forecaster.queue_refusal(request, self.rules.of(request.service_class), start)
+        rules = self.rules.of(request.service_class)
+        refusal = forecaster.queue_refusal(request, rules, start, now)
         evicted: list[Decision] = []
         if refusal is None and self._is_full(request):
             leaves = self._makes_room(request)

@@ -103,12 +103,18 @@ def waits_too_long(
 
 
 def late(
-    request: AdmissionRequest, rules: ClassRules, first_token_ms: float, waited_s: float = 0.0
+    request: AdmissionRequest,
+    rules: ClassRules,
+    first_token_s: float,
+    again_s: float = 0.0,
+    waited_s: float = 0.0,
 ) -> Refusal | None:
     """The refusal of a request whose first token would be late; None: it is in time.
 
-    `first_token_ms`: since its arrival, `waited_s` ago.
+    `first_token_s`: since its arrival, `waited_s` ago. `again_s`: by how much it must be early for
+    its SLO, because shorter ones are refused.
     """
+    first_token_ms = 1000 * first_token_s
     expected = f"the first token is expected in {round(first_token_ms - 1000 * waited_s)} ms"
     if waited_s:
         expected += f", {round(1000 * waited_s)} ms after the arrival of the request"
@@ -119,11 +125,12 @@ def late(
             "allow more time",
         )
     slo_ms = rules.ttft_p95_ms
-    if slo_ms is not None and first_token_ms > slo_ms * (1 - MARGIN):
+    if slo_ms is not None and first_token_ms + 1000 * again_s > slo_ms * (1 - MARGIN):
+        left_ms = round(slo_ms * MARGIN + 1000 * again_s)
         return Refusal(
             Reason.SLO_MISS,
-            f"{expected}, and the SLO of {request.service_class} requests is {slo_ms:g} ms, a tenth "
-            "of which is left for what cannot be predicted: retry later",
+            f"{expected}, and the SLO of {request.service_class} requests is {slo_ms:g} ms, of "
+            f"which {left_ms} ms are left for prediction errors and shorter prompts: retry later",
         )
     return None
 
