@@ -155,8 +155,9 @@ class QueueEntry:
         first_token_s = self._service_times.first_token_s(request)
         if rules.ttft_p95_ms is not None:
             # After that its first token would miss the SLO.
-            slo_s = (1 - MARGIN) * rules.ttft_p95_ms / 1000
-            latest = max(0.0, slo_s - (first_token_s or 0.0))
+            latest = rules.ttft_p95_ms / 1000
+            if first_token_s is not None:
+                latest = max(0.0, (1 - MARGIN) * latest - first_token_s)
             limits.append((since + latest, Reason.SLO_MISS))
         expires, expiry = min(limits)
         delay_s, charge = self._reserve.clock.value(now), self._service_times.charge(request)

@@ -80,13 +80,13 @@ def test_a_wait_that_misses_the_slo_is_refused_at_once() -> None:
 
 
 def test_a_wait_ends_when_the_slo_cannot_be_met_any_more() -> None:
-    """2 s, less a prompt of 500 ms and a step of 12 ms."""
+    """Nine tenths of 2 s, less a prompt of 500 ms and a step of 12 ms."""
     core = measured(1, rules(class_rules(ttft_p95_ms=2000.0)))
     fill(core, interactive(max_tokens=100), "a")
     queue(core, interactive(prompt_tokens=500, max_tokens=100), "b")
-    assert core.next_event(0.0) == pytest.approx(1.488)
-    assert core.dispatch(1.48) == []
-    assert refused(core.dispatch(1.49)) == {"b": Reason.SLO_MISS}
+    assert core.next_event(0.0) == pytest.approx(1.288)
+    assert core.dispatch(1.28) == []
+    assert refused(core.dispatch(1.29)) == {"b": Reason.SLO_MISS}
 
 
 def test_a_wait_ends_with_the_slo_itself_while_the_step_time_is_not_known() -> None:

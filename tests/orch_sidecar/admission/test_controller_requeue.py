@@ -132,7 +132,7 @@ def test_requeued_request_keeps_its_time_limits() -> None:
 
 
 def test_requeued_request_that_cannot_meet_its_slo_is_refused() -> None:
-    """2 s, less a step of 11 ms."""
+    """Nine tenths of 2 s, less a step of 11 ms."""
     core = core_of(1, rules(class_rules(ttft_p95_ms=2000.0)), step_time=STEP_TIME)
     fill(core, interactive(), "a", at=1.0)
     refused_below(core, "a", interactive(), 0.02, 2.5, since=1.0)
