@@ -121,7 +121,7 @@ class KvBudget:
         limit: float = cache.blocks_total
         if self._share != 1.0:
             limit *= self._factor(now)
-        own = need.counted + self._reading(cache, need.reading)
+        own = need.prompt + (need.output or 0) + self._reading(cache, need.reading)
         if need.output is not None and self._ledger.kv_committed + own <= limit:
             return True
         if self._usage >= KV_FULL or now - self._preempted_at < QUIET_S:

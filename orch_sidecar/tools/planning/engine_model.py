@@ -67,7 +67,7 @@ def _curve(entry: Mapping[str, Any]) -> StepCurve:
     """Returns the time per token by batch: the engine's own fit if that is good, else a fit of all
     its steps since its start."""
     fitted = step_time_of(entry)
-    if fitted is None:
+    if fitted is None or not fitted.good:
         try:
             return curve_of([steps_between({}, entry)])
         except NotEnough as error:

@@ -12,8 +12,8 @@ STEP = StepTime(10.0, 0.0, 1.0, 16)  # 100 tokens: a second
 def with_queue(queued: int, *, slots: int = 2) -> Bench:
     """An SLO of 1.2 s, and interactive requests of a second each, of which `slots` run at once."""
     bench = Bench(8, rules(class_rules(ttft_p95_ms=1200.0)))
-    bench.limit(interactive=slots, bulk=8, mixed=8)
     bench.constraints.reported(EngineReport("e", 8, prefill_tokens_per_s=1000.0), 0.0)
+    bench.limit(interactive=slots, bulk=8, mixed=8)
     bench.service_times.step_time = STEP
     bench.grant(interactive(slots))
     for number in range(queued):
