@@ -211,9 +211,7 @@ class ServiceTimes:
         decoding_s = schedule.start(cost)
         return None if decoding_s is None else self._stretched(decoding_s, schedule.prompt_tokens)
 
-    def fill(
-        self, schedule: Schedule, prompt_work: float, charge: float, sequences: int
-    ) -> None:
+    def fill(self, schedule: Schedule, prompt_work: float, charge: float, sequences: int) -> None:
         """Puts equal sequences behind the others, if their length is known.
 
         `prompt_work`: prompt tokens of their requests, each as often as it has sequences; `charge`:

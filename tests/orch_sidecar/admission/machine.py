@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
-from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, ended, report, rules
+from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, ended, reason_of, report, rules
 from tests.orch_sidecar.admission.model import Model
 from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
 
