@@ -79,7 +79,6 @@ class AdmissionController:
         if report.epoch != ledger.epoch:
             ledger.begin_epoch(report.epoch)
             self.constraints.begin_epoch()
-            service_times.begin_epoch()
             self.queues.forget_running()
             self.draining = after_restart(self.draining)
         for lease, cost in report.leases:

@@ -125,7 +125,7 @@ class QueueEntry:
         refusal = self._forecaster.late(request, rules, now - since, now)
         if refusal is None:
             return None
-        self._reserve.refused(request, refusal.reason)
+        self._reserve.expired(replace(queued, expiry=refusal.reason), now)
         return self._forecaster.with_retry_after(refusal, request, now)
 
     def refuse_all(self, refusal: Refusal) -> list[Decision]:

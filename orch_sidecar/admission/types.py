@@ -210,8 +210,9 @@ class EngineReport:
     `batch_seen`: the largest batch of which the engine has made some steps.
     `scheduled`: sequences of leases in the scheduler; the others are still on their way to it.
     `prefill_tokens_per_s`: measured. `chunk_tokens`: the most tokens of one prompt that a step
-    prefills beside decodes, `step_tokens`: of all prompts and decodes. `leases`: ids and costs of this sidecar's leases in the engine;
-    reported with a new epoch, since a request may reach an engine under its predecessor's.
+    prefills beside decodes, `step_tokens`: of all prompts and decodes. `leases`: ids and costs of
+    this sidecar's leases in the engine; reported with a new epoch, since a request may reach an
+    engine under its predecessor's.
     """
 
     epoch: str

@@ -13,7 +13,7 @@ from collections import deque
 from math import ceil
 from typing import Final
 
-from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, StepTime
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 
 # Of an engine that does not report the tokens of a step: prompts that it reads at once.
 _AT_ONCE: Final = 4

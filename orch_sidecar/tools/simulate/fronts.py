@@ -45,6 +45,12 @@ class Outcomes(Protocol):
     def refused(self, number: int, refusal: Refusal) -> None:
         """The request is rejected."""
 
+    def reclaimed(self, number: int) -> None:
+        """The request is to be aborted in the engine; `aborted` follows."""
+
+    def seen(self, number: int) -> bool:
+        """Whether the engine has generated a token of the request."""
+
     def queued(self, number: int, predicted_start_ms: int | None) -> None:
         """The request is queued; its predicted start is in milliseconds from now."""
 
@@ -55,6 +61,8 @@ class Front(Protocol):
     def arrive(self, number: int, arrival: Arrival, now: float) -> None: ...
 
     def ended(self, number: int, arrival: Arrival, now: float) -> None: ...
+
+    def aborted(self, number: int, now: float) -> None: ...
 
     def report(self, engine: Engine, now: float) -> None: ...
 
@@ -80,6 +88,9 @@ class Direct:
     def ended(self, number: int, arrival: Arrival, now: float) -> None:
         pass
 
+    def aborted(self, number: int, now: float) -> None:
+        raise AssertionError("nothing is reclaimed without admission")
+
     def report(self, engine: Engine, now: float) -> None:
         pass
 
@@ -95,13 +106,15 @@ class Sight:
     """The information that admission gets.
 
     Without `classes` every request is bulk, as under rules without interactive requests; without
-    `measured` the step time stays unknown; without `cache` the KV cache is not reported. `warm`:
-    the engine has served such traffic before, and knows its step time from the start.
+    `measured` the step time stays unknown; without `cache` the KV cache is not reported.
+    `streams`: clients see each token of a bulk request; else they see nothing before its end.
+    `warm`: the engine has served such traffic before, and knows its step time from the start.
     """
 
     classes: bool = True
     measured: bool = True
     cache: bool = True
+    streams: bool = False
     warm: bool = True
 
 
@@ -115,6 +128,9 @@ class Admitted:
         self._outcomes = outcomes
         self._step_time: StepTime | None = None
         self._fitted_at = 0.0
+        # Of bulk requests: the request, when it came first, and how often it was reclaimed.
+        self._bulk: dict[int, tuple[AdmissionRequest, float, int]] = {}
+        self._controller.reclaim.unseen = self._is_unseen
 
     @property
     def queued(self) -> int:
@@ -125,7 +141,11 @@ class Admitted:
         ask = AdmissionRequest(
             service_class, 1, arrival.prompt, arrival.max_tokens, identity=number + 1
         )
-        outcome = self._controller.arrive(str(number), ask, now)
+        if service_class is ServiceClass.BULK:
+            self._bulk[number] = ask, now, 0
+        outcome = self._controller.arrive(self._ticket(number), ask, now)
+        for lease in self._controller.reclaim.take():
+            self._outcomes.reclaimed(_number(lease))
         displaced = self._controller.take_displaced()
         if isinstance(outcome, Refusal) and outcome.retry_after_ms is not None:
             demand = self._controller.constraints.reserve.demand(service_class)
@@ -137,7 +157,24 @@ class Admitted:
         self._perform(displaced)
 
     def ended(self, number: int, arrival: Arrival, now: float) -> None:
-        self._perform(self._controller.release(str(number), now, arrival.output))
+        ticket = self._ticket(number)
+        self._bulk.pop(number, None)
+        self._perform(self._controller.release(ticket, now, arrival.output))
+
+    def aborted(self, number: int, now: float) -> None:
+        ticket, (request, since, times) = self._ticket(number), self._bulk[number]
+        self._bulk[number] = request, since, times + 1
+        outcome = self._controller.requeue(self._ticket(number), request, since, now)
+        if isinstance(outcome, Refusal):
+            self._outcomes.refused(number, outcome)
+        self._perform(self._controller.release(ticket, now))
+
+    def _ticket(self, number: int) -> str:
+        times = self._bulk[number][2] if number in self._bulk else 0
+        return f"{number}.{times}"
+
+    def _is_unseen(self, lease: str) -> bool:
+        return not (self._sight.streams and self._outcomes.seen(_number(lease)))
 
     def report(self, engine: Engine, now: float) -> None:
         shape, sight = engine.shape, self._sight
@@ -180,13 +217,17 @@ class Admitted:
 
     def _perform(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            self._tell(int(decision.ticket), decision.outcome)
+            self._tell(_number(decision.ticket), decision.outcome)
 
     def _tell(self, number: int, outcome: Lease | Refusal) -> None:
         if isinstance(outcome, Lease):
             self._outcomes.started(number)
         else:
             self._outcomes.refused(number, outcome)
+
+
+def _number(ticket: str) -> int:
+    return int(ticket.partition(".")[0])
 
 
 def _kv_cache(shape: EngineShape) -> KvCache | None:
