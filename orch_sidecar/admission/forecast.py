@@ -20,6 +20,7 @@ from orch_sidecar.admission.prediction.release_rate import (
     LONGEST_MS,
     SHORTEST_MS,
     ReleaseRate,
+    StartRate,
 )
 from orch_sidecar.admission.prediction.schedule import Schedule
 from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes
@@ -58,6 +59,7 @@ class Forecaster:
     ) -> None:
         self._service_times = service_times
         self.release_rate = ReleaseRate()
+        self._bulk_starts = StartRate()
         self.pressure = Pressure()  # of interactive requests
         self._ledger = ledger
         self._queues = queues
@@ -135,11 +137,25 @@ class Forecaster:
         slots_s = None if schedule is None else times.start_s(schedule, request.cost)
         if schedule is None or slots_s is None:
             return None
+        if request.service_class is _BULK:
+            slots_s = self._bulk_slots_s(request, slots_s, now)
         if blocked_by is BlockedBy.PAUSE and clears_at is not None:
             slots_s = max(slots_s, clears_at - now)
         unread = times.prompts.left_after(schedule.prompt_tokens, slots_s)
         own_s = times.first_token_s(request, unread)
         return Start(slots_s, None if own_s is None else slots_s + own_s)
+
+    def _bulk_slots_s(self, request: AdmissionRequest, slots_s: float, now: float) -> float:
+        """Seconds to the slots of a bulk request, `slots_s` without later interactive requests.
+
+        These go before it, and nobody knows them: beside them, the rate at which bulk requests got
+        slots of late is the better measure.
+        """
+        waiting = self._queues.size(_BULK) > 0
+        rate = self._bulk_starts.per_second(self._ledger.granted[_BULK], waiting, now)
+        if not rate or not self._constraints.reserve.traffic(now):
+            return slots_s
+        return (self._queues.ahead(request).requests + 1) / rate
 
     def forecast(
         self,
@@ -208,7 +224,7 @@ class Forecaster:
         if refusal is not None and refusal.reason is Reason.SLO_MISS:
             demand = self._constraints.reserve.demand(request.service_class)
             if not request.identity or not demand.is_retry(request, now):
-                self.pressure.refused()
+                self.pressure.refused(self._ledger.interactive / self._ledger.slots_total)
         return refusal
 
     def with_retry_after(self, refusal: Refusal, request: AdmissionRequest, now: float) -> Refusal:

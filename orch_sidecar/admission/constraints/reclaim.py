@@ -3,8 +3,9 @@
 Pure: times are seconds of a monotonic clock. A bulk request of which its client has seen nothing
 may be aborted and queued again, at the head of its class, for an interactive one that would miss
 its SLO otherwise. What it has generated is lost: so it is the request with the least work done,
-each is taken at most MOST_TIMES, and all that is lost is at most LOST_SHARE of the slots' time,
-and so of the tokens. Bulk requests keep what they are guaranteed.
+and none with more than the interactive one will take; each is taken at most MOST_TIMES, and all
+that is lost is at most LOST_SHARE of the slots' time, and so of the tokens. Bulk requests keep what
+they are guaranteed.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ class Reclaim:
     ) -> Lease | None:
         needed = request.cost - max(0, self._ledger.room)
         spare = self._ledger.bulk - rules.bulk_share * self._ledger.slots_total
-        found, least = None, self._allowed
+        gained_s = self._service_times.service_s(request)
+        least = self._allowed if gained_s is None else min(self._allowed, request.cost * gained_s)
+        found = None
         for lease in self._ledger.all():
             of, elapsed_s = lease.request, now - lease.granted_at
             if of is None or of.service_class is not _BULK or lease.closing:

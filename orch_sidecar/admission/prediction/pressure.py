@@ -17,6 +17,8 @@ ROLL_S: Final = 0.25
 # and at most, for it would keep long prompts out.
 PER_REFUSED: Final = 2.0
 MOST: Final = 4.0
+# A refusal counts in full from this share of the slots that interactive requests have.
+FULL_SHARE: Final = 0.25
 
 
 class Pressure:
@@ -24,14 +26,15 @@ class Pressure:
 
     def __init__(self) -> None:
         self.again = 0.0  # how often a prompt counts beyond once
-        self._new = 0  # refused since the last update
+        self._new = 0.0  # refused since the last update
         self._refused = self._served = 0.0
         self._served_in_all = 0
         self._at = float("-inf")
 
-    def refused(self) -> None:
-        """A request was refused that would have missed its SLO."""
-        self._new += 1
+    def refused(self, share: float) -> None:
+        """A request was refused that would have missed its SLO. `share`: of the slots that its
+        class has; where bulk requests hold nearly all, long prompts are not the cause."""
+        self._new += min(1.0, share / FULL_SHARE)
 
     def update(self, served: int, now: float) -> float:
         """Returns how often a prompt counts beyond once. `served`: requests since the start."""
@@ -40,6 +43,6 @@ class Pressure:
             kept = exp(-passed_s / WINDOW_S)
             self._refused = kept * self._refused + self._new
             self._served = kept * self._served + served - self._served_in_all
-            self._at, self._new, self._served_in_all = now, 0, served
+            self._at, self._new, self._served_in_all = now, 0.0, served
             self.again = min(MOST, PER_REFUSED * self._refused / (1 + self._served))
         return self.again

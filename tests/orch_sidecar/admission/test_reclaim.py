@@ -126,12 +126,12 @@ def test_a_request_is_taken_at_most_twice() -> None:
     now = 20.0
     for number in range(MOST_TIMES):
         core.reclaim._allowed = 10.0
-        assert isinstance(core.arrive(f"i{number}", interactive(max_tokens=5), now), Queued)
+        assert isinstance(core.arrive(f"i{number}", interactive(max_tokens=100), now), Queued)
         [taken] = core.reclaim.take()
         core.requeue(f"b{number}", request, now - 1, now)
         assert granted(core.release(taken, now)) == [f"i{number}"]
         now += 1.0
-        assert granted(core.release(f"i{number}", now, 5)) == [f"b{number}"]
+        assert granted(core.release(f"i{number}", now, 100)) == [f"b{number}"]
         now += 1.0
     assert reason_of(core.arrive("late", interactive(), now)) is Reason.SLO_MISS
     assert core.reclaim.take() == []

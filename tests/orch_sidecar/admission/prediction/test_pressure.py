@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.admission.prediction.pressure import MOST, PER_REFUSED, WINDOW_S, Pressure
+from orch_sidecar.admission.prediction.pressure import (
+    FULL_SHARE,
+    MOST,
+    PER_REFUSED,
+    WINDOW_S,
+    Pressure,
+)
 
 
 def pressed(refused: int, served: int, pressure: Pressure | None = None) -> Pressure:
@@ -12,7 +18,7 @@ def pressed(refused: int, served: int, pressure: Pressure | None = None) -> Pres
     pressure = pressure or Pressure()
     pressure.update(0, 0.0)
     for _ in range(refused):
-        pressure.refused()
+        pressure.refused(1.0)
     pressure.update(served, 1.0)
     return pressure
 
@@ -37,3 +43,10 @@ def test_refusals_are_forgotten() -> None:
 def test_a_single_refusal_of_a_quiet_engine_is_no_pressure() -> None:
     assert pressed(1, 0).again <= PER_REFUSED
     assert pressed(1, 20).again < PER_REFUSED / 10
+
+
+def test_refusals_that_are_due_to_bulk_requests_count_less() -> None:
+    pressure = Pressure()
+    for _ in range(100):
+        pressure.refused(FULL_SHARE / 10)
+    assert pressure.update(99, 1.0) == pytest.approx(PER_REFUSED / 10)
