@@ -31,7 +31,7 @@ class Record:
     `came_at`: its last try. `present_s`: time in queues and engine over all tries.
     `predicted_s`: the wait predicted at its first try. `refused`: the reason at its last try.
     `of_client`: sent by a client that waits for its end. `reclaimed`: how often it had to give its
-    slot back.
+    slot back, after `lost_s` in all.
     """
 
     arrival: Arrival
@@ -44,6 +44,7 @@ class Record:
     refused: Reason | None = None
     of_client: bool = False
     reclaimed: int = 0
+    lost_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -192,6 +193,8 @@ class Run:
     def _abort(self, record: Record) -> None:
         number = record.sequence.order
         if self._engine.abort(record.sequence):
+            began_at = record.sequence.began_at
+            record.lost_s += 0.0 if began_at is None else self._now - began_at
             record.sequence = _sequence(number, record.arrival)
             record.started_at = None
             record.reclaimed += 1
