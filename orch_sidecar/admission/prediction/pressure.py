@@ -15,7 +15,7 @@ WINDOW_S: Final = 10.0
 ROLL_S: Final = 0.25
 # How often a prompt counts beyond once, for each request that is refused per one that is served;
 # and at most, for it would keep long prompts out.
-PER_REFUSED: Final = 2.0
+PER_REFUSED: Final = 4.0
 MOST: Final = 4.0
 # A refusal counts in full from this share of the slots that interactive requests have.
 FULL_SHARE: Final = 0.25
