@@ -30,7 +30,7 @@ from orch_sidecar.admission.types import (
     Lease,
     Queued,
 )
-from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 _BULK: Final = ServiceClass.BULK
@@ -86,10 +86,8 @@ class AdmissionController:
         slots_before = ledger.slots_total
         ledger.slots_total, ledger.foreign = report.slots_total, report.foreign
         self.constraints.reported(report, now)
-        service_times.step_time = self.constraints.reserve.step_time
-        service_times.prefill_tokens_per_s = report.prefill_tokens_per_s
+        service_times.reported(report, self.constraints.reserve.step_time, now)
         self.unavailable = None
-        service_times.invalidate()
         if not self.queues.depth:
             return []
         return self._queue_entry.refuse_too_large(slots_before) + self.dispatch(now)
@@ -124,10 +122,8 @@ class AdmissionController:
             if lease is not None:
                 outcome = self._enqueue(ticket, request, blocked_by, now)
                 self.reclaim.settle(lease, now, kept=type(outcome) is not Queued)
-        elif request.deadline_ms is not None:
-            late = self._forecaster.late(request, self.rules.of(request.service_class), 0)
-            if late is not None and late.reason is Reason.DEADLINE_MISS:
-                outcome = late
+        elif request.deadline_ms is not None or self.service_times.prompts.clears_at > now:
+            outcome = self._queue_entry.refuse_at_once(request, now)
         if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
             demand = constraints.reserve.bulk if is_bulk else constraints.reserve.interactive
             demand.arrived(request, now)
@@ -193,10 +189,11 @@ class AdmissionController:
             charged = served and not lease.reclaimed
             took = self.service_times.took(lease, request, output_tokens, now) if charged else 0
             self.queues.settle(lease, request, took)
-            if output_tokens is not None:
-                elapsed_s = now - lease.granted_at
-                self.constraints.reserve.completed(request, elapsed_s, now)
-                self.service_times.completed(request, elapsed_s, output_tokens / cost, now)
+            if output_tokens is None:
+                self.service_times.prompts.cut(lease, request.prompt_tokens, now)
+            else:
+                self.constraints.reserve.completed(request, now - lease.granted_at, now)
+                self.service_times.completed(lease, request, output_tokens / cost, now)
         if served:
             self._forecaster.release_rate.released(cost, now)
         if not self.queues.depth:
@@ -269,6 +266,9 @@ class AdmissionController:
         reserve.update(now)  # what was owed and spent until now
         while self.unavailable is None and (head := self.order.next(now)) is not None:
             self.queues.remove(head.ticket)
+            if (late := self._queue_entry.refuse_late(head, now)) is not None:
+                decisions.append(Decision(head.ticket, late))
+                continue
             kv = self.constraints.kv_need(head.request)
             lease = self._grant(head.ticket, head.request, kv, now)
             self.queues.fair(head.request.service_class).granted(lease, head)
@@ -279,7 +279,7 @@ class AdmissionController:
 
     def _grant(self, ticket: str, request: AdmissionRequest, kv: KvNeed, now: float) -> Lease:
         lease = self.ledger.grant(ticket, request, kv, now)
-        self.service_times.invalidate()
+        self.service_times.granted(lease, request, now)
         self.constraints.granted(lease, request, now)
         return lease
 

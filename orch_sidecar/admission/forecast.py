@@ -8,25 +8,42 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.backlog import Ahead
 from orch_sidecar.admission.fairness.fair_queue import FEW
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.prediction.release_rate import ReleaseRate
+from orch_sidecar.admission.prediction.pressure import Pressure
+from orch_sidecar.admission.prediction.release_rate import (
+    LONGEST_MS,
+    SHORTEST_MS,
+    ReleaseRate,
+    StartRate,
+)
 from orch_sidecar.admission.prediction.schedule import Schedule
 from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy
-from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.profile import ClassRules, ServiceClass
 
 # Requests that are refused together should not retry together.
 _JITTER: Final = 0.25
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+
+
+class Start(NamedTuple):
+    """Seconds until a request has its slots, and until its first token if that is known."""
+
+    slots_s: float
+    first_token_s: float | None
+
+    @property
+    def ms(self) -> int:
+        return round(1000 * self.slots_s)
 
 
 class Forecaster:
@@ -42,6 +59,8 @@ class Forecaster:
     ) -> None:
         self._service_times = service_times
         self.release_rate = ReleaseRate()
+        self._bulk_starts = StartRate()
+        self.pressure = Pressure()  # of interactive requests
         self._ledger = ledger
         self._queues = queues
         self._constraints = constraints
@@ -58,7 +77,7 @@ class Forecaster:
             ahead.tokens,
         )
 
-    def schedule(
+    def _schedule(
         self, request: AdmissionRequest, blocked_by: BlockedBy | None, now: float
     ) -> Schedule | None:
         """The slots as a request that arrives now will find them. None: unknown."""
@@ -98,25 +117,45 @@ class Forecaster:
         if sequences <= 0:
             return
         share = min(1.0, tokens / charge)
-        service_s = service_times.mean_service_s(share * prompt_work, tokens, sequences)
-        if service_s is not None:
-            schedule.fill(sequences, service_s)
+        service_times.fill(schedule, share * prompt_work, tokens, sequences)
 
-    def start_s(
+    def start(
         self,
-        schedule: Schedule | None,
         request: AdmissionRequest,
         blocked_by: BlockedBy | None,
         clears_at: float | None,
         now: float,
-    ) -> float | None:
-        """Seconds to its slots. `clears_at`: when the constraint clears, if predictable."""
-        start_s = None if schedule is None else schedule.start(request.cost)
-        if start_s is None or clears_at is None:
-            return start_s
-        if blocked_by is not BlockedBy.PAUSE:
-            return start_s
-        return max(start_s, clears_at - now)
+    ) -> Start | None:
+        """Predicts the start of a request that arrives now. None: unknown.
+
+        `clears_at`: when the constraint that blocks it clears, if that is predictable.
+        """
+        times = self._service_times
+        if blocked_by is None:
+            return Start(0.0, times.first_token_s(request, times.prompts.left(now)))
+        schedule = self._schedule(request, blocked_by, now)
+        slots_s = None if schedule is None else times.start_s(schedule, request.cost)
+        if schedule is None or slots_s is None:
+            return None
+        if request.service_class is _BULK:
+            slots_s = self._bulk_slots_s(request, slots_s, now)
+        if blocked_by is BlockedBy.PAUSE and clears_at is not None:
+            slots_s = max(slots_s, clears_at - now)
+        unread = times.prompts.left_after(schedule.prompt_tokens, slots_s)
+        own_s = times.first_token_s(request, unread)
+        return Start(slots_s, None if own_s is None else slots_s + own_s)
+
+    def _bulk_slots_s(self, request: AdmissionRequest, slots_s: float, now: float) -> float:
+        """Seconds to the slots of a bulk request, `slots_s` without later interactive requests.
+
+        These go before it, and nobody knows them: beside them, the rate at which bulk requests got
+        slots of late is the better measure.
+        """
+        waiting = self._queues.size(_BULK) > 0
+        rate = self._bulk_starts.per_second(self._ledger.granted[_BULK], waiting, now)
+        if not rate or not self._constraints.reserve.traffic(now):
+            return slots_s
+        return (self._queues.ahead(request).requests + 1) / rate
 
     def forecast(
         self,
@@ -127,41 +166,76 @@ class Forecaster:
     ) -> Forecast | None:
         """Predicts the course of a request that arrives now and is `blocked_by`. None: unknown."""
         service_s = self._service_times.service_s(request, joins=blocked_by is None)
-        start_s: float | None = 0.0
         if service_s is None or request.cost > self._ledger.slots_total:
             return None
-        if blocked_by is not None:
-            schedule = self.schedule(request, blocked_by, now)
-            start_s = self.start_s(schedule, request, blocked_by, clears_at, now)
-        if start_s is None:
+        start = self.start(request, blocked_by, clears_at, now)
+        if start is None:
             return None
-        first_token_s = self._service_times.first_token_s(request) or 0.0
+        alone_s = self._service_times.first_token_s(request) or 0.0
+        first_s = start.slots_s if start.first_token_s is None else start.first_token_s
         return Forecast(
-            1000 * start_s, 1000 * (start_s + first_token_s), 1000 * (start_s + service_s)
+            1000 * start.slots_s, 1000 * first_s, 1000 * (first_s - alone_s + service_s)
         )
 
     def queue_refusal(
-        self, request: AdmissionRequest, rules: ClassRules, start_ms: int | None
+        self, request: AdmissionRequest, rules: ClassRules, start: Start | None, now: float
     ) -> Refusal | None:
         """The refusal of a request that must not queue; None: it may."""
         if not request.may_queue:
             return refusals.may_not_queue()
-        refusal = refusals.waits_too_long(request, rules, start_ms)
-        return refusal or self.late(request, rules, start_ms)
+        refusal = refusals.waits_too_long(request, rules, None if start is None else start.ms)
+        if refusal is not None or start is None or start.first_token_s is None:
+            return refusal
+        first_s, again_s = start.first_token_s, self._again_s(request, rules, now)
+        return self._noted(request, refusals.late(request, rules, first_s, again_s), now)
 
     def late(
-        self, request: AdmissionRequest, rules: ClassRules, start_ms: int | None
+        self, request: AdmissionRequest, rules: ClassRules, waited_s: float, now: float
     ) -> Refusal | None:
-        """The refusal of a request whose first token would be late; None: it is in time."""
-        first_token_s = self._service_times.first_token_s(request)
-        if first_token_s is None or start_ms is None:
+        """The refusal of a request that can have its slots now, and whose first token would be
+        late; None: it is in time.
+
+        For its SLO it is refused only if prompts before its own are the cause: one that would be
+        late in an idle engine would be refused for ever.
+        """
+        times = self._service_times
+        first_token_s = times.first_token_s(request, times.prompts.left(now))
+        if first_token_s is None:
             return None
-        return refusals.late(request, rules, start_ms + 1000 * first_token_s)
+        again_s = 0.0 if waited_s else self._again_s(request, rules, now)
+        refusal = refusals.late(request, rules, waited_s + first_token_s, again_s, waited_s)
+        if refusal is None or refusal.reason is Reason.DEADLINE_MISS:
+            return refusal
+        alone_s = times.first_token_s(request)
+        assert alone_s is not None, "the other one is known"
+        alone = refusals.late(request, rules, alone_s)
+        return self._noted(request, refusal, now) if alone is None else None
+
+    def _again_s(self, request: AdmissionRequest, rules: ClassRules, now: float) -> float:
+        """By how much a request must be early for its SLO, for the sake of others."""
+        if rules.ttft_p95_ms is None:
+            return 0.0
+        again = self.pressure.update(self._ledger.granted[request.service_class], now)
+        return again * (self._service_times.first_token_s(request) or 0.0)
+
+    def _noted(
+        self, request: AdmissionRequest, refusal: Refusal | None, now: float
+    ) -> Refusal | None:
+        if refusal is not None and refusal.reason is Reason.SLO_MISS:
+            demand = self._constraints.reserve.demand(request.service_class)
+            if not request.identity or not demand.is_retry(request, now):
+                self.pressure.refused(self._ledger.interactive / self._ledger.slots_total)
+        return refusal
 
     def with_retry_after(self, refusal: Refusal, request: AdmissionRequest, now: float) -> Refusal:
         """Adds a Retry-After: the time in which what goes before such a request is dispatched at
-        the measured rate."""
+        the measured rate; where slots are free, that in which the engine reads the prompts that it
+        has."""
         slots = self.ahead(request).sequences + request.cost
-        wait_ms = self.release_rate.retry_after_ms(slots, now)
+        unread_s = self._service_times.prompts.clears_at - now
+        if slots <= self._ledger.room and unread_s > 0:
+            wait_ms = min(max(int(1000 * unread_s), SHORTEST_MS), LONGEST_MS)
+        else:
+            wait_ms = self.release_rate.retry_after_ms(slots, now)
         wait_ms = int(wait_ms * (1 + _JITTER * self._jitter.random()))
         return replace(refusal, retry_after_ms=wait_ms)

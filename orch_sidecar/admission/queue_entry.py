@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orch_sidecar.admission import refusals
+from orch_sidecar.admission.constraints.batch import MARGIN
 from orch_sidecar.admission.constraints.reserve import InteractiveReserve
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.forecast import Forecaster
@@ -55,10 +56,10 @@ class QueueEntry:
         """
         forecaster = self._forecaster
         position = forecaster.ahead(request).requests
-        schedule = forecaster.schedule(request, blocked_by, now)
-        start_s = forecaster.start_s(schedule, request, blocked_by, clears_at, now)
-        start_ms = None if start_s is None else round(1000 * start_s)
-        refusal = forecaster.queue_refusal(request, self.rules.of(request.service_class), start_ms)
+        start = forecaster.start(request, blocked_by, clears_at, now)
+        start_ms = None if start is None else start.ms
+        rules = self.rules.of(request.service_class)
+        refusal = forecaster.queue_refusal(request, rules, start, now)
         evicted: list[Decision] = []
         if refusal is None and self._is_full(request):
             leaves = self._makes_room(request)
@@ -71,6 +72,20 @@ class QueueEntry:
             return forecaster.with_retry_after(refusal, request, now), evicted
         self._queues.add(self._queued(ticket, request, now, now))
         return Queued(position, start_ms), evicted
+
+    def refuse_at_once(self, request: AdmissionRequest, now: float) -> Refusal | None:
+        """The refusal of a request that could start at once, and whose first token would be late;
+        None: it may start."""
+        rules = self.rules.of(request.service_class)
+        slo_ms, prompts = rules.ttft_p95_ms, self._service_times.prompts
+        if request.deadline_ms is None and (
+            slo_ms is None or not prompts.may_be_late(request, slo_ms / 1000, now)
+        ):
+            return None
+        refusal = self._forecaster.late(request, rules, 0.0, now)
+        if refusal is None or refusal.reason is Reason.DEADLINE_MISS:
+            return refusal
+        return self._forecaster.with_retry_after(refusal, request, now)
 
     def reenter(
         self,
@@ -100,6 +115,19 @@ class QueueEntry:
             decisions.append(Decision(each.ticket, unavailable or self._expired(each, now)))
         return decisions
 
+    def refuse_late(self, queued: QueuedRequest, now: float) -> Refusal | None:
+        """The refusal of a request that is dispatched now, and has waited too long for its first
+        token to be in time; None: it may start."""
+        request, since = queued.request, queued.arrived
+        rules, prompts = self.rules.of(request.service_class), self._service_times.prompts
+        if prompts.clears_at <= now or (rules.ttft_p95_ms is None and request.deadline_ms is None):
+            return None
+        refusal = self._forecaster.late(request, rules, now - since, now)
+        if refusal is None:
+            return None
+        self._reserve.expired(replace(queued, expiry=refusal.reason), now)
+        return self._forecaster.with_retry_after(refusal, request, now)
+
     def refuse_all(self, refusal: Refusal) -> list[Decision]:
         """Refuses all queued requests."""
         return [self._refuse(each, refusal) for each in self._queues.all()]
@@ -127,7 +155,9 @@ class QueueEntry:
         first_token_s = self._service_times.first_token_s(request)
         if rules.ttft_p95_ms is not None:
             # After that its first token would miss the SLO.
-            latest = max(0.0, rules.ttft_p95_ms / 1000 - (first_token_s or 0.0))
+            latest = rules.ttft_p95_ms / 1000
+            if first_token_s is not None:
+                latest = max(0.0, (1 - MARGIN) * latest - first_token_s)
             limits.append((since + latest, Reason.SLO_MISS))
         expires, expiry = min(limits)
         delay_s, charge = self._reserve.clock.value(now), self._service_times.charge(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from orch_sidecar.admission.constraints.batch import MARGIN
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.types import AdmissionRequest
@@ -101,9 +102,22 @@ def waits_too_long(
     return None
 
 
-def late(request: AdmissionRequest, rules: ClassRules, first_token_ms: float) -> Refusal | None:
-    """The refusal of a request whose first token would be late; None: it is in time."""
-    expected = f"the first token is expected in {round(first_token_ms)} ms"
+def late(
+    request: AdmissionRequest,
+    rules: ClassRules,
+    first_token_s: float,
+    again_s: float = 0.0,
+    waited_s: float = 0.0,
+) -> Refusal | None:
+    """The refusal of a request whose first token would be late; None: it is in time.
+
+    `first_token_s`: since its arrival, `waited_s` ago. `again_s`: by how much it must be early for
+    its SLO, because shorter ones are refused.
+    """
+    first_token_ms = 1000 * first_token_s
+    expected = f"the first token is expected in {round(first_token_ms - 1000 * waited_s)} ms"
+    if waited_s:
+        expected += f", {round(1000 * waited_s)} ms after the arrival of the request"
     if request.deadline_ms is not None and first_token_ms > request.deadline_ms:
         return Refusal(
             Reason.DEADLINE_MISS,
@@ -111,11 +125,12 @@ def late(request: AdmissionRequest, rules: ClassRules, first_token_ms: float) ->
             "allow more time",
         )
     slo_ms = rules.ttft_p95_ms
-    if slo_ms is not None and first_token_ms > slo_ms:
+    if slo_ms is not None and first_token_ms + 1000 * again_s > slo_ms * (1 - MARGIN):
+        left_ms = round(slo_ms * MARGIN + 1000 * again_s)
         return Refusal(
             Reason.SLO_MISS,
-            f"{expected}, and the SLO of {request.service_class} requests is {slo_ms:g} ms: "
-            "retry later",
+            f"{expected}, and the SLO of {request.service_class} requests is {slo_ms:g} ms, of "
+            f"which {left_ms} ms are left for prediction errors and shorter prompts: retry later",
         )
     return None
 

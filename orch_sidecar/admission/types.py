@@ -176,7 +176,8 @@ class Lease:
     `granted_at`: seconds of the caller's clock. `kv`: what was committed for it in the KV cache.
     `closing`: the response was cut short, and the engine has yet to confirm the end. `charge`:
     tokens that its key was charged in advance. `reclaimed`: it ends for another request, and its
-    key pays nothing for it.
+    key pays nothing for it. `read_from`, `read_to`: prompt tokens that the engine had read when it
+    was granted, and will have read with its own (`prediction.prompts`).
     """
 
     id: str
@@ -188,6 +189,8 @@ class Lease:
     closing: bool = field(default=False, compare=False)
     charge: int = field(default=0, compare=False)
     reclaimed: bool = field(default=False, compare=False)
+    read_from: float = field(default=0.0, compare=False)
+    read_to: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +210,9 @@ class EngineReport:
     `batch_seen`: the largest batch of which the engine has made some steps.
     `scheduled`: sequences of leases in the scheduler; the others are still on their way to it.
     `prefill_tokens_per_s`: measured. `chunk_tokens`: the most tokens of one prompt that a step
-    prefills beside decodes. `leases`: ids and costs of this sidecar's leases in the engine;
-    reported with a new epoch, since a request may reach an engine under its predecessor's.
+    prefills beside decodes, `step_tokens`: of all prompts and decodes. `leases`: ids and costs of
+    this sidecar's leases in the engine; reported with a new epoch, since a request may reach an
+    engine under its predecessor's.
     """
 
     epoch: str
@@ -222,6 +226,7 @@ class EngineReport:
     step_time: StepTime | None = None
     prefill_tokens_per_s: float | None = None
     chunk_tokens: int | None = None
+    step_tokens: int | None = None
     leases: tuple[tuple[str, int], ...] = ()
     prefilling: int = 0
     waiting: int = 0

@@ -44,6 +44,7 @@ def report_of(document: Mapping[str, Any]) -> EngineReport:
         step_time=step_time_of(document),
         prefill_tokens_per_s=document.get("prefill_tokens_per_s") or None,
         chunk_tokens=_chunk(document.get("features", {})),
+        step_tokens=_positive(document.get("features", {}).get("max_num_batched_tokens")),
     )
 
 

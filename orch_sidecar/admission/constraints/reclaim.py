@@ -3,8 +3,9 @@
 Pure: times are seconds of a monotonic clock. A bulk request of which its client has seen nothing
 may be aborted and queued again, at the head of its class, for an interactive one that would miss
 its SLO otherwise. What it has generated is lost: so it is the request with the least work done,
-each is taken at most MOST_TIMES, and all that is lost is at most LOST_SHARE of the slots' time,
-and so of the tokens. Bulk requests keep what they are guaranteed.
+and none with more than the interactive one will take; each is taken at most MOST_TIMES, and all
+that is lost is at most LOST_SHARE of the slots' time, and so of the tokens. Bulk requests keep what
+they are guaranteed.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ class Reclaim:
             if lease.closing and lease.request and lease.request.service_class is _BULK
         )
         spare = self._ledger.bulk - ending - rules.bulk_share * self._ledger.slots_total
-        found, least = None, self._allowed
+        gained_s = self._service_times.service_s(request)
+        least = self._allowed if gained_s is None else min(self._allowed, request.cost * gained_s)
+        found = None
         for lease in self._ledger.all():
             of, elapsed_s = lease.request, now - lease.granted_at
             if of is None or of.service_class is not _BULK or lease.closing:
@@ -108,7 +111,7 @@ class Reclaim:
             lost = lease.cost * elapsed_s
             if not needed <= lease.cost <= spare or of.reclaimed >= MOST_TIMES or lost > least:
                 continue
-            remaining_s = self._service_times.remaining_s(of, elapsed_s)
+            remaining_s = self._service_times.remaining_s(lease, of, now)
             in_time = remaining_s is None or 1000 * remaining_s <= slo_ms
             if not in_time and self.unseen(lease.id):
                 found, least = lease, lost

@@ -67,6 +67,7 @@ class AdmissionConstraints:
         """The engine restarted."""
         self.kv.begin_epoch()
         self._prefill.begin_epoch()
+        self._service_times.begin_epoch()
 
     def reported(self, report: EngineReport, now: float) -> None:
         """The engine reported its state; the ledger has its slots."""

@@ -1,7 +1,8 @@
 """Predicts when slots come free, and so when queued requests will start.
 
-Pure: times are seconds from now. The slots are a heap of the times at which they come free;
-a request takes the earliest ones and frees them at its predicted end.
+Pure: times are seconds of decoding from now; the prompts that the engine reads meanwhile are
+counted apart, in `prompt_tokens`, for they delay all slots. The slots are a heap of the times at
+which they come free; a request takes the earliest ones and frees them at its predicted end.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from collections.abc import Iterable
 class Schedule:
     """The predicted use of an engine's slots."""
 
-    def __init__(self, free_in_s: Iterable[float]) -> None:
+    def __init__(self, free_in_s: Iterable[float], prompt_tokens: float = 0.0) -> None:
         self._free = sorted(free_in_s)  # a sorted list is a heap
+        self.prompt_tokens = prompt_tokens
 
     def __len__(self) -> int:
         return len(self._free)
 
     def copy(self, *, without: int = 0) -> Schedule:
         """A copy without the first slots to come free: those are reserved for others."""
-        return Schedule(sorted(self._free)[without:])
+        return Schedule(sorted(self._free)[without:], self.prompt_tokens)
 
     def place(self, cost: int, service_s: float) -> float | None:
         """Takes `cost` slots for `service_s`. Returns the start; None: there are fewer slots."""

@@ -2,6 +2,11 @@
 
 Pure: times are seconds of a monotonic clock. Knows the leases, and the output lengths and
 durations of earlier requests; predicts from the measured step time, and nothing without one.
+
+A request decodes at the measured step time, while the engine reads the prompts that it has been
+sent (`prompts`): the ends of running requests are predicted in seconds of decoding, to which the
+time of all prompts that are read before is added. So a wave of prompts is predicted as such, and
+what requests take beyond both is learned.
 """
 
 from __future__ import annotations
@@ -11,8 +16,9 @@ from typing import Final
 
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.output_lengths import OutputLengths
+from orch_sidecar.admission.prediction.prompts import UnreadPrompts
 from orch_sidecar.admission.prediction.schedule import Schedule
-from orch_sidecar.admission.types import AdmissionRequest, Lease, StepTime
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, StepTime
 from vllm_plugin.profile import ServiceClass
 
 # The ends of running requests are predicted again after this time, or after any change while few
@@ -28,8 +34,7 @@ OUTPUT_TOKEN: Final = 2
 # Charged in advance, within the limit of the request, while nothing is known of such requests.
 _UNKNOWN_OUTPUT: Final = 256
 
-# How far requests may deviate from the measured step time: prompts of others are prefilled
-# between their steps, and machines are shared.
+# How far requests may deviate from the measured times: contexts are long, and machines shared.
 _SLOWEST, _FASTEST = 10.0, 0.1
 _LEARNING: Final = 0.1
 # After this many responses, a few per second are as informative as all of them.
@@ -57,23 +62,41 @@ class ServiceTimes:
     def __init__(self, ledger: Ledger) -> None:
         self.lengths = OutputLengths()
         self.step_time: StepTime | None = None
-        self.prefill_tokens_per_s: float | None = None
+        self.prompts = UnreadPrompts()
         self._ledger = ledger
         self._slowness = 1.0
         self._learned = 0
         self._learned_at = float("-inf")
-        # Seconds to the ends of running sequences, as of a moment ago; None: unknown.
+        # Seconds of decoding to the ends of running sequences, as of a moment ago; None: unknown.
         self._ends: list[float] | None = None
         self._built_at = float("-inf")
         self._built_for: ServiceClass | None = None
         self._changed = True
 
+    # Events
+
+    def reported(self, report: EngineReport, step_time: StepTime | None, now: float) -> None:
+        """The engine reported its state. `step_time`: None while it cannot be predicted from."""
+        self.step_time, self._changed = step_time, True
+        step_s = self._step_s(0)
+        slow_s = None if step_s is None else self._slowness * step_s
+        self.prompts.reported(report, self._ledger.leased, self._slowness, slow_s, now)
+
+    def begin_epoch(self) -> None:
+        """The engine restarted, with nothing to read."""
+        self.prompts = UnreadPrompts()
+
     def invalidate(self) -> None:
-        """A request started or ended."""
+        """A request ended, or is about to."""
         self._changed = True
 
+    def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
+        """A request started."""
+        self._changed = True
+        self.prompts.sent(lease, request.prompt_tokens, now)
+
     def completed(
-        self, request: AdmissionRequest, elapsed_s: float, output_tokens: float, now: float
+        self, lease: Lease, request: AdmissionRequest, output_tokens: float, now: float
     ) -> None:
         """Learns from a request that completed after `output_tokens` (per sequence)."""
         if self._learned > _ENOUGH and now < self._learned_at:
@@ -84,16 +107,21 @@ class ServiceTimes:
         token_s = self._token_s(request.cost)
         if token_s is None or output_tokens < 2:
             return
-        predicted_s = self._prefill_s(request) + output_tokens * token_s
-        ratio = elapsed_s / (predicted_s * self._slowness)
+        predicted_s = self._reading_s(lease, now) + output_tokens * token_s
+        ratio = (now - lease.granted_at) / (predicted_s * self._slowness)
         ratio = min(max(ratio, _FASTEST), _SLOWEST)
         self._slowness *= 1 + _LEARNING * (ratio - 1)
         self._slowness = min(max(self._slowness, _FASTEST), _SLOWEST)
 
-    def first_token_s(self, request: AdmissionRequest) -> float | None:
-        """Seconds from its slot to its first token."""
+    # Predictions
+
+    def first_token_s(self, request: AdmissionRequest, before: float = 0.0) -> float | None:
+        """Seconds from its slot to its first token. `before`: prompt tokens to read before its
+        own."""
         step_s = self._step_s(request.cost)
-        return None if step_s is None else self._slowness * (self._prefill_s(request) + step_s)
+        if step_s is None:
+            return None
+        return self._slowness * self.prompts.reading_s(before, request.prompt_tokens, step_s)
 
     def service_s(self, request: AdmissionRequest, *, joins: bool = False) -> float | None:
         """Seconds from its slot to its end.
@@ -106,17 +134,36 @@ class ServiceTimes:
             return None
         return self._slowness * (self._prefill_s(request) + tokens * token_s)
 
-    def remaining_s(self, request: AdmissionRequest, elapsed_s: float) -> float | None:
-        """Seconds to the end of a request that has run for `elapsed_s`."""
+    def remaining_s(self, lease: Lease, request: AdmissionRequest, now: float) -> float | None:
+        """Seconds to the end of a running request."""
+        decoding_s = self._decoding_s(lease, request, now)
+        return None if decoding_s is None else self._stretched(decoding_s, self.prompts.left(now))
+
+    def _decoding_s(self, lease: Lease, request: AdmissionRequest, now: float) -> float | None:
+        """Seconds of decoding to the end of a running request."""
         token_s = self._token_s()
         if token_s is None:
             return None
-        prefill_s, token_s = self._prefill_s(request) * self._slowness, token_s * self._slowness
-        decoding_s = elapsed_s - prefill_s
-        tokens = self.lengths.remaining(
-            request.service_class, request.max_tokens, max(0.0, decoding_s) / token_s
-        )
-        return None if tokens is None else tokens * token_s + max(0.0, -decoding_s)
+        made = self._made(lease, token_s, now)
+        tokens = self.lengths.remaining(request.service_class, request.max_tokens, made)
+        return None if tokens is None else self._slowness * tokens * token_s
+
+    def _made(self, lease: Lease, token_s: float, now: float) -> float:
+        """The tokens that a running request has generated, per sequence."""
+        if self.prompts.read(now) < lease.read_to:
+            return 0.0
+        decoded_s = (now - lease.granted_at) / self._slowness - self._reading_s(lease, now)
+        return max(0.0, decoded_s / token_s)
+
+    def _reading_s(self, lease: Lease, now: float) -> float:
+        """Seconds for which the engine has read prompts since a request started."""
+        rate = self.prompts.tokens_per_s
+        return (self.prompts.read(now) - lease.read_from) / rate if rate else 0.0
+
+    def _stretched(self, decoding_s: float, prompt_tokens: float) -> float:
+        slowness = self._slowness
+        step_s = self._step_s(0) or 0.0
+        return slowness * self.prompts.stretched(decoding_s / slowness, prompt_tokens, step_s)
 
     def charge(self, request: AdmissionRequest) -> int:
         """The tokens that a key is charged for a request in advance, by its expected output."""
@@ -139,8 +186,7 @@ class ServiceTimes:
         token_s = self._token_s()
         if token_s is None:
             return lease.charge
-        decoding_s = now - lease.granted_at - self._slowness * self._prefill_s(request)
-        each = max(0.0, decoding_s) / (self._slowness * token_s)
+        each = self._made(lease, token_s, now)
         if request.max_tokens is not None:
             each = min(each, request.max_tokens)
         return max(lease.charge, charged(request, request.cost * each))
@@ -158,25 +204,32 @@ class ServiceTimes:
         if ends is None:
             return None
         ended = max(0, len(ends) - self._ledger.leased)  # since then: those expected to end first
-        return Schedule([0.0] * free + ends[ended:])
+        return Schedule([0.0] * free + ends[ended:], self.prompts.left(now))
 
-    def mean_service_s(self, prompt_work: float, charge: float, sequences: int) -> float | None:
-        """Mean seconds from slot to end of some sequences. None: unknown.
+    def start_s(self, schedule: Schedule, cost: int) -> float | None:
+        """Seconds until a request behind those of a schedule gets its slots. None: never."""
+        decoding_s = schedule.start(cost)
+        return None if decoding_s is None else self._stretched(decoding_s, schedule.prompt_tokens)
+
+    def fill(self, schedule: Schedule, prompt_work: float, charge: float, sequences: int) -> None:
+        """Puts equal sequences behind the others, if their length is known.
 
         `prompt_work`: prompt tokens of their requests, each as often as it has sequences; `charge`:
         for their requests.
         """
-        token_s, rate = self._token_s(), self.prefill_tokens_per_s
-        if token_s is None:
-            return None
-        prefill_s = prompt_work / rate if rate else 0.0
-        output = max(0.0, charge - prompt_work) / OUTPUT_TOKEN
-        return self._slowness * (prefill_s + output * token_s) / sequences
+        token_s = self._token_s()
+        if token_s is not None:
+            output = max(0.0, charge - prompt_work) / OUTPUT_TOKEN
+            schedule.fill(sequences, self._slowness * output * token_s / sequences)
+            schedule.prompt_tokens += prompt_work
 
-    def place(self, schedule: Schedule, request: AdmissionRequest) -> float | None:
-        """Puts a request behind the others. Returns the seconds to its start, None: unknown."""
-        service_s = self.service_s(request)
-        return None if service_s is None else schedule.place(request.cost, service_s)
+    def place(self, schedule: Schedule, request: AdmissionRequest) -> None:
+        """Puts a request behind the others, if its length is known."""
+        token_s = self._token_s()
+        tokens = self.lengths.expected(request.service_class, request.max_tokens)
+        if token_s is not None and tokens is not None:
+            schedule.place(request.cost, self._slowness * tokens * token_s)
+            schedule.prompt_tokens += request.prompt_tokens
 
     def _build(self, now: float, only: ServiceClass | None) -> None:
         self._built_at, self._built_for, self._changed = now, only, False
@@ -189,7 +242,7 @@ class ServiceTimes:
             if lease.closing:
                 remaining_s = self._confirmed_in_s()
             else:
-                remaining_s = self.remaining_s(request, now - lease.granted_at)
+                remaining_s = self._decoding_s(lease, request, now)
             if remaining_s is None:
                 return
             ends += [remaining_s] * request.cost
@@ -214,5 +267,5 @@ class ServiceTimes:
         return max(1, self._ledger.leased + self._ledger.foreign + more)
 
     def _prefill_s(self, request: AdmissionRequest) -> float:
-        rate = self.prefill_tokens_per_s
+        rate = self.prompts.tokens_per_s
         return request.prompt_tokens / rate if rate else 0.0

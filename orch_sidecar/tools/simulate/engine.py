@@ -17,7 +17,7 @@ sequence that arrives during a step takes part from the next one on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from random import Random
 
 from vllm_plugin.token_time import TokenTimes, Traffic
@@ -178,6 +178,22 @@ class Engine:
             self._free += self._blocks_of(sequence.cached)
             sequence.ended_at = now
         return ended
+
+    def abort(self, sequence: Sequence) -> bool:
+        """Ends a sequence between two steps; its tokens do not count. False: it had ended."""
+        if self._running.pop(sequence.order, None) is None:
+            waits = [each for each in self._waiting if each[2] is sequence]
+            for each in waits:
+                self._waiting.remove(each)
+            heapify(self._waiting)
+            return bool(waits)
+        if sequence.decodes_since is None:
+            self._reading.remove(sequence)
+        else:
+            self._stop_decoding(sequence)
+        self._free += self._blocks_of(sequence.cached)
+        self.tokens -= sequence.made
+        return True
 
     def _wait(self, sequence: Sequence) -> None:
         priority = sequence.priority if self.shape.by_priority else 0

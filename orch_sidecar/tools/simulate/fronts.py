@@ -1,7 +1,7 @@
 """The admission in front of the engine, or none.
 
-Admission gets the same information as in a sidecar: reports some milliseconds apart, a step time
-once enough steps were measured, and the ends of its own requests.
+Admission gets the same information as in a sidecar: reports some milliseconds apart, a step time,
+and the ends of its own requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vllm_plugin.profile import AdmissionRules, BatchBounds, ClassRules, FullQue
 
 # The shortest interval between an engine's reports.
 REPORT_S: Final = 0.02
-# Steps until step time and prefill rate are known, and their relative error.
+# Steps until a new engine knows its step time and prefill rate, and their relative error.
 MEASURED_STEPS: Final = 100
 MEASURED_ERROR: Final = 0.05
 # The interval at which the plugin fits the step time and compares the traffic with it.
@@ -45,6 +45,12 @@ class Outcomes(Protocol):
     def refused(self, number: int, refusal: Refusal) -> None:
         """The request is rejected."""
 
+    def reclaimed(self, number: int) -> None:
+        """The request is to be aborted in the engine; `aborted` follows."""
+
+    def seen(self, number: int) -> bool:
+        """Whether the engine has generated a token of the request."""
+
     def queued(self, number: int, predicted_start_ms: int | None) -> None:
         """The request is queued; its predicted start is in milliseconds from now."""
 
@@ -55,6 +61,8 @@ class Front(Protocol):
     def arrive(self, number: int, arrival: Arrival, now: float) -> None: ...
 
     def ended(self, number: int, arrival: Arrival, now: float) -> None: ...
+
+    def aborted(self, number: int, now: float) -> None: ...
 
     def report(self, engine: Engine, now: float) -> None: ...
 
@@ -80,6 +88,9 @@ class Direct:
     def ended(self, number: int, arrival: Arrival, now: float) -> None:
         pass
 
+    def aborted(self, number: int, now: float) -> None:
+        raise AssertionError("nothing is reclaimed without admission")
+
     def report(self, engine: Engine, now: float) -> None:
         pass
 
@@ -96,11 +107,15 @@ class Sight:
 
     Without `classes` every request is bulk, as under rules without interactive requests; without
     `measured` the step time stays unknown; without `cache` the KV cache is not reported.
+    `streams`: clients see each token of a bulk request; else they see nothing before its end.
+    `warm`: the engine has served such traffic before, and knows its step time from the start.
     """
 
     classes: bool = True
     measured: bool = True
     cache: bool = True
+    streams: bool = False
+    warm: bool = True
 
 
 class Admitted:
@@ -113,6 +128,9 @@ class Admitted:
         self._outcomes = outcomes
         self._step_time: StepTime | None = None
         self._fitted_at = 0.0
+        # Of bulk requests: the request, when it came first, and how often it was reclaimed.
+        self._bulk: dict[int, tuple[AdmissionRequest, float, int]] = {}
+        self._controller.reclaim.unseen = self._is_unseen
 
     @property
     def queued(self) -> int:
@@ -123,7 +141,11 @@ class Admitted:
         ask = AdmissionRequest(
             service_class, 1, arrival.prompt, arrival.max_tokens, identity=number + 1
         )
-        outcome = self._controller.arrive(str(number), ask, now)
+        if service_class is ServiceClass.BULK:
+            self._bulk[number] = ask, now, 0
+        outcome = self._controller.arrive(self._ticket(number), ask, now)
+        for lease in self._controller.reclaim.take():
+            self._outcomes.reclaimed(_number(lease))
         displaced = self._controller.take_displaced()
         if isinstance(outcome, Refusal) and outcome.retry_after_ms is not None:
             demand = self._controller.constraints.reserve.demand(service_class)
@@ -135,12 +157,30 @@ class Admitted:
         self._perform(displaced)
 
     def ended(self, number: int, arrival: Arrival, now: float) -> None:
-        self._perform(self._controller.release(str(number), now, arrival.output))
+        ticket = self._ticket(number)
+        self._bulk.pop(number, None)
+        self._perform(self._controller.release(ticket, now, arrival.output))
+
+    def aborted(self, number: int, now: float) -> None:
+        ticket, (request, since, times) = self._ticket(number), self._bulk[number]
+        self._bulk[number] = request, since, times + 1
+        outcome = self._controller.requeue(self._ticket(number), request, since, now)
+        if isinstance(outcome, Refusal):
+            self._outcomes.refused(number, outcome)
+        self._perform(self._controller.release(ticket, now))
+
+    def _ticket(self, number: int) -> str:
+        times = self._bulk[number][2] if number in self._bulk else 0
+        return f"{number}.{times}"
+
+    def _is_unseen(self, lease: str) -> bool:
+        return not (self._sight.streams and self._outcomes.seen(_number(lease)))
 
     def report(self, engine: Engine, now: float) -> None:
         shape, sight = engine.shape, self._sight
-        known = sight.measured and engine.steps >= MEASURED_STEPS
+        known = sight.measured and (sight.warm or engine.steps >= MEASURED_STEPS)
         off = 1 + MEASURED_ERROR
+        new = sight.measured and not sight.warm
         if known and (self._step_time is None or now - self._fitted_at >= FIT_S):
             self._fitted_at = now
             traffic = engine.traffic(now)
@@ -148,7 +188,7 @@ class Admitted:
                 shape.t0_ms,
                 shape.c_ms * off,
                 shape.alpha,
-                max(1, engine.largest),
+                shape.slots if sight.warm else max(1, engine.largest),
                 traffic=traffic.factor,
                 prompt_share=traffic.prompt_share,
             )
@@ -161,10 +201,11 @@ class Admitted:
             waiting=engine.waiting,
             scheduled=engine.held,
             preemptions_total=engine.preemptions if sight.cache else 0,
-            batch_seen=engine.token_times.batch_seen if sight.measured else shape.slots,
+            batch_seen=engine.token_times.batch_seen if new else shape.slots,
             step_time=self._step_time,
             prefill_tokens_per_s=shape.prefill_tokens_per_s / off if known else None,
             chunk_tokens=min(shape.long_prefill_tokens, shape.step_tokens),
+            step_tokens=shape.step_tokens,
         )
         self._perform(self._controller.engine_reports(report, now))
 
@@ -176,13 +217,17 @@ class Admitted:
 
     def _perform(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            self._tell(int(decision.ticket), decision.outcome)
+            self._tell(_number(decision.ticket), decision.outcome)
 
     def _tell(self, number: int, outcome: Lease | Refusal) -> None:
         if isinstance(outcome, Lease):
             self._outcomes.started(number)
         else:
             self._outcomes.refused(number, outcome)
+
+
+def _number(ticket: str) -> int:
+    return int(ticket.partition(".")[0])
 
 
 def _kv_cache(shape: EngineShape) -> KvCache | None:

@@ -161,7 +161,7 @@ def _wait_s(record: Record) -> float:
 def _slot_s(record: Record, until: float) -> float:
     """Returns the time in a slot, as far as it is before `until`."""
     assert record.sequence.began_at is not None
-    return max(0.0, min(_ended(record), until) - record.sequence.began_at)
+    return record.lost_s + max(0.0, min(_ended(record), until) - record.sequence.began_at)
 
 
 def _tpot_s(record: Record) -> float:

@@ -30,7 +30,8 @@ class Record:
 
     `came_at`: its last try. `present_s`: time in queues and engine over all tries.
     `predicted_s`: the wait predicted at its first try. `refused`: the reason at its last try.
-    `of_client`: sent by a client that waits for its end.
+    `of_client`: sent by a client that waits for its end. `reclaimed`: how often it had to give its
+    slot back, after `lost_s` in all.
     """
 
     arrival: Arrival
@@ -42,6 +43,8 @@ class Record:
     predicted_s: float | None = None
     refused: Reason | None = None
     of_client: bool = False
+    reclaimed: int = 0
+    lost_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -83,6 +86,7 @@ class Run:
         self._work = clients.requests(seed) if clients is not None else iter(())
         for _ in range(clients.count if clients is not None else 0):
             self._next_of_client()
+        self._aborting: list[int] = []
         self._step_ends: float | None = None
         self._report_at: float | None = None
         self._reported = -inf
@@ -106,6 +110,12 @@ class Run:
             return
         if again is not None and self._now + again < self._course.seconds:
             heappush(self._again, (self._now + again, number))
+
+    def reclaimed(self, number: int) -> None:
+        self._aborting.append(number)
+
+    def seen(self, number: int) -> bool:
+        return self._course.records[number].sequence.first_token_at is not None
 
     def queued(self, number: int, predicted_start_ms: int | None) -> None:
         record = self._course.records[number]
@@ -171,11 +181,24 @@ class Run:
             self._front.ended(sequence.order, record.arrival, now)
             if record.of_client and now < course.seconds:
                 self._next_of_client()
+        for number in self._aborting:
+            self._abort(course.records[number])
+        self._aborting.clear()
         if now <= course.seconds:
             course.tokens = engine.tokens
         if self._report_at is None:
             self._report_at = max(now, self._reported + REPORT_S)
         self._begin_step()
+
+    def _abort(self, record: Record) -> None:
+        number = record.sequence.order
+        if self._engine.abort(record.sequence):
+            began_at = record.sequence.began_at
+            record.lost_s += 0.0 if began_at is None else self._now - began_at
+            record.sequence = _sequence(number, record.arrival)
+            record.started_at = None
+            record.reclaimed += 1
+            self._front.aborted(number, self._now)
 
     def _report(self) -> None:
         self._reported, self._report_at = self._now, None
@@ -198,6 +221,8 @@ class Run:
 
 
 def _record(number: int, arrival: Arrival) -> Record:
-    priority = _PRIORITY[arrival.service_class]
-    sequence = Sequence(number, arrival.prompt, arrival.output, priority)
-    return Record(arrival, sequence, came_at=arrival.at)
+    return Record(arrival, _sequence(number, arrival), came_at=arrival.at)
+
+
+def _sequence(number: int, arrival: Arrival) -> Sequence:
+    return Sequence(number, arrival.prompt, arrival.output, _PRIORITY[arrival.service_class])

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
-from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, ended, report, rules
+from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, ended, reason_of, report, rules
 from tests.orch_sidecar.admission.model import Model
 from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
 
@@ -49,17 +49,27 @@ class Checked(RuleBasedStateMachine):
     # Decisions
 
     def take(self, decisions: list[Decision], refused: Collection[str] = ()) -> None:
-        """Exactly these and the expired ones are refused; each grant is to the next request."""
+        """Exactly these, the expired ones, and those whose first token would be late for prompts
+        before theirs are refused; each grant is to the next request."""
         model = self.model
         rejected = [each for each in decisions if isinstance(each.outcome, Refusal)]
         late = {name for name, waits in model.waiting.items() if waits.expires <= model.now}
-        assert {each.ticket for each in rejected} == {*refused} | late
+        unread = {each.ticket for each in rejected if self.is_behind_prompts(each)} - late
+        assert {each.ticket for each in rejected} == {*refused} | late | unread
         for each in rejected:
-            if each.ticket not in refused:
+            if each.ticket not in refused and each.ticket not in unread:
                 self.check_late(each)
         self.settle(rejected)
         self.settle(each for each in decisions if isinstance(each.outcome, Lease))
         self.after(surely=True)
+
+    def is_behind_prompts(self, decision: Decision) -> bool:
+        """Whether a request was refused when it could start, for the engine has much to read."""
+        request = self.model.waiting[decision.ticket].request
+        slo_ms = self.model.rules.of(request.service_class).ttft_p95_ms
+        limits = {Reason.DEADLINE_MISS: request.deadline_ms, Reason.SLO_MISS: slo_ms}
+        measured = self.model.engine.prefill_tokens_per_s is not None
+        return measured and limits.get(reason_of(decision.outcome)) is not None
 
     def check_late(self, decision: Decision) -> None:
         """It waited as long as it may."""

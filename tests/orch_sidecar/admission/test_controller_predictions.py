@@ -80,13 +80,13 @@ def test_a_wait_that_misses_the_slo_is_refused_at_once() -> None:
 
 
 def test_a_wait_ends_when_the_slo_cannot_be_met_any_more() -> None:
-    """2 s, less a prompt of 500 ms and a step of 12 ms."""
+    """Nine tenths of 2 s, less a prompt of 500 ms and a step of 12 ms."""
     core = measured(1, rules(class_rules(ttft_p95_ms=2000.0)))
     fill(core, interactive(max_tokens=100), "a")
     queue(core, interactive(prompt_tokens=500, max_tokens=100), "b")
-    assert core.next_event(0.0) == pytest.approx(1.488)
-    assert core.dispatch(1.48) == []
-    assert refused(core.dispatch(1.49)) == {"b": Reason.SLO_MISS}
+    assert core.next_event(0.0) == pytest.approx(1.288)
+    assert core.dispatch(1.28) == []
+    assert refused(core.dispatch(1.29)) == {"b": Reason.SLO_MISS}
 
 
 def test_a_wait_ends_with_the_slo_itself_while_the_step_time_is_not_known() -> None:
@@ -211,3 +211,47 @@ def test_predictions_are_never_negative_and_grow_with_the_position(
         last[request.service_class] = max(0, outcome.predicted_start_ms)
         last = dict.fromkeys(last, 0) if passed_s else last
         now += passed_s
+
+
+# Prompts that the engine has yet to read
+
+
+def test_a_request_that_can_start_now_is_refused_where_prompts_before_its_own_make_it_late() -> (
+    None
+):
+    core = measured(4, rules(class_rules(ttft_p95_ms=1000.0)))
+    fill(core, interactive(prompt_tokens=800), "a")
+    outcome = core.arrive("b", interactive(prompt_tokens=300), 0.0)
+    assert isinstance(outcome, Refusal)
+    assert outcome.reason is Reason.SLO_MISS
+    assert outcome.retry_after_ms is not None
+    assert outcome.retry_after_ms >= 800, "when these are read"
+    fill(core, interactive(prompt_tokens=20), "c")
+    fill(core, interactive(prompt_tokens=300), "d", at=2.0)
+    fill(core, bulk(prompt_tokens=10_000), "e", at=2.0)
+
+
+def test_a_request_that_is_late_in_an_idle_engine_too_is_served() -> None:
+    core = measured(4, rules(class_rules(ttft_p95_ms=1000.0)))
+    fill(core, interactive(prompt_tokens=5000), "a")
+    fill(core, interactive(prompt_tokens=5000), "b")
+
+
+def test_a_request_is_not_dispatched_when_its_first_token_would_be_late_meanwhile() -> None:
+    core = measured(2, rules(class_rules(ttft_p95_ms=1000.0)))
+    fill(core, interactive(max_tokens=20), "a", "b")
+    queue(core, interactive(max_tokens=20, prompt_tokens=100), "c", "d")
+    core.service_times.prompts.sent(Lease("other", 1, "e1"), 900, 0.2)  # of a parent, say
+    assert refused(core.release("a", 0.2, 20)) == {"c": Reason.SLO_MISS, "d": Reason.SLO_MISS}
+
+
+def test_unread_prompts_count_in_the_forecast() -> None:
+    core = measured(4)
+    request = interactive(prompt_tokens=100, max_tokens=100)
+    alone = core.forecast(request, 0.0)
+    fill(core, interactive(prompt_tokens=500, max_tokens=10), "a")
+    behind = core.forecast(request, 0.0)
+    assert alone is not None
+    assert behind is not None
+    assert behind.first_token_ms - alone.first_token_ms == pytest.approx(500, abs=5)
+    assert behind.start_ms == 0

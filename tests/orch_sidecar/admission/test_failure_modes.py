@@ -31,7 +31,7 @@ def test_a_load_that_alternates_is_followed_without_idle_slots(period_s: float) 
     played = play(shared(), SLOTS, coming, 240.0)
     both = sum(played.share(each, 20.0, 240.0) for each in (INTERACTIVE, BULK))
     assert both >= 0.96, "work-conserving but for the deviation"
-    assert played.served(INTERACTIVE) >= 0.5
+    assert played.served(INTERACTIVE) >= 0.45
 
 
 def test_people_are_not_refused_while_bulk_has_the_slots() -> None:

@@ -109,6 +109,9 @@ class Planned:
         self._bulk.running -= arrival.service_class is ServiceClass.BULK
         self._dispatch(now)
 
+    def aborted(self, number: int, now: float) -> None:
+        raise AssertionError("a plan reclaims nothing")
+
     def report(self, engine: Engine, now: float) -> None:
         self._engine = engine
         self._bulk.advance(now)

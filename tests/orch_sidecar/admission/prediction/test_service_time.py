@@ -9,7 +9,7 @@ import pytest
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.schedule import Schedule
 from orch_sidecar.admission.prediction.service_time import FEW, FRESH_S, ServiceTimes
-from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest
+from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest, EngineReport, Lease
 from tests.orch_sidecar.admission.examples import INTERACTIVE, STEP_TIME, bulk, interactive
 from vllm_plugin.profile import ServiceClass
 
@@ -35,7 +35,8 @@ class LeasedServiceTimes(ServiceTimes):
 def service_times_of(batch: int = 10) -> LeasedServiceTimes:
     """Steps of 10 ms + 1 ms for each sequence, and 1000 tokens of prompts per second."""
     service_times = LeasedServiceTimes(batch)
-    service_times.step_time, service_times.prefill_tokens_per_s = STEP_TIME, 1000.0
+    report = EngineReport("e", 2 * batch, prefill_tokens_per_s=1000.0)
+    service_times.reported(report, STEP_TIME, 0.0)
     return service_times
 
 
@@ -43,7 +44,7 @@ def complete(
     service_times: ServiceTimes, request: AdmissionRequest, now: float, output_tokens: float
 ) -> None:
     """A request that got its slot at 0 s completes."""
-    service_times.completed(request, now, output_tokens, now)
+    service_times.completed(Lease("a", request.cost, "e", request), request, output_tokens, now)
 
 
 def schedule_of(
@@ -69,8 +70,9 @@ def test_without_a_step_time_nothing_is_known() -> None:
     request = interactive(max_tokens=100)
     assert service_times.first_token_s(request) is None
     assert service_times.service_s(request) is None
-    assert service_times.remaining_s(request, 1.0) is None
     service_times.run("a", request)
+    [lease] = service_times.ledger.all()
+    assert service_times.remaining_s(lease, request, 1.0) is None
     assert service_times.schedule(0.0, 1, None) is None
 
 
@@ -83,7 +85,7 @@ def test_first_token_comes_after_the_prompt_and_a_step_with_it() -> None:
 
 def test_a_prompt_costs_nothing_that_is_known_while_its_rate_is_not() -> None:
     service_times = service_times_of()
-    service_times.prefill_tokens_per_s = None
+    service_times.reported(EngineReport("e", 20), STEP_TIME, 0.0)
     assert service_times.first_token_s(interactive(prompt_tokens=500)) == pytest.approx(0.021)
 
 
@@ -108,10 +110,13 @@ def test_tokens_of_one_step_share_its_time() -> None:
 def test_what_is_left_shrinks_as_it_runs_and_is_never_less_than_a_step() -> None:
     service_times = service_times_of()
     request = interactive(prompt_tokens=500, max_tokens=100)
-    assert service_times.remaining_s(request, 0.0) == pytest.approx(2.5)
-    assert service_times.remaining_s(request, 0.4) == pytest.approx(2.1)
-    assert service_times.remaining_s(request, 1.5) == pytest.approx(1.0)
-    assert service_times.remaining_s(request, 89.0) == pytest.approx(0.02)
+    service_times.run("a", request)
+    [lease] = service_times.ledger.all()
+    service_times.granted(lease, request, 0.0)
+    assert service_times.remaining_s(lease, request, 0.0) == pytest.approx(2.5)
+    assert service_times.remaining_s(lease, request, 0.4) == pytest.approx(2.1)
+    assert service_times.remaining_s(lease, request, 1.5) == pytest.approx(1.0)
+    assert service_times.remaining_s(lease, request, 89.0) == pytest.approx(0.02)
 
 
 def test_it_learns_how_much_slower_the_engine_is_than_its_steps() -> None:
@@ -183,8 +188,10 @@ def test_a_run_of_unknown_length_is_no_trouble_to_the_other_class() -> None:
 
 def test_a_placed_request_is_ahead_of_the_next() -> None:
     schedule = schedule_of(service_times_of(), free=1)
-    assert service_times_of().place(schedule, interactive(max_tokens=100)) == 0
-    assert start(schedule) == pytest.approx(2.0)
+    service_times = service_times_of()
+    service_times.place(schedule, interactive(prompt_tokens=500, max_tokens=100))
+    assert start(schedule) == pytest.approx(2.0), "of decoding"
+    assert service_times.start_s(schedule, 1) == pytest.approx(2.5), "and its prompt"
 
 
 def test_ends_are_predicted_again_after_a_change() -> None:

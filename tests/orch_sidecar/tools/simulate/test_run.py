@@ -13,8 +13,10 @@ from orch_sidecar.tools.simulate.compare import (
     with_slo,
 )
 from orch_sidecar.tools.simulate.engine import EngineShape
+from orch_sidecar.tools.simulate.fronts import Admitted, Sight
 from orch_sidecar.tools.simulate.report import figures, spread
-from orch_sidecar.tools.simulate.workload import Workload
+from orch_sidecar.tools.simulate.run import Run
+from orch_sidecar.tools.simulate.workload import Arrival, Workload
 from vllm_plugin.profile import ServiceClass, load
 
 SHAPE = EngineShape(slots=8, long_prefill_tokens=256)
@@ -95,3 +97,18 @@ def test_percentiles_are_nearest_ranks() -> None:
     found = spread([value / 1000 for value in range(1, 101)])
     assert (found.p50, found.p95, found.p99, found.longest) == pytest.approx((50, 95, 99, 100))
     assert spread([]).p95 is None
+
+
+def test_reclaimed_requests_are_served_whole_in_the_end() -> None:
+    """Interactive requests that come after bulk ones have taken all slots."""
+    shape = EngineShape(slots=4, c_ms=1.0, long_prefill_tokens=256)
+    bulk = [Arrival(0.0, ServiceClass.BULK, 16, 400, 400) for _ in range(8)]
+    interactive = [Arrival(1 + n, ServiceClass.INTERACTIVE, 16, 200, 200) for n in range(3)]
+    run = Run(shape, [*bulk, *interactive], 10.0, lambda out: Admitted(RULES, Sight(), out, 1))
+    course = run.to_the_end()
+    assert sum(record.reclaimed for record in course.records) > 0
+    assert course.peak <= shape.slots
+    for record in course.records:
+        assert record.sequence.made == record.sequence.output or record.refused is not None
+    found = figures(course, {})
+    assert found.in_system == pytest.approx(found.rate_times_time, rel=0.02)

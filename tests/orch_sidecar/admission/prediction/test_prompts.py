@@ -1,0 +1,111 @@
+"""How fast an engine reads the prompts that it has been sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orch_sidecar.admission.prediction.prompts import UnreadPrompts
+from orch_sidecar.admission.types import EngineReport, Lease
+from tests.orch_sidecar.admission.examples import interactive
+
+
+def prompts_of(step_s: float = 0.1, **known: Any) -> UnreadPrompts:
+    """1000 tokens per second; a step reads 100, of one prompt 50, beside decodes of 100 ms."""
+    prompts = UnreadPrompts()
+    report(prompts, 0.0, step_s, **known)
+    return prompts
+
+
+def report(prompts: UnreadPrompts, now: float, step_s: float = 0.1, **known: Any) -> None:
+    usual = {"prefill_tokens_per_s": 1000.0, "chunk_tokens": 50, "step_tokens": 100}
+    leased = known.pop("leased", 0)
+    prompts.reported(EngineReport("e", 8, **usual | known), leased, 1.0, step_s, now)
+
+
+def send(prompts: UnreadPrompts, tokens: int, now: float = 0.0) -> Lease:
+    lease = Lease("a", 1, "e")
+    prompts.sent(lease, tokens, now)
+    return lease
+
+
+def test_prompts_are_read_one_after_the_other_between_decodes() -> None:
+    """A step takes 200 ms: half for its 100 tokens, half for decodes."""
+    prompts = prompts_of()
+    first, second = send(prompts, 300), send(prompts, 200)
+    assert prompts.clears_at == pytest.approx(1.0)
+    assert (first.read_from, first.read_to) == (0, 300)
+    assert (second.read_from, second.read_to) == (0, 500)
+    assert prompts.left(0.6) == pytest.approx(200)
+    assert prompts.read(0.6) == pytest.approx(300), "the first one"
+    assert prompts.left(1.1) == 0
+    assert send(prompts, 100, 2.0).read_from == 500, "after a pause"
+    assert prompts.clears_at == pytest.approx(2.2)
+
+
+def test_engine_that_reads_nothing_but_prompts_is_as_fast_as_measured() -> None:
+    prompts = prompts_of(0.0)
+    send(prompts, 300)
+    assert prompts.clears_at == pytest.approx(0.3)
+
+
+def test_reports_of_fewer_unread_prompts_correct_the_model() -> None:
+    """Cached prefixes are read in no time."""
+    prompts = prompts_of()
+    for tokens in (300, 200, 100):
+        send(prompts, tokens)
+    report(prompts, 0.2, prefilling=3)
+    assert prompts.left(0.2) == pytest.approx(500), "by the model"
+    report(prompts, 0.2, prefilling=2)
+    assert prompts.left(0.2) == pytest.approx(300), "the last two"
+    report(prompts, 0.3, prefilling=0, scheduled=2, leased=3)
+    assert prompts.left(0.3) == pytest.approx(100), "one is on its way"
+    report(prompts, 0.4, prefilling=0, scheduled=3, leased=3)
+    assert prompts.left(0.4) == 0
+
+
+def test_what_was_not_read_of_an_aborted_request_is_not_read() -> None:
+    prompts = prompts_of()
+    first, second = send(prompts, 300), send(prompts, 200)
+    prompts.cut(second, 200, 0.2)
+    assert prompts.left(0.2) == pytest.approx(200)
+    assert prompts.left(0.4) == pytest.approx(100)
+    prompts.cut(first, 300, 9.0)
+    assert prompts.left(9.0) == 0
+
+
+def test_nothing_is_unread_that_is_known_while_the_rate_is_not() -> None:
+    prompts = prompts_of(prefill_tokens_per_s=None)
+    send(prompts, 300)
+    assert prompts.left(0.0) == 0
+    assert prompts.left_after(300, 0.0) == 0
+    assert prompts.reading_s(100, 300, 0.1) == pytest.approx(0.6), "the steps alone"
+
+
+def test_first_token_comes_after_the_prompts_before_it_and_in_as_many_steps_as_it_has_chunks() -> (
+    None
+):
+    prompts = prompts_of()
+    assert prompts.reading_s(0, 10, 0.1) == pytest.approx(0.01 + 0.1)
+    assert prompts.reading_s(0, 200, 0.1) == pytest.approx(0.2 + 4 * 0.1), (
+        "50 of a step are its own"
+    )
+    assert prompts.reading_s(800, 200, 0.1) == pytest.approx(1.0 + 10 * 0.1)
+
+
+def test_decoding_is_slower_while_prompts_are_read() -> None:
+    prompts = prompts_of()
+    assert prompts.stretched(1.0, 0, 0.1) == 1.0
+    assert prompts.stretched(1.0, 300, 0.1) == pytest.approx(1.3)
+    assert prompts.stretched(0.1, 300, 0.1) == pytest.approx(0.2), "one step, and its 100 tokens"
+    assert prompts.stretched(0.0, 300, 0.1) == 0.0
+
+
+def test_a_prompt_that_is_surely_in_time_is_found_without_prediction() -> None:
+    prompts = prompts_of()
+    request = interactive(prompt_tokens=100)
+    assert not prompts.may_be_late(request, 0.1, 0.0), "nothing is before it"
+    send(prompts, 300)
+    assert not prompts.may_be_late(request, 2.0, 0.0)
+    assert prompts.may_be_late(request, 1.0, 0.0)
