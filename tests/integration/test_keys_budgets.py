@@ -140,9 +140,8 @@ async def test_requests_that_share_a_generation_each_take_what_it_generated(
     keyed: Running, ring: KeyRing, engine: ScriptedEngine, stream: bool
 ) -> None:
     client, frugal = await keyed.client(), [ring.bearer("frugal")]
-    more = {"temperature": 0, "stream": stream}
-    first = await client.post(headers=frugal, **more)
-    second = await client.post(headers=frugal, **more)
+    first = await client.post(headers=frugal, temperature=0, stream=stream)
+    second = await client.post(headers=frugal, temperature=0, stream=stream)
     assert (first.status, second.status) == (200, 200)
     assert left(first, "tokens") - left(second, "tokens") < 100
 
