@@ -9,6 +9,7 @@ from math import sqrt
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
+from orch_sidecar.admission.constraints.batch import MARGIN
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -110,12 +111,15 @@ class Checked(RuleBasedStateMachine):
         assert (waits.expires, waits.expiry) == (waiting.expires, waiting.expiry)
 
     def misses_slo(self, request: AdmissionRequest, since: float) -> bool:
-        """Whether its first token would come too late even if it began now."""
+        """Whether its first token would come too late even if it began now; also for the prompts
+        that the engine has yet to read, and within the margin of predictions."""
         slo_ms = self.model.rules.of(request.service_class).ttft_p95_ms
         first_token_s = self.core.service_times.first_token_s(request) or 0.0
         if slo_ms is None:
             return False
-        return self.model.now - since + first_token_s > slo_ms / 1000 - 1e-6
+        if self.core.service_times.prompts.clears_at > self.model.now:
+            return True
+        return self.model.now - since + first_token_s > (1 - MARGIN) * slo_ms / 1000 - 1e-6
 
     def after(self, *, surely: bool) -> None:
         """Something happened. `surely`: and the controller has dispatched what it can."""
@@ -175,6 +179,8 @@ class Checked(RuleBasedStateMachine):
             case _:
                 assert refusal.reason is Reason.SLO_MISS
                 assert model.engine.step_time
+                if self.core.service_times.prompts.clears_at > model.now:
+                    return  # also if it could go: prompts before its own take too long
         assert refusal.retry_after_ms is not None
         ahead = model.queues[request.service_class] or (
             request.service_class is BULK and model.depth

@@ -177,6 +177,6 @@ def test_bulk_keeps_its_share_while_ends_are_yet_to_be_confirmed() -> None:
     taken: list[str] = []
     for number in range(4):
         core.reclaim._allowed, core.reclaim._in_vain_at = 100.0, 0.0
-        core.arrive(f"i{number}", interactive(max_tokens=100), 20.0)
+        core.arrive(f"i{number}", interactive(max_tokens=400), 20.0)
         taken += core.reclaim.take()
     assert len(taken) == 2

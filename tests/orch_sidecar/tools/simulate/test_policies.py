@@ -73,7 +73,7 @@ def test_most_interactive_requests_are_served(name: str, seed: int) -> None:
     """They take a tenth of the capacity. Not all: a slot that is kept free costs tokens."""
     _, found = measured(name, seed)
     interactive = found[Policy.POLICY].classes[INTERACTIVE]
-    assert interactive.served >= 0.6 * interactive.arrived
+    assert interactive.served >= 0.55 * interactive.arrived
 
 
 @pytest.mark.parametrize(("name", "seed"), CASES)
