@@ -35,7 +35,7 @@ if __name__ == "__main__":  # as a script: the folder above is not on the path
 
 from k8s.cpu_variant import variant  # noqa: E402 # after the path
 
-PARTS: Final = 4
+PARTS: Final = 5
 # Bytes of one part: a ConfigMap of 4/3 of it and some labels, with a reserve below 256 KiB.
 PART_LIMIT: Final = 176_000
 _EPOCH: Final = "1580601600"  # timestamps in the wheel; hatchling's own default

@@ -179,7 +179,7 @@ def test_missing_part_is_named_in_what_was_joined(tmp_path: Path) -> None:
     (parts / "wheel.2").unlink()
     result = unpack(parts, tmp_path / "orch")
     assert result.returncode == 1
-    assert "wheel.0, wheel.1, wheel.3 joined have sha256" in result.stderr
+    assert "wheel.0, wheel.1, wheel.3, wheel.4 joined have sha256" in result.stderr
 
 
 @pytest.fixture(scope="module")

@@ -111,14 +111,11 @@ class Checked(RuleBasedStateMachine):
         assert (waits.expires, waits.expiry) == (waiting.expires, waiting.expiry)
 
     def misses_slo(self, request: AdmissionRequest, since: float) -> bool:
-        """Whether its first token would come too late even if it began now; also for the prompts
-        that the engine has yet to read, and within the margin of predictions."""
+        """Whether its first token would come too late even if it began now, by predictions."""
         slo_ms = self.model.rules.of(request.service_class).ttft_p95_ms
         first_token_s = self.core.service_times.first_token_s(request) or 0.0
-        if slo_ms is None:
-            return False
-        if self.core.service_times.prompts.clears_at > self.model.now:
-            return True
+        if slo_ms is None or self.core.service_times.prompts.clears_at > self.model.now:
+            return slo_ms is not None
         return self.model.now - since + first_token_s > (1 - MARGIN) * slo_ms / 1000 - 1e-6
 
     def after(self, *, surely: bool) -> None:
