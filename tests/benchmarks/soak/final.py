@@ -110,8 +110,10 @@ async def check_capabilities(sidecar: SidecarProcess, key: str, report: Report) 
             for name in ("leased", "foreign", "oversubscription_violations_total")
             if engine[name]
         }
-        if engine["state"] != "ready" or engine["slots_free"] != engine["slots_total"]:
-            wrong |= {name: engine[name] for name in ("state", "slots_free", "slots_total")}
+        free = min(engine["slots_total"], engine["effective_capacity"])
+        if engine["state"] != "ready" or engine["slots_free"] != free:
+            shown = ("state", "slots_free", "slots_total", "effective_capacity")
+            wrong |= {name: engine[name] for name in shown}
         if wrong or any(engine["queue"].values()):
             detail = f"{engine['pool']}: {wrong} queue {engine['queue']}"
             report.breach("capabilities of an idle pool", detail)
