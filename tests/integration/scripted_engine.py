@@ -48,7 +48,7 @@ class Faults:
     stream_status: int = 200  # of the state stream
     mute: bool = False  # the state stream says nothing more
     stream: Script | None = None  # what follows the first event of the state stream
-    tells_ended: bool = True  # `ended` events are sent
+    reports_ended: bool = True  # `ended` events are sent
     ended_delay_s: float = 0.0  # between an abort and its end in the engine
     holds_aborted: asyncio.Event | None = None  # aborted requests stay until this is set
     gone: bool = False  # its core has died, and its API server has yet to
@@ -203,7 +203,7 @@ class ScriptedEngine:
         self._left(engine_state, key)
 
     def _left(self, engine_state: EngineState, key: int) -> None:
-        if self.faults.tells_ended:
+        if self.faults.reports_ended:
             engine_state.leave(key)
         else:
             engine_state.leases.leave(key)

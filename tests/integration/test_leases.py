@@ -19,7 +19,7 @@ EVERY_LOOP = True
 async def test_end_that_the_stream_does_not_tell_is_asked_for(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
-    engine.faults.tells_ended = False
+    engine.faults.reports_ended = False
     engine.scripts.append(endless)
     client = await sidecar.client()
     client.start(CHAT, n=4)
@@ -33,7 +33,7 @@ async def test_end_that_the_stream_does_not_tell_is_asked_for(
 async def test_lease_that_the_engine_says_is_still_there_is_not_given_back(
     quick: None, engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
-    engine.faults.tells_ended = False
+    engine.faults.reports_ended = False
     engine.faults.holds_aborted = asyncio.Event()
     client = await started(sidecar, n=4)
     await eventually(lambda: held.waiting)
@@ -51,7 +51,7 @@ async def test_lease_that_was_given_back_is_turned_away_by_the_engine_if_it_come
     quick: None, engine: ScriptedEngine, sidecar: Running
 ) -> None:
     """The lease is spent in the engine before its slot is free here."""
-    engine.faults.tells_ended = False
+    engine.faults.reports_ended = False
     engine.scripts.append(endless)
     client = await sidecar.client()
     client.start()
@@ -75,7 +75,7 @@ async def test_no_log_line_has_a_whole_lease(
     caplog: pytest.LogCaptureFixture,
     answer: bytes | None,
 ) -> None:
-    engine.faults.tells_ended = False
+    engine.faults.reports_ended = False
     engine.scripts.append(endless)
 
     def revoke(to: Answer) -> None:
@@ -164,7 +164,7 @@ async def test_engine_that_answers_before_it_lets_go_is_believed_about_its_answe
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
     """A complete answer gives the lease back without waiting for the stream."""
-    engine.faults.tells_ended = False
+    engine.faults.reports_ended = False
     client = await sidecar.client()
     for _ in range(12):
         assert (await client.post(CHAT, n=4)).status == 200

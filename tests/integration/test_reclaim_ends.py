@@ -98,18 +98,18 @@ async def test_reloaded_rules_keep_its_place(
     await sidecar.idle()
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("reports_end", [True, False])
 async def test_an_engine_that_confirms_late_loses_no_slot(
-    engine: ScriptedEngine, quick: None, start: Start, held: Held, told: bool
+    engine: ScriptedEngine, quick: None, start: Start, held: Held, reports_end: bool
 ) -> None:
     """Without an event the sidecar asks for the ends that it misses."""
     sidecar = await start()
-    engine.faults.tells_ended = told
+    engine.faults.reports_ended = reports_end
     clients, urgent = await reclaimed(engine, sidecar, held)
     confirm(engine)
     answers = await served(held, *clients, urgent)
     assert [answer.json()["seed"] for answer in answers] == [0, 1, 2, 3, 9]
-    engine.faults.tells_ended = True
+    engine.faults.reports_ended = True
     await sidecar.idle()
     assert sidecar.ledger.lease_count == 0
 

@@ -76,7 +76,7 @@ async def test_leases_are_confirmed_while_it_is_stalled(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:
     """Its API server answers; a client that gives up must not cost a slot for ever."""
-    engine.faults.tells_ended = False
+    engine.faults.reports_ended = False
     running = await start()
     client = await started(running, path=MESSAGES)
     await eventually(lambda: held.waiting)

@@ -219,9 +219,9 @@ class Faults:
         engine.do("state_reset")
 
     async def _lose_ends(self, engine: Engine) -> None:
-        engine.do("faults", {"tells_ended": False})
+        engine.do("faults", {"reports_ended": False})
         await self._lasts(0.5, 2.0)
-        engine.do("faults", {"tells_ended": True})
+        engine.do("faults", {"reports_ended": True})
 
     async def _delay_ends(self, engine: Engine) -> None:
         engine.do("faults", {"ended_delay_s": self._chance.uniform(0.01, 0.4)})

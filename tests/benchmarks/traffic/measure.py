@@ -49,11 +49,11 @@ def measure(kinds: Sequence[Kind], files: Files, given: argparse.Namespace, reco
         for kind in kinds:
             known = (capacities[kind.trace], limits_ms[kind.trace])
             _scenario(engine, kind, files, *known, given, record)
-        told = engine.capabilities()
-    record.results["step_time"] = told.get("step_time")
+        capabilities = engine.capabilities()
+    record.results["step_time"] = capabilities.get("step_time")
     for kind in kinds:
         if kind.bulk:
-            simulate(kind, files, shape_of(told), given.seconds, given.slo_times, record)
+            simulate(kind, files, shape_of(capabilities), given.seconds, given.slo_times, record)
 
 
 def _scenario(

@@ -31,12 +31,12 @@ SMALL: Final = EngineShape(
 )  # fmt: skip
 
 
-def shape_of(told: dict[str, Any], plain: EngineShape = SMALL) -> EngineShape:
+def shape_of(entry: dict[str, Any], plain: EngineShape = SMALL) -> EngineShape:
     """Returns the engine as its capabilities describe it, as far as they do."""
-    step = told.get("step_time") or {}
-    rate = told.get("prefill_tokens_per_s")
+    step = entry.get("step_time") or {}
+    rate = entry.get("prefill_tokens_per_s")
     return EngineShape(
-        told.get("slots_total", plain.slots),
+        entry.get("slots_total", plain.slots),
         t0_ms=step.get("t0_ms", plain.t0_ms),
         c_ms=step.get("c_ms", plain.c_ms),
         alpha=step.get("alpha", plain.alpha),
