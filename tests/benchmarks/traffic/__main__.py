@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--slots", type=int, default=16)
     add("--rounds", type=int, default=1)
     add("--seconds", type=float, default=40.0, help="of each scenario, way and round")
-    add("--slo-times", type=float, default=3.0, help="the SLO, times the p95 TTFT at a low load")
+    add("--slo-times", type=float, default=3.0, help="the SLO, times the p95 TTFT of one client")
     add("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     add("--engine-arguments", default=_ENGINE)
     add("--simulated", action="store_true", help="in virtual time only, without an engine")

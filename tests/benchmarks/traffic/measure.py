@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from tests.benchmarks.policy import summary, work
+from orch_sidecar.tools.facts.evidence.figures import percentile
+from tests.benchmarks.policy import summary
 from tests.benchmarks.policy.call import Answer, Target
-from tests.benchmarks.policy.load import closed_loop, open_loop
+from tests.benchmarks.policy.load import closed_loop
 from tests.benchmarks.policy.record import Record
 from tests.benchmarks.policy.rig import Engine, NotServing
 from tests.benchmarks.traffic import report
@@ -26,8 +27,6 @@ from tests.benchmarks.traffic.simulated import shape_of, simulate
 from tests.benchmarks.traffic.ways import Way, way
 
 WARM_S = 5.0
-# Of the capacity: requests hardly ever meet.
-ALONE = 0.1
 ALONE_S = 20.0
 
 
@@ -39,7 +38,7 @@ def measure(kinds: Sequence[Kind], files: Files, given: argparse.Namespace, reco
         limits_ms: dict[str, float] = {}
         for trace in sorted({kind.trace for kind in kinds}):
             capacities[trace] = _capacity(engine, trace, files, given)
-            limits_ms[trace] = _slo_ms(engine, trace, files, capacities[trace], given)
+            limits_ms[trace] = _slo_ms(engine, trace, files, given)
             print(
                 f"{trace}: capacity {capacities[trace]:.2f} requests/s, "
                 f"SLO {limits_ms[trace]:.0f} ms",
@@ -118,16 +117,27 @@ def _capacity(engine: Engine, trace: str, files: Files, given: argparse.Namespac
     return loaded.after.since(loaded.before).tokens_per_s / replayed.output
 
 
-def _slo_ms(
-    engine: Engine, trace: str, files: Files, capacity_per_s: float, given: argparse.Namespace
-) -> float:
-    """A multiple of the p95 TTFT at a low load, without a sidecar."""
-    requests: list[work.Request] = schedule(files.replay(trace), ALONE * capacity_per_s, ALONE_S)
-    loaded = open_loop(
-        Target(engine.port), requests, engine.counters, warm_s=0.0, seconds=ALONE_S, grace_s=5.0
+def _slo_ms(engine: Engine, trace: str, files: Files, given: argparse.Namespace) -> float:
+    """A multiple of the p95 TTFT of requests that are alone, without a sidecar.
+
+    One client sends them one by one: at a low rate the first minute of a trace would be a dozen,
+    none of them long.
+    """
+    loaded = closed_loop(
+        Target(engine.port),
+        endless(files.replay(trace)),
+        engine.counters,
+        clients=1,
+        warm_s=0.0,
+        seconds=ALONE_S,
     )
     engine.rest()
-    found = summary.summarize(loaded.answers, loaded.seconds, None)
-    if found.ttft_p95 is None:
-        raise NotServing(f"no request was answered: {found.refused}")
-    return float(given.slo_times * found.ttft_p95.ms)
+    first_ms = [
+        1000 * (each.first_s - each.sent_s)
+        for each in loaded.answers
+        if each.first_s is not None and each.sent_s is not None
+    ]
+    late_ms = percentile(first_ms, 95)
+    if late_ms is None:
+        raise NotServing("no request was answered")
+    return float(given.slo_times * late_ms)

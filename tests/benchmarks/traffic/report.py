@@ -146,9 +146,10 @@ def _judge(kind: Kind, turns: dict[str, list[Turn]], record: Record) -> None:
         if most is not None:
             record.judge(at_most(f"{name}: TTFT p95, ms", own, most, ".0f"))
         return
-    record.judge(verdict(f"{name}: tokens/s over direct", tokens, 0.97, ".3f"))
-    if not kind.bulk:
+    if not kind.bulk:  # what would be late is refused, and its tokens are missing
+        print(f"{name}: tokens/s over direct: {shown(tokens, '.3f')}, no target", flush=True)
         return
+    record.judge(verdict(f"{name}: tokens/s over direct", tokens, 0.97, ".3f"))
     share = _middle(mine, "bulk_slots_share")
     record.judge(verdict(f"{name}: share of the slots' time of bulk", share, GUARANTEED, ".3f"))
     if kind.load == 2.0:
