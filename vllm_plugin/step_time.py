@@ -37,9 +37,9 @@ BLOCKS: Final = 64
 ENOUGH_OF_A_SIZE: Final = 64
 # The trimmed mean of five tolerates an outlier at either end, a compilation included.
 MINIMUM_OF_A_SIZE: Final = 5
-# The median of 16 steps that vary by 10 % is good to 3 %.
+# The trimmed mean of 16 steps that vary by 10 % is good to 3 %.
 MINIMUM_FOR_A_LEVEL: Final = 16
-# Levels closer than that are the same: two medians of 64 such steps differ by 2 %.
+# Levels closer than that are the same: two such means of 64 steps differ by 2 %.
 SAME_LEVEL: Final = 0.05
 # This share of a size's samples is trimmed at either end. The trimmed mean is nearly as exact as
 # the mean, and outliers up to that share do not move it.
@@ -158,7 +158,7 @@ class StepSamples:
         for block in self._blocks:
             offsets = sorted([log_s - means[batch] for batch, log_s in block if batch in means])
             if len(offsets) >= MINIMUM_FOR_A_LEVEL:
-                level = offsets[len(offsets) // 2]
+                level = _trimmed_mean(offsets)  # as the means are, or they would drift apart
             levels.append(level)  # that of the previous block if samples are too few
         return levels
 

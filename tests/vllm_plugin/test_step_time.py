@@ -197,6 +197,22 @@ def test_the_curve_follows_a_speed_that_drifts_while_batches_come_and_go() -> No
                 assert here == pytest.approx(1.0, abs=0.12)
 
 
+def test_the_curve_does_not_drift_with_the_number_of_fits() -> None:
+    """Of a batch of two, every third step was slow: the median is no measure of its mean."""
+    samples = StepSamples(8)
+    for step in range(2 * step_time.BLOCK_STEPS):
+        samples.record(2, 0.025 if step % 3 == 0 else 0.010)
+    found = []
+    for _ in range(40):
+        for _ in range(16):
+            samples.record(1, 0.009)
+        fitted = samples.fit()
+        assert fitted is not None
+        found.append(fitted.seconds(2))
+    assert found[0] == pytest.approx(0.0124, rel=0.05)
+    assert found[-1] == pytest.approx(found[0], rel=0.05)
+
+
 def test_hours_at_one_size_do_not_erase_the_others() -> None:
     machine = Machine(MODEST, 9)
     machine.run(3000, 32)
