@@ -1,6 +1,9 @@
 """The parameters of one engine: of a running one, or of measured rows of `tps_model_gpu.csv`.
 
-Pure.
+Pure. A running engine's fit of its step time, and its rate of prefill, leave out the slowest steps.
+On a machine that is shared these take time, too: a plan is made from the mean of all steps since
+the engine's start. What prompts add to a step is no part of that, for the simulator adds it; so the
+engine's traffic factor, which includes both, is not used.
 """
 
 from __future__ import annotations
@@ -9,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from orch_sidecar.admission.types import StepTime
 from orch_sidecar.engine_state.report import step_time_of
 from orch_sidecar.tools.bench.results.fit import Fit, fit
 from orch_sidecar.tools.facts.tables.notes import BATCH_MEAN
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
+from orch_sidecar.tools.tune.decision import FEW_STEPS
 from orch_sidecar.tools.tune.memory import MemoryBound, memory_bound
 from orch_sidecar.tools.tune.steps import NotEnough, Point, StepCurve, curve_of, steps_between
 
@@ -45,8 +50,8 @@ def of_capabilities(entry: Mapping[str, Any], tokens: int) -> EngineModel:
 
     `tokens`: mean context of a request, for the memory bound. Raises NoEngine.
     """
-    prefill = entry.get("prefill_tokens_per_s")
-    if not prefill:
+    prefill = _prefill_rate(entry)
+    if prefill is None:
         raise NoEngine(
             "the engine has not measured its prefill yet: run `orch tune`, or some traffic, and "
             "plan again"
@@ -55,7 +60,7 @@ def of_capabilities(entry: Mapping[str, Any], tokens: int) -> EngineModel:
     return EngineModel(
         f"{entry.get('gpu') or 'an engine'}, as its /v1/capabilities reports",
         _curve(entry),
-        float(prefill),
+        prefill,
         memory_bound(entry, tokens),
         entry.get("kv_tokens_total") or None,
         features.get("max_num_batched_tokens") or None,
@@ -64,20 +69,39 @@ def of_capabilities(entry: Mapping[str, Any], tokens: int) -> EngineModel:
 
 
 def _curve(entry: Mapping[str, Any]) -> StepCurve:
-    """Returns the time per token by batch: the engine's own fit if that is good, else a fit of all
-    its steps since its start."""
-    fitted = step_time_of(entry)
+    """Returns the time per token by batch: the engine's own fit if that is good, at the level of
+    the mean of all its steps; else a fit of all its steps. Both are since its start."""
+    fitted, counted = step_time_of(entry), steps_between({}, entry)
     if fitted is None or not fitted.good:
         try:
-            return curve_of([steps_between({}, entry)])
+            return curve_of([counted])
         except NotEnough as error:
             raise NoEngine(
                 f"{error}, run `orch tune`, or some traffic of several concurrencies"
             ) from error
     document = entry["step_time"]
-    largest = Point(fitted.largest, document.get("samples", 0), fitted.token_ms(fitted.largest))
-    t0_ms, c_ms = fitted.t0_ms / fitted.tokens, fitted.c_ms / fitted.tokens
+    samples, slower = document.get("samples", 0), _slower(fitted, counted.values())
+    largest = Point(fitted.largest, samples, slower * fitted.token_ms(fitted.largest))
+    t0_ms, c_ms = (slower * each / fitted.tokens for each in (fitted.t0_ms, fitted.c_ms))
     return StepCurve((largest,), Fit(t0_ms, c_ms, fitted.alpha, float(document.get("error", 0.0))))
+
+
+def _slower(fitted: StepTime, counted: Iterable[Point]) -> float:
+    """Returns how much longer all decode steps took than by the fit, 1 if they are few."""
+    points = list(counted)
+    if sum(point.steps for point in points) < FEW_STEPS:
+        return 1.0
+    by_fit_ms = sum(point.steps * fitted.ms(point.batch) for point in points)
+    return sum(point.steps * point.ms for point in points) / by_fit_ms
+
+
+def _prefill_rate(entry: Mapping[str, Any]) -> float | None:
+    """Returns prompt tokens per second since the engine's start; None: not measured."""
+    recent = entry.get("prefill_tokens_per_s")
+    in_all = entry.get("prefill") or {}
+    if recent and in_all.get("seconds"):
+        return float(in_all["tokens"] / in_all["seconds"])
+    return float(recent) if recent else None
 
 
 def of_facts(rows: Sequence[Row], prefill_tokens_per_s: float | None) -> EngineModel:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
 from orch_sidecar.tools.bench.load.scenario import Slo
-from orch_sidecar.tools.planning.engine_model import NoEngine, of_capabilities
+from orch_sidecar.tools.planning.engine_model import EngineModel, NoEngine, of_capabilities
 from orch_sidecar.tools.planning.fleet import Prediction, predict, rules_for
 from orch_sidecar.tools.simulate.compare import capacity
 from orch_sidecar.tools.simulate.engine import EngineShape
@@ -66,11 +66,12 @@ def run(given: argparse.Namespace, record: Record) -> None:
         engines = [first, second]
         for engine in engines:
             engine.wait()
-        shape = _shape(engines, traffic)
-        rate = given.load * capacity(shape, traffic, 0)
+        models = _models(engines, traffic)
+        rate = given.load * capacity(_shape(models), traffic, 0)
         arrivals = traffic.arrivals(rate, given.seconds, 0)
         rows, points = [], []
         for number in (1, 2):
+            shape = _shape(models[:number])
             predicted = predict(number, shape, arrivals, given.seconds, rules, slo)
             measured = _measure(engines[:number], path, arrivals, slo, given.seconds)
             rows.append(_row(predicted, measured))
@@ -78,7 +79,7 @@ def run(given: argparse.Namespace, record: Record) -> None:
             record.results[f"engines_{number}"] = {
                 "predicted": predicted.goodput, "measured": measured,
             }  # fmt: skip
-        record.results |= {"rate_per_s": rate, "t0_ms": shape.t0_ms, "c_ms": shape.c_ms}
+        record.results |= {"rate_per_s": rate, "engines": [asdict(each) for each in models]}
     print(f"{rate:.2f} requests/s, {len(arrivals)} requests")
     print(table(("engines", "predicted", "measured", "refused (predicted)"), rows))
     worst = max(map(abs, points))
@@ -94,8 +95,8 @@ def _row(predicted: Prediction, measured: float) -> list[str]:
     ]
 
 
-def _shape(engines: Sequence[Engine], traffic: Replay) -> EngineShape:
-    """The model of the engines, after a warm-up of all of them at once."""
+def _models(engines: Sequence[Engine], traffic: Replay) -> list[EngineModel]:
+    """The models of the engines, after a warm-up of all of them at once."""
     pools = _pools(engines, profiles.BASE)
     source = (
         work.Request(0.0, ServiceClass.BULK, max(2, round(traffic.prompt)), 24, 10**7 + number)
@@ -116,16 +117,22 @@ def _shape(engines: Sequence[Engine], traffic: Replay) -> EngineShape:
             models.append(of_capabilities(engine.capabilities(), tokens))
         except NoEngine as error:
             raise NotServing(str(error)) from error
-    model = models[0]
-    print("engines: " + "; ".join(f"t(8) = {each.curve.ms(8):.1f} ms" for each in models))
+    for each in models:
+        print(f"t(8) = {each.curve.ms(8):.1f} ms, {each.prefill_tokens_per_s:.0f} prompt tokens/s")
+    return models
+
+
+def _shape(models: Sequence[EngineModel]) -> EngineShape:
+    """The mean of these engines."""
+    first = models[0]
     return EngineShape(
         slots=SLOTS,
         t0_ms=fmean(each.curve.fit.t0 for each in models),
         c_ms=fmean(each.curve.fit.c for each in models),
         alpha=fmean(each.curve.fit.alpha for each in models),
         prefill_tokens_per_s=fmean(each.prefill_tokens_per_s for each in models),
-        step_tokens=model.step_tokens or 2048,
-        long_prefill_tokens=model.chunk_tokens or 256,
+        step_tokens=first.step_tokens or 2048,
+        long_prefill_tokens=first.chunk_tokens or 256,
     )
 
 

@@ -65,6 +65,17 @@ def test_running_engine_reports_its_own_model() -> None:
     assert (found.step_tokens, found.chunk_tokens) == (2048, 256)
 
 
+def test_steps_that_the_fit_leaves_out_count_in_the_plan() -> None:
+    """A tenth of the steps and of the prompt tokens took 11 times as long."""
+    steps = {str(batch): [100, 0.1 * 2 * (8 + 0.4 * batch)] for batch in (1, 4, 16)}
+    prefill = {"tokens": 18_000, "seconds": 4.0}
+    found = of_capabilities({**ENTRY, "steps_by_batch": steps, "prefill": prefill}, 100)
+    assert found.curve.ms(10) == pytest.approx(12.0)
+    assert found.prefill_tokens_per_s == 4500.0
+    few = {batch: [5, 1.0] for batch in steps}
+    assert of_capabilities({**ENTRY, "steps_by_batch": few}, 100).curve.ms(10) == pytest.approx(6)
+
+
 def test_engine_without_a_good_fit_is_modelled_by_all_its_steps() -> None:
     steps = {str(batch): [50, 50 * (8 + batch) / 1000] for batch in (1, 2, 4, 8)}
     poor = {**ENTRY["step_time"], "quality": "poor"}
