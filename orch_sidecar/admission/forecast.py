@@ -138,6 +138,8 @@ class Forecaster:
         if schedule is None or slots_s is None:
             return None
         if request.service_class is _BULK:
+            if blocked_by is BlockedBy.PREFILL:
+                slots_s = max(slots_s, self._constraints.prefill_in_s(request, now))
             slots_s = self._bulk_slots_s(request, slots_s, now)
         if blocked_by is BlockedBy.PAUSE and clears_at is not None:
             slots_s = max(slots_s, clears_at - now)

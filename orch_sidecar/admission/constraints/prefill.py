@@ -102,6 +102,14 @@ class PrefillBudget:
         left = self._left(now)
         return now + min(left, max(0.0, left + tokens - rate * stall_s * self._pace)) / rate
 
+    def fits_in_s(self, ahead: float, tokens: float, stall_s: float, now: float) -> float:
+        """Seconds until a prompt will fit behind `ahead` tokens of others; 0 while unknown."""
+        rate = self.tokens_per_s
+        if rate is None:
+            return 0.0
+        spare = min(0.0, tokens - rate * stall_s * self._pace)
+        return max(0.0, self._left(now) + ahead + spare) / rate
+
     def _left(self, now: float) -> float:
         drained = (now - self._at) * (self.tokens_per_s or 0.0)
         return max(0.0, self._level - drained)

@@ -183,6 +183,13 @@ class AdmissionConstraints:
             return now + _POLL_S if at is None else min(max(at, now + 1e-3), now + _POLL_S)
         return None
 
+    def prefill_in_s(self, request: AdmissionRequest, now: float) -> float:
+        """Seconds until the engine has time for the prompt of a bulk request that arrives now, at
+        least: those queued before it go first."""
+        prompt_work, charge = self._queues.tokens(_BULK)
+        ahead = prompt_work * self._queues.ahead(request).tokens / charge if charge else 0.0
+        return self._prefill.fits_in_s(ahead, request.prompt_tokens, self._stall_s(), now)
+
     def _stall_s(self) -> float:
         return stall_s(self.rules.of(_INTERACTIVE).ttft_p95_ms, self._interactive_wait_s())
 

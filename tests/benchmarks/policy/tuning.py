@@ -1,8 +1,8 @@
 """Compares the slots that `orch tune` finds with the best of an exhaustive sweep.
 
-The sweep gives the engine every power of two of slots up to its own, keeps more clients than that
-busy, and measures tokens per second and the time per token of each answer. The best is the number
-with the most tokens per second whose 95th percentile keeps the SLO.
+The sweep gives the engine every power of two of slots up to its own (or `--sizes`), keeps more
+clients than that busy, and measures tokens per second and the time per token of each answer. The
+best is the number with the most tokens per second whose 95th percentile keeps the SLO.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", choices=rig.SIZES, default="small")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each size and round")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="of the sweep")
     parser.add_argument("--slo-tpot-ms", type=float, default=100.0)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--output-tokens", type=int, default=48)
@@ -52,18 +53,19 @@ class Measured(NamedTuple):
 
 
 def run(given: argparse.Namespace, record: Record) -> None:
-    found: dict[int, list[Measured]] = {size: [] for size in SIZES}
+    found: dict[int, list[Measured]] = {size: [] for size in given.sizes}
     with Engine(given.size, SLOTS) as engine:
         engine.wait()
         tuned = _tune(engine, given)
         for number in range(given.rounds):
-            for size in SIZES[:: -1 if number % 2 else 1]:
+            for size in given.sizes[:: -1 if number % 2 else 1]:
                 found[size].append(_measure(engine, size, given))
     middle = {
         size: Measured(*(median(each[at] for each in own) for at in (0, 1)))
         for size, own in found.items()
     }
-    kept = [size for size in SIZES if middle[size].tpot_p95_ms <= given.slo_tpot_ms] or [SIZES[0]]
+    kept = [size for size in middle if middle[size].tpot_p95_ms <= given.slo_tpot_ms]
+    kept = kept or [min(middle)]
     best = max(kept, key=lambda size: middle[size].tokens_per_s)
     rows = [
         [

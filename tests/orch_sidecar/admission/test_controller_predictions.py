@@ -156,6 +156,16 @@ def test_the_reserve_is_free_and_not_for_bulk_requests() -> None:
     assert core.blocked_by is BlockedBy.RESERVE
 
 
+def test_free_slots_are_of_no_use_while_the_engine_reads_bulk_prompts() -> None:
+    """Each of the prompts is longer than may be read at once beside interactive requests."""
+    core = measured(8, rules(class_rules(ttft_p95_ms=1000.0)))
+    fill(core, interactive(max_tokens=100), "i")
+    fill(core, bulk(prompt_tokens=500, max_tokens=100), "a")
+    request = bulk(prompt_tokens=500, max_tokens=100)
+    assert queue(core, request, "b", "c") == [Queued(0, 500), Queued(1, 1000)]
+    assert core.blocked_by is BlockedBy.PREFILL
+
+
 def test_forecast_of_a_free_engine_and_of_a_full_one() -> None:
     core = measured(1)
     request = interactive(prompt_tokens=100, max_tokens=100)

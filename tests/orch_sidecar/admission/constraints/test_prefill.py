@@ -79,6 +79,18 @@ def test_prompt_fits_at_the_predicted_time(
     assert at is not None
     assert at >= now
     assert prefill.fits(tokens, 0.5, at + 1e-6)
+    assert prefill.fits_in_s(0, tokens, 0.5, now) == pytest.approx(at - now, abs=1e-6)
+    later_s = prefill.fits_in_s(100, tokens, 0.5, now)
+    assert 0 <= later_s - (at - now) <= 100 / per_second + 1e-6
+
+
+def test_prompt_behind_others_fits_when_these_are_read() -> None:
+    prefill = PrefillBudget()
+    assert prefill.fits_in_s(300, 200, 0.5, 0.0) == 0, "unknown"
+    prefill.tokens_per_s = 1000.0
+    prefill.granted(700, 0.0)
+    assert prefill.fits_in_s(300, 200, 0.5, 0.0) == pytest.approx(0.7)
+    assert prefill.fits_in_s(300, 800, 0.5, 0.1) == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,63 @@
+"""Predicted starts of bulk requests beside interactive ones that come and go in waves.
+
+The conversation trace at the capacity and at twice as much, beside 24 clients that always have
+bulk work, for several of its waves.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from orch_sidecar.tools.simulate.compare import (
+    Policy,
+    Scenario,
+    capacity,
+    course_of,
+    unloaded_ttft_p95_ms,
+    with_slo,
+)
+from orch_sidecar.tools.simulate.engine import EngineShape
+from orch_sidecar.tools.simulate.report import prediction_errors
+from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
+from orch_sidecar.tools.simulate.workload import Workload
+from orch_sidecar.tools.traces import read
+from vllm_plugin.profile import ServiceClass, load
+
+SECONDS = 150.0
+SHAPES = {
+    "faster": EngineShape(16, 12, 3.4, 0.6, 1000, step_tokens=256, long_prefill_tokens=64),
+    "slower": EngineShape(16, 33, 2.0, 1.0, 540, step_tokens=256, long_prefill_tokens=64),
+}
+
+
+def errors_of_bulk(shape: EngineShape, times: float) -> list[float]:
+    trace = Replay(read(Path("tests/traces/azure_llm_2023_conv.csv")).scaled(lengths=1 / 16))
+    rules = with_slo(load("cloud").admission, 3 * unloaded_ttft_p95_ms(shape, trace, 1))
+    clients = BulkClients(24, Workload(prompt=48, output=96, bulk_factor=1))
+    rate = times * capacity(shape, trace, 1)
+    scenario = Scenario(shape, trace, rate, SECONDS, seed=1, clients=clients)
+    course = course_of(Policy.POLICY, scenario, rules)
+    return prediction_errors(
+        [
+            each
+            for each in course.records
+            if each.arrival.service_class is ServiceClass.BULK
+            and each.started_at is not None
+            and each.started_at < SECONDS  # later there are no waves
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("times", "off_by", "bias"), [(0.5, 0.3, 0.1), (2.0, 0.5, 0.22)])
+def test_bulk_requests_start_neither_earlier_nor_later_than_predicted(
+    name: str, times: float, off_by: float, bias: float
+) -> None:
+    """Beside too many interactive requests a wait is known to a half only, but without bias."""
+    errors = errors_of_bulk(SHAPES[name], times)
+    assert len(errors) > 50
+    assert median(map(abs, errors)) <= off_by
+    assert abs(median(errors)) <= bias
