@@ -40,6 +40,8 @@ SLOW = (
     "integration/test_keys_reload.py",
     "integration/test_leases.py",
     "integration/test_lifecycle.py",
+    "integration/test_many_sidecars.py",
+    "integration/test_many_sidecars_faults.py",
     "integration/test_openai_client.py",
     "integration/test_pools.py",
     "integration/test_process.py",

@@ -5,8 +5,8 @@ It imports nothing of `orch_sidecar`, which imports only `profile`, `lease_proto
 use of vLLM is listed in `vllm_names`.
 
 Pure: `allowlist`, `conditions`, `connectors`, `curve`, `dsse`, `engine_facts`, `engine_state`,
-`evidence`, `hooks`, `kv_cache`, `lease_protocol`, `leases`, `prefix_cache`, `profile`, `readiness`,
-`request_numbers`, `routes`, `stall_detector`, `statement`, `step_time`, `steps`, `symbols`,
-`token_time`, `vllm_names`, `workloads`.
+`evidence`, `hooks`, `kv_cache`, `lease_protocol`, `leases`, `prefix_cache`, `profile`, `ranks`,
+`readiness`, `request_numbers`, `routes`, `stall_detector`, `statement`, `step_time`, `steps`,
+`symbols`, `token_time`, `vllm_names`, `workloads`.
 They import no asyncio, HTTP library, vLLM or OpenTelemetry, and read no clock.
 """

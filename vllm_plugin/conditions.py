@@ -25,6 +25,8 @@ class Conditions:
     the weights, `none` or vLLM's name of the method. `kv_cache_dtype`: `bfloat16`, `fp8_e4m3`.
     `prefix_caching`: `on` or `off`. `attention_backend`: vLLM's name of it, `FLASH_ATTN`; several,
     sorted and joined by `+`, where layers differ. `tensor_parallel`, `pipeline_parallel`: ranks.
+    `data_parallel`: ranks that the model's experts are divided over and that step together, of
+    which this engine is one; 1: it is the whole model.
     """
 
     speculative: str
@@ -34,6 +36,7 @@ class Conditions:
     attention_backend: str
     tensor_parallel: int
     pipeline_parallel: int
+    data_parallel: int = 1
 
 
 def conditions_of(vllm_config: Any) -> Conditions:
@@ -51,6 +54,7 @@ def conditions_of(vllm_config: Any) -> Conditions:
         attention_backend=UNKNOWN,
         tensor_parallel=int(parallel.tensor_parallel_size),
         pipeline_parallel=int(parallel.pipeline_parallel_size),
+        data_parallel=int(parallel.data_parallel_size),
     )
 
 

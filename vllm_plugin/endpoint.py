@@ -1,13 +1,14 @@
-"""Serves the engine's state over HTTP: once, as a stream of its changes, and lease revocation.
+"""Serves the engine's state over HTTP, and takes revocations of leases and claims of slots.
 
-`GET /v1/capabilities` returns the state once; the stream and the revocation are those of
-`lease_protocol`. A heartbeat contains what grew, or became (not) ready, since the last one.
+`GET /v1/capabilities` returns the state once; the others are those of `lease_protocol`. A heartbeat
+contains what grew, or became (not) ready, since the last one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -18,38 +19,51 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from vllm_plugin.admin_calls import AdminCallMiddleware, set_within, watch_readiness
 from vllm_plugin.allowlist import NAME
-from vllm_plugin.engine_state import API_VERSION, EngineState, State, Subscriber
+from vllm_plugin.engine_state import EngineState, State, Subscriber
 from vllm_plugin.evidence import Evidence
 from vllm_plugin.kv_cache import KvCache
 from vllm_plugin.lease_middleware import LeaseMiddleware
 from vllm_plugin.lease_protocol import (
+    API_VERSION,
     CHANGE,
-    CHANGES_EVERY_S,
+    CLAIMS_PATH,
     ENDED,
     HEARTBEAT,
     HEARTBEAT_EVERY_S,
+    OFFER,
     STATE,
+    changes_every_s,
     event,
+    incompatible,
+    parse_claim,
     timestamp,
 )
 from vllm_plugin.statements_endpoint import StatementsEndpoint
+from vllm_plugin.unleased import EngineKeys, Unleased, objection
 from vllm_plugin.workloads import workloads_of
+
+# Added to a wait for a moment, so that it is past: clocks and timers are not exact.
+_TICK_SLACK_S: Final = 0.001
 
 # An open stream delays the engine's shutdown: it checks this often whether it must end.
 CHECK_EVERY_S: Final = 0.5
 
+_KEY: Final = "VLLM_API_KEY"
 _LEASES: Final = "/v1/capabilities/leases/"
 # Characters of a lease in a log line: enough to identify it, too few to guess the rest.
 _LOGGED_CHARACTERS: Final = 24
 
 
 class LeaseShorteningFilter(logging.Filter):
-    """Shortens leases in the access log, whose args are client, method, path, version, status."""
+    """Shortens leases in the access log, whose args are client, method, path, version, status, and
+    drops claims: beside other sidecars there may be one for each request."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         match record.args:
             case (client, method, str(path), *rest) if path.startswith(_LEASES):
                 record.args = (client, method, path[: len(_LEASES) + _LOGGED_CHARACTERS], *rest)
+            case (_, _, str(path), _, 204) if path.startswith(CLAIMS_PATH):
+                return False
         return True
 
 
@@ -83,6 +97,7 @@ class CapabilitiesEndpoint:
         self._ask = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
         self._models: Any = None  # vLLM's registry of served models
+        self._keys = EngineKeys()
 
     def attach_router(self, app: Any) -> None:
         """Adds middlewares and routes. vLLM calls this before `init_state`."""
@@ -97,6 +112,7 @@ class CapabilitiesEndpoint:
             engine_state=engine_state,
             is_alive=self._is_alive,
             refresh=self._refresh_models,
+            keys=lambda: self._keys,
         )
         app.add_middleware(
             AdminCallMiddleware, engine_state=engine_state, paths=paths, ask=self._ask.set
@@ -104,16 +120,24 @@ class CapabilitiesEndpoint:
         app.add_api_route("/v1/capabilities", self._capabilities, methods=["GET"])
         app.add_api_route("/v1/capabilities/stream", self._stream, methods=["GET"])
         app.add_api_route(f"{_LEASES}{{lease}}", self._revoke, methods=["DELETE"])
+        app.add_api_route(f"{CLAIMS_PATH}{{instance}}", self._claim, methods=["PUT"])
         if (evidence := self._evidence_of()) is not None:
             StatementsEndpoint(evidence).attach(app)
         logging.getLogger("uvicorn.access").addFilter(LeaseShorteningFilter())
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Reads the engine's KV cache and attention backend; watches its readiness from now on."""
+        """Reads the engine's KV cache and attention backend; watches its readiness from now on.
+
+        Raises ValueError if the server's address contradicts `unleased: refuse`.
+        """
         self._engine = engine_client
         engine_state = self._engine_state_of()
         if engine_state is None:
             return
+        if args is not None and engine_state.facts.unleased is Unleased.REFUSE:
+            self._keys = EngineKeys(filter(None, (*(args.api_key or ()), os.environ.get(_KEY))))
+            if found := objection(args.host, args.uds, self._keys):
+                raise ValueError(found)
         self._models = state.openai_serving_models
         self._refresh_models()
         if engine_client is not None:
@@ -154,9 +178,29 @@ class CapabilitiesEndpoint:
             return JSONResponse({"error": body}, status_code=400)
         return JSONResponse({"ended": ended})
 
+    async def _claim(self, instance: str, request: Request) -> Response:
+        try:
+            claim, taken = parse_claim(await request.body(), self._engine_state.facts.slots_total)
+        except ValueError as error:
+            body = {"message": str(error), "type": "invalid_request_error", "code": 400}
+            return JSONResponse({"error": body}, status_code=400)
+        if not self._engine_state.claim(instance, claim, taken):
+            message = (
+                f"instance {instance[:40]!r} must read the state stream, where slots are offered"
+            )
+            body = {"message": message, "type": "no_stream", "code": 409}
+            return JSONResponse({"error": body}, status_code=409)
+        return Response(status_code=204)
+
     async def _stream(self, request: Request) -> Response:
+        version = request.query_params.get("api_version", "")
+        message = incompatible(version)
+        if message is not None:
+            body = {"message": f"the sidecar's {message}", "type": "api_version", "code": 409}
+            return JSONResponse({"error": body}, status_code=409)
         return StreamingResponse(
-            self._events(request.query_params.get("instance")),
+            # A sidecar that names no version knows neither claims nor offers.
+            self._events(request.query_params.get("instance"), claims=bool(version)),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store"},
         )
@@ -167,11 +211,11 @@ class CapabilitiesEndpoint:
         server = getattr(self._app.state, "server", None)
         return not (server is not None and server.should_exit)
 
-    async def _events(self, instance: str | None) -> AsyncIterator[bytes]:
+    async def _events(self, instance: str | None, *, claims: bool) -> AsyncIterator[bytes]:
         engine_state = self._engine_state
         readiness = engine_state.readiness
         woken = asyncio.Event()
-        subscriber = Subscriber(instance, woken.set)
+        subscriber = Subscriber(instance, woken.set, claims=claims)
         engine_state.subscribe(subscriber)
         try:
             # What the subscriber was sent last.
@@ -181,9 +225,10 @@ class CapabilitiesEndpoint:
             first = engine_state.document(instance, time.time()) | heartbeat | leases
             yield _observed(STATE, first)
             changes_at = heartbeat_at = time.monotonic()
-            dirty, batch_seen = False, engine_state.batch_seen
+            dirty, batch_seen = False, engine_state.speed.batch_seen
             while self._is_alive():
                 self._refresh_models()
+                engine_state.tick()
                 if woken.is_set():
                     woken.clear()
                     dirty = True
@@ -194,18 +239,30 @@ class CapabilitiesEndpoint:
                 if (
                     now - heartbeat_at >= HEARTBEAT_EVERY_S
                     or not_ready != readiness.not_ready
-                    or batch_seen != engine_state.batch_seen
+                    or batch_seen != engine_state.speed.batch_seen
                 ):
-                    not_ready, batch_seen = readiness.not_ready, engine_state.batch_seen
+                    not_ready, batch_seen = readiness.not_ready, engine_state.speed.batch_seen
                     before, heartbeat = heartbeat, engine_state.heartbeat_fields(time.time())
                     heartbeat_at = now
-                    yield _observed(HEARTBEAT, _changed(heartbeat, before))
-                if dirty and now - changes_at >= CHANGES_EVERY_S:
+                    # A claim that was set and ended between two events is no change, and its
+                    # sidecar would wait for an offer.
+                    yield _observed(
+                        HEARTBEAT, _changed(heartbeat, before) | engine_state.claim_field(instance)
+                    )
+                every_s = changes_every_s(engine_state.claims.sidecars)
+                offers, subscriber.offers = subscriber.offers, []
+                # An offer does not wait, and is preceded by the slots that its reader may use.
+                if dirty and (offers or now - changes_at >= every_s):
                     before, changes = changes, engine_state.change_fields(instance)
                     changes_at, dirty = now, False
                     if changed := _changed(changes, before):
                         yield _observed(CHANGE, changed)
-                wait_s = changes_at + CHANGES_EVERY_S - now if dirty else CHECK_EVERY_S
-                await set_within(woken, min(wait_s, heartbeat_at + HEARTBEAT_EVERY_S - now))
+                for offer in offers:
+                    yield event(OFFER, {"cost": offer.cost, "number": offer.number})
+                wait_s = changes_at + every_s - now if dirty else CHECK_EVERY_S
+                wait_s = min(wait_s, heartbeat_at + HEARTBEAT_EVERY_S - now)
+                if (ticks_at := engine_state.ticks_at()) is not None:
+                    wait_s = min(wait_s, max(0.0, ticks_at - time.time()) + _TICK_SLACK_S)
+                await set_within(woken, wait_s)
         finally:
             engine_state.unsubscribe(subscriber)

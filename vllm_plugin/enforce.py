@@ -7,19 +7,15 @@ with the fields of `EngineArgs`, so they can be tested without vLLM; `register` 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
-from vllm_plugin import connectors
+from vllm_plugin import connectors, ranks, telemetry, unleased
 from vllm_plugin.profile import SLOTS_ARGUMENT, Profile
+from vllm_plugin.unleased import EngineKeys, Unleased
 
 # By it the engine's workers can be asked for their attention backends.
 WORKER_EXTENSION: Final = "vllm_plugin.worker_extension.AttentionBackends"
-
-_TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
-_TRACES_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
-_RESOURCE_ATTRIBUTES: Final = "OTEL_RESOURCE_ATTRIBUTES"
 
 # With several pipeline stages vLLM keeps a micro-batch in each and reports each as a step, so the
 # reported size is not that of the batch, nor the time between reports that of a token. With one
@@ -93,12 +89,7 @@ def _unsupported(
     args: Any, profile: Profile, environ: Mapping[str, str], argv: Sequence[str]
 ) -> list[str]:
     """Returns the settings with which slots could not be enforced or reported."""
-    found: list[str] = []
-    if args.data_parallel_size > 1:
-        found.append(
-            f"--data-parallel-size is {args.data_parallel_size!r}, must be 1: slots are counted "
-            "per engine, so a single rank could exceed the limit; run one engine per rank"
-        )
+    found = ranks.contradictions(args, environ, argv, batching=profile.batching)
     servers = max(
         args._api_process_count,
         _as_int(_command_line_value(argv, "--api-server-count", "-asc")),
@@ -127,6 +118,12 @@ def _unsupported(
             f"--kv-offloading-backend is {args.kv_offloading_backend!r}, must be one of "
             f"{', '.join(sorted(connectors.OFFLOADING_BACKENDS))}"
         )
+    if profile.unleased is Unleased.REFUSE and _serves(argv) and "--config" not in argv:
+        # With a configuration file the server's arguments are known when it starts to listen.
+        given = (_command_line_value(argv, "--api-key"), environ.get("VLLM_API_KEY"))
+        host, uds = _command_line_value(argv, "--host"), _command_line_value(argv, "--uds")
+        if text := unleased.objection(host, uds, EngineKeys(filter(None, given))):
+            found.append(text)
     if args.scheduler_cls is not None:
         found.append(
             "--scheduler-cls is given, must not be: slots are enforced by vLLM's scheduler"
@@ -139,6 +136,11 @@ def _unsupported(
             "that frontend loads no plugins, so the engine's state would be unknown"
         )
     return found
+
+
+def _serves(argv: Sequence[str]) -> bool:
+    """Returns whether this process serves HTTP; `vllm.LLM` does not."""
+    return "serve" in argv[1:2] or "api_server" in "".join(argv[:1])
 
 
 def _incompatible(args: Any, profile: Profile, argv: Sequence[str]) -> list[str]:
@@ -203,9 +205,11 @@ def apply(
     if not args.worker_extension_cls:
         args.worker_extension_cls = WORKER_EXTENSION
     if args.otlp_traces_endpoint is None:
-        args.otlp_traces_endpoint = traces_endpoint(environ)
+        args.otlp_traces_endpoint = telemetry.traces_endpoint(environ)
     if args.otlp_traces_endpoint is not None:
-        environ[_TRACES_PROTOCOL] = traces_protocol(environ, args.otlp_traces_endpoint)
+        environ[telemetry.TRACES_PROTOCOL] = telemetry.traces_protocol(
+            environ, args.otlp_traces_endpoint
+        )
 
 
 def verify(config: Any, profile: Profile, *, headless: bool = False) -> None:
@@ -219,8 +223,8 @@ def verify(config: Any, profile: Profile, *, headless: bool = False) -> None:
     slots = slots_of(config.scheduler_config)
     if objection := profile.slots.objection(slots):
         found.append(f"the engine would have {slots} slots: {SLOTS_ARGUMENT} {objection}")
-    if parallel.data_parallel_size > 1:
-        found.append(f"data_parallel_size is {parallel.data_parallel_size}, must be 1")
+    if text := ranks.contradiction(parallel, batching=profile.batching):
+        found.append(text)
     if parallel._api_process_count > 1:
         found.append(f"there would be {parallel._api_process_count} API servers, must be 1")
     if parallel.enable_elastic_ep:
@@ -242,52 +246,3 @@ def verify(config: Any, profile: Profile, *, headless: bool = False) -> None:
 def slots_of(scheduler_config: Any) -> int:
     """Returns the number of sequences that the engine runs at once."""
     return int(scheduler_config.max_num_active_seqs or scheduler_config.max_num_seqs)
-
-
-def traces_endpoint(environ: Mapping[str, str]) -> str | None:
-    """Returns the traces endpoint of the standard OTEL_* variables in vLLM's form, or None."""
-    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    if environ.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
-        return None
-    own = environ.get(_TRACES_ENDPOINT)
-    if own:
-        return own
-    base = environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    if not base:
-        return None
-    if traces_protocol(environ, base) == "grpc":
-        return base
-    return base.rstrip("/") + "/v1/traces"
-
-
-def traces_protocol(environ: Mapping[str, str], endpoint: str) -> str:
-    """Returns the OTLP protocol: as configured, else according to the port's registration."""
-    configured = environ.get(_TRACES_PROTOCOL) or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    if configured:
-        return configured
-    # A gRPC target may have no scheme; an HTTP endpoint must have one.
-    return (
-        "grpc"
-        if endpoint.rstrip("/").endswith(":4317") or "://" not in endpoint
-        else "http/protobuf"
-    )
-
-
-def label_resource(profile: Profile, environ: MutableMapping[str, str]) -> None:
-    """Adds the profile to the OpenTelemetry resource of this process and its children."""
-    environ.setdefault("OTEL_SERVICE_NAME", "vllm")
-    ours = {"measurement_type": profile.measurement_type.value, "orch.profile": profile.name}
-    kept = [
-        pair
-        for pair in environ.get(_RESOURCE_ATTRIBUTES, "").split(",")
-        if pair and pair.partition("=")[0].strip() not in ours
-    ]
-    environ[_RESOURCE_ATTRIBUTES] = ",".join(kept + [f"{k}={v}" for k, v in ours.items()])
-
-
-class IterationLineFilter(logging.Filter):
-    """Drops the line that vLLM logs for each step when iteration details are enabled."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "Iteration(%d)" not in str(record.msg)

@@ -7,13 +7,15 @@ from typing import Any
 
 from vllm_plugin.conditions import Conditions, kv_cache_dtype
 from vllm_plugin.kv_cache import bytes_per_token
+from vllm_plugin.unleased import Unleased
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """`gpu`: the accelerator's name as its driver reports it; without one `CPU (<model>)`.
 
-    `gpu_count`: accelerators that one copy of the model is spread over; 0 without one.
+    `gpu_count`: accelerators that the engine has: one copy of the model is spread over them, or, of
+    a rank of data parallelism, all but the experts of other ranks. 0 without one.
     `precision`: of the weights, `BF16` for instance, or the method of a quantized model.
     """
 
@@ -45,14 +47,24 @@ class EngineFacts:
     conditions: Conditions
     tokens_per_step: int = 1
     rate_limits: dict[str, int] = field(default_factory=dict)  # vLLM's own, by option
+    unleased: Unleased = Unleased.COUNT
 
 
 def features_of(vllm_config: Any) -> dict[str, Any]:
-    """Returns further settings of the engine, as `features` of its state."""
+    """Returns further settings of the engine, as `features` of its state.
+
+    `data_parallel_rank`: which of several ranks the engine is.
+    """
     scheduler, model = vllm_config.scheduler_config, vllm_config.model_config
+    parallel = vllm_config.parallel_config
     kv_bytes = bytes_per_token(model.hf_text_config, kv_cache_dtype(vllm_config))
     return {
         **({} if kv_bytes is None else {"kv_bytes_per_token": kv_bytes}),
+        **(
+            {"data_parallel_rank": int(parallel.data_parallel_rank)}
+            if parallel.data_parallel_size > 1
+            else {}
+        ),
         "speculative_decoding": vllm_config.speculative_config is not None,
         "scheduling_policy": str(scheduler.policy),
         "max_num_batched_tokens": int(scheduler.max_num_batched_tokens),

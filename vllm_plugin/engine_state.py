@@ -1,88 +1,62 @@
 """The state of one engine as `/v1/capabilities` documents it, and the subscribers of its changes.
 
-Pure: every event and time is passed in, and subscribers are woken by a callback.
+Pure: every event and the clock are passed in, and subscribers are woken by a callback.
 The vocabulary is that of BATCHING/ORCH-3910 and 3911.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from time import time
 from typing import Any, Final
 
 from vllm_plugin.engine_facts import EngineFacts
+from vllm_plugin.engine_speed import EngineSpeed, SchedulerReport
 from vllm_plugin.kv_cache import KvCache
-from vllm_plugin.leases import Leases
+from vllm_plugin.lease_protocol import API_VERSION, Claim, parse_lease
+from vllm_plugin.leases import Leases, Rejected
 from vllm_plugin.prefix_cache import PrefixCache
 from vllm_plugin.readiness import READY, STALLED, NotReady, Readiness
 from vllm_plugin.request_numbers import RequestNumbers
+from vllm_plugin.slot_claims import Offer, SlotClaims
 from vllm_plugin.stall_detector import StallDetector
-from vllm_plugin.step_time import StepSamples, StepTime
-from vllm_plugin.steps import Prefill, StepRing
-from vllm_plugin.token_time import TokenTimes
-
-API_VERSION: Final = "1.0.0"
-
-# A fit takes up to 2 ms of the event loop, and is reported no more often; in ten times that while
-# the batch grows beyond what the engine was seen with.
-FIT_EVERY_S: Final = 1.0
-FIT_GROWING_EVERY_S: Final = 0.1
 
 _STALL: Final = NotReady(STALLED, "the engine has sequences, but has reported no step for too long")
 
 State = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerReport:
-    """One report of the scheduler; `batch` is None when no step ran (idle, or an abort)."""
-
-    at_s: float
-    running: int
-    waiting: int
-    kv_cache_usage: float
-    preempted: int
-    batch: int | None = None
-    decode_only: bool = False
-    elapsed_s: float = 0.0
-    prompt_tokens: int = 0  # computed in this step
-    decoding: int = 0  # sequences of the batch that were past their prompts
-    recomputing: bool = False  # one of these was preempted and computes its tokens again
-    outputs: int = 0  # sequences that received tokens, not their first ones
-    generated: int = 0  # tokens of all sequences
-    prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
-    prefix_hits: int = 0  # those of them that were found
-
-
 class Subscriber:
-    """One reader of the state: is woken by changes, and collects the ended leases it owns."""
+    """One reader of the state: is woken by changes, and collects what concerns only its sidecar:
+    the ended leases it owns, and the slots it is offered."""
 
-    def __init__(self, instance: str | None, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, instance: str | None, wake: Callable[[], None], *, claims: bool = True
+    ) -> None:
+        """`claims`: it is a sidecar that understands offers."""
         self.instance = instance
         self.wake = wake
+        self.claims = claims and instance is not None
         self.ended: list[str] = []
+        self.offers: list[Offer] = []
 
 
 class EngineState:
     """The state of one engine. All calls come from the thread of its API server's event loop."""
 
-    def __init__(self, facts: EngineFacts) -> None:
+    def __init__(self, facts: EngineFacts, clock: Callable[[], float] = time) -> None:
         self.facts = facts
         self.kv_cache = KvCache()  # replaced before anything is served
         self.conditions = facts.conditions  # completed before anything is served
         self.models = facts.models
         self.workloads: tuple[str, ...] = ()
-        self.steps = StepRing()
+        self.speed = EngineSpeed(facts.slots_total)
         self.leases = Leases()
+        self.claims = SlotClaims()
+        self.rejected_for_slots = 0  # requests
         self.request_numbers = RequestNumbers()
         self.prefix_cache = PrefixCache()
-        self.prefill = Prefill()
-        self.step_time: StepTime | None = None
-        self._step_samples = StepSamples(facts.slots_total)
-        self._token_times = TokenTimes()
-        self._fitted_at_s = float("-inf")
-        self.batch_seen = 0  # the largest, as of the last fit
-        self._fit_document: State | None = None
         self.readiness = Readiness()
         self._reported_not_ready: NotReady | None = None
         self._stall_detector = StallDetector()
@@ -93,15 +67,23 @@ class EngineState:
         self._peak = 0
         self._kv_cache_usage = 0.0
         self._preemptions = 0
-        self._generated = 0  # tokens
+        self._clock = clock
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Wakes the subscriber at each change from now on."""
+        if subscriber.claims and subscriber.instance is not None:
+            self.claims.opened(subscriber.instance)
+            self._wake_all()  # the number of sidecars has changed
         self._subscribers.add(subscriber)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Stops waking the subscriber. Does nothing if it is not subscribed."""
+        if subscriber not in self._subscribers:
+            return
         self._subscribers.discard(subscriber)
+        if subscriber.claims and subscriber.instance is not None:
+            self.claims.closed(subscriber.instance)
+            self._slots_changed()
 
     def record(self, report: SchedulerReport) -> None:
         """Takes a report of the scheduler in O(1); wakes subscribers only if a field changed."""
@@ -109,11 +91,13 @@ class EngineState:
         self._stall_detector.report(
             report.at_s, in_engine, None if report.batch is None else report.elapsed_s
         )
-        if report.batch is not None:
-            self._record_step(report, report.batch)
+        if report.batch is not None and self.speed.record(report, report.batch):
+            self._wake_all()
         if report.prefix_queries:
             self.prefix_cache.record(report.at_s, report.prefix_queries, report.prefix_hits)
         foreign_changed = self.leases.reported(in_engine, report.at_s)
+        if foreign_changed:
+            self._offer()
         usage = round(report.kv_cache_usage, 3)
         # Counts are taken after a step: a sequence that ended in it is in the batch only.
         in_step = max(report.running, report.batch or 0) + report.waiting
@@ -138,60 +122,34 @@ class EngineState:
         self._preemptions += report.preempted
         self._wake_all()
 
-    def _record_step(self, report: SchedulerReport, batch: int) -> None:
-        """Adds a step to the statistics of the engine's speed."""
-        self._generated += report.generated
-        elapsed_s = report.elapsed_s
-        self.steps.record(report.at_s, elapsed_s, batch, decode_only=report.decode_only)
-        prompt_s = 0.0
-        if report.prompt_tokens:
-            fit = self.step_time if report.decoding else None
-            # With a poor fit the decode part would be a guess: the whole step counts as prefill.
-            decode_s = fit.seconds(report.decoding) if fit and fit.good else 0.0
-            prompt_s = max(0.0, elapsed_s - decode_s)
-            self.prefill.record(report.prompt_tokens, elapsed_s, decode_s)
-        elif report.decode_only and not report.recomputing:
-            self._step_samples.record(batch, elapsed_s)
-            self._step_samples.generated(report.outputs, report.generated)
-        self._token_times.record(report.at_s, elapsed_s, batch, report.decoding, prompt_s)
-        self._fit(report.at_s)
-
-    def _fit(self, now_s: float) -> None:
-        """Fits the step time if the last fit is old enough, and compares the traffic with it."""
-        growing = self._token_times.batch_seen > self.batch_seen
-        every_s = FIT_GROWING_EVERY_S if growing else FIT_EVERY_S
-        # A clock that is set back does not stop the fits.
-        if 0 <= now_s - self._fitted_at_s < every_s:
-            return
-        self._fitted_at_s = now_s
-        self.batch_seen = self._token_times.batch_seen
-        if self._step_samples.fresh:
-            self.step_time = self._step_samples.fit()
-        fit = self.step_time
-        if fit is not None:
-            traffic = self._token_times.traffic(fit.seconds, now_s)
-            self._fit_document = fit.document() | traffic.document()
-        if growing:
-            self._wake_all()
-
     def set_models(self, models: tuple[str, ...]) -> None:
         """Sets the names under which the engine serves requests, the base model's first."""
         if models != self.models:
             self.models = models
             self._wake_all()
 
-    def enter(self, lease: str | None, traceparent: str | None = None) -> int | None:
+    def enter(
+        self, lease: str | None, traceparent: str | None = None, *, urgent: bool = True
+    ) -> int | Rejected:
         """Adds a generating request with these headers, `X-Orch-Lease` and `traceparent`.
 
-        Returns its number, the key for `leave`: the first request has 1. Returns None if the lease
-        is spent and the request is rejected, which takes no number.
+        Returns its number, the key for `leave`: the first request has 1. A rejected one takes no
+        number. A request without a lease always enters. `urgent`: of a sidecar's claim.
         """
-        entry = self.leases.enter(lease)
-        if entry is None:
-            return None
-        number, _ = entry
+        parsed = parse_lease(lease) if lease else None
+        if parsed is not None:
+            if self.leases.used(parsed):
+                return Rejected.SPENT
+            if parsed.cost > self.facts.slots_total:
+                return Rejected.TOO_LARGE
+            self.tick()
+            if not self.claims.enters(parsed.instance, Claim(parsed.cost, urgent), self._free()):
+                self.rejected_for_slots += 1
+                self._slots_changed()  # an offer that did not suffice is free again
+                return Rejected.NO_SLOT if self.claims.reads(parsed.instance) else Rejected.BUSY
+        number = self.leases.enter(parsed)
         self.request_numbers.enter(number, traceparent)
-        self._wake_all()
+        self._slots_changed()  # more may have been offered than it took
         return number
 
     def body_received(self, key: int, at_s: float) -> None:
@@ -206,7 +164,51 @@ class EngineState:
         for subscriber in self._subscribers:
             if request.lease is not None and request.instance == subscriber.instance:
                 subscriber.ended.append(request.lease)
+        self._slots_changed()
+
+    # Slots that come free
+
+    def claim(self, instance: str, claim: Claim | None, taken: int = 0) -> bool:
+        """Sets the claim of a sidecar that took offer `taken` last; None: it claims nothing. False:
+        it does not read the state, and cannot be offered anything."""
+        if not self.claims.reads(instance):
+            return False
+        if claim is None:
+            self.claims.withdraw(instance, taken)
+        else:
+            self.claims.claim(instance, claim, taken)
+        self._slots_changed()
+        return True
+
+    def tick(self) -> None:
+        """Ends what has lasted until now: offers, and unleased sequences that no report renewed."""
+        now_s = self._clock()
+        foreign_changed = self.leases.expire(now_s)
+        if self.claims.expire(now_s) or foreign_changed:
+            self._slots_changed()
+
+    def ticks_at(self) -> float | None:
+        """When `tick` has something to do; None: not before something changes."""
+        times = (self.claims.expires_at, self.leases.expires_at())
+        return min((at for at in times if at is not None), default=None)
+
+    def _free(self) -> int:
+        """Slots that no request has; offered ones are among them."""
+        return self.facts.slots_total - self.leases.in_use()
+
+    def _slots_changed(self) -> None:
+        self._offer()
         self._wake_all()
+
+    def _offer(self) -> None:
+        """Offers free slots to the sidecars that claim them."""
+        if not self.claims.waiting:
+            return
+        for offer in self.claims.offer(self._free(), self._clock()):
+            for subscriber in self._subscribers:
+                if subscriber.claims and subscriber.instance == offer.instance:
+                    subscriber.offers.append(offer)
+                    subscriber.wake()
 
     def _wake_all(self) -> None:
         for subscriber in self._subscribers:
@@ -221,12 +223,21 @@ class EngineState:
             "waiting": self._waiting,
             "prefilling": self._prefilling,
             "peak": self._peak,
-            "foreign": self.leases.foreign_to(instance),
+            # What is offered to others is theirs.
+            "foreign": self.leases.foreign_to(instance) + self.claims.offered_to_others(instance),
             "leased": self.leases.leased(),
             "kv_cache_usage": self._kv_cache_usage,
             "preemptions_total": self._preemptions,
             "models": list(self.models),
+            "sidecars": self.claims.sidecars,
+            "contended": self.claims.contended(instance),
+            **self.claim_field(instance),
         }
+
+    def claim_field(self, instance: str | None) -> State:
+        """Returns what a sidecar claims, as the engine knows it."""
+        claim = self.claims.of(instance)
+        return {"claim": None if claim is None else claim._asdict()}
 
     def heartbeat_fields(self, now_s: float | None = None) -> State:
         """Returns the fields that grow with every step and are sent with heartbeats, the next of
@@ -234,22 +245,15 @@ class EngineState:
 
         Stalls are detected as of `now_s`; without a time none is reported.
         """
-        if now_s is not None:
-            self._fit(now_s)
+        if now_s is not None and self.speed.fit(now_s):
+            self._wake_all()
         not_ready = self._not_ready(now_s)
-        rate = self.prefill.tokens_per_s()
         return {
             "state": READY if not_ready is None else not_ready.state,
             "message": None if not_ready is None else not_ready.message,
             "requests_total": self.leases.entered,
-            "steps_by_batch": self.steps.by_batch(),
-            "steps_total": self.steps.count,
-            "busy_seconds_total": round(self.steps.busy_s, 6),
-            "batch_seen": self.batch_seen,
-            "step_time": self._fit_document,
-            "generated_tokens_total": self._generated,
-            "prefill": self.prefill.document(),
-            "prefill_tokens_per_s": None if rate is None else round(rate, 1),
+            "no_slot_total": self.rejected_for_slots,
+            **self.speed.document(),
             "prefix_cache": self.prefix_cache.document(),
         }
 
@@ -264,14 +268,14 @@ class EngineState:
     def _not_ready(self, now_s: float | None) -> NotReady | None:
         if now_s is None or self.readiness.not_ready is not None:
             return self.readiness.not_ready
-        fit = self.step_time
-        expected_s = 0.0 if fit is None else fit.seconds(max(1, self._running))
+        expected_s = self.speed.seconds(max(1, self._running))
         return _STALL if self._stall_detector.stalled(now_s, expected_s) else None
 
     def document(self, instance: str | None, now_s: float | None = None) -> State:
         """Returns the engine's whole entry in `/v1/capabilities`, as seen by `instance`."""
         facts = self.facts
         return {
+            "api_version": API_VERSION,
             "engine": "vllm",
             "engine_version": facts.engine_version,
             "pool": facts.pool,
@@ -280,6 +284,7 @@ class EngineState:
             "measurement_type": facts.measurement_type,
             "batching": facts.batching,
             "slots_total": facts.slots_total,
+            "unleased": facts.unleased.value,
             **self.kv_cache.document(facts.ctx_max),
             **self.change_fields(instance),
             **self.heartbeat_fields(now_s),

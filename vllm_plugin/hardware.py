@@ -21,7 +21,7 @@ def hardware_of(vllm_config: Any) -> Hardware:
     cpu = current_platform.is_cpu()
     return Hardware(
         gpu=f"CPU ({cpu_model()})" if cpu else str(current_platform.get_device_name()),
-        gpu_count=0 if cpu else int(parallel.world_size),  # tensor, pipeline and context parallel
+        gpu_count=0 if cpu else int(parallel.world_size),  # without other ranks'
         precision=precision(str(model.dtype), model.quantization),
     )
 

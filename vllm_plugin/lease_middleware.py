@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm_plugin.engine_state import EngineState
+from vllm_plugin.lease_protocol import NO_SLOT, parse_lease
+from vllm_plugin.leases import Rejected
+from vllm_plugin.profile import ServiceClass
 from vllm_plugin.routes import generates
+from vllm_plugin.unleased import EngineKeys, Unleased
 
+# A response that was completed for its client ends the request: vLLM has nothing of it left, so its
+# slots are free before its sidecar learns of the end.
+#
 # After a disconnect vLLM cancels the generating task and answers without waiting for it, so the
 # end of a call does not mean that the engine has let go. The abort is in the engine's ordered
 # channel once that task has run, a handful of turns of the event loop later; what is admitted
 # after that is queued behind it.
 ABORT_TURNS: Final = 16
+# A stream that fails has the status 200, and ends like any other; what is left of it in the engine
+# is aborted later, as after a disconnect. These events of the streams of vLLM report a failure.
+_FAILURES: Final = (b'data: {"error"', b"event: error")
 
 LEASE_HEADER: Final = b"x-orch-lease"
+CLASS_HEADER: Final = b"x-orch-class"
 TRACE_HEADER: Final = b"traceparent"
+AUTHORIZATION: Final = b"authorization"
 
 # The type of the error by which a sidecar knows that the engine has started no part of a request.
 ENGINE_GONE: Final = "engine_gone"
@@ -41,11 +53,14 @@ class LeaseMiddleware:
         engine_state: EngineState,
         is_alive: Callable[[], bool],
         refresh: Callable[[], None],
+        keys: Callable[[], EngineKeys] = EngineKeys,
     ) -> None:
         self._app = app
         self._engine_state = engine_state
         self._is_alive = is_alive
         self._refresh = refresh
+        self._keys = keys
+        self._refuses = engine_state.facts.unleased is Unleased.REFUSE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _generates(scope):
@@ -53,39 +68,133 @@ class LeaseMiddleware:
             self._refresh()
             return
         if scope["type"] == "http" and not self._is_alive():
-            error = {
-                "message": "the engine is shutting down and accepts no more requests",
-                "type": ENGINE_GONE,
-                "param": None,
-                "code": 503,
-                "retriable": True,
-                "retry_after_ms": RETRY_AFTER_S * 1000,
-            }
-            fields = {"Retry-After": str(RETRY_AFTER_S)}
-            await JSONResponse({"error": error}, 503, fields)(scope, receive, send)
+            await _rejection(_GONE, 503, scope, receive, send)
             return
+        entered = self._enter(scope)
+        if isinstance(entered, Rejected):
+            error, status = _REJECTIONS[entered]
+            await _rejection(error, status, scope, receive, send)
+            return
+        await self._run(entered, scope, receive, send)
+
+    def _enter(self, scope: Scope) -> int | Rejected:
         headers = scope["headers"]
-        key = self._engine_state.enter(_first(headers, LEASE_HEADER), _first(headers, TRACE_HEADER))
-        if key is None:
-            error = {
-                "message": "this X-Orch-Lease was used or revoked before; send each lease once",
-                "type": "lease_spent",
-                "param": None,
-                "code": 409,
-            }
-            await JSONResponse({"error": error}, status_code=409)(scope, receive, send)
-            return
+        lease = _first(headers, LEASE_HEADER)
+        if self._refuses:
+            if not self._keys().know(_first(headers, AUTHORIZATION)):
+                return Rejected.UNKNOWN
+            if parse_lease(lease) is None:
+                return Rejected.UNLEASED
+        return self._engine_state.enter(
+            lease,
+            _first(headers, TRACE_HEADER),
+            urgent=_first(headers, CLASS_HEADER) != ServiceClass.BULK.value,
+        )
+
+    async def _run(self, key: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs a request that has entered, until it has left."""
+        engine_state, disconnected, succeeded, left = self._engine_state, False, False, False
 
         async def receiving() -> Message:
+            nonlocal disconnected
             message = await receive()
-            if message["type"] == "http.request" and not message.get("more_body", False):
-                self._engine_state.body_received(key, time.time())
+            if message["type"] == "http.disconnect":
+                disconnected = True
+            elif message["type"] == "http.request" and not message.get("more_body", False):
+                engine_state.body_received(key, time.time())
             return message
 
+        async def sending(message: Message) -> None:
+            nonlocal succeeded, left
+            if message["type"] == "http.response.body":
+                if message.get("more_body", False):
+                    if message["body"].startswith(_FAILURES):
+                        succeeded = False
+                elif succeeded and not disconnected and not left:
+                    left = True
+                    engine_state.leave(key)
+            elif message["type"] == "http.response.start":
+                succeeded = message["status"] == 200
+            await send(message)
+
         try:
-            await self._app(scope, receiving, send)
+            await self._app(scope, receiving, sending)
         finally:
-            _call_after_turns(ABORT_TURNS, lambda: self._engine_state.leave(key))
+            if not left:
+                _call_after_turns(ABORT_TURNS, lambda: engine_state.leave(key))
+
+
+_GONE: Final = {
+    "message": "the engine is shutting down and accepts no more requests",
+    "type": ENGINE_GONE,
+    "param": None,
+    "code": 503,
+    "retriable": True,
+    "retry_after_ms": RETRY_AFTER_S * 1000,
+}
+_REJECTIONS: Final[Mapping[Rejected, tuple[Mapping[str, Any], int]]] = {
+    Rejected.SPENT: (
+        {
+            "message": "this X-Orch-Lease was used or revoked before; send each lease once",
+            "type": "lease_spent",
+            "param": None,
+            "code": 409,
+        },
+        409,
+    ),
+    Rejected.NO_SLOT: (
+        {
+            "message": "the slots of this engine are taken, or others are before this request",
+            "type": NO_SLOT,
+            "param": None,
+            "code": 429,
+            "retriable": True,
+            "retry_after_ms": RETRY_AFTER_S * 1000,
+        },
+        429,
+    ),
+    # As sidecars of older releases know it; so a newer one whose stream has just broken retries.
+    Rejected.BUSY: (
+        _GONE | {"message": "the slots of this engine are taken: retry soon"},
+        503,
+    ),
+    Rejected.UNLEASED: (
+        {
+            "message": "this engine takes requests by its orch sidecar only: send the request to "
+            "the sidecar's address (the engine's profile has `unleased: refuse`)",
+            "type": "lease_required",
+            "param": None,
+            "code": 403,
+        },
+        403,
+    ),
+    Rejected.UNKNOWN: (
+        {
+            "message": "this engine requires its API key: send Authorization: Bearer KEY",
+            "type": "invalid_api_key",
+            "param": None,
+            "code": 401,
+        },
+        401,
+    ),
+    Rejected.TOO_LARGE: (
+        {
+            "message": "this X-Orch-Lease is for more sequences than the engine has slots",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": 400,
+        },
+        400,
+    ),
+}
+
+
+async def _rejection(
+    error: Mapping[str, Any], status: int, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answers a request, of which nothing was read."""
+    fields = {"Retry-After": str(RETRY_AFTER_S)} if error.get("retriable") else None
+    await JSONResponse({"error": error}, status, fields)(scope, receive, send)
 
 
 def _first(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> str:

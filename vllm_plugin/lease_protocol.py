@@ -1,13 +1,21 @@
 """The protocol between a sidecar and its upstream: leases, and the events of the state stream.
 
-    GET    /v1/capabilities/stream?instance=I  server-sent events: STATE (the whole state) first,
-                                               then CHANGE and HEARTBEAT (the fields that changed)
-                                               and ENDED (leases that have ended)
+    GET    /v1/capabilities/stream?instance=I&api_version=V
+                                               server-sent events: STATE (the whole state) first,
+                                               then CHANGE and HEARTBEAT (the fields that changed),
+                                               ENDED (leases that have ended) and OFFER (slots
+                                               that are booked for this instance)
     DELETE /v1/capabilities/leases/{lease}     spends a lease: {"ended": true} states that no
                                                request carries it and none ever will
+    PUT    /v1/capabilities/claims/{instance}  {"cost": n, "urgent": b, "taken": i}: the sidecar's
+                                               next request needs n slots and waits for them; 0:
+                                               none does. It has taken offer i, by a request that
+                                               may be on its way; 0: none yet
 
 A request carries its lease in the header `X-Orch-Lease`: `<instance>.<random>.<cost>`, that is the
-sidecar that granted it, 128 random bits that make it unguessable, and its sequences.
+sidecar that granted it, 128 random bits that make it unguessable, and its sequences. An engine
+that has no slots for it rejects it before its body is read, with the error type NO_SLOT, and takes
+that for a claim.
 
 Pure, without vLLM: the plugin and the sidecar both import it.
 """
@@ -21,12 +29,23 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
+# Of what sidecars and engines report and accept. Another minor number is compatible.
+API_VERSION: Final = "1.1.0"
+
 STATE: Final = "state"
 CHANGE: Final = "change"
 HEARTBEAT: Final = "heartbeat"
 ENDED: Final = "ended"
+OFFER: Final = "offer"
+
+CLAIMS_PATH: Final = "/v1/capabilities/claims/"
+
+# The type of the error with which an engine rejects a request for want of slots.
+NO_SLOT: Final = "no_slot"
 
 CHANGES_EVERY_S: Final = 0.020
+# Where several sidecars read an engine's state: each dispatches by what the others have.
+SHARED_CHANGES_EVERY_S: Final = 0.002
 HEARTBEAT_EVERY_S: Final = 1.0
 # A stream without a valid event for this long is stale, and its reader reconnects.
 STALE_AFTER_S: Final = 3.0
@@ -36,6 +55,19 @@ STALE_AFTER_S: Final = 3.0
 SPENT_KEPT: Final = 65_536
 
 _LEASE: Final = re.compile(r"([0-9a-f]{16})\.[0-9a-f]{32}\.([1-9][0-9]{0,6})")
+
+
+# Slots that an engine offers a sidecar are booked for that long: it takes them within a few
+# milliseconds, on a busy machine within some tens.
+OFFER_S: Final = 0.1
+
+
+class Claim(NamedTuple):
+    """What a sidecar waits for: `cost` slots for the request that is next by its policy. `urgent`:
+    the request is interactive, or bulk work that is owed slots."""
+
+    cost: int
+    urgent: bool
 
 
 class LeaseId(NamedTuple):
@@ -66,6 +98,33 @@ def require_lease(text: str) -> None:
         )
 
 
+def parse_claim(body: bytes, slots_total: int) -> tuple[Claim | None, int]:
+    """Parses {"cost": sequences, "urgent": true or false, "taken": number}; a cost of 0 is no
+    claim, None. Returns the claim, and the number of the last offer that was taken.
+
+    Raises ValueError, whose text names the value and the rule.
+    """
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise ValueError('the body must be a JSON object of "cost" and "urgent"')
+    cost, urgent, taken = given.get("cost"), given.get("urgent"), given.get("taken", 0)
+    if type(cost) is not int or not 0 <= cost <= slots_total:
+        raise ValueError(f"cost is {cost!r:.80}: it must be an integer from 0 to {slots_total}")
+    if type(urgent) is not bool:
+        raise ValueError(f"urgent is {urgent!r:.80}: it must be true or false")
+    if type(taken) is not int or taken < 0:
+        raise ValueError(f"taken is {taken!r:.80}: it must be an integer from 0")
+    return Claim(cost, urgent) if cost else None, taken
+
+
+def claim_body(claim: Claim | None, taken: int = 0) -> bytes:
+    """Encodes a claim, or that there is none, and the last offer that was taken."""
+    return json.dumps((claim or Claim(0, False))._asdict() | {"taken": taken}).encode()
+
+
 class SpentLeases:
     """The leases that were spent last, so that a request which carries one is rejected."""
 
@@ -84,6 +143,25 @@ class SpentLeases:
         self._leases[lease] = None
         if len(self._leases) > self._most:
             self._leases.popitem(last=False)
+
+
+def incompatible(version: str) -> str | None:
+    """Returns why a party of another API version cannot be understood; None if it can.
+
+    `version`: empty for a party that names none, which is older than versions are exchanged.
+    """
+    major = API_VERSION.partition(".")[0]
+    if not version or version.partition(".")[0] == major:
+        return None
+    return (
+        f"API version {version[:40]!r} is not compatible with {API_VERSION!r}: install the same "
+        "release of orch-sidecar on both sides"
+    )
+
+
+def changes_every_s(sidecars: int) -> float:
+    """Returns the least time between two CHANGE events to one of so many sidecars."""
+    return SHARED_CHANGES_EVERY_S if sidecars > 1 else CHANGES_EVERY_S
 
 
 def event(name: str, data: Mapping[str, Any]) -> bytes:

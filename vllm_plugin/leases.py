@@ -5,16 +5,18 @@ A request without a valid lease counts as one sequence that no instance owns.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
-from vllm_plugin.lease_protocol import SpentLeases, parse_lease, require_lease
+from vllm_plugin.lease_protocol import LeaseId, SpentLeases, require_lease
 
 # A request is counted here on arrival, and by the scheduler only once it is tokenized and handed
 # over: well under a second later, but for the largest prompts. A lower bound on the sequences that
-# no lease covers, observed from reports, is valid for as long.
-BOUND_LASTS_S: Final = 1.0
+# no lease covers, observed from reports, is valid for as long. It may be of a sequence that was
+# aborted, and then keeps the only slot of an engine for so long.
+BOUND_LASTS_S: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,17 @@ class EngineRequest:
     cost: int
 
 
+class Rejected(Enum):
+    """Why a generating request does not enter the engine."""
+
+    SPENT = "spent"  # its lease was used or revoked
+    NO_SLOT = "no slot"  # for now: other requests have the slots, or are before it
+    BUSY = "busy"  # the same, for a sidecar that reads no offers
+    TOO_LARGE = "too large"  # its lease is for more sequences than the engine has slots
+    UNLEASED = "unleased"  # it has no lease, and the engine takes none without
+    UNKNOWN = "unknown"  # its sender lacks the engine's key
+
+
 class Leases:
     """The generating requests that are in the engine now, and the leases that are spent."""
 
@@ -34,7 +47,8 @@ class Leases:
         self._by_lease: dict[str, int] = {}
         self._spent = SpentLeases()
         self._next = 0
-        self._leased = 0  # sequences
+        self._leased = Counter[str]()  # sequences by instance
+        self._in_engine = 0  # sequences, by the last report
         self._unleased = 0  # requests
         self._excess = 0  # sequences beyond the leases, by the last report
         # Recent lower bounds on the unleased sequences: (time, sequences), strictly decreasing.
@@ -46,26 +60,26 @@ class Leases:
         """The requests that have entered since the engine started."""
         return self._next
 
-    def enter(self, header: str | None) -> tuple[int, EngineRequest] | None:
-        """Adds a request with this `X-Orch-Lease`.
+    def used(self, lease: LeaseId) -> bool:
+        """Whether a lease is spent, or a request in the engine carries it."""
+        return lease.text in self._spent or lease.text in self._by_lease
 
-        Returns its key for `leave`, or None if the lease is spent and the request is rejected.
+    def enter(self, lease: LeaseId | None) -> int:
+        """Adds a request with this lease, which is not used; None: without a valid one.
+
+        Returns its key for `leave`.
         """
-        lease = parse_lease(header) if header else None
         if lease is None:
             request = EngineRequest(None, None, 1)
-        elif lease.text in self._spent or lease.text in self._by_lease:
-            return None
+            self._unleased += 1
         else:
             request = EngineRequest(lease.instance, lease.text, lease.cost)
         self._next += 1
         self._requests[self._next] = request
-        if request.lease is not None:
-            self._by_lease[request.lease] = self._next
-            self._leased += request.cost
-        else:
-            self._unleased += 1
-        return self._next, request
+        if lease is not None:
+            self._by_lease[lease.text] = self._next
+            self._leased[lease.instance] += lease.cost
+        return self._next
 
     def leave(self, key: int) -> EngineRequest:
         """Removes a request that has ended, and spends its lease.
@@ -73,9 +87,11 @@ class Leases:
         Raises KeyError for a key that `enter` has not returned, or that has left.
         """
         request = self._requests.pop(key)
-        if request.lease is not None:
+        if request.lease is not None and request.instance is not None:
             del self._by_lease[request.lease]
-            self._leased -= request.cost
+            self._leased[request.instance] -= request.cost
+            if not self._leased[request.instance]:
+                del self._leased[request.instance]
             self._spent.add(request.lease)
         else:
             self._unleased -= 1
@@ -106,7 +122,7 @@ class Leases:
 
     def leased(self) -> int:
         """Returns the sequences of all requests that carry a lease, of any instance."""
-        return self._leased
+        return self._leased.total()
 
     def reported(self, in_engine: int, at_s: float) -> bool:
         """Takes the scheduler's count (running plus waiting). Returns whether `foreign` changed.
@@ -122,7 +138,8 @@ class Leases:
         Amortised O(1).
         """
         before = self._bound
-        excess = max(0, in_engine - self._leased)
+        self._in_engine = in_engine
+        excess = max(0, in_engine - self.leased())
         bound = excess if self._unleased else min(excess, self._excess)
         self._excess = excess
         bounds = self._bounds
@@ -131,16 +148,33 @@ class Leases:
         while bounds and bounds[-1][1] <= bound:
             bounds.pop()
         bounds.append((at_s, bound))
-        while at_s - bounds[0][0] > BOUND_LASTS_S:
-            bounds.popleft()
-        self._bound = min(bounds[0][1], in_engine)
+        self.expire(at_s)
         return self._bound != before
+
+    def expire(self, now_s: float) -> bool:
+        """Forgets bounds that are too old, which an engine without reports (it is idle) does not
+        renew. Returns whether `foreign` changed."""
+        before, bounds = self._bound, self._bounds
+        while bounds and now_s - bounds[0][0] > BOUND_LASTS_S:
+            bounds.popleft()
+        self._bound = min(bounds[0][1], self._in_engine) if bounds else 0
+        return self._bound != before
+
+    def expires_at(self) -> float | None:
+        """When the count of unleased sequences falls without a report; None: it does not."""
+        if self._bound <= self._unleased:
+            return None
+        return self._bounds[0][0] + BOUND_LASTS_S
+
+    def unleased(self) -> int:
+        """Returns the sequences in the engine that no lease covers."""
+        return max(self._unleased, self._bound)
+
+    def in_use(self) -> int:
+        """Returns all sequences in the engine."""
+        return self.leased() + self.unleased()
 
     def foreign_to(self, instance: str | None) -> int:
         """Returns the sequences in the engine that no lease of this instance covers."""
-        own = sum(
-            request.cost
-            for request in self._requests.values()
-            if request.lease is not None and request.instance == instance
-        )
-        return self._leased - own + max(self._unleased, self._bound)
+        own = 0 if instance is None else self._leased[instance]
+        return self.in_use() - own

@@ -15,6 +15,8 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from vllm_plugin.unleased import Unleased
+
 SLOTS_ARGUMENT: Final = "max_num_seqs"
 
 
@@ -135,6 +137,7 @@ class Profile(_Strict):
     name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,62}$")
     measurement_type: MeasurementType = Field(strict=False)
     batching: bool
+    unleased: Unleased = Field(default=Unleased.COUNT, strict=False)
     engine: dict[str, ArgumentRule]
     admission: AdmissionRules
 

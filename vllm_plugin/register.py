@@ -54,14 +54,14 @@ def general_plugin() -> None:
     selected = os.environ.get(_PROFILE_VARIABLE)
     if not selected or _process.profile is not None:
         return
-    from vllm_plugin import allowlist, enforce
+    from vllm_plugin import allowlist, telemetry
     from vllm_plugin.profile import load
 
     profile = load(selected)
     _process.profile = profile
     allowlist.ensure(os.environ)
-    enforce.label_resource(profile, os.environ)
-    logging.getLogger("vllm.v1.metrics.loggers").addFilter(enforce.IterationLineFilter())
+    telemetry.label_resource(profile, os.environ)
+    logging.getLogger("vllm.v1.metrics.loggers").addFilter(telemetry.IterationLineFilter())
     _wrap_create_engine_config(profile)
     _label_spans(profile)
 
@@ -225,6 +225,7 @@ def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
             hardware=hardware_of(vllm_config),
             conditions=conditions_of(vllm_config),
             tokens_per_step=tokens_per_step_of(vllm_config),
+            unleased=profile.unleased,
         )
     )
     if vllm_config.observability_config.otlp_traces_endpoint is not None:

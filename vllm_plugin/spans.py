@@ -97,6 +97,7 @@ class RequestSpanLabeller(SpanProcessor):
             "orch.attention_backend": conditions.attention_backend,
             "orch.tensor_parallel": conditions.tensor_parallel,
             "orch.pipeline_parallel": conditions.pipeline_parallel,
+            "orch.data_parallel": conditions.data_parallel,
             "orch.tokens_per_step": facts.tokens_per_step,
             "gen_ai.provider.name": "vllm",
             "gen_ai.request.model": facts.models[0],
@@ -143,8 +144,8 @@ class RequestSpanLabeller(SpanProcessor):
             if number is not None:
                 labels["orch.request_number"] = number
         labels["orch.requests_total"] = engine_state.leases.entered
-        labels["orch.decode_steps_total"] = engine_state.steps.decode_count
-        labels["orch.decode_sequences_total"] = engine_state.steps.decode_sequences
+        labels["orch.decode_steps_total"] = engine_state.speed.steps.decode_count
+        labels["orch.decode_sequences_total"] = engine_state.speed.steps.decode_sequences
         prefix_cache = engine_state.prefix_cache
         labels["orch.prefix_cache.queries_total"] = prefix_cache.now.queries
         labels["orch.prefix_cache.hits_total"] = prefix_cache.now.hits
@@ -164,7 +165,7 @@ class RequestSpanLabeller(SpanProcessor):
         """
         if arrived_ns is None or not isinstance(first_token_s, int | float):
             return
-        ring = self._engine_state.steps
+        ring = self._engine_state.speed.steps
         steps = ring.since(arrived_ns / 1e9 + first_token_s)
         labels["orch.steps"] = steps.steps
         labels["orch.engine_steps"] = ring.count_since(arrived_ns / 1e9)

@@ -8,7 +8,8 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from vllm_plugin.engine_state import EngineState, SchedulerReport
+from vllm_plugin.engine_speed import SchedulerReport
+from vllm_plugin.engine_state import EngineState
 
 # Steps back to back are no further apart; in a longer gap the engine was idle, or paused.
 _BACK_TO_BACK_S = 1.0

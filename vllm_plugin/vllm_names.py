@@ -21,7 +21,12 @@ class Hook:
 
 HOOKS: Final = (
     Hook("__init__.py", "", ("__version__",), "the version"),
-    Hook("envs.py", "", ("VLLM_PLUGINS", "VLLM_USE_RUST_FRONTEND"), "entry points, enforcement"),
+    Hook(
+        "envs.py",
+        "",
+        ("VLLM_PLUGINS", "VLLM_USE_RUST_FRONTEND", "VLLM_API_KEY", "VLLM_DP_SIZE"),
+        "settings",
+    ),
     Hook(
         "plugins/__init__.py",
         "",
@@ -38,13 +43,11 @@ HOOKS: Final = (
         "engine/arg_utils.py",
         "EngineArgs",
         (
-            "max_num_seqs",
-            "max_num_active_seqs",
-            "max_num_batched_tokens",
-            "max_model_len",
-            "long_prefill_token_threshold",
-            "scheduling_policy",
-            "data_parallel_size",
+            *("max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_model_len"),
+            *("long_prefill_token_threshold", "scheduling_policy"),
+            *("data_parallel_size", "data_parallel_rank", "data_parallel_start_rank"),
+            *("data_parallel_external_lb", "data_parallel_hybrid_lb"),
+            *("data_parallel_multi_port_external_lb", "data_parallel_backend"),
             "pipeline_parallel_size",
             "enable_elastic_ep",
             "scheduler_cls",
@@ -102,9 +105,8 @@ HOOKS: Final = (
         "config/parallel.py",
         "ParallelConfig",
         (
-            "data_parallel_size",
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
+            *("data_parallel_size", "data_parallel_rank", "data_parallel_external_lb"),
+            *("tensor_parallel_size", "pipeline_parallel_size"),
             "world_size",
             "worker_extension_cls",
             "enable_elastic_ep",

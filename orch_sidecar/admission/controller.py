@@ -66,7 +66,7 @@ class AdmissionController:
             self.service_times,
             self._forecaster,
         )
-        self.reclaim = Reclaim(self.ledger, self.service_times)
+        self.reclaim = Reclaim(self.ledger, self.service_times, self.constraints.offers)
         self.displaced: list[Decision] = []  # decisions about others by the last arrival
         self.unavailable: Refusal | None = refusals.STARTING  # why nothing can be admitted
         self.draining: Drain | None = None
@@ -153,7 +153,7 @@ class AdmissionController:
     ) -> Queued | Refusal:
         """Queues a request again that the upstream rejected, before all that arrived later.
 
-        `since`: its arrival, from which its time limits count.
+        `since`: its arrival, from which its time limits count. `dispatch` has to follow.
         """
         outcome = self._queue_entry.reenter(ticket, request, since, self.unavailable, now)
         if isinstance(outcome, Queued):

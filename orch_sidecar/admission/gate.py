@@ -1,8 +1,7 @@
 """Runs the admission of one engine on an event loop: a future per queued request, and one timer.
 
-A ticket is the id of an attempt to get slots, and of the lease that it may get. It has an owner
-from `open` to `close`, whatever raises in between; `reconcile` finds what an exception left
-behind: tickets and leases without an owner, and decisions that never reached theirs.
+`reconcile` finds what an exception left behind: tickets and leases without an owner, and decisions
+that never reached theirs.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.demand import Demand
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
-from orch_sidecar.admission.lease_ids import LeaseIds
 from orch_sidecar.admission.prediction.service_time import Forecast
 from orch_sidecar.admission.status import AdmissionStatus
+from orch_sidecar.admission.tickets import Tickets
 from orch_sidecar.admission.types import (
     AdmissionRequest,
     Decision,
     EngineReport,
     Lease,
-    Owner,
     Queued,
 )
 from orch_sidecar.api.refusal import Refusal
+from vllm_plugin.lease_protocol import Claim
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 
@@ -37,15 +36,18 @@ class Gate:
         # Called after each change, while a parent sidecar subscribes to them.
         self.on_change: Callable[[], None] | None = None
         self.orphans = 0  # leases found without an owner, since the start
-        self.ids = LeaseIds()
-        self.instance = self.ids.instance
         self._controller = controller
         self.ledger, self._queues = controller.ledger, controller.queues
+        self.offers = controller.constraints.offers
+        # Called when `claim` has changed, while the engine has to know it.
+        self.on_claim: Callable[[], None] | None = None
+        self._claimed: Claim | None = None  # at the last call
         self._loop = asyncio.get_running_loop()
-        self._waiters: dict[str, asyncio.Future[Lease | Refusal]] = {}
-        self._decided: dict[str, asyncio.Future[Lease | Refusal]] = {}  # not yet read by `wait`
-        owners = self._owners = dict[str, Owner]()
-        controller.reclaim.unseen = lambda lease: lease in owners and owners[lease].unseen
+        self._tickets = Tickets(self._loop.create_future)
+        self.ids, self.open = self._tickets.ids, self._tickets.open  # to be closed in a `finally`
+        self.instance = self.ids.instance
+        self._owners, self._waiters = self._tickets.owners, self._tickets.waiting
+        controller.reclaim.unseen = self._tickets.unseen
         self._timer: asyncio.Handle | None = None
         # uvloop's `call_at` returns a handle without `when()` for a time that is past.
         self._timer_at = 0.0
@@ -78,6 +80,13 @@ class Gate:
     def queue_depth(self) -> int:
         return self._queues.depth
 
+    @property
+    def claim(self) -> Claim | None:
+        """The slots that this sidecar claims of an engine that others use, too."""
+        if not self.offers.shared or not self.queue_depth or self.unavailable is not None:
+            return None
+        return self._controller.order.claim
+
     def obstacle(self, lease_id: str) -> Refusal | None:
         """Why a request with this lease can no longer be sent to the engine; None: it can."""
         away = self._controller.unavailable
@@ -101,26 +110,14 @@ class Gate:
 
     # Requests
 
-    def open(self, owner: Owner, cost: int) -> str:
-        """Creates a ticket for `cost` sequences and assigns it to `owner.ticket`.
-
-        To be closed in a `finally`. An owner with another ticket, or None, owns this one no
-        longer, closed or not.
-        """
-        ticket = owner.ticket = self.ids.new(cost)
-        self._owners[ticket] = owner
-        return ticket
-
     def close(self, ticket: str) -> None:
         """Ends a ticket: nothing stays queued or leased under it.
 
         By now its lease has been released or abandoned, unless something raised; then the engine
         has to confirm its end.
         """
-        self._owners.pop(ticket, None)
-        self._decided.pop(ticket, None)
         queues = self._queues
-        if self._waiters.pop(ticket, None) is not None or (queues.depth and ticket in queues):
+        if self._tickets.close(ticket) or (queues.depth and ticket in queues):
             self._perform(self._controller.leave(ticket, self._loop.time()))
         self.ledger.abandon(ticket)
 
@@ -128,7 +125,7 @@ class Gate:
         """Requests slots. Queued: `wait` returns the outcome."""
         outcome = self._controller.arrive(ticket, request, self._loop.time())
         if type(outcome) is Queued:
-            self._waiters[ticket] = self._loop.create_future()
+            self._tickets.wait(ticket)
             for lease_id in self._controller.reclaim.take():
                 self._owners[lease_id].reclaim()
         if self._controller.displaced or self._waiters:
@@ -146,10 +143,11 @@ class Gate:
 
         `since_s`: the loop's time of its arrival, from which its time limits count.
         """
-        outcome = self._controller.requeue(ticket, request, since_s, self._loop.time())
+        now = self._loop.time()
+        outcome = self._controller.requeue(ticket, request, since_s, now)
         if isinstance(outcome, Queued):
-            self._waiters[ticket] = self._loop.create_future()
-            self._perform([])
+            self._tickets.wait(ticket)
+            self._perform(self._controller.dispatch(now))
         return outcome
 
     async def wait(self, ticket: str) -> Lease | Refusal:
@@ -157,9 +155,8 @@ class Gate:
 
         Cancellation leaves the queue, or releases an unused lease.
         """
-        waiter = self._waiters.get(ticket) or self._decided[ticket]
         try:
-            return await waiter
+            return await self._tickets.outcome_of(ticket)
         except asyncio.CancelledError:
             if ticket in self._waiters:
                 self._perform(self._controller.leave(ticket, self._loop.time()))
@@ -167,14 +164,13 @@ class Gate:
                 self.release(ticket, served=False)
             raise
         finally:
-            self._waiters.pop(ticket, None)
-            self._decided.pop(ticket, None)
+            self._tickets.read(ticket)
 
     def refuse(self, ticket: str, refusal: Refusal) -> bool:
         """Ends the wait of a queued request. False: it is not, or no longer, queued."""
         if ticket not in self._waiters:
             return False
-        self._decide(ticket, refusal)
+        self._tickets.decide(ticket, refusal)
         self._perform(self._controller.leave(ticket, self._loop.time()))
         return True
 
@@ -201,7 +197,16 @@ class Gate:
 
     def engine_unavailable(self, refusal: Refusal) -> None:
         self._controller.engine_unavailable(refusal)
-        self.notify()
+        self._perform([])
+
+    def offered(self, cost: int, number: int) -> None:
+        """The engine has booked so many slots for the next request, if there is one: else the
+        claim is about to be withdrawn, and the offer with it."""
+        if self.claim is None:
+            return
+        now = self._loop.time()
+        self.offers.offer(cost, number, now)
+        self._perform(self._controller.dispatch(now))
 
     def leases_ended(self, leases: Iterable[str]) -> None:
         """The engine confirmed that it no longer runs anything under these leases."""
@@ -248,18 +253,13 @@ class Gate:
         loop: each queued ticket has an owner that waits, each owner that waits is queued, each
         lease in use has an owner. Returns the leases without one: they are closing now.
         """
-        controller, owners = self._controller, self._owners
+        controller, tickets = self._controller, self._tickets
         self._perform(controller.take_displaced())
-        for ticket in [each for each, owner in owners.items() if owner.ticket != each]:
-            del owners[ticket]
-            self._decided.pop(ticket, None)
-        queued = self._queues.tickets()
-        for ticket in (queued | self._waiters.keys()) - owners.keys():
-            self._waiters.pop(ticket, None)
+        for ticket in tickets.disown(self._queues.tickets()):
             self._perform(controller.leave(ticket, self._loop.time()))
         for ticket in self._waiters.keys() - self._queues.tickets():
-            self._decide(ticket, self.ledger.get(ticket) or refusals.LOST)
-        orphans = sorted(self.ledger.in_use() - owners.keys())
+            tickets.decide(ticket, self.ledger.get(ticket) or refusals.LOST)
+        orphans = sorted(self.ledger.in_use() - self._owners.keys())
         for lease in orphans:
             self.ledger.abandon(lease)
         self.orphans += len(orphans)
@@ -269,19 +269,15 @@ class Gate:
 
     def _perform(self, decisions: list[Decision]) -> None:
         for decision in decisions:
-            self._decide(decision.ticket, decision.outcome)
+            self._tickets.decide(decision.ticket, decision.outcome)
         if self._waiters:
             self._set_timer()
+        if self.on_claim is not None and (self.offers.shared or self._claimed is not None):
+            claimed, self._claimed = self._claimed, self.claim
+            if self._claimed != claimed:
+                self.on_claim()
         if self.on_change is not None:
             self.on_change()
-
-    def _decide(self, ticket: str, outcome: Lease | Refusal) -> None:
-        waiter = self._waiters.pop(ticket, None)
-        if waiter is None:
-            return  # an exception removed its owner, and `reconcile` finds the lease
-        self._decided[ticket] = waiter
-        if not waiter.done():
-            waiter.set_result(outcome)
 
     def _set_timer(self) -> None:
         """Sets the one timer to the next event."""

@@ -14,6 +14,7 @@ from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, KvNeed
+from vllm_plugin.lease_protocol import Claim
 from vllm_plugin.profile import ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
@@ -25,13 +26,14 @@ class QueueOrder:
     def __init__(self, queues: Queues, constraints: AdmissionConstraints) -> None:
         self.blocked_by: BlockedBy | None = None  # the head of the queue
         self.paused_until = float("-inf")
+        self.claim: Claim | None = None  # what the head of the queue needs, if it lacks slots
         self._queues = queues
         self._constraints = constraints
         self._reserve = constraints.reserve
 
     def next(self, now: float) -> QueuedRequest | None:
         """The request to dispatch now; if there is none, `blocked_by` names the constraint."""
-        self.blocked_by = None
+        self.blocked_by = self.claim = None
         if not self._queues.depth:
             return None
         if now < self.paused_until:
@@ -47,6 +49,8 @@ class QueueOrder:
             blocked_by = self._constraints.blocked_by(head.request, kv, now, due=due and is_bulk)
             if blocked_by is None:
                 return head
+            if blocked_by is BlockedBy.SLOT and self._constraints.offers.shared:
+                blocked_by = self._claim(head.request, now, due=due and is_bulk)
             self.blocked_by = self.blocked_by or blocked_by
             if is_bulk or blocked_by is not BlockedBy.BATCH:
                 return None
@@ -73,6 +77,16 @@ class QueueOrder:
         if bulk is not None:
             times.append(self._reserve.due_at(bulk, now))
         return min((at for at in times if at is not None), default=None)
+
+    def _claim(self, request: AdmissionRequest, now: float, *, due: bool) -> BlockedBy:
+        """Claims slots for the head of the queue, unless it would be blocked with them, too.
+        Returns what blocks it."""
+        obstacle = self._constraints.obstacle_to_claim(request, now, due=due)
+        if obstacle is not None:
+            return obstacle
+        urgent = due or request.service_class is _INTERACTIVE
+        self.claim = Claim(request.cost, urgent=urgent)
+        return BlockedBy.SLOT
 
     def _must_queue(self, service_class: ServiceClass, now: float) -> bool:
         """Whether a request is queued that a new one of this class must not overtake."""

@@ -209,6 +209,7 @@ class EngineReport:
     not complete, which that usage may miss; `waiting`: those of them that have not started.
     `batch_seen`: the largest batch of which the engine has made some steps.
     `scheduled`: sequences of leases in the scheduler; the others are still on their way to it.
+    `sidecars`: that read its state, this one included; `contended`: others claim slots.
     `prefill_tokens_per_s`: measured. `chunk_tokens`: the most tokens of one prompt that a step
     prefills beside decodes, `step_tokens`: of all prompts and decodes. `leases`: ids and costs of
     this sidecar's leases in the engine; reported with a new epoch, since a request may reach an
@@ -231,6 +232,8 @@ class EngineReport:
     prefilling: int = 0
     waiting: int = 0
     scheduled: int | None = None
+    sidecars: int = 1
+    contended: bool = False
 
 
 class Owner(Protocol):

@@ -79,6 +79,7 @@ BY_REASON: Final[dict[Reason, ErrorKind]] = {
     Reason.ENGINE_WITHOUT_PLUGIN: _unavailable("engine_without_plugin"),
     Reason.ENGINE_REFUSES_KEY: _unavailable("engine_refuses_key"),
     Reason.PROFILE_MISMATCH: _unavailable("profile_mismatch"),
+    Reason.API_VERSION_MISMATCH: _unavailable("api_version_mismatch"),
     Reason.NO_POOL: _unavailable("no_pool"),
     Reason.DRAINING: _unavailable("draining"),
     Reason.BODY_BUDGET_FULL: _unavailable("body_budget_full"),

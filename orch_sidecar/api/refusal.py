@@ -47,6 +47,7 @@ class Reason(StrEnum):
     ENGINE_WITHOUT_PLUGIN = "engine_without_plugin"
     ENGINE_REFUSES_KEY = "engine_refuses_key"
     PROFILE_MISMATCH = "profile_mismatch"
+    API_VERSION_MISMATCH = "api_version_mismatch"
     NO_POOL = "no_pool"
     DRAINING = "draining"
     BODY_BUDGET_FULL = "body_budget_full"  # by the bodies of other requests

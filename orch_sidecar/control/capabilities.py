@@ -20,13 +20,11 @@ from orch_sidecar.pools.snapshot import (
     queued_by_class,
     slots_free,
 )
-from vllm_plugin.lease_protocol import timestamp
+from vllm_plugin.lease_protocol import API_VERSION, timestamp
 from vllm_plugin.profile import Profile
 
-API_VERSION: Final = "1.0.0"
-
 # The fields of the engine's document that are for sidecars only, or replaced here.
-_NOT_FORWARDED: Final = frozenset({"leases", "message"})
+_NOT_FORWARDED: Final = frozenset({"leases", "message", "claim"})
 
 
 def document(

@@ -13,6 +13,7 @@ from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
 from orch_sidecar.pools.snapshot import PoolSnapshot, queued_by_class, slots_free
 from vllm_plugin.lease_protocol import (
+    API_VERSION,
     CHANGE,
     CHANGES_EVERY_S,
     ENDED,
@@ -22,7 +23,9 @@ from vllm_plugin.lease_protocol import (
 )
 
 # The fields of the engine's document that concern this sidecar only.
-_NOT_FORWARDED: Final = frozenset({"leases", "observed_at", "age_ms"})
+_NOT_FORWARDED: Final = frozenset(
+    {"leases", "observed_at", "age_ms", "sidecars", "contended", "claim", "no_slot_total"}
+)
 
 State = dict[str, Any]
 
@@ -58,6 +61,7 @@ def state_of(pool: PoolSnapshot, admission: AdmissionStatus, run: str, sequences
         state |= {key: each for key, each in pool.document.items() if key not in _NOT_FORWARDED}
     queued = queued_by_class(admission)
     return state | {
+        "api_version": API_VERSION,
         "pool": pool.name,
         "slots_total": pool.slots_total,
         **slots_free(pool, admission),

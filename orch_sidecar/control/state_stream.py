@@ -25,7 +25,7 @@ from orch_sidecar.control.state_feed import PublishedPool, State, StateFeed
 from orch_sidecar.control.stream_readers import Reader, Readers
 from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
 from vllm_plugin import lease_protocol
-from vllm_plugin.lease_protocol import ENDED, STALE_AFTER_S
+from vllm_plugin.lease_protocol import ENDED, STALE_AFTER_S, incompatible
 
 # A reader gives a silent stream up after that time; so is a reader that takes nothing.
 WRITE_TIMEOUT_S = STALE_AFTER_S
@@ -82,6 +82,9 @@ class Publisher:
         pool = self._pool(http.query.get("pool"))
         if isinstance(pool, Refusal):
             return pool
+        if (text := incompatible(http.query.get("api_version", ""))) is not None:
+            error = {"message": f"the parent's {text}", "type": "api_version", "code": 409}
+            return web.json_response({"error": error}, status=409)
         if self._closed:
             return Refusal(Reason.DRAINING, "this sidecar is shutting down", retry_after_ms=1000)
         transport = http.transport

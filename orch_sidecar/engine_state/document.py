@@ -109,6 +109,14 @@ def _kv_groups(value: Any) -> bool:
     )
 
 
+def _claim(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and _count(1, _SLOTS).holds(value.get("cost"))
+        and isinstance(value.get("urgent"), bool)
+    )
+
+
 def _prefix_cache(value: Any) -> bool:
     return isinstance(value, dict) and all(
         _count(0, _EVENTS).holds(value.get(name)) for name in ("queries_total", "hits_total")
@@ -138,6 +146,7 @@ _NAMES: Final = _Rule("a list of texts that are not empty", _texts)
 _OBJECT: Final = _Rule("an object", lambda value: isinstance(value, dict))
 
 _FIELDS: Final[Mapping[str, _Rule]] = {
+    "api_version": _NAME,
     "epoch": _NAME,
     "profile": _NAME,
     "measurement_type": _NAME,
@@ -157,6 +166,10 @@ _FIELDS: Final[Mapping[str, _Rule]] = {
     "slots_free": _count(0, _SLOTS),
     "foreign": _count(0, _SEQUENCES),
     "leased": _count(0, _SEQUENCES),
+    "sidecars": _count(0, _SEQUENCES),
+    "contended": _Rule("true or false", lambda value: isinstance(value, bool)),
+    "claim": _or_null(_Rule("an object of cost, from 1, and urgent, true or false", _claim)),
+    "no_slot_total": _count(0, _EVENTS),
     "running": _count(0, _SEQUENCES),
     "waiting": _count(0, _SEQUENCES),
     "prefilling": _count(0, _SEQUENCES),
@@ -224,6 +237,15 @@ def ended(fields: Document) -> list[str]:
         raise InvalidReport("leases is missing: it is required")
     leases: list[str] = checked({"leases": fields["leases"]}, whole=False)["leases"]
     return leases
+
+
+def offered(fields: Document) -> tuple[int, int]:
+    """Returns the slots of an OFFER event, and its number. Raises InvalidReport."""
+    for name, rule in (("cost", _count(1, _SLOTS)), ("number", _count(1, _EVENTS))):
+        if not rule.holds(fields.get(name)):
+            text = f"{name} of an offer is {_shown(fields.get(name))}: it must be {rule.text}"
+            raise InvalidReport(text)
+    return fields["cost"], fields["number"]
 
 
 def _finite(text: str) -> float:

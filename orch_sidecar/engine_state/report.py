@@ -11,13 +11,14 @@ from typing import Any, Final
 
 from orch_sidecar.admission.types import EngineReport, KvCache, KvGroup, StepTime
 from orch_sidecar.engine_state.document import InvalidReport
+from vllm_plugin.lease_protocol import Claim
 
 # The fields of a report; changes of other fields do not concern admission.
 FIELDS: Final = frozenset(
     {
         "epoch", "slots_total", "running", "waiting", "prefilling", "foreign", "ctx_max",
         "kv_blocks_total", "kv_groups", "kv_cache_usage", "preemptions_total", "batch_seen",
-        "step_time", "prefill_tokens_per_s", "features",
+        "step_time", "prefill_tokens_per_s", "features", "sidecars", "contended",
     }
 )  # fmt: skip
 
@@ -40,6 +41,8 @@ def report_of(document: Mapping[str, Any]) -> EngineReport:
         prefilling=document.get("prefilling", 0),
         waiting=document.get("waiting", 0),
         scheduled=_scheduled(document, foreign),
+        sidecars=document.get("sidecars", 1),
+        contended=document.get("contended", False),
         batch_seen=document.get("batch_seen", 0),
         step_time=step_time_of(document),
         prefill_tokens_per_s=document.get("prefill_tokens_per_s") or None,
@@ -84,6 +87,12 @@ def _chunk(features: Mapping[str, Any]) -> int | None:
 def _positive(value: Any) -> int | None:
     """A positive integer, or None: the members of `features` are not checked."""
     return value if type(value) is int and value > 0 else None
+
+
+def claim_of(document: Mapping[str, Any]) -> Claim | None:
+    """Returns what the engine keeps as this sidecar's claim of slots."""
+    claim = document.get("claim")
+    return None if claim is None else Claim(claim["cost"], claim["urgent"])
 
 
 def decode_steps_of(document: Mapping[str, Any]) -> list[tuple[int, int, float]] | None:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from orch_sidecar.api.refusal import Reason
+from vllm_plugin.lease_protocol import incompatible
 from vllm_plugin.profile import Profile
 
 # Limits of an engine's own texts in messages.
@@ -74,6 +75,8 @@ def outage_of(document: Mapping[str, Any], profile: Profile, engine: str) -> Out
     `engine`: its name in messages. A state that this version does not know counts as paused: the
     engine answers, and does not report that it is ready.
     """
+    if (text := incompatible(document.get("api_version", ""))) is not None:
+        return Outage(EngineState.UNUSABLE, Reason.API_VERSION_MISMATCH, f"{engine}: its {text}")
     theirs = (document["profile"], document["measurement_type"])
     ours = (profile.name, profile.measurement_type.value)
     if theirs != ours:
@@ -123,6 +126,12 @@ def refused(engine: str, status: int, message: str, profile: Profile, *, tier: b
             Reason.ENGINE_REFUSES_KEY,
             f"{engine} rejects this sidecar's API key ({status}): "
             "set ORCH_ENGINE_API_KEY to the engine's --api-key",
+        )
+    if status == 409:
+        return Outage(
+            EngineState.UNUSABLE,
+            Reason.API_VERSION_MISMATCH,
+            f"{engine} does not accept this sidecar: {message}",
         )
     if tier and status in (400, 404):
         return Outage(

@@ -149,6 +149,17 @@ _FAMILIES: Final = (
         ("class",),
     ),
     Family(
+        "orch_engine_sidecars",
+        "Sidecars that read the engine's state, this one included.",
+        per_pool(lambda pool: pool.gate.offers.sidecars),
+    ),
+    Family(
+        "orch_engine_rejections",
+        "Requests that the engine had no slot for, and that were queued again.",
+        per_pool(lambda pool: pool.gate.offers.rejections),
+        counts=True,
+    ),
+    Family(
         "orch_leases_closing",
         "Released leases whose end the engine has not confirmed yet.",
         per_pool(lambda pool: len(pool.gate.closing())),

@@ -75,6 +75,7 @@ class Discovery:
         self._watchers[pool] = [
             self._loop.create_task(watcher.watch(), name=f"watch the engine of {name}"),
             self._loop.create_task(watcher.reconcile(), name=f"reconcile the leases of {name}"),
+            self._loop.create_task(watcher.claim_sender.run(), name=f"claim slots of {name}"),
         ]
         for task in self._watchers[pool]:
             task.add_done_callback(self._task_ended)

@@ -26,13 +26,16 @@ from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state import states as engine_state
 from orch_sidecar.engine_state.document import Document, InvalidReport
 from orch_sidecar.engine_state.states import ANSWERING, EngineState, Outage
+from orch_sidecar.pools.claim_sender import ClaimSender
 from orch_sidecar.pools.lease_reconciler import RECONCILE_EVERY_S, LeaseReconciler
 from orch_sidecar.wire.event_stream import EventStream
 from orch_sidecar.wire.stream_timeout import StreamTimeout
 from vllm_plugin.lease_protocol import (
+    API_VERSION,
     CHANGE,
     ENDED,
     HEARTBEAT,
+    OFFER,
     STALE_AFTER_S,
     STATE,
     cost_of,
@@ -75,10 +78,11 @@ class EngineWatcher:
         self._profile = profile
         self._keeps_queue = keeps_queue
         self._tier = tier
-        self._params = {"instance": gate.instance}
+        self._params = {"instance": gate.instance, "api_version": API_VERSION}
         if child_pool is not None:
             self._params["pool"] = child_pool
         self._reconciler = LeaseReconciler(session, url, headers, gate)
+        self.claim_sender = ClaimSender(session, url, headers, gate)
         self._loop = asyncio.get_running_loop()
         self.heard_at: float | None = None  # loop time of the last valid event
         self._reported: EngineReport | None = None
@@ -168,9 +172,12 @@ class EngineWatcher:
         if name == ENDED:
             self._gate.leases_ended(state_document.ended(data))
             return begun
+        if name == OFFER:
+            self._gate.offered(*state_document.offered(data))
+            return begun
         whole = name == STATE
         if not whole and name not in (CHANGE, HEARTBEAT):
-            names = f"{STATE}, {CHANGE}, {HEARTBEAT} or {ENDED}"
+            names = f"{STATE}, {CHANGE}, {HEARTBEAT}, {ENDED} or {OFFER}"
             raise InvalidReport(f"an event is named {name[:80]!r}: it must be {names}")
         if not whole and not begun:
             raise InvalidReport(f"a {name} came before the first state")
@@ -193,6 +200,8 @@ class EngineWatcher:
             self._gate.observe_peak(document["peak"], since_before=True)
         elif "peak" in data:
             self._gate.observe_peak(data["peak"])
+        if "claim" in data:
+            self.claim_sender.reported(report.claim_of(data))
         self._gate.notify()
         return True
 

@@ -24,6 +24,7 @@ from orch_sidecar.api.headers import (
     AUTHORIZATION,
     HOST,
     X_MEASUREMENT_TYPE,
+    X_ORCH_CLASS,
     X_ORCH_POOL,
     X_ORCH_PREDICTED_START_MS,
     X_ORCH_QUEUE_POSITION,
@@ -54,6 +55,7 @@ _BULK: Final = ServiceClass.BULK
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 _INTERACTIVE_PRIORITY: Final = field_line(X_VLLM_PRIORITY, "0")
 _BULK_PRIORITY: Final = field_line(X_VLLM_PRIORITY, "1")
+_BULK_CLASS: Final = field_line(X_ORCH_CLASS, _BULK.value)
 _AT_ONCE: Final = field_line(X_ORCH_QUEUE_POSITION, "0") + field_line(
     X_ORCH_PREDICTED_START_MS, "0"
 )
@@ -144,7 +146,11 @@ class Pool:
         self._unreachable_log_at = float("-inf")
         policy = profile.engine.get("scheduling_policy")
         # Only this policy of vLLM reads priorities; a child sidecar sets its own.
-        self._priorities = not self.tier and policy is not None and policy.value == "priority"
+        priorities = not self.tier and policy is not None and policy.value == "priority"
+        self._interactive_fields = _INTERACTIVE_PRIORITY if priorities else b""
+        self._bulk_fields = (_BULK_PRIORITY if priorities else b"") + _BULK_CLASS
+        if self.tier:  # `backpressure.fields` has the class
+            self._bulk_fields = b""
 
     @property
     def classes(self) -> tuple[ServiceClass, ...]:
@@ -184,11 +190,10 @@ class Pool:
         """Returns the span attributes of a request of that class."""
         return self._bulk_labels if service_class is _BULK else self._interactive_labels
 
-    def priority(self, service_class: ServiceClass) -> bytes:
-        """Returns the header line that sets the priority in vLLM, empty if vLLM ignores it."""
-        if not self._priorities:
-            return b""
-        return _BULK_PRIORITY if service_class is _BULK else _INTERACTIVE_PRIORITY
+    def class_fields(self, service_class: ServiceClass) -> bytes:
+        """Returns header lines for the engine: the priority, where vLLM reads it, and that a
+        request is bulk, which determines the place of its claim if there is no slot."""
+        return self._bulk_fields if service_class is _BULK else self._interactive_fields
 
     def admission_request(self, call: GenerationCall, spent_ms: float) -> AdmissionRequest:
         """Returns what `call` asks of this pool's admission, `spent_ms` after its arrival."""

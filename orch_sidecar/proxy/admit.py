@@ -18,7 +18,7 @@ from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
-from orch_sidecar.wire.backpressure import LONGEST_PAUSE_MS
+from orch_sidecar.wire.backpressure import AT_OFFER, LONGEST_PAUSE_MS
 
 # Immediate refusals of a pool that is busier than it was thought to be: another may be less so.
 _BUSY: Final = frozenset(
@@ -41,6 +41,7 @@ _AWAY: Final = frozenset(
         Reason.ENGINE_WITHOUT_PLUGIN,
         Reason.ENGINE_REFUSES_KEY,
         Reason.PROFILE_MISMATCH,
+        Reason.API_VERSION_MISMATCH,
     }
 )
 _NONE: Final = frozenset[Reason]()
@@ -190,7 +191,11 @@ def _requeues(request: Request, pool: Pool, result: NotSent) -> bool:
         and request.record.queued is not None
     ):
         return False  # a request that has waited for the only pool waits for its return, too
-    pool.gate.pause(pause_ms)  # before its lease is released, which would dispatch another
+    # Before its lease is released, which would dispatch another.
+    if response is not None and response.retry_after_ms == AT_OFFER:
+        pool.gate.offers.reject()
+    else:
+        pool.gate.pause(pause_ms)
     if request.cancelled is not None:
         return False
     request.trace.retried(result.refusal.reason)

@@ -13,8 +13,10 @@ from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from orch_sidecar.wire.backpressure import AT_OFFER
 
 _QUEUE_FULL: Final = Refusal(Reason.QUEUE_FULL, "the child sidecar has no free slot")
+_NO_SLOT: Final = Refusal(Reason.QUEUE_FULL, "the engine has no free slot")
 _STOPPING: Final = Refusal(
     Reason.ENGINE_DOWN, "the engine is shutting down and accepts no more requests"
 )
@@ -73,6 +75,8 @@ def _result(response: EngineResponse, sink: Sink, pool: Pool) -> Result:
     failure = response.failure
     if failure is None:
         if response.retry_after_ms is not None:
+            if response.retry_after_ms == AT_OFFER:
+                return NotSent(_NO_SLOT, Retry.REQUEUE)
             return NotSent(_QUEUE_FULL if pool.tier else _STOPPING, Retry.REQUEUE)
         return Sent(sink.keep_alive, response.outcome)
     if sink.started:

@@ -134,7 +134,7 @@ class Request:
             ours += b"%b: %b\r\n" % field
         if lease is not None:
             assert record.service_class is not None
-            ours += pool.priority(record.service_class)
+            ours += pool.class_fields(record.service_class)
             if pool.tier:
                 ours += backpressure.fields(record.service_class, self.options, record.spent_ms())
         given, names = self.http.raw_headers, self.names

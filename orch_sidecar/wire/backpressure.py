@@ -2,8 +2,8 @@
 
 Pure. This sidecar decides which requests are queued, so a child is asked not to queue: what it
 cannot admit immediately it rejects, and the request returns to the head of the queue here. So does
-one that the plugin of a stopping engine rejects; all other responses of an engine are for the
-client.
+one that the plugin rejects because the engine stops, or has no slot for it; all other responses of
+an engine are for the client.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from orch_sidecar.api.headers import (
 )
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.wire.http1 import Head
+from vllm_plugin.lease_protocol import NO_SLOT
 from vllm_plugin.profile import ServiceClass
 
 # Returns after how many milliseconds to retry, if a response with one of these statuses is a
@@ -46,6 +47,8 @@ _RETRY_AFTER_MS: Final = raw(RETRY_AFTER_MS)
 ENGINE_GONE: Final = "engine_gone"
 
 DEFAULT_RETRY_MS: Final = 1000
+# Not after a time: the engine has the request's claim, and offers slots for it.
+AT_OFFER: Final = 0
 # Dispatching pauses no longer than that, whatever the child asked for: its state is pushed, so
 # free slots are known here long before.
 LONGEST_PAUSE_MS: Final = 100
@@ -68,6 +71,8 @@ def fields(service_class: ServiceClass, options: RequestOptions, spent_ms: float
 def by_engine(head: Head, body: bytes) -> int | None:
     """Returns when to retry, if this response of an engine rejects the request; else None."""
     error = _error(body)
+    if error.get("type") == NO_SLOT:
+        return AT_OFFER
     return DEFAULT_RETRY_MS if error.get("type") == ENGINE_GONE else None
 
 
@@ -80,13 +85,15 @@ def by_sidecar(head: Head, body: bytes) -> int | None:
     for name, factor in ((_RETRY_AFTER_MS, 1), (_RETRY_AFTER, 1000)):
         value = values.get(name, b"")
         if value.isdigit() and len(value) <= 12:
-            return min(int(value) * factor, _LONGEST_RETRY_MS)
+            return max(1, min(int(value) * factor, _LONGEST_RETRY_MS))
     if _RETRY_AFTER in values:
         return DEFAULT_RETRY_MS  # a date: a retry is welcome
     if error.get("retriable") is not True:
         return None
     asked = error.get("retry_after_ms")
-    return asked if type(asked) is int and 0 <= asked <= _LONGEST_RETRY_MS else DEFAULT_RETRY_MS
+    if type(asked) is not int or not 0 <= asked <= _LONGEST_RETRY_MS:
+        return DEFAULT_RETRY_MS
+    return max(1, asked)
 
 
 def _error(body: bytes) -> dict[str, Any]:

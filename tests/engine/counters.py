@@ -20,6 +20,7 @@ _CONDITIONS = {
     "orch.attention_backend": "CPU_ATTN",
     "orch.tensor_parallel": 1,
     "orch.pipeline_parallel": 1,
+    "orch.data_parallel": 1,
     "orch.tokens_per_step": 1,
 }
 

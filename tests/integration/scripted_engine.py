@@ -1,35 +1,33 @@
 """An engine that does as a test says, down to single bytes on the wire.
 
 Speaks what vLLM with the orch plugin speaks: the generating endpoints, `/v1/models`, the state
-stream and the revocation of leases. State and leases are the plugin's own `EngineState`, so both
-sides of the contract are tested against one meaning; HTTP and the stream are written here. It
-runs on the test's event loop and, by what a test sets, misbehaves.
+stream (in `scripted_stream`), the revocation of leases and claims of slots. State, leases and
+claims are the plugin's own `EngineState`, so both sides of the contract are tested against one
+meaning; HTTP is written here. It runs on the test's event loop and, by what a test sets,
+misbehaves.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from tests.integration import answers
+from tests.integration.scripted_stream import state_stream
 from tests.integration.wire import Answer, EngineWire, Received
 from vllm_plugin.conditions import Conditions
 from vllm_plugin.engine_facts import EngineFacts, Hardware
-from vllm_plugin.engine_state import EngineState, Subscriber
+from vllm_plugin.engine_state import EngineState
 from vllm_plugin.kv_cache import KvCache, KvGroup
-from vllm_plugin.lease_protocol import timestamp
+from vllm_plugin.lease_protocol import CLAIMS_PATH, NO_SLOT, parse_claim, parse_lease
+from vllm_plugin.leases import Rejected
 from vllm_plugin.workloads import workloads_of
 
 Script = Callable[[Answer], Awaitable[None]]
 
-CHANGES_EVERY_S = 0.020
-HEARTBEAT_EVERY_S = 1.0
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
 # What an engine may say of its speed: 10 ms and one more for each sequence.
@@ -38,19 +36,28 @@ STEP_TIME = {
     "error": 0.01, "quality": "good",
 }  # fmt: skip
 
+_REJECTIONS = {
+    Rejected.SPENT: ("lease_spent", 409),
+    Rejected.NO_SLOT: (NO_SLOT, 429),
+    Rejected.BUSY: ("engine_gone", 503),
+    Rejected.TOO_LARGE: ("invalid_request_error", 400),
+}
+
 _PROFILES = {"home": "single_stream", "cloud": "batched_online", "offline": "offline"}
 
 
 @dataclass(slots=True)
 class Faults:
-    """What is wrong with this engine's plugin. As it stands: nothing."""
+    """What is wrong with this engine's plugin, or special. As it stands: nothing."""
 
     stream_status: int = 200  # of the state stream
+    claim_status: int = 200  # of what is claimed
     mute: bool = False  # the state stream says nothing more
     stream: Script | None = None  # what follows the first event of the state stream
     reports_ended: bool = True  # `ended` events are sent
     ended_delay_s: float = 0.0  # between an abort and its end in the engine
     holds_aborted: asyncio.Event | None = None  # aborted requests stay until this is set
+    rejects_unread: bool = False  # requests without a slot, before their bodies have come
     gone: bool = False  # its core has died, and its API server has yet to
 
 
@@ -78,6 +85,7 @@ class ScriptedEngine:
         self.pages: dict[str, Callable[[Answer], None]] = {}  # further ones, by path
         self.received: list[Received] = []
         self.revoked: list[str] = []
+        self.claimed = Counter[str]()  # calls, by instance
         self.peak = 0
         self.connections = 0
         self.failures: list[BaseException] = []  # of scripts: a test must not end with any
@@ -160,6 +168,8 @@ class ScriptedEngine:
             await self._stream(answer)
         elif request.path.startswith("/v1/capabilities/leases/"):
             self._revoke(answer)
+        elif request.path.startswith(CLAIMS_PATH):
+            self._claim(answer)
         elif request.path in self.pages:
             self.pages[request.path](answer)
         else:
@@ -171,14 +181,30 @@ class ScriptedEngine:
             else:
                 await answers.answer(answer)
 
+    def rejects_unread(self, answer: Answer) -> bool:
+        """Rejects a request of which only the head has come, as vLLM does, if it has no slots."""
+        lease = parse_lease(answer.request.lease or "")
+        if not self.faults.rejects_unread or lease is None:
+            return False
+        if self.present + lease.cost <= self.slots:
+            return False  # it waits for the body
+        rejected = self._enter(answer.request)
+        assert isinstance(rejected, Rejected)
+        _reject(answer, rejected)
+        return True
+
+    def _enter(self, request: Received) -> int | Rejected:
+        urgent = request.header("x-orch-class") != "bulk"
+        return self.engine_state.enter(request.lease or "", urgent=urgent)
+
     async def _generate(self, answer: Answer) -> None:
         if self.faults.gone:
             error = {"message": "going", "type": "engine_gone", "code": 503, "retriable": True}
             answer.json({"error": error}, 503, [("retry-after", "1")])
             return
-        key = self.engine_state.enter(answer.request.header("x-orch-lease") or "")
-        if key is None:
-            answer.json({"error": {"message": "spent", "type": "lease_spent", "code": 409}}, 409)
+        key = self._enter(answer.request)
+        if isinstance(key, Rejected):
+            _reject(answer, key)
             return
         self.peak = max(self.peak, self.present)
         script = self.scripts.popleft() if self.scripts else self.answer
@@ -236,54 +262,27 @@ class ScriptedEngine:
         self.revoked.append(lease)
         answer.json({"ended": self.engine_state.leases.revoke(lease)})
 
+    def _claim(self, answer: Answer) -> None:
+        instance = answer.request.path.rpartition("/")[2]
+        self.claimed[instance] += 1
+        if self.faults.claim_status != 200:
+            answer.json({"detail": "no"}, self.faults.claim_status)
+            return
+        claim, taken = parse_claim(answer.request.body, self.slots)
+        reads = self.engine_state.claim(instance, claim, taken)
+        answer.json({}, 200 if reads else 409)
+
     async def _stream(self, answer: Answer) -> None:
         if self.faults.stream_status != 200:
             answer.json({"detail": "no"}, self.faults.stream_status)
             return
-        instance = answer.request.query.partition("instance=")[2] or None
-        engine_state, loop = self.engine_state, asyncio.get_running_loop()
-        woken = asyncio.Event()
-        subscriber = Subscriber(instance, woken.set)
-        engine_state.subscribe(subscriber)
-        try:
-            answer.head(headers=[("content-type", "text/event-stream")])
-            sent = engine_state.change_fields(instance)
-            state = engine_state.document(instance) | {
-                "leases": sorted(engine_state.leases.of(instance))
-            }
-            says = dict(self.says)
-            _say(answer, "state", state | says)
-            if self.faults.stream is not None:
-                await self.faults.stream(answer)
-                return
-            beat_at = loop.time()
-            while True:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(max(0, beat_at + HEARTBEAT_EVERY_S - loop.time())):
-                        await woken.wait()
-                if self.faults.mute:
-                    await asyncio.sleep(0.01)
-                    continue
-                woken.clear()
-                if subscriber.ended:
-                    ended, subscriber.ended = subscriber.ended, []
-                    _say(answer, "ended", {"leases": ended})
-                if loop.time() >= beat_at + HEARTBEAT_EVERY_S or says != self.says:
-                    beat_at, says = loop.time(), dict(self.says)
-                    _say(answer, "heartbeat", says)
-                now = engine_state.change_fields(instance)
-                if change := {k: v for k, v in now.items() if sent[k] != v}:
-                    sent = now
-                    _say(answer, "change", change)
-                    await asyncio.sleep(CHANGES_EVERY_S)
-        finally:
-            engine_state.unsubscribe(subscriber)
+        await state_stream(self, answer)
 
 
 Engine = Callable[..., Awaitable[ScriptedEngine]]
 
 
-def _say(answer: Answer, name: str, data: dict[str, Any]) -> None:
-    if name != "ended":
-        data = data | {"observed_at": timestamp(time.time())}
-    answer.chunk(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())
+def _reject(answer: Answer, rejected: Rejected) -> None:
+    kind, status = _REJECTIONS[rejected]
+    error = {"message": rejected.value, "type": kind, "code": status}
+    answer.json({"error": error}, status)

@@ -99,7 +99,7 @@ async def test_directives_end_at_the_sidecar(
     assert (await (await sidecar.client()).post(path, headers)).status == 200
     [request] = engine.generating
     names = [name for name, _ in request.fields if name.startswith("x-orch-")]
-    assert names == ["x-orch-lease"]
+    assert names == ["x-orch-lease", "x-orch-class"], "the sidecar's own"
     assert request.header("x-other") == "kept"
 
 

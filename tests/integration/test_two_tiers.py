@@ -66,6 +66,7 @@ async def test_conditions_and_counters_of_the_engine_are_seen_through_both(
             (await (await sidecar.client()).get("/v1/capabilities")).json(), sidecar.pool.name
         )
         conditions = asdict(engine.engine_state.facts.conditions)
+        assert conditions.pop("data_parallel") == 1, "which is not noted"
         assert found.conditions.notes == conditions
         assert found.weights == "/models/scripted"
         assert (found.prefix_queries, found.prefix_hits) == (64, 32)

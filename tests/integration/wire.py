@@ -114,6 +114,7 @@ class EngineWire(asyncio.Protocol):
         self._engine = engine
         self._buffer = b""
         self._serving: asyncio.Task[None] | None = None
+        self._unread = 0  # bytes of the body of a request that was rejected before they came
         self.number = 0
         self.streams_state = False
         self.transport: asyncio.Transport | None = None
@@ -149,6 +150,9 @@ class EngineWire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._serving is None, f"bytes while an answer is under way: {data[:80]!r}"
+        if self._unread:
+            unread, data = data[: self._unread], data[self._unread :]
+            self._unread -= len(unread)
         self._buffer += data
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
@@ -165,10 +169,14 @@ class EngineWire(asyncio.Protocol):
         assert not any(name == "transfer-encoding" for name, _ in fields)
         length = lengths[0] if lengths else 0
         body = self._buffer[end + 4 :]
+        head = self._buffer[:end]
         if len(body) < length:
+            begun = Answer(self, Received(method, target, fields, b"", self.number, head))
+            if self._engine.rejects_unread(begun):
+                self._buffer, self._unread = b"", length - len(body)
             return
         assert len(body) == length, f"bytes after the request: {body[length:][:80]!r}"
-        head, self._buffer = self._buffer[:end], b""
+        self._buffer = b""
         request = Received(method, target, fields, body, self.number, head)
         self.streams_state = request.path == "/v1/capabilities/stream"
         self._serving = self._engine.run(self._serve(Answer(self, request)))

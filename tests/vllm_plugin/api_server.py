@@ -13,8 +13,9 @@ from tests.vllm_plugin.examples import FACTS, US
 from vllm_plugin.endpoint import CapabilitiesEndpoint
 from vllm_plugin.engine_state import EngineState
 from vllm_plugin.kv_cache import KvCache, KvGroup
+from vllm_plugin.lease_protocol import API_VERSION
 
-STREAM = f"/v1/capabilities/stream?instance={US}"
+STREAM = f"/v1/capabilities/stream?instance={US}&api_version={API_VERSION}"
 
 
 async def kv_cache_of(client: EngineClient) -> KvCache:

@@ -11,7 +11,14 @@ from typing import Any
 class Call:
     """A request to an application, whose response messages are read one by one."""
 
-    def __init__(self, app: Any, method: str, path: str, headers: dict[str, str] | None = None):
+    def __init__(
+        self,
+        app: Any,
+        method: str,
+        path: str,
+        headers: dict[str, str] | None = None,
+        body: bytes = b"",
+    ) -> None:
         path, _, query = path.partition("?")
         scope = {
             "type": "http",
@@ -31,12 +38,13 @@ class Call:
         self._messages: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
         self._gone = asyncio.Event()
         self._sent = False
+        self._body = body
         self.task = asyncio.ensure_future(app(scope, self._receive, self._messages.put))
 
     async def _receive(self) -> MutableMapping[str, Any]:
         if not self._sent:
             self._sent = True
-            return {"type": "http.request", "body": b"", "more_body": False}
+            return {"type": "http.request", "body": self._body, "more_body": False}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 

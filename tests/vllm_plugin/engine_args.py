@@ -19,6 +19,12 @@ class Args:
     max_num_seqs: int | None = None
     max_num_active_seqs: int | None = None
     data_parallel_size: int = 1
+    data_parallel_rank: int | None = None
+    data_parallel_start_rank: int | None = None
+    data_parallel_external_lb: bool = False
+    data_parallel_hybrid_lb: bool = False
+    data_parallel_multi_port_external_lb: bool = False
+    data_parallel_backend: str = "mp"
     pipeline_parallel_size: int = 1
     enable_elastic_ep: bool = False
     kv_transfer_config: Any = None
@@ -46,7 +52,7 @@ def apply(
 
 
 def rejection(
-    profile: str, args: Args, environ: dict[str, str] | None = None, argv: str = ""
+    profile: str | Profile, args: Args, environ: dict[str, str] | None = None, argv: str = ""
 ) -> str:
     """Returns the message for arguments that contradict the profile."""
     before = replace(args)
@@ -54,5 +60,6 @@ def rejection(
         apply(profile, args, environ, argv)
     assert args == before, "nothing is set or clamped"
     message = str(rejected.value)
-    assert message.startswith(f"these settings contradict profile {profile!r} (")
+    name = profile if isinstance(profile, str) else profile.name
+    assert message.startswith(f"these settings contradict profile {name!r} (")
     return message

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from vllm_plugin.conditions import UNKNOWN, Conditions
 from vllm_plugin.engine_facts import EngineFacts, Hardware
-from vllm_plugin.engine_state import EngineState, SchedulerReport, Subscriber
+from vllm_plugin.engine_speed import SchedulerReport
+from vllm_plugin.engine_state import EngineState, Subscriber
+from vllm_plugin.lease_protocol import parse_lease
 from vllm_plugin.leases import Leases
 
 US, THEM = "a" * 16, "b" * 16
@@ -59,6 +61,11 @@ def subscribed(
 
 def enter(leases: Leases, header: str | None) -> int:
     """Adds a request whose lease is not spent, and returns its key."""
-    entry = leases.enter(header)
-    assert entry is not None
-    return entry[0]
+    assert not used(leases, header)
+    return leases.enter(parse_lease(header) if header else None)
+
+
+def used(leases: Leases, header: str | None) -> bool:
+    """Whether a request with this header is rejected."""
+    lease = parse_lease(header) if header else None
+    return lease is not None and leases.used(lease)

@@ -25,7 +25,7 @@ def config(
     cache_dtype: str = "auto",
     prefix_caching: bool = True,
     speculative: tuple[str | None, int | None] | None = None,
-    ranks: tuple[int, int] = (1, 1),
+    ranks: tuple[int, int, int] = (1, 1, 1),
     extension: str = WORKER_EXTENSION,
 ) -> Any:
     drafting = None
@@ -38,6 +38,7 @@ def config(
         parallel_config=SimpleNamespace(
             tensor_parallel_size=ranks[0],
             pipeline_parallel_size=ranks[1],
+            data_parallel_size=ranks[2],
             worker_extension_cls=extension,
         ),
         speculative_config=drafting,
@@ -45,7 +46,8 @@ def config(
 
 
 def test_plain_engine() -> None:
-    assert conditions_of(config()) == Conditions("none", "none", "bfloat16", "on", UNKNOWN, 1, 1)
+    plain = Conditions("none", "none", "bfloat16", "on", UNKNOWN, 1, 1, data_parallel=1)
+    assert conditions_of(config()) == plain
 
 
 def test_each_condition_is_read() -> None:
@@ -55,10 +57,10 @@ def test_each_condition_is_read() -> None:
             cache_dtype="fp8_e5m2",
             prefix_caching=False,
             speculative=("ngram", 3),
-            ranks=(4, 2),
+            ranks=(4, 2, 8),
         )
     )
-    assert found == Conditions("ngram:3", "awq", "fp8_e5m2", "off", UNKNOWN, 4, 2)
+    assert found == Conditions("ngram:3", "awq", "fp8_e5m2", "off", UNKNOWN, 4, 2, 8)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, report
 from vllm_plugin.endpoint import CapabilitiesEndpoint
 from vllm_plugin.engine_state import EngineState
+from vllm_plugin.lease_protocol import API_VERSION, CLAIMS_PATH, Claim
+from vllm_plugin.leases import Rejected
 
 
 async def test_state_is_returned_on_request(engine: Engine) -> None:
@@ -20,7 +22,7 @@ async def test_state_is_returned_on_request(engine: Engine) -> None:
     call = engine.call("GET", "/v1/capabilities")
     assert await call.status() == 200
     document = await call.json()
-    assert document["api_version"] == "1.0.0"
+    assert document["api_version"] == API_VERSION
     [entry] = document["engines"]
     assert (entry["running"], entry["slots_free"], entry["age_ms"]) == (3, 5, 0)
     assert entry["observed_at"].endswith("Z")
@@ -53,14 +55,14 @@ async def test_engine_that_shuts_down_rejects_requests_untouched(engine: Engine,
 
 async def test_revocation_reports_whether_the_lease_has_ended(engine: Engine) -> None:
     key = engine.engine_state.enter(LEASE)
-    assert key is not None
+    assert isinstance(key, int)
     for ended in (False, True, True):
         call = engine.call("DELETE", f"/v1/capabilities/leases/{LEASE}")
         assert await call.status() == 200
         assert await call.json() == {"ended": ended}
         if not ended:
             engine.engine_state.leave(key)
-    assert engine.engine_state.enter(LEASE) is None, "it is never accepted again"
+    assert engine.engine_state.enter(LEASE) is Rejected.SPENT, "it is never accepted again"
 
 
 @pytest.mark.parametrize(
@@ -80,11 +82,57 @@ async def test_access_log_contains_no_complete_lease(
     assert caplog.messages == [f'127.0.0.1:1 - "DELETE {logged} HTTP/1.1" 200']
 
 
+@pytest.mark.parametrize(("status", "logged"), [(204, 0), (409, 1)])
+async def test_access_log_contains_only_claims_that_fail(
+    engine: Engine, caplog: pytest.LogCaptureFixture, status: int, logged: int
+) -> None:
+    """Beside other sidecars there may be one for each request."""
+    with caplog.at_level(logging.INFO):
+        access = logging.getLogger("uvicorn.access")
+        path = f"{CLAIMS_PATH}{US}"
+        access.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "PUT", path, "1.1", status)
+    assert len(caplog.messages) == logged
+
+
 @pytest.mark.parametrize("lease", ["nonsense", f"{LEASE}\n", LEASE.upper()])
 async def test_revocation_of_an_invalid_lease_is_a_bad_request(engine: Engine, lease: str) -> None:
     call = engine.call("DELETE", f"/v1/capabilities/leases/{lease}")
     assert await call.status() == 400
     assert (await call.json())["error"]["code"] == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "claim"),
+    [
+        (b'{"cost": 3, "urgent": true}', Claim(3, urgent=True)),
+        (b'{"cost": 0, "urgent": false}', None),
+    ],
+)
+async def test_claim_of_a_sidecar_that_reads_the_state_is_kept(
+    engine: Engine, body: bytes, claim: Claim | None
+) -> None:
+    stream, first = await engine.stream()
+    assert (first["sidecars"], first["contended"], first["claim"]) == (1, False, None)
+    engine.engine_state.claim(US, Claim(1, urgent=False))
+    call = Call(engine.app, "PUT", f"{CLAIMS_PATH}{US}", body=body)
+    assert await call.status() == 204
+    assert engine.engine_state.claims.of(US) == claim
+    await engine.stop(stream)
+
+
+async def test_claim_of_a_sidecar_that_does_not_read_the_state_is_a_conflict(
+    engine: Engine,
+) -> None:
+    call = Call(engine.app, "PUT", f"{CLAIMS_PATH}{US}", body=b'{"cost": 1, "urgent": true}')
+    assert await call.status() == 409
+    assert (await call.json())["error"]["type"] == "no_stream"
+
+
+async def test_invalid_claim_is_a_bad_request(engine: Engine) -> None:
+    call = Call(engine.app, "PUT", f"{CLAIMS_PATH}{US}", body=b'{"cost": 9, "urgent": true}')
+    assert await call.status() == 400
+    message = (await call.json())["error"]["message"]
+    assert message == "cost is 9: it must be an integer from 0 to 8"
 
 
 async def test_without_an_engine_state_nothing_is_attached() -> None:
@@ -121,6 +169,7 @@ async def test_state_contains_the_conditions_and_the_weights(engine: Engine) -> 
         "attention_backend": "FLASH_ATTN",
         "tensor_parallel": 2,
         "pipeline_parallel": 1,
+        "data_parallel": 1,
     }
 
 

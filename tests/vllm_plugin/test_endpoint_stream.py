@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.vllm_plugin.api_server import STREAM, Engine
-from tests.vllm_plugin.examples import LEASE, THEM, report
+from tests.vllm_plugin.examples import LEASE, THEM, US, lease_of, report
 from vllm_plugin import admin_calls, endpoint, lease_protocol
-from vllm_plugin.lease_protocol import event
+from vllm_plugin.lease_protocol import Claim, event
+from vllm_plugin.leases import Rejected
 from vllm_plugin.stall_detector import STALLED_AFTER_S
 
 
@@ -55,7 +56,7 @@ async def test_change_back_to_the_value_sent_before_is_not_sent(engine: Engine) 
     engine.engine_state.record(report(4))
     engine.engine_state.record(report(5))
     key = engine.engine_state.enter(LEASE)
-    assert key is not None
+    assert isinstance(key, int)
     change = await call.event_named("change")
     assert "leased" in change
     assert "running" not in change
@@ -64,7 +65,7 @@ async def test_change_back_to_the_value_sent_before_is_not_sent(engine: Engine) 
 
 async def test_end_of_a_lease_is_sent_at_once_and_before_the_counts(engine: Engine) -> None:
     key = engine.engine_state.enter(LEASE)
-    assert key is not None
+    assert isinstance(key, int)
     call, _ = await engine.stream()
     engine.engine_state.record(report(1))
     engine.engine_state.leave(key)
@@ -72,9 +73,25 @@ async def test_end_of_a_lease_is_sent_at_once_and_before_the_counts(engine: Engi
     await engine.stop(call)
 
 
+async def test_sidecar_that_names_no_version_is_offered_nothing(engine: Engine) -> None:
+    """It is older than claims, and would take the stream for invalid."""
+    key = engine.engine_state.enter(lease_of(THEM, cost=8))
+    assert isinstance(key, int)
+    call = engine.call("GET", STREAM.partition("&")[0])
+    await call.status()
+    assert (await call.event_named("state"))["sidecars"] == 0
+    assert engine.engine_state.enter(LEASE) is Rejected.BUSY
+    assert engine.engine_state.claims.of(US) is None
+    engine.engine_state.leave(key)
+    assert (await call.event_named("change"))["leased"] == 0
+    assert engine.engine_state.claims.offered == 0
+    assert isinstance(engine.engine_state.enter(LEASE), int)
+    await engine.stop(call)
+
+
 async def test_lease_that_ends_while_the_first_state_is_sent_is_reported(engine: Engine) -> None:
     key = engine.engine_state.enter(LEASE)
-    assert key is not None
+    assert isinstance(key, int)
     call = engine.call("GET", STREAM)
     await call.status()
     engine.engine_state.leave(key)
@@ -92,14 +109,29 @@ async def test_heartbeat_is_sent_while_nothing_changes(
     call, _ = await engine.stream()
     first = await call.event()
     assert first is not None
-    assert (first[0], set(first[1])) == ("heartbeat", {"observed_at"})
+    assert (first[0], set(first[1])) == ("heartbeat", {"observed_at", "claim"})
     engine.engine_state.record(report(0, batch=2))  # a step, after which nothing runs
     while "steps_by_batch" not in (beat := await call.event_named("heartbeat")):
         pass
     assert beat["steps_by_batch"] == {"2": [1, 0.01]}
     assert beat["steps_total"] == 1
     assert "prefill" not in beat, "only changed fields"
-    assert set(await call.event_named("heartbeat")) == {"observed_at"}
+    assert set(await call.event_named("heartbeat")) == {"observed_at", "claim"}
+    await engine.stop(call)
+
+
+async def test_heartbeat_repeats_what_its_reader_claims(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that is set and ends between two events is no change, and must not be waited for."""
+    monkeypatch.setattr(endpoint, "HEARTBEAT_EVERY_S", 0.05)
+    engine.engine_state.enter(lease_of(THEM, cost=8))
+    call, _ = await engine.stream()
+    engine.engine_state.claim(US, Claim(2, urgent=True))
+    while (beat := await call.event_named("heartbeat"))["claim"] is None:
+        pass
+    assert beat["claim"] == {"cost": 2, "urgent": True}
+    assert (await call.event_named("heartbeat"))["claim"] == {"cost": 2, "urgent": True}
     await engine.stop(call)
 
 
@@ -111,7 +143,7 @@ async def test_stall_and_its_end_are_each_sent_with_one_heartbeat(
     assert first["state"] == "ready"
     engine.engine_state.record(report(3, at_s=time.time() - STALLED_AFTER_S - 1))
     assert (await call.event_named("heartbeat"))["state"] == "stalled"
-    assert set(await call.event_named("heartbeat")) == {"observed_at"}
+    assert set(await call.event_named("heartbeat")) == {"observed_at", "claim"}
     other = engine.call("GET", "/v1/capabilities")
     await other.status()
     assert (await other.json())["engines"][0]["state"] == "stalled"
@@ -218,7 +250,7 @@ async def test_each_stream_reports_as_seen_by_its_instance(engine: Engine) -> No
     await theirs.status()
     assert (await theirs.event_named("state"))["foreign"] == 0
     key = engine.engine_state.enter(LEASE)
-    assert key is not None
+    assert isinstance(key, int)
     assert "foreign" not in await ours.event_named("change")
     assert (await theirs.event_named("change"))["foreign"] == 4
     engine.engine_state.leave(key)

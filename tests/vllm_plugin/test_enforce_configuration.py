@@ -18,6 +18,7 @@ class ParallelConfig:
     """The fields that `verify` reads."""
 
     data_parallel_size: int = 1
+    data_parallel_external_lb: bool = False
     pipeline_parallel_size: int = 1
     enable_elastic_ep: bool = False
     _api_process_count: int = 1
@@ -53,8 +54,9 @@ def test_final_configuration_with_too_many_or_too_few_slots_is_rejected() -> Non
 @pytest.mark.parametrize(
     ("profile", "config", "words"),
     [
+        ("home", {"parallel_config": ParallelConfig(2, True)}, "size is 2, must be 1: the ranks"),
         # VLLM_DP_SIZE has this effect without any argument.
-        ("home", {"parallel_config": ParallelConfig(data_parallel_size=2)}, "size is 2, must be 1"),
+        ("cloud", {"parallel_config": ParallelConfig(2)}, "size is 2, must be 1: vLLM would"),
         ("home", {"parallel_config": ParallelConfig(_api_process_count=3)}, "3 API servers"),
         ("home", {"parallel_config": ParallelConfig(enable_elastic_ep=True)}, "enable_elastic_ep"),
         ("cloud", {"parallel_config": ParallelConfig(pipeline_parallel_size=2)}, "micro-batch"),
@@ -75,6 +77,12 @@ def test_settings_from_the_environment_are_checked(
     slots = SchedulerConfig(1 if profile == "home" else 8)
     with pytest.raises(ProfileContradiction, match=words):
         enforce.verify(Config(slots, **config), load(profile))
+
+
+@pytest.mark.parametrize("profile", ["cloud", "offline"])
+def test_rank_that_is_an_engine_of_its_own_is_accepted(profile: str) -> None:
+    rank = ParallelConfig(data_parallel_size=2, data_parallel_external_lb=True)
+    enforce.verify(Config(SchedulerConfig(8), rank), load(profile))
 
 
 def test_offloading_and_pipeline_stages_of_one_sequence_are_accepted() -> None:

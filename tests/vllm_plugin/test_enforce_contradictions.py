@@ -26,7 +26,9 @@ from vllm_plugin.profile import load
             "",
             "--max-num-active-seqs is 1, must be at least 2",
         ),
-        ("cloud", Args(data_parallel_size=2), {}, "", "--data-parallel-size is 2, must be 1"),
+        ("home", Args(data_parallel_size=2), {}, "", "--data-parallel-size is 2, must be 1: the"),
+        ("cloud", Args(data_parallel_size=2), {}, "", "must be 1 without --data-parallel-rank"),
+        ("home", Args(), {"VLLM_DP_SIZE": "2"}, "", "VLLM_DP_SIZE is '2', must not be set"),
         ("home", Args(_api_process_count=2), {}, "", "--api-server-count is 2, must be 1"),
         ("cloud", Args(), {}, "--api-server-count 2", "--api-server-count is 2, must be 1"),
         ("cloud", Args(), {}, "--api-server-count=3", "--api-server-count is 3, must be 1"),
@@ -143,6 +145,11 @@ def test_one_message_lists_every_contradiction() -> None:
 )
 def test_settings_that_contradict_nothing_are_accepted(environ: dict[str, str], argv: str) -> None:
     apply("cloud", Args(), environ, argv)
+
+
+@pytest.mark.parametrize("profile", ["cloud", "offline"])
+def test_rank_that_is_an_engine_of_its_own_is_accepted(profile: str) -> None:
+    apply(profile, Args(data_parallel_size=4, data_parallel_rank=3))
 
 
 def test_tensor_parallelism_and_stages_of_one_sequence_are_accepted() -> None:

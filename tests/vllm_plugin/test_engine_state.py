@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, report, subscribed
-from vllm_plugin.engine_state import EngineState, SchedulerReport
+from vllm_plugin.engine_speed import SchedulerReport
+from vllm_plugin.engine_state import EngineState
+from vllm_plugin.leases import Rejected
 
 
 def test_document_contains_the_facts_and_the_counts() -> None:
@@ -65,9 +67,9 @@ def test_preemptions_add_up() -> None:
 def test_report_without_a_batch_is_not_a_step() -> None:
     engine_state = EngineState(FACTS)
     engine_state.record(report(1, batch=None))
-    assert engine_state.steps.count == 0
+    assert engine_state.speed.steps.count == 0
     engine_state.record(report(1, batch=1))
-    assert engine_state.steps.count == 1
+    assert engine_state.speed.steps.count == 1
 
 
 def test_subscribers_are_woken_by_changes_only() -> None:
@@ -79,7 +81,7 @@ def test_subscribers_are_woken_by_changes_only() -> None:
     for _ in range(100):
         engine_state.record(report(1, batch=1, usage=0.1002))
     assert len(woken) == 1, "steady decoding costs no wake-ups"
-    assert engine_state.steps.count == 101
+    assert engine_state.speed.steps.count == 101
     engine_state.record(report(1, batch=1, usage=0.102))
     assert len(woken) == 2
     engine_state.record(report(0, usage=0.102))
@@ -100,7 +102,7 @@ def test_entering_and_leaving_requests_wake_subscribers() -> None:
     engine_state = EngineState(FACTS)
     _, woken = subscribed(engine_state)
     key = engine_state.enter(None)
-    assert key is not None
+    assert isinstance(key, int)
     engine_state.leave(key)
     assert len(woken) == 2
 
@@ -109,7 +111,7 @@ def test_spent_lease_is_rejected_without_waking_subscribers() -> None:
     engine_state = EngineState(FACTS)
     engine_state.leases.revoke(LEASE)
     _, woken = subscribed(engine_state)
-    assert engine_state.enter(LEASE) is None
+    assert engine_state.enter(LEASE) is Rejected.SPENT
     assert woken == []
 
 
@@ -117,7 +119,7 @@ def test_end_of_a_lease_is_reported_to_the_instance_that_granted_it() -> None:
     engine_state = EngineState(FACTS)
     ours, theirs, unowned = (subscribed(engine_state, instance)[0] for instance in (US, THEM, None))
     key = engine_state.enter(LEASE)
-    assert key is not None
+    assert isinstance(key, int)
     engine_state.leave(key)
     assert (ours.ended, theirs.ended, unowned.ended) == ([LEASE], [], [])
 
@@ -126,7 +128,7 @@ def test_end_of_a_request_without_a_lease_is_reported_to_no_instance() -> None:
     engine_state = EngineState(FACTS)
     subscriber, _ = subscribed(engine_state, None)
     key = engine_state.enter("nonsense")
-    assert key is not None
+    assert isinstance(key, int)
     engine_state.leave(key)
     assert subscriber.ended == []
 

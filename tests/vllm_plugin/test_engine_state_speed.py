@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.vllm_plugin.examples import FACTS, LEASE, US, report
-from vllm_plugin.engine_state import EngineState, SchedulerReport, Subscriber
+from vllm_plugin.engine_speed import SchedulerReport
+from vllm_plugin.engine_state import EngineState, Subscriber
 from vllm_plugin.stall_detector import STALLED_AFTER_S
 
 
@@ -43,6 +44,7 @@ def test_before_any_step_the_speed_is_unknown() -> None:
         "state": "ready",
         "message": None,
         "requests_total": 0,
+        "no_slot_total": 0,
         "steps_by_batch": {},
         "steps_total": 0,
         "busy_seconds_total": 0.0,
@@ -78,40 +80,40 @@ def test_fit_is_computed_at_most_once_a_second_and_only_for_new_steps() -> None:
     engine_state = EngineState(FACTS)
     for index in range(4):
         decode(engine_state, 100.0 + index * 0.01, 1, 0.01)
-    first = engine_state.step_time
+    first = engine_state.speed.step_time
     assert first is None, "one step is too few"
     assert engine_state.heartbeat_fields(100.9)["step_time"] is None
     decode(engine_state, 100.95, 1, 0.01)
     step_time = engine_state.heartbeat_fields(101.1)["step_time"]
     assert step_time["samples"] == 5
-    made = engine_state.step_time
+    made = engine_state.speed.step_time
     engine_state.heartbeat_fields(200.0)
-    assert engine_state.step_time is made, "no new step"
+    assert engine_state.speed.step_time is made, "no new step"
     decode(engine_state, 201.1, 1, 0.01)
-    assert engine_state.step_time is not made
+    assert engine_state.speed.step_time is not made
 
 
 def test_fit_follows_within_a_tenth_of_a_second_while_the_batch_grows() -> None:
     """From 8 sequences to 64, each batch five steps: the reader is woken each time."""
     engine_state = EngineState(FACTS)
     woken: list[int] = []
-    engine_state.subscribe(Subscriber(US, lambda: woken.append(engine_state.batch_seen)))
+    engine_state.subscribe(Subscriber(US, lambda: woken.append(engine_state.speed.batch_seen)))
     at_s = 100.0
     for batch in (8, 16, 32, 64):
-        while engine_state.batch_seen < batch:
+        while engine_state.speed.batch_seen < batch:
             at_s += 0.03
             decode(engine_state, at_s, batch, 0.03)
     assert at_s <= 101.0
     assert list(dict.fromkeys(woken)) == [0, 8, 16, 32, 64]
-    assert engine_state.step_time is not None
-    assert engine_state.step_time.largest == 64
+    assert engine_state.speed.step_time is not None
+    assert engine_state.speed.step_time.largest == 64
 
 
 def test_clock_that_was_set_back_does_not_stop_the_fits() -> None:
     engine_state = warmed_up()
-    made = engine_state.step_time
+    made = engine_state.speed.step_time
     decode(engine_state, 50.0, 1, 0.01)
-    assert engine_state.step_time is not made
+    assert engine_state.speed.step_time is not made
 
 
 def test_prefill_and_recomputation_are_kept_out_of_the_fit() -> None:
@@ -156,7 +158,7 @@ def test_engine_that_stops_stepping_is_stalled_until_the_next_step() -> None:
 def test_request_that_the_scheduler_never_reports_is_a_stall() -> None:
     engine_state = EngineState(FACTS)
     key = engine_state.enter(LEASE)
-    assert key is not None
+    assert isinstance(key, int)
     assert engine_state.heartbeat_fields(1000.0)["state"] == "ready", (
         "the client may still be sending it"
     )
@@ -170,7 +172,7 @@ def test_request_that_the_scheduler_never_reports_is_a_stall() -> None:
 def test_slow_reader_is_not_a_stall() -> None:
     engine_state = EngineState(FACTS)
     key = engine_state.enter(None)
-    assert key is not None
+    assert isinstance(key, int)
     engine_state.body_received(key, 100.0)
     decode(engine_state, 101.0, 1, 0.01)
     engine_state.record(report(0, at_s=102.0))

@@ -11,63 +11,9 @@ import pytest
 
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, US
-from vllm_plugin.engine_state import EngineState, Subscriber
+from tests.vllm_plugin.generating import GeneratingApp
+from vllm_plugin.engine_state import EngineState
 from vllm_plugin.lease_middleware import ABORT_TURNS, LeaseMiddleware
-
-
-class GeneratingApp:
-    """An application that finishes its response once `go_on` is set."""
-
-    def __init__(self) -> None:
-        self.engine_state = EngineState(FACTS)
-        self.go_on = asyncio.Event()
-        self.entered = asyncio.Event()
-        self.fails = False
-        self.order: list[str] = []
-        self.lives = True
-        self.app = LeaseMiddleware(
-            self.generate, self.engine_state, lambda: self.lives, lambda: None
-        )
-        self.subscriber = Subscriber(US, lambda: None)
-        self.engine_state.subscribe(self.subscriber)
-
-    async def generate(self, scope: Any, receive: Any, send: Any) -> None:
-        self.entered.set()
-        engine_side = asyncio.ensure_future(self.output())
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": b"a", "more_body": True})
-            await self.go_on.wait()
-            if self.fails:
-                raise RuntimeError("the handler failed")
-            await send({"type": "http.response.body", "body": b"b", "more_body": False})
-        finally:
-            engine_side.cancel()  # as vLLM does: cancelled, not awaited
-
-    async def output(self) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.order.append("aborted in the engine")
-
-    def call(
-        self,
-        path: str = "/v1/completions",
-        lease: str | None = LEASE,
-        traceparent: str | None = None,
-    ) -> Call:
-        headers = {} if lease is None else {"X-Orch-Lease": lease}
-        if traceparent is not None:
-            headers["traceparent"] = traceparent
-        return Call(self.app, "POST", path, headers)
-
-    async def settled(self) -> None:
-        for _ in range(ABORT_TURNS + 2):
-            await asyncio.sleep(0)
-
-    def assert_no_request_left(self) -> None:
-        assert self.engine_state.leases.leased() == 0
-        assert self.engine_state.leases.foreign_to(US) == 0
 
 
 @pytest.fixture
@@ -94,11 +40,13 @@ async def test_response_after_a_disconnect_does_not_end_the_lease_early(
     engine.subscriber.wake = lambda: engine.order.append("reported")
     call = engine.call()
     await engine.entered.wait()
+    call.disconnect()
+    await engine.settled()
     engine.order.clear()
     engine.go_on.set()  # the response is complete, and the generating task only cancelled
     await call.task
     await engine.settled()
-    assert engine.order == ["aborted in the engine", "reported"]
+    assert engine.order == ["sent", "aborted in the engine", "reported"]
 
 
 async def test_request_without_a_lease_is_counted_as_foreign(engine: GeneratingApp) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from vllm_plugin.lease_protocol import (
+    CHANGES_EVERY_S,
     LeaseId,
     SpentLeases,
+    changes_every_s,
     cost_of,
     event,
     parse_lease,
@@ -45,3 +47,8 @@ def test_spent_leases_are_bounded_and_the_oldest_is_forgotten() -> None:
 def test_event_is_one_of_server_sent_events_and_times_are_rfc_3339() -> None:
     assert event("ended", {"leases": []}) == b'event: ended\ndata: {"leases":[]}\n\n'
     assert timestamp(1.0014) == "1970-01-01T00:00:01.001Z"
+
+
+def test_state_is_fresher_where_several_sidecars_dispatch_by_it() -> None:
+    assert [changes_every_s(sidecars) for sidecars in (0, 1)] == [CHANGES_EVERY_S] * 2
+    assert changes_every_s(2) == changes_every_s(64) < CHANGES_EVERY_S / 4

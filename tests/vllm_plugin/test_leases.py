@@ -8,16 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.fuzz import examples
-from tests.vllm_plugin.examples import THEM, US, enter, lease_of
+from tests.vllm_plugin.examples import THEM, US, enter, lease_of, used
 from vllm_plugin.lease_protocol import SPENT_KEPT
 from vllm_plugin.leases import EngineRequest, Leases
 
 
 def test_lease_names_its_instance_and_cost() -> None:
-    lease = lease_of(US, 7, cost=4)
-    entry = Leases().enter(lease)
-    assert entry is not None
-    assert entry[1] == EngineRequest(US, lease, 4)
+    lease, leases = lease_of(US, 7, cost=4), Leases()
+    assert leases.leave(enter(leases, lease)) == EngineRequest(US, lease, 4)
 
 
 @pytest.mark.parametrize(
@@ -32,19 +30,18 @@ def test_request_without_a_valid_lease_counts_as_one_sequence_without_an_owner(
     header: str | None,
 ) -> None:
     leases = Leases()
-    entry = leases.enter(header)
-    assert entry is not None
-    assert entry[1] == EngineRequest(None, None, 1)
+    key = enter(leases, header)
     assert leases.leased() == 0
     assert leases.foreign_to(US) == 1
+    assert leases.leave(key) == EngineRequest(None, None, 1)
 
 
 def test_lease_is_accepted_once() -> None:
     leases = Leases()
     key = enter(leases, lease_of(US))
-    assert leases.enter(lease_of(US)) is None, "while it is in the engine"
+    assert used(leases, lease_of(US)), "while it is in the engine"
     leases.leave(key)
-    assert leases.enter(lease_of(US)) is None, "nor afterwards"
+    assert used(leases, lease_of(US)), "and afterwards"
 
 
 def test_requests_without_a_lease_are_all_accepted() -> None:
@@ -57,7 +54,7 @@ def test_requests_without_a_lease_are_all_accepted() -> None:
 def test_revoked_lease_is_rejected_when_it_arrives_late() -> None:
     leases = Leases()
     assert leases.revoke(lease_of(US))
-    assert leases.enter(lease_of(US)) is None
+    assert used(leases, lease_of(US))
 
 
 def test_lease_in_the_engine_cannot_be_revoked() -> None:
@@ -81,9 +78,9 @@ def test_spent_leases_are_forgotten_in_order_when_there_are_many() -> None:
     leases = Leases()
     for number in range(SPENT_KEPT + 1):
         leases.revoke(lease_of(US, number))
-    assert leases.enter(lease_of(US, 1)) is None
-    assert leases.enter(lease_of(US, SPENT_KEPT)) is None
-    assert leases.enter(lease_of(US, 0)) is not None
+    assert used(leases, lease_of(US, 1))
+    assert used(leases, lease_of(US, SPENT_KEPT))
+    assert not used(leases, lease_of(US, 0))
 
 
 def test_leaving_twice_raises() -> None:
@@ -118,11 +115,11 @@ class LeasesMachine(RuleBasedStateMachine):
     @rule(instance=st.sampled_from((US, THEM)), number=st.integers(0, 3), cost=st.integers(1, 3))
     def enter_with_a_lease(self, instance: str, number: int, cost: int) -> None:
         lease = lease_of(instance, number, cost)
-        entry = self.leases.enter(lease)
-        assert (entry is None) == (lease in self.spent or lease in self.present.values())
-        if entry is not None:
-            assert entry[0] not in self.present
-            self.present[entry[0]] = lease
+        assert used(self.leases, lease) == (lease in self.spent or lease in self.present.values())
+        if not used(self.leases, lease):
+            key = enter(self.leases, lease)
+            assert key not in self.present
+            self.present[key] = lease
 
     @rule()
     def enter_without(self) -> None:
@@ -162,4 +159,4 @@ TestLeases.settings = settings(max_examples=examples(100), stateful_step_count=4
 
 @given(st.text(max_size=60))
 def test_any_header_is_accepted_by_an_empty_engine(header: str) -> None:
-    assert Leases().enter(header) is not None
+    assert enter(Leases(), header)

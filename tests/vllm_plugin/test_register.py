@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -10,24 +11,28 @@ from vllm_plugin.engine_facts import features_of, rate_limits_of
 from vllm_plugin.register import pool_of
 
 
-@pytest.mark.parametrize("speculative_config", [None, object()])
-def test_features_are_those_of_the_final_configuration(speculative_config: object) -> None:
+def configuration(speculative_config: object = None, ranks: int = 1, rank: int = 0) -> Any:
+    """What `features_of` reads of vLLM's final configuration."""
     scheduler = SimpleNamespace(
         policy="priority", max_num_batched_tokens=2048, long_prefill_token_threshold=512
     )
     text = SimpleNamespace(
         num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, hidden_size=2048
     )
-    config = SimpleNamespace(
+    return SimpleNamespace(
         scheduler_config=scheduler,
         speculative_config=speculative_config and SimpleNamespace(method="ngram"),
         model_config=SimpleNamespace(
             hf_text_config=text, dtype="torch.bfloat16", quantization=None
         ),
         cache_config=SimpleNamespace(cache_dtype="auto", enable_prefix_caching=True),
-        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+        parallel_config=SimpleNamespace(data_parallel_size=ranks, data_parallel_rank=rank),
     )
-    assert features_of(config) == {
+
+
+@pytest.mark.parametrize("speculative_config", [None, object()])
+def test_features_are_those_of_the_final_configuration(speculative_config: object) -> None:
+    assert features_of(configuration(speculative_config)) == {
         "kv_bytes_per_token": 2 * 28 * 8 * 128 * 2,
         "speculative_decoding": speculative_config is not None,
         "scheduling_policy": "priority",
@@ -35,6 +40,11 @@ def test_features_are_those_of_the_final_configuration(speculative_config: objec
         "long_prefill_token_threshold": 512,
         "evidence": True,
     }
+
+
+def test_one_of_several_ranks_reports_which_it_is() -> None:
+    assert features_of(configuration(ranks=4, rank=2))["data_parallel_rank"] == 2
+    assert "data_parallel_rank" not in features_of(configuration())
 
 
 @pytest.mark.parametrize(

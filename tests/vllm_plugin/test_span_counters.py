@@ -8,7 +8,8 @@ import pytest
 
 from tests.vllm_plugin.examples import FACTS
 from tests.vllm_plugin.test_spans import NOW_S, VLLM_ATTRIBUTES, Tracer, state_with_steps
-from vllm_plugin.engine_state import EngineState, SchedulerReport
+from vllm_plugin.engine_speed import SchedulerReport
+from vllm_plugin.engine_state import EngineState
 
 TRACED = f"00-{0xA:032x}-{0xB:016x}-01"
 OTHER = f"00-{0xA:032x}-{0xC:016x}-01"
@@ -50,7 +51,7 @@ def test_span_that_ends_after_its_request_has_left_still_has_the_number() -> Non
     engine_state = EngineState(FACTS)
     tracer = Tracer(engine_state)
     key = engine_state.enter(None, TRACED)
-    assert key is not None
+    assert isinstance(key, int)
     engine_state.leave(key)
     assert number(tracer, TRACED) == 1
 
@@ -91,7 +92,7 @@ def test_decode_counters_account_for_every_sequence_of_a_window() -> None:
 
 def test_steps_that_computed_prompts_are_engine_steps_only() -> None:
     engine_state = state_with_steps(2, 2)
-    engine_state.steps.record(NOW_S, 0.01, 3, decode_only=False)
+    engine_state.speed.steps.record(NOW_S, 0.01, 3, decode_only=False)
     labels = Tracer(engine_state).span("llm_request", VLLM_ATTRIBUTES)
     assert (labels["orch.steps"], labels["orch.engine_steps"]) == (2, 3)
     assert (labels["orch.decode_steps_total"], labels["orch.decode_sequences_total"]) == (2, 4)

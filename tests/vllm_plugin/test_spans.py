@@ -64,7 +64,7 @@ def state_with_steps(*batches: int, facts: Any = FACTS) -> EngineState:
     engine_state = EngineState(facts)
     for index, batch in enumerate(batches):
         end_s = NOW_S - (len(batches) - 1 - index) * 0.01
-        engine_state.steps.record(end_s, 0.01, batch, decode_only=True)
+        engine_state.speed.steps.record(end_s, 0.01, batch, decode_only=True)
     return engine_state
 
 
@@ -96,6 +96,7 @@ def test_request_span_is_labelled_with_the_batch_statistics() -> None:
         "orch.attention_backend": "FLASH_ATTN",
         "orch.tensor_parallel": 2,
         "orch.pipeline_parallel": 1,
+        "orch.data_parallel": 1,
         "orch.tokens_per_step": 4,
         "orch.engine_steps": 3,
         "orch.requests_total": 0,

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.vllm_plugin.examples import FACTS
-from vllm_plugin.engine_state import EngineState, SchedulerReport
+from vllm_plugin.engine_speed import SchedulerReport
+from vllm_plugin.engine_state import EngineState
 
 
 @pytest.fixture
@@ -246,7 +247,7 @@ def test_fit_of_an_asynchronous_engine_is_true_however_late_reports_come(module:
     for batch in range(1, 9):
         fitted_ms = fit["t0_ms"] + fit["c_ms"] * batch ** fit["alpha"]
         assert fitted_ms == pytest.approx(1000 * true_step_s(batch), rel=0.03)
-    assert 0.95 * wall_s < recorder.engine_state.steps.busy_s <= wall_s
+    assert 0.95 * wall_s < recorder.engine_state.speed.steps.busy_s <= wall_s
 
 
 def test_busy_time_is_never_above_the_time_that_passed(module: Any) -> None:
@@ -256,7 +257,7 @@ def test_busy_time_is_never_above_the_time_that_passed(module: Any) -> None:
     began_s = first_s - recorder.reports[0].elapsed_s
     for report in recorder.reports:
         engine_state.record(report)
-        assert engine_state.steps.busy_s <= report.at_s - began_s + 1e-6
+        assert engine_state.speed.steps.busy_s <= report.at_s - began_s + 1e-6
 
 
 def test_several_tokens_per_step_are_reported_with_the_step_time(module: Any) -> None:
@@ -269,7 +270,7 @@ def test_several_tokens_per_step_are_reported_with_the_step_time(module: Any) ->
     assert (
         recorder.engine_state.heartbeat_fields()["generated_tokens_total"]
         == generated
-        > recorder.engine_state.steps.count
+        > recorder.engine_state.speed.steps.count
     )
 
 

@@ -17,7 +17,9 @@ PACKAGE: Final = Path(vllm_plugin.__file__).parent
 
 Place = tuple[str, str]  # file, class
 
+_ARGUMENTS: Final = ("engine/arg_utils.py", "EngineArgs")
 _CONFIG: Final = ("config/vllm.py", "VllmConfig")
+_PARALLEL: Final = ("config/parallel.py", "ParallelConfig")
 _SCHEDULER: Final = ("config/scheduler.py", "SchedulerConfig")
 _TRANSFER: Final = ("config/kv_transfer.py", "KVTransferConfig")
 _STATISTICS: Final = "v1/metrics/stats.py"
@@ -35,11 +37,12 @@ _ROOTS: Final[dict[str, dict[str, Place]]] = {
         "layer.get_attn_backend()": ("v1/attention/backend.py", "AttentionBackend"),
     },
     "enforce": {
-        "args": ("engine/arg_utils.py", "EngineArgs"),
+        "args": _ARGUMENTS,
         "config": _CONFIG,
         "scheduler_config": _SCHEDULER,
     },
     "connectors": {"config": _TRANSFER},
+    "ranks": {"args": _ARGUMENTS, "parallel": _PARALLEL},
     "hardware": {
         "vllm_config": _CONFIG,
         "current_platform": ("platforms/interface.py", "Platform"),
@@ -64,7 +67,7 @@ _TYPES: Final[dict[tuple[Place, str], Place]] = {
     (_CONFIG, "model_config"): ("config/model.py", "ModelConfig"),
     (_CONFIG, "cache_config"): ("config/cache.py", "CacheConfig"),
     (_CONFIG, "scheduler_config"): _SCHEDULER,
-    (_CONFIG, "parallel_config"): ("config/parallel.py", "ParallelConfig"),
+    (_CONFIG, "parallel_config"): _PARALLEL,
     (_CONFIG, "speculative_config"): ("config/speculative.py", "SpeculativeConfig"),
     (_CONFIG, "observability_config"): ("config/observability.py", "ObservabilityConfig"),
     (_CONFIG, "kv_transfer_config"): _TRANSFER,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from orch_sidecar.admission.constraints.reserve import ACCOUNT_S
+from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Lease, Queued
@@ -31,12 +32,13 @@ AGAIN_S: Final = 0.05
 class Reclaim:
     """Chooses bulk requests to abort, and keeps account of what that costs."""
 
-    def __init__(self, ledger: Ledger, service_times: ServiceTimes) -> None:
+    def __init__(self, ledger: Ledger, service_times: ServiceTimes, offers: SlotOffers) -> None:
         self.count = 0  # since the start
         # Whether the client of a lease has seen nothing of its response; set by the owner.
         self.unseen: Callable[[str], bool] = lambda _: False
         self._ledger = ledger
         self._service_times = service_times
+        self._offers = offers
         self._allowed = 0.0  # slot-seconds that may be lost
         self._at: float | None = None
         self._in_vain_at = float("-inf")
@@ -55,8 +57,8 @@ class Reclaim:
 
         Until `settle` it counts as about to end, for predictions.
         """
-        if not rules.reclaim or blocked_by is not BlockedBy.SLOT:
-            return None
+        if not rules.reclaim or blocked_by is not BlockedBy.SLOT or self._offers.contended:
+            return None  # what others claim might go to them
         if not isinstance(outcome, Refusal) or outcome.reason is not Reason.SLO_MISS:
             return None
         slo_ms = rules.of(request.service_class).ttft_p95_ms

@@ -139,10 +139,16 @@ class InteractiveReserve:
         self.interactive, self.bulk = Demand(), Demand()
         self.refused_beside_bulk = 0  # interactive requests, while bulk had more than its share
         self.step_time: StepTime | None = None
+        self.sidecars = 1  # at this engine: each guarantees its part of bulk's share
+        self.rivals = False  # other sidecars claim slots, maybe for interactive requests
         self._idle = IdleAccount()
         self._most = 0  # slots that interactive requests can use
         self._ledger = ledger
         self._queues = queues
+
+    @property
+    def _bulk_share(self) -> float:
+        return self.rules.bulk_share / self.sidecars
 
     # Demand
 
@@ -171,7 +177,7 @@ class InteractiveReserve:
         nothing about the engine; it then does not count as demand."""
         if reason in _OWN or (reason is Reason.QUEUE_TIMEOUT and request.max_wait_ms is not None):
             return True
-        share = self.rules.bulk_share * self._ledger.slots_total
+        share = self._bulk_share * self._ledger.slots_total
         if request.service_class is _INTERACTIVE and self._ledger.bulk > share:
             self.refused_beside_bulk += 1
         return False
@@ -215,7 +221,7 @@ class InteractiveReserve:
         """The batch of both classes up to which bulk requests may fill the engine now."""
         ledger = self._ledger
         most = limits.mixed if self.traffic(now) else limits.bulk
-        guaranteed = max(1, round(self.rules.bulk_share * ledger.slots_total))
+        guaranteed = max(1, round(self._bulk_share * ledger.slots_total))
         return min(
             most, max(guaranteed, self.lendable(now)) + ledger.interactive, ledger.slots_total
         )
@@ -255,7 +261,7 @@ class InteractiveReserve:
         """To be called after each change while requests are queued."""
         contended = self._contended(now)
         waiting = self._queues.size(_BULK) > 0
-        self.guarantee.update(self.rules.bulk_share, waiting, contended, now)
+        self.guarantee.update(self._bulk_share, waiting, contended, now)
         head, ledger = self._queues.head(_BULK), self._ledger
         if head is None or not contended:
             self.clock.set_share(0.0, now)
@@ -272,12 +278,12 @@ class InteractiveReserve:
         """What must be owed for this request to be next, in slot-seconds: half of what it will
         take, so that bulk requests have neither more nor less than their share on average; and
         what those that run are still to take."""
-        most = self.rules.bulk_share * self._ledger.slots_total * ACCOUNT_S
+        most = self._bulk_share * self._ledger.slots_total * ACCOUNT_S
         own_and_theirs = bulk.request.cost + self._ledger.bulk
         return min(own_and_theirs * self.bulk.lent_s, most) / 2
 
     def _contended(self, now: float) -> bool:
-        return self._queues.size(_INTERACTIVE) > 0 or self.traffic(now)
+        return self.rivals or self._queues.size(_INTERACTIVE) > 0 or self.traffic(now)
 
     def _claimed(self) -> int:
         return self._ledger.interactive + self._queues.cost(_INTERACTIVE)

@@ -11,6 +11,8 @@ Pure: times are seconds of a monotonic clock. The constraints, in the order of t
 - prefill: while there is interactive traffic, the engine gets no more bulk prompts than it
   prefills in a moment.
 - kv: the KV cache has room for all leases to their ends.
+- slot: the engine offers the slots, where other sidecars want them, too. Last, so that none is
+  booked for a request that waits for something else.
 
 A request that is alone in the engine is never blocked by batch, reserve or KV: waiting would not
 help. A bulk request that is due (it is owed slots, or was delayed for as long as it may be) is
@@ -25,6 +27,7 @@ from orch_sidecar.admission.constraints.batch import Limits, limits_for
 from orch_sidecar.admission.constraints.kv_cache import KvBudget
 from orch_sidecar.admission.constraints.prefill import PrefillBudget, stall_s
 from orch_sidecar.admission.constraints.reserve import InteractiveReserve
+from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
@@ -54,6 +57,7 @@ class AdmissionConstraints:
         self.limits: Limits = limits_for(rules, 0, None)
         self.kv = KvBudget(ledger)
         self.reserve = InteractiveReserve(rules, ledger, queues)
+        self.offers = SlotOffers()
         self._prefill = PrefillBudget()
         # What the limits were computed from: slots, the largest batch seen, the step time.
         self._measured: tuple[int, int, StepTime | None] = (0, 0, None)
@@ -66,11 +70,14 @@ class AdmissionConstraints:
     def begin_epoch(self) -> None:
         """The engine restarted."""
         self.kv.begin_epoch()
+        self.offers.begin_epoch()
         self._prefill.begin_epoch()
         self._service_times.begin_epoch()
 
     def reported(self, report: EngineReport, now: float) -> None:
         """The engine reported its state; the ledger has its slots."""
+        self.offers.reported(report)
+        self.reserve.sidecars, self.reserve.rivals = self.offers.sidecars, self.offers.contended
         self._prefill.reported(report, self._ledger.leased)
         self.kv.reported(report, now)
         measured = (self._ledger.slots_total, report.batch_seen, report.step_time)
@@ -99,6 +106,7 @@ class AdmissionConstraints:
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
         """The ledger granted a lease for `request`."""
+        self.offers.granted()
         if request.service_class is _BULK:
             self._prefill.granted(request.prompt_tokens, now)
         else:
@@ -123,15 +131,39 @@ class AdmissionConstraints:
         taken = ledger.leased + ledger.foreign
         if taken + cost > ledger.slots_total:
             return BlockedBy.SLOT
-        if not taken:
-            return None
-        if request.service_class is _BULK:
-            blocked_by = self._bulk_blocked_by(request, taken, now, due)
+        if taken:
+            blocked_by = self._limited_by(request, taken, ledger.interactive, now, due)
             if blocked_by is not None:
                 return blocked_by
-        elif ledger.interactive and ledger.interactive + cost > self.limits.interactive:
+            if not self.kv.fits(kv, now):
+                return BlockedBy.KV
+        offers = self.offers
+        if (offers.contended or offers.rejected) and offers.block(cost, now):
+            return BlockedBy.SLOT
+        return None
+
+    def obstacle_to_claim(
+        self, request: AdmissionRequest, now: float, *, due: bool
+    ) -> BlockedBy | None:
+        """The limit that would block a request which waits for slots even if just these came free:
+        they would be booked for it in vain. None: there is none."""
+        others = self._ledger.slots_total - request.cost
+        taken = min(self._ledger.leased + self._ledger.foreign, others)
+        if not taken:
+            return None
+        interactive = min(self._ledger.interactive, others)
+        return self._limited_by(request, taken, interactive, now, due)
+
+    def _limited_by(
+        self, request: AdmissionRequest, taken: int, interactive: int, now: float, due: bool
+    ) -> BlockedBy | None:
+        """The limit that blocks a request beside `taken` sequences, of which so many are
+        interactive ones of this sidecar."""
+        if request.service_class is _BULK:
+            return self._bulk_blocked_by(request, taken, now, due)
+        if interactive and interactive + request.cost > self.limits.interactive:
             return BlockedBy.BATCH
-        return None if self.kv.fits(kv, now) else BlockedBy.KV
+        return None
 
     def _bulk_blocked_by(
         self, request: AdmissionRequest, taken: int, now: float, due: bool
@@ -163,6 +195,8 @@ class AdmissionConstraints:
         """Slots that the next requests of a class could get now, if none waits before them. One
         that is alone may get more."""
         ledger, limits = self._ledger, self.limits
+        if self.offers.contended:
+            return 0  # others are before them
         taken = ledger.leased + ledger.foreign
         free = ledger.slots_total - taken
         if service_class is _INTERACTIVE:

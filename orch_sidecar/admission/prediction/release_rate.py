@@ -44,7 +44,9 @@ class StartRate:
         while now - samples[0][0] > STARTS_S:
             samples.popleft()
         since, before = samples[0]
-        return (started - before) / (now - since) if started - before >= LEAST_STARTS else None
+        if now <= since or started - before < LEAST_STARTS:
+            return None
+        return (started - before) / (now - since)
 
 
 class ReleaseRate:

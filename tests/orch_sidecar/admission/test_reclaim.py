@@ -19,6 +19,7 @@ from tests.orch_sidecar.admission.examples import (
     granted,
     interactive,
     reason_of,
+    report,
     rules,
 )
 
@@ -53,6 +54,15 @@ def test_the_request_with_the_least_work_done_gives_its_slot() -> None:
     assert core.ledger.leased == 4, "its slot is not free before the engine has confirmed the end"
     assert granted(core.release("b3", 20.03)) == ["i"]
     assert core.status(20.03).reclaimed == 1
+
+
+def test_no_request_gives_its_slot_while_another_sidecar_would_get_it() -> None:
+    core = core_with()
+    full(core)
+    core.reclaim._allowed = 10.0
+    core.engine_reports(report(4, sidecars=2, contended=True, step_time=STEP_TIME), 20.0)
+    assert reason_of(core.arrive("i", interactive(), 20.0)) is Reason.SLO_MISS
+    assert core.reclaim.take() == []
 
 
 def test_it_is_queued_again_before_all_that_came_later() -> None:

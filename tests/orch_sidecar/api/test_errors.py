@@ -34,6 +34,7 @@ CANNOT_SERVE = {
     Reason.ENGINE_WITHOUT_PLUGIN,
     Reason.ENGINE_REFUSES_KEY,
     Reason.PROFILE_MISMATCH,
+    Reason.API_VERSION_MISMATCH,
     Reason.NO_POOL,
     Reason.DRAINING,
 }

@@ -12,11 +12,12 @@ from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.settings import PoolSettings
-from orch_sidecar.control.capabilities import API_VERSION, document
+from orch_sidecar.control.capabilities import document
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.snapshot import PoolSnapshot
 from vllm_plugin import profile
+from vllm_plugin.lease_protocol import API_VERSION
 from vllm_plugin.profile import Profile, ServiceClass
 
 CLOUD = profile.load("cloud")

@@ -13,10 +13,12 @@ from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.pools import engine_watcher
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from tests.integration.running import eventually
 from tests.orch_sidecar.parents import CLOUD, grant, served
 from tests.orch_sidecar.published import Tier
+from vllm_plugin.lease_protocol import API_VERSION
 from vllm_plugin.profile import ServiceClass
 
 
@@ -102,6 +104,37 @@ async def test_parent_admits_nothing_while_the_pool_is_not_ready(
     tier.leases.changed()
     await eventually(lambda: parent.watcher.ready)
     parent.take()
+
+
+@pytest.mark.parametrize("refusing", ["parent", "child"])
+async def test_parent_and_child_of_different_major_versions_refuse_each_other(
+    tier: Tier, refusing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "orch_sidecar.control.state_feed" if refusing == "parent" else engine_watcher.__name__
+    monkeypatch.setattr(f"{other}.API_VERSION", "2.0.0")
+    async with aiohttp.ClientSession() as session:
+        parent = Parent(session, tier)
+        await eventually(lambda: parent.watcher.state is EngineState.UNUSABLE)
+        assert "'2.0.0' is not compatible with" in parent.watcher.message
+        assert repr(API_VERSION) in parent.watcher.message
+        request = AdmissionRequest(ServiceClass.INTERACTIVE)
+        refusal = parent.gate.arrive(parent.gate.ids.new(1), request)
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason is Reason.API_VERSION_MISMATCH
+        await parent.stop()
+
+
+@pytest.mark.parametrize("version", ["1.0.0", "1.999.0"])
+async def test_parent_and_child_of_different_minor_versions_work_together(
+    tier: Tier, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_watcher, "API_VERSION", version)
+    monkeypatch.setattr("orch_sidecar.control.state_feed.API_VERSION", "1.5.0")
+    async with aiohttp.ClientSession() as session:
+        parent = Parent(session, tier)
+        await eventually(lambda: parent.watcher.ready)
+        parent.take()
+        await parent.stop()
 
 
 async def test_restart_of_engine_or_child_ends_the_leases_of_the_parent(

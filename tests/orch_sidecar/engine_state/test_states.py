@@ -10,6 +10,7 @@ from orch_sidecar.api.refusal import Reason
 from orch_sidecar.engine_state import states as engine_state
 from orch_sidecar.engine_state.states import EngineState, outage_of
 from vllm_plugin import profile
+from vllm_plugin.lease_protocol import API_VERSION
 
 CLOUD = profile.load("cloud")
 ENGINE = "the engine at http://e"
@@ -45,11 +46,36 @@ def test_profile_mismatch_takes_precedence_over_the_state() -> None:
     assert outage.reason is Reason.PROFILE_MISMATCH
 
 
+@pytest.mark.parametrize("version", ["0.9.0", "2.0.0", "11.0.0"])
+def test_engine_of_another_major_version_is_unusable_whatever_else_it_reports(version: str) -> None:
+    """Its other fields may have other meanings."""
+    document = READY | {"profile": "home", "state": "paused", "api_version": version}
+    outage = outage_of(document, CLOUD, ENGINE)
+    assert outage is not None
+    assert (outage.state, outage.reason) == (EngineState.UNUSABLE, Reason.API_VERSION_MISMATCH)
+    assert f"{ENGINE}: its API version {version!r}" in outage.message
+    assert f"not compatible with {API_VERSION!r}" in outage.message
+
+
+@pytest.mark.parametrize("version", ["1", "1.0.0", "1.999.0", API_VERSION])
+def test_engine_of_another_minor_version_is_ready(version: str) -> None:
+    assert outage_of(READY | {"api_version": version}, CLOUD, ENGINE) is None
+
+
+def test_engine_that_refuses_this_version_is_unusable_for_its_reason() -> None:
+    text = "the sidecar's API version '1.1.0' is not compatible with '2.0.0'"
+    outage = engine_state.refused(ENGINE, 409, text, CLOUD, tier=False)
+    assert (outage.state, outage.reason) == (EngineState.UNUSABLE, Reason.API_VERSION_MISMATCH)
+    assert text in outage.message
+
+
 @pytest.mark.parametrize(
     ("status", "tier", "state", "reason"),
     [
         (401, False, "unusable", "engine_refuses_key"),
         (403, True, "unusable", "engine_refuses_key"),
+        (409, False, "unusable", "api_version_mismatch"),
+        (409, True, "unusable", "api_version_mismatch"),
         (404, False, "unusable", "engine_without_plugin"),
         (404, True, "unusable", "engine_down"),
         (400, True, "unusable", "engine_down"),

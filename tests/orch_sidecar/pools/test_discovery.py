@@ -20,6 +20,11 @@ class Watcher:
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error
         self.running = False
+        self.claim_sender = self
+
+    async def run(self) -> None:
+        """Sends claims."""
+        await asyncio.Event().wait()
 
     async def watch(self) -> None:
         if self._error is not None:

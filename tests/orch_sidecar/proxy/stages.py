@@ -87,7 +87,7 @@ def pool_of(slots: int = 1, **more: Any) -> Any:
             "movable": {},
             "not_admitted": Counter(),
             "prompt_size": SimpleNamespace(learn=lambda *_: None),
-            "priority": lambda _: b"",
+            "class_fields": lambda _: b"",
             "labels_of": lambda _: {},
             "admission_request": lambda *_: interactive(),
             "unreachable": lambda error: Refusal(Reason.ENGINE_DOWN, str(error)),

@@ -24,10 +24,10 @@ _DESCRIPTION: Final = """Compares facts by their batch.
 A set has only rows that agree in model_id, engine and its version, precision, gpu, gpu_count,
 input_tokens, output_tokens and measurement_type, and whose notes state the same kind of arrivals
 (open loop, closed loop, all at once, or none), the same engine settings (speculative decoding,
-quantization, type of the KV cache, prefix cache, attention backend, tensor and pipeline parallel;
-unknown ones are a value of their own) and about the same share of prefix cache hits. Rows that are
-preliminary, were cut, have values given by the user, were limited by the client, or have verified
-evidence (by the keys of --trusted, see `orch facts verify`) are apart from others.
+quantization, type of the KV cache, prefix cache, attention backend, tensor, pipeline and data
+parallel; unknown ones are a value of their own) and about the same share of prefix cache hits. Rows
+that are preliminary, were cut, have values given by the user, were limited by the client, or have
+verified evidence (by the keys of --trusted, see `orch facts verify`) are apart from others.
 
 A batch is the mean number of sequences per decode step. Speed-up and efficiency (speed-up over the
 growth of the batch) are relative to the smallest batch of the set; several rows for one batch count

@@ -37,7 +37,7 @@ A row that several files contain is written once. Nothing is written if a file h
 rows of one run have different labels, or if two different rows have the same measurement: the
 columns model_id, engine, precision, gpu, gpu_count, batch, input_tokens, output_tokens,
 measurement_type and source_tag, and the notes speculative, quantization, kv_cache_dtype,
-prefix_caching, attention_backend, tensor_parallel and pipeline_parallel."""
+prefix_caching, attention_backend, tensor_parallel, pipeline_parallel and data_parallel."""
 
 
 def add_commands(commands: Commands) -> None:

@@ -77,6 +77,7 @@ class Conditions:
     attention_backend: str = UNKNOWN
     tensor_parallel: str = UNKNOWN
     pipeline_parallel: str = UNKNOWN
+    data_parallel: str = UNKNOWN
     prefix_hit_ratio: str = UNKNOWN
     given: str = NONE
     preliminary: bool = False
@@ -104,6 +105,7 @@ DIFFERENCES: Final = {
     "attention_backend": "different attention kernels",
     "tensor_parallel": "layers divided over different numbers of ranks",
     "pipeline_parallel": "layers distributed over different numbers of ranks",
+    "data_parallel": "whole engines and single ranks, or ranks of different numbers",
     "prefix_hit_ratio": "different shares of prompt tokens that were found in the prefix cache",
     "given": "columns that the user declared instead of the engine",
     "preliminary": "runs that were too short to be published, and others",
@@ -117,6 +119,8 @@ def conditions_of(row: Row, evidence: Evidence) -> Conditions:
     """Returns the conditions of a valid row. The caller has verified its evidence, or has not."""
     notes = parse_notes(row.scenario_notes)
     engine = {name: notes.get(name, UNKNOWN) for name in names.CONDITIONS}
+    # Noted above 1; a row without any conditions knows nothing of ranks, either.
+    alone = "1" if names.CONDITIONS[-1] in notes else UNKNOWN
     return Conditions(
         model_id=row.model_id,
         engine=row.engine,
@@ -129,6 +133,7 @@ def conditions_of(row: Row, evidence: Evidence) -> Conditions:
         arrivals=_loop(notes),
         traffic=_traffic(notes),
         **engine,
+        data_parallel=notes.get(names.DATA_PARALLEL, alone),
         prefix_hit_ratio=_prefix_hits(notes),
         given=",".join(sorted(notes.get(names.GIVEN, NONE).split(","))),
         preliminary=names.PRELIMINARY in notes,

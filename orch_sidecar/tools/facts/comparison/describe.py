@@ -18,9 +18,9 @@ from orch_sidecar.tools.facts.comparison.conditions import (
     Evidence,
     Loop,
 )
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS, PREFIX_HIT_RATIO
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL, PREFIX_HIT_RATIO
 
-_SETTINGS: Final = (*CONDITIONS, PREFIX_HIT_RATIO)
+_SETTINGS: Final = (*CONDITIONS, DATA_PARALLEL, PREFIX_HIT_RATIO)
 
 # Values that are not worth a word, unless other sets have others.
 _USUAL: Final[dict[str, tuple[object, ...]]] = {
@@ -33,6 +33,7 @@ _USUAL: Final[dict[str, tuple[object, ...]]] = {
     "prefix_caching": ("on",),
     "tensor_parallel": ("1",),
     "pipeline_parallel": ("1",),
+    "data_parallel": ("1",),
     "prefix_hit_ratio": (NONE,),
     "evidence": (Evidence.UNVERIFIED,),
 }
@@ -48,6 +49,7 @@ _SPELLED: Final = {
     "attention_backend": "attention {}",
     "tensor_parallel": "tensor parallel {}",
     "pipeline_parallel": "pipeline parallel {}",
+    "data_parallel": "one rank of data parallel {}",
     "prefix_hit_ratio": "prefix cache hits {}",
     "given": "{} given by the user",
     "evidence": "evidence {}",

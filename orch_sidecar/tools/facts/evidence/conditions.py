@@ -12,7 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class EngineConditions:
-    """How an engine is configured. The fields are the notes `tables.notes.CONDITIONS`."""
+    """How an engine is configured. The fields are the notes `tables.notes.CONDITIONS`, and
+    `data_parallel`: of how many ranks the engine is one; 1: it is the whole model."""
 
     speculative: str
     quantization: str
@@ -21,11 +22,15 @@ class EngineConditions:
     attention_backend: str
     tensor_parallel: int
     pipeline_parallel: int
+    data_parallel: int = 1  # engines of older releases had no ranks, and do not report it
 
     @property
     def notes(self) -> dict[str, str | int | float]:
-        """The conditions as notes of a row, in their order."""
-        return asdict(self)
+        """The conditions as notes of a row, in their order; of one rank only if it is one."""
+        notes = asdict(self)
+        if self.data_parallel == 1:
+            del notes["data_parallel"]
+        return notes
 
 
 def parse_conditions(values: Mapping[str, Any]) -> EngineConditions:
@@ -37,7 +42,8 @@ def parse_conditions(values: Mapping[str, Any]) -> EngineConditions:
     for name in texts:
         if not isinstance(values.get(name), str) or not values[name]:
             raise ValueError(f"{name} is {values.get(name)!r}: it must be a text that is not empty")
-    for name in ("tensor_parallel", "pipeline_parallel"):
+    values = {"data_parallel": 1} | dict(values)
+    for name in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
         if type(values.get(name)) is not int or values[name] < 1:
             raise ValueError(f"{name} is {values.get(name)!r}: it must be an integer of at least 1")
     return EngineConditions(**{each.name: values[each.name] for each in fields(EngineConditions)})

@@ -113,9 +113,10 @@ def _identity(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]
             yield f"{name} is {getattr(row, name)!r}, the user's: the note given must name it"
     if notes.get("profile", engine.profile) != engine.profile:
         yield f"the note profile is {notes['profile']}, the engine signed {engine.profile}"
-    for name, stated in engine.conditions.notes.items():
-        if notes.get(name) != str(stated):
-            yield f"the note {name} is {notes.get(name)}, the engine signed {stated}"
+    noted = {names.DATA_PARALLEL: "1", **notes}  # as in the engine's: without the note it is 1
+    for name, stated in {names.DATA_PARALLEL: 1, **engine.conditions.notes}.items():
+        if noted.get(name) != str(stated):
+            yield f"the note {name} is {noted.get(name)}, the engine signed {stated}"
 
 
 def _label(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:

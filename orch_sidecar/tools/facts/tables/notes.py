@@ -25,6 +25,8 @@ CONDITIONS: Final = (
     "tensor_parallel",  # ranks
     "pipeline_parallel",  # ranks
 )
+# Of how many data-parallel ranks the engine was one; noted above 1. A condition as these are.
+DATA_PARALLEL: Final = "data_parallel"
 # Prompt tokens found in the prefix cache over prompt tokens looked up in it, of the window: 0 to 1.
 PREFIX_HIT_RATIO: Final = "prefix_hit_ratio"
 

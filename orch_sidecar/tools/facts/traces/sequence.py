@@ -193,6 +193,7 @@ def _conditions(span: Span) -> EngineConditions | None:
         or ranks is None
     ):
         return None
+    ranks.append(span.whole("orch.data_parallel") or 1)
     return EngineConditions(
         speculative, quantization, kv_cache_dtype, prefix_caching, attention_backend, *ranks
     )

@@ -12,7 +12,7 @@ import pytest
 
 from orch_sidecar.cli import main
 from orch_sidecar.tools.facts.tables.files import append
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
 from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, fact, fields
 
@@ -260,4 +260,4 @@ def test_help_names_the_commands_and_exit_codes() -> None:
 def test_help_of_merge_names_what_identifies_a_measurement(run: Run) -> None:
     _, out, _ = run("merge", "--help")
     words = set(out.replace(",", " ").replace(".", " ").split())
-    assert {*MEASUREMENT, *CONDITIONS} <= words
+    assert {*MEASUREMENT, *CONDITIONS, DATA_PARALLEL} <= words

@@ -14,7 +14,7 @@ from orch_sidecar.tools.facts.comparison.compare import Comparison, compare
 from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES, Evidence
 from orch_sidecar.tools.facts.comparison.report import as_document, as_text
 from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
 from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
 from tests.orch_sidecar.tools.facts.rows import SETTINGS, fact
@@ -79,6 +79,8 @@ WAYS: Final = (
         "tensor_parallel", ("4", "1"), "tensor parallel 4"),
     Way("pipeline parallel", {"pipeline_parallel": 2}, {},
         "pipeline_parallel", ("2", "1"), "pipeline parallel 2"),
+    Way("one rank of several", {"data_parallel": 8}, {},
+        "data_parallel", ("8", "1"), "one rank of data parallel 8"),
     Way("an engine that does not report it", {"speculative": None}, {},
         "speculative", ("unknown", "none"), "speculative decoding unknown"),
     Way("one repeated prompt", {"prefix_hit_ratio": 0.97}, {},
@@ -118,7 +120,7 @@ def test_rows_that_were_not_measured_alike_make_no_common_median(way: Way) -> No
 
 
 def test_ways_cover_every_note_that_is_a_condition() -> None:
-    assert {*CONDITIONS, "prefix_hit_ratio"} <= {way.condition for way in WAYS}
+    assert {*CONDITIONS, DATA_PARALLEL, "prefix_hit_ratio"} <= {way.condition for way in WAYS}
 
 
 def test_same_conditions_are_one_set_however_they_are_spelled() -> None:
@@ -133,6 +135,14 @@ def test_same_conditions_are_one_set_however_they_are_spelled() -> None:
     assert len(compared(*declared).sets) == 1
     half_hit = (measured(100, prefix_hit_ratio=0.46), measured(110, prefix_hit_ratio=0.54))
     assert len(compared(*half_hit).sets) == 1
+
+
+def test_rank_is_unknown_where_the_engines_configuration_is() -> None:
+    [reported] = compared(measured(100)).sets
+    nothing: dict[str, Any] = dict.fromkeys(SETTINGS)
+    [silent] = compared(measured(100, **nothing)).sets
+    found = (reported.conditions.data_parallel, silent.conditions.data_parallel)
+    assert found == ("1", "unknown")
 
 
 def test_no_hits_are_unknown_where_the_cache_is_off() -> None:

@@ -21,6 +21,15 @@ def test_snapshot_has_the_values_of_the_document() -> None:
     assert found.observed_at_s == 1795262400.0
 
 
+def test_rank_is_noted_where_there_are_several() -> None:
+    """Engines of older releases do not report it, and were never one of several."""
+    one = parse_snapshot(document(conditions=CONDITIONS | {"data_parallel": 1}))
+    assert one == parse_snapshot(document())
+    rank = parse_snapshot(document(conditions=CONDITIONS | {"data_parallel": 8}))
+    assert rank.conditions.notes == CONDITIONS | {"data_parallel": 8}
+    assert rank != one
+
+
 def test_prompts_found_in_the_prefix_cache_are_counted() -> None:
     found = parse_snapshot(document(prefix_cache={"queries_total": 64, "hits_total": 32}))
     assert (found.prefix_queries, found.prefix_hits) == (64, 32)
@@ -104,7 +113,8 @@ def test_invalid_field_is_named_with_its_value(name: str, value: Any) -> None:
 
 
 def test_invalid_part_of_a_field_is_named_with_its_value() -> None:
-    for name, value in (("tensor_parallel", 0), ("kv_cache_dtype", ""), ("speculative", None)):
+    invalid = (("tensor_parallel", 0), ("kv_cache_dtype", ""), ("speculative", None))
+    for name, value in (*invalid, ("data_parallel", None)):
         with pytest.raises(InvalidSnapshot, match=rf"conditions\.{name} is {value!r}"):
             parse_snapshot(document(conditions=CONDITIONS | {name: value}))
     for counts in ({}, {"queries_total": -1, "hits_total": 0}):

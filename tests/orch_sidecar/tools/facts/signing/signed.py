@@ -18,7 +18,8 @@ from orch_sidecar.tools.facts.tables.table import row_fields
 from tests.vllm_plugin.examples import FACTS
 from vllm_plugin import dsse
 from vllm_plugin.engine_facts import EngineFacts
-from vllm_plugin.engine_state import EngineState, SchedulerReport
+from vllm_plugin.engine_speed import SchedulerReport
+from vllm_plugin.engine_state import EngineState
 from vllm_plugin.epoch_key import EpochKey, certify
 from vllm_plugin.evidence import Evidence, Statement, StatementRequest
 from vllm_plugin.lease_protocol import timestamp
@@ -95,6 +96,7 @@ class SigningEngine:
             )  # fmt: skip
         self.engine_state.record(SchedulerReport(self.now_s, 0, 0, 0.0, 0))
         for key in keys:
+            assert isinstance(key, int)
             assert key is not None
             self.engine_state.leave(key)
         for number in range(batch):

@@ -42,6 +42,7 @@ FORGERIES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("another name served", {"notes": {"served_as": "llama"}}, "the model 'llama' is not one"),
     ("another profile", {"notes": {"profile": "offline"}}, "the note profile is offline"),
     ("speculative", {"notes": {"speculative": "medusa:5"}}, "speculative is medusa:5, the"),
+    ("as one of eight ranks", {"notes": {"data_parallel": 8}}, "data_parallel is 8, the engine"),
     ("cached", {"notes": {"prefix_hit_ratio": 0.5}}, "prefix_hit_ratio is 0.5, by the engine"),
     ("another run", {"source_tag": "orch-bench:another"}, "source_tag is"),
     ("another tool", {"source_tag": "otlp:a.jsonl"}, "source_tag is"),

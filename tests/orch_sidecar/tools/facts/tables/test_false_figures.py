@@ -104,6 +104,8 @@ ENGINES = [
         {"gpu_count": "2"}, rule="must be at most gpu_count, 2"),
     Way("ranks on CPUs", "online", {"tensor_parallel": "2"},
         {"gpu": "CPU (some Xeon)", "gpu_count": "0"}),
+    Way("one rank of eight", "online", {"data_parallel": "8"}),
+    Way("one rank of one", "online", {"data_parallel": "1"}, rule="data_parallel=1 must be a"),
     Way("ranks of context parallelism", "online", {"tensor_parallel": "2"}, {"gpu_count": "4"}),
     Way("served under its own id", "online", {"served_as": "meta-llama/Llama-3.1-8B-Instruct"},
         rule="must be absent: it equals model_id"),

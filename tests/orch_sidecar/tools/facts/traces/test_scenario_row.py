@@ -152,6 +152,13 @@ def test_declared_value_that_contradicts_the_spans_is_an_objection() -> None:
     ]
 
 
+def test_figure_of_one_rank_is_noted_as_such() -> None:
+    rank: dict[str, Value] = {"orch.data_parallel": 8}
+    assert parse_notes(row_of(one(1, 0, 1, decode=rank)).scenario_notes)["data_parallel"] == "8"
+    whole: dict[str, Value] = {"orch.data_parallel": 1}
+    assert "data_parallel" not in parse_notes(row_of(one(1, 0, 1, decode=whole)).scenario_notes)
+
+
 def test_served_model_name_is_noted_where_the_id_differs() -> None:
     loaded: dict[str, Value] = {"orch.weights": "org/Model-1B"}
     row = row_of(one(1, 0, 1, decode=loaded), given=Declared(model_id="org/Model-1B"))

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tests.vllm_plugin.engine_args import Args, apply
-from vllm_plugin import enforce
+from vllm_plugin import telemetry
 from vllm_plugin.profile import load
 
 GRPC, HTTP = "grpc", "http/protobuf"
@@ -77,7 +77,7 @@ def test_endpoint_that_the_operator_gave_is_kept() -> None:
 
 def test_resource_is_labelled_and_keeps_the_operators_attributes() -> None:
     environ = {"OTEL_RESOURCE_ATTRIBUTES": "team=ml,k8s.pod.name=p%2C1"}
-    enforce.label_resource(load("cloud"), environ)
+    telemetry.label_resource(load("cloud"), environ)
     assert environ["OTEL_RESOURCE_ATTRIBUTES"] == (
         "team=ml,k8s.pod.name=p%2C1,measurement_type=batched_online,orch.profile=cloud"
     )
@@ -89,9 +89,9 @@ def test_labelling_is_idempotent_and_the_profile_wins() -> None:
         "OTEL_RESOURCE_ATTRIBUTES": "measurement_type=offline, orch.profile=x,team=ml",
         "OTEL_SERVICE_NAME": "mine",
     }
-    enforce.label_resource(load("home"), environ)
+    telemetry.label_resource(load("home"), environ)
     once = dict(environ)
-    enforce.label_resource(load("home"), environ)
+    telemetry.label_resource(load("home"), environ)
     assert environ == once
     assert environ["OTEL_RESOURCE_ATTRIBUTES"] == (
         "team=ml,measurement_type=single_stream,orch.profile=home"
@@ -102,4 +102,4 @@ def test_labelling_is_idempotent_and_the_profile_wins() -> None:
 @pytest.mark.parametrize(("text", "kept"), [("Iteration(%d): x", False), ("Engine %03d", True)])
 def test_line_per_step_is_dropped_from_the_log(text: str, kept: bool) -> None:
     record = logging.LogRecord("vllm", logging.INFO, "f", 1, text, None, None)
-    assert enforce.IterationLineFilter().filter(record) is kept
+    assert telemetry.IterationLineFilter().filter(record) is kept

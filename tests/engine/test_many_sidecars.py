@@ -1,0 +1,120 @@
+"""Two sidecars in front of one real engine: it keeps the count of its slots."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.local.stack import Stack
+from tests.engine.clients import body, engine_state, post, session, until
+from tests.engine.conftest import SLOTS
+from tests.engine.sidecars import all_ready, sidecar
+from tests.engine.storm import CLIENTS, client, metric
+from vllm_plugin.lease_protocol import API_VERSION
+
+
+@pytest.fixture
+def second(cloud: Stack, logs: Path) -> Iterator[str]:
+    """The URL of another sidecar in front of the engine of `cloud`."""
+    pool = {"name": "cloud", "url": cloud.engine_url, "profile": "cloud"}
+    with sidecar(logs / "second.log", pool) as url:
+        yield url
+
+
+# aiohttp leaves the socket of a call that is cancelled while it connects to the collector.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+)
+@pytest.mark.parametrize("seconds", [8.0, pytest.param(60.0, marks=pytest.mark.long)])
+async def test_coming_and_going_at_two_sidecars_stays_within_the_slots(
+    cloud: Stack, second: str, seconds: float
+) -> None:
+    urls = cloud.url, second
+    seen: dict[str, Counter[str]] = {url: Counter() for url in urls}
+    async with session() as http:
+        await all_ready(http, second, 10.0)
+        end = time.monotonic() + seconds
+
+        def one(number: int) -> asyncio.Future[None]:
+            url = urls[number % 2]
+            dice = random.Random(number)
+            return asyncio.ensure_future(client(http, url, dice, end, seen[url]))
+
+        await asyncio.gather(*map(one, range(CLIENTS)))
+
+        async def empty() -> bool:
+            states = [await engine_state(http, url) for url in (*urls, cloud.engine_url)]
+            return all(state["leased"] == state["foreign"] == 0 for state in states)
+
+        assert await until(empty, 1.0) < 1.0
+        engine = await engine_state(http, cloud.engine_url)
+        for url in urls:
+            assert (await engine_state(http, url))["peak"] <= SLOTS
+            assert await metric(http, url, "orch_oversubscription_violations_total") == 0
+            assert await metric(http, url, "orch_leases_closing") == 0
+            assert await metric(http, url, "orch_engine_sidecars") == 2
+    print({url: dict(each) for url, each in seen.items()}, "no_slot", engine["no_slot_total"])
+    assert engine["peak"] <= SLOTS
+    assert engine["running"] == engine["waiting"] == 0
+    for each in seen.values():
+        assert each["200"] > seconds / 3, "each sidecar gets its part"
+        # Some would start later than their SLO allows; a machine may stop the engine for seconds.
+        assert set(each) <= {"200", "left", "429", "stale"}
+
+
+async def test_request_without_a_slot_is_rejected_before_its_body_is_read(cloud: Stack) -> None:
+    """Its connection can be used again after the body, which a sidecar sends with the head."""
+
+    reads, other = secrets.token_hex(8), secrets.token_hex(8)
+    stream = f"{cloud.engine_url}/v1/capabilities/stream?instance={reads}&api_version={API_VERSION}"
+    async with session() as http, http.get(stream) as state:
+        assert state.status == 200, "an engine rejects for want of slots those that read offers"
+        document = body("completions", 400, stream=True, n=SLOTS)
+        headers = {"X-Orch-Lease": f"{other}.{secrets.token_hex(16)}.{SLOTS}"}
+        entered = asyncio.Event()
+        full = asyncio.create_task(
+            post(http, cloud.engine_url, "completions", document, headers, entered.set)
+        )
+        await asyncio.wait_for(entered.wait(), 30)
+        large = json.dumps(body("completions", 4, stream=False, prompt="x" * 300_000)).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", cloud.engine_port)
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: engine\r\n"
+            f"X-Orch-Lease: {reads}.{secrets.token_hex(16)}.1\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(large)}\r\n\r\n"
+        )
+        after = b"GET /v1/capabilities HTTP/1.1\r\nHost: engine\r\n\r\n"
+        try:
+            writer.write(head.encode() + large[:1000])
+            async with asyncio.timeout(10):
+                status, error = await answer(reader)
+                assert (status, error["error"]["type"]) == (429, "no_slot")
+                writer.write(large[1000:] + after)
+                status, found = await answer(reader)
+            assert (status, found["engines"][0]["leased"]) == (200, SLOTS)
+            assert found["engines"][0]["no_slot_total"] >= 1
+        finally:
+            writer.close()
+            full.cancel()
+            await asyncio.gather(full, return_exceptions=True)
+
+        async def empty() -> bool:
+            return bool((await engine_state(http, cloud.engine_url))["leased"] == 0)
+
+        await until(empty, 5.0)
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, Any]]:
+    """Reads a response that has a length."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+    length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+    return int(head.split(" ")[1]), json.loads(await reader.readexactly(length))

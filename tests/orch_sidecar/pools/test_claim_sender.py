@@ -1,0 +1,262 @@
+"""What a sidecar claims of an engine's slots is sent there, until the engine has recorded it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from orch_sidecar.admission.gate import Gate
+from orch_sidecar.pools import claim_sender
+from orch_sidecar.pools.claim_sender import ClaimSender
+from tests.orch_sidecar.admission.examples import bulk, interactive, report
+from tests.orch_sidecar.admission.gates import Outcome, gate_of, lease_at_once, lease_of, queued
+from vllm_plugin.lease_protocol import Claim, claim_body, parse_claim
+
+SLOTS = 4
+
+
+class Recorder:
+    """An engine that records claims, and answers when it may."""
+
+    def __init__(self) -> None:
+        self.status = 204
+        self.calls: list[tuple[str, Claim | None]] = []  # path, claim
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.at_once = self.most_at_once = 0
+
+    async def handle(self, http: web.BaseRequest) -> web.Response:
+        assert http.method == "PUT"
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.calls.append((http.path, parse_claim(await http.read(), SLOTS)[0]))
+        assert http.headers["Authorization"] == "Bearer key"
+        await self.answers.wait()
+        self.at_once -= 1
+        return web.Response(status=self.status)
+
+    @property
+    def claims(self) -> list[Claim | None]:
+        return [claim for _, claim in self.calls]
+
+
+def fill(gate: Gate, sidecars: int = 2) -> None:
+    """Other sidecars have all slots."""
+    gate.engine_reports(report(SLOTS, foreign=SLOTS, sidecars=sidecars))
+
+
+@pytest.fixture
+async def engine() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+async def gate() -> Gate:
+    """The gate of a sidecar that shares a full engine with another one."""
+    made = gate_of(SLOTS)
+    made.engine_reports(report(SLOTS, sidecars=2))
+    return made
+
+
+@pytest.fixture
+async def sender(engine: Recorder, gate: Gate) -> AsyncIterator[ClaimSender]:
+    server = web.Server(engine.handle)
+    listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    async with aiohttp.ClientSession() as session:
+        sender = ClaimSender(session, url, {"Authorization": "Bearer key"}, gate)
+        task = asyncio.create_task(sender.run())
+        yield sender
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        engine.answers.set()
+        listener.close()
+        await server.shutdown(1.0)
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (a server of aiohttp sets no event)
+            await asyncio.sleep(0.002)
+
+
+async def settled(engine: Recorder) -> None:
+    """Returns when every call that was under way has been answered, and what follows was sent."""
+    before = -1
+    while before != len(engine.calls):
+        before = len(engine.calls)
+        await asyncio.sleep(0.05)
+
+
+async def cancel(*tasks: asyncio.Task[Outcome]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_request_that_waits_for_slots_is_claimed_and_withdrawn_when_it_leaves(
+    engine: Recorder, gate: Gate, sender: ClaimSender
+) -> None:
+    fill(gate)
+    waiting = await queued(gate, bulk(2))
+    await eventually(lambda: engine.calls)
+    assert engine.calls == [
+        (f"/v1/capabilities/claims/{gate.instance}", Claim(2, urgent=False)),
+    ]
+    await cancel(waiting)
+    await eventually(lambda: len(engine.calls) == 2)
+    assert engine.claims[1] is None
+    await settled(engine)
+    assert len(engine.calls) == 2
+
+
+async def test_nothing_is_sent_while_slots_are_free_or_nobody_else_is_there(
+    engine: Recorder, gate: Gate, sender: ClaimSender
+) -> None:
+    fill(gate, sidecars=1)
+    waiting = await queued(gate)
+    await settled(engine)
+    assert engine.calls == []
+    fill(gate)
+    await eventually(lambda: engine.claims == [Claim(1, urgent=True)])
+    fill(gate, sidecars=1)
+    await eventually(lambda: len(engine.calls) == 2)
+    assert engine.claims[1] is None
+    await cancel(waiting)
+
+
+async def test_one_call_at_a_time_and_the_last_claim_is_sent_last(
+    engine: Recorder, gate: Gate, sender: ClaimSender
+) -> None:
+    engine.answers.clear()
+    fill(gate)
+    first = await queued(gate, bulk(1))
+    await eventually(lambda: len(engine.calls) == 1)
+    second = await queued(gate, interactive(2))
+    third = await queued(gate, interactive(3))
+    await cancel(second)
+    await asyncio.sleep(0.02)
+    assert engine.claims == [Claim(1, urgent=False)]
+    engine.answers.set()
+    await eventually(lambda: engine.claims[-1] == Claim(3, urgent=True))
+    await settled(engine)
+    assert engine.most_at_once == 1
+    assert engine.claims == [Claim(1, urgent=False), Claim(3, urgent=True)], "what was in between"
+    await cancel(first, third)
+
+
+async def test_claim_is_sent_again_when_the_engine_reports_another_one(
+    engine: Recorder, gate: Gate, sender: ClaimSender
+) -> None:
+    fill(gate)
+    waiting = await queued(gate)
+    await eventually(lambda: len(engine.calls) == 1)
+    await settled(engine)
+    sender.reported(Claim(1, urgent=True))
+    await settled(engine)
+    assert len(engine.calls) == 1, "it has what it should have"
+    for reported in (None, Claim(2, urgent=True), Claim(1, urgent=False)):
+        engine.calls.clear()
+        sender.reported(reported)
+        await eventually(lambda: engine.claims == [Claim(1, urgent=True)])
+        await settled(engine)
+    await cancel(waiting)
+
+
+async def test_claim_that_the_engine_kept_of_a_rejection_is_withdrawn_when_nothing_waits(
+    engine: Recorder, gate: Gate, sender: ClaimSender
+) -> None:
+    gate.engine_reports(report(SLOTS, sidecars=1))
+    gate.offers.reject()
+    sender.reported(Claim(1, urgent=True))
+    await eventually(lambda: engine.claims == [None])
+    assert not gate.offers.rejected, "the next request needs no offer"
+    lease_at_once(gate)
+
+
+async def test_report_during_a_call_does_not_count(
+    engine: Recorder, gate: Gate, sender: ClaimSender
+) -> None:
+    """It may be older than the claim that is on its way."""
+    engine.answers.clear()
+    fill(gate)
+    waiting = await queued(gate)
+    await eventually(lambda: len(engine.calls) == 1)
+    sender.reported(None)
+    engine.answers.set()
+    await settled(engine)
+    assert engine.claims == [Claim(1, urgent=True)]
+    sender.reported(None)  # the next one does
+    await eventually(lambda: len(engine.calls) == 2)
+    await cancel(waiting)
+
+
+@pytest.mark.parametrize("status", [404, 409, 500])
+async def test_failure_is_logged_once_and_the_claim_sent_until_it_is_taken(
+    engine: Recorder,
+    gate: Gate,
+    sender: ClaimSender,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+) -> None:
+    monkeypatch.setattr(claim_sender, "_RETRY_S", 0.01)
+    engine.status = status
+    fill(gate)
+    waiting = await queued(gate)
+    await eventually(lambda: len(engine.calls) >= 3)
+    assert set(engine.claims) == {Claim(1, urgent=True)}
+    engine.status = 204
+    await settled(engine)
+    sent = len(engine.calls)
+    [record] = caplog.records
+    assert "did not take a claim" in record.message
+    assert str(status) in record.message
+    assert gate.instance not in record.message
+    engine.status = 500  # another failure is news
+    await cancel(waiting)
+    await eventually(lambda: len(engine.calls) >= sent + 2)
+    assert len(caplog.records) == 2
+
+
+async def test_claim_that_is_void_meanwhile_is_not_retried(
+    engine: Recorder, gate: Gate, sender: ClaimSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_sender, "_RETRY_S", 0.01)
+    engine.status = 503
+    fill(gate)
+    waiting = await queued(gate)
+    await eventually(lambda: engine.calls)
+    await cancel(waiting)
+    await settled(engine)
+    calls = len(engine.calls)
+    await settled(engine)
+    assert len(engine.calls) == calls, "the engine has recorded none, and none is claimed"
+
+
+async def test_offer_is_taken_by_the_request_that_waits(
+    engine: Recorder, gate: Gate, sender: ClaimSender
+) -> None:
+    fill(gate)
+    waiting = await queued(gate, interactive(2))
+    await eventually(lambda: engine.claims == [Claim(2, urgent=True)])
+    gate.engine_reports(report(SLOTS, sidecars=2, contended=True))
+    await asyncio.sleep(0)
+    assert gate.queue_depth == 1, "others claim slots, too"
+    gate.offered(2, 1)
+    assert (await lease_of(waiting)).cost == 2
+    await eventually(lambda: engine.claims[-1] is None)
+
+
+def test_body_of_a_claim_is_what_the_engine_parses() -> None:
+    for claim in (None, Claim(3, urgent=True), Claim(1, urgent=False)):
+        body = claim_body(claim)
+        assert set(json.loads(body)) == {"cost", "urgent", "taken"}
+        assert parse_claim(body, SLOTS) == (claim, 0)
