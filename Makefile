@@ -18,7 +18,7 @@ MINUTES ?= 20
 SEED ?=
 MODEL ?=
 
-.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue soak k8s clean
+.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars soak k8s clean
 
 install: $(STAMP)
 
@@ -81,6 +81,8 @@ test-long: $(STAMP)
 	$(PYTEST) -m long
 	EXAMPLES=all $(PYTEST) -m hypothesis
 	$(BIN)/python -m tests.benchmarks.short_waits
+	$(BIN)/python -m tests.benchmarks.sidecars crashes --minutes 10
+	$(BIN)/python -m tests.benchmarks.sidecars crashes --minutes 10 --scripted
 	$(BIN)/python -m tests.benchmarks.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 bench-proxy: $(STAMP)
@@ -103,6 +105,10 @@ bench-import: $(STAMP)
 
 bench-queue: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.queue
+
+bench-sidecars: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.sidecars throughput
+	$(BIN)/python -m tests.benchmarks.sidecars crashes
 
 bench-policy: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.policy all
