@@ -128,10 +128,17 @@ def _config_maps(wheel: bytes) -> Iterator[tuple[str, str]]:
         text = _config_map(f"orch-wheel-{number}", "wheel", binaryData={f"wheel.{number}": part})
         yield _part_file(number), text
     profiles = {
-        path.name: path.read_text(encoding="utf-8")
+        path.name: _strict(path.read_text(encoding="utf-8"))
         for path in sorted((ROOT / "profiles").glob("*.yaml"))
     }
     yield "12-profiles.yaml", _config_map("orch-profiles", "profiles", data=profiles)
+
+
+def _strict(profile: str) -> str:
+    """The text of a profile whose engine takes requests by the sidecar beside it only."""
+    before, key, after = profile.partition("\nengine:\n")
+    assert key, "a profile has engine arguments"
+    return f"{before}\nunleased: refuse{key}{after}"
 
 
 def _part_file(number: int) -> str:
