@@ -78,7 +78,7 @@ async def sender(engine: Recorder, gate: Gate) -> AsyncIterator[ClaimSender]:
             await task
         engine.answers.set()
         listener.close()
-        await server.shutdown(1.0)
+        await server.shutdown(0.05)
 
 
 async def eventually(condition: Callable[[], object]) -> None:
