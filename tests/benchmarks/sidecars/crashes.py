@@ -122,12 +122,12 @@ async def _calm(fleet: list[Sidecar], engine_port: int) -> float:
         await asyncio.sleep(_POLL_S)
 
 
-def _left(told: dict[str, Any]) -> dict[str, Any]:
+def _left(reported: dict[str, Any]) -> dict[str, Any]:
     """What a server still has."""
     names = ("leased", "foreign", "running", "waiting")
-    left = {name: told[name] for name in names if told.get(name)}
-    if told.get("state") not in ("ready", None):
-        left["state"] = told["state"]
+    left = {name: reported[name] for name in names if reported.get(name)}
+    if reported.get("state") not in ("ready", None):
+        left["state"] = reported["state"]
     return left
 
 

@@ -77,8 +77,8 @@ async def _poll(port: int, **fields: int | str) -> None:
     """Returns when a server reports these values."""
     while True:
         with suppress(OSError):
-            told = await state(port)
-            if all(told[name] == value for name, value in fields.items()):
+            reported = await state(port)
+            if all(reported[name] == value for name, value in fields.items()):
                 return
         await asyncio.sleep(_POLL_S)
 
@@ -104,11 +104,11 @@ async def scene(
     traffic = await closed_loop(ports, seconds=OTHERS_FOR_S, tokens=8, bulk=2 * SLOTS, warm_s=0.0)
     if not any(each.whole for each in traffic.answers):
         problems.append("the others were served nothing beside a silent sidecar")
-    told = await state(engine_port)
-    if told["running"] < STREAMS:
-        problems.append(f"a stream ended too early to show anything: {told['running']} run")
-    elif told["leased"] < STREAMS:
-        problems.append(f"{told['leased']} leases are left of {STREAMS} requests that run")
+    reported = await state(engine_port)
+    if reported["running"] < STREAMS:
+        problems.append(f"a stream ended too early to show anything: {reported['running']} run")
+    elif reported["leased"] < STREAMS:
+        problems.append(f"{reported['leased']} leases are left of {STREAMS} requests that run")
     await _until(
         "the silent sidecar's requests end",
         asyncio.ensure_future(_poll(engine_port, running=0, waiting=0)),

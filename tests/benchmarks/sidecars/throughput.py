@@ -113,8 +113,8 @@ async def _rest(engine_port: int) -> None:
     """Returns when the engine is idle, and its last sidecar has left."""
     async with asyncio.timeout(30):
         while True:
-            told = await state(engine_port)
-            if not told["leased"] and not told["foreign"] and not told["sidecars"]:
+            reported = await state(engine_port)
+            if not reported["leased"] and not reported["foreign"] and not reported["sidecars"]:
                 return
             await asyncio.sleep(0.05)
 
