@@ -125,15 +125,21 @@ def _script(name: str) -> Callable[[Setting], Plan]:
 
 
 def _sidecar(s: Setting) -> Plan:
-    profile = s.dir / "all-slots.yaml"
-    rules = yaml.safe_load((profiles.directory() / "cloud.yaml").read_text())
-    # The relay is measured, not the policy: as many streams at once as the engine has slots.
+    return _sidecar_command(s, _all_slots(profiles.directory(), s.dir / "all-slots.yaml"))
+
+
+def _all_slots(directory: Path, file: Path) -> str:
+    """Writes the cloud profile of `directory` without its limits to `file`, and returns its name.
+
+    The relay is measured, not the policy: as many streams at once as the engine has slots.
+    """
+    rules = yaml.safe_load((directory / "cloud.yaml").read_text())
     rules["admission"]["interactive"] |= {
         "tpot_p95_ms": None,
         "batch": {"least": 1, "most": SLOTS},
     }
-    profile.write_text(yaml.safe_dump(rules))
-    return _sidecar_command(s, str(profile))
+    file.write_text(yaml.safe_dump(rules))
+    return str(file)
 
 
 def _sidecar_command(s: Setting, profile: str, *flags: str) -> Plan:
@@ -144,14 +150,12 @@ def _sidecar_command(s: Setting, profile: str, *flags: str) -> Plan:
 
 
 def baseline(checkout: Path) -> Callable[[Setting], Plan]:
-    """The sidecar of another checkout, in this environment.
-
-    Its cloud profile must let as many streams run as there are slots.
-    """
+    """The sidecar of another checkout, in this environment."""
 
     def plan(s: Setting) -> Plan:
+        profile = _all_slots(checkout / "profiles", s.dir / "all-slots-baseline.yaml")
         # -P: the packages of the working directory are not the ones that are meant.
-        made = _sidecar_command(s, "cloud", "-P")
+        made = _sidecar_command(s, profile, "-P")
         return Plan(made.command, made.ready, {"PYTHONPATH": str(checkout)})
 
     return plan
