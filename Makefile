@@ -4,7 +4,7 @@
 # make test-long  what takes long, the soak included; short forms are in `make test`
 # make soak       clients and faults by chance, for MINUTES (20): what must never happen
 # make install  the environment alone
-# make k8s      the manifests that are generated: the wheel, the profiles, k8s/cpu
+# make k8s      renders the manifests: the code and profiles that pods get, and the flat files
 
 PYTHON ?= python3
 VENV := .venv
@@ -120,7 +120,7 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 k8s: $(STAMP)
-	$(BIN)/python k8s/generate.py
+	$(BIN)/python -m k8s.render
 
 clean:
 	rm -rf $(VENV) .cache build dist

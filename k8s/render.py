@@ -1,0 +1,177 @@
+"""Renders the manifests: `make k8s`, or `python -m k8s.render`.
+
+- k8s/base/runtime: the code that pods run, packed from this tree;
+- k8s/base/profiles: the profiles, with the rule that engines take requests by their sidecar only;
+- k8s/*.yaml: what `kubectl kustomize k8s/overlays/gpu` prints, one object per file.
+
+Everything else is written by hand. Nothing is read from the network.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+HERE: Final = Path(__file__).resolve().parent
+ROOT: Final = HERE.parent
+DEFAULT: Final = "overlays/gpu"
+# `kubectl apply` writes each object whole into an annotation of that object, and annotations may
+# have 256 KiB together. Some of it is for labels, and for the line breaks of base64.
+ARCHIVE_LIMIT: Final = 180_000
+_COMPRESSION: Final = 9
+# Commands for people stay out of pods; the engine's preStop hook runs `orch drain`.
+_TOOLS: Final = "orch_sidecar/tools/"
+_TOOLS_IN_PODS: Final = frozenset({f"{_TOOLS}__init__.py", f"{_TOOLS}drain.py"})
+_REFUSE: Final = """
+# In these pods every request comes by the sidecar.
+unleased: refuse
+"""
+_HEAD: Final = (
+    f"# Rendered from {DEFAULT} by `make k8s`: the reasons stand in base/ and overlays/.\n"
+)
+
+
+class TooLarge(ValueError):
+    """An archive does not fit into a ConfigMap that is applied by a client."""
+
+
+def runtime() -> dict[str, dict[str, bytes]]:
+    """Returns the archives of the code that pods run: their members by path."""
+    sidecar = {path: data for path, data in _package("orch_sidecar") if _in_pods(path)}
+    plugin = dict(_package("vllm_plugin"))
+    for path in sorted((ROOT / "profiles").glob("*.yaml")):
+        plugin[f"vllm_plugin/profiles/{path.name}"] = path.read_bytes()
+    return {"sidecar": sidecar, "plugin": plugin | _metadata()}
+
+
+def _package(name: str) -> Iterator[tuple[str, bytes]]:
+    for path in sorted((ROOT / name).rglob("*")):
+        if path.suffix in (".py", ".typed") and path.is_file():
+            yield str(path.relative_to(ROOT)), path.read_bytes()
+
+
+def _in_pods(path: str) -> bool:
+    return not path.startswith(_TOOLS) or path in _TOOLS_IN_PODS
+
+
+def _metadata() -> dict[str, bytes]:
+    """Returns the metadata by which Python finds the entry points that vLLM loads."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    folder = f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    metadata = f"Metadata-Version: 2.4\nName: {project['name']}\nVersion: {project['version']}\n"
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    entry_points = "\n".join(
+        f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in entries.items())
+        for group, entries in groups.items()
+    )
+    return {
+        f"{folder}/METADATA": metadata.encode(),
+        f"{folder}/entry_points.txt": entry_points.encode(),
+    }
+
+
+def pack(members: Mapping[str, bytes]) -> bytes:
+    """Packs members into a .tar.bz2 that is the same wherever it is made. Raises TooLarge."""
+    packed = io.BytesIO()
+    with tarfile.open(
+        fileobj=packed, mode="w:bz2", format=tarfile.USTAR_FORMAT, compresslevel=_COMPRESSION
+    ) as archive:
+        for path, data in sorted(members.items()):
+            entry = tarfile.TarInfo(path)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    size = len(packed.getvalue())
+    if size > ARCHIVE_LIMIT:
+        first = min(members).partition("/")[0]
+        raise TooLarge(
+            f"the archive of {first} has {size} bytes, a ConfigMap holds {ARCHIVE_LIMIT}: move some "
+            "of its packages into an archive of their own, in k8s/render.py, in "
+            "k8s/base/kustomization.yaml and in the volume `code` of the Deployments"
+        )
+    return packed.getvalue()
+
+
+def unpacked(archive: bytes) -> dict[str, bytes]:
+    """Returns the members of an archive by path."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+        files = {member.name: opened.extractfile(member) for member in opened}
+        return {name: file.read() for name, file in files.items() if file is not None}
+
+
+def inputs() -> dict[Path, bytes]:
+    """Returns the generated files below k8s/base.
+
+    An archive that holds the right members is kept as it is: releases of bzip2 may pack otherwise.
+    """
+    found: dict[Path, bytes] = {}
+    for name, members in runtime().items():
+        path = HERE / "base" / "runtime" / f"{name}.tar.bz2"
+        there = path.read_bytes() if path.exists() else b""
+        found[path] = there if there and unpacked(there) == members else pack(members)
+    for path in sorted((ROOT / "profiles").glob("*.yaml")):
+        found[HERE / "base" / "profiles" / path.name] = path.read_bytes() + _REFUSE.encode()
+    return found
+
+
+def kustomize(folder: str) -> str:
+    """Returns what `kubectl kustomize` prints for a folder below k8s/.
+
+    Raises CalledProcessError with kubectl's message on standard error.
+    """
+    kubectl = Path(sys.executable).with_name("kubectl")  # of the package that the project pins
+    command = [kubectl, "kustomize", HERE / folder]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout  # noqa: S603
+
+
+def documents(rendered: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the text and the content of each object in a stream of YAML documents."""
+    for text in re.split(r"^---\n", rendered, flags=re.MULTILINE):
+        if text.strip():
+            yield text, yaml.load(text, Loader=yaml.CSafeLoader)  # noqa: S506 (a SafeLoader)
+
+
+def flat() -> dict[str, str]:
+    """Returns the flat files by name. The namespace is first, because kubectl applies in order."""
+    files: dict[str, str] = {}
+    for text, body in documents(kustomize(DEFAULT)):
+        name = body["metadata"]["name"]
+        if body["kind"] == "ConfigMap":  # its file keeps its name when its contents change
+            name = re.sub(r"-[a-z0-9]{10}$", "", name)
+        kind = body["kind"].lower()
+        file = "00-namespace.yaml" if kind == "namespace" else f"{kind}-{name}.yaml"
+        assert file not in files, f"two objects would be k8s/{file}"
+        files[file] = _HEAD + text
+    return files
+
+
+def main() -> None:
+    """Writes what differs, removes flat files of objects that are gone, and prints which."""
+    for path, data in inputs().items():
+        _write(path, data)
+    files = flat()
+    for path in HERE.glob("*.yaml"):
+        if path.name not in files:
+            path.unlink()
+            print(f"removed k8s/{path.name}")
+    for name, text in files.items():
+        _write(HERE / name, text.encode())
+
+
+def _write(path: Path, data: bytes) -> None:
+    if not path.exists() or path.read_bytes() != data:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
