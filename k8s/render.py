@@ -122,13 +122,13 @@ def inputs() -> dict[Path, bytes]:
     return found
 
 
-def kustomize(folder: str) -> str:
-    """Returns what `kubectl kustomize` prints for a folder below k8s/.
+def kustomize(folder: Path) -> str:
+    """Returns what `kubectl kustomize` prints for a folder.
 
     Raises CalledProcessError with kubectl's message on standard error.
     """
     kubectl = Path(sys.executable).with_name("kubectl")  # of the package that the project pins
-    command = [kubectl, "kustomize", HERE / folder]
+    command = [kubectl, "kustomize", folder]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout  # noqa: S603
 
 
@@ -142,7 +142,7 @@ def documents(rendered: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def flat() -> dict[str, str]:
     """Returns the flat files by name. The namespace is first, because kubectl applies in order."""
     files: dict[str, str] = {}
-    for text, body in documents(kustomize(DEFAULT)):
+    for text, body in documents(kustomize(HERE / DEFAULT)):
         name = body["metadata"]["name"]
         if body["kind"] == "ConfigMap":  # its file keeps its name when its contents change
             name = re.sub(r"-[a-z0-9]{10}$", "", name)

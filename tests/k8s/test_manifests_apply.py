@@ -1,0 +1,112 @@
+"""What repeated applies, scaling and changes of the overlay do to objects in a cluster."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from tests.k8s.objects import DEFAULT, SETS, Manifest, all_manifests, manifests, named, of_kind
+from tests.k8s.serverside import apply, leaves
+
+every_object = pytest.mark.parametrize("manifest", all_manifests(), ids=lambda each: each.file)
+# Where an empty mapping has a meaning of its own: all pods, a directory with no limit.
+MEANINGFUL: Final = ("podSelector", "emptyDir", "namespaceSelector")
+
+
+def values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every value of an object with its path, inner ones too."""
+    yield path, value
+    entries = value.items() if isinstance(value, dict) else ()
+    items = enumerate(value) if isinstance(value, list) else ()
+    for key, item in (*entries, *items):
+        yield from values(item, f"{path}.{key}")
+
+
+@every_object
+def test_apply_changes_nothing_a_second_time(manifest: Manifest) -> None:
+    body = dict(manifest.body)
+    once = apply({}, None, body)
+    assert apply(once, body, body) == once == leaves(body)
+
+
+@every_object
+def test_object_has_no_field_that_the_server_drops(manifest: Manifest) -> None:
+    """It leaves out what is null or empty, and each later `kubectl diff` would show it."""
+    dropped = [
+        path
+        for path, value in values(manifest.body)
+        if (value is None or value in ({}, [], ""))
+        and path.rpartition(".")[2] not in MEANINGFUL
+    ]
+    assert dropped == []
+
+
+_QUANTITY: Final = re.compile(r"\.(requests|limits)\.[^.]+$|\.(sizeLimit|storage)$")
+_CANONICAL: Final = re.compile(r"[1-9]\d*(m|Ki|Mi|Gi)?")
+
+
+@every_object
+def test_quantities_are_as_the_server_writes_them(manifest: Manifest) -> None:
+    for path, value in values(manifest.body):
+        if _QUANTITY.search(path):
+            assert isinstance(value, str), path
+            assert _CANONICAL.fullmatch(value), f"{path}: {value}"
+            number, unit = re.split(r"(?<=\d)(?=\D|$)", value, maxsplit=1)
+            assert unit == "" or int(number) % (1000 if unit == "m" else 1024), f"{path}: {value}"
+
+
+@pytest.mark.parametrize("name", ["orch-home", "orch-cloud"])
+def test_apply_keeps_the_replicas_that_were_scaled_to(name: str) -> None:
+    body = dict(named(DEFAULT, "Deployment", name).body)
+    scaled = apply({}, None, body) | {("spec", "replicas"): 3}
+    changed = copy.deepcopy(body)
+    changed["spec"]["progressDeadlineSeconds"] = 1
+    after = apply(scaled, body, changed)
+    assert after["spec", "replicas"] == 3
+    assert after["spec", "progressDeadlineSeconds"] == 1
+
+
+def test_new_pool_starts_with_one_pod_because_the_server_sets_that() -> None:
+    """The default of `replicas` is 1: named only where another number is meant, or required."""
+    given = {each.name: each.body["spec"].get("replicas") for each in of_kind(DEFAULT, "Deployment")}
+    assert given == {"orch-home": None, "orch-cloud": None, "orch-entry": 2, "orch-jaeger": 1}
+
+
+# What the server refuses to change, by kind.
+IMMUTABLE: Final = {
+    "PersistentVolumeClaim": ("spec",),
+    "Deployment": ("spec", "selector"),
+    "Service": ("spec", "clusterIP"),
+}
+
+
+def fixed(body: Any, kind: str) -> Any:
+    if kind == "ConfigMap" and body.get("immutable"):
+        return {key: body.get(key) for key in ("data", "binaryData")}
+    for step in IMMUTABLE.get(kind, ("kind",)):
+        body = body.get(step)
+        if body is None:
+            return None
+    return body
+
+
+@pytest.mark.parametrize(("one", "other"), itertools.combinations(SETS, 2))
+def test_one_installation_can_be_applied_over_another(one: str, other: str) -> None:
+    here = {(each.kind, each.full_name): each.body for each in manifests(one)}
+    there = {(each.kind, each.full_name): each.body for each in manifests(other)}
+    for key in set(here) & set(there):
+        assert fixed(here[key], key[0]) == fixed(there[key], key[0]), key
+
+
+def test_claims_differ_by_what_cannot_be_changed() -> None:
+    claims = {
+        (each.name, str(each.body["spec"]))
+        for folder in SETS
+        for each in of_kind(folder, "PersistentVolumeClaim")
+    }
+    assert len({name for name, _ in claims}) == len(claims) == 4
