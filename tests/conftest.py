@@ -56,13 +56,12 @@ SLOW = (
     "test_install.py",
     "test_jaeger.py",
     "test_kernel.py",
-    "test_manifests_generated.py",
+    "test_manifests_code.py",
     "test_other_pythons.py",
     "test_plot.py",
     "test_policies.py",
     "test_processes.py",
     "test_runner.py",
-    "test_runner_leaving.py",
     "test_sweep.py",
 )
 

@@ -1,8 +1,8 @@
-"""The manifests of k8s/cpu, running: what stands in for what this machine has not, and how its
+"""The overlay k8s/overlays/cpu, running: what stands in for what this machine has not, and how its
 parts are reached.
 
 Stand-ins, and no more: vLLM's image is this machine's environment without the project in it, the
-model of the hub is a tiny one laid into the pools' caches as the hub's library would, and Jaeger
+model of the hub is a tiny one laid into the pools' cache as the hub's library would, and Jaeger
 is a sink that prints what it gets.
 """
 
@@ -27,20 +27,19 @@ from orch_sidecar.auth.keys import RANDOM_BYTES, entry_of, new_key
 from orch_sidecar.tools.local.otlp import ReceivedSpan, decode
 from orch_sidecar.tools.local.up import tiny_model
 from tests.k8s import trace_sink
-from tests.k8s.objects import ROOT, Manifest, containers, manifests
+from tests.k8s.objects import ROOT, Manifest, containers, manifests, named, of_kind
 from tests.k8s.runner.cluster import Cluster
 from tests.k8s.runner.image import Image, python_image
-from tests.k8s.runner.view import Pod
+from tests.k8s.runner.pod import Pod
 
 NAMESPACE: Final = "orch"
 POOLS: Final = ("orch-home", "orch-cloud")
 READY_WITHIN_S: Final = 240.0
 _COVERED: Final = "/tmp"
-_REVISION: Final = 40 * "0"
 
 
 class Deployed:
-    """The cluster with all of k8s/cpu in it."""
+    """The cluster with all of the overlay in it."""
 
     def __init__(self, cluster: Cluster, model: str, key: str) -> None:
         self.cluster = cluster
@@ -53,15 +52,13 @@ class Deployed:
         return f"http://{self.pods('orch-entry')[0].ip}:8080"
 
     def pods(self, deployment: str) -> list[Pod]:
-        return self.cluster.pods(deployment, NAMESPACE)
+        return self.cluster.pods(deployment)
 
     def wait_ready(self, deployment: str, count: int) -> None:
-        self.cluster.wait(
-            lambda: self.cluster.ready(deployment, NAMESPACE) >= count, READY_WITHIN_S
-        )
+        self.cluster.wait(lambda: self.cluster.ready(deployment) >= count, READY_WITHIN_S)
 
     def engine(self, pod: Pod) -> dict[str, Any]:
-        """What the sidecar of a pool's pod tells of its engine."""
+        """What the sidecar of a pool's pod reports of its engine."""
         with urllib.request.urlopen(f"http://{pod.ip}:8080/v1/capabilities", timeout=10) as answer:
             document = json.load(answer)
         state: dict[str, Any] = document["engines"][0]
@@ -77,18 +74,16 @@ class Deployed:
 
 @contextmanager
 def deployed(state_dir: Path) -> Iterator[Deployed]:
-    """Applies k8s/cpu, with a Secret of one API key, and waits until all of it is ready."""
+    """Applies the overlay, with a Secret of one API key, and waits until all of it is ready."""
     found = list(manifests("cpu"))
-    settings = next(each.body["data"] for each in found if each.name == "orch-model")
+    model = named("cpu", "ConfigMap", "orch-model").body["data"]
+    [claim] = of_kind("cpu", "PersistentVolumeClaim")
     key = new_key(os.urandom(RANDOM_BYTES))
     with _environment() as venv, Cluster(_images(found, venv), state_dir) as cluster:
-        claims = [each for each in found if each.kind in ("Namespace", "PersistentVolumeClaim")]
-        cluster.apply(each.body for each in claims)
-        for each in claims:
-            if each.kind == "PersistentVolumeClaim":
-                _download(cluster.claim(each.name, NAMESPACE), settings["model"])
+        cluster.apply([claim.body])
+        _download(cluster.claim(claim.name), model["MODEL"], model["REVISION"])
         cluster.apply([_secret(key), *(each.body for each in found)])
-        there = Deployed(cluster, settings["served-name"], key)
+        there = Deployed(cluster, model["SERVED_NAME"], key)
         for deployment in (*POOLS, "orch-jaeger"):
             there.wait_ready(deployment, 1)
         there.wait_ready("orch-entry", 2)
@@ -147,13 +142,10 @@ def _images(found: list[Manifest], venv: Path) -> dict[str, Image]:
     }
 
 
-def _download(cache: Path, model: str) -> None:
-    """Lays the tiny model into a cache of the hub, under the name of the one that is asked for."""
+def _download(cache: Path, model: str, revision: str) -> None:
+    """Lays the tiny model into a cache of the hub, as the revision of the model that pods load."""
     repository = cache / "hub" / f"models--{model.replace('/', '--')}"
-    snapshot = repository / "snapshots" / _REVISION
-    shutil.copytree(tiny_model(), snapshot)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(_REVISION)
+    shutil.copytree(tiny_model(), repository / "snapshots" / revision)
 
 
 def _secret(key: str) -> dict[str, Any]:

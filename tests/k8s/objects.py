@@ -20,6 +20,7 @@ OWN: Final = ("own", "own_images")
 # Overlays that are whole installations, one instead of the other.
 SETS: Final = (DEFAULT, "cpu", "one-gpu", "one-gpu-home", "openshift", *OWN)
 EXTRAS: Final = ("monitoring", "autoscaling", "gateway")  # applied in addition
+OTHERS: Final = ("multi-node", "kserve")  # with kinds in place of Deployments
 HOMES: Final = {"home": "orch-home", "cloud": "orch-cloud"}
 
 LABELS: Final = tuple(
@@ -75,7 +76,7 @@ def manifests(folder: str) -> tuple[Manifest, ...]:
 
 def all_manifests() -> list[Manifest]:
     """The distinct objects of all overlays."""
-    found = [each for folder in (*SETS, *EXTRAS) for each in manifests(folder)]
+    found = [each for folder in (*SETS, *EXTRAS, *OTHERS) for each in manifests(folder)]
     return distinct(found)
 
 

@@ -1,7 +1,7 @@
-"""A probe has the kubelet restart an engine beside its sidecar, which lives on.
+"""The kubelet restarts a hung engine beside its sidecar, which lives on and serves the next one.
 
-The sidecar's container and the engine's preStop hook are the manifest's; the engine is a scripted
-one.
+The sidecar's container, the engine's probes and its preStop hook are the manifest's, with shorter
+times; the engine is a scripted one that hangs at a signal.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from typing import Any, Final
 import pytest
 
 from orch_sidecar.tools.local.stack import get_json
-from tests.k8s.asking import started
-from tests.k8s.objects import ROOT, container, named
+from tests.k8s.objects import DEFAULT, ROOT, container, named
 from tests.k8s.runner.cluster import Cluster
 from tests.k8s.runner.events import What
 from tests.k8s.runner.image import SYSTEM_PATH, Image
-from tests.k8s.runner.view import Pod
+from tests.k8s.runner.pod import Pod
 
 IMAGE: Final = "orch:1"
 READY_WITHIN_S: Final = 60.0
 ENGINE: Final = """
-import asyncio, os, signal, time
+import asyncio, signal, time
 from tests.integration.scripted_engine import ScriptedEngine
+def hang(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(99)
 async def main():
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGUSR1, hang)
     engine = ScriptedEngine(slots=1, profile="home", port=8000)
     engine.epoch = time.time_ns()
     await engine.start()
@@ -37,7 +40,7 @@ async def main():
 asyncio.run(main())
 """
 EVERY_SECOND: Final = {"periodSeconds": 1, "timeoutSeconds": 9, "failureThreshold": 1}
-IS_WELL: Final = {"exec": {"command": ["test", "!", "-e", "/run/sick"]}} | EVERY_SECOND
+SHORT: Final = {"periodSeconds": 1, "failureThreshold": 2, "terminationGracePeriodSeconds": 3}
 
 
 @pytest.fixture
@@ -50,7 +53,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def pod_of_home() -> dict[str, Any]:
-    home = named("", "Deployment", "orch-home")
+    home = named(DEFAULT, "Deployment", "orch-home")
     kept = ("name", "restartPolicy", "command", "ports", "startupProbe", "livenessProbe")
     sidecar = {name: container(home, "sidecar")[name] for name in kept}
     variables = {
@@ -67,14 +70,23 @@ def pod_of_home() -> dict[str, Any]:
         "name": "vllm",
         "image": IMAGE,
         "command": ["python3", "-c", ENGINE],
-        "livenessProbe": IS_WELL,
+        "startupProbe": container(home, "vllm")["startupProbe"] | {"periodSeconds": 1},
+        "livenessProbe": container(home, "vllm")["livenessProbe"] | SHORT,
         "lifecycle": container(home, "vllm")["lifecycle"],
     }
     return {
-        "terminationGracePeriodSeconds": 10,
+        "terminationGracePeriodSeconds": 600,
         "initContainers": [sidecar],
         "containers": [engine],
     }
+
+
+def started(cluster: Cluster) -> Pod:
+    template = {"metadata": {"labels": {"app": "home"}}, "spec": pod_of_home()}
+    body = {"kind": "Deployment", "metadata": {"name": "home"}, "spec": {"template": template}}
+    cluster.apply([body])
+    cluster.wait(lambda: cluster.ready("home") == 1, READY_WITHIN_S)
+    return cluster.pods("home")[0]
 
 
 def health(pod: Pod) -> dict[str, Any]:
@@ -82,13 +94,15 @@ def health(pod: Pod) -> dict[str, Any]:
     return document
 
 
-def test_engine_that_a_probe_kills_is_served_again_when_it_is_back(cluster: Cluster) -> None:
-    pod = started(cluster, "home", pod_of_home(), within_s=READY_WITHIN_S)
+def test_engine_that_hangs_is_killed_and_served_again_when_it_is_back(cluster: Cluster) -> None:
+    pod = started(cluster)
     before = health(pod)
-    cluster.exec(pod.name, "vllm", ["touch", "/run/sick"])
+    cluster.exec(pod, "vllm", ["sh", "-c", "kill -USR1 1"])
     cluster.wait(lambda: cluster.pods("home")[0].restarts["vllm"] == 1, READY_WITHIN_S)
-    hooks = [each for each in cluster.events if each.what is What.PRE_STOP_ENDED]
-    assert [each.container for each in hooks] == ["vllm"]
+    happened = [each.what for each in cluster.events if each.container == "vllm"]
+    first = happened.index(What.UNHEALTHY)
+    ending = [What.PRE_STOP_BEGAN, What.PRE_STOP_ENDED, What.TERM, What.KILL, What.EXITED]
+    assert happened[first + 1 : first + 6] == ending
     cluster.wait(lambda: health(pod)["engine_epoch"] != before["engine_epoch"], READY_WITHIN_S)
     after = health(pod)
     assert (after["state"], after["drain"]) == ("ready", None)

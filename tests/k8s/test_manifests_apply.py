@@ -15,7 +15,7 @@ from tests.k8s.serverside import apply, leaves
 
 every_object = pytest.mark.parametrize("manifest", all_manifests(), ids=lambda each: each.file)
 # Where an empty mapping has a meaning of its own: all pods, a directory with no limit.
-MEANINGFUL: Final = ("podSelector", "emptyDir", "namespaceSelector")
+MEANINGFUL: Final = ("podSelector", "emptyDir", "namespaceSelector", "route", "gateway")
 
 
 def values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,10 +10,15 @@ from typing import Final
 import pytest
 
 from tests.k8s.objects import (
+    DEFAULT,
+    EXTRAS,
+    K8S,
+    OTHERS,
+    OWN,
     ROOT,
+    SETS,
     container,
     containers,
-    manifests,
     named,
     of_kind,
     pod_spec,
@@ -45,18 +50,18 @@ def objections(words: list[str]) -> list[str]:
     """Returns what a command names that does not exist."""
     found = []
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word == "-f" and not manifests(following.removeprefix("k8s").strip("/")):
+        if word == "-f" and not list((ROOT / following).glob("*.yaml")):
             found.append(f"{following} has no manifests")
         if word == "-n" and following != "orch":
             found.append(f"namespace {following}")
         if word == "-c" and following not in containers_of(words):
             found.append(f"container {following}")
     for kind, name in re.findall(r"\b([a-z]+)/([a-z0-9-]+)(?= |$)", " ".join(words)):
-        if kind not in _KINDS or name not in {each.name for each in of_kind("", _KINDS[kind])}:
+        if kind not in _KINDS or name not in {each.name for each in of_kind(DEFAULT, _KINDS[kind])}:
             found.append(f"{kind}/{name}")
     if "port-forward" in words:
         target, ports = words[words.index("port-forward") + 1 :][:2]
-        service = named("", "Service", target.partition("/")[2]).body["spec"]
+        service = named(DEFAULT, "Service", target.partition("/")[2]).body["spec"]
         if int(ports.partition(":")[2]) not in {port["port"] for port in service["ports"]}:
             found.append(f"port {ports} of {target}")
     if "secret" in words:
@@ -69,7 +74,7 @@ def objections(words: list[str]) -> list[str]:
 def containers_of(words: list[str]) -> set[str]:
     """Returns the containers of the Deployment that a command names."""
     [target] = [word for word in words if word.startswith("deployment/")]
-    deployment = named("", "Deployment", target.partition("/")[2])
+    deployment = named(DEFAULT, "Deployment", target.partition("/")[2])
     return {each["name"] for each in containers(deployment)}
 
 
@@ -77,10 +82,20 @@ def secrets() -> set[str]:
     """Returns the Secrets that pods read if they exist."""
     return {
         name
-        for each in of_kind("", "Deployment")
+        for each in of_kind(DEFAULT, "Deployment")
         for kind, name, *_ in references(each)
         if kind == "Secret"
     }
+
+
+def test_readme_names_every_overlay_and_component() -> None:
+    text = (K8S / "README.md").read_text(encoding="utf-8")
+    overlays = {path.parent.name for path in K8S.glob("overlays/*/kustomization.yaml")}
+    assert overlays == {*SETS, *EXTRAS, *OTHERS} - set(OWN)
+    for name in overlays:
+        assert f"overlays/{name}" in text
+    for path in K8S.glob("components/*/kustomization.yaml"):
+        assert f"`components/{path.parent.name}`" in text
 
 
 def test_readme_documents_apply_wait_port_forward_scale_secrets_and_delete() -> None:
@@ -112,18 +127,18 @@ def test_command_that_names_what_does_not_exist_is_reported(command: str) -> Non
 
 def test_documented_wait_names_every_deployment() -> None:
     [waiting] = [words for words in documented() if "wait" in words]
-    deployments = {f"deployment/{each.name}" for each in of_kind("", "Deployment")}
+    deployments = {f"deployment/{each.name}" for each in of_kind(DEFAULT, "Deployment")}
     assert deployments <= set(waiting)
 
 
 def test_documented_secret_of_keys_is_mounted_where_the_entry_reads_them() -> None:
     [adding] = [words for words in documented() if "orch-api-keys" in words]
     [file] = [word.partition("=")[2] for word in adding if word.startswith("--from-file=")]
-    text = named("", "ConfigMap", "orch-entry").body["data"]["sidecar.yaml"]
+    text = named(DEFAULT, "ConfigMap", "orch-entry").body["data"]["sidecar.yaml"]
     [path] = re.findall(r"^api_keys_file: (\S+)$", text, re.MULTILINE)
     [mount] = [
         each
-        for each in container(named("", "Deployment", "orch-entry"), "sidecar")["volumeMounts"]
+        for each in container(named(DEFAULT, "Deployment", "orch-entry"), "sidecar")["volumeMounts"]
         if each["name"] == "keys"
     ]
     assert path == f"{mount['mountPath']}/{file}"
@@ -135,7 +150,7 @@ def test_documented_secret_of_evidence_is_mounted_where_its_path_says(name: str)
     [adding] = [words for words in documented() if "orch-evidence" in words]
     [file] = [word.partition("=")[2] for word in adding if word.startswith("--from-file=")]
     [path] = [word.rpartition("=")[2] for word in adding if word.startswith("--from-literal=path=")]
-    deployment = named("", "Deployment", name)
+    deployment = named(DEFAULT, "Deployment", name)
     [mount] = [
         each for each in container(deployment, "vllm")["volumeMounts"] if each["name"] == "evidence"
     ]

@@ -1,4 +1,4 @@
-"""What `kubectl apply -f k8s/cpu/` makes, run: real engines behind the manifests' own sidecars.
+"""What `kubectl apply -k k8s/overlays/cpu` makes, run: real engines behind the manifests' own sidecars.
 
 The tests go on from each other's cluster, in the order in which they stand: a start of two engines
 takes most of a minute.
@@ -160,7 +160,7 @@ async def delete_mid_stream(there: Deployed) -> tuple[str, bytes, int] | None:
                 return None
             [busy] = leased
             there.cluster.delete_pod(busy)
-            there.cluster.scale("orch-cloud", len(pods) - 1, NAMESPACE)
+            there.cluster.scale("orch-cloud", len(pods) - 1)
             there.cluster.wait(
                 lambda: any(
                     event.pod == busy and event.what is What.PRE_STOP_BEGAN
@@ -207,7 +207,7 @@ def check_left_in_order(there: Deployed) -> int:
 @pytest.mark.long
 def test_new_pod_takes_load_and_others_are_served_while_one_leaves(there: Deployed) -> None:
     [old] = there.pods("orch-cloud")
-    there.cluster.scale("orch-cloud", 2, NAMESPACE)
+    there.cluster.scale("orch-cloud", 2)
     there.wait_ready("orch-cloud", 2)
     [new] = [pod for pod in there.pods("orch-cloud") if pod.name != old.name]
     ready_at = time.monotonic()

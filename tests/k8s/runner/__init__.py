@@ -1,30 +1,23 @@
-"""Runs Kubernetes manifests on one Linux machine, without a cluster and without images.
+"""Runs the containers of manifests as processes of one Linux machine, without images.
 
-`cluster.Cluster` is the way in; tests need `image` for what stands behind the images' names. It
-needs root, util-linux, iproute2, overlayfs and bridges. A module imports only what stands below it.
+As in a cluster: the command, environment, files, user and probes of each container, an address per
+pod, the order in which containers start and stop. Not as in a cluster: images are the machine's own
+files, names are in /etc/hosts, a Service is its pods, and nothing is scheduled, limited, filtered or
+rolled out. Other tests validate the manifests; this package reads the fields that it needs.
 
-    tiny         the objects of the harness's own tests
-    cluster      the tests' way in: apply, scale, delete, wait, pods, logs, exec
-    control      the applied objects, Deployments' pods and the loop that makes them
-    view         pods as tests see them
+It needs root, util-linux, iproute2, overlayfs and bridges. `cluster.Cluster` is the way in; a module
+imports only what stands below it.
+
+    cluster      applies, scales, deletes, waits; Deployments' pods
     pod          one pod's life: sandbox, volumes, containers in order, leaving
-    layout       a pod's files on the node
     supervise    one container over its runs: probes, restarts, stop
-    stopping     preStop, TERM, KILL
     probe        one call of a probe or hook
     container    one run of a container
-    assemble     from a container's spec to its process and mounts
+    spec         what a container runs with: command, variables, user, files
     sandbox      the namespaces that a pod's containers share
-    node         what every pod uses
     network      bridge, subnet, veth pairs
-    volumes      files of ConfigMaps and Secrets; fsGroup
     script       the shell script that becomes a container
     image        what an image is here
-    environment  a container's variables
-    health       when probes change a state
-    events       what happened and when
-    identity     what a pod can learn about itself
-    expand       $(VAR)
+    events       what happened
     tools        the machine's own programs
-    schema       what a manifest may say
 """

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.k8s.runner.identity import Unstartable
 from tests.k8s.runner.image import SYSTEM_PATH
 from tests.k8s.runner.sandbox import Sandbox
 from tests.k8s.runner.script import Process, Root, script
@@ -23,9 +22,13 @@ from tests.k8s.runner.tools import LIMIT_S, tool
 _PARENT = 'exec 3<&0; sh -c "$0" <&3 3<&- & exec 3<&- 2> /dev/null; wait "$!"'
 
 
+class NotStarted(RuntimeError):
+    """The root of a container could not be made; it is tried again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """What a command in a container came to. `output` has standard output and error together."""
+    """The result of a command in a container; `output` has standard output and error together."""
 
     exit_code: int
     output: str
@@ -44,7 +47,7 @@ class Run:
         """Makes the container's root and starts its command; returns when the command is next.
 
         Raises:
-            Unstartable: the root could not be made; the log has the reason.
+            NotStarted: the root could not be made; the log has the reason.
         """
         reading, writing = os.pipe()
         try:
@@ -67,18 +70,18 @@ class Run:
         )
         try:
             async with asyncio.timeout(LIMIT_S):
-                said = await reader.readline()
-                if said:
-                    self._hold(int(said))
+                line = await reader.readline()
+                if line:
+                    self._hold(int(line))
                 ready = await reader.readline()
         except TimeoutError as late:
             await self.kill()
-            raise Unstartable(f"its root was not made within {LIMIT_S} s") from late
+            raise NotStarted(f"its root was not made within {LIMIT_S} s") from late
         finally:
             pipe.close()
         if ready != b"ready\n":
             code = await self.ended()
-            raise Unstartable(f"its root could not be made (exit {code}): {_tail(log)}")
+            raise NotStarted(f"its root could not be made (exit {code}): {_tail(log)}")
 
     async def ended(self) -> int:
         """Waits for the end of process 1: its exit code, 128 + N after signal N."""
@@ -110,7 +113,7 @@ class Run:
             self._process.rights,
         )
         argv = inner.argv()
-        # Whoever waits for the command may have to end it, and nsenter takes it along.
+        # The command ends with nsenter, which may have to be killed.
         argv[1:1] = ["--pdeathsig", "KILL"]
         spaces = ("--mount", "--net", "--uts", "--ipc", "--pid")
         process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""What happened in the cluster and when: the record that a test reads order from. Pure."""
+"""What happened in the cluster: the record that a test reads order from. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ from enum import StrEnum
 
 
 class What(StrEnum):
-    """Everything that is recorded. Pod-wide events carry no container."""
+    """Everything that is recorded."""
 
-    POD_CREATED = "pod-created"
-    POD_READY = "pod-ready"
-    POD_NOT_READY = "pod-not-ready"
-    POD_DELETION = "pod-deletion"
-    POD_GONE = "pod-gone"
-    POD_WAITING = "pod-waiting"  # its volumes or sandbox cannot be made yet; the detail says why
     STARTED = "started"
-    NOT_STARTED = "not-started"  # config error, or its root could not be made; retried
     STARTUP_PASSED = "startup-passed"
-    READY = "ready"
-    NOT_READY = "not-ready"
     UNHEALTHY = "unhealthy"  # startup or liveness gave up: the container is killed
     PRE_STOP_BEGAN = "pre-stop-began"
     PRE_STOP_ENDED = "pre-stop-ended"
@@ -30,14 +21,9 @@ class What(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One entry. `at_s` is `time.monotonic()` of the test process."""
+    """One entry, in the order in which they happened."""
 
-    at_s: float
     pod: str
-    container: str | None
+    container: str
     what: What
     detail: str = ""
-
-    def __str__(self) -> str:
-        place = f"{self.pod}/{self.container}" if self.container else self.pod
-        return f"{self.at_s:.3f} {place} {self.what} {self.detail}".rstrip()

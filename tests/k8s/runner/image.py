@@ -2,8 +2,7 @@
 
 An image is a thin overlay layer over `/` that hides, opens and adds files; a container's root is
 that layer and one of its own for what it writes. The host's files are never changed. Where an
-image stands for a program that is not on this machine, `entrypoint` and `instead` say what runs in
-its place: a stand-in, and openly so.
+image stands for a program that is not on this machine, `instead` is what runs in its place.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class Image:
     `removed`: absolute paths that are not there, directories included.
     `kept`: what stays although it lies in a place that every image masks, such as a checkout in
     /home. `passable`: directories that every user may pass through (o+x), such as /root on the way
-    to an interpreter. `files`: absolute path to text, mode 0755. `entrypoint`: what runs where the
-    manifest has no command. `instead`: runs in place of whatever command the manifest has.
+    to an interpreter. `files`: absolute path to text, mode 0755. `instead`: runs in place of
+    whatever command the manifest has.
     """
 
     environment: Mapping[str, str] = field(default_factory=lambda: {"PATH": SYSTEM_PATH})
@@ -42,9 +41,6 @@ class Image:
     kept: tuple[str, ...] = ()
     passable: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
-    user: int = 0
-    working_dir: str = "/"
-    entrypoint: tuple[str, ...] = ()
     instead: tuple[str, ...] = ()
 
 

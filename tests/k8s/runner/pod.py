@@ -6,86 +6,120 @@ It does not know Deployments or Services.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
-import time
-from collections.abc import Coroutine
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from enum import StrEnum
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.k8s.runner import assemble
+from tests.k8s.runner import spec as specs
+from tests.k8s.runner.container import Run
 from tests.k8s.runner.events import Event, What
-from tests.k8s.runner.identity import Identity, Unstartable
-from tests.k8s.runner.image import build_layer
-from tests.k8s.runner.layout import Layout
-from tests.k8s.runner.node import Node
+from tests.k8s.runner.image import Image, build_layer
+from tests.k8s.runner.network import Network
 from tests.k8s.runner.sandbox import Sandbox
-from tests.k8s.runner.schema.container import Container
-from tests.k8s.runner.schema.pod import PodSpec
-from tests.k8s.runner.script import Process, Root
+from tests.k8s.runner.script import Bind, Root
+from tests.k8s.runner.spec import Content, Missing, Spec
 from tests.k8s.runner.supervise import Kind, Supervised
 
-
-class Phase(StrEnum):
-    PENDING = "Pending"
-    RUNNING = "Running"
+_RETRY_S = 0.2
+_TAIL_LINES = 15
 
 
-class PodRun:
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What every pod of the cluster uses."""
+
+    state_dir: Path
+    network: Network
+    images: Mapping[str, Image]
+    look: Content
+    claim: Callable[[str], Path | None]
+    record: Callable[[Event], None]
+
+
+class Pod:
     """One pod, from creation to gone."""
 
-    def __init__(self, node: Node, identity: Identity, spec: PodSpec) -> None:
-        self.node, self.identity, self.spec = node, identity, spec
-        self.phase, self.terminating, self.gone, self.reason = Phase.PENDING, False, False, ""
+    def __init__(self, node: Node, name: str, template: Spec) -> None:
+        self.name, self.spec = name, template["spec"]
+        self.labels: Mapping[str, str] = template["metadata"]["labels"]
+        self.ip = node.network.pod_address()
+        self.terminating = self.gone = False
         self.containers: list[Supervised] = []
-        self._directory = node.state_dir / "pods" / f"{identity.namespace}_{identity.name}"
-        self._grace_s = float(spec.termination_grace_period_seconds)
+        self._node = node
+        self._directory = node.state_dir / "pods" / name
+        self._grace_s = float(self.spec.get("terminationGracePeriodSeconds", 30))
         self._deletion, self._stirred = asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._sandbox: Sandbox | None = None
+        self._sandbox = Sandbox(name, self._directory / "box")
         self._end = ""  # the host's end of the pod's veth pair
-        self._ready_before = False
-        self._layout = Layout(node, identity, spec, self._directory)
+        self._places: dict[str, tuple[Path, bool]] = {}  # of volumes; True: read-only
+        self._waiting = ""
 
     @property
     def ready(self) -> bool:
-        """Every container and every native sidecar is ready."""
-        wanted = len(self.spec.containers) + len(self.spec.sidecars)
+        """Whether every container and every native sidecar is ready."""
+        init = self.spec.get("initContainers", ())
+        wanted = len(self.spec["containers"]) + sum("restartPolicy" in each for each in init)
         counted = [part for part in self.containers if part.kind is not Kind.INIT]
         return len(counted) == wanted and all(part.ready for part in counted)
 
     @property
     def has_address(self) -> bool:
-        """Its sandbox is on the network."""
-        return bool(self._end)
+        """Whether its sandbox is on the network."""
+        return bool(self._end) and not self.gone
 
-    def delete(self, grace_s: float | None) -> None:
-        """Sets the deletion timestamp; `live` does the rest. The first call counts."""
-        if self.terminating:
-            return
-        if grace_s is not None:
-            self._grace_s = grace_s
+    @property
+    def restarts(self) -> dict[str, int]:
+        """Starts of each container after its first one."""
+        return {part.name: max(0, part.runs - 1) for part in self.containers}
+
+    def log(self, container: str) -> str:
+        """Returns all that a container wrote so far, over all its runs."""
+        path = self._log_path(container)
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def report(self) -> str:
+        """Describes the pod: its containers, their probes' last results, their last lines."""
+        lines = [f"pod {self.name} {self.ip} {self._waiting}".rstrip()]
+        for part in self.containers:
+            ready = "ready" if part.ready else "not ready"
+            lines.append(f"  {part.kind} {part.name}: {part.reason}, {ready}, {part.runs}. run")
+            lines += [f"    {name} probe: {last.detail}" for name, last in part.results.items()]
+            lines += [f"    | {line}" for line in self.log(part.name).splitlines()[-_TAIL_LINES:]]
+        return "\n".join(lines)
+
+    def delete(self) -> None:
+        """Sets the deletion timestamp; `live` does the rest."""
         self.terminating = True
-        self._note(What.POD_DELETION, None, f"grace {self._grace_s:g} s")
         self._deletion.set()
         self._stirred.set()
 
-    def log_path(self, container: str) -> Path:
-        """All runs of the container, standard output and error together."""
-        return self.node.state_dir / "logs" / f"{self.identity.name}_{container}.log"
-
-    def refresh(self) -> None:
-        """Brings its /etc/hosts to what the Services are now."""
-        if self.has_address:
-            self._layout.write_hosts()
+    def write_hosts(self, services: str) -> None:
+        """Brings its /etc/hosts up to date: in place, for it is mounted, and in one write."""
+        content = f"127.0.0.1\tlocalhost\n{self.ip}\t{self.name}\n{services}".encode()
+        file = os.open(self._directory / "hosts", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            before = os.read(file, 1 << 20)
+            if before.rstrip() != content.rstrip():
+                os.pwrite(file, content + b"\n" * (len(before) - len(content)), 0)
+        finally:
+            os.close(file)
 
     async def live(self) -> None:
         """Runs the pod until it was deleted and everything of it is gone."""
-        self._note(What.POD_CREATED, None)
         starting = self._task(self._start())
         try:
-            await self._until_deletion()
+            while not self._deletion.is_set():
+                await self._stirred.wait()
+                self._stirred.clear()
+                for task in self._tasks:
+                    if task.done():
+                        task.result()  # raises what went wrong in any task of the pod
             starting.cancel()
             await asyncio.wait({starting})
             await self._leave()
@@ -101,80 +135,115 @@ class PodRun:
         self._tasks.append(task)
         return task
 
-    async def _until_deletion(self) -> None:
-        """Waits for the deletion; raises at once what goes wrong in any task of the pod."""
-        while not self._deletion.is_set():
-            await self._stirred.wait()
-            self._stirred.clear()
-            for task in self._tasks:
-                if task.done():
-                    task.result()
+    def _log_path(self, container: str) -> Path:
+        return self._node.state_dir / "logs" / f"{self.name}_{container}.log"
 
     async def _start(self) -> None:
-        identity = self.identity
-        box = self._directory / "box"
-        box.mkdir(parents=True)
-        self._sandbox = Sandbox(identity.name, box)
+        self._sandbox.box.mkdir(parents=True)
         await self._sandbox.open()
-        self._end = await self.node.network.attach(self._sandbox.pid, identity.pod_ip)
-        await self._lay_out_volumes(self._sandbox)
-        for container in self.spec.init_containers:
-            kind = Kind.SIDECAR if container.restart_policy else Kind.INIT
-            part = self._supervise(container, kind, self._sandbox)
+        (self._directory / "hostname").write_text(f"{self.name}\n", encoding="utf-8")
+        (self._directory / "resolv.conf").write_text("nameserver 127.0.0.1\n", encoding="utf-8")
+        self.write_hosts("")
+        self._end = await self._node.network.attach(self._sandbox.pid, self.ip)
+        for volume in self.spec.get("volumes", ()):
+            while volume["name"] not in self._places:
+                try:
+                    self._places[volume["name"]] = self._lay_out(volume)
+                except Missing as missing:
+                    self._waiting = f"volume {volume['name']!r}: {missing}"
+                    await asyncio.sleep(_RETRY_S)
+        for container in self.spec.get("initContainers", ()):
+            kind = Kind.SIDECAR if "restartPolicy" in container else Kind.INIT
+            part = self._supervise(container, kind)
             await (part.started if kind is Kind.SIDECAR else part.done).wait()
-        for container in self.spec.containers:
-            self._supervise(container, Kind.MAIN, self._sandbox)
-        self.phase = Phase.RUNNING
+        for container in self.spec["containers"]:
+            self._supervise(container, Kind.MAIN)
 
-    def _supervise(self, container: Container, kind: Kind, sandbox: Sandbox) -> Supervised:
+    def _lay_out(self, volume: Spec) -> tuple[Path, bool]:
+        """Makes a volume. Raises Missing."""
+        path = self._directory / "volumes" / str(volume["name"])
+        group = self.spec.get("securityContext", {}).get("fsGroup")
+        if "persistentVolumeClaim" in volume:
+            name = volume["persistentVolumeClaim"]["claimName"]
+            claim = self._node.claim(name)
+            if claim is None:
+                raise Missing(f"PersistentVolumeClaim {name!r} does not exist")
+            for place in (claim, *claim.rglob("*")):
+                _give(place, group)
+            return claim, False
+        if volume.get("emptyDir", {}).get("medium") == "Memory":
+            path = self._sandbox.box / "memory" / str(volume["name"])
+            inside = self._sandbox.inside(path)
+            inside.mkdir()
+            inside.chmod(0o1777)
+            return path, False
+        found = specs.files(volume, self._node.look)
+        path.mkdir(parents=True)
+        path.chmod(0o777 if found is None else 0o755)
+        for name, (data, mode) in (found or {}).items():
+            file = path / name
+            file.write_bytes(data)
+            file.chmod(mode)
+            _give(file, group, read_only=True)
+        return path, found is not None
+
+    def _supervise(self, container: Spec, kind: Kind) -> Supervised:
+        name = str(container["name"])
         part = Supervised(
             container,
             kind,
-            sandbox,
-            self.identity.pod_ip,
-            self.log_path(container.name),
-            partial(self._build, container, sandbox),
-            self._note,
-            self.node.backoff,
-            self.spec.termination_grace_period_seconds,
+            self.ip,
+            self._log_path(name),
+            self._grace_s,
+            partial(self._run, container),
+            lambda what, which, detail: self._node.record(Event(self.name, which, what, detail)),
         )
         self.containers.append(part)
         self._task(part.keep())
         return part
 
-    def _build(self, container: Container, sandbox: Sandbox, run: int) -> tuple[Root, Process]:
-        """Root and process of the container's next run; raises Unstartable, SpecError."""
-        node, identity, spec = self.node, self.identity, self.spec
-        image = node.images[container.image]
-        sources = node.sources(identity.namespace)
-        process = assemble.process(container, spec, image, identity, sources)
-        layer = sandbox.box / "layer" / container.name
-        if not (inside := sandbox.inside(layer)).exists():
+    async def _run(self, container: Spec, number: int) -> Run:
+        """Starts the container's next run. Raises Missing, NotStarted."""
+        name = str(container["name"])
+        image = self._node.images[container["image"]]
+        given = specs.variables(container, self._fields(), self._node.look)
+        process = specs.process(container, self.spec, image, self.name, given)
+        layer = self._sandbox.box / "layer" / name
+        if not (inside := self._sandbox.inside(layer)).exists():
             inside.mkdir()
             build_layer(inside, image)
         root = Root(
             layer=str(layer),
-            writable=str(sandbox.box / "writable" / f"{container.name}-{run}"),
-            point=str(sandbox.box / "root"),
-            binds=assemble.binds(
-                container, self._layout.places, self._layout.kubelet_files(), f"{sandbox.box}/shm"
-            ),
-            read_only=container.security_context.read_only_root_filesystem,
+            writable=str(self._sandbox.box / "writable" / f"{name}-{number}"),
+            point=str(self._sandbox.box / "root"),
+            binds=self._binds(container),
+            read_only=container.get("securityContext", {}).get("readOnlyRootFilesystem", False),
         )
-        return root, process
+        run = Run(self._sandbox, process)
+        await run.start(root, self._log_path(name))
+        return run
 
-    async def _lay_out_volumes(self, sandbox: Sandbox) -> None:
-        failures = 0
-        for volume in self.spec.volumes:
-            while volume.name not in self._layout.places:
-                try:
-                    await self._layout.lay_out(volume, sandbox)
-                except Unstartable as missing:
-                    failures += 1
-                    self.reason = f"volume {volume.name!r}: {missing}"
-                    self._note(What.POD_WAITING, None, self.reason)
-                    await asyncio.sleep(self.node.backoff.pause_s(failures))
-        self.reason = ""
+    def _binds(self, container: Spec) -> tuple[Bind, ...]:
+        files = ("hosts", "hostname", "resolv.conf")
+        found = [Bind(str(self._directory / name), f"/etc/{name}", is_file=True) for name in files]
+        for mount in container.get("volumeMounts", ()):
+            path, read_only = self._places[mount["name"]]
+            read_only = read_only or mount.get("readOnly", False)
+            found.append(Bind(str(path), mount["mountPath"], read_only=read_only))
+        if all(bind.target != "/dev/shm" for bind in found):
+            found.append(Bind(f"{self._sandbox.box}/shm", "/dev/shm"))
+        return tuple(found)
+
+    def _fields(self) -> dict[str, str]:
+        """The downward API."""
+        return {
+            "metadata.name": self.name,
+            "metadata.namespace": "orch",
+            "metadata.uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, self.name)),
+            "spec.nodeName": "node",
+            "status.podIP": self.ip,
+            **{f"metadata.labels['{key}']": value for key, value in self.labels.items()},
+        }
 
     async def _leave(self) -> None:
         """Stops all containers: main ones at once, each sidecar when those after it have ended.
@@ -184,9 +253,7 @@ class PodRun:
         """
         sidecars = [part for part in self.containers if part.kind is Kind.SIDECAR]
         others = [part for part in self.containers if part.kind is not Kind.SIDECAR]
-        leaving: list[Coroutine[object, object, None]] = [
-            part.leave(self._grace_s, None) for part in others
-        ]
+        leaving = [part.leave(self._grace_s, None) for part in others]
         for index, part in enumerate(sidecars):
             before = [*others, *sidecars[index + 1 :]]
 
@@ -200,19 +267,17 @@ class PodRun:
     async def _remove(self) -> None:
         try:
             if self._end:
-                await self.node.network.detach(self._end)
+                await self._node.network.detach(self._end)
         finally:
-            if self._sandbox is not None:
-                await self._sandbox.close()
-            self.node.network.free(self.identity.pod_ip)
+            await self._sandbox.close()
             with suppress(FileNotFoundError):
                 shutil.rmtree(self._directory)
             self.gone = True
-            self._note(What.POD_GONE, None)
 
-    def _note(self, what: What, container: str | None, detail: str = "") -> None:
-        self.node.record(Event(time.monotonic(), self.identity.name, container, what, detail))
-        if self.ready is not self._ready_before:
-            self._ready_before = self.ready
-            word = What.POD_READY if self.ready else What.POD_NOT_READY
-            self.node.record(Event(time.monotonic(), self.identity.name, None, word))
+
+def _give(path: Path, group: int | None, *, read_only: bool = False) -> None:
+    """fsGroup: the group may read, and write where the volume can be written."""
+    if group is not None and not path.is_symlink():
+        os.chown(path, -1, group)
+        more = 0o2770 if path.is_dir() else 0o440 if read_only else 0o660
+        path.chmod(path.stat().st_mode & 0o7777 | more)

@@ -1,8 +1,8 @@
 """The shell script that turns a new mount and PID namespace into a container, and ends in `exec`.
 
 Pure: from values to text. The script is the container's process 1 from its first line, so that the
-command it becomes is process 1, too. It tells the harness on standard input (the write end of a
-pipe) its process id as the host sees it, and `ready` when all that is left is the command itself.
+command it becomes is process 1, too. To standard input (the write end of a pipe) it writes its
+process id as the host sees it, and `ready` when all that is left is the command itself.
 """
 
 from __future__ import annotations
@@ -12,11 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# What containerd leaves to a container that says nothing about capabilities.
-DEFAULT_CAPABILITIES = (
-    *("chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "setpcap"),
-    *("net_bind_service", "net_raw", "sys_chroot", "mknod", "audit_write", "setfcap"),
-)
 _DEVICES = {"null": 3, "zero": 5, "full": 7, "random": 8, "urandom": 9}  # minors of major 1
 
 
@@ -32,20 +27,13 @@ class Bind:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Who the process is and what it may do."""
+    """The user and groups of a process, and whether it may have capabilities."""
 
     user: int
     group: int
     groups: tuple[int, ...]
     no_new_privileges: bool
-    drop: tuple[str, ...] = ()
-    add: tuple[str, ...] = ()
-
-    def capabilities(self) -> list[str]:
-        """The bounding set, in setpriv's lower-case names."""
-        kept = [] if "ALL" in self.drop else list(DEFAULT_CAPABILITIES)
-        kept = [name for name in kept if name.upper() not in self.drop]
-        return kept + [name.lower() for name in self.add if name.lower() not in kept]
+    capabilities: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +51,9 @@ class Process:
         groups = ",".join(map(str, rights.groups))
         return [
             *("/usr/bin/setpriv", "--reuid", str(rights.user), "--regid", str(rights.group)),
-            *(["--groups", groups] if groups else ["--clear-groups"]),
+            *("--groups", groups),
             *(["--no-new-privs"] if rights.no_new_privileges else []),
-            "--bounding-set=" + ",".join(["-all", *(f"+{c}" for c in rights.capabilities())]),
+            *([] if rights.capabilities else ["--bounding-set=-all"]),
             *("--inh-caps=-all", "--", "/usr/bin/env", "-i", "-C", self.working_dir),
             *(f"{name}={value}" for name, value in self.environment.items()),
             *self.command,
