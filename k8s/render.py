@@ -1,4 +1,4 @@
-"""Renders the manifests: `make k8s`, or `python -m k8s.render`.
+"""Renders the manifests: `make k8s`, or `python -m k8s.render` (`--sizes` prints sizes of code).
 
 - k8s/base/runtime: the code that pods run, packed from this tree;
 - k8s/base/profiles: the profiles, with the rule that engines take requests by their sidecar only;
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +36,7 @@ _REFUSE: Final = """
 # In these pods every request comes by the sidecar.
 unleased: refuse
 """
+_BINARY: Final = re.compile(r"^(  [\w.]+\.bz2:) \|\n((?:    \S+\n)+)", re.MULTILINE)
 _HEAD: Final = (
     f"# Rendered from {DEFAULT} by `make k8s`: the reasons stand in base/ and overlays/.\n"
 )
@@ -93,8 +95,8 @@ def pack(members: Mapping[str, bytes]) -> bytes:
     if size > ARCHIVE_LIMIT:
         first = min(members).partition("/")[0]
         raise TooLarge(
-            f"the archive of {first} has {size} bytes, a ConfigMap holds {ARCHIVE_LIMIT}: move some "
-            "of its packages into an archive of their own, in k8s/render.py, in "
+            f"the archive of {first} has {size} bytes, a ConfigMap holds {ARCHIVE_LIMIT}: move "
+            "some of its packages into an archive of their own, in k8s/render.py, in "
             "k8s/base/kustomization.yaml and in the volume `code` of the Deployments"
         )
     return packed.getvalue()
@@ -136,7 +138,7 @@ def documents(rendered: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the text and the content of each object in a stream of YAML documents."""
     for text in re.split(r"^---\n", rendered, flags=re.MULTILINE):
         if text.strip():
-            yield text, yaml.load(text, Loader=yaml.CSafeLoader)  # noqa: S506 (a SafeLoader)
+            yield text, yaml.load(text, Loader=yaml.CSafeLoader)
 
 
 def flat() -> dict[str, str]:
@@ -149,12 +151,36 @@ def flat() -> dict[str, str]:
         kind = body["kind"].lower()
         file = "00-namespace.yaml" if kind == "namespace" else f"{kind}-{name}.yaml"
         assert file not in files, f"two objects would be k8s/{file}"
-        files[file] = _HEAD + text
+        files[file] = _HEAD + _BINARY.sub(_on_one_line, text)
     return files
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    """Joins lines of base64, which are for no reader, into one."""
+    return found[1] + " " + "".join(found[2].split()) + "\n"
+
+
+def sizes() -> Iterator[str]:
+    """Yields what k8s/README.md compares: the code of pods, packed and as it is."""
+    members = [item for archive in runtime().values() for item in archive.items()]
+    plain = sum(len(data) for _, data in members)
+    lines = sum(data.count(b"\n") for _, data in members)
+    yield f"source: {len(members)} files, {lines} lines, {plain} bytes"
+    zipped = io.BytesIO()
+    with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION) as wheel:
+        for path, data in members:
+            wheel.writestr(path, data)
+    packed = {name: len(pack(each)) for name, each in runtime().items()}
+    packed |= {"both": sum(packed.values()), "both as a wheel": len(zipped.getvalue())}
+    for name, size in packed.items():
+        yield f"{name}: {size} bytes, {-(-size // 3) * 4} in base64"
 
 
 def main() -> None:
     """Writes what differs, removes flat files of objects that are gone, and prints which."""
+    if sys.argv[1:] == ["--sizes"]:
+        print("\n".join(sizes()))
+        return
     for path, data in inputs().items():
         _write(path, data)
     files = flat()

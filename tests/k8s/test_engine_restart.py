@@ -35,6 +35,7 @@ async def main():
     signal.signal(signal.SIGUSR1, hang)
     engine = ScriptedEngine(slots=1, profile="home", port=8000)
     engine.epoch = time.time_ns()
+    engine.pages["/health"] = lambda answer: answer.json({})
     await engine.start()
     await asyncio.Event().wait()
 asyncio.run(main())

@@ -40,8 +40,7 @@ def test_object_has_no_field_that_the_server_drops(manifest: Manifest) -> None:
     dropped = [
         path
         for path, value in values(manifest.body)
-        if (value is None or value in ({}, [], ""))
-        and path.rpartition(".")[2] not in MEANINGFUL
+        if (value is None or value in ({}, [], "")) and path.rpartition(".")[2] not in MEANINGFUL
     ]
     assert dropped == []
 
@@ -73,7 +72,9 @@ def test_apply_keeps_the_replicas_that_were_scaled_to(name: str) -> None:
 
 def test_new_pool_starts_with_one_pod_because_the_server_sets_that() -> None:
     """The default of `replicas` is 1: named only where another number is meant, or required."""
-    given = {each.name: each.body["spec"].get("replicas") for each in of_kind(DEFAULT, "Deployment")}
+    given = {
+        each.name: each.body["spec"].get("replicas") for each in of_kind(DEFAULT, "Deployment")
+    }
     assert given == {"orch-home": None, "orch-cloud": None, "orch-entry": 2, "orch-jaeger": 1}
 
 
@@ -95,7 +96,7 @@ def fixed(body: Any, kind: str) -> Any:
     return body
 
 
-@pytest.mark.parametrize(("one", "other"), itertools.combinations(SETS, 2))
+@pytest.mark.parametrize(("one", "other"), [*itertools.combinations(SETS, 2)])
 def test_one_installation_can_be_applied_over_another(one: str, other: str) -> None:
     here = {(each.kind, each.full_name): each.body for each in manifests(one)}
     there = {(each.kind, each.full_name): each.body for each in manifests(other)}

@@ -38,7 +38,9 @@ def code(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in (volume, target):
         path.mkdir()
     entry = pod_spec(named(DEFAULT, "Deployment", "orch-entry"))
-    [sources] = [each["projected"]["sources"] for each in entry["volumes"] if each["name"] == "code"]
+    [sources] = [
+        each["projected"]["sources"] for each in entry["volumes"] if each["name"] == "code"
+    ]
     for source in sources:
         body = named(DEFAULT, "ConfigMap", source["configMap"]["name"]).body
         for file, text in body["binaryData"].items():
@@ -65,7 +67,7 @@ def run(image: Path, *words: str, **more: str) -> subprocess.CompletedProcess[st
 
 
 def test_code_is_compiled_because_containers_may_not_write_beside_it(code: Path) -> None:
-    sources = {path for path in code.rglob("*.py")}
+    sources = set(code.rglob("*.py"))
     assert len(sources) > 100
     for path in sources:
         assert list(path.parent.glob(f"__pycache__/{path.stem}.*.pyc")), path

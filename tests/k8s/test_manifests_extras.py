@@ -66,8 +66,10 @@ def test_monitor_finds_pods_and_asks_for_pages_that_there_are(
     assert set(paths) <= set(ENDPOINTS)
     selector = monitor["spec"]["selector"]
     if group == "pods":
-        chosen = [one for one in of_kind(DEFAULT, "Deployment") if selects(selector, pod_labels(one))]
-        assert [one.name for one in chosen] == ["orch-home", "orch-cloud"]
+        chosen = [
+            one for one in of_kind(DEFAULT, "Deployment") if selects(selector, pod_labels(one))
+        ]
+        assert {one.name for one in chosen} == {"orch-home", "orch-cloud"}
         ports = [set(ports_of(one)) for one in chosen]
     else:
         found = [
@@ -131,7 +133,9 @@ def test_autoscaler_counts_the_pools_that_the_entry_has_of_cloud() -> None:
     text = named("autoscaling", "ConfigMap", "orch-adapter-rule").body["data"]["config.yaml"]
     [rule] = yaml.safe_load(text)["rules"]
     [pattern] = re.findall(r'pool=~"([^"]+)"', rule["metricsQuery"])
-    settings = yaml.safe_load(named(DEFAULT, "ConfigMap", "orch-entry").body["data"]["sidecar.yaml"])
+    settings = yaml.safe_load(
+        named(DEFAULT, "ConfigMap", "orch-entry").body["data"]["sidecar.yaml"]
+    )
     headless = [pool["name"] for pool in settings["pools"] if pool.get("headless")]
     assert [name for name in headless if re.fullmatch(pattern, f"{name}-1")] == ["cloud"]
 

@@ -40,7 +40,9 @@ def as_deployment(template: Mapping[str, Any], folder: str) -> Manifest:
 LEADER: Final = as_deployment(TEMPLATE["leaderTemplate"], "multi-node")
 WORKER: Final = as_deployment(TEMPLATE["workerTemplate"], "multi-node")
 SERVED: Final = as_deployment({"spec": SERVICE.body["spec"]["template"]}, "kserve")
-every_pod = pytest.mark.parametrize("pod", [LEADER, WORKER, SERVED], ids=["leader", "worker", "kserve"])
+every_pod = pytest.mark.parametrize(
+    "pod", [LEADER, WORKER, SERVED], ids=["leader", "worker", "kserve"]
+)
 
 
 @every_pod

@@ -120,8 +120,7 @@ def changed(tmp_path: Path) -> dict[str, dict[str, Any]]:
     base.write_text(base.read_text().replace("SERVED_NAME=qwen3-4b", "SERVED_NAME=other"))
     rendered = render.kustomize(copy / "overlays" / DEFAULT)
     return {
-        f"{body['kind']}/{body['metadata']['name']}": body
-        for _, body in render.documents(rendered)
+        f"{body['kind']}/{body['metadata']['name']}": body for _, body in render.documents(rendered)
     }
 
 
@@ -157,4 +156,3 @@ def test_unpacking_is_the_same_everywhere(deployment: Manifest) -> None:
         assert commands == [["cp", "-r", "/code/.", "/opt/orch"]]
     else:
         assert commands == [UNPACK]
-

@@ -1,8 +1,8 @@
 """Every manifest holds against the schemas of the oldest and the newest Kubernetes minor, strictly.
 
 The schemas are those that kubernetes-validate ships, one set per minor, with nothing allowed that
-they do not name. Kinds that come from elsewhere (Prometheus Operator, Gateway API, LeaderWorkerSet, KServe)
-have none there: what is asked of them is written out in the tests of what they are for.
+they do not name. Kinds that come from elsewhere (Prometheus Operator, Gateway API, LeaderWorkerSet,
+KServe) have none there: what is asked of them is written out in the tests of what they are for.
 """
 
 from __future__ import annotations

@@ -48,7 +48,11 @@ def hook(script: str) -> dict[str, Any]:
 def deployment(name: str, pod: dict[str, Any], **spec: Any) -> dict[str, Any]:
     """A Deployment of pods that are labelled `app: NAME`."""
     template = {"metadata": {"labels": {"app": name}}, "spec": pod}
-    return {"kind": "Deployment", "metadata": {"name": name}, "spec": {"template": template, **spec}}
+    return {
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {"template": template, **spec},
+    }
 
 
 def started(cluster: Cluster, name: str, pod: dict[str, Any]) -> Pod:
@@ -93,7 +97,9 @@ def test_container_gets_what_its_manifest_declares(cluster: Cluster) -> None:
             {"name": "URL", "value": "http://$(APP)/$(B)"},
         ],
         workingDir="/var/work",
-        volumeMounts=[{"name": each["name"], "mountPath": f"/v/{each['name']}"} for each in volumes],
+        volumeMounts=[
+            {"name": each["name"], "mountPath": f"/v/{each['name']}"} for each in volumes
+        ],
         securityContext={
             "readOnlyRootFilesystem": True,
             "allowPrivilegeEscalation": False,
@@ -107,11 +113,18 @@ def test_container_gets_what_its_manifest_declares(cluster: Cluster) -> None:
         {"securityContext": context, "containers": [container], "volumes": volumes},
     )
     cluster.wait(lambda: pod.log("c") == "http://declared/2 $(URL)\n", SOON_S)
-    assert printed(cluster, pod, "pwd; id -u; id -G").split() == ["/var/work", "12345", "8", "23456"]
+    assert printed(cluster, pod, "pwd; id -u; id -G").split() == [
+        "/var/work",
+        "12345",
+        "8",
+        "23456",
+    ]
     status = printed(cluster, pod, "grep -E '^(CapEff|CapBnd|NoNewPrivs)' /proc/self/status")
     assert status.split()[1::2] == ["0" * 16, "0" * 16, "1"]
     assert printed(cluster, pod, "cat /v/map/a.txt /v/all/key /v/disk/given") == "onehushbefore"
-    assert printed(cluster, pod, "touch /v/memory/f /v/disk/f; ls /v/memory /v/none").count("f") == 1
+    assert (
+        printed(cluster, pod, "touch /v/memory/f /v/disk/f; ls /v/memory /v/none").count("f") == 1
+    )
     assert (cluster.claim("disk") / "f").exists()
     for path in ("/v/map/x", "/v/none/x", "/x"):
         assert "Read-only file system" in printed(cluster, pod, f"touch {path}")

@@ -1,4 +1,4 @@
-"""What `kubectl apply -k k8s/overlays/cpu` makes, run: real engines behind the manifests' own sidecars.
+"""The overlay k8s/overlays/cpu, run: real engines behind the manifests' own sidecars.
 
 The tests go on from each other's cluster, in the order in which they stand: a start of two engines
 takes most of a minute.

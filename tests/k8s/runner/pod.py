@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.k8s.runner import spec as specs
 from tests.k8s.runner.container import Run
-from tests.k8s.runner.events import Event, What
+from tests.k8s.runner.events import Event
 from tests.k8s.runner.image import Image, build_layer
 from tests.k8s.runner.network import Network
 from tests.k8s.runner.sandbox import Sandbox

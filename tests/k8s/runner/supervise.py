@@ -177,7 +177,9 @@ class Supervised:
             hook = asyncio.create_task(probes.execute(action["exec"], target, _ENDLESS_S))
             await asyncio.wait({hook}, timeout=left_s)
             late = f"still running after {left_s} s"
-            self._note(What.PRE_STOP_ENDED, self.name, hook.result().detail if hook.done() else late)
+            self._note(
+                What.PRE_STOP_ENDED, self.name, hook.result().detail if hook.done() else late
+            )
             left_s -= math.floor(loop.time() - began)
         if turn is not None and left_s > 0:
             began = loop.time()
