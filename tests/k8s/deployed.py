@@ -34,7 +34,7 @@ from tests.k8s.runner.pod import Pod
 
 NAMESPACE: Final = "orch"
 POOLS: Final = ("orch-home", "orch-cloud")
-READY_WITHIN_S: Final = 240.0
+READY_WITHIN_S: Final = 400.0
 _COVERED: Final = "/tmp"
 
 

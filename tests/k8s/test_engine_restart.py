@@ -41,7 +41,7 @@ async def main():
 asyncio.run(main())
 """
 EVERY_SECOND: Final = {"periodSeconds": 1, "timeoutSeconds": 9, "failureThreshold": 1}
-SHORT: Final = {"periodSeconds": 1, "failureThreshold": 2, "terminationGracePeriodSeconds": 3}
+SHORT: Final = {"periodSeconds": 1, "failureThreshold": 1, "terminationGracePeriodSeconds": 2}
 
 
 @pytest.fixture

@@ -49,9 +49,9 @@ def code(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     paths = {"/etc/orch/code": str(volume), "/opt/orch": str(target)}
     assert {mount["mountPath"] for mount in unpack["volumeMounts"]} == set(paths)
     words = list(unpack["command"])
-    for path, here in paths.items():
-        assert path in words[-1]
-        words[-1] = words[-1].replace(path, here)
+    for there, here in paths.items():
+        assert there in words[-1]
+        words[-1] = words[-1].replace(there, here)
     clean = {"PATH": f"{image}:{os.environ['PATH']}"}
     done = subprocess.run(words, env=clean, cwd="/", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

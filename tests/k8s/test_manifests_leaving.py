@@ -114,7 +114,7 @@ def test_budgets_protect_cloud_and_entry_and_let_a_node_be_drained(folder: str) 
 # Clients, by the labels of the pod and of its namespace.
 OTHERS: Final = ({"app": "shop"}, {"kubernetes.io/metadata.name": "shop"})
 # A load balancer with IP targets: no pod, so that no selector matches it.
-BALANCER: Final = ({}, {})
+BALANCER: Final[tuple[dict[str, str], dict[str, str]]] = ({}, {})
 PROMETHEUS: Final = ({"app": "prometheus"}, {"kubernetes.io/metadata.name": "monitoring"})
 OURS: Final = {"kubernetes.io/metadata.name": "orch"}
 

@@ -116,8 +116,8 @@ def test_container_gets_what_its_manifest_declares(cluster: Cluster) -> None:
     assert printed(cluster, pod, "pwd; id -u; id -G").split() == [
         "/var/work",
         "12345",
-        "8",
         "23456",
+        "8",
     ]
     status = printed(cluster, pod, "grep -E '^(CapEff|CapBnd|NoNewPrivs)' /proc/self/status")
     assert status.split()[1::2] == ["0" * 16, "0" * 16, "1"]

@@ -26,8 +26,9 @@ class Missing(RuntimeError):
 
 def content(body: Spec) -> dict[str, bytes]:
     """Returns every key of a ConfigMap or Secret with its bytes."""
-    encoded = body.get("binaryData", {}) | (body["data"] if body["kind"] == "Secret" else {})
-    plain = body.get("stringData", {}) | (body.get("data", {}) if body["kind"] != "Secret" else {})
+    data, secret = body.get("data", {}), body["kind"] == "Secret"
+    encoded = body.get("binaryData", {}) | (data if secret else {})
+    plain = body.get("stringData", {}) | ({} if secret else data)
     decoded = {key: base64.b64decode("".join(text.split())) for key, text in encoded.items()}
     return decoded | {key: text.encode() for key, text in plain.items()}
 
@@ -81,7 +82,7 @@ def process(
     own = {"HOSTNAME": name, "HOME": "/"}
     return Process(
         command=image.instead or tuple(expanded(word, given) for word in words),
-        environment=own | image.environment | given,
+        environment={**own, **image.environment, **given},
         working_dir=container.get("workingDir", "/"),
         rights=_rights(container.get("securityContext", {}), pod.get("securityContext", {})),
     )
