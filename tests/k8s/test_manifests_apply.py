@@ -10,10 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.k8s.objects import DEFAULT, SETS, Manifest, all_manifests, manifests, named, of_kind
+from tests.k8s.objects import DEFAULT, SETS, all_manifests, manifests, named, of_kind
 from tests.k8s.serverside import apply, leaves
 
-every_object = pytest.mark.parametrize("manifest", all_manifests(), ids=lambda each: each.file)
 # Where an empty mapping has a meaning of its own: all pods, a directory with no limit.
 MEANINGFUL: Final = ("podSelector", "emptyDir", "namespaceSelector", "route", "gateway")
 
@@ -27,18 +26,18 @@ def values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from values(item, f"{path}.{key}")
 
 
-@every_object
-def test_apply_changes_nothing_a_second_time(manifest: Manifest) -> None:
-    body = dict(manifest.body)
-    once = apply({}, None, body)
-    assert apply(once, body, body) == once == leaves(body)
+def test_apply_changes_nothing_a_second_time() -> None:
+    for manifest in all_manifests():
+        body = dict(manifest.body)
+        once = apply({}, None, body)
+        assert apply(once, body, body) == once == leaves(body), manifest.file
 
 
-@every_object
-def test_object_has_no_field_that_the_server_drops(manifest: Manifest) -> None:
+def test_objects_have_no_field_that_the_server_drops() -> None:
     """It leaves out what is null or empty, and each later `kubectl diff` would show it."""
     dropped = [
-        path
+        f"{manifest.file}{path}"
+        for manifest in all_manifests()
         for path, value in values(manifest.body)
         if (value is None or value in ({}, [], "")) and path.rpartition(".")[2] not in MEANINGFUL
     ]
@@ -49,14 +48,15 @@ _QUANTITY: Final = re.compile(r"\.(requests|limits)\.[^.]+$|\.(sizeLimit|storage
 _CANONICAL: Final = re.compile(r"[1-9]\d*(m|Ki|Mi|Gi)?")
 
 
-@every_object
-def test_quantities_are_as_the_server_writes_them(manifest: Manifest) -> None:
-    for path, value in values(manifest.body):
-        if _QUANTITY.search(path):
-            assert isinstance(value, str), path
-            assert _CANONICAL.fullmatch(value), f"{path}: {value}"
-            number, unit = re.split(r"(?<=\d)(?=\D|$)", value, maxsplit=1)
-            assert unit == "" or int(number) % (1000 if unit == "m" else 1024), f"{path}: {value}"
+def test_quantities_are_as_the_server_writes_them() -> None:
+    for manifest in all_manifests():
+        for path, value in values(manifest.body):
+            if _QUANTITY.search(path):
+                place = f"{manifest.file}{path}: {value!r}"
+                assert isinstance(value, str), place
+                assert _CANONICAL.fullmatch(value), place
+                number, unit = re.split(r"(?<=\d)(?=\D|$)", value, maxsplit=1)
+                assert unit == "" or int(number) % (1000 if unit == "m" else 1024), place
 
 
 @pytest.mark.parametrize("name", ["orch-home", "orch-cloud"])
@@ -96,12 +96,12 @@ def fixed(body: Any, kind: str) -> Any:
     return body
 
 
-@pytest.mark.parametrize(("one", "other"), [*itertools.combinations(SETS, 2)])
-def test_one_installation_can_be_applied_over_another(one: str, other: str) -> None:
-    here = {(each.kind, each.full_name): each.body for each in manifests(one)}
-    there = {(each.kind, each.full_name): each.body for each in manifests(other)}
-    for key in set(here) & set(there):
-        assert fixed(here[key], key[0]) == fixed(there[key], key[0]), key
+def test_one_installation_can_be_applied_over_another() -> None:
+    for one, other in itertools.combinations(SETS, 2):
+        here = {(each.kind, each.full_name): each.body for each in manifests(one)}
+        there = {(each.kind, each.full_name): each.body for each in manifests(other)}
+        for key in set(here) & set(there):
+            assert fixed(here[key], key[0]) == fixed(there[key], key[0]), (one, other, key)
 
 
 def test_claims_differ_by_what_cannot_be_changed() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
+import yaml
 
 from tests.k8s.objects import (
     DEFAULT,
@@ -159,3 +163,37 @@ def test_documented_secret_of_evidence_is_mounted_where_its_path_says(name: str)
     [secret] = [each["secret"] for each in volumes if each["name"] == "evidence"]
     assert secret["defaultMode"] & 0o027 == 0
     assert pod_spec(deployment)["securityContext"]["fsGroup"] == 2000
+
+
+_KUBECTL: Final = """#!/bin/sh
+case "$*" in
+  *"get configmaps"*) printf 'configmap/%s\\n' $CONFIG_MAPS ;;
+  *"get replicasets"*) cat "$REPLICA_SETS" ;;
+  *) echo "$*" >> "$DONE" ;;
+esac
+"""
+
+
+def test_documented_pruning_deletes_what_no_replica_set_reads(tmp_path: Path) -> None:
+    """With a stand-in for kubectl: a cluster with one revision, and a ConfigMap of an old one."""
+    text = (K8S / "README.md").read_text(encoding="utf-8")
+    [pruning] = re.findall(r"^(comm .*?)^```", text, re.MULTILINE | re.DOTALL)
+    there = [
+        each
+        for each in of_kind(DEFAULT, "ConfigMap")
+        if each.body["metadata"]["labels"]["app.kubernetes.io/component"] == "config"
+    ]
+    (tmp_path / "kubectl").write_text(_KUBECTL)
+    (tmp_path / "kubectl").chmod(0o755)
+    sets = tmp_path / "replica-sets.yaml"
+    sets.write_text(yaml.safe_dump_all(dict(each.body) for each in of_kind(DEFAULT, "Deployment")))
+    names = [*(each.full_name for each in there), "orch-model-0123456789"]
+    variables = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "CONFIG_MAPS": " ".join(names),
+        "REPLICA_SETS": str(sets),
+        "DONE": str(tmp_path / "done"),
+    }
+    subprocess.run(["bash", "-euc", pruning], env=variables, check=True)
+    done = (tmp_path / "done").read_text()
+    assert done == "-n orch delete configmap orch-model-0123456789\n"

@@ -44,7 +44,6 @@ PROJECT: Final[dict[str, Any]] = tomllib.loads(
     (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 )["project"]
 
-every_object = pytest.mark.parametrize("manifest", all_manifests(), ids=lambda each: each.file)
 every_deployment = pytest.mark.parametrize("deployment", deployments(), ids=lambda each: each.file)
 every_pool = pytest.mark.parametrize("deployment", pools(), ids=lambda each: each.file)
 
@@ -53,17 +52,17 @@ def is_jaeger(each: Manifest) -> bool:
     return each.name == "orch-jaeger"
 
 
-@every_object
-def test_object_has_the_recommended_labels(manifest: Manifest) -> None:
-    labels = manifest.body["metadata"]["labels"]
-    assert set(LABELS) <= set(labels)
-    assert labels["app.kubernetes.io/part-of"] == "orch"
-    version = labels["app.kubernetes.io/version"]
-    if is_jaeger(manifest):
-        image = container(named(DEFAULT, "Deployment", "orch-jaeger"), "jaeger")["image"]
-        assert image.partition("@")[0].endswith(f":{version}")
-    else:
-        assert version == PROJECT["version"]
+def test_objects_have_the_recommended_labels() -> None:
+    for manifest in all_manifests():
+        labels = manifest.body["metadata"]["labels"]
+        assert set(LABELS) <= set(labels), manifest.file
+        assert labels["app.kubernetes.io/part-of"] == "orch", manifest.file
+        version = labels["app.kubernetes.io/version"]
+        if is_jaeger(manifest):
+            image = container(named(DEFAULT, "Deployment", "orch-jaeger"), "jaeger")["image"]
+            assert image.partition("@")[0].endswith(f":{version}"), manifest.file
+        else:
+            assert version == PROJECT["version"], manifest.file
 
 
 @every_deployment
@@ -72,20 +71,18 @@ def test_pods_have_the_labels_of_their_deployment(deployment: Manifest) -> None:
     assert {name: labels[name] for name in LABELS} == dict(pod_labels(deployment))
 
 
-@every_object
-def test_object_is_in_the_namespace_that_is_made_first(manifest: Manifest) -> None:
+def test_objects_are_in_the_namespace_that_is_made_first() -> None:
     first = manifests(DEFAULT)[0]
     assert (first.kind, first.name) == ("Namespace", "orch")
-    if manifest.kind == "Namespace":
-        assert "namespace" not in manifest.body["metadata"]
-    else:
-        assert manifest.body["metadata"]["namespace"] == first.name
+    for manifest in all_manifests():
+        namespace = manifest.body["metadata"].get("namespace")
+        assert namespace == (None if manifest.kind == "Namespace" else "orch"), manifest.file
 
 
-@every_object
-def test_client_side_apply_can_annotate_the_object_with_itself(manifest: Manifest) -> None:
-    written = json.dumps(manifest.body, separators=(",", ":"), ensure_ascii=False).encode()
-    assert len(written) <= ANNOTATIONS_LIMIT - RESERVE
+def test_client_side_apply_can_annotate_every_object_with_itself() -> None:
+    for manifest in all_manifests():
+        text = json.dumps(manifest.body, separators=(",", ":"), ensure_ascii=False)
+        assert len(text.encode()) <= ANNOTATIONS_LIMIT - RESERVE, manifest.file
 
 
 @every_deployment
