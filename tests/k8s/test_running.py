@@ -150,7 +150,7 @@ async def delete_mid_stream(there: Deployed) -> tuple[str, bytes, int] | None:
     """
     pods = there.pods("orch-cloud")
     async with session(there) as http:
-        asked = body(there, 1500, stream=True)
+        asked = body(there, 500, stream=True)
         headers = {"X-Orch-Pool": "cloud"}
         async with http.post(there.url + CHAT, json=asked, headers=headers) as answer:
             assert answer.status == 200
