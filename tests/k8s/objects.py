@@ -21,7 +21,7 @@ OWN: Final = ("own", "own_images")
 SETS: Final = (DEFAULT, "cpu", "one-gpu", "one-gpu-home", "openshift", *OWN)
 EXTRAS: Final = ("monitoring", "autoscaling", "gateway")  # applied in addition
 OTHERS: Final = ("multi-node", "kserve")  # with kinds in place of Deployments
-HOMES: Final = {"home": "orch-home", "cloud": "orch-cloud"}
+DEPLOYMENTS: Final = {"home": "orch-home", "cloud": "orch-cloud"}
 
 LABELS: Final = tuple(
     f"app.kubernetes.io/{name}"
@@ -92,7 +92,7 @@ def deployments() -> list[Manifest]:
 
 def pools() -> list[Manifest]:
     """The distinct Deployments with engines."""
-    return [each for each in deployments() if each.name in HOMES.values()]
+    return [each for each in deployments() if each.name in DEPLOYMENTS.values()]
 
 
 def of_kind(folder: str, *kinds: str) -> list[Manifest]:

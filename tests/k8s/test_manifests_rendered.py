@@ -75,6 +75,12 @@ def test_archive_is_the_same_whenever_it_is_made_and_another_for_other_members()
     assert render.unpacked(packed) == members
 
 
+def test_sizes_are_those_of_the_archives() -> None:
+    printed = "\n".join(render.sizes())
+    for name, members in render.runtime().items():
+        assert f"{name}: {len(render.pack(members))} bytes" in printed
+
+
 def test_archive_that_no_config_map_holds_is_refused_with_both_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,7 +15,7 @@ import yaml
 from orch_sidecar import cli
 from orch_sidecar.config.settings import SidecarSettings
 from tests.k8s.objects import (
-    HOMES,
+    DEPLOYMENTS,
     SETS,
     Manifest,
     container,
@@ -201,7 +201,7 @@ def test_entry_reads_its_settings_and_reaches_every_pool(
     deployed = {each.name for each in of_kind(folder, "Deployment")}
     assert settings.entries == entry.body["spec"]["replicas"]
     names = {pool.name for pool in settings.pools}
-    assert names == {name for name, each in HOMES.items() if each in deployed}
+    assert names == {name for name, each in DEPLOYMENTS.items() if each in deployed}
     for pool in settings.pools:
         service = named(folder, "Service", f"orch-{pool.name}")
         port = service.body["spec"]["ports"][0]["port"]

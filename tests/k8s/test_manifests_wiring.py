@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from tests.k8s.objects import (
-    HOMES,
+    DEPLOYMENTS,
     SETS,
     Manifest,
     containers,
@@ -44,7 +44,7 @@ def test_services_and_budgets_find_one_deployment_and_its_ports(folder: str) -> 
 @every_set
 def test_pools_are_found_by_address_also_while_they_are_not_ready(folder: str) -> None:
     """The sidecar of a pod reports whether it admits; one that drains still has requests."""
-    services = [each for each in of_kind(folder, "Service") if each.name in HOMES.values()]
+    services = [each for each in of_kind(folder, "Service") if each.name in DEPLOYMENTS.values()]
     assert services
     for spec in (each.body["spec"] for each in services):
         assert spec["clusterIP"] == "None"

@@ -91,7 +91,7 @@ def process(
 def _rights(own: Spec, pod: Spec) -> Rights:
     user = own.get("runAsUser", pod.get("runAsUser", 0))
     if user == 0 and pod.get("runAsNonRoot"):
-        raise Missing("a user other than root, which runAsNonRoot asks for")
+        raise Missing("a user: runAsNonRoot is set, and the container would run as root")
     group = pod.get("runAsGroup", 0)
     return Rights(
         user=user,
