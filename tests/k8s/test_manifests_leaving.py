@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.k8s.objects import (
+    DEPLOYMENTS,
     SETS,
     Manifest,
     container,
@@ -146,7 +147,9 @@ def _is(peer: Mapping[str, Any], pod: Mapping[str, str], namespace: Mapping[str,
 @every_set
 def test_only_the_entry_and_prometheus_reach_pools_and_nobody_engines(folder: str) -> None:
     entry = named(folder, "Deployment", "orch-entry")
-    for pool in (each for each in POOLS if each.folder == folder):
+    found = [each for each in of_kind(folder, "Deployment") if each.name in DEPLOYMENTS.values()]
+    assert found
+    for pool in found:
         http_port = ports_of(pool)["http"]
         asking = {"others": OTHERS, "prometheus": PROMETHEUS, "entry": (pod_labels(entry), OURS)}
         asking["pool"] = (pod_labels(pool), OURS)
