@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 from typing import Final
@@ -16,11 +17,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from k8s import render
 from tests.k8s import lock
 from tests.k8s.objects import ROOT
 
-# Not run in a cluster: what they need besides (plots, progress bars) is an extra of its own.
-MEASURING: Final = ("orch_sidecar/tools/bench/", "orch_sidecar/tools/facts/")
 PACKAGES: Final = ("orch_sidecar", "vllm_plugin")
 # The image's Python, and the machine that the lock is of.
 TARGET: Final = {
@@ -47,10 +47,8 @@ def locked() -> dict[str, Version]:
 
 def sources() -> Iterator[Path]:
     """The modules that run in the cluster."""
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if not str(path.relative_to(ROOT)).startswith(MEASURING):
-                yield path
+    for members in render.runtime().values():
+        yield from (ROOT / path for path in members if path.endswith(".py"))
 
 
 def imported() -> dict[str, set[str]]:
@@ -83,6 +81,7 @@ NAMESPACES: Final = {
 }
 
 
+@cache
 def distributions() -> dict[str, set[str]]:
     """The distributions that are needed, by canonical name, and what needs them."""
     by_module = packages_distributions()
