@@ -18,7 +18,7 @@ MINUTES ?= 20
 SEED ?=
 MODEL ?=
 
-.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars soak k8s clean
+.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars bench-entry soak k8s clean
 
 install: $(STAMP)
 
@@ -109,6 +109,10 @@ bench-queue: $(STAMP)
 bench-sidecars: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.sidecars throughput
 	$(BIN)/python -m tests.benchmarks.sidecars crashes
+
+bench-entry: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.entry
+	$(BIN)/python -m tests.benchmarks.entry.placement
 
 bench-policy: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.policy all

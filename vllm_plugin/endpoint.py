@@ -19,13 +19,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from vllm_plugin.admin_calls import AdminCallMiddleware, set_within, watch_readiness
 from vllm_plugin.allowlist import NAME
-from vllm_plugin.engine_state import EngineState, State, Subscriber
+from vllm_plugin.engine_state import EngineState, State
 from vllm_plugin.evidence import Evidence
 from vllm_plugin.kv_cache import KvCache
 from vllm_plugin.lease_middleware import LeaseMiddleware
 from vllm_plugin.lease_protocol import (
     API_VERSION,
     CHANGE,
+    CHANGES_EVERY_MS,
     CLAIMS_PATH,
     ENDED,
     HEARTBEAT,
@@ -35,10 +36,12 @@ from vllm_plugin.lease_protocol import (
     changes_every_s,
     event,
     incompatible,
+    parse_changes_every_s,
     parse_claim,
     timestamp,
 )
 from vllm_plugin.statements_endpoint import StatementsEndpoint
+from vllm_plugin.subscriber import Subscriber
 from vllm_plugin.unleased import EngineKeys, Unleased, objection
 from vllm_plugin.workloads import workloads_of
 
@@ -198,9 +201,14 @@ class CapabilitiesEndpoint:
         if message is not None:
             body = {"message": f"the sidecar's {message}", "type": "api_version", "code": 409}
             return JSONResponse({"error": body}, status_code=409)
+        try:
+            asked_s = parse_changes_every_s(request.query_params.get(CHANGES_EVERY_MS, ""))
+        except ValueError as error:
+            body = {"message": str(error), "type": "invalid_request_error", "code": 400}
+            return JSONResponse({"error": body}, status_code=400)
         return StreamingResponse(
             # A sidecar that names no version knows neither claims nor offers.
-            self._events(request.query_params.get("instance"), claims=bool(version)),
+            self._events(request.query_params.get("instance"), asked_s, claims=bool(version)),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store"},
         )
@@ -211,7 +219,10 @@ class CapabilitiesEndpoint:
         server = getattr(self._app.state, "server", None)
         return not (server is not None and server.should_exit)
 
-    async def _events(self, instance: str | None, *, claims: bool) -> AsyncIterator[bytes]:
+    async def _events(
+        self, instance: str | None, asked_s: float, *, claims: bool
+    ) -> AsyncIterator[bytes]:
+        """`asked_s`: the least time between two changes that the reader asks for."""
         engine_state = self._engine_state
         readiness = engine_state.readiness
         woken = asyncio.Event()
@@ -219,19 +230,17 @@ class CapabilitiesEndpoint:
         engine_state.subscribe(subscriber)
         try:
             # What the subscriber was sent last.
-            changes, not_ready = engine_state.change_fields(instance), readiness.not_ready
+            changes, not_ready = engine_state.look(subscriber), readiness.not_ready
             heartbeat = engine_state.heartbeat_fields(time.time())
             leases = {"leases": sorted(engine_state.leases.of(instance))}
             first = engine_state.document(instance, time.time()) | heartbeat | leases
             yield _observed(STATE, first)
             changes_at = heartbeat_at = time.monotonic()
-            dirty, batch_seen = False, engine_state.speed.batch_seen
+            batch_seen = engine_state.speed.batch_seen
             while self._is_alive():
                 self._refresh_models()
                 engine_state.tick()
-                if woken.is_set():
-                    woken.clear()
-                    dirty = True
+                woken.clear()
                 if subscriber.ended:
                     ended, subscriber.ended = subscriber.ended, []
                     yield event(ENDED, {"leases": ended})
@@ -249,17 +258,17 @@ class CapabilitiesEndpoint:
                     yield _observed(
                         HEARTBEAT, _changed(heartbeat, before) | engine_state.claim_field(instance)
                     )
-                every_s = changes_every_s(engine_state.claims.sidecars)
+                every_s = changes_every_s(engine_state.claims.sidecars, engine_state.step_s)
+                every_s = max(every_s, asked_s)
                 offers, subscriber.offers = subscriber.offers, []
                 # An offer does not wait, and is preceded by the slots that its reader may use.
-                if dirty and (offers or now - changes_at >= every_s):
-                    before, changes = changes, engine_state.change_fields(instance)
-                    changes_at, dirty = now, False
+                if subscriber.changed and (offers or now - changes_at >= every_s):
+                    before, changes, changes_at = changes, engine_state.look(subscriber), now
                     if changed := _changed(changes, before):
                         yield _observed(CHANGE, changed)
                 for offer in offers:
                     yield event(OFFER, {"cost": offer.cost, "number": offer.number})
-                wait_s = changes_at + every_s - now if dirty else CHECK_EVERY_S
+                wait_s = changes_at + every_s - now if subscriber.changed else CHECK_EVERY_S
                 wait_s = min(wait_s, heartbeat_at + HEARTBEAT_EVERY_S - now)
                 if (ticks_at := engine_state.ticks_at()) is not None:
                     wait_s = min(wait_s, max(0.0, ticks_at - time.time()) + _TICK_SLACK_S)

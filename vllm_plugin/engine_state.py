@@ -19,27 +19,13 @@ from vllm_plugin.leases import Leases, Rejected
 from vllm_plugin.prefix_cache import PrefixCache
 from vllm_plugin.readiness import READY, STALLED, NotReady, Readiness
 from vllm_plugin.request_numbers import RequestNumbers
-from vllm_plugin.slot_claims import Offer, SlotClaims
+from vllm_plugin.slot_claims import SlotClaims
 from vllm_plugin.stall_detector import StallDetector
+from vllm_plugin.subscriber import Subscriber, Subscribers
 
 _STALL: Final = NotReady(STALLED, "the engine has sequences, but has reported no step for too long")
 
 State = dict[str, Any]
-
-
-class Subscriber:
-    """One reader of the state: is woken by changes, and collects what concerns only its sidecar:
-    the ended leases it owns, and the slots it is offered."""
-
-    def __init__(
-        self, instance: str | None, wake: Callable[[], None], *, claims: bool = True
-    ) -> None:
-        """`claims`: it is a sidecar that understands offers."""
-        self.instance = instance
-        self.wake = wake
-        self.claims = claims and instance is not None
-        self.ended: list[str] = []
-        self.offers: list[Offer] = []
 
 
 class EngineState:
@@ -60,7 +46,7 @@ class EngineState:
         self.readiness = Readiness()
         self._reported_not_ready: NotReady | None = None
         self._stall_detector = StallDetector()
-        self._subscribers: set[Subscriber] = set()
+        self._subscribers = Subscribers()
         self._running = 0
         self._waiting = 0
         self._prefilling = 0
@@ -70,11 +56,12 @@ class EngineState:
         self._clock = clock
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Wakes the subscriber at each change from now on."""
+        """Wakes the subscriber at the next change after each `look`, from now on."""
         if subscriber.claims and subscriber.instance is not None:
             self.claims.opened(subscriber.instance)
-            self._wake_all()  # the number of sidecars has changed
+            self._subscribers.wake_all()  # the number of sidecars has changed
         self._subscribers.add(subscriber)
+        self._subscribers.looks(subscriber)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Stops waking the subscriber. Does nothing if it is not subscribed."""
@@ -92,7 +79,7 @@ class EngineState:
             report.at_s, in_engine, None if report.batch is None else report.elapsed_s
         )
         if report.batch is not None and self.speed.record(report, report.batch):
-            self._wake_all()
+            self._subscribers.wake_all()
         if report.prefix_queries:
             self.prefix_cache.record(report.at_s, report.prefix_queries, report.prefix_hits)
         foreign_changed = self.leases.reported(in_engine, report.at_s)
@@ -120,13 +107,13 @@ class EngineState:
         self._prefilling, self._kv_cache_usage = prefilling, usage
         self._peak = max(self._peak, in_step)
         self._preemptions += report.preempted
-        self._wake_all()
+        self._subscribers.change()
 
     def set_models(self, models: tuple[str, ...]) -> None:
         """Sets the names under which the engine serves requests, the base model's first."""
         if models != self.models:
             self.models = models
-            self._wake_all()
+            self._subscribers.change()
 
     def enter(
         self, lease: str | None, traceparent: str | None = None, *, urgent: bool = True
@@ -164,6 +151,8 @@ class EngineState:
         for subscriber in self._subscribers:
             if request.lease is not None and request.instance == subscriber.instance:
                 subscriber.ended.append(request.lease)
+                if subscriber.changed:  # else it is woken by what follows
+                    subscriber.wake()
         self._slots_changed()
 
     # Slots that come free
@@ -198,7 +187,7 @@ class EngineState:
 
     def _slots_changed(self) -> None:
         self._offer()
-        self._wake_all()
+        self._subscribers.change()
 
     def _offer(self) -> None:
         """Offers free slots to the sidecars that claim them."""
@@ -210,9 +199,15 @@ class EngineState:
                     subscriber.offers.append(offer)
                     subscriber.wake()
 
-    def _wake_all(self) -> None:
-        for subscriber in self._subscribers:
-            subscriber.wake()
+    def look(self, subscriber: Subscriber) -> State:
+        """Returns the fields that are sent as soon as they change; wakes at the next change."""
+        self._subscribers.looks(subscriber)
+        return self.change_fields(subscriber.instance)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a decode step of the current batch; 0: unknown."""
+        return self.speed.seconds(max(1, self._running))
 
     def change_fields(self, instance: str | None) -> State:
         """Returns the fields that are sent as soon as they change, as seen by `instance`."""
@@ -246,7 +241,7 @@ class EngineState:
         Stalls are detected as of `now_s`; without a time none is reported.
         """
         if now_s is not None and self.speed.fit(now_s):
-            self._wake_all()
+            self._subscribers.wake_all()
         not_ready = self._not_ready(now_s)
         return {
             "state": READY if not_ready is None else not_ready.state,
@@ -263,7 +258,7 @@ class EngineState:
         if before is not None or self._reported_not_ready is not None:
             self._stall_detector.restart(now_s)
         if before != self._reported_not_ready:
-            self._wake_all()
+            self._subscribers.wake_all()
 
     def _not_ready(self, now_s: float | None) -> NotReady | None:
         if now_s is None or self.readiness.not_ready is not None:

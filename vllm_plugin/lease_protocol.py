@@ -1,6 +1,6 @@
 """The protocol between a sidecar and its upstream: leases, and the events of the state stream.
 
-    GET    /v1/capabilities/stream?instance=I&api_version=V
+    GET    /v1/capabilities/stream?instance=I&api_version=V[&changes_every_ms=T]
                                                server-sent events: STATE (the whole state) first,
                                                then CHANGE and HEARTBEAT (the fields that changed),
                                                ENDED (leases that have ended) and OFFER (slots
@@ -43,10 +43,16 @@ CLAIMS_PATH: Final = "/v1/capabilities/claims/"
 # The type of the error with which an engine rejects a request for want of slots.
 NO_SLOT: Final = "no_slot"
 
+# The least time between two CHANGE events to one reader: of a single sidecar, no more often than
+# the engine steps, within these bounds.
 CHANGES_EVERY_S: Final = 0.020
-# Where several sidecars read an engine's state: each dispatches by what the others have.
+LONGEST_STEP_S: Final = 0.100
+# Where several sidecars read an engine's state, each dispatches by what the others have. So long
+# for each of the others: all events together stay below a thousand a second, however many read.
 SHARED_CHANGES_EVERY_S: Final = 0.002
 HEARTBEAT_EVERY_S: Final = 1.0
+# By this query parameter a reader of many streams asks for fewer CHANGE events of each.
+CHANGES_EVERY_MS: Final = "changes_every_ms"
 # A stream without a valid event for this long is stale, and its reader reconnects.
 STALE_AFTER_S: Final = 3.0
 
@@ -159,9 +165,28 @@ def incompatible(version: str) -> str | None:
     )
 
 
-def changes_every_s(sidecars: int) -> float:
-    """Returns the least time between two CHANGE events to one of so many sidecars."""
-    return SHARED_CHANGES_EVERY_S if sidecars > 1 else CHANGES_EVERY_S
+def changes_every_s(sidecars: int, step_s: float = 0.0) -> float:
+    """Returns the least time between two CHANGE events to one of so many sidecars.
+
+    `step_s`: the seconds of a step of the current batch, 0 if unknown.
+    """
+    if sidecars > 1:
+        return min(HEARTBEAT_EVERY_S, SHARED_CHANGES_EVERY_S * (sidecars - 1))
+    return max(CHANGES_EVERY_S, min(step_s, LONGEST_STEP_S))
+
+
+def parse_changes_every_s(text: str) -> float:
+    """Parses the milliseconds that a reader asks for; returns seconds, 0 for an empty text.
+
+    Raises ValueError, whose text names the value and the rule.
+    """
+    if not text:
+        return 0.0
+    most = round(1000 * HEARTBEAT_EVERY_S)
+    if re.fullmatch(r"[0-9]{1,4}", text) is None or int(text) > most:
+        rule = f"it must be an integer from 0 to {most}"
+        raise ValueError(f"{CHANGES_EVERY_MS} is {text[:40]!r}: {rule}")
+    return int(text) / 1000
 
 
 def event(name: str, data: Mapping[str, Any]) -> bytes:

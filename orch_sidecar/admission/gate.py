@@ -104,6 +104,10 @@ class Gate:
         """Predicts the course of a request that arrives now. None: unknown."""
         return self._controller.forecast(request, self._loop.time())
 
+    def outlook(self) -> tuple[float | None, int]:
+        """`pace_s` and `free_slots`: what the next request has to expect."""
+        return self._controller.service_times.pace_s(), self._controller.constraints.free_slots()
+
     def status(self) -> AdmissionStatus:
         """Returns the current state, for metrics and reports."""
         return self._controller.status(self._loop.time())

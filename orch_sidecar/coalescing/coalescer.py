@@ -115,7 +115,7 @@ class Coalesce:
         """Returns the pools that do not coalesce. None: the request goes to one of these."""
         if self._pools.one is not None:
             return _NONE
-        excluded = frozenset(pool.group for pool in self._pools if not pool.gate.rules.coalescing)
+        excluded = self._pools.not_coalescing
         if excluded:
             chosen = self._pools.choose(call, record.spent_ms())
             if not isinstance(chosen, Refusal) and chosen.pool.group in excluded:

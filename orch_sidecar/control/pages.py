@@ -17,7 +17,6 @@ from orch_sidecar.config.changes import ReloadState
 from orch_sidecar.control import capabilities, key_shares
 from orch_sidecar.control.readiness import Readiness
 from orch_sidecar.engine_state.states import ANSWERING, EngineState
-from orch_sidecar.observability.exposition import render
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
@@ -91,10 +90,10 @@ class Pages:
         return web.json_response({"object": "list", "data": models})
 
     def metrics(self, http: web.BaseRequest) -> web.Response:
-        """Exposes the metrics in the format that the `Accept` header selects."""
+        """Exposes the metrics in the format that the `Accept` header selects, piece by piece."""
         accept = ",".join(http.headers.getall(ACCEPT, ()))
-        body, content_type = render(self._metrics.registry, accept)
-        return web.Response(body=body, headers={CONTENT_TYPE: content_type})
+        pieces, content_type = self._metrics.exposition(accept)
+        return web.Response(body=pieces, headers={CONTENT_TYPE: content_type})
 
     def readiness(self) -> web.Response:
         """Reports whether clients should send requests here (see Readiness)."""

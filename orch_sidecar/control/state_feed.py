@@ -20,6 +20,7 @@ from vllm_plugin.lease_protocol import (
     HEARTBEAT,
     HEARTBEAT_EVERY_S,
     STATE,
+    changes_every_s,
 )
 
 # The fields of the engine's document that concern this sidecar only.
@@ -80,9 +81,15 @@ class StateFeed:
     """The events of one stream: remembers what was sent, and computes what to send next."""
 
     def __init__(
-        self, leases: ParentLeases, subscriber: StateSubscriber, pool: PublishedPool
+        self,
+        leases: ParentLeases,
+        subscriber: StateSubscriber,
+        pool: PublishedPool,
+        asked_s: float = 0.0,
     ) -> None:
+        """`asked_s`: the least time between two changes that the parent asks for."""
         self._leases = leases
+        self._asked_s = asked_s
         self._subscriber = subscriber
         self._pool = pool
         self._sent: State = {}
@@ -96,14 +103,15 @@ class StateFeed:
             ended, subscriber.ended = subscriber.ended, []
             events.append((ENDED, {"leases": ended}))
         beat = now - self._beat_at >= HEARTBEAT_EVERY_S
-        if not beat and not (subscriber.pending and now - self._changed_at >= CHANGES_EVERY_S):
+        if not beat and not (subscriber.pending and now - self._changed_at >= self._every_s):
             return events
         instance = subscriber.instance
         sequences = self._leases.sequences(instance, self._pool.ledger)
         pool, run = self._pool, self._leases.run
         state = state_of(pool.snapshot(), pool.status(), run, sequences)
         sent, self._sent = self._sent, state
-        subscriber.pending, self._changed_at = False, now
+        self._leases.looks(subscriber)
+        self._changed_at = now
         if beat:
             self._beat_at = now
         if state["epoch"] != sent.get("epoch"):
@@ -117,5 +125,11 @@ class StateFeed:
         """Returns the seconds until `due` may return events without being woken."""
         rest_s = self._beat_at + HEARTBEAT_EVERY_S - now
         if self._subscriber.pending:
-            rest_s = min(rest_s, self._changed_at + CHANGES_EVERY_S - now)
+            rest_s = min(rest_s, self._changed_at + self._every_s - now)
         return max(0.0, rest_s)
+
+    @property
+    def _every_s(self) -> float:
+        """The least time between two changes: the longer, the more parents there are to send to."""
+        shared_s = changes_every_s(self._leases.subscribers)
+        return max(CHANGES_EVERY_S, shared_s, self._asked_s)

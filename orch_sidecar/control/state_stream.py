@@ -1,6 +1,7 @@
 """Publishes the state of this sidecar's pools to parent sidecars.
 
-    GET    /v1/capabilities/stream?instance=I[&pool=P]  the pool as seen by sidecar instance I,
+    GET    /v1/capabilities/stream?instance=I[&pool=P][&changes_every_ms=T]
+                                                        the pool as seen by sidecar instance I,
                                                         then its changes (see `lease_protocol`)
     DELETE /v1/capabilities/leases/{lease}              spends a lease of a parent sidecar
 
@@ -25,7 +26,13 @@ from orch_sidecar.control.state_feed import PublishedPool, State, StateFeed
 from orch_sidecar.control.stream_readers import Reader, Readers
 from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
 from vllm_plugin import lease_protocol
-from vllm_plugin.lease_protocol import ENDED, STALE_AFTER_S, incompatible
+from vllm_plugin.lease_protocol import (
+    CHANGES_EVERY_MS,
+    ENDED,
+    STALE_AFTER_S,
+    incompatible,
+    parse_changes_every_s,
+)
 
 # A reader gives a silent stream up after that time; so is a reader that takes nothing.
 WRITE_TIMEOUT_S = STALE_AFTER_S
@@ -83,8 +90,12 @@ class Publisher:
         if isinstance(pool, Refusal):
             return pool
         if (text := incompatible(http.query.get("api_version", ""))) is not None:
-            error = {"message": f"the parent's {text}", "type": "api_version", "code": 409}
-            return web.json_response({"error": error}, status=409)
+            body = {"message": f"the parent's {text}", "type": "api_version", "code": 409}
+            return web.json_response({"error": body}, status=409)
+        try:
+            asked_s = parse_changes_every_s(http.query.get(CHANGES_EVERY_MS, ""))
+        except ValueError as error:
+            return Refusal(Reason.INVALID_REQUEST, str(error), param=CHANGES_EVERY_MS)
         if self._closed:
             return Refusal(Reason.DRAINING, "this sidecar is shutting down", retry_after_ms=1000)
         transport = http.transport
@@ -105,7 +116,7 @@ class Publisher:
         self._subscribe(stream)
         try:
             await response.prepare(http)
-            await self._send(response, stream, pool)
+            await self._send(response, stream, StateFeed(self.leases, stream, pool, asked_s))
         except TimeoutError:
             transport.abort()
         except ConnectionError:
@@ -131,11 +142,9 @@ class Publisher:
         for stream in self._streams.values():
             stream.close()
 
-    async def _send(
-        self, response: web.StreamResponse, stream: _Stream, pool: PublishedPool
-    ) -> None:
+    async def _send(self, response: web.StreamResponse, stream: _Stream, feed: StateFeed) -> None:
         """Sends the events of a stream. Raises TimeoutError when the reader takes none."""
-        loop, feed = asyncio.get_running_loop(), StateFeed(self.leases, stream, pool)
+        loop = asyncio.get_running_loop()
         while not stream.closed:
             stream.woken.clear()
             if events := feed.due(loop.time()):
@@ -157,13 +166,13 @@ class Publisher:
         return pools[name]
 
     def _subscribe(self, stream: _Stream) -> None:
-        if not self.leases.has_subscribers:
+        if not self.leases.subscribers:
             self._pools.report_changes(self.leases)
         self.leases.subscribe(stream)
 
     def _unsubscribe(self, stream: _Stream) -> None:
         self.leases.unsubscribe(stream)
-        if not self.leases.has_subscribers:
+        if not self.leases.subscribers:
             self._pools.report_changes(None)
 
 

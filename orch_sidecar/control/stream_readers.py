@@ -2,7 +2,8 @@
 
 Pure. A parent sidecar that owns leases here is always served: only the stream reports their ends.
 The other readers share a fixed number of places evenly: a client that has fewer than another
-replaces a reader of the other.
+replaces a reader of the other. The more readers there are, the fewer changes each is sent
+(`lease_protocol.changes_every_s`), so that the limit is one of memory.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from typing import Final
 
 from orch_sidecar.api.refusal import Reason, Refusal
 
-# Each costs some microseconds at every change; a tier has a handful of sidecars.
-MOST_READERS: Final = 64
-MOST_OF_A_CLIENT: Final = 32
+# Some ten kilobytes each; a cluster has tens of entries, hundreds if it is large.
+MOST_READERS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,15 +60,11 @@ class Readers:
             same = (each for each in self._readers if _same(each, new))
             return next(same, None)
         others = [each for each in self._readers if each.instance not in owners]
-        count = Counter(each.client for each in others)
-        own = count[new.client]
-        if own >= MOST_OF_A_CLIENT:
-            text = f"this client has {own} state streams open, which is the limit: close one first"
-            return Refusal(Reason.READER_LIMIT, text)
         if len(others) < MOST_READERS:
             return None
+        count = Counter(each.client for each in others)
         client, most = count.most_common(1)[0]
-        if most <= own + 1:
+        if most <= count[new.client] + 1:
             text = f"{len(others)} state streams are open, which is the limit: retry later"
             return Refusal(Reason.READER_LIMIT, text)
         return next(each for each in reversed(others) if each.client == client)

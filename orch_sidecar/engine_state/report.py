@@ -6,7 +6,7 @@ fields are unknown, and no default is guessed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from orch_sidecar.admission.types import EngineReport, KvCache, KvGroup, StepTime
@@ -23,19 +23,39 @@ FIELDS: Final = frozenset(
 )  # fmt: skip
 
 
-def report_of(document: Mapping[str, Any]) -> EngineReport:
-    """Returns the report of a ready engine. Raises InvalidReport for an engine without slots."""
+# What takes a computation follows from these; they change seldom.
+_DERIVED_FIELDS: Final = frozenset({"kv_blocks_total", "kv_groups", "step_time", "features"})
+
+
+def report_of(
+    document: Mapping[str, Any],
+    before: EngineReport | None = None,
+    changed: Collection[str] = (),
+) -> EngineReport:
+    """Returns the report of a ready engine. Raises InvalidReport for an engine without slots.
+
+    `before`: the report of the document before, which differed in the fields `changed` only: what
+    follows from others is taken from it.
+    """
     slots_total, foreign = document["slots_total"], document["foreign"]
     if not slots_total:
         raise InvalidReport(
             "slots_total is 0 in the report of a ready engine: it must be at least 1"
         )
+    if before is None or not _DERIVED_FIELDS.isdisjoint(changed):
+        features = document.get("features", {})
+        kv, step_time = _kv_cache(document), step_time_of(document)
+        chunk_tokens = _chunk(features)
+        step_tokens = _positive(features.get("max_num_batched_tokens"))
+    else:
+        kv, step_time = before.kv, before.step_time
+        chunk_tokens, step_tokens = before.chunk_tokens, before.step_tokens
     return EngineReport(
         epoch=document["epoch"],
         slots_total=slots_total,
         foreign=foreign,
         ctx_max=document.get("ctx_max"),
-        kv=_kv_cache(document),
+        kv=kv,
         kv_usage=document.get("kv_cache_usage", 0.0),
         preemptions_total=document.get("preemptions_total", 0),
         prefilling=document.get("prefilling", 0),
@@ -44,10 +64,10 @@ def report_of(document: Mapping[str, Any]) -> EngineReport:
         sidecars=document.get("sidecars", 1),
         contended=document.get("contended", False),
         batch_seen=document.get("batch_seen", 0),
-        step_time=step_time_of(document),
+        step_time=step_time,
         prefill_tokens_per_s=document.get("prefill_tokens_per_s") or None,
-        chunk_tokens=_chunk(document.get("features", {})),
-        step_tokens=_positive(document.get("features", {}).get("max_num_batched_tokens")),
+        chunk_tokens=chunk_tokens,
+        step_tokens=step_tokens,
     )
 
 

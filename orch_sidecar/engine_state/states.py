@@ -33,6 +33,9 @@ class EngineState(StrEnum):
     UNUSABLE = "unusable"  # it answers, but this sidecar cannot use it
 
 
+# The fields of a document that `outage_of` reads.
+OUTAGE_FIELDS: Final = frozenset({"api_version", "profile", "measurement_type", "state", "message"})
+
 # In these states the state stream is open, and the engine answers requests for leases.
 ANSWERING: Final = frozenset(
     {

@@ -5,45 +5,31 @@ Counters are those of the engine since its start: they are reset to 0 when it re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
-
-from prometheus_client.core import HistogramMetricFamily, Metric
 
 from orch_sidecar.engine_state import report
 from orch_sidecar.observability.histogram import Histogram
-from orch_sidecar.observability.metric_family import Family, Sample, per_pool
-from orch_sidecar.pools.pool import Pool
+from orch_sidecar.observability.metric_family import (
+    Family,
+    HistogramFamily,
+    PoolFamily,
+    Sample,
+    Scraped,
+    per_pool,
+)
 
 # An engine runs up to some hundreds of sequences at once.
 _BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def engine_metrics(pools: Sequence[Pool]) -> Iterable[Metric]:
-    """Yields all families."""
-    for family in _FAMILIES:
-        yield family.collect(pools)
-    batches = HistogramMetricFamily(
-        "orch_decode_batch_size",
-        "Sequences in each decode step, which is a step without prefill.",
-    )
-    for pool in pools:
-        steps = _decode_steps(pool)
-        if steps is not None:
-            sizes = Histogram(_BATCH_BUCKETS)
-            for batch, count, _ in steps:
-                sizes.observe_times(batch, count)
-            sizes.add_to(batches, {"pool": pool.name})
-    yield batches
-
-
-def _reported(name: str) -> Callable[[Pool], Iterable[Sample]]:
+def _reported(name: str) -> Callable[[Scraped], Iterable[Sample]]:
     """Samples of a number in the engine's report."""
-    return per_pool(lambda pool: (pool.watcher.document or {}).get(name))
+    return per_pool(lambda at: at.document.get(name))
 
 
-def _step_time(pool: Pool) -> Iterable[Sample]:
-    fit = report.step_time_of(pool.watcher.document or {})
+def _step_time(at: Scraped) -> Iterable[Sample]:
+    fit = report.step_time_of(at.document)
     if fit is not None and fit.good:
         yield ["t0_ms"], fit.t0_ms
         yield ["c_ms"], fit.c_ms
@@ -52,31 +38,36 @@ def _step_time(pool: Pool) -> Iterable[Sample]:
         yield ["traffic"], fit.traffic
 
 
-def _prompt_tokens(pool: Pool) -> float | None:
-    prefill: Mapping[str, float] = (pool.watcher.document or {}).get("prefill", {})
+def _prompt_tokens(at: Scraped) -> float | None:
+    prefill: Mapping[str, float] = at.document.get("prefill", {})
     return prefill.get("tokens")
 
 
-def _prefix_cache(pool: Pool) -> Mapping[str, float]:
-    found: Mapping[str, float] = (pool.watcher.document or {}).get("prefix_cache") or {}
+def _prefix_cache(at: Scraped) -> Mapping[str, float]:
+    found: Mapping[str, float] = at.document.get("prefix_cache") or {}
     return found
 
 
-def _age_s(pool: Pool) -> float | None:
-    age_ms = pool.snapshot().age_ms
+def _age_s(at: Scraped) -> float | None:
+    age_ms = at.pool.snapshot().age_ms
     return None if age_ms is None else age_ms / 1000
 
 
-def _decode_steps(pool: Pool) -> list[tuple[int, int, float]] | None:
-    return report.decode_steps_of(pool.watcher.document or {})
-
-
-def _decode_seconds(pool: Pool) -> float | None:
-    steps = _decode_steps(pool)
+def _decode_seconds(at: Scraped) -> float | None:
+    steps = report.decode_steps_of(at.document)
     return None if steps is None else sum(seconds for _, _, seconds in steps)
 
 
-_FAMILIES: Final = (
+def _batch_sizes(at: Scraped) -> Iterable[tuple[Mapping[str, str], Histogram]]:
+    steps = report.decode_steps_of(at.document)
+    if steps is not None:
+        sizes = Histogram(_BATCH_BUCKETS)
+        for batch, count, _ in steps:
+            sizes.observe_times(batch, count)
+        yield {"pool": at.pool.name}, sizes
+
+
+FAMILIES: Final[tuple[PoolFamily, ...]] = (
     Family(
         "orch_engine_state_age_seconds",
         "Time since the last report of the engine; it reports at least every second.",
@@ -109,7 +100,7 @@ _FAMILIES: Final = (
     Family(
         "orch_engine_busy_ratio",
         "Fraction of the time between the last two heartbeats that the engine spent in steps.",
-        per_pool(lambda pool: pool.watcher.busy_ratio),
+        per_pool(lambda at: at.pool.watcher.busy_ratio),
     ),
     Family(
         "orch_decode_seconds",
@@ -126,13 +117,13 @@ _FAMILIES: Final = (
     Family(
         "orch_engine_prefix_queries_tokens",
         "Prompt tokens that the engine looked up in its prefix cache.",
-        per_pool(lambda pool: _prefix_cache(pool).get("queries_total")),
+        per_pool(lambda at: _prefix_cache(at).get("queries_total")),
         counts=True,
     ),
     Family(
         "orch_engine_prefix_hits_tokens",
         "Prompt tokens that it found there; over those looked up: the hit ratio.",
-        per_pool(lambda pool: _prefix_cache(pool).get("hits_total")),
+        per_pool(lambda at: _prefix_cache(at).get("hits_total")),
         counts=True,
     ),
     Family(
@@ -140,5 +131,10 @@ _FAMILIES: Final = (
         "Tokens that the engine has generated.",
         _reported("generated_tokens_total"),
         counts=True,
+    ),
+    HistogramFamily(
+        "orch_decode_batch_size",
+        "Sequences in each decode step, which is a step without prefill.",
+        _batch_sizes,
     ),
 )

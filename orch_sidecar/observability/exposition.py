@@ -1,6 +1,7 @@
-"""Renders metrics in the format that the scraper accepts.
+"""The text formats of metrics, and which of them a scraper accepts.
 
 OpenMetrics, which has exemplars, if it is accepted (Prometheus does), else the classic text format.
+Their samples differ in nothing else. What is few comes from the library's registry.
 """
 
 from __future__ import annotations
@@ -9,19 +10,52 @@ from collections.abc import Callable
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics import exposition as openmetrics_exposition
+from prometheus_client.utils import floatToGoString
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-_openmetrics: Final[Callable[[CollectorRegistry], bytes]] = openmetrics.generate_latest  # untyped
+END: Final = b"# EOF\n"  # of OpenMetrics
+
+GAUGE, COUNTER, HISTOGRAM, INFO = "gauge", "counter", "histogram", "info"
+_SUFFIXES: Final = {COUNTER: "_total", INFO: "_info"}
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+_openmetrics: Final[Callable[[CollectorRegistry], bytes]] = (
+    openmetrics_exposition.generate_latest  # untyped
+)
 
 
-def render(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """Returns all metrics and their content type. `accept`: the Accept header, "" if absent."""
-    if prefers_openmetrics(accept):
-        return _openmetrics(registry), OPENMETRICS
-    return generate_latest(registry), TEXT
+def rendered(registry: CollectorRegistry, *, openmetrics: bool) -> bytes:
+    """Returns the families of a registry, without the end of the text."""
+    if not openmetrics:
+        return generate_latest(registry)
+    return _openmetrics(registry).removesuffix(END)
+
+
+def head(name: str, text: str, kind: str, unit: str = "", *, openmetrics: bool) -> str:
+    """Returns the lines that precede the samples of a family. `kind`: as in OpenMetrics."""
+    if openmetrics:
+        units = f"# UNIT {name} {unit}\n" if unit else ""
+        return f"# HELP {name} {text}\n# TYPE {name} {kind}\n{units}"
+    name += _SUFFIXES.get(kind, "")
+    return f"# HELP {name} {text}\n# TYPE {name} {'gauge' if kind == INFO else kind}\n"
+
+
+def sample_name(name: str, kind: str) -> str:
+    """Returns the name of a family's samples."""
+    return name + _SUFFIXES.get(kind, "")
+
+
+def number(value: float) -> str:
+    """Returns a number as both formats have it."""
+    return str(value) if type(value) is int else floatToGoString(value)
+
+
+def escaped(value: str) -> str:
+    """Returns the value of a label as both formats have it."""
+    return value.translate(_ESCAPES)
 
 
 def prefers_openmetrics(accept: str) -> bool:

@@ -7,10 +7,9 @@ a label only if its pool serves it. `pool`, `class` and `measurement_type` are a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
-
-from prometheus_client.core import HistogramMetricFamily
 
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason
@@ -31,23 +30,23 @@ _PER_TOKEN_BUCKETS: Final = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
 )  # fmt: skip
 
-_DURATION: Final = (
-    "gen_ai_server_request_duration_seconds",
-    "Time from arrival to the end of the answer, of requests that were routed to a pool; "
+DURATION: Final = "gen_ai_server_request_duration_seconds"
+FIRST_TOKEN: Final = "gen_ai_server_time_to_first_token_seconds"  # noqa: S105 (no password)
+PER_TOKEN: Final = "gen_ai_server_time_per_output_token_seconds"  # noqa: S105 (no password)
+
+# All in seconds: by name, what they count.
+FAMILIES: Final[Mapping[str, str]] = {
+    DURATION: "Time from arrival to the end of the answer, of requests that were routed to a pool; "
     "error_type is the outcome of those that failed.",
-)
-_FIRST_TOKEN: Final = (
-    "gen_ai_server_time_to_first_token_seconds",
-    "Time from arrival to the first byte of the answer, including the time in the queue, of "
-    "complete streams; not of /v1/responses, whose streams begin before the first token; once "
-    "for a shared generation.",
-)
-_PER_TOKEN: Final = (
-    "gen_ai_server_time_per_output_token_seconds",
-    "Time from the first byte to the end / (output tokens - 1): of the streams in "
+    FIRST_TOKEN: "Time from arrival to the first byte of the answer, including the time in the "
+    "queue, of complete streams; not of /v1/responses, whose streams begin before the first "
+    "token; once for a shared generation.",
+    PER_TOKEN: "Time from the first byte to the end / (output tokens - 1): of the streams in "
     "gen_ai_server_time_to_first_token_seconds that are one sequence with a known number of tokens "
     "(see orch_answers_total) and were never delayed by a slow client.",
-)
+}
+
+Labelled = tuple[Mapping[str, str], Histogram]
 
 # Bound once: looking up a member of an enum is slow.
 _BULK: Final = ServiceClass.BULK
@@ -88,18 +87,16 @@ class Operation:
         if tokens is not None and tokens > 1 and record.cost == 1 and not record.client_limited:
             self._per_token.observe((now - first_byte) / 1e9 / (tokens - 1), traced)
 
-    def add_to(
-        self,
-        durations: HistogramMetricFamily,
-        first_tokens: HistogramMetricFamily,
-        per_tokens: HistogramMetricFamily,
-    ) -> None:
-        """Adds its samples to each of the families."""
-        self._duration.add_to(durations, self._labels)
-        for outcome, duration in self._failed.items():
-            duration.add_to(durations, {**self._labels, "error_type": outcome.value})
-        self._first_token.add_to(first_tokens, self._labels)
-        self._per_token.add_to(per_tokens, self._labels)
+    def histograms(self, name: str) -> Iterable[Labelled]:
+        """Returns its histograms in the family of that name, each with its labels."""
+        if name == FIRST_TOKEN:
+            yield self._labels, self._first_token
+        elif name == PER_TOKEN:
+            yield self._labels, self._per_token
+        else:
+            yield self._labels, self._duration
+            for outcome, duration in self._failed.items():
+                yield {**self._labels, "error_type": outcome.value}, duration
 
 
 class GenAi:
@@ -111,7 +108,9 @@ class GenAi:
         """`measurement_type`: by name of a pool. `serves`: whether a pool serves a model."""
         self._measurement_type = measurement_type
         self._serves = serves
-        self._operations: dict[tuple[str, str, str, bool], Operation] = {}
+        # By pool; by operation, model, and whether the class is bulk.
+        self._operations: defaultdict[str, dict[tuple[str, str, bool], Operation]]
+        self._operations = defaultdict(dict)
         # By endpoint, pool, model, and whether the class is bulk. Contains only models that are
         # served: clients can name an unlimited number of others.
         self._cache: dict[tuple[Endpoint, str | None, str, bool], Operation] = {}
@@ -122,24 +121,19 @@ class GenAi:
         operation = self._cache.get((record.identity.endpoint, record.pool, record.model, bulk))
         return self._find(record, bulk) if operation is None else operation
 
-    def collect(self) -> Iterable[HistogramMetricFamily]:
-        """Returns all families."""
-        families = [
-            HistogramMetricFamily(name, text, unit="seconds")
-            for name, text in (_DURATION, _FIRST_TOKEN, _PER_TOKEN)
-        ]
-        for operation in self._operations.values():
-            operation.add_to(*families)
-        return families
+    def histograms(self, name: str, pool: str) -> Iterable[Labelled]:
+        """Returns the histograms of a pool in the family of that name, each with its labels."""
+        for operation in self._operations.get(pool, {}).values():
+            yield from operation.histograms(name)
 
     def _find(self, record: RequestRecord, bulk: bool) -> Operation:
         pool = record.pool
         assert pool is not None
         model = record.model if self._serves(pool, record.model) else ""
-        key = pool, record.identity.endpoint.operation, model, bulk
-        operation = self._operations.get(key)
+        key = record.identity.endpoint.operation, model, bulk
+        operation = self._operations[pool].get(key)
         if operation is None:
-            operation = self._operations[key] = Operation(self._labels(*key))
+            operation = self._operations[pool][key] = Operation(self._labels(pool, *key))
         self._cache[record.identity.endpoint, pool, model, bulk] = operation
         return operation
 

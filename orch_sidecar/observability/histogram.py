@@ -1,19 +1,18 @@
-"""A histogram with exemplars that costs one bisection per observation.
-
-Knows buckets and exemplars; the library exposes it.
-"""
+"""A histogram with exemplars that costs one bisection per observation."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from itertools import accumulate
+from functools import cache
+from typing import Final
 
-from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.samples import Exemplar
+from orch_sidecar.observability.exposition import escaped, number
 
 # The id of a sampled trace, and when its value was observed: seconds of the wall clock.
 Traced = tuple[int, float]
+
+_BOUND: Final = "le"  # the label of a bucket's bound
 
 
 class Histogram:
@@ -42,20 +41,31 @@ class Histogram:
         self._counts[bisect_left(self._buckets, value)] += times
         self._sum += value * times
 
-    def add_to(self, family: HistogramMetricFamily, labels: Mapping[str, str]) -> None:
-        """Adds its samples to a family, with these labels."""
-        total = 0
-        bounds = [*map(str, self._buckets), "+Inf"]
-        for at, (bound, total) in enumerate(zip(bounds, accumulate(self._counts), strict=True)):
-            in_bucket = {**labels, "le": bound}
-            exemplar = self._exemplar(at)
-            family.add_sample(f"{family.name}_bucket", in_bucket, total, exemplar=exemplar)
-        family.add_sample(f"{family.name}_count", dict(labels), total)
-        family.add_sample(f"{family.name}_sum", dict(labels), self._sum)
+    def lines(self, name: str, labels: Mapping[str, str], *, exemplars: bool) -> str:
+        """Returns its samples, in the text format of a family of that name."""
+        pairs = [(label, f'{label}="{escaped(labels[label])}"') for label in sorted(labels)]
+        before = "".join(f"{pair}," for label, pair in pairs if label < _BOUND)
+        after = "".join(f",{pair}" for label, pair in pairs if label > _BOUND)
+        begin, end = f'{name}_bucket{{{before}{_BOUND}="', f'"{after}}} '
+        text, total = "", 0
+        for at, (bound, count) in enumerate(zip(_texts(self._buckets), self._counts, strict=True)):
+            total += count
+            exemplar = self._exemplar(at) if exemplars else ""
+            text += f"{begin}{bound}{end}{total}{exemplar}\n"
+        inside = ",".join(pair for _, pair in pairs)
+        return (
+            f"{text}{name}_count{{{inside}}} {total}\n{name}_sum{{{inside}}} {number(self._sum)}\n"
+        )
 
-    def _exemplar(self, at: int) -> Exemplar | None:
+    def _exemplar(self, at: int) -> str:
         found = self._exemplars.get(at)
         if found is None:
-            return None
+            return ""
         value, (trace_id, at_s) = found
-        return Exemplar({"trace_id": f"{trace_id:032x}"}, value, round(at_s, 3))
+        return f' # {{trace_id="{trace_id:032x}"}} {number(value)} {round(at_s, 3)}'
+
+
+@cache
+def _texts(buckets: tuple[float, ...]) -> tuple[str, ...]:
+    """The bounds of buckets; there are a handful of sets of them."""
+    return (*map(number, buckets), "+Inf")

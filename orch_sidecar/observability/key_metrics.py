@@ -5,47 +5,44 @@ A key is labelled by the name of its entry in the key file: neither the key nor 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from prometheus_client.core import Metric
-
 from orch_sidecar.admission.fairness.key_share import KeyShare
-from orch_sidecar.observability.metric_family import Family, Sample
-from orch_sidecar.pools.pool import Pool
+from orch_sidecar.observability.metric_family import Family, Sample, Scraped
 
 _LABELS: Final = ("class", "key")
 
 
-def key_metrics(pools: Sequence[Pool], names: Mapping[bytes, str]) -> Iterable[Metric]:
-    """Yields all families. `names`: of the keys that are known, by their digests."""
+def key_families(names: Mapping[bytes, str]) -> Iterable[Family]:
+    """Returns all families. `names`: of the keys that are known, by their digests."""
 
-    def shares(pool: Pool) -> list[tuple[list[str], KeyShare]]:
-        return [
-            ([service_class.value, names[digest]], share)
-            for service_class in pool.classes
-            for digest, share in pool.queues.shares(service_class).items()
+    def of_each(number: Callable[[KeyShare], float]) -> Callable[[Scraped], Iterable[Sample]]:
+        return lambda at: [
+            ([service_class.value, names[digest]], number(share))
+            for service_class in at.pool.classes
+            for digest, share in at.pool.queues.shares(service_class).items()
             if digest in names
         ]
 
-    def tokens(pool: Pool) -> Iterable[Sample]:
-        return [(labels, share.served) for labels, share in shares(pool)]
-
-    def queued(pool: Pool) -> Iterable[Sample]:
-        return [(labels, len(share.queue)) for labels, share in shares(pool)]
-
-    def running(pool: Pool) -> Iterable[Sample]:
-        return [(labels, share.running) for labels, share in shares(pool)]
-
-    for family in (
+    return (
         Family(
             "orch_key_tokens",
             "Tokens charged to the key for requests that ended: prompt, and twice the generated.",
-            tokens,
+            of_each(lambda share: share.served),
             _LABELS,
             counts=True,
         ),
-        Family("orch_key_queue_depth", "Queued requests of the key.", queued, _LABELS),
-        Family("orch_key_running", "Requests of the key that have slots.", running, _LABELS),
-    ):
-        yield family.collect(pools)
+        Family(
+            "orch_key_queue_depth",
+            "Queued requests of the key.",
+            of_each(lambda share: len(share.queue)),
+            _LABELS,
+        ),
+        Family(
+            "orch_key_running",
+            "Requests of the key that have slots.",
+            of_each(lambda share: share.running),
+            _LABELS,
+        ),
+    )

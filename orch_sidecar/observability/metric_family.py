@@ -1,42 +1,113 @@
-"""Metric families that are sampled from all pools at a scrape.
+"""Metric families that are sampled from each pool at a scrape, and their text.
 
 Every family has samples of all pools, 0 before anything has happened, so that rates are correct
-from the start. Unknown values (no step time, no report) have no sample, and are never 0.
+from the start. Unknown values (no step time, no report) have no sample, and are never 0. The text
+is made pool by pool and without objects in between: a sidecar may have hundreds of pools, of some
+hundred samples each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-
+from orch_sidecar.admission.status import AdmissionStatus
+from orch_sidecar.engine_state.document import Document
+from orch_sidecar.observability import exposition
+from orch_sidecar.observability.exposition import escaped
+from orch_sidecar.observability.histogram import Histogram
 from orch_sidecar.pools.pool import Pool
+from orch_sidecar.pools.snapshot import BatchingStats, batching_stats
 
 Sample = tuple[Sequence[str], float | None]
 
 
-@dataclass(frozen=True, slots=True)
+class Scraped(NamedTuple):
+    """A pool at a scrape, and what several families read of it. `document`: of its engine, empty
+    if it has not reported."""
+
+    pool: Pool
+    status: AdmissionStatus
+    stats: BatchingStats
+    document: Document
+
+
+def scraped(pool: Pool) -> Scraped:
+    """Returns a pool as it is now."""
+    status, document = pool.status(), pool.watcher.document or {}
+    return Scraped(pool, status, batching_stats(document, status), document)
+
+
+class PoolFamily(Protocol):
+    """A family whose text is made pool by pool."""
+
+    def head(self, *, openmetrics: bool) -> str:
+        """Returns the lines that precede all samples."""
+
+    def lines(self, at: Scraped, *, openmetrics: bool) -> str:
+        """Returns the samples of a pool."""
+
+
+@dataclass(frozen=True)
 class Family:
-    """A metric with one sample or more for each pool; `pool` is always its first label."""
+    """A metric with one sample or more for each pool; `pool` is always one of its labels."""
 
     name: str
     text: str
-    samples: Callable[[Pool], Iterable[Sample]]
+    samples: Callable[[Scraped], Iterable[Sample]]
     labels: tuple[str, ...] = ()
     counts: bool = False  # a counter; else a gauge
+    info: bool = False  # constant 1; its labels are what it is for
 
-    def collect(self, pools: Sequence[Pool]) -> Metric:
-        """Samples all pools. Returns the family for the library."""
-        kind = CounterMetricFamily if self.counts else GaugeMetricFamily
-        family = kind(self.name, self.text, labels=["pool", *self.labels])
-        for pool in pools:
-            for values, number in self.samples(pool):
-                if number is not None:
-                    family.add_metric([pool.name, *values], number)
-        return family
+    @property
+    def _kind(self) -> str:
+        if self.info:
+            return exposition.INFO
+        return exposition.COUNTER if self.counts else exposition.GAUGE
+
+    @cached_property
+    def _sample(self) -> tuple[str, list[int]]:
+        """A sample in the form of a `%` operation, and the order of the labels in it."""
+        labels = ["pool", *self.labels]
+        order = sorted(range(len(labels)), key=labels.__getitem__)
+        inside = ",".join(f'{labels[at]}="%s"' for at in order)
+        return f"{exposition.sample_name(self.name, self._kind)}{{{inside}}} %s\n", order
+
+    def head(self, *, openmetrics: bool) -> str:
+        return exposition.head(self.name, self.text, self._kind, openmetrics=openmetrics)
+
+    def lines(self, at: Scraped, *, openmetrics: bool) -> str:
+        text, (sample, order) = "", self._sample
+        for values, number in self.samples(at):
+            if number is not None:
+                labels = (at.pool.name, *values)
+                shown = [escaped(labels[place]) for place in order]
+                text += sample % (*shown, exposition.number(number))
+        return text
 
 
-def per_pool(number: Callable[[Pool], float | None]) -> Callable[[Pool], Iterable[Sample]]:
+@dataclass(frozen=True, slots=True)
+class HistogramFamily:
+    """A metric with histograms of each pool, each by its labels."""
+
+    name: str
+    text: str
+    histograms: Callable[[Scraped], Iterable[tuple[Mapping[str, str], Histogram]]]
+    unit: str = ""
+
+    def head(self, *, openmetrics: bool) -> str:
+        kind = exposition.HISTOGRAM
+        return exposition.head(self.name, self.text, kind, self.unit, openmetrics=openmetrics)
+
+    def lines(self, at: Scraped, *, openmetrics: bool) -> str:
+        return "".join(
+            histogram.lines(self.name, labels, exemplars=openmetrics)
+            for labels, histogram in self.histograms(at)
+        )
+
+
+def per_pool(number: Callable[[Scraped], float | None]) -> Callable[[Scraped], Iterable[Sample]]:
     """Makes the `samples` of a family with one sample for each pool."""
-    return lambda pool: [((), number(pool))]
+    return lambda at: [((), number(at))]

@@ -10,23 +10,35 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from orch_sidecar.api.refusal import Reason
+from orch_sidecar.observability import engine_metrics, gen_ai, pool_metrics
+from orch_sidecar.observability.exposition import (
+    END,
+    OPENMETRICS,
+    TEXT,
+    prefers_openmetrics,
+    rendered,
+)
 from orch_sidecar.observability.gen_ai import GenAi
 from orch_sidecar.observability.histogram import Traced
-from orch_sidecar.observability.key_metrics import key_metrics
-from orch_sidecar.observability.pool_metrics import pool_metrics
+from orch_sidecar.observability.key_metrics import key_families
+from orch_sidecar.observability.metric_family import (
+    Family,
+    HistogramFamily,
+    PoolFamily,
+    Sample,
+    Scraped,
+    per_pool,
+    scraped,
+)
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.request_metrics import COUNTERS, HISTOGRAMS, ClassStats
 from orch_sidecar.observability.tracing import SpanCounts
@@ -42,7 +54,10 @@ _BATCH: Final = 32
 
 KeyNames = Callable[[], Mapping[bytes, str]]
 
-_LABELS: Final = ("pool", "class", "measurement_type")
+_LABELS: Final = ("class", "measurement_type")
+
+# How long a piece of the text may take.
+PIECE_S: Final = 0.001
 
 
 def _traced(record: RequestRecord, now: int) -> Traced | None:
@@ -79,6 +94,7 @@ class _Collector:
             lambda pool: pools[pool].profile.measurement_type.value,
             lambda pool, model: model in (pools[pool].watcher.models or ()),
         )
+        self._of_requests = tuple(self._families_of_requests())
         # Records that are not counted yet, and when they ended: monotonic clock, nanoseconds.
         self.ended: list[tuple[RequestRecord, int]] = []
 
@@ -120,53 +136,68 @@ class _Collector:
     def _stats_of(self, record: RequestRecord) -> ClassStats:
         return self.stats[record.pool or ""][record.service_class is _BULK]
 
+    def families(self) -> Iterable[PoolFamily]:
+        """Returns the families whose text is made pool by pool."""
+        yield from pool_metrics.FAMILIES
+        yield from engine_metrics.FAMILIES
+        yield from key_families(self._key_names())
+        yield from self._of_requests
+
     def collect(self) -> Iterable[Metric]:
+        """Returns the other families, for the library."""
         self.catch_up()
-        yield from pool_metrics(self._pools.all)
-        yield from key_metrics(self._pools.all, self._key_names())
-        for index, row in enumerate(HISTOGRAMS):
-            family = HistogramMetricFamily(row.name, row.text)
-            for stats, values in self._all_stats():
-                stats.histograms[index].add_to(family, dict(zip(_LABELS, values, strict=True)))
-            yield family
-        yield from self.gen_ai.collect()
-        for index, counter in enumerate(COUNTERS):
-            tokens = CounterMetricFamily(counter.name, counter.text, labels=_LABELS)
-            for stats, values in self._all_stats():
-                tokens.add_metric(values, stats.totals[index])
-            yield tokens
-        yield self._answers()
         yield self._requests()
-        coalesced = CounterMetricFamily(
-            "orch_coalesced",
-            "Requests that were answered by the generation of another request.",
-            labels=["pool"],
-        )
-        for pool in self._pools:
-            coalesced.add_metric([pool.name], self.coalesced[pool.name])
-        yield coalesced
         if self._spans is not None:
             yield from _span_metrics(self._spans)
         tasks = len(asyncio.all_tasks())
         yield GaugeMetricFamily("orch_tasks", "Tasks on the event loop.", value=tasks)
 
-    def _all_stats(self) -> Iterable[tuple[ClassStats, list[str]]]:
-        """Yields the statistics of all classes, each with the values of _LABELS."""
-        for pool in self._pools:
-            for each in pool.classes:
-                values = [pool.name, each.value, pool.profile.measurement_type.value]
-                yield self.stats[pool.name][each is _BULK], values
-
-    def _answers(self) -> Metric:
-        answers = CounterMetricFamily(
+    def _families_of_requests(self) -> Iterable[PoolFamily]:
+        for index, row in enumerate(HISTOGRAMS):
+            yield HistogramFamily(row.name, row.text, partial(self._histograms, index))
+        for name, text in gen_ai.FAMILIES.items():
+            histograms = partial(self._gen_ai_histograms, name)
+            yield HistogramFamily(name, text, histograms, unit="seconds")
+        for index, counter in enumerate(COUNTERS):
+            totals = partial(self._totals, index)
+            yield Family(counter.name, counter.text, totals, _LABELS, counts=True)
+        yield Family(
             "orch_answers",
             "Complete answers of the engine, by whether their number of output tokens is known.",
-            labels=[*_LABELS, "tokens"],
+            self._answers,
+            (*_LABELS, "tokens"),
+            counts=True,
         )
-        for stats, values in self._all_stats():
-            answers.add_metric([*values, "known"], stats.with_usage)
-            answers.add_metric([*values, "unknown"], stats.without_usage)
-        return answers
+        yield Family(
+            "orch_coalesced",
+            "Requests that were answered by the generation of another request.",
+            per_pool(lambda at: self.coalesced[at.pool.name]),
+            counts=True,
+        )
+
+    def _stats_of_pool(self, at: Scraped) -> Iterable[tuple[ClassStats, list[str]]]:
+        """Yields the statistics of its classes, each with the values of _LABELS."""
+        pool = at.pool
+        for each in pool.classes:
+            values = [each.value, pool.profile.measurement_type.value]
+            yield self.stats[pool.name][each is _BULK], values
+
+    def _histograms(self, index: int, at: Scraped) -> Iterable[gen_ai.Labelled]:
+        for stats, values in self._stats_of_pool(at):
+            labels = dict(zip(_LABELS, values, strict=True)) | {"pool": at.pool.name}
+            yield labels, stats.histograms[index]
+
+    def _gen_ai_histograms(self, name: str, at: Scraped) -> Iterable[gen_ai.Labelled]:
+        return self.gen_ai.histograms(name, at.pool.name)
+
+    def _totals(self, index: int, at: Scraped) -> Iterable[Sample]:
+        for stats, values in self._stats_of_pool(at):
+            yield values, stats.totals[index]
+
+    def _answers(self, at: Scraped) -> Iterable[Sample]:
+        for stats, values in self._stats_of_pool(at):
+            yield [*values, "known"], stats.with_usage
+            yield [*values, "unknown"], stats.without_usage
 
     def _requests(self) -> Metric:
         requests = CounterMetricFamily(
@@ -180,7 +211,7 @@ class _Collector:
 
 
 class Metrics:
-    """All metrics of one sidecar, in a registry of their own."""
+    """All metrics of one sidecar. `registry`: for those that are not of pools."""
 
     def __init__(
         self,
@@ -195,6 +226,36 @@ class Metrics:
         self._ended = self._collector.ended
         self.registry.register(self._collector)
         ProcessCollector(registry=self.registry)
+        self._pools = pools
+
+    def exposition(self, accept: str) -> tuple[AsyncIterator[bytes], str]:
+        """Returns the text of all metrics in pieces, and its content type.
+
+        `accept`: the Accept header, "" if absent. Hundreds of pools have megabytes of text: between
+        the pieces, which take a millisecond each, the event loop runs.
+        """
+        openmetrics = prefers_openmetrics(accept)
+        return self._text(openmetrics=openmetrics), OPENMETRICS if openmetrics else TEXT
+
+    async def _text(self, *, openmetrics: bool) -> AsyncIterator[bytes]:
+        self._collector.catch_up()
+        until, pools = time.monotonic() + PIECE_S, []
+        for pool in self._pools.all:
+            pools.append(scraped(pool))
+            if time.monotonic() > until:
+                await asyncio.sleep(0)
+                until = time.monotonic() + PIECE_S
+        parts: list[str] = []
+        for family in self._collector.families():
+            parts.append(family.head(openmetrics=openmetrics))
+            for at in pools:
+                parts.append(family.lines(at, openmetrics=openmetrics))
+                if time.monotonic() > until:
+                    yield "".join(parts).encode()
+                    await asyncio.sleep(0)
+                    parts, until = [], time.monotonic() + PIECE_S
+        yield "".join(parts).encode()
+        yield rendered(self.registry, openmetrics=openmetrics) + (END if openmetrics else b"")
 
     def request_ended(self, record: RequestRecord) -> None:
         """Counts a record that is complete.

@@ -5,186 +5,177 @@ The engines' own metrics are in `engine_metrics`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from prometheus_client.core import InfoMetricFamily, Metric
-
 from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.admission.status import ClassStatus
 from orch_sidecar.admission.types import BlockedBy
 from orch_sidecar.engine_state.states import EngineState
-from orch_sidecar.observability.engine_metrics import engine_metrics
-from orch_sidecar.observability.metric_family import Family, Sample, per_pool
-from orch_sidecar.pools.pool import Pool, PrefixUse
-from orch_sidecar.pools.snapshot import BatchingStats, batching_stats
+from orch_sidecar.observability.metric_family import Family, Sample, Scraped, per_pool
+from orch_sidecar.pools.pool import PrefixUse
+from orch_sidecar.pools.snapshot import BatchingStats
 
 
-def pool_metrics(pools: Sequence[Pool]) -> Iterable[Metric]:
-    """Yields all families."""
-    yield _info(pools)
-    for family in _FAMILIES:
-        yield family.collect(pools)
-    yield from engine_metrics(pools)
+def _info(at: Scraped) -> Iterable[Sample]:
+    """Labels of the pool, to join with metrics that have only the label `pool`."""
+    profile = at.pool.profile
+    yield [profile.name, profile.measurement_type.value], 1
 
 
-def _info(pools: Sequence[Pool]) -> Metric:
-    """Returns labels of the pools, to join with metrics that have only the label `pool`."""
-    info = InfoMetricFamily(
-        "orch_pool",
-        "Constant 1 with the profile and the measurement type of a pool as labels.",
-        labels=["pool"],
-    )
-    for pool in pools:
-        profile = pool.profile
-        labels = {"profile": profile.name, "measurement_type": profile.measurement_type.value}
-        info.add_metric([pool.name], labels)
-    return info
-
-
-def _stats(name: str) -> Callable[[Pool], Iterable[Sample]]:
-    def number(pool: Pool) -> float | None:
-        value: float | None = getattr(batching_stats(pool.watcher.document, pool.status()), name)
+def _stats(name: str) -> Callable[[Scraped], Iterable[Sample]]:
+    def number(at: Scraped) -> float | None:
+        value: float | None = getattr(at.stats, name)
         return value
 
     assert name in BatchingStats.__dataclass_fields__
     return per_pool(number)
 
 
-def _admissions(pool: Pool) -> Iterable[Sample]:
-    status = pool.gate.status()
-    yield from (([each.value, "admitted"], status.of(each).granted) for each in pool.classes)
+def _admissions(at: Scraped) -> Iterable[Sample]:
+    pool = at.pool
+    yield from (([each.value, "admitted"], at.status.of(each).granted) for each in pool.classes)
     for (each, outcome), count in sorted(pool.not_admitted.items()):
         yield [each.value, outcome], count
 
 
-def _drained_by(pool: Pool) -> OrderedBy | None:
-    drain = pool.gate.draining
+def _by_class(
+    number: Callable[[ClassStatus], float],
+) -> Callable[[Scraped], Iterable[Sample]]:
+    return lambda at: [([each.value], number(at.status.of(each))) for each in at.pool.classes]
+
+
+def _drained_by(at: Scraped) -> OrderedBy | None:
+    drain = at.status.draining
     return None if drain is None else drain.ordered_by
 
 
-_FAMILIES: Final = (
+FAMILIES: Final = (
+    Family(
+        "orch_pool",
+        "Constant 1 with the profile and the measurement type of a pool as labels.",
+        _info,
+        ("profile", "measurement_type"),
+        info=True,
+    ),
     Family(
         "orch_slots_total",
         "Slots of the engine, each for one sequence.",
-        per_pool(lambda pool: pool.gate.slots_total),
+        per_pool(lambda at: at.status.slots_total),
     ),
     Family(
         "orch_slots_leased",
         "Slots leased to requests.",
-        per_pool(lambda pool: pool.gate.status().leased),
+        per_pool(lambda at: at.status.leased),
     ),
     Family(
         "orch_slots_leased_by_class",
         "Slots leased to requests of the class.",
-        lambda pool: [([each.value], pool.gate.status().of(each).leased) for each in pool.classes],
+        _by_class(lambda of_class: of_class.leased),
         ("class",),
     ),
     Family(
         "orch_slots_foreign",
         "Slots used by requests that bypassed this sidecar.",
-        per_pool(lambda pool: pool.gate.status().foreign),
+        per_pool(lambda at: at.status.foreign),
     ),
     Family(
         "orch_slots_free",
         "Slots that the next request of the class would get now.",
-        lambda pool: [([each.value], pool.gate.status().of(each).free) for each in pool.classes],
+        _by_class(lambda of_class: of_class.free),
         ("class",),
     ),
     Family(
         "orch_slots_reserved",
         "Slots reserved for interactive requests, those that they use included.",
-        per_pool(lambda pool: pool.gate.status().reserved),
+        per_pool(lambda at: at.status.reserved),
     ),
     Family(
         "orch_slots_idle",
         "Reserved slots that are free while bulk requests wait for them.",
-        per_pool(lambda pool: pool.gate.status().idle),
+        per_pool(lambda at: at.status.idle),
     ),
     Family(
         "orch_effective_capacity",
         "Sequences at once that keep the SLO of the time per token.",
-        per_pool(lambda pool: pool.gate.status().effective_capacity),
+        per_pool(lambda at: at.status.effective_capacity),
     ),
     Family(
         "orch_demand_slots",
         "Slots that the requests of the class ask for, those that are refused included.",
-        lambda pool: [([each.value], pool.gate.status().of(each).demand) for each in pool.classes],
+        _by_class(lambda of_class: of_class.demand),
         ("class",),
     ),
     Family(
         "orch_demand_ratio",
         "Slots that are asked for over those that can be served within the SLOs; 1 is full.",
-        per_pool(lambda pool: pool.gate.status().demand_ratio),
+        per_pool(lambda at: at.status.demand_ratio),
     ),
     Family(
         "orch_leases",
         "Active leases, each for all sequences of one request.",
-        per_pool(lambda pool: pool.gate.status().leases),
+        per_pool(lambda at: at.status.leases),
     ),
     Family(
         "orch_kv_blocks_committed",
         "KV cache blocks that the active leases are expected to use when they end.",
-        per_pool(lambda pool: pool.gate.status().kv_committed),
+        per_pool(lambda at: at.status.kv_committed),
     ),
     Family(
         "orch_queue_depth",
         "Queued requests.",
-        lambda pool: [([each.value], pool.gate.status().of(each).queued) for each in pool.classes],
+        _by_class(lambda of_class: of_class.queued),
         ("class",),
     ),
     Family(
         "orch_queue_hold",
         "1 for the constraint that blocks the head of the queue, 0 for all others.",
-        lambda pool: [
-            ([each.value], float(pool.gate.status().blocked_by is each)) for each in BlockedBy
-        ],
+        lambda at: [([each.value], int(at.status.blocked_by is each)) for each in BlockedBy],
         ("reason",),
     ),
     Family(
         "orch_batch_limit",
         "Most sequences at once for the class.",
-        lambda pool: [
-            ([each.value], pool.gate.status().limits.batch(each)) for each in pool.classes
-        ],
+        lambda at: [([each.value], at.status.limits.batch(each)) for each in at.pool.classes],
         ("class",),
     ),
     Family(
         "orch_engine_sidecars",
         "Sidecars that read the engine's state, this one included.",
-        per_pool(lambda pool: pool.gate.offers.sidecars),
+        per_pool(lambda at: at.pool.gate.offers.sidecars),
     ),
     Family(
         "orch_engine_rejections",
         "Requests that the engine had no slot for, and that were queued again.",
-        per_pool(lambda pool: pool.gate.offers.rejections),
+        per_pool(lambda at: at.pool.gate.offers.rejections),
         counts=True,
     ),
     Family(
         "orch_leases_closing",
         "Released leases whose end the engine has not confirmed yet.",
-        per_pool(lambda pool: len(pool.gate.closing())),
+        per_pool(lambda at: len(at.pool.gate.closing())),
     ),
     Family(
         "orch_leases_orphaned",
         "Leases that were revoked because no request owned them.",
-        per_pool(lambda pool: pool.gate.orphans),
+        per_pool(lambda at: at.pool.gate.orphans),
         counts=True,
     ),
     Family(
         "orch_drain",
         "1 for what ordered the current drain of the pool, 0 for all others.",
-        lambda pool: [([each.value], float(_drained_by(pool) is each)) for each in OrderedBy],
+        lambda at: [([each.value], int(_drained_by(at) is each)) for each in OrderedBy],
         ("ordered_by",),
     ),
     Family(
         "orch_drain_started_timestamp_seconds",
         "Unix time at which the current drain of the pool began.",
-        per_pool(lambda pool: None if (drain := pool.gate.draining) is None else drain.since_s),
+        per_pool(lambda at: None if (drain := at.status.draining) is None else drain.since_s),
     ),
     Family(
         "orch_oversubscription_violations",
         "Times that leases, or sequences in the engine, exceeded the slots.",
-        per_pool(lambda pool: pool.gate.status().violations),
+        per_pool(lambda at: at.status.violations),
         counts=True,
     ),
     Family(
@@ -197,20 +188,20 @@ _FAMILIES: Final = (
     Family(
         "orch_refusals_beside_bulk",
         "Interactive requests refused while bulk requests had more than their share of the slots.",
-        per_pool(lambda pool: pool.gate.status().refused_beside_bulk),
+        per_pool(lambda at: at.status.refused_beside_bulk),
         counts=True,
     ),
     Family(
         "orch_reclaims",
         "Bulk requests, unseen by their clients, that gave their slots back and were queued again.",
-        per_pool(lambda pool: pool.gate.status().reclaimed),
+        per_pool(lambda at: at.status.reclaimed),
         counts=True,
     ),
     Family(
         "orch_prefix_placements",
         "Requests that were placed among several pools, by whether this one last served the "
         "beginning of their prompts (hit), another one did (moved), or none (new).",
-        lambda pool: [([each.value], pool.by_prefix[each]) for each in PrefixUse],
+        lambda at: [([each.value], at.pool.by_prefix[each]) for each in PrefixUse],
         ("prefix",),
         counts=True,
     ),
@@ -241,7 +232,7 @@ _FAMILIES: Final = (
     Family(
         "orch_engine_state",
         "1 for the current state of the engine, 0 for all others.",
-        lambda pool: [([each], float(each is pool.state)) for each in EngineState],
+        lambda at: [([each.value], int(each is at.pool.state)) for each in EngineState],
         ("state",),
     ),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final
 
@@ -25,7 +25,7 @@ from orch_sidecar.engine_state import document as state_document
 from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state import states as engine_state
 from orch_sidecar.engine_state.document import Document, InvalidReport
-from orch_sidecar.engine_state.states import ANSWERING, EngineState, Outage
+from orch_sidecar.engine_state.states import ANSWERING, OUTAGE_FIELDS, EngineState, Outage
 from orch_sidecar.pools.claim_sender import ClaimSender
 from orch_sidecar.pools.lease_reconciler import RECONCILE_EVERY_S, LeaseReconciler
 from orch_sidecar.wire.event_stream import EventStream
@@ -33,8 +33,11 @@ from orch_sidecar.wire.stream_timeout import StreamTimeout
 from vllm_plugin.lease_protocol import (
     API_VERSION,
     CHANGE,
+    CHANGES_EVERY_MS,
+    CHANGES_EVERY_S,
     ENDED,
     HEARTBEAT,
+    HEARTBEAT_EVERY_S,
     OFFER,
     STALE_AFTER_S,
     STATE,
@@ -50,6 +53,8 @@ RECONNECT_S: Final = 0.25
 EVENT_BYTES: Final = 2**20
 
 _ADMISSION_FIELDS: Final = report.FIELDS | {"state", "message"}
+# A stream is opened again when it should ask for changes so many times less often.
+_TOO_OFTEN: Final = 2.0
 
 
 class EngineWatcher:
@@ -66,10 +71,12 @@ class EngineWatcher:
         keeps_queue: bool = True,
         tier: bool = False,
         child_pool: str | None = None,
+        changes_every_s: Callable[[], float] = float,
     ) -> None:
         """`keeps_queue`: requests stay queued while the engine is unavailable; else they are
         refused, because another engine may serve them. `tier`: the upstream is a sidecar, and
-        `child_pool` the name of its pool, which is required if it has several."""
+        `child_pool` the name of its pool, which is required if it has several.
+        `changes_every_s`: the least time between two changes that the engine is asked for."""
         self._session = session
         self._url = url
         self._engine = "the engine"  # in messages to clients; the log names the address
@@ -78,6 +85,7 @@ class EngineWatcher:
         self._profile = profile
         self._keeps_queue = keeps_queue
         self._tier = tier
+        self._changes_every_s = changes_every_s
         self._params = {"instance": gate.instance, "api_version": API_VERSION}
         if child_pool is not None:
             self._params["pool"] = child_pool
@@ -104,7 +112,10 @@ class EngineWatcher:
         """Reads the stream, and reconnects after every end of it, until cancelled."""
         while True:
             try:
-                self._unavailable(await self._outage())
+                outage = await self._outage()
+                if outage is None:
+                    continue
+                self._unavailable(outage)
             # A fault while an outage is reported: the next attempt reports it again.
             except Exception:
                 logger.exception("watching the engine at %s failed", self._url)
@@ -121,8 +132,8 @@ class EngineWatcher:
             except Exception:
                 logger.exception("reconciling the leases of the engine at %s failed", self._url)
 
-    async def _outage(self) -> Outage:
-        """Reads the stream once; returns why it ended."""
+    async def _outage(self) -> Outage | None:
+        """Reads the stream once; returns why it ended. None: to be opened again at once."""
         limit = StreamTimeout(STALE_AFTER_S)
         try:
             async with limit:
@@ -140,10 +151,15 @@ class EngineWatcher:
             text = f"the state stream of {self._engine} broke"
             return engine_state.stale(text, error_text(error))
 
-    async def _stream(self, limit: StreamTimeout) -> Outage:
+    async def _stream(self, limit: StreamTimeout) -> Outage | None:
+        asked_s = max(CHANGES_EVERY_S, self._changes_every_s())
+        params = self._params
+        if asked_s > CHANGES_EVERY_S:
+            asked_s = min(asked_s, HEARTBEAT_EVERY_S)
+            params = {**params, CHANGES_EVERY_MS: str(round(1000 * asked_s))}
         response = await self._session.get(
             f"{self._url}/v1/capabilities/stream",
-            params=self._params,
+            params=params,
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=None),
         )
@@ -162,6 +178,8 @@ class EngineWatcher:
                     begun = self._event(name, state_document.parsed(data), begun=begun)
                     self.heard_at = self._loop.time()
                     limit.reset()
+                    if name == HEARTBEAT and self._asks_too_often(asked_s):
+                        return None
         finally:
             response.close()  # without reading the rest
         raise ConnectionError("the engine ended it")
@@ -181,9 +199,10 @@ class EngineWatcher:
             raise InvalidReport(f"an event is named {name[:80]!r}: it must be {names}")
         if not whole and not begun:
             raise InvalidReport(f"a {name} came before the first state")
-        state_document.checked(data, whole=whole)
+        state_document.checked(data, whole=whole, before=None if whole else self.document)
         document = data if whole or self.document is None else self.document | data
-        new = self._read(document)
+        concerns_admission = whole or not _ADMISSION_FIELDS.isdisjoint(data)
+        new = self._read(document, None if whole else data) if concerns_admission else None
         self.document = document
         if "models" in data:
             self.models = dict.fromkeys(report.models_of(document) or ()).keys() or None
@@ -191,7 +210,7 @@ class EngineWatcher:
             self._measure_busy(document, first=whole)
         # Requests may have reached this engine under the epoch of its predecessor.
         ours = [(lease, cost_of(lease)) for lease in data.get("leases", [])]
-        if whole or not _ADMISSION_FIELDS.isdisjoint(data):
+        if new is not None:
             self._report(new, tuple(ours))
         if whole:
             for lease, cost in ours:
@@ -205,10 +224,19 @@ class EngineWatcher:
         self._gate.notify()
         return True
 
-    def _read(self, document: Document) -> EngineReport | Outage:
-        """Returns what the document reports. Raises InvalidReport."""
-        outage = engine_state.outage_of(document, self._profile, self._engine)
-        return report.report_of(document) if outage is None else outage
+    def _asks_too_often(self, asked_s: float) -> bool:
+        """Whether there are many more streams to read than when this one was opened."""
+        return min(self._changes_every_s(), HEARTBEAT_EVERY_S) > _TOO_OFTEN * asked_s
+
+    def _read(self, document: Document, changed: Document | None) -> EngineReport | Outage:
+        """Returns what the document reports. `changed`: its fields that differ from the document
+        before; None: it is another state. Raises InvalidReport."""
+        before = None if changed is None else self._reported
+        if before is None or not OUTAGE_FIELDS.isdisjoint(changed or ()):
+            outage = engine_state.outage_of(document, self._profile, self._engine)
+            if outage is not None:
+                return outage
+        return report.report_of(document, before, changed or ())
 
     def _report(self, new: EngineReport | Outage, leases: tuple[tuple[str, int], ...]) -> None:
         """Reports changes to the gate. `leases`: those of this sidecar in the engine, and costs."""
@@ -226,7 +254,7 @@ class EngineWatcher:
             )
         self.state, self.message = EngineState.READY, ""
         self.ctx_max, self._reported = new.ctx_max, new
-        self._gate.engine_reports(replace(new, leases=leases))
+        self._gate.engine_reports(replace(new, leases=leases) if leases else new)
 
     def _measure_busy(self, document: Document, *, first: bool) -> None:
         busy_s, now = document.get("busy_seconds_total"), self._loop.time()

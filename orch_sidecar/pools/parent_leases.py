@@ -55,12 +55,6 @@ class StateSubscriber(ABC):
         self.pending = True  # something has changed since the last look
         self.ended: list[str] = []  # leases whose end has not been sent yet
 
-    def changed(self) -> None:
-        """Notes a change; wakes the subscriber on the first one since its last look."""
-        if not self.pending:
-            self.pending = True
-            self.wake()
-
     @abstractmethod
     def wake(self) -> None:
         """Has the subscriber look at `pending` and `ended` soon."""
@@ -77,16 +71,23 @@ class ParentLeases:
         self._handled: list[ParentLease] = []  # their slots may not be released yet
         self._spent = SpentLeases()
         self._subscribers: set[StateSubscriber] = set()
+        self._up_to_date: set[StateSubscriber] = set()  # those that a change has to wake
 
     def subscribe(self, subscriber: StateSubscriber) -> None:
         self._subscribers.add(subscriber)
 
     def unsubscribe(self, subscriber: StateSubscriber) -> None:
         self._subscribers.discard(subscriber)
+        self._up_to_date.discard(subscriber)
 
     @property
-    def has_subscribers(self) -> bool:
-        return bool(self._subscribers)
+    def subscribers(self) -> int:
+        return len(self._subscribers)
+
+    def looks(self, subscriber: StateSubscriber) -> None:
+        """A subscriber looks at the state now: the next change wakes it again."""
+        subscriber.pending = False
+        self._up_to_date.add(subscriber)
 
     def enter(self, header: str) -> ParentLease | None:
         """Books a request that arrived with this `X-Orch-Lease`. None: its lease is spent or
@@ -145,8 +146,10 @@ class ParentLeases:
     def changed(self) -> None:
         """Notifies the subscribers that a pool, its engine or a lease here has changed."""
         self._settle()
-        for subscriber in self._subscribers:
-            subscriber.changed()
+        up_to_date, self._up_to_date = self._up_to_date, set()
+        for subscriber in up_to_date:
+            subscriber.pending = True
+            subscriber.wake()
 
     def _settle(self) -> None:
         """Spends the leases that are over."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -37,8 +38,9 @@ from orch_sidecar.api.usage import PromptSize
 from orch_sidecar.config.resolve import labels_of
 from orch_sidecar.config.settings import PoolSettings
 from orch_sidecar.engine_state.states import EngineState
-from orch_sidecar.pools.affinity import Prefixes
 from orch_sidecar.pools.engine_watcher import EngineWatcher
+from orch_sidecar.pools.placement.affinity import Prefixes
+from orch_sidecar.pools.placement.candidates import Kind, Standing, standing
 from orch_sidecar.pools.snapshot import PoolSnapshot, classes_of
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.backpressure import RejectionReader
@@ -99,9 +101,10 @@ class Pool:
         *,
         keeps_queue: bool,
         group: str | None = None,
+        changes_every_s: Callable[[], float] = float,
     ) -> None:
         """`keeps_queue`: requests stay queued while the engine is unavailable. `group`: the name of
-        the headless pool that this is one address of."""
+        the headless pool that this is one address of. `changes_every_s`: see EngineWatcher."""
         self.name = settings.name
         self.group = group or settings.name
         self.on_request = settings.on_request
@@ -130,7 +133,10 @@ class Pool:
             keeps_queue=keeps_queue,
             tier=settings.tier,
             child_pool=settings.below,
+            changes_every_s=changes_every_s,
         )
+        self._kind: Kind | None = None
+        self._kind_models: Collection[str] | None = None  # as the watcher has them
         # Queued requests that the rebalancer may move, by ticket: class and sequences.
         self.movable: dict[str, tuple[ServiceClass, int]] = {}
         self.prompt_size = PromptSize()
@@ -226,6 +232,32 @@ class Pool:
             key=call.key,
             weight=call.weight,
         )
+
+    def standing(self) -> Standing | None:
+        """Returns how the pool compares with others for the next request; None: it takes none."""
+        gate, watcher, ledger = self.gate, self.watcher, self.gate.ledger
+        if gate.draining is not None or gate.unavailable is not None:
+            return None
+        pace_s, free = gate.outlook()
+        kind, models = self._kind, watcher.models
+        if (
+            kind is None
+            or models is not self._kind_models
+            or kind.ctx_max != watcher.ctx_max
+            or kind.slots_total != ledger.slots_total
+            or kind.predicts is not (pace_s is not None)
+        ):
+            self._kind_models = models
+            kind = self._kind = Kind(
+                self.group,
+                self.profile.measurement_type,
+                self.on_request,
+                None if models is None else frozenset(models),
+                watcher.ctx_max,
+                ledger.slots_total,
+                pace_s is not None,
+            )
+        return standing(kind, pace_s, free, gate.queue_depth, ledger.room)
 
     def snapshot(self, request: AdmissionRequest | None = None) -> PoolSnapshot:
         """Returns the pool as it is now. With `request` (and while the pool takes requests) it

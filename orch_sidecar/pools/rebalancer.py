@@ -37,14 +37,23 @@ async def rebalance_forever(pools: PoolRegistry) -> None:
 
 def rebalance(pools: PoolRegistry) -> None:
     """Moves queued requests as far as other addresses have free slots, the longest queue first."""
-    free = {pool: _free(pool) for pool in pools}
-    for donor in sorted(free, key=lambda pool: -pool.gate.queue_depth):
-        if not donor.movable:
-            continue
-        for taker in pools:
-            if taker.group == donor.group and free[taker]:
-                # Its requests are placed there in a later turn of the event loop.
-                free[taker] = _move(donor, free[taker])
+    donors = [pool for pool in pools if pool.movable]
+    if not donors:
+        return
+    # By group: the free slots of each address that has some.
+    free: dict[str, dict[Pool, int]] = {}
+    for pool in pools:
+        if slots := _free(pool):
+            free.setdefault(pool.group, {})[pool] = slots
+    for donor in sorted(donors, key=lambda pool: -pool.gate.queue_depth):
+        takers = free.get(donor.group, {})
+        for taker, slots in list(takers.items()):
+            # Its requests are placed there in a later turn of the event loop.
+            left = _move(donor, slots)
+            if left:
+                takers[taker] = left
+            else:
+                del takers[taker]
 
 
 def _free(pool: Pool) -> int:

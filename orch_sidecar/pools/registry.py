@@ -1,14 +1,16 @@
 """The pools of this sidecar, and the placement of requests among them.
 
 With a single pool and no options, callers use `one` and no snapshot is made. A headless pool is a
-group of pools, one for each of its current addresses.
+group of pools, one for each of its current addresses. What a request or an event costs does not
+grow with the number of pools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 from secrets import randbits
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -21,13 +23,18 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.resolve import ConfiguredPools, rules_of
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
 from orch_sidecar.engine_state.states import EngineState
-from orch_sidecar.pools import routing
-from orch_sidecar.pools.affinity import PrefixAffinity
 from orch_sidecar.pools.parent_leases import ParentLeases
+from orch_sidecar.pools.placement import routing
+from orch_sidecar.pools.placement.affinity import PrefixAffinity
+from orch_sidecar.pools.placement.candidates import FEW
+from orch_sidecar.pools.placement.routing import PlacementReason, PlacementRequest
 from orch_sidecar.pools.pool import GenerationCall, Pool, PrefixUse
-from orch_sidecar.pools.routing import PlacementReason, PlacementRequest
+from orch_sidecar.pools.shortlist import Shortlist
 from orch_sidecar.pools.snapshot import PoolSnapshot
 from vllm_plugin.profile import AdmissionRules, Profile
+
+# Changes of all engines together that are asked for per second: a few hundredths of a core.
+CHANGES_PER_S: Final = 2000
 
 
 class Placement(NamedTuple):
@@ -52,9 +59,16 @@ class PoolRegistry:
         self._parent_leases: ParentLeases | None = None
         self.shutting_down = False
         self.affinity = PrefixAffinity(randbits(32)) if settings.prefix_affinity else None
-        self.all = tuple(self._pool(each, each.name) for each in self.settings if not each.headless)
+        self.all: tuple[Pool, ...] = ()
+        self._shortlist = Shortlist()
+        self._single = len(self.settings) == 1 and not self.settings[0].headless
+        self.coalescing = False  # whether any pool coalesces identical requests
+        self.not_coalescing: frozenset[str] = frozenset()  # groups that do not
+        self._replace(self._pool(each, each.name) for each in self.settings if not each.headless)
+        for pool in self.all:
+            self._observe(pool)
         # The only pool there can ever be, if so.
-        self.one = self.all[0] if len(self.all) == len(self.settings) == 1 else None
+        self.one = self.all[0] if self._single else None
         # Removed pools stay: requests that they still serve look them up by name.
         self._by_name = {pool.name: pool for pool in self.all}
         # The headless pools that have no known address, and why.
@@ -77,15 +91,7 @@ class PoolRegistry:
         """The longest context of any pool; None until all engines have reported theirs."""
         if self.one is not None:
             return self.one.watcher.ctx_max
-        known = [pool.watcher.ctx_max for pool in self.all]
-        return None if None in known else max((each for each in known if each), default=None)
-
-    @property
-    def coalescing(self) -> bool:
-        """Whether any pool coalesces identical requests."""
-        if self.one is not None:
-            return self.one.gate.rules.coalescing
-        return any(pool.gate.rules.coalescing for pool in self.all)
+        return self._shortlist.ctx_max
 
     @property
     def draining(self) -> bool:
@@ -125,11 +131,10 @@ class PoolRegistry:
         if self.shutting_down:
             pool.gate.drain(OrderedBy.SHUTDOWN)
         self._by_name[name] = pool
-        self.all = tuple(
-            each
-            for one in self.settings
-            for each in sorted((*self.all, pool), key=lambda each: each.name)
-            if each.group == one.name
+        self._observe(pool)
+        groups = [each.name for each in self.settings]
+        self._replace(
+            sorted((*self.all, pool), key=lambda each: (groups.index(each.group), each.name))
         )
         self.without_address.pop(group, None)
         return pool
@@ -137,7 +142,7 @@ class PoolRegistry:
     def remove_address(self, pool: Pool, why: str) -> None:
         """Removes the pool of an address that is gone: its queued requests are placed again, its
         running requests go on."""
-        self.all = tuple(each for each in self.all if each is not pool)
+        self._replace(each for each in self.all if each is not pool)
         refusal = Refusal(Reason.ENGINE_DOWN, why)
         if not any(each.group == pool.group for each in self.all):
             self.without_address[pool.group] = refusal
@@ -154,12 +159,13 @@ class PoolRegistry:
             pool.connections.connect_timeout_s = connect_timeout_s
             if pool.group in rules:
                 pool.gate.reload(rules[pool.group])
+        self._replace(self.all)
 
     def report_changes(self, leases: ParentLeases | None) -> None:
         """Reports each change of a pool to the subscribers of `leases` from now on; None stops."""
         self._parent_leases = leases
         for pool in self.all:
-            pool.gate.on_change = None if leases is None else leases.changed
+            self._observe(pool)
 
     def shut_down(self) -> None:
         """Drains all pools, for good."""
@@ -179,22 +185,20 @@ class PoolRegistry:
 
         `tried`: it was placed before, and these pools failed to serve it.
         """
-        generation = call.generation
+        generation, affinity = call.generation, self.affinity
         tokens = generation.prompt_tokens if generation.cost == 1 else None
-        requests: dict[str, AdmissionRequest] = {}
-        snapshots: list[PoolSnapshot] = []
-        for pool in self.all:
-            requests[pool.name] = request = pool.admission_request(call, spent_ms)
-            snapshots.append(pool.snapshot(request))
-        affinity = self.affinity
         served_by: str | None = None
         if affinity is not None and call.prefixes:
             served_by = affinity.served_by(call.key, call.prefixes)
-        found = routing.place(
-            snapshots + self._absent(),
-            PlacementRequest(generation.model, generation.cost, tokens, call.options, served_by),
-            tried or (),
-        )
+        asked = PlacementRequest(generation.model, generation.cost, tokens, call.options, served_by)
+        pools, load = self._shortlist.of(asked, tried or ())
+        predicts = len(pools) <= FEW or pools is not self.all
+        requests: dict[str, AdmissionRequest] = {}
+        snapshots: list[PoolSnapshot] = []
+        for pool in pools:
+            requests[pool.name] = request = pool.admission_request(call, spent_ms)
+            snapshots.append(pool.snapshot(request if predicts else None))
+        found = routing.place(snapshots + self._absent(), asked, tried or (), load)
         if isinstance(found, Refusal):
             if self.draining:  # takes precedence over every other reason
                 drained = (pool.unavailable for pool in self.all)
@@ -216,8 +220,10 @@ class PoolRegistry:
         """Chooses the pool for a request that takes no slot: the first that can serve it."""
         if self.one is not None and options is NO_OPTIONS:
             return self.one
-        pools = [pool.snapshot() for pool in self.all] + self._absent()
-        name = routing.first_available(pools, PlacementRequest(model, 0, None, options))
+        asked = PlacementRequest(model, 0, None, options)
+        pools, _ = self._shortlist.of(asked, ())
+        snapshots = [pool.snapshot() for pool in pools] + self._absent()
+        name = routing.first_available(snapshots, asked)
         return name if isinstance(name, Refusal) else self._by_name[name]
 
     def _absent(self) -> list[PoolSnapshot]:
@@ -237,18 +243,42 @@ class PoolRegistry:
         ]
 
     def _pool(self, settings: PoolSettings, group: str) -> Pool:
-        pool = Pool(
+        return Pool(
             settings,
             self._profiles[group],
             self._rules[group],
             self._session,
             self._connect_timeout_s,
-            keeps_queue=len(self.settings) == 1 and not settings.headless,
+            keeps_queue=self._single,
             group=group,
+            changes_every_s=lambda: len(self.all) / CHANGES_PER_S,
         )
-        if self._parent_leases is not None:
-            pool.gate.on_change = self._parent_leases.changed
-        return pool
+
+    def _replace(self, pools: Iterable[Pool]) -> None:
+        """Sets the pools, and what follows from all of them."""
+        self.all = tuple(pools)
+        self._shortlist.replace(self.all)
+        self.not_coalescing = frozenset(
+            pool.group for pool in self.all if not pool.gate.rules.coalescing
+        )
+        self.coalescing = any(pool.gate.rules.coalescing for pool in self.all)
+
+    def _observe(self, pool: Pool) -> None:
+        """Has the pool report its changes to all that need them; a single one nobody compares."""
+        note = partial(self._shortlist.changed.add, pool)
+        leases = self._parent_leases
+        if self._single:
+            pool.gate.on_change = None if leases is None else leases.changed
+        elif leases is None:
+            pool.gate.on_change = note
+        else:
+            parents = leases.changed
+
+            def both() -> None:
+                note()
+                parents()
+
+            pool.gate.on_change = both
 
 
 def _use(name: str, served_by: str | None) -> PrefixUse:

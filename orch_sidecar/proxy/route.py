@@ -15,10 +15,10 @@ from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.observability.record import RequestRecord
+from orch_sidecar.pools.placement.routing import PlacementReason
 from orch_sidecar.pools.pool import GenerationCall, Pool
 from orch_sidecar.pools.rebalancer import REBALANCED
 from orch_sidecar.pools.registry import PoolRegistry
-from orch_sidecar.pools.routing import PlacementReason
 from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.request import Request

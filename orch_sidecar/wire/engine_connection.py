@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from functools import cache
 from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 
@@ -83,6 +84,12 @@ class EngineConnection(asyncio.Protocol):
             receiver.lost(exc)
 
 
+@cache
+def _tls() -> ssl.SSLContext:
+    """The trusted authorities, for all engines: they take a megabyte."""
+    return ssl.create_default_context()
+
+
 class ConnectionPool:
     """The reusable connections to one engine."""
 
@@ -91,7 +98,7 @@ class ConnectionPool:
         self._secure = parts.scheme == "https"
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._secure else 80)
-        self._ssl = ssl.create_default_context() if self._secure else None
+        self._ssl = _tls() if self._secure else None
         self.connect_timeout_s = connect_timeout_s
         self._idle: list[EngineConnection] = []
         self.loop = asyncio.get_running_loop()

@@ -58,8 +58,8 @@ def engine_state_of_a_bench() -> EngineState:
 
 def step_cost_us() -> tuple[float, float]:
     """Microseconds of a `record` call: when nothing changed, and when all of it did."""
-    from vllm_plugin.engine_state import Subscriber
     from vllm_plugin.stat_logger import SchedulerStatLogger
+    from vllm_plugin.subscriber import Subscriber
 
     engine_state = engine_state_of_a_bench()
     engine_state.subscribe(Subscriber(None, lambda: None))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from tests.integration.wire import Answer
-from vllm_plugin.engine_state import Subscriber
 from vllm_plugin.lease_protocol import HEARTBEAT_EVERY_S, changes_every_s, timestamp
+from vllm_plugin.subscriber import Subscriber
 
 if TYPE_CHECKING:
     from tests.integration.scripted_engine import ScriptedEngine
@@ -26,7 +26,7 @@ async def state_stream(engine: ScriptedEngine, answer: Answer) -> None:
     engine_state.subscribe(subscriber)
     try:
         answer.head(headers=[("content-type", "text/event-stream")])
-        sent = engine_state.change_fields(instance)
+        sent = engine_state.look(subscriber)
         leases = {"leases": sorted(engine_state.leases.of(instance))}
         says = dict(engine.says)
         _say(answer, "state", engine_state.document(instance) | leases | says)
@@ -51,7 +51,7 @@ async def state_stream(engine: ScriptedEngine, answer: Answer) -> None:
             if loop.time() >= beat_at + HEARTBEAT_EVERY_S or says != engine.says:
                 beat_at, says = loop.time(), dict(engine.says)
                 _say(answer, "heartbeat", says | engine_state.claim_field(instance))
-            now = engine_state.change_fields(instance)
+            now = engine_state.look(subscriber)
             if change := {k: v for k, v in now.items() if sent[k] != v}:
                 sent = now
                 _say(answer, "change", change)

@@ -12,7 +12,7 @@ import pytest
 
 from orch_sidecar.api.endpoints import ENDPOINTS, STREAM, WITHOUT_KEY
 from orch_sidecar.auth.keys import new_key
-from orch_sidecar.control.stream_readers import MOST_OF_A_CLIENT
+from orch_sidecar.control import stream_readers
 from tests.integration.cancelling import assert_cancelled, cancel, named, new_id
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client, body_of
 from tests.integration.held import Held, started
@@ -251,9 +251,10 @@ async def test_answer_of_the_engine_that_asks_for_a_key_is_as_it_was(
 
 
 async def test_key_that_reads_the_state_too_often_locks_out_no_sidecar_above(
-    start: Start, keyed: Running, ring: KeyRing
+    start: Start, keyed: Running, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _ in range(MOST_OF_A_CLIENT):
+    monkeypatch.setattr(stream_readers, "MOST_READERS", 8)
+    for _ in range(8):
         crowd = await keyed.client()
         crowd.send_request("GET", STREAM, headers=[ring.bearer("alice")])
         await crowd.seen(b"event: state")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from vllm_plugin.conditions import UNKNOWN, Conditions
 from vllm_plugin.engine_facts import EngineFacts, Hardware
 from vllm_plugin.engine_speed import SchedulerReport
-from vllm_plugin.engine_state import EngineState, Subscriber
+from vllm_plugin.engine_state import EngineState
 from vllm_plugin.lease_protocol import parse_lease
 from vllm_plugin.leases import Leases
+from vllm_plugin.subscriber import Subscriber
 
 US, THEM = "a" * 16, "b" * 16
 
@@ -52,9 +53,15 @@ def report(
 def subscribed(
     engine_state: EngineState, instance: str | None = US
 ) -> tuple[Subscriber, list[None]]:
-    """Returns a subscriber, and a list with an entry for each time that it was woken."""
+    """Returns a subscriber that looks whenever it is woken, and a list with an entry for each time
+    that it was."""
     woken: list[None] = []
-    subscriber = Subscriber(instance, lambda: woken.append(None))
+
+    def wake() -> None:
+        woken.append(None)
+        engine_state.look(subscriber)
+
+    subscriber = Subscriber(instance, wake)
     engine_state.subscribe(subscriber)
     return subscriber, woken
 

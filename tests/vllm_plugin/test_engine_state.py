@@ -5,7 +5,10 @@ from __future__ import annotations
 from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, report, subscribed
 from vllm_plugin.engine_speed import SchedulerReport
 from vllm_plugin.engine_state import EngineState
+from vllm_plugin.lease_protocol import Claim
 from vllm_plugin.leases import Rejected
+from vllm_plugin.readiness import NotReady
+from vllm_plugin.subscriber import Subscriber
 
 
 def test_document_contains_the_facts_and_the_counts() -> None:
@@ -87,6 +90,36 @@ def test_subscribers_are_woken_by_changes_only() -> None:
     engine_state.record(report(0, usage=0.102))
     assert len(woken) == 3
     engine_state.record(report(0, usage=0.102, preempted=1))
+    assert len(woken) == 4
+
+
+def test_subscriber_that_has_yet_to_look_is_not_woken_again_by_changes() -> None:
+    engine_state, woken = EngineState(FACTS), list[None]()
+    subscriber = Subscriber(US, lambda: woken.append(None))
+    engine_state.subscribe(subscriber)
+    for running in range(1, 6):
+        engine_state.record(report(running))
+    assert (len(woken), subscriber.changed) == (1, True)
+    assert engine_state.look(subscriber)["running"] == 5
+    assert not subscriber.changed
+    engine_state.record(report(7))
+    assert len(woken) == 2
+
+
+def test_what_is_sent_at_once_wakes_also_those_that_have_yet_to_look() -> None:
+    """Ends, offers and readiness do not wait for the turn of a change."""
+    engine_state, woken = EngineState(FACTS), list[None]()
+    key = engine_state.enter(LEASE)
+    assert isinstance(key, int)
+    subscriber = Subscriber(US, lambda: woken.append(None))
+    engine_state.subscribe(subscriber)
+    engine_state.record(report(3))
+    engine_state.leave(key)
+    assert (len(woken), subscriber.ended) == (2, [LEASE])
+    assert engine_state.claim(US, Claim(1, urgent=True))
+    assert (len(woken), [offer.cost for offer in subscriber.offers]) == (3, [1])
+    engine_state.readiness.call_began(NotReady("paused", "by a test"))
+    engine_state.readiness_changed(100.0)
     assert len(woken) == 4
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from tests.vllm_plugin.examples import FACTS, LEASE, US, report
 from vllm_plugin.engine_speed import SchedulerReport
-from vllm_plugin.engine_state import EngineState, Subscriber
+from vllm_plugin.engine_state import EngineState
 from vllm_plugin.stall_detector import STALLED_AFTER_S
+from vllm_plugin.subscriber import Subscriber
 
 
 def decode(

@@ -9,8 +9,9 @@ import pytest
 
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, US
-from vllm_plugin.engine_state import EngineState, Subscriber
+from vllm_plugin.engine_state import EngineState
 from vllm_plugin.lease_middleware import ABORT_TURNS, LeaseMiddleware
+from vllm_plugin.subscriber import Subscriber
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,15 @@ import pytest
 
 from vllm_plugin.lease_protocol import (
     CHANGES_EVERY_S,
+    HEARTBEAT_EVERY_S,
+    LONGEST_STEP_S,
+    SHARED_CHANGES_EVERY_S,
     LeaseId,
     SpentLeases,
     changes_every_s,
     cost_of,
     event,
+    parse_changes_every_s,
     parse_lease,
     require_lease,
     timestamp,
@@ -51,4 +55,27 @@ def test_event_is_one_of_server_sent_events_and_times_are_rfc_3339() -> None:
 
 def test_state_is_fresher_where_several_sidecars_dispatch_by_it() -> None:
     assert [changes_every_s(sidecars) for sidecars in (0, 1)] == [CHANGES_EVERY_S] * 2
-    assert changes_every_s(2) == changes_every_s(64) < CHANGES_EVERY_S / 4
+    assert changes_every_s(2) == SHARED_CHANGES_EVERY_S < CHANGES_EVERY_S / 4
+
+
+@pytest.mark.parametrize("sidecars", [2, 3, 11, 64, 500])
+def test_events_of_all_readers_together_stay_below_a_thousand_a_second(sidecars: int) -> None:
+    assert sidecars / changes_every_s(sidecars) <= 1000
+    assert changes_every_s(sidecars) <= changes_every_s(2 * sidecars) <= HEARTBEAT_EVERY_S
+
+
+def test_single_reader_is_sent_changes_no_more_often_than_the_engine_steps() -> None:
+    assert changes_every_s(1, 0.005) == CHANGES_EVERY_S
+    assert changes_every_s(1, 0.045) == 0.045
+    assert changes_every_s(1, 5.0) == LONGEST_STEP_S
+    assert changes_every_s(2, 5.0) == SHARED_CHANGES_EVERY_S, "others' requests come at any time"
+
+
+def test_interval_that_a_reader_asks_for_is_in_milliseconds() -> None:
+    assert [parse_changes_every_s(text) for text in ("", "0", "250", "1000")] == [0, 0, 0.25, 1]
+
+
+@pytest.mark.parametrize("text", ["-1", "1001", "2.5", "x", "٣", "9" * 50, " 1"])
+def test_interval_that_is_none_is_rejected_with_the_rule(text: str) -> None:
+    with pytest.raises(ValueError, match=r"changes_every_ms is .* an integer from 0 to 1000"):
+        parse_changes_every_s(text)

@@ -207,6 +207,13 @@ class AdmissionConstraints:
             free = min(free, most - taken, lendable - taken)
         return max(0, free)
 
+    def free_slots(self) -> int:
+        """Slots that requests of the most urgent class can have, whatever is queued."""
+        ledger = self._ledger
+        if self.rules.interactive is None:
+            return ledger.room
+        return min(ledger.room, self.limits.interactive - ledger.interactive)
+
     def clears_at(self, blocked_by: BlockedBy, now: float) -> float | None:
         """When the constraint may clear for the head of the queue without any event."""
         if blocked_by in (BlockedBy.KV, BlockedBy.RESERVE, BlockedBy.BATCH):

@@ -123,6 +123,11 @@ class ServiceTimes:
             return None
         return self._slowness * self.prompts.reading_s(before, request.prompt_tokens, step_s)
 
+    def pace_s(self) -> float | None:
+        """Seconds per token of one more sequence, beside those that run."""
+        token_s = self._token_s(1)
+        return None if token_s is None else self._slowness * token_s
+
     def service_s(self, request: AdmissionRequest, *, joins: bool = False) -> float | None:
         """Seconds from its slot to its end.
 

@@ -10,7 +10,10 @@
  * send as vLLM does, or "per_send" of them. Both may stand in the prompt ("delay_ms=20 per_send=4"),
  * for routers that drop fields they do not know: it looks for strings, and parses no JSON.
  *
- * usage: upstream PORT [SLOTS] */
+ * usage: upstream PORT [SLOTS [CHANGES_MS]]
+ *
+ * With CHANGES_MS it is a busy engine at each address of the loopback network: it reports a speed,
+ * and a change of its state every so many milliseconds, or more seldom if its reader asks for it. */
 #define _GNU_SOURCE
 #include "request.h"
 #include "schedule.h"
@@ -27,8 +30,8 @@ typedef struct {
     size_t in_len, in_cap, out_len, out_off, out_cap;
     enum { READING, TOKENS, BEATS } doing;
     bool chat, last;                     /* last: close after this answer */
-    uint32_t tokens_left, per_send;
-    uint64_t delay_ns;
+    uint32_t tokens_left, per_send;      /* of a state stream: its events */
+    uint64_t delay_ns, beat_at;
 } conn;
 
 static conn *conns[MAX_FD], *eager[MAX_FD];
@@ -36,7 +39,8 @@ static due *paced_v[MAX_FD];
 static schedule paced = {paced_v, 0};
 static int eagers;
 static int ep, slots = 4096;
-static unsigned long long trace_posts, trace_bytes, trace_spans, trace_unread;
+static double changes_ms;
+static unsigned long long trace_posts, trace_bytes, trace_spans, trace_unread, state_events;
 
 static void leave(conn *c) {
     if (c->listed == PACED) schedule_remove(&paced, &c->due);
@@ -135,11 +139,15 @@ static bool completion(conn *c, bool chat, const char *body, size_t len) {
 }
 
 static bool watch_state(conn *c) {
-    char event[1200], buf[2048];
-    int n = snprintf(event, sizeof event, "event: state\ndata: %s\n\n", state_json(slots));
+    char event[1700], buf[2048];
+    int n = snprintf(event, sizeof event, "event: state\ndata: %s\n\n", state_json(slots, changes_ms));
     int m = snprintf(buf, sizeof buf, "%s%x\r\n%s\r\n", STREAM_HEAD, n, event);
+    double asked_ms = field(c->in, c->in_len, "changes_every_ms", 0);
     c->doing = BEATS;
-    join_paced(c, now_ns() + SECOND_NS);
+    c->delay_ns = (uint64_t)((asked_ms > changes_ms ? asked_ms : changes_ms) * MS_NS);
+    c->beat_at = now_ns() + SECOND_NS;
+    join_paced(c, changes_ms ? now_ns() + c->delay_ns : c->beat_at);
+    state_events++;
     return put(c, buf, (size_t)m);
 }
 
@@ -160,7 +168,7 @@ static bool route(conn *c, const char *method, const char *path, const char *bod
         if (!strcmp(path, "/v1/capabilities/stream")) return watch_state(c);
         const char *body = get_answer(path, slots);
         if (body) return answer(c, "200 OK", json, body);
-        snprintf(buf, sizeof buf, STATS, trace_posts, trace_bytes, trace_spans, trace_unread);
+        snprintf(buf, sizeof buf, STATS, trace_posts, trace_bytes, trace_spans, trace_unread, state_events);
         if (!strcmp(path, "/stats")) return answer(c, "200 OK", json, buf);
     } else if (!strcmp(method, "DELETE") && !strncmp(path, "/v1/capabilities/leases/", 24)) {
         return answer(c, "200 OK", json, "{\"ended\":true}");
@@ -226,9 +234,16 @@ static void writable(conn *c) {
 }
 
 static bool beat(conn *c, uint64_t now) {
-    char buf[256];
-    int n = snprintf(buf, sizeof buf, "%zx\r\n%s\r\n", sizeof BEAT - 1, BEAT);
-    join_paced(c, now + SECOND_NS);
+    char event[1200], buf[1300];
+    unsigned t = ++c->tokens_left;
+    bool full = now >= c->beat_at;
+    if (full) c->beat_at += SECOND_NS;
+    if (!changes_ms) strcpy(event, BEAT);
+    else if (full) snprintf(event, sizeof event, BUSY_BEAT, t, t * 9, t, t * 70, t * 300, t, t, t, t);
+    else snprintf(event, sizeof event, CHANGE, slots - (int)(t % 3), t % 3, t % 2, t % 3, t * 7 % 1000);
+    int n = snprintf(buf, sizeof buf, "%zx\r\n%s\r\n", strlen(event), event);
+    join_paced(c, changes_ms ? now + c->delay_ns : c->beat_at);
+    state_events++;
     return put(c, buf, (size_t)n);
 }
 
@@ -247,13 +262,15 @@ static uint64_t write_due(uint64_t now) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 2) die("usage: upstream PORT [SLOTS]");
+    if (argc < 2) die("usage: upstream PORT [SLOTS [CHANGES_MS]]");
     if (argc > 2) slots = atoi(argv[2]);
+    if (argc > 3) changes_ms = atof(argv[3]);
     make_token(&chat_token, "chatcmpl-bench", "chat.completion.chunk", "\"delta\":{\"content\":", "}");
     make_token(&text_token, "cmpl-bench", "text_completion", "\"text\":", "");
 
     int door = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), one = 1;
     struct sockaddr_in a = loopback(atoi(argv[1]));
+    if (changes_ms) a.sin_addr.s_addr = htonl(INADDR_ANY);
     setsockopt(door, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (bind(door, (struct sockaddr *)&a, sizeof a) || listen(door, 4096)) die("listen");
     int timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);

@@ -19,9 +19,10 @@ from orch_sidecar.engine_state import report
 from orch_sidecar.pools.claim_sender import REPEAT_S
 from tests.orch_sidecar.admission.examples import bulk, class_rules, interactive, rules
 from tests.vllm_plugin.examples import FACTS
-from vllm_plugin.engine_state import EngineState, Subscriber
+from vllm_plugin.engine_state import EngineState
 from vllm_plugin.lease_protocol import Claim, changes_every_s
 from vllm_plugin.leases import Rejected
+from vllm_plugin.subscriber import Subscriber
 
 RULES = rules(
     class_rules(queue_capacity=10_000, max_wait_s=86_400),

@@ -90,6 +90,33 @@ def test_changes_come_at_most_every_20_ms() -> None:
     assert subscriber.feed.rest_s(10.021) == pytest.approx(0.979)
 
 
+@pytest.mark.parametrize(("parents", "every_s"), [(1, 0.020), (11, 0.020), (64, 0.126)])
+def test_the_more_parents_there_are_the_fewer_changes_each_is_sent(
+    parents: int, every_s: float
+) -> None:
+    leases, slots = ParentLeases(RUN), ledger()
+    pool = FakePool(slots)
+    [subscriber, *_] = [FakeSubscriber(leases, pool) for _ in range(parents)]
+    subscriber.feed.due(10.0)
+    grant(slots, "x", 1)
+    leases.changed()
+    assert subscriber.feed.due(10.0 + every_s - 0.001) == []
+    assert [name for name, _ in subscriber.feed.due(10.001 + every_s)] == ["change"]
+
+
+def test_change_wakes_a_parent_once_until_it_looks() -> None:
+    leases, slots = ParentLeases(RUN), ledger()
+    subscribers = [FakeSubscriber(leases, FakePool(slots)) for _ in range(3)]
+    for each in subscribers:
+        each.feed.due(10.0)
+    for _ in range(5):
+        leases.changed()
+    assert [each.wakes for each in subscribers] == [1, 1, 1]
+    subscribers[0].feed.due(10.5)
+    leases.changed()
+    assert [each.wakes for each in subscribers] == [2, 1, 1]
+
+
 def test_change_that_was_undone_is_not_sent() -> None:
     leases, slots = ParentLeases(RUN), ledger()
     subscriber = FakeSubscriber(leases, FakePool(slots))

@@ -11,8 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from orch_sidecar.control import state_stream
-from orch_sidecar.control.stream_readers import MOST_OF_A_CLIENT
+from orch_sidecar.control import state_stream, stream_readers
 from orch_sidecar.engine_state.states import EngineState
 from tests.integration.running import eventually
 from tests.orch_sidecar.parents import entered, grant, lease, served
@@ -226,12 +225,15 @@ async def test_reader_that_disconnects_at_once_leaves_nothing_behind(tier: Tier)
         stuck(tier).close()
     await asyncio.sleep(0.1)
     await eventually(lambda: not tier.publisher._streams)
-    assert not tier.leases.has_subscribers
+    assert not tier.leases.subscribers
 
 
-async def test_crowd_of_readers_does_not_lock_out_a_parent(tier: Tier, client: Client) -> None:
+async def test_crowd_of_readers_does_not_lock_out_a_parent(
+    tier: Tier, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither a parent that owns leases, nor a client with another key."""
-    crowd = [await client.read(tier, "/?instance=x") for _ in range(MOST_OF_A_CLIENT)]
+    monkeypatch.setattr(stream_readers, "MOST_READERS", 8)
+    crowd = [await client.read(tier, "/?instance=x") for _ in range(8)]
     refused = await client.json("GET", tier.url + STREAM)
     assert refused["reason"] == "reader_limit"
     request = entered(tier.leases, lease())
@@ -243,6 +245,21 @@ async def test_crowd_of_readers_does_not_lock_out_a_parent(tier: Tier, client: C
     await again.expect("state")
     for events in crowd:
         await events.expect("state")
+
+
+async def test_parent_that_asks_for_fewer_changes_gets_fewer(tier: Tier, client: Client) -> None:
+    loop = asyncio.get_running_loop()
+    events = await client.read(tier, f"{STREAM}&changes_every_ms=300")
+    await events.expect("state")
+    began = loop.time()
+    for number in range(1, 4):
+        grant(tier.slots, f"a-{number}", 1)
+        assert tier.changed is not None
+        tier.changed()
+        assert (await events.expect("change"))["leased"] == number
+    assert loop.time() - began > 2 * 0.300
+    refused = await client.json("GET", f"{tier.url}{STREAM}&changes_every_ms=soon")
+    assert refused == {"reason": "invalid_request", "param": "changes_every_ms"}
 
 
 async def test_replaced_reader_is_disconnected(tier: Tier, client: Client) -> None:

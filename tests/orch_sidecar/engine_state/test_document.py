@@ -95,12 +95,29 @@ def test_invalid_field_is_named_with_its_value_and_the_rule(name: str, values: l
     "data",
     [
         b"", b"{", b"[1]", b"5", b"null", b"\xff{}", b'{"a": NaN}', b'{"a": -Infinity}',
-        b'{"a": 1e999}', b"[" * 100_000, b'{"a": 1' + b"0" * 5000 + b"}",
+        b'{"a": 1e999}', b'{"a": 1E+0999}', b'{"a": ' + b"9" * 310 + b".5}",
+        b"[" * 100_000, b'{"a": 1' + b"0" * 5000 + b"}",
     ],
 )  # fmt: skip
 def test_data_that_is_not_a_json_object_is_rejected(data: bytes) -> None:
     with pytest.raises(InvalidReport):
         parsed(data)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_every_finite_number_is_parsed_as_it_is(number: float) -> None:
+    assert parsed(json.dumps({"a": [number]}).encode()) == {"a": [number]}
+
+
+@pytest.mark.parametrize("wrong", [[-1, 1.0], [5, "x"], [5], 5])
+def test_batch_that_is_not_as_before_is_checked(wrong: Any) -> None:
+    before = WHOLE | {"steps_by_batch": {"1": [5, 1.0], "2": [3, 0.5]}}
+    same = {"steps_by_batch": {"1": [5, 1.0], "2": [4, 0.7], "4": [1, 0.1]}}
+    assert checked(same, whole=False, before=before) == same
+    for batch in ("1", "8"):
+        change = {"steps_by_batch": {**same["steps_by_batch"], batch: wrong}}
+        with pytest.raises(InvalidReport, match="steps_by_batch is"):
+            checked(change, whole=False, before=before)
 
 
 @given(st.sampled_from(sorted(WHOLE)), JSON)

@@ -113,3 +113,33 @@ def test_a_poor_fit_is_marked() -> None:
     found = step_time_of({"step_time": FIT | {"quality": "poor"}})
     assert found is not None
     assert not found.good
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"foreign": 3, "running": 2},
+    {"step_time": FIT | {"t0_ms": 9.0}},
+    {"step_time": None},
+    {"kv_groups": GROUPS, "kv_blocks_total": 9},
+    {"features": {"max_num_batched_tokens": 64}},
+    {"slots_total": 8, "contended": True, "sidecars": 3, "epoch": "f"},
+    {"models": ["x"]},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_report_of_a_change_equals_that_of_the_whole_document(change: dict[str, Any]) -> None:
+    features = {"max_num_batched_tokens": 2048, "long_prefill_token_threshold": 256}
+    document = NEEDED | {
+        "kv_blocks_total": 4096, "kv_groups": GROUPS[:1], "step_time": FIT, "features": features,
+    }  # fmt: skip
+    before = report_of(document)
+    assert report_of(document | change, before, change) == report_of(document | change)
+
+
+def test_what_did_not_change_is_not_computed_again() -> None:
+    document = NEEDED | {"kv_blocks_total": 4096, "kv_groups": GROUPS, "step_time": FIT}
+    before = report_of(document)
+    after = report_of(document | {"foreign": 2}, before, {"foreign": 2})
+    assert after.foreign == 2
+    assert after.kv is before.kv
+    assert after.step_time is before.step_time

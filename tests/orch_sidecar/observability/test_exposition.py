@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families as classic
 
-from orch_sidecar.observability.exposition import OPENMETRICS, TEXT, prefers_openmetrics, render
+from orch_sidecar.observability.exposition import END, prefers_openmetrics, rendered
 from tests.orch_sidecar.openmetrics import openmetrics
 
 # As the releases send it: 2.30, 2.53, 3.
@@ -58,19 +58,16 @@ def test_classic_text_is_rendered_otherwise(accept: str) -> None:
     assert not prefers_openmetrics(accept)
 
 
-def test_each_format_matches_its_content_type() -> None:
+def test_families_of_a_registry_are_rendered_in_each_format_without_an_end() -> None:
     registry = CollectorRegistry()
     Counter("things", "Some.", registry=registry).inc(3)
-    body, content_type = render(registry, "application/openmetrics-text; version=1.0.0")
-    assert content_type == OPENMETRICS
-    assert body.endswith(b"# EOF\n")
-    [family] = openmetrics(body)
+    body = rendered(registry, openmetrics=True)
+    assert END not in body
+    [family] = openmetrics(body + END)
     assert (family.name, family.samples[0].name, family.samples[0].value) == (
         "things",
         "things_total",
         3,
     )
-    body, content_type = render(registry, "")
-    assert content_type == TEXT
-    assert b"EOF" not in body
+    body = rendered(registry, openmetrics=False)
     assert "things_total" in {s.name for family in classic(body.decode()) for s in family.samples}

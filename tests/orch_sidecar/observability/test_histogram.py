@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.samples import Exemplar, Sample
+from prometheus_client.samples import Sample
 
+from orch_sidecar.observability.exposition import END, HISTOGRAM, head
 from orch_sidecar.observability.histogram import Histogram
+from tests.orch_sidecar.openmetrics import openmetrics
 
 BUCKETS = (0.1, 1, 2.5)
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C
@@ -15,8 +16,9 @@ HEX = "0af7651916cd43dd8448eb211c80319c"
 
 
 def samples(distribution: Histogram) -> list[Sample]:
-    family = HistogramMetricFamily("name", "text")
-    distribution.add_to(family, {"pool": "a"})
+    text = head("name", "text", HISTOGRAM, openmetrics=True)
+    text += distribution.lines("name", {"pool": "a"}, exemplars=True)
+    [family] = openmetrics(text.encode() + END)
     return family.samples
 
 
@@ -69,10 +71,19 @@ def test_exemplar_is_the_last_value_with_a_trace() -> None:
     distribution.observe(0.7, (TRACE, 20.0004))
     distribution.observe(0.9, None)
     distribution.observe(7.0, (2, 30.0))
-    found = {s.labels["le"]: s.exemplar for s in samples(distribution) if "le" in s.labels}
-    assert found == {
-        "0.1": None,
-        "1.0": Exemplar({"trace_id": HEX}, 0.7, 20.0),
-        "2.5": None,
-        "+Inf": Exemplar({"trace_id": f"{2:032x}"}, 7.0, 30.0),
+    found = {
+        sample.labels["le"]: (
+            sample.exemplar.labels["trace_id"],
+            sample.exemplar.value,
+            float(str(sample.exemplar.timestamp)),
+        )
+        for sample in samples(distribution)
+        if sample.exemplar is not None
     }
+    assert found == {"1.0": (HEX, 0.7, 20.0), "+Inf": (f"{2:032x}", 7.0, 30.0)}
+
+
+def test_values_of_labels_are_escaped_and_the_bound_is_among_the_labels_in_order() -> None:
+    text = Histogram((1,)).lines("name", {"pool": 'a"b\\\n', "class": "x"}, exemplars=False)
+    assert text.splitlines()[0] == r'name_bucket{class="x",le="1.0",pool="a\"b\\\n"} 0'
+    assert text.splitlines()[-1] == r'name_sum{class="x",pool="a\"b\\\n"} 0.0'

@@ -18,7 +18,7 @@ from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.resolve import load_pools
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.observability.exposition import render
+from orch_sidecar.observability.exposition import OPENMETRICS, TEXT
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.tracing import SpanCounts
@@ -73,9 +73,16 @@ def exchange_of(**more: Any) -> RequestRecord:
     return record
 
 
+async def text_of(metrics: Metrics, accept: str = "") -> bytes:
+    """All pieces."""
+    pieces, content_type = metrics.exposition(accept)
+    assert content_type == (OPENMETRICS if accept else TEXT)
+    return b"".join([piece async for piece in pieces])
+
+
 async def samples_of(metrics: Metrics) -> Samples:
     """Sample (its name, and its labels less what all have) to value."""
-    text = render(metrics.registry, "")[0].decode()
+    text = (await text_of(metrics)).decode()
     found = {}
     for family in classic(text):
         for sample in family.samples:
@@ -219,9 +226,9 @@ async def test_both_formats_are_valid_and_equal(metrics: Metrics) -> None:
     chance = random.Random(40)
     for _ in range(300):
         metrics.request_ended(anything(chance))
-    body, _ = render(metrics.registry, "application/openmetrics-text")
+    body = await text_of(metrics, OPENMETRICS)
     families = openmetrics(body)
-    assert samples(families) == samples(classic(render(metrics.registry, "")[0].decode()))
+    assert samples(families) == samples(classic((await text_of(metrics)).decode()))
     assert {family.name for family in families if family.type == "histogram"} > HISTOGRAMS
     for family in families:
         if family.type == "counter":
@@ -234,7 +241,7 @@ async def test_sums_of_buckets_agree(metrics: Metrics) -> None:
         metrics.request_ended(anything(chance))
     last: dict[tuple[str, str], float] = {}
     counts: dict[tuple[str, str], float] = {}
-    for family in classic(render(metrics.registry, "")[0].decode()):
+    for family in classic((await text_of(metrics)).decode()):
         for sample in family.samples:
             labels = str(sorted((k, v) for k, v in sample.labels.items() if k != "le"))
             if sample.name.endswith("_bucket"):
@@ -254,11 +261,11 @@ async def test_only_sampled_traces_are_exemplars_and_only_in_openmetrics(
     metrics: Metrics,
 ) -> None:
     metrics.request_ended(exchange_of())
-    assert "trace_id" not in render(metrics.registry, "application/openmetrics-text")[0].decode()
+    assert b"trace_id" not in await text_of(metrics, OPENMETRICS)
     metrics.request_ended(exchange_of(trace_id=0xABC))
     metrics.request_ended(exchange_of())
-    assert "trace_id" not in render(metrics.registry, "")[0].decode()
-    body, _ = render(metrics.registry, "application/openmetrics-text")
+    assert b"trace_id" not in await text_of(metrics)
+    body = await text_of(metrics, OPENMETRICS)
     found = {
         family.name: [s.exemplar for s in family.samples if s.exemplar is not None]
         for family in openmetrics(body)

@@ -54,12 +54,23 @@ class PlacementRequest(NamedTuple):
         return self.options.pool is not None and not self.options.prefers
 
 
-def place(
-    pools: Sequence[PoolSnapshot], request: PlacementRequest, tried: Collection[str] = ()
-) -> tuple[str, PlacementReason] | Refusal:
-    """Chooses the pool for `request` among all `pools`. Returns its name and what decided.
+class Load(NamedTuple):
+    """Sequences that run or wait at some pools, and the slots of these."""
 
-    `tried`: names of pools and groups that failed to serve the request before.
+    sequences: int
+    slots: int
+
+
+def place(
+    pools: Sequence[PoolSnapshot],
+    request: PlacementRequest,
+    tried: Collection[str] = (),
+    load: Load | None = None,
+) -> tuple[str, PlacementReason] | Refusal:
+    """Chooses the pool for `request` among `pools`. Returns its name and what decided.
+
+    `tried`: names of pools and groups that failed to serve the request before. `load`: of all that
+    could serve it; None: these are all.
     """
     capable = _capable(pools, request)
     if isinstance(capable, Refusal):
@@ -75,11 +86,11 @@ def place(
     if options.prefers and (
         preferred := [pool for pool in available if pool.has_name(options.pool)]
     ):
-        best = preferred[0].name if len(preferred) == 1 else _best(preferred, request)[0]
+        best = preferred[0].name if len(preferred) == 1 else _best(preferred, request, load)[0]
         return best, PlacementReason.PREFERRED
     if len(available) == 1:
         return available[0].name, _reason_of_only(pools, request)
-    return _best(available, request)
+    return _best(available, request, load)
 
 
 def first_available(pools: Sequence[PoolSnapshot], request: PlacementRequest) -> str | Refusal:
@@ -148,11 +159,15 @@ def _reason_of_only(pools: Sequence[PoolSnapshot], request: PlacementRequest) ->
 
 
 def _best(
-    available: Sequence[PoolSnapshot], request: PlacementRequest
+    available: Sequence[PoolSnapshot], request: PlacementRequest, total: Load | None
 ) -> tuple[str, PlacementReason]:
     predicted = all(pool.end_ms is not None for pool in available)
-    if request.served_by is not None and _is_nearly_best(available, request, predicted=predicted):
-        return request.served_by, PlacementReason.PREFIX
+    if request.served_by is not None:
+        if total is None:
+            slots = sum(pool.slots_total for pool in available)
+            total = Load(sum(pool.load for pool in available), slots)
+        if _is_nearly_best(available, request, total, predicted=predicted):
+            return request.served_by, PlacementReason.PREFIX
 
     def load(pool: PoolSnapshot) -> tuple[float, float]:
         if predicted:
@@ -171,10 +186,10 @@ def _best(
 
 
 def _is_nearly_best(
-    available: Sequence[PoolSnapshot], request: PlacementRequest, *, predicted: bool
+    available: Sequence[PoolSnapshot], request: PlacementRequest, total: Load, *, predicted: bool
 ) -> bool:
     """Whether the pool that has the prompt's prefix can take the request, nearly as early as the
-    best one, and without more than its share of the load."""
+    best one, and without more than its share of the `total` load."""
     own = next((pool for pool in available if pool.name == request.served_by), None)
     if own is None:
         return False
@@ -184,9 +199,8 @@ def _is_nearly_best(
             return False
     elif not own.has_room(request.cost):
         return False
-    slots = sum(pool.slots_total for pool in available)
-    load = sum(pool.load for pool in available) + request.cost
-    share = ceil(LOAD_BOUND * load * own.slots_total / max(1, slots))
+    load = total.sequences + request.cost
+    share = ceil(LOAD_BOUND * load * own.slots_total / max(1, total.slots))
     return own.load + request.cost <= max(share, request.cost)
 
 

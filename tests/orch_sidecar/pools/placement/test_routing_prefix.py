@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from orch_sidecar.api.options import RequestOptions
-from orch_sidecar.pools.routing import PlacementReason as By
-from orch_sidecar.pools.routing import PlacementRequest, place
+from orch_sidecar.pools.placement.routing import PlacementReason as By
+from orch_sidecar.pools.placement.routing import PlacementRequest, place
 from tests.orch_sidecar.snapshots import SINGLE
 from tests.orch_sidecar.snapshots import snapshot as pool
 

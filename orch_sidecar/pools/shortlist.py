@@ -1,0 +1,80 @@
+"""Names the pools among which the placement of a request is decided: all, if they are few.
+
+Of many it keeps the standings, and computes again only those of pools that have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from random import Random
+
+from orch_sidecar.pools.placement.candidates import FEW, Candidates
+from orch_sidecar.pools.placement.routing import Load, PlacementRequest
+from orch_sidecar.pools.pool import Pool
+
+
+class Shortlist:
+    """The pools of a sidecar, as far as they have to be compared for a request."""
+
+    def __init__(self) -> None:
+        self.changed: set[Pool] = set()  # pools, since they were looked at
+        self._all: Sequence[Pool] = ()
+        self._by_name: dict[str, Pool] = {}
+        self._candidates = Candidates(Random())  # noqa: S311 (it spreads load, and keeps no secret)
+        self._contexts: dict[str, int | None] = {}
+        self._ctx_max: int | None = None
+
+    def replace(self, pools: Sequence[Pool]) -> None:
+        """These are the pools from now on."""
+        for name in self._by_name.keys() - {pool.name for pool in pools}:
+            self._candidates.update(name, None)
+            self._contexts.pop(name, None)
+        self._all, self._by_name = pools, {pool.name: pool for pool in pools}
+        self.changed.update(pools)
+
+    @property
+    def ctx_max(self) -> int | None:
+        """The longest context of any pool; None until all engines have reported theirs."""
+        if self.changed:
+            self._update()
+        return self._ctx_max
+
+    def of(
+        self, request: PlacementRequest, tried: Collection[str]
+    ) -> tuple[Sequence[Pool], Load | None]:
+        """Returns the pools to compare for a request, and the load of all that could serve it; all
+        pools and None if they are few, or if none takes the request: each has a reason.
+
+        `tried`: names of pools and groups that failed to serve the request before.
+        """
+        if len(self._all) <= FEW:
+            return self._all, None
+        if self.changed:
+            self._update()
+        candidates, options = self._candidates, request.options
+        names = candidates.draw(request, tried)
+        if options.prefers:
+            names += candidates.draw(request, tried, options.pool)
+        names += [each for each in (options.pool, request.served_by) if each in candidates]
+        if not names:
+            return self._all, None
+        if options.measurement_type is not None:  # that there is another is why it was chosen
+            names += candidates.another(options.measurement_type)
+        load = candidates.load(request) if request.served_by is not None else None
+        return [self._by_name[name] for name in dict.fromkeys(names)], load
+
+    def _update(self) -> None:
+        """Looks at the pools that have changed."""
+        new_contexts = False
+        for pool in self.changed:
+            name, ctx_max = pool.name, pool.watcher.ctx_max
+            if self._by_name.get(name) is not pool:
+                continue  # it has been removed, and ends its last requests
+            self._candidates.update(name, pool.standing())
+            if name not in self._contexts or self._contexts[name] != ctx_max:
+                self._contexts[name], new_contexts = ctx_max, True
+        self.changed.clear()
+        if new_contexts:
+            known = set(self._contexts.values())
+            longest = max((each for each in known if each), default=None)
+            self._ctx_max = None if None in known else longest

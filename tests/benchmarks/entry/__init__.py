@@ -1,0 +1,11 @@
+"""`make bench-entry`: one sidecar in front of many engines.
+
+``python -m tests.benchmarks.entry``. The engines are one program in C
+(``tests/benchmarks/proxy/upstream.c``), each at an address of the loopback network of its own; each
+reports a change of its state as often as it may. Modules::
+
+    __main__   the command line, and the table
+    entry      starts engines and sidecar, and measures one of them
+    stall      how long the event loop is held up while a page is fetched
+    placement  placement in virtual time: drawn pools beside all pools; ``... entry.placement``
+"""

@@ -1,0 +1,112 @@
+"""How often a watcher asks its upstream for changes, and what an event costs it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from orch_sidecar.admission.controller import AdmissionController
+from orch_sidecar.admission.gate import Gate
+from orch_sidecar.engine_state import report
+from orch_sidecar.pools.engine_watcher import EngineWatcher
+from tests.integration.running import eventually
+from tests.orch_sidecar.parents import CLOUD, grant
+from tests.orch_sidecar.published import Tier
+from vllm_plugin.lease_protocol import CHANGES_EVERY_MS
+
+
+class Upstream(Tier):
+    """A published pool that notes how often its readers want its changes."""
+
+    def __init__(self) -> None:
+        super().__init__("cloud")
+        self.asked: list[str | None] = []
+
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        if http.method == "GET":
+            self.asked.append(http.query.get(CHANGES_EVERY_MS))
+        return await super().handle(http)
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[Upstream]:
+    made = Upstream()
+    server = await made.start()
+    yield made
+    made.publisher.close()
+    made.listener.close()
+    await server.shutdown(1.0)
+
+
+class Watching:
+    """A watcher, and how long it wants to have between two changes."""
+
+    def __init__(self, session: aiohttp.ClientSession, upstream: Upstream, every_s: float) -> None:
+        self.every_s = every_s
+        self.gate = Gate(AdmissionController(CLOUD.admission))
+        self.watcher = EngineWatcher(
+            session, upstream.url, {}, self.gate, CLOUD, changes_every_s=lambda: self.every_s
+        )
+        self.task = asyncio.get_running_loop().create_task(self.watcher.watch())
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def test_few_streams_are_read_as_often_as_they_change(upstream: Upstream) -> None:
+    async with aiohttp.ClientSession() as session:
+        watching = Watching(session, upstream, 0.01)
+        await eventually(lambda: watching.watcher.ready)
+        assert upstream.asked == [None]
+        await watching.stop()
+
+
+async def test_stream_is_opened_again_once_there_are_many_more_to_read(upstream: Upstream) -> None:
+    async with aiohttp.ClientSession() as session:
+        watching = Watching(session, upstream, 0.1)
+        await eventually(lambda: watching.watcher.ready)
+        watching.every_s = 0.15
+        await asyncio.sleep(1.2)  # a heartbeat
+        assert upstream.asked == ["100"]
+        watching.every_s = 0.4
+        await eventually(lambda: len(upstream.asked) == 2)
+        assert upstream.asked == ["100", "400"]
+        assert watching.watcher.ready, "it was never away"
+        assert not watching.watcher.failed
+        watching.every_s = 99.0
+        await eventually(lambda: len(upstream.asked) == 3)
+        assert upstream.asked[-1] == "1000", "no less often than heartbeats"
+        await watching.stop()
+
+
+async def test_change_of_what_admission_does_not_read_makes_no_report(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    report_of = report.report_of
+
+    def counting(*given: object) -> object:
+        made.append(given)
+        return report_of(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(report, "report_of", counting)
+    async with aiohttp.ClientSession() as session:
+        watching = Watching(session, upstream, 0.0)
+        await eventually(lambda: watching.watcher.ready)
+        count = len(made)
+        pool = upstream.pools["cloud"]
+        pool.changes = {"document": (pool.snapshot().document or {}) | {"gpu": "another"}}
+        assert upstream.changed is not None
+        upstream.changed()
+        await eventually(lambda: (watching.watcher.document or {}).get("gpu") == "another")
+        assert len(made) == count
+        grant(upstream.slots, "another", 3)
+        upstream.changed()
+        await eventually(lambda: watching.gate.ledger.foreign == 3)
+        assert len(made) > count
+        await watching.stop()

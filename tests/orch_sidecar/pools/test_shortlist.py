@@ -1,0 +1,230 @@
+"""Placement among many pools: which are compared, and that nothing that counts is overlooked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import aiohttp
+import pytest
+
+from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.admission.gate import Gate
+from orch_sidecar.admission.types import EngineReport, Lease, StepTime
+from orch_sidecar.api.generation import GenerationRequest
+from orch_sidecar.api.options import RequestOptions
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.config.resolve import load_pools
+from orch_sidecar.config.settings import SidecarSettings
+from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.pools.parent_leases import ParentLeases
+from orch_sidecar.pools.placement.candidates import FEW
+from orch_sidecar.pools.placement.routing import PlacementReason as By
+from orch_sidecar.pools.pool import GenerationCall, Pool
+from orch_sidecar.pools.registry import Placement, PoolRegistry
+from tests.orch_sidecar.snapshots import SINGLE
+from vllm_plugin.profile import ServiceClass
+
+STEP_TIME = StepTime(8.0, 0.5, 1.0, 8)
+
+
+def registry_of(*entries: dict[str, Any]) -> PoolRegistry:
+    settings = SidecarSettings.model_validate({"pools": list(entries)})
+    session = cast(aiohttp.ClientSession, None)  # nothing is sent
+    return PoolRegistry(load_pools(settings), settings, session)
+
+
+def entry(name: str, profile: str = "cloud", **more: Any) -> dict[str, Any]:
+    return {"name": name, "url": "http://127.0.0.1:8000", "profile": profile} | more
+
+
+def reports(pool: Pool, foreign: int = 0, slots: int = 8, ctx_max: int = 2048) -> None:
+    """Its engine is ready, with the model `m`."""
+    pool.watcher.state, pool.watcher.message = EngineState.READY, ""
+    pool.watcher.models, pool.watcher.ctx_max = {"m": None}.keys(), ctx_max
+    pool.gate.engine_reports(
+        EngineReport("e1", slots, foreign, step_time=STEP_TIME, prefill_tokens_per_s=1e4)
+    )
+
+
+@pytest.fixture
+async def registry() -> PoolRegistry:
+    """20 idle engines."""
+    made = registry_of(*(entry(f"e-{number:02}") for number in range(20)))
+    for pool in made:
+        reports(pool)
+    return made
+
+
+def call(prefixes: tuple[int, ...] = (), **options: Any) -> GenerationCall:
+    generation = GenerationRequest(1, True, "m", 50, prompt_tokens=100)
+    asked = RequestOptions(**options)
+    return GenerationCall(generation, asked, ServiceClass.INTERACTIVE, 500, prefixes=prefixes)
+
+
+def placed(registry: PoolRegistry, asked: GenerationCall | None = None) -> Placement:
+    found = registry.choose(asked or call(), 0.0)
+    assert isinstance(found, Placement), found
+    return found
+
+
+def take(registry: PoolRegistry, asked: GenerationCall | None = None) -> str:
+    """Places a request, which gets a slot; returns the pool."""
+    found = placed(registry, asked)
+    ticket = found.pool.gate.ids.new(1)
+    assert isinstance(found.pool.gate.arrive(ticket, found.request), Lease)
+    return found.pool.name
+
+
+async def test_two_of_many_pools_are_asked_for_a_prediction_and_all_of_a_few(
+    registry: PoolRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    forecast: Callable[..., Any] = Gate.forecast
+
+    def counting(gate: Gate, request: Any) -> Any:
+        asked.append(gate)
+        return forecast(gate, request)
+
+    monkeypatch.setattr(Gate, "forecast", counting)
+    for _ in range(50):
+        take(registry)
+    assert len(asked) == 100
+    few = registry_of(*(entry(f"e-{number}") for number in range(FEW)))
+    for pool in few:
+        reports(pool)
+    asked.clear()
+    placed(few)
+    assert len(asked) == FEW
+
+
+async def test_every_slot_is_used_before_any_request_waits(registry: PoolRegistry) -> None:
+    for _ in range(20 * 8):
+        take(registry)  # fails if it is queued
+    assert {pool.gate.room for pool in registry} == {0}
+
+
+async def test_load_stays_even(registry: PoolRegistry) -> None:
+    for _ in range(100):
+        take(registry)
+    assert {pool.gate.ledger.leased for pool in registry} <= {4, 5, 6}
+
+
+async def test_pool_that_changes_is_looked_at_again(registry: PoolRegistry) -> None:
+    full, drained, gone, *others = registry.all
+    reports(full, foreign=8)
+    drained.gate.drain(OrderedBy.OPERATOR)
+    gone.gate.engine_unavailable(Refusal(Reason.ENGINE_DOWN, "gone"))
+    names = {take(registry) for _ in range(8 * len(others))}
+    assert names == {pool.name for pool in others}
+    reports(full)
+    drained.gate.resume()
+    reports(gone)
+    assert {take(registry) for _ in range(24)} == {full.name, drained.name, gone.name}
+
+
+async def test_pinned_pool_is_chosen_whatever_the_others_do(registry: PoolRegistry) -> None:
+    busy = registry["e-07"]
+    reports(busy, foreign=8)
+    found = placed(registry, call(pool="e-07"))
+    assert (found.pool, found.reason) == (busy, By.PINNED)
+    assert placed(registry, call(pool="e-07", prefers=True)).reason is By.PREFERRED
+    busy.gate.engine_unavailable(Refusal(Reason.ENGINE_DOWN, "gone"))
+    refused = registry.choose(call(pool="e-07"), 0.0)
+    assert isinstance(refused, Refusal)
+    assert refused.message == "gone"
+    assert placed(registry, call(pool="e-07", prefers=True)).pool is not busy
+
+
+async def test_preferred_group_and_measurement_type_are_found_among_many() -> None:
+    names = [f"e-{number:02}" for number in range(20)]
+    made = registry_of(*map(entry, names), entry("home", "home", on_request=True))
+    for pool in made:
+        reports(pool, slots=1 if pool.name == "home" else 8)
+    assert {take(made) for _ in range(8 * len(names))} == set(names)
+    found = placed(made, call(measurement_type=SINGLE))
+    assert (found.pool.name, found.reason) == ("home", By.MEASUREMENT_TYPE)
+    assert placed(made, call(pool="home")).reason is By.PINNED
+    reports(made["home"], slots=1, foreign=1)
+    assert placed(made, call(pool="home", prefers=True)).pool.name == "home"
+
+
+async def test_conversation_stays_where_its_prefix_is_until_that_pool_has_too_much(
+    registry: PoolRegistry,
+) -> None:
+    first = placed(registry, call(prefixes=(1, 2))).pool.name
+    again = placed(registry, call(prefixes=(1, 2)))
+    assert (again.pool.name, again.reason) == (first, By.PREFIX)
+    reports(registry[first], foreign=7)
+    moved = placed(registry, call(prefixes=(1, 2)))
+    assert moved.pool.name != first
+    assert moved.pool.by_prefix["moved"] == 1
+
+
+async def test_request_that_none_can_take_is_told_why(registry: PoolRegistry) -> None:
+    unknown = GenerationRequest(1, False, "nobody's", 5, prompt_tokens=5)
+    asked = GenerationCall(unknown, RequestOptions(), ServiceClass.INTERACTIVE, 10)
+    refused = registry.choose(asked, 0.0)
+    assert isinstance(refused, Refusal)
+    assert refused.reason is Reason.NOT_FOUND
+    large = GenerationRequest(9, False, "m", 5, prompt_tokens=5)
+    refused = registry.choose(
+        GenerationCall(large, RequestOptions(), ServiceClass.INTERACTIVE, 10), 0.0
+    )
+    assert isinstance(refused, Refusal)
+    assert "e-00 has 8 slots" in refused.message
+    for pool in registry:
+        pool.gate.engine_unavailable(Refusal(Reason.ENGINE_DOWN, "gone"))
+    refused = registry.choose(call(), 0.0)
+    assert isinstance(refused, Refusal)
+    assert refused.reason is Reason.NO_POOL
+
+
+async def test_longest_context_is_known_when_all_engines_have_reported(
+    registry: PoolRegistry,
+) -> None:
+    assert registry.ctx_max == 2048
+    reports(registry["e-03"], ctx_max=8192)
+    assert registry.ctx_max == 8192
+    assert registry_of(*(entry(f"e-{number}") for number in range(9))).ctx_max is None
+
+
+async def test_address_that_is_gone_takes_nothing_and_its_successor_does() -> None:
+    made = registry_of(entry("cloud", headless=True))
+    pools = [made.add_address("cloud", number, f"10.0.0.{number}") for number in range(1, 9)]
+    for pool in pools:
+        reports(pool)
+    gone = pools[0]
+    ticket = gone.gate.ids.new(1)
+    assert isinstance(gone.gate.arrive(ticket, placed(made).request), Lease)
+    made.remove_address(gone, "gone")
+    assert {take(made) for _ in range(56)} == {pool.name for pool in pools[1:]}
+    successor = made.add_address("cloud", 1, "10.0.0.99")
+    reports(successor)
+    gone.gate.release(ticket)  # the last request of the one before, of the same name
+    assert placed(made).pool is successor
+
+
+async def test_changes_reach_parents_and_placement(registry: PoolRegistry) -> None:
+    class Counting(ParentLeases):
+        changes = 0
+
+        def changed(self) -> None:
+            self.changes += 1
+
+    leases = Counting("r" * 16)
+    registry.report_changes(leases)
+    reports(registry["e-00"], foreign=8)
+    assert leases.changes
+    assert "e-00" not in {take(registry) for _ in range(19 * 8)}
+    registry.report_changes(None)
+    before = leases.changes
+    reports(registry["e-00"])
+    assert leases.changes == before
+    assert placed(registry).pool is registry["e-00"]
+
+
+async def test_fewer_changes_are_asked_of_each_engine_the_more_there_are() -> None:
+    for count, least_s in ((1, 0.0005), (500, 0.25)):
+        made = registry_of(*(entry(f"e-{number}") for number in range(count)))
+        assert made.all[0].watcher._changes_every_s() == least_s
