@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import chain
 from random import Random
@@ -26,11 +25,14 @@ from vllm_plugin.profile import MeasurementType
 
 # So many pools are all compared.
 FEW: Final = 4
+# So many of those in which a request need not wait; where it has to, the predictions tell more.
 DRAWN: Final = 2
+DRAWN_WAITING: Final = 4
 # A pool is nearly as good as the best up to this multiple of its standing.
-NEARLY: Final = 1.05
+NEARLY: Final = 1.1
 
 _LAST: Final = chr(0x10FFFF)  # sorts after every name
+_Ordered = list[tuple[float, str]]
 
 
 class Kind(NamedTuple):
@@ -67,13 +69,16 @@ class Kind(NamedTuple):
 class Standing(NamedTuple):
     """A pool that takes requests, compared with others of its kind: the lowest `value` is next.
 
-    If its kind predicts, `value` is in seconds per token, and can be compared with other kinds.
-    `load`: sequences that run or wait there.
+    If its kind predicts, `value` is in seconds per token, and can be compared with other kinds;
+    `pace_s` is what a token takes without the wait. `waits`: a request would have to wait for a
+    slot. `load`: sequences that run or wait there.
     """
 
     kind: Kind
     value: float
     load: int
+    waits: bool = False
+    pace_s: float = 0.0
 
 
 def standing(kind: Kind, pace_s: float | None, free: int, queue_depth: int, room: int) -> Standing:
@@ -87,24 +92,40 @@ def standing(kind: Kind, pace_s: float | None, free: int, queue_depth: int, room
         # The order of `routing` without predictions: an empty queue, then free slots.
         return Standing(kind, queue_depth * (kind.slots_total + 1) - room, load)
     if free > 0 and not queue_depth:
-        return Standing(kind, pace_s, load)
-    # It waits for the end of a request, and behind those that are queued.
-    return Standing(kind, pace_s * (2 + queue_depth / max(1, kind.slots_total)), load)
+        return Standing(kind, pace_s, load, pace_s=pace_s)
+    # Behind those that are queued it waits for the end of a request.
+    turns = (queue_depth + 1) / max(1, kind.slots_total)
+    return Standing(kind, pace_s * (1 + turns), load, waits=True, pace_s=pace_s)
 
 
-@dataclass(slots=True)
 class _Order:
-    """The pools of one kind, by value and name."""
+    """The pools of one kind, by value and name: without a wait, and with one."""
 
-    pools: list[tuple[float, str]] = field(default_factory=list)
-    load: int = 0
+    __slots__ = ("free", "load", "waiting")
+
+    def __init__(self) -> None:
+        self.free: _Ordered = []
+        self.waiting: _Ordered = []
+        self.load = 0
+
+    def __len__(self) -> int:
+        return len(self.free) + len(self.waiting)
+
+    def add(self, name: str, new: Standing) -> None:
+        insort(self.waiting if new.waits else self.free, (new.value, name))
+        self.load += new.load
+
+    def remove(self, name: str, old: Standing) -> None:
+        pools = self.waiting if old.waits else self.free
+        del pools[bisect_left(pools, (old.value, name))]
+        self.load -= old.load
 
 
 class Candidates:
     """The pools that take requests."""
 
     def __init__(self, random: Random) -> None:
-        self._random = random.random
+        self._random = random
         self._orders: dict[Kind, _Order] = {}
         self._standings: dict[str, tuple[Standing, _Order]] = {}
 
@@ -117,10 +138,9 @@ class Candidates:
         order = None
         if known is not None:
             old, order = known
-            del order.pools[bisect_left(order.pools, (old.value, name))]
-            order.load -= old.load
+            order.remove(name, old)
             if new is None or new.kind is not old.kind:
-                if not order.pools:
+                if not order:
                     del self._orders[old.kind]
                 order = None
         if new is None:
@@ -128,35 +148,39 @@ class Candidates:
             return
         if order is None:
             order = self._orders.setdefault(new.kind, _Order())
-        insort(order.pools, (new.value, name))
-        order.load += new.load
+        order.add(name, new)
         self._standings[name] = new, order
 
     def draw(
         self, request: PlacementRequest, tried: Collection[str] = (), group: str | None = None
     ) -> list[str]:
-        """Returns the pools to compare for a request: two of the best, and one of each kind that
-        cannot be compared with them. Empty: none that takes requests can serve it.
+        """Returns the pools to compare for a request; none, if none that takes requests can serve
+        it.
 
+        They are some of the best without a wait; some of those with the shortest, if these are all
+        or were faster once it runs; and of each kind that cannot be compared some of the best.
         `tried`: pools and groups that are not to be considered. `group`: only its pools are.
         """
-        predicting, others = [], []
+        free: list[_Ordered] = []
+        waiting: list[_Ordered] = []
+        drawn: list[str] = []
         for kind, order in self._orders.items():
             if kind.group in tried or (group is not None and kind.group != group):
                 continue
             if not kind.serves(request):
                 continue
-            pools = order.pools
-            if tried:
-                pools = [each for each in pools if each[1] not in tried]
-            if pools:
-                (predicting if kind.predicts else others).append(pools)
-        drawn: list[str] = []
-        if predicting:
-            best = min(pools[0][0] for pools in predicting)
-            drawn = self._draw(predicting, NEARLY * best)
-        for pools in others:
-            drawn += self._draw([pools], pools[0][0])
+            for ordered, lists in ((order.free, free), (order.waiting, waiting)):
+                pools = [each for each in ordered if each[1] not in tried] if tried else ordered
+                if pools and kind.predicts:
+                    lists.append(pools)
+                elif pools:
+                    drawn += self._draw([pools], DRAWN, 1.0)
+        if free:
+            drawn += self._draw(free, DRAWN, NEARLY)
+        if waiting:
+            pace_s = self._standings[min(pools[0] for pools in waiting)[1]][0].pace_s
+            if not free or pace_s < min(pools[0][0] for pools in free):
+                drawn += self._draw(waiting, DRAWN_WAITING, NEARLY)
         return drawn
 
     def load(self, request: PlacementRequest) -> Load:
@@ -165,30 +189,31 @@ class Candidates:
         for kind, order in self._orders.items():
             if kind.serves(request):
                 sequences += order.load
-                slots += kind.slots_total * len(order.pools)
+                slots += kind.slots_total * len(order)
         return Load(sequences, slots)
 
     def another(self, measurement_type: MeasurementType) -> list[str]:
         """Returns a pool of another measurement type, if there is one."""
         for kind, order in self._orders.items():
             if kind.measurement_type is not measurement_type:
-                return [order.pools[0][1]]
+                return [(order.free or order.waiting)[0][1]]
         return []
 
-    def _draw(self, lists: Sequence[list[tuple[float, str]]], limit: float) -> list[str]:
-        """Draws from ordered pools up to a value; at least the best are drawn."""
+    def _draw(self, lists: Sequence[_Ordered], most: int, nearly: float) -> list[str]:
+        """Draws from ordered pools up to that multiple of the best value; the best, if few are."""
+        limit = nearly * min(pools[0][0] for pools in lists)
         near = [bisect_right(pools, (limit, _LAST)) for pools in lists]
         total = sum(near)
-        if total <= DRAWN:
-            heads = chain.from_iterable(pools[:DRAWN] for pools in lists)
-            return [name for _, name in nsmallest(DRAWN, heads)]
-        first, second = int(self._random() * total), int(self._random() * (total - 1))
-        return [_at(lists, near, at) for at in (first, second + (second >= first))]
+        if total <= most:
+            heads = chain.from_iterable(pools[:most] for pools in lists)
+            return [name for _, name in nsmallest(most, heads)]
+        return [_at(lists, near, at) for at in self._random.sample(range(total), most)]
 
 
-def _at(lists: Sequence[list[tuple[float, str]]], near: Sequence[int], at: int) -> str:
-    for pools, count in zip(lists, near, strict=True):
-        if at < count:
-            return pools[at][1]
-        at -= count
-    raise IndexError(at)
+def _at(lists: Sequence[_Ordered], counts: Sequence[int], number: int) -> str:
+    """The name with that number, if so many of each list are counted."""
+    for pools, count in zip(lists, counts, strict=True):
+        if number < count:
+            return pools[number][1]
+        number -= count
+    raise IndexError(number)

@@ -135,7 +135,6 @@ class Sidecar:
     def _snapshot(self, pool: int, request: AdmissionRequest, now: float) -> PoolSnapshot:
         core = self.pools[pool]
         forecast = core.forecast(request, now)
-        assert forecast is not None
         return PoolSnapshot(
             f"{pool:04}",
             "all",
@@ -143,7 +142,7 @@ class Sidecar:
             slots_total=core.ledger.slots_total,
             room=core.ledger.room,
             queue_depth=core.queue_depth,
-            end_ms=forecast.end_ms,
+            end_ms=None if forecast is None else forecast.end_ms,
         )
 
 

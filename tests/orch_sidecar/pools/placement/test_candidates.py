@@ -56,7 +56,36 @@ def test_pool_with_a_free_slot_stands_before_any_in_which_the_request_would_wait
     limited = standing(kind(), 0.030, free=0, queue_depth=0, room=4)
     assert free.value == 0.030
     assert free.value < full.value == limited.value < queue.value
+    assert [each.waits for each in (free, full, queue, limited)] == [False, True, True, True]
     assert [each.load for each in (free, full, queue, limited)] == [7, 8, 11, 4]
+
+
+def test_request_waits_nowhere_while_a_slot_is_free_in_an_equal_engine() -> None:
+    """Also where many slots end soon, so that the wait is short."""
+    of = kind(slots_total=64)
+    made = Candidates(Random(SEED))
+    for number in range(10):
+        full = standing(of, 0.030, free=0, queue_depth=0, room=0)
+        made.update(str(number), full)
+    made.update("free", standing(of, 0.030, free=1, queue_depth=0, room=1))
+    assert made.draw(request()) == ["free"]
+
+
+def test_engine_that_is_faster_once_it_begins_is_compared_with_a_free_slot() -> None:
+    made = Candidates(Random(SEED))
+    made.update("slow", standing(kind(), 0.090, free=8, queue_depth=0, room=8))
+    made.update("fast", standing(kind(), 0.030, free=0, queue_depth=2, room=0))
+    made.update("as slow", standing(kind("b"), 0.090, free=0, queue_depth=0, room=0))
+    assert made.draw(request()) == ["slow", "fast", "as slow"]
+    made.update("fast", None)
+    assert made.draw(request()) == ["slow"]
+
+
+def test_where_a_request_waits_everywhere_four_are_compared() -> None:
+    made = Candidates(Random(SEED))
+    for number in range(20):
+        made.update(str(number), standing(kind(), 0.030, free=0, queue_depth=0, room=0))
+    assert len(set(made.draw(request()))) == 4
 
 
 def test_slow_engine_stands_behind_a_fast_one_with_more_to_do() -> None:
@@ -77,7 +106,7 @@ def test_without_a_step_time_an_empty_queue_counts_first_and_then_free_slots() -
 
 
 def test_only_pools_that_are_nearly_the_best_are_drawn_and_all_of_them() -> None:
-    made = candidates(1.0, 1.04, 2.0, 1.02, 1.06, 1.049)
+    made = candidates(1.0, 1.04, 2.0, 1.02, 1.11, 1.09)
     assert drawn(made) == {"0", "1", "3", "5"}
     assert all(len(set(made.draw(request()))) == 2 for _ in range(100))
 
