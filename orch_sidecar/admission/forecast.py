@@ -170,6 +170,9 @@ class Forecaster:
         service_s = self._service_times.service_s(request, joins=blocked_by is None)
         if service_s is None or request.cost > self._ledger.slots_total:
             return None
+        if blocked_by is None and self._service_times.prompts.clears_at <= now:
+            first_s = self._service_times.first_token_s(request)
+            return Forecast(0.0, 1000 * (first_s or 0.0), 1000 * service_s)
         start = self.start(request, blocked_by, clears_at, now)
         if start is None:
             return None

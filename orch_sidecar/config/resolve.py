@@ -19,7 +19,9 @@ NO_TYPE: Final = "none"
 def load_pools(settings: SidecarSettings) -> ConfiguredPools:
     """Loads the profiles of the configured pools. Raises ProfileError."""
     if settings.pools is not None:
-        return [(each, profiles.load(each.profile)) for each in settings.pools]
+        names = dict.fromkeys(each.profile for each in settings.pools)
+        loaded = {name: profiles.load(name) for name in names}
+        return [(each, loaded[each.profile]) for each in settings.pools]
     profile = profiles.load(settings.profile)
     single = PoolSettings(
         name=profile.name,

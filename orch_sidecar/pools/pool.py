@@ -249,7 +249,7 @@ class Pool:
         ):
             self._kind_models = models
             kind = self._kind = Kind(
-                self.group,
+                None if self.group == self.name else self.group,
                 self.profile.measurement_type,
                 self.on_request,
                 None if models is None else frozenset(models),

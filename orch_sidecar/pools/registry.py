@@ -192,13 +192,18 @@ class PoolRegistry:
             served_by = affinity.served_by(call.key, call.prefixes)
         asked = PlacementRequest(generation.model, generation.cost, tokens, call.options, served_by)
         pools, load = self._shortlist.of(asked, tried or ())
-        predicts = len(pools) <= FEW or pools is not self.all
+        drawn = pools is not self.all
+        predicts = drawn or len(pools) <= FEW
         requests: dict[str, AdmissionRequest] = {}
         snapshots: list[PoolSnapshot] = []
         for pool in pools:
             requests[pool.name] = request = pool.admission_request(call, spent_ms)
             snapshots.append(pool.snapshot(request if predicts else None))
-        found = routing.place(snapshots + self._absent(), asked, tried or (), load)
+        found: tuple[str, PlacementReason] | Refusal
+        if drawn and len(pools) > 1 and served_by is None and call.options is NO_OPTIONS:
+            found = routing.best(snapshots, asked, load)  # each of them takes it
+        else:
+            found = routing.place(snapshots + self._absent(), asked, tried or (), load)
         if isinstance(found, Refusal):
             if self.draining:  # takes precedence over every other reason
                 drained = (pool.unavailable for pool in self.all)

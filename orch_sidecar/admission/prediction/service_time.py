@@ -11,8 +11,7 @@ what requests take beyond both is learned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.output_lengths import OutputLengths
@@ -42,8 +41,7 @@ _ENOUGH: Final = 1000
 _LEARN_EVERY_S: Final = 0.005
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(NamedTuple):
     """Milliseconds from now to a request's slot, to its first token and to its end."""
 
     start_ms: float

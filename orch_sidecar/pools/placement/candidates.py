@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Sequence
-from heapq import nsmallest
 from itertools import chain
 from random import Random
 from typing import Final, NamedTuple
@@ -38,10 +37,11 @@ _Ordered = list[tuple[float, str]]
 class Kind(NamedTuple):
     """What decides which requests a pool can serve; pools of one kind can serve the same ones.
 
-    `predicts`: the step time of its engine is known.
+    `group`: None of pools that are named one by one. `predicts`: the step time of its engine is
+    known.
     """
 
-    group: str
+    group: str | None
     measurement_type: MeasurementType
     on_request: bool
     models: frozenset[str] | None
@@ -125,7 +125,7 @@ class Candidates:
     """The pools that take requests."""
 
     def __init__(self, random: Random) -> None:
-        self._random = random
+        self._random = random.random
         self._orders: dict[Kind, _Order] = {}
         self._standings: dict[str, tuple[Standing, _Order]] = {}
 
@@ -205,9 +205,12 @@ class Candidates:
         near = [bisect_right(pools, (limit, _LAST)) for pools in lists]
         total = sum(near)
         if total <= most:
-            heads = chain.from_iterable(pools[:most] for pools in lists)
-            return [name for _, name in nsmallest(most, heads)]
-        return [_at(lists, near, at) for at in self._random.sample(range(total), most)]
+            heads = sorted(chain.from_iterable(pools[:most] for pools in lists))
+            return [name for _, name in heads[:most]]
+        numbers: set[int] = set()
+        while len(numbers) < most:
+            numbers.add(int(self._random() * total))
+        return [_at(lists, near, number) for number in numbers]
 
 
 def _at(lists: Sequence[_Ordered], counts: Sequence[int], number: int) -> str:

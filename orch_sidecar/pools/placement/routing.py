@@ -86,11 +86,11 @@ def place(
     if options.prefers and (
         preferred := [pool for pool in available if pool.has_name(options.pool)]
     ):
-        best = preferred[0].name if len(preferred) == 1 else _best(preferred, request, load)[0]
-        return best, PlacementReason.PREFERRED
+        name = preferred[0].name if len(preferred) == 1 else best(preferred, request, load)[0]
+        return name, PlacementReason.PREFERRED
     if len(available) == 1:
         return available[0].name, _reason_of_only(pools, request)
-    return _best(available, request, load)
+    return best(available, request, load)
 
 
 def first_available(pools: Sequence[PoolSnapshot], request: PlacementRequest) -> str | Refusal:
@@ -158,9 +158,10 @@ def _reason_of_only(pools: Sequence[PoolSnapshot], request: PlacementRequest) ->
     return PlacementReason.ONLY
 
 
-def _best(
+def best(
     available: Sequence[PoolSnapshot], request: PlacementRequest, total: Load | None
 ) -> tuple[str, PlacementReason]:
+    """Chooses among several pools that take the request: by its prefix, else by predicted end."""
     predicted = all(pool.end_ms is not None for pool in available)
     if request.served_by is not None:
         if total is None:
@@ -177,12 +178,12 @@ def _best(
         return float(not free), 0.0 if free else pool.queue_depth / max(1, pool.slots_total)
 
     ranked = sorted((load(pool), -pool.room, pool.name) for pool in available)
-    best, second = ranked[:2]
-    if best[0] != second[0]:
+    first, second = ranked[:2]
+    if first[0] != second[0]:
         reason = PlacementReason.PREDICTED_END if predicted else PlacementReason.FREE_SLOTS
     else:
-        reason = PlacementReason.FREE_SLOTS if best[1] != second[1] else PlacementReason.NAME
-    return best[2], reason
+        reason = PlacementReason.FREE_SLOTS if first[1] != second[1] else PlacementReason.NAME
+    return first[2], reason
 
 
 def _is_nearly_best(

@@ -26,8 +26,8 @@ static const char BUSY_BEAT[] = "event: heartbeat\ndata: {\"requests_total\":%u,
     "\"48\":[%u,2.41],\"56\":[170,2.3],\"60\":[120,1.7],\"64\":[%u,1.4]},"
     "\"observed_at\":\"2026-01-01T00:00:00.000Z\"}\n\n";
 /* The speed of an engine that is measured beside others: without it nothing is predicted. */
-static const char SPEED[] = "\"batch_seen\":%d,\"prefill_tokens_per_s\":5000000.0,\"step_time\":{\"t0_ms\":8.0,"
-    "\"c_ms\":0.2,\"alpha\":0.9,\"largest\":%d,\"samples\":500,\"batches\":16,\"error\":0.01,"
+static const char SPEED[] = "\"batch_seen\":%d,\"prefill_tokens_per_s\":5000000.0,\"step_time\":{\"t0_ms\":0.5,"
+    "\"c_ms\":0.01,\"alpha\":0.9,\"largest\":%d,\"samples\":500,\"batches\":16,\"error\":0.01,"
     "\"quality\":\"good\",\"tokens\":1.0,\"traffic\":1.02,\"prompt_share\":0.1},";
 static const char BEAT[] = "event: heartbeat\ndata: {\"observed_at\":\"2026-01-01T00:00:00.000Z\"}\n\n";
 static const char ANSWER[] =
