@@ -16,7 +16,7 @@ MOST_MODULES = 12
 FLAT = "vllm_plugin"
 OF_THE_PLUGIN = {
     f"vllm_plugin.{name}"
-    for name in ("profile", "lease_protocol", "dsse", "statement", "token_time")
+    for name in ("profile", "lease_protocol", "slot_claims", "dsse", "statement", "token_time")
 }
 IMPURE = ("asyncio", "aiohttp", "vllm", "opentelemetry", "uvloop", "starlette")
 

@@ -183,11 +183,11 @@ class CapabilitiesEndpoint:
 
     async def _claim(self, instance: str, request: Request) -> Response:
         try:
-            claim, taken = parse_claim(await request.body(), self._engine_state.facts.slots_total)
+            call = parse_claim(await request.body(), self._engine_state.facts.slots_total)
         except ValueError as error:
             body = {"message": str(error), "type": "invalid_request_error", "code": 400}
             return JSONResponse({"error": body}, status_code=400)
-        if not self._engine_state.claim(instance, claim, taken):
+        if not self._engine_state.claim(instance, call):
             message = (
                 f"instance {instance[:40]!r} must read the state stream, where slots are offered"
             )
@@ -256,7 +256,7 @@ class CapabilitiesEndpoint:
                     # A claim that was set and ended between two events is no change, and its
                     # sidecar would wait for an offer.
                     yield _observed(
-                        HEARTBEAT, _changed(heartbeat, before) | engine_state.claim_field(instance)
+                        HEARTBEAT, _changed(heartbeat, before) | engine_state.claim_fields(instance)
                     )
                 every_s = changes_every_s(engine_state.claims.sidecars, engine_state.step_s)
                 every_s = max(every_s, asked_s)
@@ -267,7 +267,7 @@ class CapabilitiesEndpoint:
                     if changed := _changed(changes, before):
                         yield _observed(CHANGE, changed)
                 for offer in offers:
-                    yield event(OFFER, {"cost": offer.cost, "number": offer.number})
+                    yield event(OFFER, {"cost": offer.slots, "number": offer.number})
                 wait_s = changes_at + every_s - now if subscriber.changed else CHECK_EVERY_S
                 wait_s = min(wait_s, heartbeat_at + HEARTBEAT_EVERY_S - now)
                 if (ticks_at := engine_state.ticks_at()) is not None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from vllm_plugin.engine_facts import EngineFacts
 from vllm_plugin.engine_speed import EngineSpeed, SchedulerReport
 from vllm_plugin.kv_cache import KvCache
-from vllm_plugin.lease_protocol import API_VERSION, Claim, parse_lease
+from vllm_plugin.lease_protocol import API_VERSION, Claim, ClaimCall, parse_lease
 from vllm_plugin.leases import Leases, Rejected
 from vllm_plugin.prefix_cache import PrefixCache
 from vllm_plugin.readiness import READY, STALLED, NotReady, Readiness
@@ -121,7 +121,7 @@ class EngineState:
         """Adds a generating request with these headers, `X-Orch-Lease` and `traceparent`.
 
         Returns its number, the key for `leave`: the first request has 1. A rejected one takes no
-        number. A request without a lease always enters. `urgent`: of a sidecar's claim.
+        number. A request without a lease always enters. `urgent`: it is not a bulk request.
         """
         parsed = parse_lease(lease) if lease else None
         if parsed is not None:
@@ -134,7 +134,7 @@ class EngineState:
                 self.rejected_for_slots += 1
                 self._slots_changed()  # an offer that did not suffice is free again
                 return Rejected.NO_SLOT if self.claims.reads(parsed.instance) else Rejected.BUSY
-        number = self.leases.enter(parsed)
+        number = self.leases.enter(parsed, interactive=urgent)
         self.request_numbers.enter(number, traceparent)
         self._slots_changed()  # more may have been offered than it took
         return number
@@ -157,15 +157,11 @@ class EngineState:
 
     # Slots that come free
 
-    def claim(self, instance: str, claim: Claim | None, taken: int = 0) -> bool:
-        """Sets the claim of a sidecar that took offer `taken` last; None: it claims nothing. False:
-        it does not read the state, and cannot be offered anything."""
+    def claim(self, instance: str, call: ClaimCall) -> bool:
+        """Takes a sidecar's call. False: it does not read the state, and can be offered nothing."""
         if not self.claims.reads(instance):
             return False
-        if claim is None:
-            self.claims.withdraw(instance, taken)
-        else:
-            self.claims.claim(instance, claim, taken)
+        self.claims.call(instance, call)
         self._slots_changed()
         return True
 
@@ -220,19 +216,23 @@ class EngineState:
             "peak": self._peak,
             # What is offered to others is theirs.
             "foreign": self.leases.foreign_to(instance) + self.claims.offered_to_others(instance),
+            "foreign_interactive": self.leases.foreign_interactive_to(instance),
             "leased": self.leases.leased(),
             "kv_cache_usage": self._kv_cache_usage,
             "preemptions_total": self._preemptions,
             "models": list(self.models),
             "sidecars": self.claims.sidecars,
             "contended": self.claims.contended(instance),
-            **self.claim_field(instance),
+            **self.claim_fields(instance),
         }
 
-    def claim_field(self, instance: str | None) -> State:
-        """Returns what a sidecar claims, as the engine knows it."""
+    def claim_fields(self, instance: str | None) -> State:
+        """Returns what a sidecar claims, as the engine knows it, and from which of its calls."""
         claim = self.claims.of(instance)
-        return {"claim": None if claim is None else claim._asdict()}
+        return {
+            "claim": None if claim is None else claim._asdict(),
+            "claimed": self.claims.number_of(instance),
+        }
 
     def heartbeat_fields(self, now_s: float | None = None) -> State:
         """Returns the fields that grow with every step and are sent with heartbeats, the next of

@@ -18,7 +18,8 @@ from vllm_plugin.routes import generates
 from vllm_plugin.unleased import EngineKeys, Unleased
 
 # A response that was completed for its client ends the request: vLLM has nothing of it left, so its
-# slots are free before its sidecar learns of the end.
+# slots are free before its sidecar learns of the end. So does a rejection (4xx) of a request for
+# one sequence: of several, vLLM may have begun the others.
 #
 # After a disconnect vLLM cancels the generating task and answers without waiting for it, so the
 # end of a call does not mean that the engine has let go. The abort is in the engine's ordered
@@ -114,7 +115,10 @@ class LeaseMiddleware:
                     left = True
                     engine_state.leave(key)
             elif message["type"] == "http.response.start":
-                succeeded = message["status"] == 200
+                status = message["status"]
+                succeeded = status == 200 or (
+                    400 <= status < 500 and engine_state.leases.cost(key) == 1
+                )
             await send(message)
 
         try:

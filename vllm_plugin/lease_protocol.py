@@ -7,10 +7,7 @@
                                                that are booked for this instance)
     DELETE /v1/capabilities/leases/{lease}     spends a lease: {"ended": true} states that no
                                                request carries it and none ever will
-    PUT    /v1/capabilities/claims/{instance}  {"cost": n, "urgent": b, "taken": i}: the sidecar's
-                                               next request needs n slots and waits for them; 0:
-                                               none does. It has taken offer i, by a request that
-                                               may be on its way; 0: none yet
+    PUT    /v1/capabilities/claims/{instance}  what the sidecar waits for, see `ClaimCall`
 
 A request carries its lease in the header `X-Orch-Lease`: `<instance>.<random>.<cost>`, that is the
 sidecar that granted it, 128 random bits that make it unguessable, and its sequences. An engine
@@ -30,7 +27,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 # Of what sidecars and engines report and accept. Another minor number is compatible.
-API_VERSION: Final = "1.1.0"
+API_VERSION: Final = "1.2.0"
 
 STATE: Final = "state"
 CHANGE: Final = "change"
@@ -64,16 +61,46 @@ _LEASE: Final = re.compile(r"([0-9a-f]{16})\.[0-9a-f]{32}\.([1-9][0-9]{0,6})")
 
 
 # Slots that an engine offers a sidecar are booked for that long: it takes them within a few
-# milliseconds, on a busy machine within some tens.
+# milliseconds and a round trip, on a busy machine within some tens.
 OFFER_S: Final = 0.1
 
 
+# A sidecar claims at most so many times the slots of the engine.
+MOST_CLAIMED: Final = 2
+
+
 class Claim(NamedTuple):
-    """What a sidecar waits for: `cost` slots for the request that is next by its policy. `urgent`:
-    the request is interactive, or bulk work that is owed slots."""
+    """What a sidecar waits for: `cost` slots for the request that is next by its policy, and `more`
+    that those behind it could take. `urgent`: they are interactive, or bulk work that is owed
+    slots."""
 
     cost: int
     urgent: bool
+    more: int = 0
+
+    @property
+    def slots(self) -> int:
+        """All slots that are claimed."""
+        return self.cost + self.more
+
+    def less(self, slots: int) -> Claim | None:
+        """What is left to claim when so many slots were offered; None: nothing."""
+        left = self.slots - slots
+        if left <= 0:
+            return None
+        cost = min(self.cost, left)
+        return Claim(cost, self.urgent, left - cost)
+
+
+class ClaimCall(NamedTuple):
+    """A call of a sidecar: what it claims beyond the offers up to number `taken`, the last that it
+    has heard of, and how many slots of these it gives back. `number`: later calls have higher ones;
+    0: a sidecar of API version 1.1."""
+
+    claim: Claim | None
+    taken: int = 0
+    unused: int = 0
+    number: int = 0
 
 
 class LeaseId(NamedTuple):
@@ -104,9 +131,9 @@ def require_lease(text: str) -> None:
         )
 
 
-def parse_claim(body: bytes, slots_total: int) -> tuple[Claim | None, int]:
-    """Parses {"cost": sequences, "urgent": true or false, "taken": number}; a cost of 0 is no
-    claim, None. Returns the claim, and the number of the last offer that was taken.
+def parse_claim(body: bytes, slots_total: int) -> ClaimCall:
+    """Parses the body of a ClaimCall: a JSON object of "cost" (0: it claims nothing) and "urgent",
+    and with 0 where they are missing "more", "taken", "unused" and "number".
 
     Raises ValueError, whose text names the value and the rule.
     """
@@ -116,19 +143,25 @@ def parse_claim(body: bytes, slots_total: int) -> tuple[Claim | None, int]:
         given = None
     if not isinstance(given, dict):
         raise ValueError('the body must be a JSON object of "cost" and "urgent"')
-    cost, urgent, taken = given.get("cost"), given.get("urgent"), given.get("taken", 0)
-    if type(cost) is not int or not 0 <= cost <= slots_total:
-        raise ValueError(f"cost is {cost!r:.80}: it must be an integer from 0 to {slots_total}")
+    most = {"cost": slots_total, "more": MOST_CLAIMED * slots_total, "unused": slots_total}
+    numbers = {"cost": given.get("cost")}
+    numbers |= {name: given.get(name, 0) for name in ("more", "taken", "unused", "number")}
+    for name, value in numbers.items():
+        if type(value) is not int or not 0 <= value <= most.get(name, value):
+            rule = f"from 0 to {most[name]}" if name in most else "from 0"
+            raise ValueError(f"{name} is {value!r:.80}: it must be an integer {rule}")
+    urgent, cost = given.get("urgent"), numbers.pop("cost")
     if type(urgent) is not bool:
         raise ValueError(f"urgent is {urgent!r:.80}: it must be true or false")
-    if type(taken) is not int or taken < 0:
-        raise ValueError(f"taken is {taken!r:.80}: it must be an integer from 0")
-    return Claim(cost, urgent) if cost else None, taken
+    more = numbers.pop("more")
+    return ClaimCall(Claim(cost, urgent, more) if cost else None, **numbers)
 
 
-def claim_body(claim: Claim | None, taken: int = 0) -> bytes:
-    """Encodes a claim, or that there is none, and the last offer that was taken."""
-    return json.dumps((claim or Claim(0, False))._asdict() | {"taken": taken}).encode()
+def claim_body(call: ClaimCall) -> bytes:
+    """Encodes a call."""
+    claim = call.claim or Claim(0, False)
+    fields = {"taken": call.taken, "unused": call.unused, "number": call.number}
+    return json.dumps(claim._asdict() | fields).encode()
 
 
 class SpentLeases:

@@ -26,6 +26,7 @@ class EngineRequest:
     instance: str | None
     lease: str | None
     cost: int
+    interactive: bool = True
 
 
 class Rejected(Enum):
@@ -48,6 +49,7 @@ class Leases:
         self._spent = SpentLeases()
         self._next = 0
         self._leased = Counter[str]()  # sequences by instance
+        self._interactive = Counter[str]()  # those of them that are not of bulk requests
         self._in_engine = 0  # sequences, by the last report
         self._unleased = 0  # requests
         self._excess = 0  # sequences beyond the leases, by the last report
@@ -64,7 +66,7 @@ class Leases:
         """Whether a lease is spent, or a request in the engine carries it."""
         return lease.text in self._spent or lease.text in self._by_lease
 
-    def enter(self, lease: LeaseId | None) -> int:
+    def enter(self, lease: LeaseId | None, *, interactive: bool = True) -> int:
         """Adds a request with this lease, which is not used; None: without a valid one.
 
         Returns its key for `leave`.
@@ -73,12 +75,14 @@ class Leases:
             request = EngineRequest(None, None, 1)
             self._unleased += 1
         else:
-            request = EngineRequest(lease.instance, lease.text, lease.cost)
+            request = EngineRequest(lease.instance, lease.text, lease.cost, interactive)
         self._next += 1
         self._requests[self._next] = request
         if lease is not None:
             self._by_lease[lease.text] = self._next
             self._leased[lease.instance] += lease.cost
+            if interactive:
+                self._interactive[lease.instance] += lease.cost
         return self._next
 
     def leave(self, key: int) -> EngineRequest:
@@ -92,6 +96,10 @@ class Leases:
             self._leased[request.instance] -= request.cost
             if not self._leased[request.instance]:
                 del self._leased[request.instance]
+            if request.interactive:
+                self._interactive[request.instance] -= request.cost
+                if not self._interactive[request.instance]:
+                    del self._interactive[request.instance]
             self._spent.add(request.lease)
         else:
             self._unleased -= 1
@@ -99,6 +107,10 @@ class Leases:
                 self._bound = self._excess = 0
                 self._bounds.clear()
         return request
+
+    def cost(self, key: int) -> int:
+        """Returns the sequences of a request that has not left."""
+        return self._requests[key].cost
 
     def revoke(self, lease: str) -> bool:
         """Spends a lease unless a request in the engine carries it.
@@ -178,3 +190,8 @@ class Leases:
         """Returns the sequences in the engine that no lease of this instance covers."""
         own = 0 if instance is None else self._leased[instance]
         return self.in_use() - own
+
+    def foreign_interactive_to(self, instance: str | None) -> int:
+        """Returns the sequences of other instances' interactive requests."""
+        own = 0 if instance is None else self._interactive[instance]
+        return self._interactive.total() - own

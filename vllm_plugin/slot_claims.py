@@ -1,45 +1,58 @@
 """Decides which sidecar gets the slots of this engine that come free.
 
-Pure: times are seconds of the caller's clock. A sidecar that has a request queued for want of slots
-claims them; it has one claim, for the request that is next by its own policy. A request enters the
-engine if its slots are free and no claim that goes before it would be delayed. Slots that come free
-are offered to the first claim, and gather until they suffice for it: urgent ones first (the request
-is interactive, or bulk work that is owed slots), then by start-time fair queueing: each grant moves
-its sidecar's next start back by its cost, so that sidecars whose requests end at the same time, or
-need different numbers of slots, get equal shares of them; of equal starts the oldest is first.
-Claims that are not urgent wait until urgent ones are done with their offers: a sidecar that takes
-its offer may have more to send.
+Pure: times are seconds of the caller's clock. A sidecar that has requests queued for want of slots
+claims them: those of the request that is next by its own policy, and how many more the ones behind
+it could take. A request enters the engine if its slots are free and no claim that goes before it
+would be delayed. Slots that come free are offered request by request to the claim that is first, and
+gather until they suffice for it: urgent claims first (for interactive requests, and for bulk work
+that is owed slots), then by start-time fair queueing: each grant moves its sidecar's next start back
+by its slots, so that sidecars whose requests end at the same time, or need different numbers of
+slots, get equal shares of them; of equal starts the oldest is first.
 
-Offered slots are booked for OFFER_S. An offer that was not taken passes on, and its claim is
-withdrawn. A sidecar's call that changes its claim may overtake the request that takes its offer: so
-it names the last offer that was taken, which then stays booked.
+All that a sidecar is offered at one time is one numbered offer. Its slots are booked for OFFER_S;
+requests of the sidecar use them up, whichever they are. The sidecar takes an offer, or gives slots
+of it back, as soon as it hears of it; slots that were neither used nor given back in time pass on,
+and its claim is withdrawn. A call that sets a claim names the last offer that the sidecar has heard
+of: later ones, which are on their way to it, count against the claim.
 
 Goyal, Vin, Cheng: Start-time fair queueing, SIGCOMM 1996.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from vllm_plugin.lease_protocol import OFFER_S, Claim
+from vllm_plugin.lease_protocol import OFFER_S, Claim, ClaimCall
 
 
 @dataclass(slots=True)
-class _Claimed:
-    claim: Claim
-    start: int  # in sequences granted: the lowest is next
-    age: int  # the older, the lower
-
-
-@dataclass(frozen=True, slots=True)
 class Offer:
-    """`cost` slots are booked for a sidecar instance until then. `number`: from 1."""
+    """`slots` are booked for a sidecar instance until then. `number`: from 1; `left`: those that
+    no request has used."""
 
     instance: str
-    cost: int
+    slots: int
     until_s: float
     number: int
+    left: int
+
+
+@dataclass(slots=True)
+class _Sidecar:
+    """What a sidecar that reads the state claims, and is offered."""
+
+    streams: int = 0
+    claim: Claim | None = None
+    start: int = 0  # of its next grant, in sequences granted: the lowest is next
+    age: int = 0  # of its claim, or of the last grant under it: the older, the lower
+    number: int = 0  # of its last call
+    offers: deque[Offer] = field(default_factory=deque)  # the oldest first
+
+    @property
+    def booked(self) -> int:
+        return sum(offer.left for offer in self.offers)
 
 
 class SlotClaims:
@@ -47,187 +60,223 @@ class SlotClaims:
 
     def __init__(self) -> None:
         self.offered = 0  # sequences
-        self._readers = Counter[str]()  # state streams by instance
-        self._claims: dict[str, _Claimed] = {}
-        self._offers: dict[str, Offer] = {}
+        self._sidecars: dict[str, _Sidecar] = {}
+        self._claiming = 0  # sidecars
         self._ages = 0
         self._made = 0  # offers
         self._start = 0  # of the last grant
-        self._next_starts: dict[str, int] = {}  # of those that read the state
 
     # Sidecars
 
     def opened(self, instance: str) -> None:
         """A sidecar reads the state; only such ones can claim, because offers are sent there."""
-        self._readers[instance] += 1
+        self._sidecars.setdefault(instance, _Sidecar()).streams += 1
 
     def closed(self, instance: str) -> None:
-        """One of its streams ended; with the last one its claim and its offer end."""
-        self._readers[instance] -= 1
-        if not self._readers[instance]:
-            del self._readers[instance]
-            self._next_starts.pop(instance, None)
-            self.withdraw(instance)
+        """One of its streams ended; with the last one its claim and its offers end."""
+        sidecar = self._sidecars[instance]
+        sidecar.streams -= 1
+        if not sidecar.streams:
+            self._set(sidecar, None)
+            self.offered -= sidecar.booked
+            del self._sidecars[instance]
 
     def reads(self, instance: str) -> bool:
         """Whether a sidecar reads the state."""
-        return instance in self._readers
+        return instance in self._sidecars
 
     @property
     def sidecars(self) -> int:
-        return len(self._readers)
+        return len(self._sidecars)
 
     # Claims
 
     @property
     def waiting(self) -> bool:
         """Whether a sidecar claims slots, or is offered some."""
-        return bool(self._claims or self._offers)
+        return bool(self._claiming or self.offered)
 
     def of(self, instance: str | None) -> Claim | None:
-        """The claim of a sidecar."""
-        claimed = None if instance is None else self._claims.get(instance)
-        return None if claimed is None else claimed.claim
+        """What a sidecar claims beyond what it was offered."""
+        sidecar = self._known(instance)
+        return None if sidecar is None else sidecar.claim
+
+    def number_of(self, instance: str | None) -> int:
+        """The number of a sidecar's last call; 0: of none."""
+        sidecar = self._known(instance)
+        return 0 if sidecar is None else sidecar.number
+
+    def first(self) -> Claim | None:
+        """The claim to which slots are offered next."""
+        return min(self._claims(), key=_rank)[2] if self._claiming else None
+
+    def claimed(self, *, urgent: bool) -> int:
+        """The slots of all claims of that urgency."""
+        return sum(claim.slots for _, _, claim in self._claims() if claim.urgent is urgent)
+
+    def booked(self, instance: str) -> int:
+        """Sequences that are booked for a sidecar that reads the state."""
+        return self._sidecars[instance].booked
 
     def contended(self, instance: str | None) -> bool:
         """Whether other sidecars than this one claim slots."""
-        return len(self._claims) > (instance in self._claims)
+        return self._claiming > (self.of(instance) is not None)
 
     def offered_to_others(self, instance: str | None) -> int:
         """Sequences that are booked for other sidecars."""
-        own = None if instance is None else self._offers.get(instance)
-        return self.offered - (0 if own is None else own.cost)
+        sidecar = self._known(instance)
+        return self.offered - (0 if sidecar is None else sidecar.booked)
 
-    def claim(self, instance: str, claim: Claim, taken: int = 0) -> None:
-        """Sets the claim of a sidecar that reads the state. It keeps its place unless its urgency
-        changes, and its offer if that suffices or is `taken`, by its number."""
-        claimed = self._claims.get(instance)
-        if claimed is None or claim.urgent != claimed.claim.urgent:
-            self._claims[instance] = _Claimed(claim, self._next_start(instance), self._next_age())
-        else:
-            claimed.claim = claim
-        offer = self._offers.get(instance)
-        if offer is not None and offer.cost < claim.cost and offer.number != taken:
-            self._end_offer(instance)
-
-    def withdraw(self, instance: str, taken: int = 0) -> None:
-        """The sidecar claims nothing any longer. It keeps an offer that is `taken`."""
-        self._claims.pop(instance, None)
-        offer = self._offers.get(instance)
-        if offer is not None and offer.number != taken:
-            self._end_offer(instance)
+    def call(self, instance: str, call: ClaimCall) -> None:
+        """Sets what a sidecar that reads the state claims, and frees what it gives back. A call
+        that was overtaken by a later one does nothing."""
+        sidecar = self._sidecars[instance]
+        if 0 < call.number <= sidecar.number:
+            return
+        sidecar.number = call.number
+        self._give_back(sidecar, call.unused, call.taken)
+        claim = call.claim
+        coming = sum(offer.left for offer in sidecar.offers if offer.number > call.taken)
+        if claim is not None and coming >= claim.cost:
+            claim = claim.less(coming)
+        self._set(sidecar, claim)
 
     def enters(self, instance: str, claim: Claim, free: int) -> bool:
-        """Whether a request that arrives from a sidecar may enter. Uses up its offer.
+        """Whether a request that arrives from a sidecar may enter. Uses up what it was offered.
 
         `free`: slots that no request has, offered ones included. If not, and the sidecar reads the
         state, its claim is the one for this request, or an older one.
         """
-        offer = self._offers.get(instance)
-        booked = 0 if offer is None else offer.cost
-        if offer is not None:
-            self._end_offer(instance)
-        if claim.cost <= free:
-            if claim.cost <= booked:
-                self._granted(instance, claim.cost)
-                if instance in self._claims:
-                    self._claims[instance].age = self._next_age()
-                return True
-            if claim.cost <= free - self.offered and not self._delays_others(instance, claim):
-                self._granted(instance, claim.cost)
-                return True
-        if instance in self._readers and (
-            instance not in self._claims or claim.urgent > self._claims[instance].claim.urgent
+        sidecar, cost = self._sidecars.get(instance), claim.cost
+        booked = 0 if sidecar is None else min(sidecar.booked, cost)
+        unbooked = free - self.offered
+        if cost <= free and (
+            booked == cost
+            or (cost - booked <= unbooked and not self._delays_others(instance, claim))
         ):
-            self.claim(instance, claim)
+            if sidecar is None:
+                return True
+            self._use(sidecar, booked)
+            if booked < cost:
+                self._grant(sidecar, cost - booked)
+            return True
+        if sidecar is not None and (sidecar.claim is None or claim.urgent > sidecar.claim.urgent):
+            self._set(sidecar, claim)
         return False
 
     # Offers
 
     def offer(self, free: int, now_s: float) -> list[Offer]:
-        """Offers slots to those claims that are next, and returns the new offers."""
-        made = []
-        while (first := self._first()) is not None:
-            cost, urgent = self._claims[first].claim
-            if cost > free - self.offered or (self._urgent_offered() and not urgent):
+        """Offers slots to those claims that are first, and returns the new offers."""
+        made: dict[str, Offer] = {}
+        while self._claiming:
+            instance, sidecar, claim = min(self._claims(), key=_rank)
+            if claim.cost > free - self.offered:
                 break
-            self._made += 1
-            made.append(Offer(first, cost, now_s + OFFER_S, self._made))
-            self._offers[first] = made[-1]
-            self.offered += cost
-        return made
+            if instance not in made:
+                self._made += 1
+                made[instance] = Offer(instance, 0, now_s + OFFER_S, self._made, 0)
+                sidecar.offers.append(made[instance])
+            made[instance].slots += claim.cost
+            made[instance].left += claim.cost
+            self.offered += claim.cost
+            self._grant(sidecar, claim.cost)
+            sidecar.age = self._next_age()
+            sidecar.claim = claim.less(claim.cost)
+            self._claiming -= sidecar.claim is None
+        return list(made.values())
 
     def expire(self, now_s: float) -> bool:
-        """Ends the offers that were not taken in time, and their claims; a sidecar that needs more
-        by now keeps its claim. Returns whether any."""
-        late = [
-            offer
-            for offer in self._offers.values()
+        """Ends the offers that were not taken in time, and the claims of their sidecars. Returns
+        whether any."""
+        found = False
+        for sidecar in self._sidecars.values():
             # A clock that is set back does not book slots for longer.
-            if not now_s < offer.until_s <= now_s + OFFER_S
-        ]
-        for offer in late:
-            self._end_offer(offer.instance)
-            claim = self.of(offer.instance)
-            if claim is not None and claim.cost <= offer.cost:
-                self.withdraw(offer.instance)
-        return bool(late)
+            late = [each for each in sidecar.offers if not now_s < each.until_s <= now_s + OFFER_S]
+            for offer in late:
+                self._free(sidecar, offer, offer.left)
+                self._set(sidecar, None)
+                found = True
+        return found
 
     @property
     def expires_at(self) -> float | None:
         """When the first offer expires."""
-        return min((offer.until_s for offer in self._offers.values()), default=None)
+        if not self.offered:
+            return None
+        return min(
+            (each.offers[0].until_s for each in self._sidecars.values() if each.offers),
+            default=None,
+        )
 
     # Parts
 
-    def _first(self) -> str | None:
-        """The instance of the claim that is next of those without an offer."""
-        waiting = self._claims.keys() - self._offers.keys()
-        return min(waiting, key=self._rank, default=None)
+    def _known(self, instance: str | None) -> _Sidecar | None:
+        return None if instance is None else self._sidecars.get(instance)
 
-    def _urgent_offered(self) -> bool:
-        """Whether urgent claims have offers."""
-        return any(
-            instance in self._claims and self._claims[instance].claim.urgent
-            for instance in self._offers
-        )
+    def _claims(self) -> Iterator[tuple[str, _Sidecar, Claim]]:
+        for instance, sidecar in self._sidecars.items():
+            if sidecar.claim is not None:
+                yield instance, sidecar, sidecar.claim
 
-    def _rank(self, instance: str) -> tuple[bool, int, int]:
-        claimed = self._claims[instance]
-        return not claimed.claim.urgent, claimed.start, claimed.age
+    def _set(self, sidecar: _Sidecar, claim: Claim | None) -> None:
+        """Sets a claim. It keeps its place unless its urgency changes."""
+        before, sidecar.claim = sidecar.claim, claim
+        self._claiming += (claim is not None) - (before is not None)
+        if claim is not None and (before is None or claim.urgent != before.urgent):
+            sidecar.start = max(self._start, sidecar.start)
+            sidecar.age = self._next_age()
 
     def _delays_others(self, instance: str, claim: Claim) -> bool:
         """Whether a request would overtake another sidecar's claim that goes before it."""
-        if not self._claims:
+        if not self.contended(instance):
             return False
-        own = self._claims.get(instance)
-        if own is not None and own.claim.urgent == claim.urgent:
-            rank = self._rank(instance)
+        sidecar = self._sidecars.get(instance)
+        if sidecar is None:
+            rank = (not claim.urgent, self._start, self._ages + 1)
+        elif sidecar.claim is not None and sidecar.claim.urgent == claim.urgent:
+            rank = (not claim.urgent, sidecar.start, sidecar.age)
         else:
-            rank = not claim.urgent, self._next_start(instance), self._ages + 1
-        return any(
-            each != instance and each not in self._offers and self._rank(each) < rank
-            for each in self._claims
-        )
+            rank = (not claim.urgent, max(self._start, sidecar.start), self._ages + 1)
+        return any(_rank(each) < rank for each in self._claims() if each[0] != instance)
 
-    def _granted(self, instance: str, cost: int) -> None:
-        """A request of a sidecar enters."""
-        claimed = self._claims.get(instance)
-        start = self._next_start(instance) if claimed is None else claimed.start
+    def _grant(self, sidecar: _Sidecar, slots: int) -> None:
+        """A sidecar gets slots: its next start is later."""
+        start = sidecar.start if sidecar.claim is not None else max(self._start, sidecar.start)
         self._start = max(self._start, start)
-        if instance in self._readers:
-            self._next_starts[instance] = start + cost
-        if claimed is not None:
-            claimed.start = start + cost
+        sidecar.start = start + slots
 
-    def _next_start(self, instance: str) -> int:
-        return max(self._start, self._next_starts.get(instance, 0))
+    def _use(self, sidecar: _Sidecar, slots: int) -> None:
+        """Requests use up so many of the slots that are booked, the oldest first."""
+        while slots:
+            offer = sidecar.offers[0]
+            used = min(slots, offer.left)
+            slots -= used
+            offer.left -= used
+            self.offered -= used
+            if not offer.left:
+                sidecar.offers.popleft()
 
-    def _end_offer(self, instance: str) -> None:
-        offer = self._offers.pop(instance, None)
-        if offer is not None:
-            self.offered -= offer.cost
+    def _give_back(self, sidecar: _Sidecar, slots: int, taken: int) -> None:
+        """So many slots of the offers up to `taken` will not be used."""
+        for offer in [each for each in sidecar.offers if each.number <= taken]:
+            returned = min(slots, offer.left)
+            slots -= returned
+            self._free(sidecar, offer, returned)
+
+    def _free(self, sidecar: _Sidecar, offer: Offer, slots: int) -> None:
+        """Slots of an offer are not used, and not charged."""
+        offer.left -= slots
+        self.offered -= slots
+        sidecar.start -= slots
+        if not offer.left:
+            sidecar.offers.remove(offer)
 
     def _next_age(self) -> int:
         self._ages += 1
         return self._ages
+
+
+def _rank(claiming: tuple[str, _Sidecar, Claim]) -> tuple[bool, int, int]:
+    _, sidecar, claim = claiming
+    return not claim.urgent, sidecar.start, sidecar.age

@@ -34,9 +34,6 @@ from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 _BULK: Final = ServiceClass.BULK
-# How long dispatch pauses after an upstream rejected a request.
-_SHORTEST_PAUSE_S: Final = 0.02
-_LONGEST_PAUSE_S: Final = 1.0
 # The shortest time between two timer events, whatever rounding does.
 _LEAST_SLEEP_S: Final = 0.001
 
@@ -85,6 +82,7 @@ class AdmissionController:
             ledger.adopt(lease, cost)
         slots_before = ledger.slots_total
         ledger.slots_total, ledger.foreign = report.slots_total, report.foreign
+        ledger.foreign_interactive = report.foreign_interactive
         self.constraints.reported(report, now)
         service_times.reported(report, self.constraints.reserve.step_time, now)
         self.unavailable = None
@@ -145,8 +143,7 @@ class AdmissionController:
 
         To be called before the lease of that request is released.
         """
-        pause_s = min(max(pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
-        self.order.paused_until = max(self.order.paused_until, now + pause_s)
+        self.order.pause(pause_s, now)
 
     def requeue(
         self, ticket: str, request: AdmissionRequest, since: float, now: float
@@ -174,15 +171,18 @@ class AdmissionController:
         output_tokens: int | None = None,
         *,
         served: bool = True,
+        sent: bool = True,
     ) -> list[Decision]:
         """Frees the slots of a lease. Does nothing if it was released before.
 
         `output_tokens`: of the whole request, if it completed. `served`: the engine ran it; else
-        its end is no measure of how fast slots come free.
+        its end is no measure of how fast slots come free. `sent`: the engine got something of it.
         """
         lease = self.ledger.release(lease_id, now)
         if lease is None:
             return []
+        if lease.offered and not sent:
+            self.constraints.offers.give_back(lease.cost)
         request, cost = lease.request, lease.cost
         if request is not None:
             self.constraints.released(request)

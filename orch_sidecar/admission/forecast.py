@@ -92,11 +92,21 @@ class Forecaster:
         schedule = self._service_times.schedule(now, free, only)
         if schedule is None:
             return None
+        if (kept := self._kept()) < 1.0:
+            schedule = schedule.part(kept)
         if is_bulk:
             self._queue_up(schedule, _INTERACTIVE, None)
             schedule = schedule.copy(without=max(0, reserved))
         self._queue_up(schedule, request.service_class, request)
         return schedule
+
+    def _kept(self) -> float:
+        """The share of the slots that come free here which does not go to other sidecars: while
+        these claim slots, this one is left with an equal part of all."""
+        ledger, offers = self._ledger, self._constraints.offers
+        if not offers.contended:
+            return 1.0
+        return min(1.0, ledger.slots_total / offers.sidecars / max(1, ledger.leased))
 
     def _queue_up(
         self, schedule: Schedule, service_class: ServiceClass, until: AdmissionRequest | None
@@ -241,6 +251,6 @@ class Forecaster:
         if slots <= self._ledger.room and unread_s > 0:
             wait_ms = min(max(int(1000 * unread_s), SHORTEST_MS), LONGEST_MS)
         else:
-            wait_ms = self.release_rate.retry_after_ms(slots, now)
+            wait_ms = self.release_rate.retry_after_ms(slots / self._kept(), now)
         wait_ms = int(wait_ms * (1 + _JITTER * self._jitter.random()))
         return replace(refusal, retry_after_ms=wait_ms)

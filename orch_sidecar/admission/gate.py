@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from orch_sidecar.admission import refusals
+from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.constraints.demand import Demand
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
@@ -25,7 +26,6 @@ from orch_sidecar.admission.types import (
     Queued,
 )
 from orch_sidecar.api.refusal import Refusal
-from vllm_plugin.lease_protocol import Claim
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 
@@ -39,13 +39,11 @@ class Gate:
         self._controller = controller
         self.ledger, self._queues = controller.ledger, controller.queues
         self.offers = controller.constraints.offers
-        # Called when `claim` has changed, while the engine has to know it.
-        self.on_claim: Callable[[], None] | None = None
-        self._claimed: Claim | None = None  # at the last call
         self._loop = asyncio.get_running_loop()
         self._tickets = Tickets(self._loop.create_future)
         self.ids, self.open = self._tickets.ids, self._tickets.open  # to be closed in a `finally`
         self.instance = self.ids.instance
+        self.claims = EngineClaims(controller, self.instance)
         self._owners, self._waiters = self._tickets.owners, self._tickets.waiting
         controller.reclaim.unseen = self._tickets.unseen
         self._timer: asyncio.Handle | None = None
@@ -79,13 +77,6 @@ class Gate:
     @property
     def queue_depth(self) -> int:
         return self._queues.depth
-
-    @property
-    def claim(self) -> Claim | None:
-        """The slots that this sidecar claims of an engine that others use, too."""
-        if not self.offers.shared or not self.queue_depth or self.unavailable is not None:
-            return None
-        return self._controller.order.claim
 
     def obstacle(self, lease_id: str) -> Refusal | None:
         """Why a request with this lease can no longer be sent to the engine; None: it can."""
@@ -127,7 +118,8 @@ class Gate:
 
     def arrive(self, ticket: str, request: AdmissionRequest) -> Lease | Refusal | Queued:
         """Requests slots. Queued: `wait` returns the outcome."""
-        outcome = self._controller.arrive(ticket, request, self._loop.time())
+        arrive = self.claims.arrive if request.parent else self._controller.arrive
+        outcome = arrive(ticket, request, self._loop.time())
         if type(outcome) is Queued:
             self._tickets.wait(ticket)
             for lease_id in self._controller.reclaim.take():
@@ -165,7 +157,7 @@ class Gate:
             if ticket in self._waiters:
                 self._perform(self._controller.leave(ticket, self._loop.time()))
             else:  # decided in the meantime, and the lease is not used
-                self.release(ticket, served=False)
+                self.release(ticket, served=False, sent=False)
             raise
         finally:
             self._tickets.read(ticket)
@@ -179,15 +171,20 @@ class Gate:
         return True
 
     def release(
-        self, lease_id: str, output_tokens: int | None = None, *, served: bool = True
+        self,
+        lease_id: str,
+        output_tokens: int | None = None,
+        *,
+        served: bool = True,
+        sent: bool = True,
     ) -> None:
         """Frees the slots of a response that ended; `output_tokens` if it completed.
 
-        `served`: the engine ran the request, and did not reject it.
+        `served`: the engine ran the request, and did not reject it. `sent`: it got some of it.
         """
-        now = self._loop.time()
-        decisions = self._controller.release(lease_id, now, output_tokens, served=served)
-        if decisions or self._waiters or self.on_change is not None:
+        now, release = self._loop.time(), self._controller.release
+        decisions = release(lease_id, now, output_tokens, served=served, sent=sent)
+        if decisions or self._waiters or self.offers.unused or self.on_change is not None:
             self._perform(decisions)
 
     def abandon(self, lease_id: str) -> None:
@@ -203,27 +200,14 @@ class Gate:
         self._controller.engine_unavailable(refusal)
         self._perform([])
 
-    def offered(self, cost: int, number: int) -> None:
-        """The engine has booked so many slots for the next request, if there is one: else the
-        claim is about to be withdrawn, and the offer with it."""
-        if self.claim is None:
-            return
-        now = self._loop.time()
-        self.offers.offer(cost, number, now)
-        self._perform(self._controller.dispatch(now))
+    def offered(self, slots: int, number: int) -> None:
+        """The engine has booked so many slots for requests that wait, here or at parents."""
+        self._perform(self.claims.offered(slots, number, self._loop.time()))
 
     def leases_ended(self, leases: Iterable[str]) -> None:
         """The engine confirmed that it no longer runs anything under these leases."""
         now = self._loop.time()
         self._perform([each for lease in leases for each in self._controller.release(lease, now)])
-
-    def adopt(self, lease_id: str, cost: int) -> None:
-        """Books a lease of this sidecar that the engine reports."""
-        self.ledger.adopt(lease_id, cost)
-
-    def observe_peak(self, sequences: int, *, since_before: bool = False) -> None:
-        """Records the most sequences that the engine ever ran, `since_before` the connection."""
-        self.ledger.observe_peak(sequences, since_before=since_before)
 
     # Operator
 
@@ -276,10 +260,7 @@ class Gate:
             self._tickets.decide(decision.ticket, decision.outcome)
         if self._waiters:
             self._set_timer()
-        if self.on_claim is not None and (self.offers.shared or self._claimed is not None):
-            claimed, self._claimed = self._claimed, self.claim
-            if self._claimed != claimed:
-                self.on_claim()
+        self.claims.update()
         if self.on_change is not None:
             self.on_change()
 
@@ -297,4 +278,8 @@ class Gate:
 
     def _on_time(self) -> None:
         self._timer = None
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        """Dispatches what can start by now."""
         self._perform(self._controller.dispatch(self._loop.time()))

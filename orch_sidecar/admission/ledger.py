@@ -22,6 +22,7 @@ class Ledger:
     def __init__(self) -> None:
         self.slots_total = 0
         self.foreign = 0
+        self.foreign_interactive = 0  # of other sidecars' interactive requests
         self.epoch = ""
         self.violations = 0
         self.granted = dict.fromkeys(ServiceClass, 0)  # leases since the start
@@ -123,7 +124,7 @@ class Ledger:
     def begin_epoch(self, epoch: str) -> None:
         """Forgets all leases: the engine restarted, and its requests are gone."""
         self.epoch = epoch
-        self.foreign = 0
+        self.foreign = self.foreign_interactive = 0
         self._leases.clear()
         self._reset_sums()
 

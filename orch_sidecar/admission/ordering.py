@@ -10,6 +10,8 @@ Dispatch is work-conserving: the head of the queue waits only for what `BlockedB
 
 from __future__ import annotations
 
+from typing import Final
+
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.queues import Queues
@@ -19,6 +21,10 @@ from vllm_plugin.profile import ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
+# How long dispatch pauses after an upstream rejected a request.
+_SHORTEST_PAUSE_S: Final = 0.02
+_LONGEST_PAUSE_S: Final = 1.0
+
 
 class QueueOrder:
     """The order in which the queued requests of one engine are dispatched."""
@@ -26,10 +32,15 @@ class QueueOrder:
     def __init__(self, queues: Queues, constraints: AdmissionConstraints) -> None:
         self.blocked_by: BlockedBy | None = None  # the head of the queue
         self.paused_until = float("-inf")
-        self.claim: Claim | None = None  # what the head of the queue needs, if it lacks slots
+        self.claim: Claim | None = None  # if the head of the queue lacks slots
         self._queues = queues
         self._constraints = constraints
         self._reserve = constraints.reserve
+
+    def pause(self, pause_s: float, now: float) -> None:
+        """Dispatches nothing for `pause_s`, within bounds."""
+        pause_s = min(max(pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
+        self.paused_until = max(self.paused_until, now + pause_s)
 
     def next(self, now: float) -> QueuedRequest | None:
         """The request to dispatch now; if there is none, `blocked_by` names the constraint."""
@@ -46,7 +57,9 @@ class QueueOrder:
                 continue
             kv = self._constraints.kv_need(head.request)
             is_bulk = head is bulk
-            blocked_by = self._constraints.blocked_by(head.request, kv, now, due=due and is_bulk)
+            blocked_by = self._constraints.blocked_by(
+                head.request, kv, now, due=due and is_bulk, queued=True
+            )
             if blocked_by is None:
                 return head
             if blocked_by is BlockedBy.SLOT and self._constraints.offers.shared:
@@ -58,7 +71,8 @@ class QueueOrder:
 
     def blocks(self, request: AdmissionRequest, kv: KvNeed, now: float) -> BlockedBy | None:
         """What blocks a request that arrives now; None: nothing. `kv`: its KV need."""
-        if self._queues.depth and self._must_queue(request.service_class, now):
+        offered = self._constraints.offers.left  # for this request, of a parent sidecar
+        if self._queues.depth and not offered and self._must_queue(request.service_class, now):
             return self.blocked_by or BlockedBy.SLOT
         if now < self.paused_until:
             return BlockedBy.PAUSE
@@ -79,13 +93,15 @@ class QueueOrder:
         return min((at for at in times if at is not None), default=None)
 
     def _claim(self, request: AdmissionRequest, now: float, *, due: bool) -> BlockedBy:
-        """Claims slots for the head of the queue, unless it would be blocked with them, too.
-        Returns what blocks it."""
+        """Claims slots for the head of the queue and those behind it, unless it would be blocked
+        with them, too. Returns what blocks it."""
         obstacle = self._constraints.obstacle_to_claim(request, now, due=due)
         if obstacle is not None:
             return obstacle
         urgent = due or request.service_class is _INTERACTIVE
-        self.claim = Claim(request.cost, urgent=urgent)
+        most = self._constraints.claimable(request, now, due=due)
+        more = min(most, self._queues.cost(request.service_class)) - request.cost
+        self.claim = Claim(request.cost, urgent, max(0, more))
         return BlockedBy.SLOT
 
     def _must_queue(self, service_class: ServiceClass, now: float) -> bool:

@@ -35,6 +35,7 @@ class AdmissionRequest:
     identity: int = 0
     work: float = 0.0
     reclaimed: int = 0
+    parent: str = ""  # instance of the parent sidecar that sent it
     key: bytes = b""  # digest of the client's API key; empty: none
     weight: float = 1.0  # share of the key within its class
 
@@ -176,7 +177,7 @@ class Lease:
     `granted_at`: seconds of the caller's clock. `kv`: what was committed for it in the KV cache.
     `closing`: the response was cut short, and the engine has yet to confirm the end. `charge`:
     tokens that its key was charged in advance. `reclaimed`: it ends for another request, and its
-    key pays nothing for it. `read_from`, `read_to`: prompt tokens that the engine had read when it
+    key pays nothing for it. `offered`: the engine had booked its slots. `read_from`, `read_to`: prompt tokens that the engine had read when it
     was granted, and will have read with its own (`prediction.prompts`).
     """
 
@@ -189,6 +190,7 @@ class Lease:
     closing: bool = field(default=False, compare=False)
     charge: int = field(default=0, compare=False)
     reclaimed: bool = field(default=False, compare=False)
+    offered: bool = field(default=False, compare=False)
     read_from: float = field(default=0.0, compare=False)
     read_to: float = field(default=0.0, compare=False)
 
@@ -209,7 +211,8 @@ class EngineReport:
     not complete, which that usage may miss; `waiting`: those of them that have not started.
     `batch_seen`: the largest batch of which the engine has made some steps.
     `scheduled`: sequences of leases in the scheduler; the others are still on their way to it.
-    `sidecars`: that read its state, this one included; `contended`: others claim slots.
+    `sidecars`: that read its state, this one included; `contended`: others claim slots;
+    `foreign_interactive`: sequences of others' interactive requests, a part of `foreign`.
     `prefill_tokens_per_s`: measured. `chunk_tokens`: the most tokens of one prompt that a step
     prefills beside decodes, `step_tokens`: of all prompts and decodes. `leases`: ids and costs of
     this sidecar's leases in the engine; reported with a new epoch, since a request may reach an
@@ -234,6 +237,7 @@ class EngineReport:
     scheduled: int | None = None
     sidecars: int = 1
     contended: bool = False
+    foreign_interactive: int = 0
 
 
 class Owner(Protocol):

@@ -146,6 +146,7 @@ class ResourcePath(StrEnum):
     """A path with the name of a lease, a request or a pool in it."""
 
     LEASE = "/v1/capabilities/leases/{name}"
+    CLAIM = "/v1/capabilities/claims/{name}"
     CANCEL = "/v1/requests/{name}/cancel"
     HEALTH = "/v1/pools/{name}/health"
     DRAIN = "/v1/pools/{name}/drain"
@@ -156,10 +157,16 @@ class ResourcePath(StrEnum):
         return _METHODS.get(self, "POST")
 
 
-_METHODS: Final = {ResourcePath.LEASE: "DELETE", ResourcePath.HEALTH: "GET"}
+_METHODS: Final = {
+    ResourcePath.LEASE: "DELETE",
+    ResourcePath.CLAIM: "PUT",
+    ResourcePath.HEALTH: "GET",
+}
 
 # Those of the clients' listener, and those of the operators' listener.
-PUBLIC: Final = frozenset({ResourcePath.LEASE, ResourcePath.CANCEL, ResourcePath.HEALTH})
+PUBLIC: Final = frozenset(
+    {ResourcePath.LEASE, ResourcePath.CLAIM, ResourcePath.CANCEL, ResourcePath.HEALTH}
+)
 ADMIN: Final = frozenset({ResourcePath.HEALTH, ResourcePath.DRAIN, ResourcePath.RESUME})
 
 _PATTERNS: Final = {

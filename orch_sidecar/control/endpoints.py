@@ -74,7 +74,10 @@ class Control:
         found = match_resource(path)
         if found is None or found[0] not in PUBLIC:
             return None
-        return self._with_headers(self._perform(*found, http))
+        what, name = found
+        if what is ResourcePath.CLAIM and http.method == what.method:
+            return self._with_headers(await self._publisher.claim(name, http))
+        return self._with_headers(self._perform(what, name, http))
 
     async def administer(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answers an operator.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
+from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
@@ -15,17 +16,28 @@ from orch_sidecar.pools.snapshot import PoolSnapshot, queued_by_class, slots_fre
 from vllm_plugin.lease_protocol import (
     API_VERSION,
     CHANGE,
-    CHANGES_EVERY_S,
     ENDED,
     HEARTBEAT,
     HEARTBEAT_EVERY_S,
+    OFFER,
+    SHARED_CHANGES_EVERY_S,
     STATE,
     changes_every_s,
 )
 
 # The fields of the engine's document that concern this sidecar only.
 _NOT_FORWARDED: Final = frozenset(
-    {"leases", "observed_at", "age_ms", "sidecars", "contended", "claim", "no_slot_total"}
+    {
+        "leases",
+        "observed_at",
+        "age_ms",
+        "no_slot_total",
+        "sidecars",
+        "contended",
+        "claim",
+        "claimed",
+        "foreign_interactive",
+    }
 )
 
 State = dict[str, Any]
@@ -35,6 +47,9 @@ class PublishedPool(Protocol):
     """As much of a pool as is published."""
 
     name: str
+
+    @property
+    def claims(self) -> EngineClaims: ...
 
     @property
     def ledger(self) -> Ledger: ...
@@ -77,6 +92,20 @@ def state_of(pool: PoolSnapshot, admission: AdmissionStatus, run: str, sequences
     }
 
 
+def claim_fields(claims: EngineClaims, instance: str | None) -> State:
+    """Returns what a parent sees of those that share an engine with it: nothing where none does but
+    other parents of this sidecar."""
+    books, sidecars = claims.parents.books, claims.offers.sidecars
+    claim = books.of(instance)
+    others = claims.offers.contended or claims.own is not None or books.contended(instance)
+    return {
+        "sidecars": sidecars,
+        "contended": sidecars > 1 and others,
+        "claim": None if claim is None else claim._asdict(),
+        "claimed": books.number_of(instance),
+    }
+
+
 class StateFeed:
     """The events of one stream: remembers what was sent, and computes what to send next."""
 
@@ -102,13 +131,16 @@ class StateFeed:
         if subscriber.ended:
             ended, subscriber.ended = subscriber.ended, []
             events.append((ENDED, {"leases": ended}))
+        instance, pool = subscriber.instance, self._pool
         beat = now - self._beat_at >= HEARTBEAT_EVERY_S
-        if not beat and not (subscriber.pending and now - self._changed_at >= self._every_s):
+        # They do not wait, and are preceded by the slots that their reader may use.
+        offers = pool.claims.parents.offers(instance)
+        due = subscriber.pending and now - self._changed_at >= self._every_s
+        if not (beat or offers or due):
             return events
-        instance = subscriber.instance
         sequences = self._leases.sequences(instance, self._pool.ledger)
-        pool, run = self._pool, self._leases.run
-        state = state_of(pool.snapshot(), pool.status(), run, sequences)
+        run, claims = self._leases.run, claim_fields(pool.claims, instance)
+        state = state_of(pool.snapshot(), pool.status(), run, sequences) | claims
         sent, self._sent = self._sent, state
         self._leases.looks(subscriber)
         self._changed_at = now
@@ -117,9 +149,11 @@ class StateFeed:
         if state["epoch"] != sent.get("epoch"):
             return [*events, (STATE, state | {"leases": sorted(self._leases.of(instance))})]
         change = {key: value for key, value in state.items() if sent.get(key) != value}
-        if beat or change:
-            events.append((HEARTBEAT if beat else CHANGE, change))
-        return events
+        if beat:
+            events.append((HEARTBEAT, change | claims))
+        elif change:
+            events.append((CHANGE, change))
+        return events + [(OFFER, {"cost": offer.slots, "number": offer.number}) for offer in offers]
 
     def rest_s(self, now: float) -> float:
         """Returns the seconds until `due` may return events without being woken."""
@@ -131,5 +165,6 @@ class StateFeed:
     @property
     def _every_s(self) -> float:
         """The least time between two changes: the longer, the more parents there are to send to."""
-        shared_s = changes_every_s(self._leases.subscribers)
-        return max(CHANGES_EVERY_S, shared_s, self._asked_s)
+        subscribers, sidecars = self._leases.subscribers, self._pool.claims.offers.sidecars
+        parents_s = min(HEARTBEAT_EVERY_S, SHARED_CHANGES_EVERY_S * (subscribers - 1))
+        return max(changes_every_s(sidecars), parents_s, self._asked_s)

@@ -4,6 +4,8 @@
                                                         the pool as seen by sidecar instance I,
                                                         then its changes (see `lease_protocol`)
     DELETE /v1/capabilities/leases/{lease}              spends a lease of a parent sidecar
+    PUT    /v1/capabilities/claims/{instance}[?pool=P]  what a parent sidecar waits for, where the
+                                                        engine of that pool is shared
 
 Between events a stream costs one waiting task, and without streams nothing: the pools report their
 changes only while there is one. A reader that falls behind is disconnected, and gets the whole
@@ -29,9 +31,11 @@ from vllm_plugin import lease_protocol
 from vllm_plugin.lease_protocol import (
     CHANGES_EVERY_MS,
     ENDED,
+    OFFER,
     STALE_AFTER_S,
     incompatible,
     parse_changes_every_s,
+    parse_claim,
 )
 
 # A reader gives a silent stream up after that time; so is a reader that takes nothing.
@@ -113,7 +117,7 @@ class Publisher:
         if replaced is not None:
             self._streams[replaced].close()
         stream = self._streams[reader] = _Stream(instance, transport)
-        self._subscribe(stream)
+        self._subscribe(stream, pool)
         try:
             await response.prepare(http)
             await self._send(response, stream, StateFeed(self.leases, stream, pool, asked_s))
@@ -124,7 +128,7 @@ class Publisher:
         finally:
             self._readers.leave(reader)
             del self._streams[reader]
-            self._unsubscribe(stream)
+            self._unsubscribe(stream, pool)
         response.force_close()
         return response
 
@@ -135,6 +139,21 @@ class Publisher:
         except ValueError as error:
             return Refusal(Reason.INVALID_REQUEST, str(error))
         return web.json_response({"ended": ended})
+
+    async def claim(self, instance: str, http: web.BaseRequest) -> web.Response | Refusal:
+        """Takes what a parent sidecar claims, and returns the answer to that."""
+        pool = self._pool(http.query.get("pool"))
+        if isinstance(pool, Refusal):
+            return pool
+        try:
+            call = parse_claim(await http.read(), pool.ledger.slots_total)
+        except ValueError as error:
+            return Refusal(Reason.INVALID_REQUEST, str(error))
+        if not pool.claims.claimed(instance, call, asyncio.get_running_loop().time()):
+            text = f"instance {instance[:40]!r} must read the state stream, where slots are offered"
+            error = {"message": text, "type": "no_stream", "code": 409}
+            return web.json_response({"error": error}, status=409)
+        return web.Response(status=204)
 
     def close(self) -> None:
         """Ends all streams, at once where the reader is behind, and refuses new ones."""
@@ -165,19 +184,23 @@ class Publisher:
             return Refusal(Reason.NOT_FOUND, text, param="pool")
         return pools[name]
 
-    def _subscribe(self, stream: _Stream) -> None:
+    def _subscribe(self, stream: _Stream, pool: PublishedPool) -> None:
         if not self.leases.subscribers:
             self._pools.report_changes(self.leases)
         self.leases.subscribe(stream)
+        if stream.instance is not None:
+            pool.claims.parents.books.opened(stream.instance)
 
-    def _unsubscribe(self, stream: _Stream) -> None:
+    def _unsubscribe(self, stream: _Stream, pool: PublishedPool) -> None:
+        if stream.instance is not None:
+            pool.claims.parents.closed(stream.instance)
         self.leases.unsubscribe(stream)
         if not self.leases.subscribers:
             self._pools.report_changes(None)
 
 
 def _encoded(name: str, data: State) -> bytes:
-    if name != ENDED:
+    if name not in (ENDED, OFFER):
         data = data | {"observed_at": lease_protocol.timestamp(time.time())}
     return lease_protocol.event(name, data)
 

@@ -115,6 +115,7 @@ def _claim(value: Any) -> bool:
         isinstance(value, dict)
         and _count(1, _SLOTS).holds(value.get("cost"))
         and isinstance(value.get("urgent"), bool)
+        and _count(0, _SLOTS).holds(value.get("more", 0))
     )
 
 
@@ -169,7 +170,11 @@ _FIELDS: Final[Mapping[str, _Rule]] = {
     "leased": _count(0, _SEQUENCES),
     "sidecars": _count(0, _SEQUENCES),
     "contended": _Rule("true or false", lambda value: isinstance(value, bool)),
-    "claim": _or_null(_Rule("an object of cost, from 1, and urgent, true or false", _claim)),
+    "foreign_interactive": _count(0, _SEQUENCES),
+    "claim": _or_null(
+        _Rule("an object of cost, from 1, urgent, true or false, and more, from 0", _claim)
+    ),
+    "claimed": _count(0, _EVENTS),
     "no_slot_total": _count(0, _EVENTS),
     "running": _count(0, _SEQUENCES),
     "waiting": _count(0, _SEQUENCES),

@@ -19,6 +19,7 @@ FIELDS: Final = frozenset(
         "epoch", "slots_total", "running", "waiting", "prefilling", "foreign", "ctx_max",
         "kv_blocks_total", "kv_groups", "kv_cache_usage", "preemptions_total", "batch_seen",
         "step_time", "prefill_tokens_per_s", "features", "sidecars", "contended",
+        "foreign_interactive",
     }
 )  # fmt: skip
 
@@ -63,6 +64,7 @@ def report_of(
         scheduled=_scheduled(document, foreign),
         sidecars=document.get("sidecars", 1),
         contended=document.get("contended", False),
+        foreign_interactive=document.get("foreign_interactive", 0),
         batch_seen=document.get("batch_seen", 0),
         step_time=step_time,
         prefill_tokens_per_s=document.get("prefill_tokens_per_s") or None,
@@ -112,7 +114,7 @@ def _positive(value: Any) -> int | None:
 def claim_of(document: Mapping[str, Any]) -> Claim | None:
     """Returns what the engine keeps as this sidecar's claim of slots."""
     claim = document.get("claim")
-    return None if claim is None else Claim(claim["cost"], claim["urgent"])
+    return None if claim is None else Claim(claim["cost"], claim["urgent"], claim.get("more", 0))
 
 
 def decode_steps_of(document: Mapping[str, Any]) -> list[tuple[int, int, float]] | None:

@@ -1,9 +1,9 @@
 """Sends an engine what this sidecar claims of its slots, where other sidecars want them, too.
 
-One call at a time, so that claims arrive in order; the engine reports what it keeps, and the claim
-is sent again if that differs. A claim that stands is sent again each REPEAT_S in any case: the
-engine may have ended it while this sidecar was not looking. Knows one engine's address and its
-gate, not the engine's state.
+One call at a time. A claim that stands is sent again each REPEAT_S in any case: the engine may have
+ended it while this sidecar was not looking. While the engine takes no claims, what waits is
+dispatched without: into slots that are seen free. Knows one engine's address and its gate, not the
+engine's state.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Final
 
 import aiohttp
 
+from orch_sidecar.admission.claims.claim_calls import ClaimCalls
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.api.redaction import error_text
-from vllm_plugin.lease_protocol import CLAIMS_PATH, Claim, claim_body
+from vllm_plugin.lease_protocol import CLAIMS_PATH, Claim, ClaimCall, claim_body
 
 logger = logging.getLogger("orch.engine")
 
@@ -31,24 +32,26 @@ class ClaimSender:
     """Keeps the engine's record of this sidecar's claim up to date."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], gate: Gate
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        headers: Mapping[str, str],
+        gate: Gate,
+        child_pool: str | None = None,
     ) -> None:
+        """`child_pool`: of the child sidecar that takes the engine's place."""
         self._session = session
         self._url = f"{url}{CLAIMS_PATH}{gate.instance}"
+        self._params = {} if child_pool is None else {"pool": child_pool}
         self._headers = headers
         self._gate = gate
-        self._recorded: Claim | None = None  # by the engine
-        self._sending = False
+        self._calls = ClaimCalls(gate.claims, gate.offers, gate.ledger)
         self._changed = asyncio.Event()
-        self._failed = False
-        gate.on_claim = self._changed.set
+        gate.claims.on_change = self._changed.set
 
-    def reported(self, claim: Claim | None) -> None:
-        """The engine reports what it has recorded."""
-        if self._sending:
-            return  # the report may be older
-        self._recorded = claim
-        if claim != self._gate.claim:
+    def reported(self, claim: Claim | None, number: int) -> None:
+        """The engine reports what it has recorded, and of which call."""
+        if self._calls.reported(claim, number):
             self._changed.set()
 
     async def run(self) -> None:
@@ -57,32 +60,29 @@ class ClaimSender:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPEAT_S):
                     await self._changed.wait()
-            changed = self._changed.is_set()
+            again = not self._changed.is_set()
             self._changed.clear()
-            claim = self._gate.claim
-            if claim is None:
-                self._gate.offers.settle()
-            if claim == self._recorded and (changed or claim is None):
+            call = self._calls.next(again=again)
+            if call is None:
                 continue
-            self._sending = True
             try:
-                await self._send(claim)
+                await self._send(call)
             # A fault of one call must not keep the requests that are queued from their slots.
             except Exception as error:  # noqa: BLE001
-                if not self._failed:
+                if not self._gate.offers.unheard:
                     logger.warning("the engine did not take a claim: %s", error_text(error))
-                self._failed = True
+                self._calls.answered(taken=False)
                 self._changed.set()
+                self._gate.dispatch()
                 await asyncio.sleep(_RETRY_S)
             else:
-                self._recorded, self._failed = claim, False
-            finally:
-                self._sending = False
+                self._calls.answered(taken=True)
 
-    async def _send(self, claim: Claim | None) -> None:
+    async def _send(self, call: ClaimCall) -> None:
         async with self._session.put(
             self._url,
-            data=claim_body(claim, self._gate.offers.taken),
+            params=self._params,
+            data=claim_body(call),
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
             raise_for_status=True,

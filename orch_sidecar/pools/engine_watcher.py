@@ -90,7 +90,7 @@ class EngineWatcher:
         if child_pool is not None:
             self._params["pool"] = child_pool
         self._reconciler = LeaseReconciler(session, url, headers, gate)
-        self.claim_sender = ClaimSender(session, url, headers, gate)
+        self.claim_sender = ClaimSender(session, url, headers, gate, child_pool)
         self._loop = asyncio.get_running_loop()
         self.heard_at: float | None = None  # loop time of the last valid event
         self._reported: EngineReport | None = None
@@ -214,13 +214,13 @@ class EngineWatcher:
             self._report(new, tuple(ours))
         if whole:
             for lease, cost in ours:
-                self._gate.adopt(lease, cost)  # also while the engine is not ready
+                self._gate.ledger.adopt(lease, cost)  # also while the engine is not ready
             self._reconciler.stream_restarted()
-            self._gate.observe_peak(document["peak"], since_before=True)
+            self._gate.ledger.observe_peak(document["peak"], since_before=True)
         elif "peak" in data:
-            self._gate.observe_peak(data["peak"])
-        if "claim" in data:
-            self.claim_sender.reported(report.claim_of(data))
+            self._gate.ledger.observe_peak(data["peak"])
+        if "claim" in data or "claimed" in data:
+            self.claim_sender.reported(report.claim_of(document), document.get("claimed", 0))
         self._gate.notify()
         return True
 

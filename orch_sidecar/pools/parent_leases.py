@@ -11,6 +11,7 @@ Pure. Subscribers are woken on changes and then ask for them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from orch_sidecar.admission.ledger import Ledger
@@ -150,6 +151,12 @@ class ParentLeases:
         for subscriber in up_to_date:
             subscriber.pending = True
             subscriber.wake()
+
+    def offered(self, instances: Collection[str]) -> None:
+        """Wakes the subscribers of parents for which there are offers of slots."""
+        for subscriber in self._subscribers:
+            if subscriber.instance in instances:
+                subscriber.wake()
 
     def _settle(self) -> None:
         """Spends the leases that are over."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 import aiohttp
 
 from orch_sidecar.admission import refusals
+from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.ledger import Ledger
@@ -162,6 +163,11 @@ class Pool:
     def classes(self) -> tuple[ServiceClass, ...]:
         """The service classes that its rules define."""
         return classes_of(self.gate.rules)
+
+    @property
+    def claims(self) -> EngineClaims:
+        """What is claimed of the engine's slots, where others use them, too."""
+        return self.gate.claims
 
     @property
     def ledger(self) -> Ledger:

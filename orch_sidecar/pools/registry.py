@@ -272,6 +272,7 @@ class PoolRegistry:
         """Has the pool report its changes to all that need them; a single one nobody compares."""
         note = partial(self._shortlist.changed.add, pool)
         leases = self._parent_leases
+        pool.gate.claims.on_parent_offers = None if leases is None else leases.offered
         if self._single:
             pool.gate.on_change = None if leases is None else leases.changed
         elif leases is None:

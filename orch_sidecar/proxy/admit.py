@@ -60,6 +60,8 @@ class Admit:
     async def handle(self, request: Request, pool: Pool, ask: AdmissionRequest) -> Result:
         """Forwards the request once it has its slots."""
         gate, record, since_s = pool.gate, request.record, self._loop.time()
+        if request.parent_lease is not None:
+            ask.parent = request.parent_lease.instance
         ticket = gate.open(request, ask.cost)
         try:
             elsewhere: Collection[Reason] = _BUSY
@@ -111,7 +113,7 @@ class Admit:
             served = response is not None and response.retry_after_ms is None
             if response is not None and served and response.status == 200:
                 tokens = self._learn(request, pool, response)
-            pool.gate.release(ticket, tokens, served=served)
+            pool.gate.release(ticket, tokens, served=served, sent=response is not None)
         pool.gate.close(ticket)
 
     async def _requeue(

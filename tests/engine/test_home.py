@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
+
+import pytest
 
 from orch_sidecar.tools.local.stack import Stack, get_json
-from tests.engine.clients import body, engine_state, post, session, traceparent, until
+from tests.engine.clients import Seen, body, engine_state, post, session, traceparent, until
 from tests.engine.counters import check_conditions, check_prefix_cache
 from tests.engine.counts import check_counts, check_mistakes, check_start
 from tests.engine.receivers import GrpcReceiver
@@ -49,6 +52,46 @@ async def test_the_second_stream_begins_after_the_first_has_ended(home: Stack) -
         await started.wait()
         second = await post(http, home.url, "chat", body("chat", 4, stream=True))
         assert second.first_byte_at > (await first).last_byte_at
+
+
+@pytest.mark.parametrize(
+    ("directly", "stream", "moments_s"),
+    [
+        (False, True, (0.0, 0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2)),
+        (False, False, (0.0, 0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2)),
+        (True, True, (0.002, 0.02, 0.1)),
+    ],
+    ids=["stream", "whole", "by no sidecar"],
+)
+async def test_slot_is_granted_within_a_second_after_an_abort_at_any_moment(
+    home: Stack, directly: bool, stream: bool, moments_s: tuple[float, ...]
+) -> None:
+    """Before it is in the engine, during its prefill, while it decodes. A report that counts it
+    still must not keep the only slot for longer."""
+    waits_ms = []
+    async with session() as http:
+        for moment_s in moments_s:
+            url = home.engine_url if directly else home.url
+            aborted = asyncio.create_task(
+                post(http, url, "completions", body("completions", 400, stream=stream))
+            )
+            await asyncio.sleep(moment_s)
+            aborted.cancel()
+            await asyncio.gather(aborted, return_exceptions=True)
+            seen = await post(http, home.url, "completions", body("completions", 2, stream=True))
+            assert seen.status == 200
+            waits_ms.append(queued_ms(seen))
+        state = await engine_state(http, home.url)
+    assert state["peak"] == 1
+    late = [wait_ms for wait_ms in waits_ms if wait_ms >= 1000]
+    assert len(late) <= 1, f"a machine may stop the engine for a second, but not often: {waits_ms}"
+
+
+def queued_ms(seen: Seen) -> float:
+    """For how long the sidecar says that a request waited for its slot."""
+    match = re.search(r"queue;dur=([\d.]+)", seen.headers["Server-Timing"])
+    assert match is not None, seen.headers
+    return float(match[1])
 
 
 async def test_five_clients_and_every_span_says_single_stream(

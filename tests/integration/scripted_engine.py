@@ -268,8 +268,8 @@ class ScriptedEngine:
         if self.faults.claim_status != 200:
             answer.json({"detail": "no"}, self.faults.claim_status)
             return
-        claim, taken = parse_claim(answer.request.body, self.slots)
-        reads = self.engine_state.claim(instance, claim, taken)
+        call = parse_claim(answer.request.body, self.slots)
+        reads = self.engine_state.claim(instance, call)
         answer.json({}, 200 if reads else 409)
 
     async def _stream(self, answer: Answer) -> None:

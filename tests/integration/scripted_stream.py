@@ -50,14 +50,14 @@ async def state_stream(engine: ScriptedEngine, answer: Answer) -> None:
                 _say(answer, "ended", {"leases": ended})
             if loop.time() >= beat_at + HEARTBEAT_EVERY_S or says != engine.says:
                 beat_at, says = loop.time(), dict(engine.says)
-                _say(answer, "heartbeat", says | engine_state.claim_field(instance))
+                _say(answer, "heartbeat", says | engine_state.claim_fields(instance))
             now = engine_state.look(subscriber)
             if change := {k: v for k, v in now.items() if sent[k] != v}:
                 sent = now
                 _say(answer, "change", change)
             offers, subscriber.offers = subscriber.offers, []
             for offer in offers:
-                _say(answer, "offer", {"cost": offer.cost, "number": offer.number})
+                _say(answer, "offer", {"cost": offer.slots, "number": offer.number})
             if change:
                 await _pause(subscriber, woken, changes_every_s(engine_state.claims.sidecars))
     finally:

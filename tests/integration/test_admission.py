@@ -169,7 +169,7 @@ async def test_capabilities_answer_while_all_slots_are_busy(
     response = await client.get("/v1/capabilities")
     assert asyncio.get_running_loop().time() - begin < 0.1
     document = response.json()
-    assert (document["api_version"], document["state"]) == ("1.1.0", "ready")
+    assert (document["api_version"], document["state"]) == ("1.2.0", "ready")
     entry = document["engines"][0]
     expected = {
         "engine": "vllm", "profile": "cloud", "measurement_type": "batched_online",

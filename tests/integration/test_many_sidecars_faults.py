@@ -26,7 +26,10 @@ from vllm_plugin.lease_protocol import Claim, parse_lease
 from vllm_plugin.leases import Rejected
 
 # Fields of the engine's state that came with API version 1.1.
-_NEW = ("api_version", "unleased", "sidecars", "contended", "claim", "no_slot_total")
+_NEW = (
+    "api_version", "unleased", "sidecars", "contended", "claim", "claimed", "no_slot_total",
+    "foreign_interactive",
+)  # fmt: skip
 
 
 async def queued(
@@ -171,13 +174,13 @@ class FormerState(EngineState):
         if parsed is not None and self.leases.used(parsed):
             return Rejected.SPENT
         number = self.leases.enter(parsed)
-        self._wake_all()
+        self._subscribers.wake_all()
         return number
 
     def change_fields(self, instance: str | None) -> dict[str, Any]:
         return _without_new(super().change_fields(instance))
 
-    def claim_field(self, instance: str | None) -> dict[str, Any]:
+    def claim_fields(self, instance: str | None) -> dict[str, Any]:
         return {}
 
     def document(self, instance: str | None, now_s: float | None = None) -> dict[str, Any]:

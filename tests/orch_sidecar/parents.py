@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import AdmissionStatus, ClassStatus
@@ -76,6 +77,9 @@ class FakePool:
     name: str = "cloud"
     changes: dict[str, Any] = field(default_factory=dict)
     queued: tuple[int, int] = (0, 0)
+    claims: EngineClaims = field(
+        default_factory=lambda: EngineClaims(AdmissionController(CLOUD.admission), "d" * 16)
+    )
 
     def snapshot(self) -> PoolSnapshot:
         ledger = self.ledger

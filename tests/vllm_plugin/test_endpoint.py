@@ -10,10 +10,10 @@ from fastapi import FastAPI
 
 from tests.vllm_plugin.api_server import Engine, EngineClient, attention_backend_of, kv_cache_of
 from tests.vllm_plugin.asgi import Call
-from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, report
+from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, lease_of, report
 from vllm_plugin.endpoint import CapabilitiesEndpoint
 from vllm_plugin.engine_state import EngineState
-from vllm_plugin.lease_protocol import API_VERSION, CLAIMS_PATH, Claim
+from vllm_plugin.lease_protocol import API_VERSION, CLAIMS_PATH, Claim, ClaimCall
 from vllm_plugin.leases import Rejected
 
 
@@ -113,7 +113,8 @@ async def test_claim_of_a_sidecar_that_reads_the_state_is_kept(
 ) -> None:
     stream, first = await engine.stream()
     assert (first["sidecars"], first["contended"], first["claim"]) == (1, False, None)
-    engine.engine_state.claim(US, Claim(1, urgent=False))
+    engine.engine_state.enter(lease_of(THEM, cost=8))
+    engine.engine_state.claim(US, ClaimCall(Claim(1, urgent=False)))
     call = Call(engine.app, "PUT", f"{CLAIMS_PATH}{US}", body=body)
     assert await call.status() == 204
     assert engine.engine_state.claims.of(US) == claim

@@ -11,7 +11,7 @@ import pytest
 from tests.vllm_plugin.api_server import STREAM, Engine
 from tests.vllm_plugin.examples import LEASE, THEM, US, lease_of, report
 from vllm_plugin import admin_calls, endpoint, lease_protocol
-from vllm_plugin.lease_protocol import Claim, event
+from vllm_plugin.lease_protocol import Claim, ClaimCall, event
 from vllm_plugin.leases import Rejected
 from vllm_plugin.stall_detector import STALLED_AFTER_S
 
@@ -80,7 +80,7 @@ async def test_end_and_offer_do_not_wait_for_the_interval_that_a_reader_asks_for
     loop = asyncio.get_running_loop()
     began = loop.time()
     engine.engine_state.record(report(1))  # a change, which waits for its turn
-    engine.engine_state.claim(US, Claim(2, urgent=True))
+    engine.engine_state.claim(US, ClaimCall(Claim(2, urgent=True)))
     engine.engine_state.leave(key)
     assert await call.event() == ("ended", {"leases": [lease_of(US, cost=8)]})
     change = await call.event_named("change")
@@ -173,14 +173,14 @@ async def test_heartbeat_is_sent_while_nothing_changes(
     call, _ = await engine.stream()
     first = await call.event()
     assert first is not None
-    assert (first[0], set(first[1])) == ("heartbeat", {"observed_at", "claim"})
+    assert (first[0], set(first[1])) == ("heartbeat", {"observed_at", "claim", "claimed"})
     engine.engine_state.record(report(0, batch=2))  # a step, after which nothing runs
     while "steps_by_batch" not in (beat := await call.event_named("heartbeat")):
         pass
     assert beat["steps_by_batch"] == {"2": [1, 0.01]}
     assert beat["steps_total"] == 1
     assert "prefill" not in beat, "only changed fields"
-    assert set(await call.event_named("heartbeat")) == {"observed_at", "claim"}
+    assert set(await call.event_named("heartbeat")) == {"observed_at", "claim", "claimed"}
     await engine.stop(call)
 
 
@@ -191,11 +191,13 @@ async def test_heartbeat_repeats_what_its_reader_claims(
     monkeypatch.setattr(endpoint, "HEARTBEAT_EVERY_S", 0.05)
     engine.engine_state.enter(lease_of(THEM, cost=8))
     call, _ = await engine.stream()
-    engine.engine_state.claim(US, Claim(2, urgent=True))
+    engine.engine_state.claim(US, ClaimCall(Claim(2, urgent=True, more=1), number=3))
     while (beat := await call.event_named("heartbeat"))["claim"] is None:
         pass
-    assert beat["claim"] == {"cost": 2, "urgent": True}
-    assert (await call.event_named("heartbeat"))["claim"] == {"cost": 2, "urgent": True}
+    for _ in range(2):
+        assert beat["claim"] == {"cost": 2, "urgent": True, "more": 1}
+        assert beat["claimed"] == 3
+        beat = await call.event_named("heartbeat")
     await engine.stop(call)
 
 
@@ -207,7 +209,7 @@ async def test_stall_and_its_end_are_each_sent_with_one_heartbeat(
     assert first["state"] == "ready"
     engine.engine_state.record(report(3, at_s=time.time() - STALLED_AFTER_S - 1))
     assert (await call.event_named("heartbeat"))["state"] == "stalled"
-    assert set(await call.event_named("heartbeat")) == {"observed_at", "claim"}
+    assert set(await call.event_named("heartbeat")) == {"observed_at", "claim", "claimed"}
     other = engine.call("GET", "/v1/capabilities")
     await other.status()
     assert (await other.json())["engines"][0]["state"] == "stalled"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, report, subscribed
 from vllm_plugin.engine_speed import SchedulerReport
 from vllm_plugin.engine_state import EngineState
-from vllm_plugin.lease_protocol import Claim
+from vllm_plugin.lease_protocol import Claim, ClaimCall
 from vllm_plugin.leases import Rejected
 from vllm_plugin.readiness import NotReady
 from vllm_plugin.subscriber import Subscriber
@@ -116,8 +116,8 @@ def test_what_is_sent_at_once_wakes_also_those_that_have_yet_to_look() -> None:
     engine_state.record(report(3))
     engine_state.leave(key)
     assert (len(woken), subscriber.ended) == (2, [LEASE])
-    assert engine_state.claim(US, Claim(1, urgent=True))
-    assert (len(woken), [offer.cost for offer in subscriber.offers]) == (3, [1])
+    assert engine_state.claim(US, ClaimCall(Claim(1, urgent=True)))
+    assert (len(woken), [offer.slots for offer in subscriber.offers]) == (3, [1])
     engine_state.readiness.call_began(NotReady("paused", "by a test"))
     engine_state.readiness_changed(100.0)
     assert len(woken) == 4

@@ -46,6 +46,38 @@ async def test_response_with_an_error_ends_its_lease_after_its_sequences(
     assert engine.order == ["sent", "aborted in the engine", "reported"]
 
 
+async def test_rejection_of_a_single_sequence_is_booked_before_it_is_sent(
+    engine: GeneratingApp,
+) -> None:
+    """vLLM has begun nothing: its sidecar finds the slot free for the next request."""
+    engine.status = 400
+    engine.subscriber.wake = lambda: engine.order.append("reported")
+    call = engine.call(lease=lease_of(US, 7, cost=1))
+    await engine.entered.wait()
+    engine.order.clear()
+    engine.go_on.set()
+    await call.task
+    assert engine.order[:2] == ["reported", "sent"]
+    await engine.settled()
+    engine.assert_no_request_left()
+
+
+@pytest.mark.parametrize("status", [400, 422])
+async def test_rejection_of_several_sequences_is_booked_after_their_abort(
+    engine: GeneratingApp, status: int
+) -> None:
+    """One of several prompts is too long: vLLM may have begun the others."""
+    engine.status = status
+    engine.subscriber.wake = lambda: engine.order.append("reported")
+    call = engine.call()
+    await engine.entered.wait()
+    engine.order.clear()
+    engine.go_on.set()
+    await call.task
+    await engine.settled()
+    assert engine.order == ["sent", "aborted in the engine", "reported"]
+
+
 async def test_request_without_a_slot_is_rejected_before_its_body_is_read(
     engine: GeneratingApp,
 ) -> None:
@@ -62,7 +94,7 @@ async def test_request_without_a_slot_is_rejected_before_its_body_is_read(
     assert engine.engine_state.claims.of(US) == Claim(4, urgent=True)
     engine.go_on.set()
     await first.task
-    assert [offer.cost for offer in engine.subscriber.offers] == [4]
+    assert [offer.slots for offer in engine.subscriber.offers] == [4]
     assert await engine.call().status() == 200
 
 

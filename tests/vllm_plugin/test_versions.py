@@ -9,7 +9,7 @@ import pytest
 from tests.vllm_plugin.api_server import Engine
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import THEM, US, lease_of
-from vllm_plugin.lease_protocol import API_VERSION, Claim, incompatible
+from vllm_plugin.lease_protocol import API_VERSION, Claim, ClaimCall, incompatible
 from vllm_plugin.leases import Rejected
 
 OWN_MAJOR = API_VERSION.partition(".")[0]
@@ -84,7 +84,7 @@ async def test_sidecar_that_names_no_version_is_sent_no_event_that_it_does_not_k
     assert (error["type"], error["retriable"]) == ("engine_gone", True)
     assert "slots of this engine are taken" in error["message"]
     assert state.claims.sidecars == 0
-    assert not state.claim(US, Claim(2, urgent=True))
+    assert not state.claim(US, ClaimCall(Claim(2, urgent=True)))
     state.leave(full)
     names = set()
     async with asyncio.timeout(5):

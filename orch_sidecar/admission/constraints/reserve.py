@@ -211,7 +211,8 @@ class InteractiveReserve:
 
     def traffic(self, now: float) -> bool:
         """Whether there are interactive requests, or will be soon."""
-        return self._ledger.interactive > 0 or self.reserved(now) > 0
+        ledger = self._ledger
+        return ledger.interactive + ledger.foreign_interactive > 0 or self.reserved(now) > 0
 
     def lendable(self, now: float) -> int:
         """Slots that bulk requests and foreign sequences may have together."""

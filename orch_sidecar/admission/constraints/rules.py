@@ -11,8 +11,12 @@ Pure: times are seconds of a monotonic clock. The constraints, in the order of t
 - prefill: while there is interactive traffic, the engine gets no more bulk prompts than it
   prefills in a moment.
 - kv: the KV cache has room for all leases to their ends.
-- slot: the engine offers the slots, where other sidecars want them, too. Last, so that none is
-  booked for a request that waits for something else.
+- slot: the engine offers the slots, where other sidecars want them, too (`slot_offers`). Last, so
+  that none is booked for a request that waits for something else.
+
+Others' interactive sequences count as this sidecar's own for the batch. A sidecar may have its equal
+share of that in any case, so that none is kept out by others which refill their places first: until
+these have ended, there are too many.
 
 A request that is alone in the engine is never blocked by batch, reserve or KV: waiting would not
 help. A bulk request that is due (it is owed slots, or was delayed for as long as it may be) is
@@ -39,6 +43,7 @@ from orch_sidecar.admission.types import (
     Lease,
     StepTime,
 )
+from vllm_plugin.lease_protocol import MOST_CLAIMED
 from vllm_plugin.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
@@ -106,7 +111,7 @@ class AdmissionConstraints:
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
         """The ledger granted a lease for `request`."""
-        self.offers.granted()
+        lease.offered = self.offers.granted(lease.cost)
         if request.service_class is _BULK:
             self._prefill.granted(request.prompt_tokens, now)
         else:
@@ -121,11 +126,18 @@ class AdmissionConstraints:
     # Decisions
 
     def blocked_by(
-        self, request: AdmissionRequest, kv: KvNeed, now: float, *, due: bool = False
+        self,
+        request: AdmissionRequest,
+        kv: KvNeed,
+        now: float,
+        *,
+        due: bool = False,
+        queued: bool = False,
     ) -> BlockedBy | None:
         """The constraint that blocks a request now; None: it can be dispatched.
 
-        `kv`: from `kv_need`. `due`: a bulk request that goes before interactive ones.
+        `kv`: from `kv_need`. `due`: a bulk request that goes before interactive ones. `queued`: it
+        waits already.
         """
         ledger, cost = self._ledger, request.cost
         taken = ledger.leased + ledger.foreign
@@ -138,7 +150,7 @@ class AdmissionConstraints:
             if not self.kv.fits(kv, now):
                 return BlockedBy.KV
         offers = self.offers
-        if (offers.contended or offers.rejected) and offers.block(cost, now):
+        if (queued or offers.contended or offers.rejected) and offers.block(cost, queued=queued):
             return BlockedBy.SLOT
         return None
 
@@ -161,9 +173,34 @@ class AdmissionConstraints:
         interactive ones of this sidecar."""
         if request.service_class is _BULK:
             return self._bulk_blocked_by(request, taken, now, due)
-        if interactive and interactive + request.cost > self.limits.interactive:
-            return BlockedBy.BATCH
-        return None
+        if not interactive or self.limits.interactive >= self._ledger.slots_total:
+            return None
+        return BlockedBy.BATCH if request.cost > self._interactive_room(interactive) else None
+
+    def _interactive_room(self, own: int) -> int:
+        """Interactive sequences that keep the SLO beside `own` ones and those of others."""
+        limit, others = self.limits.interactive, self._ledger.foreign_interactive
+        room = limit - own - others
+        return max(room, limit // self.offers.sidecars - own) if others else room
+
+    def claimable(self, request: AdmissionRequest, now: float, *, due: bool) -> int:
+        """Slots that the head of a queue, which waits for some, and those behind it could take:
+        at most twice those of the engine, so that a long queue still claims some, and others see
+        that it does, when all were offered."""
+        ledger, total = self._ledger, self._ledger.slots_total
+        if due and request.service_class is _BULK:
+            return request.cost
+        if request.service_class is _INTERACTIVE:
+            most = self._interactive_room(ledger.interactive)
+            if self.limits.interactive >= total:
+                most = MOST_CLAIMED * total
+        else:
+            taken = ledger.leased + ledger.foreign
+            limit = self.limits.mixed if self.reserve.traffic(now) else self.limits.bulk
+            most = MOST_CLAIMED * total if limit >= total else limit - taken
+            if ledger.room > 0:  # else any that comes free may be one of bulk requests
+                most = min(most, self.reserve.lendable(now) - (taken - ledger.interactive))
+        return max(request.cost, most)
 
     def _bulk_blocked_by(
         self, request: AdmissionRequest, taken: int, now: float, due: bool
@@ -200,7 +237,7 @@ class AdmissionConstraints:
         taken = ledger.leased + ledger.foreign
         free = ledger.slots_total - taken
         if service_class is _INTERACTIVE:
-            free = min(free, limits.interactive - ledger.interactive)
+            free = min(free, self._interactive_room(ledger.interactive))
         else:
             most = limits.mixed if self.reserve.traffic(now) else limits.bulk
             lendable = self.reserve.lendable(now) + ledger.interactive

@@ -1,15 +1,18 @@
 """Follows what an engine grants, where other sidecars want its slots, too.
 
-Pure: times are seconds of a monotonic clock. The engine itself keeps the count of its slots: it
-rejects a request for which it has none, keeps a claim for it, and offers slots as they come free.
-Alone at an engine, a sidecar knows what is free and waits for no offers. While other sidecars claim
-slots, or after a rejection, the next request is dispatched only under an offer.
+Pure. The engine itself keeps the count of its slots: it rejects a request for which it has none,
+keeps a claim for it, and offers slots as they come free. Alone at an engine, a sidecar knows what is
+free and waits for no offers. Beside others, whatever has to wait claims its slots and is dispatched
+only under an offer: else all that wait would be sent into the same slot, as soon as it is seen free.
+A request that arrives while nothing waits, here or elsewhere, takes slots that are seen free.
+
+An offer is taken as soon as it is heard of. What is left of it then is given back at once: others
+wait for it.
 """
 
 from __future__ import annotations
 
 from orch_sidecar.admission.types import EngineReport
-from vllm_plugin.lease_protocol import OFFER_S
 
 
 class SlotOffers:
@@ -19,11 +22,11 @@ class SlotOffers:
         self.sidecars = 1  # that read the engine's state, this one included
         self.contended = False  # others claim slots
         self.rejected = False  # the engine had none, and keeps a claim of ours
+        self.unheard = False  # the engine does not take our claims
         self.rejections = 0  # requests, since the start
-        self.taken = 0  # the last offer that was taken, by its number
-        self._cost = 0  # offered
-        self._number = 0
-        self._until = 0.0
+        self.taken = 0  # the last offer, by its number
+        self.left = 0  # slots, while an offer is taken
+        self.unused = 0  # slots of offers that are to be given back
 
     @property
     def shared(self) -> bool:
@@ -32,7 +35,8 @@ class SlotOffers:
 
     def begin_epoch(self) -> None:
         """The engine restarted."""
-        self.rejected, self._cost, self.taken = False, 0, 0
+        self.rejected = False
+        self.taken = self.left = self.unused = 0
 
     def reported(self, report: EngineReport) -> None:
         """The engine reported its state."""
@@ -41,23 +45,42 @@ class SlotOffers:
     def reject(self) -> None:
         """The engine had no slots for a request that was dispatched."""
         self.rejections += 1
-        self.rejected, self._cost = True, 0
+        self.rejected = True
 
-    def offer(self, cost: int, number: int, now: float) -> None:
-        """The engine has booked so many slots for the next request."""
-        self._cost, self._number, self._until = cost, number, now + OFFER_S
+    def offer(self, slots: int, number: int) -> None:
+        """The engine has booked so many slots: requests are dispatched under them, until
+        `settle`."""
+        self.left, self.taken = slots, number
+
+    def granted(self, slots: int) -> bool:
+        """A request was dispatched. Returns whether under an offer, which it uses up."""
+        if not self.left:
+            return False
+        self.left = max(0, self.left - slots)
+        self.rejected = False
+        return True
 
     def settle(self) -> None:
-        """Nothing waits for slots, and the claim is withdrawn, with what is offered: the next
-        request may be dispatched without an offer."""
-        self.rejected, self._cost = False, 0
+        """What the offer had slots for was dispatched: the rest will not be used."""
+        self.unused += self.left
+        self.left = 0
 
-    def granted(self) -> None:
-        """A request was dispatched: it uses up the offer, if there is one."""
-        if self._cost:
-            self._cost, self.rejected, self.taken = 0, False, self._number
+    def give_back(self, slots: int) -> None:
+        """A request that was dispatched under an offer is not sent."""
+        self.unused += slots
 
-    def block(self, cost: int, now: float) -> bool:
-        """Whether a request has to wait for an offer, while others claim slots or after a
-        rejection."""
-        return cost > self._cost or now >= self._until
+    def take_unused(self) -> int:
+        """Returns `unused`, and clears it."""
+        unused, self.unused = self.unused, 0
+        return unused
+
+    def withdraw(self) -> None:
+        """Nothing waits for slots, and nothing is claimed: the next request may be dispatched
+        without an offer."""
+        self.rejected = False
+
+    def block(self, slots: int, *, queued: bool) -> bool:
+        """Whether a request has to wait for an offer. `queued`: it has waited for something."""
+        if self.contended or self.rejected:
+            return slots > self.left
+        return queued and self.sidecars > 1 and not self.unheard and slots > self.left

@@ -67,7 +67,7 @@ class ReleaseRate:
         span = max(now - recent[0][0], 1e-3)
         return sum(slots for _, slots in recent[1:]) / span
 
-    def retry_after_ms(self, slots_ahead: int, now: float) -> int:
+    def retry_after_ms(self, slots_ahead: float, now: float) -> int:
         """Milliseconds until `slots_ahead` slots have come free at the measured rate."""
         rate = self.per_second(now)
         if not rate:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from math import ceil
 
 
 class Schedule:
@@ -24,6 +25,13 @@ class Schedule:
     def copy(self, *, without: int = 0) -> Schedule:
         """A copy without the first slots to come free: those are reserved for others."""
         return Schedule(sorted(self._free)[without:], self.prompt_tokens)
+
+    def part(self, share: float) -> Schedule:
+        """A copy in which this share of the slots that come free comes here: at 1/2 the second, the
+        fourth, and so on."""
+        free = sorted(self._free)
+        kept = int(len(free) * share)
+        return Schedule((free[ceil((i + 1) / share) - 1] for i in range(kept)), self.prompt_tokens)
 
     def place(self, cost: int, service_s: float) -> float | None:
         """Takes `cost` slots for `service_s`. Returns the start; None: there are fewer slots."""

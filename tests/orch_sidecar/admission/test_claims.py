@@ -1,19 +1,26 @@
-"""What a sidecar claims of an engine that others use, too: what its next request could take."""
+"""What a sidecar claims of an engine that others use, too: what those that wait could take."""
 
 from __future__ import annotations
 
+import pytest
+
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import BlockedBy, Lease, Queued
 from tests.orch_sidecar.admission.examples import (
+    BULK,
+    INTERACTIVE,
+    STEP_TIME,
     bulk,
     class_rules,
     core_of,
     fill,
     granted,
     interactive,
+    queue,
     report,
     rules,
 )
-from vllm_plugin.lease_protocol import OFFER_S, Claim
+from vllm_plugin.lease_protocol import Claim
 from vllm_plugin.profile import BatchBounds
 
 # Bulk requests start while no more than four sequences run.
@@ -32,11 +39,9 @@ def test_request_is_dispatched_under_an_offer_while_others_claim_slots() -> None
     core = core_of(8, foreign=6, sidecars=2, contended=True)
     assert isinstance(core.arrive("a", interactive(2), 0.0), Queued)
     assert core.order.claim == Claim(2, urgent=True)
-    core.constraints.offers.offer(1, 1, 0.0)
+    core.constraints.offers.offer(1, 1)
     assert granted(core.dispatch(0.0)) == []
-    core.constraints.offers.offer(2, 2, 0.0)
-    assert granted(core.dispatch(OFFER_S)) == [], "it has expired"
-    core.constraints.offers.offer(2, 3, 1.0)
+    core.constraints.offers.offer(2, 2)
     assert granted(core.dispatch(1.0)) == ["a"]
 
 
@@ -51,7 +56,7 @@ def test_request_that_waits_for_something_else_claims_nothing() -> None:
     assert core.order.claim is None
     core.engine_reports(report(8, foreign=3, sidecars=2, contended=True), 2.0)
     assert core.order.claim == Claim(1, urgent=False)
-    core.constraints.offers.offer(1, 1, 2.0)
+    core.constraints.offers.offer(1, 1)
     assert granted(core.dispatch(2.0)) == ["a"]
 
 
@@ -98,12 +103,131 @@ def test_alone_a_sidecar_claims_nothing_and_waits_for_no_offer() -> None:
     assert isinstance(core.arrive("b", interactive(), 2.0), Lease)
 
 
-def test_offer_ends_with_the_claim_that_it_was_for() -> None:
-    """It was withdrawn at the engine, which has booked nothing for a later request."""
+def test_offer_is_not_kept_for_a_later_request() -> None:
     core = core_of(8, foreign=6, sidecars=2, contended=True)
     core.arrive("a", interactive(2), 0.0)
-    core.constraints.offers.offer(1, 1, 0.0)
-    core.leave("a", 0.0)
+    core.constraints.offers.offer(1, 1)
+    core.dispatch(0.0)
     core.constraints.offers.settle()
+    core.leave("a", 0.0)
     assert isinstance(core.arrive("b", interactive(), 0.01), Queued)
     assert core.order.claim == Claim(1, urgent=True)
+    assert core.constraints.offers.take_unused() == 1
+
+
+def test_all_that_wait_are_claimed_up_to_twice_the_slots_of_the_engine() -> None:
+    core = core_of(8, foreign=8, sidecars=2)
+    queue(core, interactive(2), "a")
+    queue(core, interactive(1), "b", "c")
+    queue(core, bulk(4), "d")
+    assert core.order.claim == Claim(2, urgent=True, more=2), "bulk requests are another claim"
+    for name in "efghi":
+        queue(core, interactive(3), name)
+    assert core.order.claim == Claim(2, urgent=True, more=14)
+
+
+def test_bulk_requests_claim_no_more_than_their_batch_has_left() -> None:
+    core = core_of(8, FEW, foreign=2, sidecars=2, contended=True)
+    queue(core, bulk(), *"abcd")
+    assert core.order.claim == Claim(1, urgent=False, more=1)
+
+
+def test_bulk_requests_claim_no_free_slots_that_are_reserved() -> None:
+    core = core_of(8, foreign=2, sidecars=2, contended=True)
+    for at in range(200):  # three at a time
+        core.constraints.reserve.interactive.arrived(interactive(work=384.0), at * 1.0)
+    reserved = core.constraints.reserve.reserved(200.0)
+    assert 1 <= reserved <= 5
+    queue(core, bulk(), *"abcdefgh", at=200.0)
+    claim = core.order.claim
+    assert claim is not None
+    assert claim.slots == 8 - 2 - reserved
+
+
+def test_bulk_request_that_is_owed_a_slot_claims_for_itself_alone() -> None:
+    core = core_of(8, rules(bulk_share=0.25), foreign=8, sidecars=2, contended=True)
+    queue(core, bulk(), "a", "b", "c")
+    core.dispatch(10.0)
+    assert core.order.claim == Claim(1, urgent=True)
+
+
+# What waits beside other sidecars.
+
+
+def test_request_that_has_waited_needs_an_offer_also_if_nobody_else_claims() -> None:
+    """Else all that wait for the same thing, at every sidecar, are sent into the same slot."""
+    core = core_of(8, foreign=8, sidecars=2)
+    queue(core, interactive(), "a")
+    assert granted(core.engine_reports(report(8, foreign=6, sidecars=2), 1.0)) == []
+    assert core.order.claim == Claim(1, urgent=True)
+    core.constraints.offers.offer(1, 1)
+    assert granted(core.dispatch(1.0)) == ["a"]
+
+
+def test_request_that_arrives_while_nothing_waits_takes_a_free_slot() -> None:
+    core = core_of(8, foreign=6, sidecars=4)
+    fill(core, interactive(), "a", "b")
+    queue(core, interactive(), "c")
+
+
+def test_what_waits_is_dispatched_without_an_offer_while_the_engine_takes_no_claims() -> None:
+    core = core_of(8, foreign=8, sidecars=2)
+    queue(core, interactive(), "a")
+    core.constraints.offers.unheard = True
+    assert granted(core.engine_reports(report(8, foreign=6, sidecars=2), 1.0)) == ["a"]
+
+
+# The batch of interactive requests, of all sidecars together.
+
+BATCH = rules(class_rules(batch=BatchBounds(least=1, most=6)))
+
+
+def beside(foreign_interactive: int, sidecars: int = 2) -> AdmissionController:
+    return core_of(
+        16, BATCH, foreign=foreign_interactive, foreign_interactive=foreign_interactive,
+        sidecars=sidecars,
+    )  # fmt: skip
+
+
+def test_interactive_sequences_of_other_sidecars_count() -> None:
+    core = beside(2)
+    fill(core, interactive(), *"abcd")
+    queue(core, interactive(), "e")
+    assert core.blocked_by is BlockedBy.BATCH
+    assert core.order.claim is None
+
+
+def test_bulk_requests_of_other_sidecars_do_not_count_for_interactive_ones() -> None:
+    core = core_of(16, BATCH, foreign=8, sidecars=2)
+    fill(core, interactive(), *"abcdef")
+    queue(core, interactive(), "g")
+
+
+@pytest.mark.parametrize(("sidecars", "share"), [(2, 3), (3, 2), (8, 1)])
+def test_sidecar_may_have_its_share_of_the_batch_whatever_the_others_have(
+    sidecars: int, share: int
+) -> None:
+    core = beside(6, sidecars)
+    fill(core, interactive(), *"abc"[:share])
+    queue(core, interactive(), "d")
+    assert core.blocked_by is BlockedBy.BATCH
+    assert core.constraints.free(INTERACTIVE, 0.0) == 0
+
+
+def test_bulk_requests_yield_to_the_interactive_traffic_of_other_sidecars() -> None:
+    tight = rules(class_rules(tpot_p95_ms=30.0), class_rules(tpot_p95_ms=1000.0))
+    core = core_of(64, tight, sidecars=2, step_time=STEP_TIME, batch_seen=64)
+    limits = core.constraints.limits
+    assert limits.mixed < limits.bulk
+    taken = limits.mixed
+    core.engine_reports(
+        report(64, foreign=taken, sidecars=2, step_time=STEP_TIME, batch_seen=64), 1.0
+    )
+    assert core.constraints.free(BULK, 1.0) > 0
+    core.engine_reports(
+        report(
+            64, foreign=taken, foreign_interactive=1, sidecars=2, step_time=STEP_TIME, batch_seen=64
+        ),
+        2.0,
+    )
+    assert core.constraints.free(BULK, 2.0) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
@@ -16,7 +15,7 @@ from orch_sidecar.pools import claim_sender
 from orch_sidecar.pools.claim_sender import ClaimSender
 from tests.orch_sidecar.admission.examples import bulk, interactive, report
 from tests.orch_sidecar.admission.gates import Outcome, gate_of, lease_at_once, lease_of, queued
-from vllm_plugin.lease_protocol import Claim, claim_body, parse_claim
+from vllm_plugin.lease_protocol import Claim, ClaimCall, parse_claim
 
 SLOTS = 4
 
@@ -26,6 +25,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.status = 204
+        self.bodies: list[ClaimCall] = []
         self.calls: list[tuple[str, Claim | None]] = []  # path, claim
         self.answers = asyncio.Event()
         self.answers.set()
@@ -35,7 +35,8 @@ class Recorder:
         assert http.method == "PUT"
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
-        self.calls.append((http.path, parse_claim(await http.read(), SLOTS)[0]))
+        self.bodies.append(parse_claim(await http.read(), SLOTS))
+        self.calls.append((http.path, self.bodies[-1].claim))
         assert http.headers["Authorization"] == "Bearer key"
         await self.answers.wait()
         self.at_once -= 1
@@ -117,7 +118,7 @@ async def test_request_that_waits_for_slots_is_claimed_and_withdrawn_when_it_lea
     assert len(engine.calls) == 2
 
 
-async def test_nothing_is_sent_while_slots_are_free_or_nobody_else_is_there(
+async def test_nothing_is_sent_while_nobody_else_is_there(
     engine: Recorder, gate: Gate, sender: ClaimSender
 ) -> None:
     fill(gate, sidecars=1)
@@ -159,12 +160,12 @@ async def test_claim_is_sent_again_when_the_engine_reports_another_one(
     waiting = await queued(gate)
     await eventually(lambda: len(engine.calls) == 1)
     await settled(engine)
-    sender.reported(Claim(1, urgent=True))
+    sender.reported(Claim(1, urgent=True), 0)
     await settled(engine)
     assert len(engine.calls) == 1, "it has what it should have"
     for reported in (None, Claim(2, urgent=True), Claim(1, urgent=False)):
         engine.calls.clear()
-        sender.reported(reported)
+        sender.reported(reported, 0)
         await eventually(lambda: engine.claims == [Claim(1, urgent=True)])
         await settled(engine)
     await cancel(waiting)
@@ -175,27 +176,52 @@ async def test_claim_that_the_engine_kept_of_a_rejection_is_withdrawn_when_nothi
 ) -> None:
     gate.engine_reports(report(SLOTS, sidecars=1))
     gate.offers.reject()
-    sender.reported(Claim(1, urgent=True))
+    sender.reported(Claim(1, urgent=True), 0)
     await eventually(lambda: engine.claims == [None])
     assert not gate.offers.rejected, "the next request needs no offer"
     lease_at_once(gate)
 
 
-async def test_report_during_a_call_does_not_count(
+async def test_report_from_before_the_last_call_does_not_count(
     engine: Recorder, gate: Gate, sender: ClaimSender
 ) -> None:
-    """It may be older than the claim that is on its way."""
-    engine.answers.clear()
     fill(gate)
     waiting = await queued(gate)
     await eventually(lambda: len(engine.calls) == 1)
-    sender.reported(None)
-    engine.answers.set()
-    await settled(engine)
-    assert engine.claims == [Claim(1, urgent=True)]
-    sender.reported(None)  # the next one does
+    more = await queued(gate)
     await eventually(lambda: len(engine.calls) == 2)
-    await cancel(waiting)
+    sender.reported(Claim(1, urgent=True), 1)
+    await settled(engine)
+    assert engine.claims == [Claim(1, urgent=True), Claim(1, urgent=True, more=1)]
+    sender.reported(None, 2)
+    await eventually(lambda: len(engine.calls) == 3)
+    assert engine.claims[2] == Claim(1, urgent=True, more=1)
+    await cancel(waiting, more)
+
+
+async def test_slots_for_which_nothing_waits_are_given_back(
+    engine: Recorder, gate: Gate, sender: ClaimSender
+) -> None:
+    fill(gate)
+    waiting = await queued(gate)
+    await eventually(lambda: len(engine.calls) == 1)
+    gate.engine_reports(report(SLOTS, sidecars=2))
+    gate.offered(3, 1)
+    assert (await lease_of(waiting)).cost == 1
+    await eventually(lambda: len(engine.bodies) == 2)
+    assert engine.bodies[1] == ClaimCall(None, taken=1, unused=2, number=2)
+
+
+async def test_slots_of_a_request_that_left_before_it_was_sent_are_given_back(
+    engine: Recorder, gate: Gate, sender: ClaimSender
+) -> None:
+    fill(gate)
+    waiting = await queued(gate, interactive(2))
+    await eventually(lambda: len(engine.calls) == 1)
+    gate.engine_reports(report(SLOTS, sidecars=2))
+    gate.offered(2, 1)
+    gate.release((await lease_of(waiting)).id, served=False, sent=False)
+    await eventually(lambda: sum(body.unused for body in engine.bodies) == 2)
 
 
 @pytest.mark.parametrize("status", [404, 409, 500])
@@ -253,10 +279,3 @@ async def test_offer_is_taken_by_the_request_that_waits(
     gate.offered(2, 1)
     assert (await lease_of(waiting)).cost == 2
     await eventually(lambda: engine.claims[-1] is None)
-
-
-def test_body_of_a_claim_is_what_the_engine_parses() -> None:
-    for claim in (None, Claim(3, urgent=True), Claim(1, urgent=False)):
-        body = claim_body(claim)
-        assert set(json.loads(body)) == {"cost", "urgent", "taken"}
-        assert parse_claim(body, SLOTS) == (claim, 0)

@@ -1,4 +1,4 @@
-"""A request is dispatched under an offer while others claim slots, or after a rejection."""
+"""What has to wait beside other sidecars is dispatched under an offer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.orch_sidecar.admission.examples import (
     queue,
     report,
 )
-from vllm_plugin.lease_protocol import OFFER_S, Claim
+from vllm_plugin.lease_protocol import Claim
 
 SLOTS = 4
 
@@ -28,39 +28,65 @@ def offers() -> SlotOffers:
     return made
 
 
-def test_offer_is_for_requests_of_its_cost_and_for_its_time(offers: SlotOffers) -> None:
-    assert offers.block(1, 10.0)
-    offers.offer(2, 1, 10.0)
-    assert not offers.block(1, 10.0)
-    assert not offers.block(2, 10.0)
-    assert offers.block(3, 10.0)
-    assert not offers.block(2, 10.0 + OFFER_S * 0.99)
-    assert offers.block(2, 10.0 + OFFER_S)
+def test_request_waits_for_an_offer_of_its_slots(offers: SlotOffers) -> None:
+    assert offers.block(1, queued=False)
+    offers.offer(2, 1)
+    assert not offers.block(1, queued=False)
+    assert not offers.block(2, queued=True)
+    assert offers.block(3, queued=True)
 
 
-def test_offer_is_used_once(offers: SlotOffers) -> None:
-    offers.offer(2, 1, 10.0)
-    offers.granted()
-    assert offers.block(1, 10.0)
+def test_requests_use_up_an_offer(offers: SlotOffers) -> None:
+    offers.offer(3, 1)
+    assert offers.granted(2)
+    assert not offers.block(1, queued=True)
+    assert offers.block(2, queued=True)
+    assert offers.granted(1)
+    assert offers.block(1, queued=True)
+    assert not offers.granted(1), "it took a slot that was seen free"
+    assert offers.taken == 1
 
 
-def test_later_offer_replaces_an_earlier_one(offers: SlotOffers) -> None:
-    offers.offer(3, 1, 10.0)
-    offers.offer(1, 1, 10.05)
-    assert offers.block(3, 10.06)
-    assert not offers.block(1, 10.06 + OFFER_S / 2)
+def test_rest_of_an_offer_is_given_back_and_so_are_slots_of_requests_that_are_not_sent(
+    offers: SlotOffers,
+) -> None:
+    offers.offer(3, 1)
+    offers.granted(1)
+    offers.settle()
+    assert offers.block(1, queued=True)
+    offers.give_back(1)
+    assert offers.unused == 3
+    assert (offers.take_unused(), offers.unused) == (3, 0)
 
 
-def test_rejection_ends_the_offer_and_lasts_until_an_offer_is_taken(offers: SlotOffers) -> None:
-    offers.offer(1, 1, 10.0)
+def test_rejection_lasts_until_a_request_is_dispatched_under_an_offer(offers: SlotOffers) -> None:
     offers.reject()
     assert offers.rejected
-    assert offers.block(1, 10.0)
-    offers.granted()
+    offers.granted(1)
     assert offers.rejected, "there was no offer"
-    offers.offer(1, 1, 10.0)
-    offers.granted()
+    offers.offer(1, 1)
+    offers.granted(1)
     assert not offers.rejected
+
+
+@pytest.mark.parametrize(
+    ("sidecars", "contended", "unheard", "queued", "waits"),
+    [
+        (1, False, False, True, False),
+        (2, False, False, False, False),
+        (2, False, False, True, True),
+        (2, False, True, True, False),
+        (2, True, False, False, True),
+        (2, True, True, True, True),
+    ],
+)
+def test_what_has_to_wait_needs_an_offer_beside_others(
+    sidecars: int, contended: bool, unheard: bool, queued: bool, waits: bool
+) -> None:
+    offers = SlotOffers()
+    offers.reported(report(SLOTS, sidecars=sidecars, contended=contended))
+    offers.unheard = unheard
+    assert offers.block(1, queued=queued) is waits
 
 
 def test_rejections_are_counted() -> None:
@@ -68,20 +94,20 @@ def test_rejections_are_counted() -> None:
     for _ in range(3):
         offers.reject()
     offers.begin_epoch()
-    offers.settle()
+    offers.withdraw()
     assert offers.rejections == 3
 
 
-def test_rejection_is_settled_when_nothing_waits_and_when_the_engine_restarts() -> None:
+def test_rejection_ends_when_nothing_waits_and_when_the_engine_restarts() -> None:
     offers = SlotOffers()
     offers.reject()
-    offers.settle()
+    offers.withdraw()
     assert not offers.rejected
     offers.reject()
-    offers.offer(1, 1, 10.0)
+    offers.give_back(1)
     offers.begin_epoch()
     assert not offers.rejected
-    assert offers.block(1, 10.0), "its offers ended with the engine"
+    assert (offers.left, offers.taken, offers.unused) == (0, 0, 0), "they ended with the engine"
 
 
 def test_engine_knows_what_waits_only_where_that_concerns_others() -> None:
@@ -109,24 +135,27 @@ def test_request_waits_for_an_offer_although_slots_are_free_while_others_claim_t
     core = core_of(SLOTS, sidecars=2, contended=True)
     queue(core, interactive(2), "a", "b")
     assert core.blocked_by is BlockedBy.SLOT
+    assert core.order.claim == Claim(2, urgent=True, more=2)
+    core.constraints.offers.offer(3, 1)
+    assert granted(core.dispatch(1.0)) == ["a"], "it has no slots for two"
     assert core.order.claim == Claim(2, urgent=True)
-    core.constraints.offers.offer(2, 1, 1.0)
-    assert granted(core.dispatch(1.0)) == ["a"], "an offer is for one request"
-    assert core.order.claim == Claim(2, urgent=True)
+    core.constraints.offers.settle()
+    assert core.constraints.offers.unused == 1
 
 
 def test_offer_that_is_too_small_dispatches_nothing() -> None:
     core = core_of(SLOTS, sidecars=2, contended=True)
     queue(core, interactive(3), "large")
     queue(core, interactive(1), "small", at=0.1)
-    core.constraints.offers.offer(1, 1, 1.0)
+    core.constraints.offers.offer(1, 1)
     assert granted(core.dispatch(1.0)) == [], "none overtakes the head of the queue"
 
 
-def test_request_waits_no_longer_when_others_claim_nothing() -> None:
+def test_request_waits_no_longer_when_there_are_no_others() -> None:
     core = core_of(SLOTS, sidecars=2, contended=True)
     queue(core, interactive(), "a", "b")
-    assert granted(core.engine_reports(report(SLOTS, sidecars=2), 1.0)) == ["a", "b"]
+    assert granted(core.engine_reports(report(SLOTS, sidecars=2), 1.0)) == []
+    assert granted(core.engine_reports(report(SLOTS), 2.0)) == ["a", "b"]
 
 
 def test_rejected_request_waits_for_an_offer_before_all_others() -> None:
@@ -137,9 +166,10 @@ def test_rejected_request_waits_for_an_offer_before_all_others() -> None:
     assert granted(core.release("sent", 1.0, served=False)) == []
     core.requeue("again", interactive(), 0.0, 1.0)
     assert core.dispatch(1.0) == []
-    assert core.order.claim == Claim(1, urgent=True)
-    core.constraints.offers.offer(1, 1, 1.1)
+    assert core.order.claim == Claim(1, urgent=True, more=SLOTS)
+    core.constraints.offers.offer(1, 1)
     assert granted(core.dispatch(1.1)) == ["again"]
+    core.constraints.offers.settle()
     assert granted(core.release("again", 2.0)) == ["behind"], "and then as alone"
 
 
@@ -148,7 +178,7 @@ def test_offer_gives_no_slots_beyond_those_of_the_engine(offered: bool) -> None:
     core = core_of(SLOTS, sidecars=2, contended=True, foreign=SLOTS - 1)
     queue(core, interactive(2), "a")
     if offered:
-        core.constraints.offers.offer(2, 1, 1.0)
+        core.constraints.offers.offer(2, 1)
     assert granted(core.dispatch(1.0)) == []
 
 

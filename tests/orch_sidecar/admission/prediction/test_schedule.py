@@ -65,3 +65,11 @@ def test_starts_are_never_negative_and_grow_with_the_position(
         assert len(schedule) == len(free)
     assert starts == sorted(starts)
     assert all(start >= 0 for start in starts)
+
+
+def test_share_of_the_slots_is_spread_over_the_times_at_which_they_come_free() -> None:
+    schedule = Schedule([4.0, 1.0, 3.0, 2.0])
+    half = schedule.part(0.5)
+    assert [half.place(1, 10.0) for _ in range(3)] == [2.0, 4.0, 12.0]
+    assert [schedule.part(share).start(1) for share in (1.0, 0.75, 0.25)] == [1.0, 2.0, 4.0]
+    assert schedule.part(0.2).start(1) is None, "none is known to come"

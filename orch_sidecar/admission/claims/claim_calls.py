@@ -1,0 +1,62 @@
+"""Decides when the engine has to be called about what is claimed of its slots, and with what.
+
+Pure. Calls are numbered. The engine reports what it has recorded, less what it has offered since,
+and of which call; it is called again if that differs from what is claimed: not for every request
+that joins a long queue, while more is recorded than the engine has slots. Slots that
+are given back are named in one call: the engine frees those of a call that was lost a moment later.
+"""
+
+from __future__ import annotations
+
+from orch_sidecar.admission.claims.engine_claims import EngineClaims
+from orch_sidecar.admission.constraints.slot_offers import SlotOffers
+from orch_sidecar.admission.ledger import Ledger
+from vllm_plugin.lease_protocol import Claim, ClaimCall
+
+
+class ClaimCalls:
+    """The calls to one engine, of which one is under way at a time."""
+
+    def __init__(self, claims: EngineClaims, offers: SlotOffers, ledger: Ledger) -> None:
+        self._claims = claims
+        self._offers = offers
+        self._ledger = ledger
+        self._recorded: Claim | None = None  # by the engine, as far as is known
+        self._before: Claim | None = None  # the last call
+        self._number = 0  # of the last call
+
+    def reported(self, claim: Claim | None, number: int) -> bool:
+        """The engine reports what it has recorded, and the call that it has got last; 0: none since
+        the stream was opened. Returns whether it has to be called."""
+        if 0 < number < self._number:
+            return False  # the last call has not arrived yet
+        self._recorded = claim
+        return not self._suffices(self._claims.current)
+
+    def next(self, *, again: bool) -> ClaimCall | None:
+        """The call that is to be made now; None: none. `again`: a claim that stands is repeated."""
+        claim, offers = self._claims.current, self._offers
+        if claim is None:
+            offers.withdraw()
+        unused = offers.take_unused()
+        if not unused and self._suffices(claim) and not (again and claim is not None):
+            return None
+        self._number += 1
+        self._before, self._recorded = self._recorded, claim
+        return ClaimCall(claim, offers.taken, unused, self._number)
+
+    def answered(self, *, taken: bool) -> None:
+        """The call was answered. `taken`: the engine has recorded it; else it may not have."""
+        self._offers.unheard = not taken
+        if not taken:
+            self._recorded = self._before
+
+    def _suffices(self, claim: Claim | None) -> bool:
+        """Whether the engine need not know better what is claimed."""
+        recorded = self._recorded
+        if claim is None or recorded is None:
+            return claim is recorded
+        if (claim.cost, claim.urgent) != (recorded.cost, recorded.urgent):
+            return False
+        least = min(claim.slots, self._ledger.slots_total + 1)
+        return least <= recorded.slots <= claim.slots

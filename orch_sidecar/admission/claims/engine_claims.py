@@ -1,0 +1,82 @@
+"""Claims an engine's slots for what waits, and dispatches what waits under the engine's offers.
+
+Pure: times are seconds of a monotonic clock. Those that wait are this sidecar's queued requests,
+and its parents (`parent_claims`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from orch_sidecar.admission.claims.parent_claims import ParentClaims
+from orch_sidecar.admission.controller import AdmissionController
+from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
+from orch_sidecar.api.refusal import Refusal
+from vllm_plugin.lease_protocol import Claim, ClaimCall
+
+
+class EngineClaims:
+    """What is claimed of one engine, and offered by it."""
+
+    def __init__(self, controller: AdmissionController, instance: str) -> None:
+        """`instance`: of this sidecar at this engine."""
+        self.parents = ParentClaims(instance)
+        # Called when `current` has changed, or slots are to be given back.
+        self.on_change: Callable[[], None] | None = None
+        # Called with the parents for which there are offers.
+        self.on_parent_offers: Callable[[Collection[str]], None] | None = None
+        self._controller = controller
+        self.offers = controller.constraints.offers
+        self._reported: Claim | None = None  # at the last call of `on_change`
+
+    @property
+    def own(self) -> Claim | None:
+        """What is claimed for requests that are queued here."""
+        return self._controller.order.claim if self._controller.queues.depth else None
+
+    @property
+    def current(self) -> Claim | None:
+        """What is claimed for all that wait, while the engine has to know."""
+        if not self.offers.shared or self._controller.unavailable is not None:
+            return None
+        return self.parents.total(self.own, self._controller.ledger.slots_total)
+
+    def update(self) -> None:
+        """Reports what has changed. To be called after each change of the admission."""
+        offers = self.offers
+        if self.on_change is None or not (
+            offers.sidecars > 1 or offers.rejected or offers.unused or self._reported is not None
+        ):
+            return
+        before, self._reported = self._reported, self.current
+        if self._reported != before or offers.unused:
+            self.on_change()
+
+    def offered(self, slots: int, number: int, now: float) -> list[Decision]:
+        """The engine has booked so many slots: gives back those for which nothing waits."""
+        offers, own = self.offers, self.parents.divide(slots, self.own, now)
+        offers.offer(own, number)
+        decisions = self._controller.dispatch(now)
+        offers.settle()
+        if self.on_parent_offers is not None and (parents := self.parents.offered()):
+            self.on_parent_offers(parents)
+        return decisions
+
+    def claimed(self, instance: str, call: ClaimCall, now: float) -> bool:
+        """A parent claims slots. False: it does not read the state."""
+        if not self.parents.books.reads(instance):
+            return False
+        self.offers.give_back(self.parents.claimed(instance, call, now))
+        self.update()
+        return True
+
+    def arrive(
+        self, ticket: str, request: AdmissionRequest, now: float
+    ) -> Lease | Refusal | Queued:
+        """Decides about a new request of a parent, under an offer if one was passed on to it."""
+        if not self.parents.takes(request.parent, request.cost, now):
+            return self._controller.arrive(ticket, request, now)
+        self.offers.offer(request.cost, self.offers.taken)
+        outcome = self._controller.arrive(ticket, request, now)
+        self.offers.settle()
+        return outcome

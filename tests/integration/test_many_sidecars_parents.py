@@ -1,0 +1,180 @@
+"""A parent above sidecars that share their engine with others gets its share of the slots."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.backlogs import (
+    BULK,
+    Numbers,
+    Recording,
+    answered,
+    backlog,
+    claim,
+    instance,
+)
+from tests.integration.client import Client
+from tests.integration.held import Held, started
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.tiers import above, tier
+from vllm_plugin.lease_protocol import Claim
+
+
+@pytest.fixture
+def recording(engine: ScriptedEngine) -> Recording:
+    return Recording(engine, takes_s=0.02)
+
+
+async def knows(count: int, *sidecars: Running) -> None:
+    """Waits until each pool of these sidecars knows how many share the engine."""
+    await eventually(
+        lambda: all(
+            pool.gate.offers.sidecars == count for each in sidecars for pool in each.sidecar.pools
+        )
+    )
+
+
+async def calm(engine: ScriptedEngine, *sidecars: Running) -> None:
+    """Returns when nothing is left anywhere, and nothing was granted beyond the slots."""
+    for each in sidecars:
+        await each.idle()
+    await eventually(lambda: not engine.present and not engine.engine_state.claims.waiting)
+    assert engine.peak == engine.slots
+
+
+def share(recording: Recording, *sidecars: Running) -> float:
+    """Of the requests that entered while all had some queued, the part that came by these."""
+    begun = recording.entered[: len(recording.entered) // 2]
+    return sum(begun.count(instance(each)) for each in sidecars) / len(begun)
+
+
+async def test_parent_and_direct_sidecar_get_equal_shares(
+    engine: ScriptedEngine, start: Start, recording: Recording
+) -> None:
+    direct, child, numbers = await start(), await start(), Numbers()
+    parent = await above(start, child)
+    await knows(2, direct, child, parent)
+    recording.flows.clear()
+    clients = await backlog(direct, numbers.next(60))
+    await eventually(lambda: engine.present == engine.slots)
+    clients |= await backlog(parent, numbers.next(60))
+    await eventually(lambda: claim(engine, child) is not None)
+    recording.flows.set()
+    await answered(clients)
+    assert set(recording.answered.values()) == {1}
+    assert 0.35 < share(recording, child) < 0.65
+    await calm(engine, direct, child, parent)
+
+
+async def test_parent_of_two_children_beside_a_direct_sidecar(
+    engine: ScriptedEngine, start: Start, recording: Recording
+) -> None:
+    """To the engine there are three, each of which gets a third."""
+    direct, *children = [await start() for _ in range(3)]
+    numbers = Numbers()
+    parent = await start(
+        pools=[tier(each, f"child-{number}") for number, each in enumerate(children)]
+    )
+    await knows(3, direct, *children, parent)
+    recording.flows.clear()
+    clients = await backlog(direct, numbers.next(60))
+    await eventually(lambda: engine.present == engine.slots)
+    clients |= await backlog(parent, numbers.next(120))
+    await eventually(lambda: all(claim(engine, each) for each in children))
+    recording.flows.set()
+    await answered(clients)
+    assert set(recording.answered.values()) == {1}
+    assert 0.5 < share(recording, *children) < 0.8
+    await calm(engine, direct, *children, parent)
+
+
+async def test_child_divides_its_share_between_its_parent_and_its_own_clients(
+    engine: ScriptedEngine, start: Start, recording: Recording
+) -> None:
+    direct, child, numbers = await start(), await start(), Numbers()
+    parent = await above(start, child)
+    await knows(2, direct, child, parent)
+    recording.flows.clear()
+    clients = await backlog(direct, numbers.next(80))
+    await eventually(lambda: engine.present == engine.slots)
+    own, theirs = numbers.next(40), numbers.next(40)
+    clients |= await backlog(child, own)
+    clients |= await backlog(parent, theirs)
+    await eventually(lambda: (claim(engine, child) or Claim(1, urgent=True)).slots == engine.slots)
+    recording.flows.set()
+    await answered(clients)
+    assert 0.35 < share(recording, child) < 0.65
+    begun = [request.json()["seed"] for request in engine.generating]
+    begun = begun[: len(begun) // 2]
+    of_child = [seed for seed in begun if seed in own or seed in theirs]
+    assert 0.3 < sum(seed in theirs for seed in of_child) / len(of_child) < 0.7
+    await calm(engine, direct, child, parent)
+
+
+async def test_interactive_request_of_a_parent_goes_before_the_bulk_work_of_others(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    direct, child = await start(), await start()
+    parent = await above(start, child)
+    await knows(2, direct, child, parent)
+    clients: list[Client] = [await started(direct, seed=0, n=4)]
+    await eventually(lambda: len(held.waiting) == 1)
+    clients.append(await started(direct, seed=1, headers=BULK, n=4))
+    await eventually(lambda: claim(engine, direct) == Claim(4, urgent=False))
+    clients.append(await started(parent, seed=2))
+    await eventually(lambda: claim(engine, child) == Claim(1, urgent=True))
+    for _ in clients:
+        await eventually(lambda: held.waiting)
+        held.release()
+    assert [(await each.response()).status for each in clients] == [200] * 3
+    entered = [request.json()["seed"] for request in engine.generating]
+    assert entered == [0, 2, 1]
+
+
+async def test_claim_of_a_parent_ends_when_it_has_nothing_queued_any_longer(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    direct, child = await start(), await start()
+    parent = await above(start, child)
+    await knows(2, direct, child, parent)
+    busy = await started(direct, seed=0, n=4)
+    await eventually(lambda: len(held.waiting) == 1)
+    late = await started(parent, seed=1, n=2)
+    await eventually(lambda: claim(engine, child) == Claim(2, urgent=True))
+    await late.close()
+    await eventually(lambda: claim(engine, child) is None)
+    late = await started(parent, seed=2)
+    await eventually(lambda: claim(engine, child) == Claim(1, urgent=True))
+    await parent.stop()
+    await eventually(lambda: claim(engine, child) is None)
+    held.release()
+    assert (await busy.response()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        (b'{"cost": 9, "urgent": true}', 400, "cost is 9: it must be an integer from 0 to 4"),
+        (b'{"cost": 1, "urgent": true}', 409, "must read the state stream"),
+    ],
+)
+async def test_claim_that_is_invalid_or_of_nobody_who_reads_the_state_is_refused(
+    engine: ScriptedEngine, start: Start, body: bytes, status: int, text: str
+) -> None:
+    child = await start()
+    client = await child.client()
+    response = await client.request("PUT", "/v1/capabilities/claims/" + "e" * 16, body)
+    assert response.status == status
+    assert text in response.error["message"]
+
+
+async def test_parent_of_a_sidecar_that_has_the_engine_alone_claims_nothing(
+    engine: ScriptedEngine, start: Start, recording: Recording
+) -> None:
+    child, numbers = await start(), Numbers()
+    parent = await above(start, child)
+    await answered(await backlog(parent, numbers.next(40)))
+    assert engine.claimed.total() == 0
+    assert child.pool.claims.parents.books.number_of(instance(parent)) == 0
+    await calm(engine, child, parent)

@@ -1,0 +1,112 @@
+"""When the engine is called about what is claimed of its slots, and with what."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_sidecar.admission.claims.claim_calls import ClaimCalls
+from orch_sidecar.admission.claims.engine_claims import EngineClaims
+from orch_sidecar.admission.controller import AdmissionController
+from tests.orch_sidecar.admission.examples import core_of, interactive, queue
+from vllm_plugin.lease_protocol import Claim, ClaimCall
+
+SLOTS = 8
+
+
+@pytest.fixture
+def core() -> AdmissionController:
+    """Another sidecar has all slots."""
+    return core_of(SLOTS, foreign=SLOTS, sidecars=2)
+
+
+@pytest.fixture
+def calls(core: AdmissionController) -> ClaimCalls:
+    claims = EngineClaims(core, "1" * 16)
+    return ClaimCalls(claims, core.constraints.offers, core.ledger)
+
+
+def claimed(slots: int) -> Claim:
+    return Claim(1, urgent=True, more=slots - 1)
+
+
+def test_calls_are_numbered_and_one_that_suffices_is_not_repeated(
+    core: AdmissionController, calls: ClaimCalls
+) -> None:
+    assert calls.next(again=True) is None
+    queue(core, interactive(), "a")
+    assert calls.next(again=False) == ClaimCall(claimed(1), number=1)
+    assert calls.next(again=False) is None
+    assert calls.next(again=True) == ClaimCall(claimed(1), number=2)
+    core.leave("a", 0.0)
+    assert calls.next(again=False) == ClaimCall(None, number=3)
+    assert calls.next(again=True) is None
+
+
+def test_long_queue_is_claimed_again_when_less_than_all_slots_are_left_to_offer(
+    core: AdmissionController, calls: ClaimCalls
+) -> None:
+    queue(core, interactive(), *(str(number) for number in range(16)))
+    assert calls.next(again=False) == ClaimCall(claimed(16), number=1)
+    assert not calls.reported(claimed(15), 1)
+    assert not calls.reported(claimed(9), 1)
+    assert calls.next(again=False) is None
+    assert calls.reported(claimed(8), 1)
+    assert calls.next(again=False) == ClaimCall(claimed(16), number=2)
+
+
+def test_more_is_never_claimed_than_waits(core: AdmissionController, calls: ClaimCalls) -> None:
+    """What is offered in vain is missing elsewhere."""
+    queue(core, interactive(), *"abcdef")
+    calls.next(again=False)
+    core.leave("f", 0.0)
+    assert calls.next(again=False) == ClaimCall(claimed(5), number=2)
+
+
+def test_report_of_a_call_before_the_last_one_does_not_count(
+    core: AdmissionController, calls: ClaimCalls
+) -> None:
+    queue(core, interactive(), "a")
+    calls.next(again=False)
+    queue(core, interactive(), "b")
+    calls.next(again=False)
+    assert not calls.reported(claimed(1), 1)
+    assert calls.reported(claimed(1), 2)
+    assert calls.next(again=False) == ClaimCall(claimed(2), number=3)
+
+
+def test_stream_that_was_opened_again_knows_no_call(
+    core: AdmissionController, calls: ClaimCalls
+) -> None:
+    queue(core, interactive(), "a")
+    calls.next(again=False)
+    assert calls.reported(None, 0)
+
+
+def test_call_that_was_not_taken_is_repeated_if_it_is_still_claimed(
+    core: AdmissionController, calls: ClaimCalls
+) -> None:
+    queue(core, interactive(), "a")
+    calls.next(again=False)
+    calls.answered(taken=False)
+    assert core.constraints.offers.unheard
+    assert calls.next(again=False) == ClaimCall(claimed(1), number=2)
+    calls.answered(taken=False)
+    core.leave("a", 0.0)
+    assert calls.next(again=False) is None, "the engine has recorded none"
+
+
+def test_unused_slots_are_given_back_once(core: AdmissionController, calls: ClaimCalls) -> None:
+    offers = core.constraints.offers
+    offers.offer(3, 7)
+    offers.settle()
+    assert calls.next(again=False) == ClaimCall(None, taken=7, unused=3, number=1)
+    calls.answered(taken=False)
+    assert calls.next(again=False) is None, "the engine frees them by itself"
+
+
+def test_rejection_is_over_when_nothing_is_claimed(
+    core: AdmissionController, calls: ClaimCalls
+) -> None:
+    core.constraints.offers.reject()
+    calls.next(again=False)
+    assert not core.constraints.offers.rejected
