@@ -3,11 +3,11 @@
 Pure: times are seconds of the caller's clock. A sidecar that has requests queued for want of slots
 claims them: those of the request that is next by its own policy, and how many more the ones behind
 it could take. A request enters the engine if its slots are free and no claim that goes before it
-would be delayed. Slots that come free are offered request by request to the claim that is first, and
-gather until they suffice for it: urgent claims first (for interactive requests, and for bulk work
-that is owed slots), then by start-time fair queueing: each grant moves its sidecar's next start back
-by its slots, so that sidecars whose requests end at the same time, or need different numbers of
-slots, get equal shares of them; of equal starts the oldest is first.
+would be delayed. Slots that come free are offered request by request to the claim that is first,
+and gather until they suffice for it: urgent claims first (for interactive requests, and for bulk
+work that is owed slots), then by start-time fair queueing: each grant moves its sidecar's next
+start back by its slots, so that sidecars whose requests end at the same time, or need different
+numbers of slots, get equal shares of them; of equal starts the oldest is first.
 
 All that a sidecar is offered at one time is one numbered offer. Its slots are booked for OFFER_S;
 requests of the sidecar use them up, whichever they are. The sidecar takes an offer, or gives slots

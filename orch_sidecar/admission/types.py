@@ -177,8 +177,9 @@ class Lease:
     `granted_at`: seconds of the caller's clock. `kv`: what was committed for it in the KV cache.
     `closing`: the response was cut short, and the engine has yet to confirm the end. `charge`:
     tokens that its key was charged in advance. `reclaimed`: it ends for another request, and its
-    key pays nothing for it. `offered`: the engine had booked its slots. `read_from`, `read_to`: prompt tokens that the engine had read when it
-    was granted, and will have read with its own (`prediction.prompts`).
+    key pays nothing for it. `offered`: the engine had booked its slots. `read_from`, `read_to`:
+    prompt tokens that the engine had read when it was granted, and will have read with its own
+    (`prediction.prompts`).
     """
 
     id: str

@@ -150,7 +150,8 @@ class StateFeed:
             return [*events, (STATE, state | {"leases": sorted(self._leases.of(instance))})]
         change = {key: value for key, value in state.items() if sent.get(key) != value}
         if beat:
-            events.append((HEARTBEAT, change | claims))
+            # As an engine's, which repeats what its reader claims.
+            events.append((HEARTBEAT, change | claims if claims["sidecars"] > 1 else change))
         elif change:
             events.append((CHANGE, change))
         return events + [(OFFER, {"cost": offer.slots, "number": offer.number}) for offer in offers]

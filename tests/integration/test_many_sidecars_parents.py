@@ -101,7 +101,9 @@ async def test_child_divides_its_share_between_its_parent_and_its_own_clients(
     own, theirs = numbers.next(40), numbers.next(40)
     clients |= await backlog(child, own)
     clients |= await backlog(parent, theirs)
-    await eventually(lambda: (claim(engine, child) or Claim(1, urgent=True)).slots == engine.slots)
+    await eventually(
+        lambda: (claim(engine, child) or Claim(1, urgent=True)).slots == 2 * engine.slots
+    )
     recording.flows.set()
     await answered(clients)
     assert 0.35 < share(recording, child) < 0.65

@@ -3,8 +3,8 @@
 Pure: times are seconds of a monotonic clock. To a parent, this sidecar looks like an engine. Where
 the engine is shared with other sidecars, it claims for its parents, too: its claim is the sum of
 theirs and of its own, and what it is offered is divided by the rules of the engine itself
-(`SlotClaims`), as if its own queue were that of another sidecar. Slots for a parent stay booked, here
-and at the engine, until its request comes.
+(`SlotClaims`), as if its own queue were that of another sidecar. Slots for a parent stay booked,
+here and at the engine, until its request comes.
 """
 
 from __future__ import annotations

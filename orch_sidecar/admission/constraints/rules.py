@@ -14,9 +14,9 @@ Pure: times are seconds of a monotonic clock. The constraints, in the order of t
 - slot: the engine offers the slots, where other sidecars want them, too (`slot_offers`). Last, so
   that none is booked for a request that waits for something else.
 
-Others' interactive sequences count as this sidecar's own for the batch. A sidecar may have its equal
-share of that in any case, so that none is kept out by others which refill their places first: until
-these have ended, there are too many.
+Others' interactive sequences count as this sidecar's own for the batch. A sidecar may have its
+equal share of that in any case, so that none is kept out by others which refill their places first:
+until these have ended, there are too many.
 
 A request that is alone in the engine is never blocked by batch, reserve or KV: waiting would not
 help. A bulk request that is due (it is owed slots, or was delayed for as long as it may be) is

@@ -1,10 +1,11 @@
 """Follows what an engine grants, where other sidecars want its slots, too.
 
 Pure. The engine itself keeps the count of its slots: it rejects a request for which it has none,
-keeps a claim for it, and offers slots as they come free. Alone at an engine, a sidecar knows what is
-free and waits for no offers. Beside others, whatever has to wait claims its slots and is dispatched
-only under an offer: else all that wait would be sent into the same slot, as soon as it is seen free.
-A request that arrives while nothing waits, here or elsewhere, takes slots that are seen free.
+keeps a claim for it, and offers slots as they come free. Alone at an engine, a sidecar knows what
+is free and waits for no offers. Beside others, whatever has to wait claims its slots and is
+dispatched only under an offer: else all that wait would be sent into the same slot, as soon as it
+is seen free. A request that arrives while nothing waits, here or elsewhere, takes slots that are
+seen free.
 
 An offer is taken as soon as it is heard of. What is left of it then is given back at once: others
 wait for it.

@@ -181,10 +181,9 @@ def test_slow_network_costs_several_sidecars_no_more_than_one(sidecars: int) -> 
         now = [(each.answered, each.rejected) for each in cluster.sidecars]
         answered = [each - was for (each, _), (was, _) in zip(now, before, strict=True)]
         assert max(answered) <= 1.1 * min(answered), answered
-        assert now[0][1] + now[-1][1] == before[0][1] + before[-1][1], "none is rejected"
+        assert [each for _, each in now] == [each for _, each in before], "none is rejected"
         assert cluster.peak == 256
         served.append(sum(answered))
-    print(served)
     assert served[1] > 0.97 * served[0], served
 
 
