@@ -155,8 +155,6 @@ class EngineState:
                     subscriber.wake()
         self._slots_changed()
 
-    # Slots that come free
-
     def claim(self, instance: str, call: ClaimCall) -> bool:
         """Takes a sidecar's call. False: it does not read the state, and can be offered nothing."""
         if not self.claims.reads(instance):
@@ -228,10 +226,11 @@ class EngineState:
 
     def claim_fields(self, instance: str | None) -> State:
         """Returns what a sidecar claims, as the engine knows it, and from which of its calls."""
-        claim = self.claims.of(instance)
+        claims, claim = self.claims, self.claims.of(instance)
         return {
             "claim": None if claim is None else claim._asdict(),
-            "claimed": self.claims.number_of(instance),
+            "waits": claims.waits(instance),
+            "claimed": claims.number_of(instance),
         }
 
     def heartbeat_fields(self, now_s: float | None = None) -> State:

@@ -95,12 +95,14 @@ class Claim(NamedTuple):
 class ClaimCall(NamedTuple):
     """A call of a sidecar: what it claims beyond the offers up to number `taken`, the last that it
     has heard of, and how many slots of these it gives back. `number`: later calls have higher ones;
-    0: a sidecar of API version 1.1."""
+    0: a sidecar of API version 1.1. `waits`: more is queued than it claims, for some other reason.
+    """
 
     claim: Claim | None
     taken: int = 0
     unused: int = 0
     number: int = 0
+    waits: bool = False
 
 
 class LeaseId(NamedTuple):
@@ -133,7 +135,7 @@ def require_lease(text: str) -> None:
 
 def parse_claim(body: bytes, slots_total: int) -> ClaimCall:
     """Parses the body of a ClaimCall: a JSON object of "cost" (0: it claims nothing) and "urgent",
-    and with 0 where they are missing "more", "taken", "unused" and "number".
+    and with 0 and false where they are missing "more", "taken", "unused", "number" and "waits".
 
     Raises ValueError, whose text names the value and the rule.
     """
@@ -150,17 +152,19 @@ def parse_claim(body: bytes, slots_total: int) -> ClaimCall:
         if type(value) is not int or not 0 <= value <= most.get(name, value):
             rule = f"from 0 to {most[name]}" if name in most else "from 0"
             raise ValueError(f"{name} is {value!r:.80}: it must be an integer {rule}")
-    urgent, cost = given.get("urgent"), numbers.pop("cost")
-    if type(urgent) is not bool:
-        raise ValueError(f"urgent is {urgent!r:.80}: it must be true or false")
-    more = numbers.pop("more")
-    return ClaimCall(Claim(cost, urgent, more) if cost else None, **numbers)
+    urgent, waits = given.get("urgent"), given.get("waits", False)
+    for name, value in (("urgent", urgent), ("waits", waits)):
+        if type(value) is not bool:
+            raise ValueError(f"{name} is {value!r:.80}: it must be true or false")
+    cost, more = numbers.pop("cost"), numbers.pop("more")
+    return ClaimCall(Claim(cost, urgent, more) if cost else None, **numbers, waits=waits)
 
 
 def claim_body(call: ClaimCall) -> bytes:
     """Encodes a call."""
     claim = call.claim or Claim(0, False)
-    fields = {"taken": call.taken, "unused": call.unused, "number": call.number}
+    fields = call._asdict()
+    del fields["claim"]
     return json.dumps(claim._asdict() | fields).encode()
 
 

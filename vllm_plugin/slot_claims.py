@@ -48,6 +48,7 @@ class _Sidecar:
     start: int = 0  # of its next grant, in sequences granted: the lowest is next
     age: int = 0  # of its claim, or of the last grant under it: the older, the lower
     number: int = 0  # of its last call
+    waits: bool = False  # for something else than slots
     offers: deque[Offer] = field(default_factory=deque)  # the oldest first
 
     @property
@@ -118,9 +119,23 @@ class SlotClaims:
         """Sequences that are booked for a sidecar that reads the state."""
         return self._sidecars[instance].booked
 
+    def waits(self, instance: str | None) -> bool:
+        """Whether requests of a sidecar wait for something else than the slots that it claims."""
+        sidecar = self._known(instance)
+        return sidecar is not None and sidecar.waits
+
+    @property
+    def any_waits(self) -> bool:
+        """Whether requests of any sidecar wait for something else than the slots it claims."""
+        return any(each.waits for each in self._sidecars.values())
+
     def contended(self, instance: str | None) -> bool:
-        """Whether other sidecars than this one claim slots."""
-        return self._claiming > (self.of(instance) is not None)
+        """Whether requests of other sidecars than this one wait, for slots or something else."""
+        return any(
+            each.waits or each.claim is not None
+            for other, each in self._sidecars.items()
+            if other != instance
+        )
 
     def offered_to_others(self, instance: str | None) -> int:
         """Sequences that are booked for other sidecars."""
@@ -133,7 +148,7 @@ class SlotClaims:
         sidecar = self._sidecars[instance]
         if 0 < call.number <= sidecar.number:
             return
-        sidecar.number = call.number
+        sidecar.number, sidecar.waits = call.number, call.waits
         self._give_back(sidecar, call.unused, call.taken)
         claim = call.claim
         coming = sum(offer.left for offer in sidecar.offers if offer.number > call.taken)
@@ -229,7 +244,7 @@ class SlotClaims:
 
     def _delays_others(self, instance: str, claim: Claim) -> bool:
         """Whether a request would overtake another sidecar's claim that goes before it."""
-        if not self.contended(instance):
+        if not self._claiming:
             return False
         sidecar = self._sidecars.get(instance)
         if sidecar is None:

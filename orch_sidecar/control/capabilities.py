@@ -24,7 +24,7 @@ from vllm_plugin.lease_protocol import API_VERSION, timestamp
 from vllm_plugin.profile import Profile
 
 # The fields of the engine's document that are for sidecars only, or replaced here.
-_NOT_FORWARDED: Final = frozenset({"leases", "message", "claim", "claimed"})
+_NOT_FORWARDED: Final = frozenset({"leases", "message", "claim", "claimed", "waits"})
 
 
 def document(

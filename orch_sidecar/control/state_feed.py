@@ -36,6 +36,7 @@ _NOT_FORWARDED: Final = frozenset(
         "contended",
         "claim",
         "claimed",
+        "waits",
         "foreign_interactive",
     }
 )
@@ -97,11 +98,12 @@ def claim_fields(claims: EngineClaims, instance: str | None) -> State:
     other parents of this sidecar."""
     books, sidecars = claims.parents.books, claims.offers.sidecars
     claim = books.of(instance)
-    others = claims.offers.contended or claims.own is not None or books.contended(instance)
+    others = claims.offers.contended or claims.queued or books.contended(instance)
     return {
         "sidecars": sidecars,
         "contended": sidecars > 1 and others,
         "claim": None if claim is None else claim._asdict(),
+        "waits": books.waits(instance),
         "claimed": books.number_of(instance),
     }
 

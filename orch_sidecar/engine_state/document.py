@@ -175,6 +175,7 @@ _FIELDS: Final[Mapping[str, _Rule]] = {
         _Rule("an object of cost, from 1, urgent, true or false, and more, from 0", _claim)
     ),
     "claimed": _count(0, _EVENTS),
+    "waits": _Rule("true or false", lambda value: isinstance(value, bool)),
     "no_slot_total": _count(0, _EVENTS),
     "running": _count(0, _SEQUENCES),
     "waiting": _count(0, _SEQUENCES),

@@ -111,10 +111,14 @@ def _positive(value: Any) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def claim_of(document: Mapping[str, Any]) -> Claim | None:
-    """Returns what the engine keeps as this sidecar's claim of slots."""
-    claim = document.get("claim")
-    return None if claim is None else Claim(claim["cost"], claim["urgent"], claim.get("more", 0))
+def claim_of(document: Mapping[str, Any]) -> tuple[Claim | None, bool, int]:
+    """Returns what the engine keeps of this sidecar's last call: what it claims, whether more
+    waits, and the number of the call."""
+    claim, waits = document.get("claim"), document.get("waits", False)
+    number = document.get("claimed", 0)
+    if claim is None:
+        return None, waits, number
+    return Claim(claim["cost"], claim["urgent"], claim.get("more", 0)), waits, number
 
 
 def decode_steps_of(document: Mapping[str, Any]) -> list[tuple[int, int, float]] | None:

@@ -49,9 +49,9 @@ class ClaimSender:
         self._changed = asyncio.Event()
         gate.claims.on_change = self._changed.set
 
-    def reported(self, claim: Claim | None, number: int) -> None:
+    def reported(self, claim: Claim | None, waits: bool, number: int) -> None:
         """The engine reports what it has recorded, and of which call."""
-        if self._calls.reported(claim, number):
+        if self._calls.reported(claim, waits, number):
             self._changed.set()
 
     async def run(self) -> None:

@@ -55,6 +55,7 @@ EVENT_BYTES: Final = 2**20
 _ADMISSION_FIELDS: Final = report.FIELDS | {"state", "message"}
 # A stream is opened again when it should ask for changes so many times less often.
 _TOO_OFTEN: Final = 2.0
+_CLAIM_FIELDS: Final = {"claim", "waits", "claimed"}
 
 
 class EngineWatcher:
@@ -219,8 +220,8 @@ class EngineWatcher:
             self._gate.ledger.observe_peak(document["peak"], since_before=True)
         elif "peak" in data:
             self._gate.ledger.observe_peak(data["peak"])
-        if "claim" in data or "claimed" in data:
-            self.claim_sender.reported(report.claim_of(document), document.get("claimed", 0))
+        if not _CLAIM_FIELDS.isdisjoint(data):
+            self.claim_sender.reported(*report.claim_of(document))
         self._gate.notify()
         return True
 

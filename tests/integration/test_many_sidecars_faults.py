@@ -25,10 +25,10 @@ from vllm_plugin.engine_state import EngineState
 from vllm_plugin.lease_protocol import Claim, parse_lease
 from vllm_plugin.leases import Rejected
 
-# Fields of the engine's state that came with API version 1.1.
+# Fields of the engine's state that came with API versions 1.1 and 1.2.
 _NEW = (
-    "api_version", "unleased", "sidecars", "contended", "claim", "claimed", "no_slot_total",
-    "foreign_interactive",
+    "api_version", "unleased", "sidecars", "contended", "claim", "no_slot_total",
+    "claimed", "waits", "foreign_interactive",
 )  # fmt: skip
 
 

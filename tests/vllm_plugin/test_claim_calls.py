@@ -16,12 +16,12 @@ SLOTS = 3
     [
         ClaimCall(Claim(3, urgent=True), taken=7, unused=2, number=9),
         ClaimCall(Claim(1, urgent=False, more=2)),
-        ClaimCall(None, taken=7, unused=1, number=2),
+        ClaimCall(None, taken=7, unused=1, number=2, waits=True),
     ],
 )
 def test_call_is_read_as_it_was_written(call: ClaimCall) -> None:
     body = claim_body(call)
-    assert set(json.loads(body)) == {"cost", "urgent", "more", "taken", "unused", "number"}
+    assert set(json.loads(body)) == {"cost", "urgent", "more", "taken", "unused", "number", "waits"}
     assert parse_claim(body, SLOTS) == call
 
 
@@ -42,6 +42,7 @@ def test_call_of_api_version_1_1_claims_slots_for_one_request() -> None:
         (b'{"cost": true, "urgent": true}', "cost is True: it must be an integer from 0 to 3"),
         (b'{"cost": 1, "urgent": 1}', "urgent is 1: it must be true or false"),
         (b'{"cost": 1}', "urgent is None: it must be true or false"),
+        (b'{"cost": 1, "urgent": true, "waits": 0}', "waits is 0: it must be true or false"),
         (b'{"cost": 1, "urgent": true, "more": 7}', "more is 7: it must be an integer from 0 to 6"),
         (b'{"cost": 1, "urgent": true, "taken": -1}', "taken is -1: it must be an integer from 0"),
         (

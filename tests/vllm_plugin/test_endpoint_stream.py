@@ -173,14 +173,14 @@ async def test_heartbeat_is_sent_while_nothing_changes(
     call, _ = await engine.stream()
     first = await call.event()
     assert first is not None
-    assert (first[0], set(first[1])) == ("heartbeat", {"observed_at", "claim", "claimed"})
+    assert (first[0], set(first[1])) == ("heartbeat", {"observed_at", "claim", "claimed", "waits"})
     engine.engine_state.record(report(0, batch=2))  # a step, after which nothing runs
     while "steps_by_batch" not in (beat := await call.event_named("heartbeat")):
         pass
     assert beat["steps_by_batch"] == {"2": [1, 0.01]}
     assert beat["steps_total"] == 1
     assert "prefill" not in beat, "only changed fields"
-    assert set(await call.event_named("heartbeat")) == {"observed_at", "claim", "claimed"}
+    assert set(await call.event_named("heartbeat")) == {"observed_at", "claim", "claimed", "waits"}
     await engine.stop(call)
 
 
@@ -209,7 +209,7 @@ async def test_stall_and_its_end_are_each_sent_with_one_heartbeat(
     assert first["state"] == "ready"
     engine.engine_state.record(report(3, at_s=time.time() - STALLED_AFTER_S - 1))
     assert (await call.event_named("heartbeat"))["state"] == "stalled"
-    assert set(await call.event_named("heartbeat")) == {"observed_at", "claim", "claimed"}
+    assert set(await call.event_named("heartbeat")) == {"observed_at", "claim", "claimed", "waits"}
     other = engine.call("GET", "/v1/capabilities")
     await other.status()
     assert (await other.json())["engines"][0]["state"] == "stalled"

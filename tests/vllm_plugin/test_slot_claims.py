@@ -41,6 +41,18 @@ def test_request_without_a_slot_leaves_a_claim(claims: SlotClaims) -> None:
     assert claims.contended(None)
 
 
+def test_engine_is_contended_also_by_requests_that_wait_for_something_else(
+    claims: SlotClaims,
+) -> None:
+    claims.call(ONE, ClaimCall(None, number=1, waits=True))
+    assert (claims.waits(ONE), claims.waits(TWO)) == (True, False)
+    assert (claims.contended(ONE), claims.contended(TWO)) == (False, True)
+    assert not claims.waiting, "no slot is for them"
+    assert claims.enters(TWO, Claim(4, urgent=False), free=4)
+    claims.call(ONE, ClaimCall(None, number=2))
+    assert not claims.contended(TWO)
+
+
 def test_sidecar_that_does_not_read_the_state_leaves_no_claim(claims: SlotClaims) -> None:
     assert not claims.enters("4" * 16, URGENT, free=0)
     assert not claims.waiting

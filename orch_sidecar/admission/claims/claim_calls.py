@@ -21,29 +21,31 @@ class ClaimCalls:
         self._claims = claims
         self._offers = offers
         self._ledger = ledger
-        self._recorded: Claim | None = None  # by the engine, as far as is known
-        self._before: Claim | None = None  # the last call
+        # What is claimed, and whether more waits: recorded by the engine, as far as is known.
+        self._recorded: tuple[Claim | None, bool] = (None, False)
+        self._before = self._recorded  # the last call
         self._number = 0  # of the last call
 
-    def reported(self, claim: Claim | None, number: int) -> bool:
+    def reported(self, claim: Claim | None, waits: bool, number: int) -> bool:
         """The engine reports what it has recorded, and the call that it has got last; 0: none since
         the stream was opened. Returns whether it has to be called."""
         if 0 < number < self._number:
             return False  # the last call has not arrived yet
-        self._recorded = claim
-        return not self._suffices(self._claims.current)
+        self._recorded = claim, waits
+        return not self._suffices(self._claims.current, self._claims.waits)
 
     def next(self, *, again: bool) -> ClaimCall | None:
         """The call that is to be made now; None: none. `again`: a claim that stands is repeated."""
-        claim, offers = self._claims.current, self._offers
+        claim, waits, offers = self._claims.current, self._claims.waits, self._offers
         if claim is None:
             offers.withdraw()
         unused = offers.take_unused()
-        if not unused and self._suffices(claim) and not (again and claim is not None):
+        standing = claim is not None or waits
+        if not unused and self._suffices(claim, waits) and not (again and standing):
             return None
         self._number += 1
-        self._before, self._recorded = self._recorded, claim
-        return ClaimCall(claim, offers.taken, unused, self._number)
+        self._before, self._recorded = self._recorded, (claim, waits)
+        return ClaimCall(claim, offers.taken, unused, self._number, waits)
 
     def answered(self, *, taken: bool) -> None:
         """The call was answered. `taken`: the engine has recorded it; else it may not have."""
@@ -51,9 +53,11 @@ class ClaimCalls:
         if not taken:
             self._recorded = self._before
 
-    def _suffices(self, claim: Claim | None) -> bool:
+    def _suffices(self, claim: Claim | None, waits: bool) -> bool:
         """Whether the engine need not know better what is claimed."""
-        recorded = self._recorded
+        recorded, waited = self._recorded
+        if waited != waits:
+            return False
         if claim is None or recorded is None:
             return claim is recorded
         if (claim.cost, claim.urgent) != (recorded.cost, recorded.urgent):

@@ -7,12 +7,16 @@ and its parents (`parent_claims`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Final
 
 from orch_sidecar.admission.claims.parent_claims import ParentClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.lease_protocol import Claim, ClaimCall
+from vllm_plugin.profile import ServiceClass
+
+_NOTHING: Final[tuple[Claim | None, bool]] = (None, False)
 
 
 class EngineClaims:
@@ -27,7 +31,7 @@ class EngineClaims:
         self.on_parent_offers: Callable[[Collection[str]], None] | None = None
         self._controller = controller
         self.offers = controller.constraints.offers
-        self._reported: Claim | None = None  # at the last call of `on_change`
+        self._reported = _NOTHING  # at the last call of `on_change`
 
     @property
     def own(self) -> Claim | None:
@@ -41,14 +45,29 @@ class EngineClaims:
             return None
         return self.parents.total(self.own, self._controller.ledger.slots_total)
 
+    @property
+    def queued(self) -> bool:
+        """Whether requests wait here."""
+        return self._controller.queues.depth > 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether more wait than those for which slots are claimed, while the engine has to know:
+        others then dispatch nothing into slots that they see free, which may be claimed next."""
+        if not self.offers.shared or self._controller.unavailable is not None:
+            return False
+        own, queues = self.own, self._controller.queues
+        sequences = sum(queues.cost(each) for each in ServiceClass)
+        return sequences > (0 if own is None else own.slots) or self.parents.books.any_waits
+
     def update(self) -> None:
         """Reports what has changed. To be called after each change of the admission."""
         offers = self.offers
         if self.on_change is None or not (
-            offers.sidecars > 1 or offers.rejected or offers.unused or self._reported is not None
+            offers.sidecars > 1 or offers.rejected or offers.unused or self._reported != _NOTHING
         ):
             return
-        before, self._reported = self._reported, self.current
+        before, self._reported = self._reported, (self.current, self.waits)
         if self._reported != before or offers.unused:
             self.on_change()
 

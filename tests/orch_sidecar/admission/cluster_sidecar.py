@@ -124,8 +124,7 @@ class Sidecar:
             if name == "state":
                 for lease in data["leases"]:
                     controller.ledger.adopt(lease, int(lease.rpartition(".")[2]))
-            if "claim" in data or "claimed" in data:
-                self.calls.reported(report.claim_of(self.document), self.document["claimed"])
+            self.calls.reported(*report.claim_of(self.document))
 
     document: dict[str, Any]
 

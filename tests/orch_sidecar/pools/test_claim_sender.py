@@ -160,12 +160,12 @@ async def test_claim_is_sent_again_when_the_engine_reports_another_one(
     waiting = await queued(gate)
     await eventually(lambda: len(engine.calls) == 1)
     await settled(engine)
-    sender.reported(Claim(1, urgent=True), 0)
+    sender.reported(Claim(1, urgent=True), False, 0)
     await settled(engine)
     assert len(engine.calls) == 1, "it has what it should have"
     for reported in (None, Claim(2, urgent=True), Claim(1, urgent=False)):
         engine.calls.clear()
-        sender.reported(reported, 0)
+        sender.reported(reported, False, 0)
         await eventually(lambda: engine.claims == [Claim(1, urgent=True)])
         await settled(engine)
     await cancel(waiting)
@@ -176,7 +176,7 @@ async def test_claim_that_the_engine_kept_of_a_rejection_is_withdrawn_when_nothi
 ) -> None:
     gate.engine_reports(report(SLOTS, sidecars=1))
     gate.offers.reject()
-    sender.reported(Claim(1, urgent=True), 0)
+    sender.reported(Claim(1, urgent=True), False, 0)
     await eventually(lambda: engine.claims == [None])
     assert not gate.offers.rejected, "the next request needs no offer"
     lease_at_once(gate)
@@ -190,10 +190,10 @@ async def test_report_from_before_the_last_call_does_not_count(
     await eventually(lambda: len(engine.calls) == 1)
     more = await queued(gate)
     await eventually(lambda: len(engine.calls) == 2)
-    sender.reported(Claim(1, urgent=True), 1)
+    sender.reported(Claim(1, urgent=True), False, 1)
     await settled(engine)
     assert engine.claims == [Claim(1, urgent=True), Claim(1, urgent=True, more=1)]
-    sender.reported(None, 2)
+    sender.reported(None, False, 2)
     await eventually(lambda: len(engine.calls) == 3)
     assert engine.claims[2] == Claim(1, urgent=True, more=1)
     await cancel(waiting, more)

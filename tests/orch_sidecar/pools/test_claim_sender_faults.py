@@ -101,7 +101,7 @@ async def test_claim_that_the_engine_ended_while_it_was_being_sent_is_sent_again
     engine.holds.clear()
     request = await waiting(gate)
     assert await engine.next() == 1
-    sender.reported(None, 0)
+    sender.reported(None, False, 0)
     engine.holds.set()
     assert await engine.next() == 1
     request.cancel()
@@ -141,7 +141,7 @@ async def test_report_of_another_claim_has_it_sent_again(
     request = await waiting(gate)
     assert await engine.next() == 1
     await asyncio.sleep(0.01)
-    sender.reported(Claim(5, urgent=True), 0)
+    sender.reported(Claim(5, urgent=True), False, 0)
     assert await engine.next() == 1
     request.cancel()
     assert await cancelled(request)

@@ -7,8 +7,17 @@ import pytest
 from orch_sidecar.admission.claims.claim_calls import ClaimCalls
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
-from tests.orch_sidecar.admission.examples import core_of, interactive, queue
+from tests.orch_sidecar.admission.examples import (
+    bulk,
+    class_rules,
+    core_of,
+    interactive,
+    queue,
+    report,
+    rules,
+)
 from vllm_plugin.lease_protocol import Claim, ClaimCall
+from vllm_plugin.profile import BatchBounds
 
 SLOTS = 8
 
@@ -47,10 +56,10 @@ def test_long_queue_is_claimed_again_when_less_than_all_slots_are_left_to_offer(
 ) -> None:
     queue(core, interactive(), *(str(number) for number in range(16)))
     assert calls.next(again=False) == ClaimCall(claimed(16), number=1)
-    assert not calls.reported(claimed(15), 1)
-    assert not calls.reported(claimed(9), 1)
+    assert not calls.reported(claimed(15), False, 1)
+    assert not calls.reported(claimed(9), False, 1)
     assert calls.next(again=False) is None
-    assert calls.reported(claimed(8), 1)
+    assert calls.reported(claimed(8), False, 1)
     assert calls.next(again=False) == ClaimCall(claimed(16), number=2)
 
 
@@ -69,8 +78,8 @@ def test_report_of_a_call_before_the_last_one_does_not_count(
     calls.next(again=False)
     queue(core, interactive(), "b")
     calls.next(again=False)
-    assert not calls.reported(claimed(1), 1)
-    assert calls.reported(claimed(1), 2)
+    assert not calls.reported(claimed(1), False, 1)
+    assert calls.reported(claimed(1), False, 2)
     assert calls.next(again=False) == ClaimCall(claimed(2), number=3)
 
 
@@ -79,7 +88,7 @@ def test_stream_that_was_opened_again_knows_no_call(
 ) -> None:
     queue(core, interactive(), "a")
     calls.next(again=False)
-    assert calls.reported(None, 0)
+    assert calls.reported(None, False, 0)
 
 
 def test_call_that_was_not_taken_is_repeated_if_it_is_still_claimed(
@@ -110,3 +119,21 @@ def test_rejection_is_over_when_nothing_is_claimed(
     core.constraints.offers.reject()
     calls.next(again=False)
     assert not core.constraints.offers.rejected
+
+
+def test_engine_knows_that_more_waits_than_is_claimed() -> None:
+    """Bulk requests whose batch is full, say: others do not race them for the next free slot."""
+    few = rules(bulk=class_rules(batch=BatchBounds(least=1, most=4)))
+    core = core_of(SLOTS, few, foreign=4, sidecars=2, contended=True)
+    calls = ClaimCalls(EngineClaims(core, "1" * 16), core.constraints.offers, core.ledger)
+    queue(core, bulk(), "a", "b")
+    assert core.order.claim is None
+    assert calls.next(again=False) == ClaimCall(None, number=1, waits=True)
+    assert calls.next(again=False) is None
+    assert calls.next(again=True) == ClaimCall(None, number=2, waits=True)
+    core.engine_reports(report(SLOTS, foreign=3, sidecars=2, contended=True), 1.0)
+    claim = Claim(1, urgent=False)
+    assert calls.next(again=False) == ClaimCall(claim, number=3, waits=True)
+    core.leave("b", 1.0)
+    assert calls.next(again=False) == ClaimCall(claim, number=4)
+    assert calls.reported(None, True, 4)
