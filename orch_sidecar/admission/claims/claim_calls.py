@@ -2,8 +2,9 @@
 
 Pure. Calls are numbered. The engine reports what it has recorded, less what it has offered since,
 and of which call; it is called again if that differs from what is claimed: not for every request
-that joins a long queue, while more is recorded than the engine has slots. Slots that
-are given back are named in one call: the engine frees those of a call that was lost a moment later.
+that joins a long queue, while more is recorded than an equal share of the engine's slots. Slots
+that are given back are named in one call: the engine frees those of a call that was lost a moment
+later.
 """
 
 from __future__ import annotations
@@ -62,5 +63,5 @@ class ClaimCalls:
             return claim is recorded
         if (claim.cost, claim.urgent) != (recorded.cost, recorded.urgent):
             return False
-        least = min(claim.slots, self._ledger.slots_total + 1)
+        least = min(claim.slots, self._ledger.slots_total // self._offers.sidecars + 1)
         return least <= recorded.slots <= claim.slots

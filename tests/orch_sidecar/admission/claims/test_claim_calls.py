@@ -51,15 +51,15 @@ def test_calls_are_numbered_and_one_that_suffices_is_not_repeated(
     assert calls.next(again=True) is None
 
 
-def test_long_queue_is_claimed_again_when_less_than_all_slots_are_left_to_offer(
+def test_long_queue_is_claimed_again_when_an_equal_share_of_the_slots_is_left_to_offer(
     core: AdmissionController, calls: ClaimCalls
 ) -> None:
     queue(core, interactive(), *(str(number) for number in range(16)))
     assert calls.next(again=False) == ClaimCall(claimed(16), number=1)
     assert not calls.reported(claimed(15), False, 1)
-    assert not calls.reported(claimed(9), False, 1)
+    assert not calls.reported(claimed(5), False, 1)
     assert calls.next(again=False) is None
-    assert calls.reported(claimed(8), False, 1)
+    assert calls.reported(claimed(4), False, 1)
     assert calls.next(again=False) == ClaimCall(claimed(16), number=2)
 
 
