@@ -110,7 +110,6 @@ class AdmissionController:
         constraints = self.constraints
         tokens = self.service_times.lengths.expected(request.service_class, request.max_tokens)
         request.work = request.cost * (UNKNOWN_TOKENS if tokens is None else tokens)
-        is_bulk = request.service_class is _BULK
         kv = constraints.kv.need(request.prompt_tokens, tokens, request.cost)
         blocked_by = self.order.blocks(request, kv, now)
         outcome: Lease | Refusal | Queued | None = None
@@ -123,8 +122,9 @@ class AdmissionController:
         elif request.deadline_ms is not None or self.service_times.prompts.clears_at > now:
             outcome = self._queue_entry.refuse_at_once(request, now)
         if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
-            demand = constraints.reserve.bulk if is_bulk else constraints.reserve.interactive
-            demand.arrived(request, now)
+            is_new = constraints.reserve.demand(request.service_class).arrived(request, now)
+            if is_new and request.service_class is not _BULK:
+                self._forecaster.shorter.arrived(request, now)
         if outcome is not None:
             return outcome
         granted = self._grant(ticket, request, kv, now)

@@ -15,7 +15,6 @@ from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.backlog import Ahead
 from orch_sidecar.admission.fairness.fair_queue import FEW
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.prediction.pressure import Pressure
 from orch_sidecar.admission.prediction.release_rate import (
     LONGEST_MS,
     SHORTEST_MS,
@@ -24,6 +23,7 @@ from orch_sidecar.admission.prediction.release_rate import (
 )
 from orch_sidecar.admission.prediction.schedule import Schedule
 from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes
+from orch_sidecar.admission.prediction.shorter_prompts import MOST, ShorterPrompts
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -60,7 +60,7 @@ class Forecaster:
         self._service_times = service_times
         self.release_rate = ReleaseRate()
         self._bulk_starts = StartRate()
-        self.pressure = Pressure()  # of interactive requests
+        self.shorter = ShorterPrompts()
         self._ledger = ledger
         self._queues = queues
         self._constraints = constraints
@@ -201,8 +201,9 @@ class Forecaster:
         refusal = refusals.waits_too_long(request, rules, None if start is None else start.ms)
         if refusal is not None or start is None or start.first_token_s is None:
             return refusal
-        first_s, again_s = start.first_token_s, self._again_s(request, rules, now)
-        return self._noted(request, refusals.late(request, rules, first_s, again_s), now)
+        alone_s = self._service_times.first_token_s(request) or 0.0
+        again_s = alone_s * self._again(request, rules, now)
+        return refusals.late(request, rules, start.first_token_s, again_s)
 
     def late(
         self, request: AdmissionRequest, rules: ClassRules, waited_s: float, now: float
@@ -210,37 +211,32 @@ class Forecaster:
         """The refusal of a request that can have its slots now, and whose first token would be
         late; None: it is in time.
 
-        For its SLO it is refused only if prompts before its own are the cause: one that would be
-        late in an idle engine would be refused for ever.
+        For its SLO it is refused only if other prompts are the cause: one that would be late in an
+        idle engine would be refused for ever. Where shorter prompts take all of the time, it is
+        served when there are none before it.
         """
         times = self._service_times
         first_token_s = times.first_token_s(request, times.prompts.left(now))
-        if first_token_s is None:
+        alone_s = times.first_token_s(request)
+        if first_token_s is None or alone_s is None:
             return None
-        again_s = 0.0 if waited_s else self._again_s(request, rules, now)
-        refusal = refusals.late(request, rules, waited_s + first_token_s, again_s, waited_s)
+        again = 0.0 if waited_s else self._again(request, rules, now)
+        first_token_s += waited_s
+        refusal = refusals.late(request, rules, first_token_s, again * alone_s, waited_s)
         if refusal is None or refusal.reason is Reason.DEADLINE_MISS:
             return refusal
-        alone_s = times.first_token_s(request)
-        assert alone_s is not None, "the other one is known"
-        alone = refusals.late(request, rules, alone_s)
-        return self._noted(request, refusal, now) if alone is None else None
-
-    def _again_s(self, request: AdmissionRequest, rules: ClassRules, now: float) -> float:
-        """By how much a request must be early for its SLO, for the sake of others."""
-        if rules.ttft_p95_ms is None:
-            return 0.0
-        again = self.pressure.update(self._ledger.granted[request.service_class], now)
-        return again * (self._service_times.first_token_s(request) or 0.0)
-
-    def _noted(
-        self, request: AdmissionRequest, refusal: Refusal | None, now: float
-    ) -> Refusal | None:
-        if refusal is not None and refusal.reason is Reason.SLO_MISS:
-            demand = self._constraints.reserve.demand(request.service_class)
-            if not request.identity or not demand.is_retry(request, now):
-                self.pressure.refused(self._ledger.interactive / self._ledger.slots_total)
+        if again < MOST and refusals.late(request, rules, alone_s) is not None:
+            return None
         return refusal
+
+    def _again(self, request: AdmissionRequest, rules: ClassRules, now: float) -> float:
+        """How often the prompt of a new request counts beyond once, for shorter ones that come."""
+        prompts, ledger = self._service_times.prompts, self._ledger
+        rate = prompts.tokens_per_s
+        if rate is None or rules.ttft_p95_ms is None or request.service_class is _BULK:
+            return 0.0
+        bulk = (ledger.bulk + self._queues.cost(_BULK)) / ledger.slots_total
+        return self.shorter.again(request, rate / prompts.read_share, min(1.0, bulk), now)
 
     def with_retry_after(self, refusal: Refusal, request: AdmissionRequest, now: float) -> Refusal:
         """Adds a Retry-After: the time in which what goes before such a request is dispatched at

@@ -15,6 +15,7 @@ from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.forecast import Forecaster
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
+from orch_sidecar.admission.prediction.shorter_prompts import MOST
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -79,7 +80,7 @@ class QueueEntry:
         rules = self.rules.of(request.service_class)
         slo_ms, prompts = rules.ttft_p95_ms, self._service_times.prompts
         if request.deadline_ms is None and (
-            slo_ms is None or not prompts.may_be_late(request, slo_ms / 1000, now)
+            slo_ms is None or not prompts.may_be_late(request, 1 + MOST, slo_ms / 1000, now)
         ):
             return None
         refusal = self._forecaster.late(request, rules, 0.0, now)

@@ -112,7 +112,7 @@ def late(
     """The refusal of a request whose first token would be late; None: it is in time.
 
     `first_token_s`: since its arrival, `waited_s` ago. `again_s`: by how much it must be early for
-    its SLO, because shorter ones are refused.
+    its SLO, for the sake of shorter prompts.
     """
     first_token_ms = 1000 * first_token_s
     expected = f"the first token is expected in {round(first_token_ms - 1000 * waited_s)} ms"
@@ -126,11 +126,14 @@ def late(
         )
     slo_ms = rules.ttft_p95_ms
     if slo_ms is not None and first_token_ms + 1000 * again_s > slo_ms * (1 - MARGIN):
-        left_ms = round(slo_ms * MARGIN + 1000 * again_s)
+        left, remedy = f"{slo_ms * MARGIN:.0f} ms are left for prediction errors", "retry later"
+        if again_ms := round(1000 * again_s):
+            left += f", and {again_ms} ms for the many shorter prompts that arrive"
+            remedy += f", with a shorter prompt than of {request.prompt_tokens} tokens, or as bulk"
         return Refusal(
             Reason.SLO_MISS,
             f"{expected}, and the SLO of {request.service_class} requests is {slo_ms:g} ms, of "
-            f"which {left_ms} ms are left for prediction errors and shorter prompts: retry later",
+            f"which {left}: {remedy}",
         )
     return None
 

@@ -92,10 +92,11 @@ class Demand:
         """Whether a request that arrives now may be a retry."""
         return bool(self._refused)
 
-    def arrived(self, request: AdmissionRequest, now: float) -> None:
-        """A request arrived; unless it came back before its time, it counts. O(1)."""
+    def arrived(self, request: AdmissionRequest, now: float) -> bool:
+        """A request arrived. Returns whether it counts: not one that came back before its time.
+        O(1)."""
         if request.identity and self.is_retry(request, now):
-            return
+            return False
         if now - self._at > ROLL_S:  # else it would count as spread over a pause before it
             self.update(now)
         work = request.work
@@ -105,6 +106,7 @@ class Demand:
         entry.work += work
         self._work += work
         self._squares += work * work
+        return True
 
     def withdrawn(self, request: AdmissionRequest, age_s: float, now: float) -> None:
         """A request that arrived `age_s` ago does not count any longer: its own limit ended it."""

@@ -17,6 +17,9 @@ from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 
 # Of an engine that does not report the tokens of a step: prompts that it reads at once.
 _AT_ONCE: Final = 4
+# Of about so many prompts, the last ones, it is known which part of them the engine had to read.
+_LATE: Final = 64
+_LEAST_READ: Final = 0.01
 
 
 class UnreadPrompts:
@@ -31,6 +34,8 @@ class UnreadPrompts:
         self._step: int | None = None
         self._sent = 0.0  # tokens since the start
         self._places: deque[float] = deque()  # in tokens since the start: the ends of prompts
+        # Tokens of late, and those of them that the engine had read before the model would have.
+        self._counted = self._skipped = 0.0
 
     def reported(
         self, report: EngineReport, leased: int, slowness: float, step_s: float | None, now: float
@@ -49,10 +54,17 @@ class UnreadPrompts:
                 self._token_s += step_s / self._step
                 self._slowest_s += step_s / chunk
         on_their_way = 0 if report.scheduled is None else max(0, leased - report.scheduled)
-        unread, places = report.prefilling + on_their_way, self._places
+        unread, places, modelled = report.prefilling + on_their_way, self._places, left
         while len(places) > unread:
             left = min(left, self._sent - places.popleft())
+        self._skipped += modelled - left
         self.clears_at = now + max(0.0, left) * self._token_s
+
+    @property
+    def read_share(self) -> float:
+        """The part of the prompts of late that the engine had to read, and had not cached."""
+        share = 1 - self._skipped / self._counted if self._counted else 1.0
+        return max(share, _LEAST_READ)
 
     def left(self, now: float) -> float:
         """Unread tokens."""
@@ -76,6 +88,8 @@ class UnreadPrompts:
         lease.read_from = self._sent - (clears_at - now) / token_s
         self.clears_at = clears_at + tokens * token_s
         self._sent = lease.read_to = self._sent + tokens
+        self._counted += tokens - self._counted / _LATE
+        self._skipped -= self._skipped / _LATE
         self._places.append(lease.read_to)
 
     def cut(self, lease: Lease, tokens: int, now: float) -> None:
@@ -84,10 +98,13 @@ class UnreadPrompts:
         if unread > 0 and now < self.clears_at:
             self.clears_at -= min(unread, self.left(now)) * self._token_s
 
-    def may_be_late(self, request: AdmissionRequest, limit_s: float, now: float) -> bool:
-        """Whether a prompt that is sent now may be read later than that, for those before it."""
-        before_s = self.clears_at - now
-        return before_s > 0 and before_s + request.prompt_tokens * self._slowest_s > limit_s / 2
+    def may_be_late(
+        self, request: AdmissionRequest, times: float, limit_s: float, now: float
+    ) -> bool:
+        """Whether a prompt that is sent now may be read later than that, for those before it, if it
+        counts so many times."""
+        before_s, own_s = self.clears_at - now, request.prompt_tokens * self._slowest_s
+        return before_s > 0 and before_s + times * own_s > limit_s / 2
 
     def reading_s(self, before: float, prompt: int, step_s: float) -> float:
         """Seconds until a prompt is read, and its first token generated, after `before` others.

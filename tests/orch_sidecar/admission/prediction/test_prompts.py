@@ -65,6 +65,18 @@ def test_reports_of_fewer_unread_prompts_correct_the_model() -> None:
     assert prompts.left(0.4) == 0
 
 
+def test_part_that_the_engine_had_to_read_follows_its_reports() -> None:
+    prompts = prompts_of(0.0)
+    assert prompts.read_share == 1
+    send(prompts, 100)
+    report(prompts, 0.1, 0.0, prefilling=0)
+    assert prompts.read_share == pytest.approx(1), "as long as was predicted"
+    for number in range(1, 200):
+        send(prompts, 100, number)
+        report(prompts, number + 0.02, 0.0, prefilling=0)
+    assert prompts.read_share == pytest.approx(0.2, abs=0.02), "80 of 100 tokens were cached"
+
+
 def test_what_was_not_read_of_an_aborted_request_is_not_read() -> None:
     prompts = prompts_of()
     first, second = send(prompts, 300), send(prompts, 200)
@@ -105,7 +117,8 @@ def test_decoding_is_slower_while_prompts_are_read() -> None:
 def test_a_prompt_that_is_surely_in_time_is_found_without_prediction() -> None:
     prompts = prompts_of()
     request = interactive(prompt_tokens=100)
-    assert not prompts.may_be_late(request, 0.1, 0.0), "nothing is before it"
+    assert not prompts.may_be_late(request, 1, 0.1, 0.0), "nothing is before it"
     send(prompts, 300)
-    assert not prompts.may_be_late(request, 2.0, 0.0)
-    assert prompts.may_be_late(request, 1.0, 0.0)
+    assert not prompts.may_be_late(request, 1, 2.0, 0.0)
+    assert prompts.may_be_late(request, 1, 1.0, 0.0)
+    assert prompts.may_be_late(request, 9, 2.0, 0.0), "where it counts more often"
