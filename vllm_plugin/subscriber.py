@@ -34,7 +34,7 @@ class Subscribers(set[Subscriber]):
         super().__init__()
         self._up_to_date: set[Subscriber] = set()
 
-    def discard(self, subscriber: Subscriber) -> None:
+    def discard(self, subscriber: object) -> None:
         super().discard(subscriber)
         self._up_to_date.discard(subscriber)
 

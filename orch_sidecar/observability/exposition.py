@@ -22,6 +22,7 @@ GAUGE, COUNTER, HISTOGRAM, INFO = "gauge", "counter", "histogram", "info"
 _SUFFIXES: Final = {COUNTER: "_total", INFO: "_info"}
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
+_number: Final[Callable[[float], str]] = floatToGoString  # untyped
 _openmetrics: Final[Callable[[CollectorRegistry], bytes]] = (
     openmetrics_exposition.generate_latest  # untyped
 )
@@ -50,7 +51,7 @@ def sample_name(name: str, kind: str) -> str:
 
 def number(value: float) -> str:
     """Returns a number as both formats have it."""
-    return str(value) if type(value) is int else floatToGoString(value)
+    return str(value) if type(value) is int else _number(value)
 
 
 def escaped(value: str) -> str:

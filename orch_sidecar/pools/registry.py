@@ -59,7 +59,7 @@ class PoolRegistry:
         self._parent_leases: ParentLeases | None = None
         self.shutting_down = False
         self.affinity = PrefixAffinity(randbits(32)) if settings.prefix_affinity else None
-        self.all: tuple[Pool, ...] = ()
+        self.all: tuple[Pool, ...]
         self._shortlist = Shortlist()
         self._single = len(self.settings) == 1 and not self.settings[0].headless
         self.coalescing = False  # whether any pool coalesces identical requests

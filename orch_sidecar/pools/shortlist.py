@@ -55,7 +55,8 @@ class Shortlist:
         names = candidates.draw(request, tried)
         if options.prefers:
             names += candidates.draw(request, tried, options.pool)
-        names += [each for each in (options.pool, request.served_by) if each in candidates]
+        named = (options.pool, request.served_by)
+        names += [each for each in named if each is not None and each in candidates]
         if not names:
             return self._all, None
         if options.measurement_type is not None:  # that there is another is why it was chosen

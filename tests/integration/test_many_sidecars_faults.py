@@ -174,7 +174,7 @@ class FormerState(EngineState):
         if parsed is not None and self.leases.used(parsed):
             return Rejected.SPENT
         number = self.leases.enter(parsed)
-        self._subscribers.wake_all()
+        self._subscribers.change()
         return number
 
     def change_fields(self, instance: str | None) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def row(measured: list[Measured], least: list[Measured]) -> list[str]:
     """The medians of all rounds; ratios are of one round."""
 
     def median(name: str) -> float:
-        return statistics.median(getattr(each, name) for each in measured)
+        return float(statistics.median(getattr(each, name) for each in measured))
 
     ratios = [a.per_core_s / b.per_core_s for a, b in zip(measured, least, strict=True)]
     stalls = [each.scrape for each in measured]

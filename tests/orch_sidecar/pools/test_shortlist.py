@@ -20,7 +20,7 @@ from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.placement.candidates import FEW
 from orch_sidecar.pools.placement.routing import PlacementReason as By
-from orch_sidecar.pools.pool import GenerationCall, Pool
+from orch_sidecar.pools.pool import GenerationCall, Pool, PrefixUse
 from orch_sidecar.pools.registry import Placement, PoolRegistry
 from tests.orch_sidecar.snapshots import SINGLE
 from vllm_plugin.profile import ServiceClass
@@ -158,7 +158,7 @@ async def test_conversation_stays_where_its_prefix_is_until_that_pool_has_too_mu
     reports(registry[first], foreign=7)
     moved = placed(registry, call(prefixes=(1, 2)))
     assert moved.pool.name != first
-    assert moved.pool.by_prefix["moved"] == 1
+    assert moved.pool.by_prefix[PrefixUse.MOVED] == 1
 
 
 async def test_request_that_none_can_take_is_told_why(registry: PoolRegistry) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.tools.simulate.engine import EngineShape
-from tests.benchmarks.entry.placement import Traffic, quality
+from tests.benchmarks.entry.virtual import Traffic, quality
 
 EQUAL = (EngineShape(slots=8),) * 10
 SLOW = EngineShape(slots=8, t0_ms=24.0, c_ms=0.6, prefill_tokens_per_s=8_000.0)
