@@ -146,13 +146,14 @@ def parse_claim(body: bytes, slots_total: int) -> ClaimCall:
     if not isinstance(given, dict):
         raise ValueError('the body must be a JSON object of "cost" and "urgent"')
     most = {"cost": slots_total, "more": MOST_CLAIMED * slots_total, "unused": slots_total}
-    numbers = {"cost": given.get("cost")}
+    numbers: dict[str, Any] = {"cost": given.get("cost")}
     numbers |= {name: given.get(name, 0) for name in ("more", "taken", "unused", "number")}
     for name, value in numbers.items():
         if type(value) is not int or not 0 <= value <= most.get(name, value):
             rule = f"from 0 to {most[name]}" if name in most else "from 0"
             raise ValueError(f"{name} is {value!r:.80}: it must be an integer {rule}")
-    urgent, waits = given.get("urgent"), given.get("waits", False)
+    urgent: Any = given.get("urgent")
+    waits: Any = given.get("waits", False)
     for name, value in (("urgent", urgent), ("waits", waits)):
         if type(value) is not bool:
             raise ValueError(f"{name} is {value!r:.80}: it must be true or false")

@@ -147,8 +147,8 @@ class Publisher:
             return pool
         try:
             call = parse_claim(await http.read(), pool.ledger.slots_total)
-        except ValueError as error:
-            return Refusal(Reason.INVALID_REQUEST, str(error))
+        except ValueError as invalid:
+            return Refusal(Reason.INVALID_REQUEST, str(invalid))
         if not pool.claims.claimed(instance, call, asyncio.get_running_loop().time()):
             text = f"instance {instance[:40]!r} must read the state stream, where slots are offered"
             error = {"message": text, "type": "no_stream", "code": 409}

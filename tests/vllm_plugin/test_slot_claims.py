@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from vllm_plugin.lease_protocol import OFFER_S, Claim, ClaimCall
@@ -24,7 +26,7 @@ def offered(claims: SlotClaims, free: int, now_s: float = 0.0) -> list[tuple[str
     return [(offer.instance, offer.slots) for offer in claims.offer(free, now_s)]
 
 
-def claim(claims: SlotClaims, instance: str, wanted: Claim | None, **known: int) -> None:
+def claim(claims: SlotClaims, instance: str, wanted: Claim | None, **known: Any) -> None:
     claims.call(instance, ClaimCall(wanted, **known))
 
 

@@ -24,7 +24,7 @@ class ClaimCalls:
         self._ledger = ledger
         # What is claimed, and whether more waits: recorded by the engine, as far as is known.
         self._recorded: tuple[Claim | None, bool] = (None, False)
-        self._before = self._recorded  # the last call
+        self._before: tuple[Claim | None, bool] = (None, False)  # the last call
         self._number = 0  # of the last call
 
     def reported(self, claim: Claim | None, waits: bool, number: int) -> bool:

@@ -117,7 +117,8 @@ class Sidecar:
             for lease in data:
                 self._perform(controller.release(lease, now))
         elif name == "offer":
-            self._perform(self.claims.offered(*data, now))
+            slots, number = data
+            self._perform(self.claims.offered(slots, number, now))
         else:
             self.document = data if name == "state" else self.document | data
             self._perform(controller.engine_reports(report.report_of(self.document), now))
