@@ -1,7 +1,6 @@
 """Decides which requests get slots, which are queued and which are refused.
 
-Pure: times are seconds of a monotonic clock; decisions about other requests than that of a call
-are returned as values.
+Pure: times are seconds of a monotonic clock; decisions about other requests are returned as values.
 """
 
 from __future__ import annotations
@@ -110,6 +109,7 @@ class AdmissionController:
         constraints = self.constraints
         tokens = self.service_times.lengths.expected(request.service_class, request.max_tokens)
         request.work = request.cost * (UNKNOWN_TOKENS if tokens is None else tokens)
+        timed = request.deadline_ms is not None or request.tpot_ms is not None
         kv = constraints.kv.need(request.prompt_tokens, tokens, request.cost)
         blocked_by = self.order.blocks(request, kv, now)
         outcome: Lease | Refusal | Queued | None = None
@@ -119,7 +119,7 @@ class AdmissionController:
             if lease is not None:
                 outcome = self._enqueue(ticket, request, blocked_by, now)
                 self.reclaim.settle(lease, now, kept=type(outcome) is not Queued)
-        elif request.deadline_ms is not None or self.service_times.prompts.clears_at > now:
+        elif timed or self.service_times.prompts.clears_at > now:
             outcome = self._queue_entry.refuse_at_once(request, now)
         if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
             is_new = constraints.reserve.demand(request.service_class).arrived(request, now)

@@ -198,12 +198,28 @@ class Forecaster:
         """The refusal of a request that must not queue; None: it may."""
         if not request.may_queue:
             return refusals.may_not_queue()
+        slow = self.slow(request, joins=False)
+        if slow is not None:
+            return slow
         refusal = refusals.waits_too_long(request, rules, None if start is None else start.ms)
         if refusal is not None or start is None or start.first_token_s is None:
             return refusal
         alone_s = self._service_times.first_token_s(request) or 0.0
         again_s = alone_s * self._again(request, rules, now)
         return refusals.late(request, rules, start.first_token_s, again_s)
+
+    def slow(self, request: AdmissionRequest, *, joins: bool) -> Refusal | None:
+        """The refusal of a request that would get its tokens more slowly than is useful to its
+        client, in the batch as it is now; None: it would not, or the step time is unknown.
+
+        `joins`: it enlarges the batch; else it takes the place of another request.
+        """
+        if request.tpot_ms is None:
+            return None
+        token_ms = self._service_times.token_ms_p95(request.cost, joins=joins)
+        if token_ms is None or token_ms <= request.tpot_ms:
+            return None
+        return refusals.slow(token_ms, request.tpot_ms)
 
     def late(
         self, request: AdmissionRequest, rules: ClassRules, waited_s: float, now: float

@@ -75,8 +75,11 @@ class QueueEntry:
         return Queued(position, start_ms), evicted
 
     def refuse_at_once(self, request: AdmissionRequest, now: float) -> Refusal | None:
-        """The refusal of a request that could start at once, and whose first token would be late;
-        None: it may start."""
+        """The refusal of a request that could start at once, and whose tokens would be late; None:
+        it may start."""
+        slow = self._forecaster.slow(request, joins=True)
+        if slow is not None:
+            return slow
         rules = self.rules.of(request.service_class)
         slo_ms, prompts = rules.ttft_p95_ms, self._service_times.prompts
         if request.deadline_ms is None and (

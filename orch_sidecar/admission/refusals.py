@@ -66,8 +66,8 @@ def evicted() -> Refusal:
 def displaced(request: AdmissionRequest) -> Refusal:
     return Refusal(
         Reason.QUEUE_FULL,
-        f"the {request.service_class} queue is full, this API key has the most requests in it, and "
-        "its last one left for a request of another key: retry after the time in Retry-After",
+        f"the {request.service_class} queue is full, this API key or flow has the most requests in "
+        "it, and its last one left for a request of another: retry after the time in Retry-After",
     )
 
 
@@ -121,8 +121,8 @@ def late(
     if request.deadline_ms is not None and first_token_ms > request.deadline_ms:
         return Refusal(
             Reason.DEADLINE_MISS,
-            f"{expected}, and X-Orch-Deadline-Ms allows {request.deadline_ms:g} ms: retry later or "
-            "allow more time",
+            f"{expected}, and the request allows {request.deadline_ms:g} ms (X-Orch-Deadline-Ms or "
+            "x-slo-ttft-ms): retry later or allow more time",
         )
     slo_ms = rules.ttft_p95_ms
     if slo_ms is not None and first_token_ms + 1000 * again_s > slo_ms * (1 - MARGIN):
@@ -136,6 +136,14 @@ def late(
             f"which {left}: {remedy}",
         )
     return None
+
+
+def slow(token_ms: float, limit_ms: float) -> Refusal:
+    return Refusal(
+        Reason.DEADLINE_MISS,
+        f"a token is expected every {token_ms:.3g} ms, and the request allows {limit_ms:g} ms "
+        "(x-slo-tpot-ms): retry later or allow more time",
+    )
 
 
 def expired(queued: QueuedRequest) -> Refusal:

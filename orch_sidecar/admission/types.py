@@ -20,9 +20,12 @@ class AdmissionRequest:
 
     `cost`: sequences. `prompt_tokens`: of all prompts together, estimated where not counted.
     `max_tokens`: limit per sequence; None: no limit was requested. `deadline_ms`: time to the
-    first token. `max_wait_ms`: time to the slot. `identity`: equal for a request that comes back
-    unchanged, 0 if unknown. Set by admission: `work`, the expected output tokens of all sequences;
-    `reclaimed`, how often it had to give its slots back.
+    first token. `max_wait_ms`: time to the slot. `tpot_ms`: time per token. `identity`: equal for
+    a request that comes back unchanged, 0 if unknown. `key`: digest of the client's API key, or of
+    its flow; empty: none. `weight`: share of the key within its class. `parent`: instance of the
+    parent sidecar that sent it; empty: none. Set by admission: `work`,
+    the expected output tokens of all sequences; `reclaimed`, how often it had to give its slots
+    back.
     """
 
     service_class: ServiceClass
@@ -35,9 +38,10 @@ class AdmissionRequest:
     identity: int = 0
     work: float = 0.0
     reclaimed: int = 0
-    parent: str = ""  # instance of the parent sidecar that sent it
-    key: bytes = b""  # digest of the client's API key; empty: none
-    weight: float = 1.0  # share of the key within its class
+    parent: str = ""
+    key: bytes = b""
+    weight: float = 1.0
+    tpot_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

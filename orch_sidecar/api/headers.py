@@ -51,10 +51,21 @@ X_ORCH_NO_COALESCE: Final = istr("X-Orch-No-Coalesce")
 X_ORCH_POOL: Final = istr("X-Orch-Pool")
 X_ORCH_RUN: Final = istr("X-Orch-Run")
 X_ORCH_SCENARIO: Final = istr("X-Orch-Scenario")
-# Names of other gateways for the class.
+# Names of other gateways for options of ours. Those of llm-d's router come before the deprecated
+# ones that it took over with the endpoint picker of the Gateway API inference extension, as it
+# reads them: https://github.com/llm-d/llm-d-router/blob/main/pkg/epp/metadata/consts.go, there
+# https://github.com/kubernetes-sigs/gateway-api-inference-extension/blob/main/pkg/epp/metadata/consts.go
 X_SMG_PRIORITY: Final = istr("x-smg-priority")
 X_LLM_D_OBJECTIVE: Final = istr("x-llm-d-inference-objective")
-CLASS_ALIASES: Final = (X_SMG_PRIORITY, X_LLM_D_OBJECTIVE)
+X_GATEWAY_OBJECTIVE: Final = istr("x-gateway-inference-objective")
+CLASS_ALIASES: Final = (X_SMG_PRIORITY, X_LLM_D_OBJECTIVE, X_GATEWAY_OBJECTIVE)
+FAIRNESS_IDS: Final = (
+    istr("x-llm-d-inference-fairness-id"),
+    istr("x-gateway-inference-fairness-id"),
+)
+TTFT_SLOS: Final = (istr("x-llm-d-slo-ttft-ms"), istr("x-slo-ttft-ms"))
+TPOT_SLOS: Final = (istr("x-llm-d-slo-tpot-ms"), istr("x-slo-tpot-ms"))
+OPTION_ALIASES: Final = (*CLASS_ALIASES, *FAIRNESS_IDS, *TTFT_SLOS, *TPOT_SLOS)
 
 # What the sidecar adds to an answer.
 RETRY_AFTER_MS: Final = istr("retry-after-ms")

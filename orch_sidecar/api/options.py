@@ -1,30 +1,41 @@
 """Parses the options of a request from its headers.
 
 Pure. Each option is one header. An invalid value is rejected with header, value and rule: were it
-ignored, a deadline would be missed without notice. Two headers of other gateways are supported, so
-that their clients need not change:
+ignored, a deadline would be missed without notice. Headers of other gateways are supported, so
+that their clients need not change. X-Orch-Class and X-Orch-Deadline-Ms take precedence.
 
-    x-smg-priority               a class of the Shepherd Model Gateway: `system` and
-                                 `interactive` are interactive, `bulk` is bulk; `default` has no
-                                 effect
-    x-llm-d-inference-objective  the name of an objective in llm-d, chosen by its operator:
-                                 `interactive` and `critical` are interactive; `bulk`, `batch`,
-                                 `best-effort` and `sheddable` are bulk
+    x-smg-priority                   a class of the Shepherd Model Gateway: `system` and
+                                     `interactive` are interactive, `bulk` is bulk; `default` has
+                                     no effect
+    x-llm-d-inference-objective      the name of an InferenceObjective, chosen by its operator:
+    x-gateway-inference-objective    `interactive` and `critical` are interactive; `bulk`, `batch`,
+                                     `best-effort` and `sheddable` are bulk
+    x-llm-d-inference-fairness-id    the flow of a request; flows share the slots of a class as API
+    x-gateway-inference-fairness-id  keys do, where clients have none
+    x-llm-d-slo-ttft-ms              as X-Orch-Deadline-Ms; 0 is none
+    x-slo-ttft-ms
+    x-llm-d-slo-tpot-ms              milliseconds per token that are useful to the client; 0 is none
+    x-slo-tpot-ms
 
-Other values of these two are ignored, because they belong to other systems.
+Other classes and objectives are ignored, because they belong to other systems.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from multidict import MultiMapping, istr
 
 from orch_sidecar.api.headers import (
-    CLASS_ALIASES,
+    FAIRNESS_IDS,
+    OPTION_ALIASES,
+    TPOT_SLOS,
+    TTFT_SLOS,
+    X_GATEWAY_OBJECTIVE,
     X_LLM_D_OBJECTIVE,
     X_ORCH_CLASS,
     X_ORCH_DEADLINE_MS,
@@ -47,11 +58,19 @@ _T = TypeVar("_T")
 
 _ALL: Final = (
     X_ORCH_CLASS, X_ORCH_DEADLINE_MS, X_ORCH_MAX_WAIT_MS, X_ORCH_DO_NOT_QUEUE, X_ORCH_POOL,
-    X_ORCH_MEASUREMENT_TYPE, X_ORCH_NO_COALESCE, X_ORCH_RUN, X_ORCH_SCENARIO, *CLASS_ALIASES,
+    X_ORCH_MEASUREMENT_TYPE, X_ORCH_NO_COALESCE, X_ORCH_RUN, X_ORCH_SCENARIO, *OPTION_ALIASES,
 )  # fmt: skip
 
 _CLASSES: Final = {member.value: member for member in ServiceClass}
 _TYPES: Final = {member.value: member for member in MeasurementType}
+_OBJECTIVES: Final = {
+    "interactive": ServiceClass.INTERACTIVE,
+    "critical": ServiceClass.INTERACTIVE,
+    "bulk": ServiceClass.BULK,
+    "batch": ServiceClass.BULK,
+    "best-effort": ServiceClass.BULK,
+    "sheddable": ServiceClass.BULK,
+}
 _ALIASES: Final = (
     (
         X_SMG_PRIORITY,
@@ -61,17 +80,8 @@ _ALIASES: Final = (
             "bulk": ServiceClass.BULK,
         },
     ),
-    (
-        X_LLM_D_OBJECTIVE,
-        {
-            "interactive": ServiceClass.INTERACTIVE,
-            "critical": ServiceClass.INTERACTIVE,
-            "bulk": ServiceClass.BULK,
-            "batch": ServiceClass.BULK,
-            "best-effort": ServiceClass.BULK,
-            "sheddable": ServiceClass.BULK,
-        },
-    ),
+    (X_LLM_D_OBJECTIVE, _OBJECTIVES),
+    (X_GATEWAY_OBJECTIVE, _OBJECTIVES),
 )
 _FLAGS: Final = {"": True, "true": True, "1": True, "false": False, "0": False}
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
@@ -86,6 +96,8 @@ class RequestOptions:
 
     `pool`: the pool that must serve it; with `prefers`, that should. `scenario`: the test run that
     it belongs to, an attribute of its trace; `run`: the digest of that run's secret id.
+    `tpot_ms`: the longest time per token that is useful. `flow`: the digest of its fairness id,
+    empty without one.
     """
 
     service_class: ServiceClass | None = None
@@ -98,6 +110,8 @@ class RequestOptions:
     no_coalesce: bool = False
     scenario: str | None = None
     run: str | None = None
+    tpot_ms: float | None = None
+    flow: bytes = b""
 
 
 NO_OPTIONS: Final = RequestOptions()
@@ -157,6 +171,8 @@ def _read(headers: MultiMapping[str]) -> RequestOptions:
     if deadline_ms == 0:
         text = "must be above 0 (milliseconds)"
         raise InvalidOption(X_ORCH_DEADLINE_MS, headers[X_ORCH_DEADLINE_MS], text)
+    if deadline_ms is None:
+        deadline_ms = _slo(headers, TTFT_SLOS)
     return RequestOptions(
         service_class=chosen,
         deadline_ms=deadline_ms,
@@ -168,6 +184,8 @@ def _read(headers: MultiMapping[str]) -> RequestOptions:
         no_coalesce=_flag(headers, X_ORCH_NO_COALESCE),
         scenario=_name(headers, X_ORCH_SCENARIO),
         run=None if (run := _name(headers, X_ORCH_RUN)) is None else run_digest(run),
+        tpot_ms=_slo(headers, TPOT_SLOS),
+        flow=_flow(headers),
     )
 
 
@@ -206,6 +224,17 @@ def _number(headers: MultiMapping[str], name: istr) -> float | None:
     if not _NUMBER.fullmatch(value):
         raise InvalidOption(name, value, "must be a number of milliseconds in digits, 0 or more")
     return float(value)
+
+
+def _slo(headers: MultiMapping[str], names: Sequence[istr]) -> float | None:
+    """Returns an SLO of other gateways, in milliseconds: of the first of its names that is sent."""
+    name = next((name for name in names if name in headers), None)
+    return None if name is None else _number(headers, name) or None
+
+
+def _flow(headers: MultiMapping[str]) -> bytes:
+    value = next((value for name in FAIRNESS_IDS if (value := headers.get(name))), "")
+    return hashlib.sha256(value.encode(errors="surrogateescape")).digest() if value else b""
 
 
 def _flag(headers: MultiMapping[str], name: istr) -> bool:

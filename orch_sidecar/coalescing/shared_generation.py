@@ -88,7 +88,11 @@ def key_of(request: Request, call: GenerationCall) -> Key:
 
 
 def limits_wait(options: RequestOptions) -> bool:
-    """Whether the client limits the wait, which the generation's owner cannot know."""
+    """Whether the client limits the wait or the time per token, which the generation's owner cannot
+    know."""
     return (
-        options.deadline_ms is not None or options.max_wait_ms is not None or options.do_not_queue
+        options.deadline_ms is not None
+        or options.max_wait_ms is not None
+        or options.tpot_ms is not None
+        or options.do_not_queue
     )

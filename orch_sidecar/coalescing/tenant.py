@@ -17,6 +17,8 @@ from orch_sidecar.api.headers import (
     CACHE_CONTROL,
     CLASS_ALIASES,
     CONNECTION,
+    TPOT_SLOS,
+    TTFT_SLOS,
     raw,
 )
 from orch_sidecar.wire.forwarding import NOT_FORWARDED, OPTION_PREFIX, Fields
@@ -34,7 +36,10 @@ _NEUTRAL: Final = frozenset(
         b"x-forwarded-port", b"x-forwarded-proto",
         b"baggage", b"b3", b"x-b3-traceid", b"x-b3-spanid", b"x-b3-parentspanid", b"x-b3-sampled",
         b"x-amzn-trace-id", b"x-cloud-trace-context",
-        *map(raw, (ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, *CLASS_ALIASES)),
+        *map(
+            raw,
+            (ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, *CLASS_ALIASES, *TTFT_SLOS, *TPOT_SLOS),
+        ),
     }
 )  # fmt: skip
 # It may list fields that are then not forwarded.

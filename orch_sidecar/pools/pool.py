@@ -140,6 +140,7 @@ class Pool:
         self._kind_models: Collection[str] | None = None  # as the watcher has them
         # Queued requests that the rebalancer may move, by ticket: class and sequences.
         self.movable: dict[str, tuple[ServiceClass, int]] = {}
+        self.queued_models: dict[str, str] = {}  # of queued requests, by ticket
         self.prompt_size = PromptSize()
         # Requests that were not admitted, by class and reason; admission counts the others.
         self.not_admitted: Counter[tuple[ServiceClass, str]] = Counter()
@@ -235,8 +236,9 @@ class Pool:
             _left(options.deadline_ms, spent_ms),
             _left(options.max_wait_ms, spent_ms),
             not options.do_not_queue,
-            key=call.key,
+            key=call.key or options.flow,  # a flow counts where clients have no keys
             weight=call.weight,
+            tpot_ms=options.tpot_ms,
         )
 
     def standing(self) -> Standing | None:

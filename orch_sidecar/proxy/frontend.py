@@ -193,7 +193,7 @@ class Frontend:
             if request.cancelled is not None:
                 return NotSent(request.cancelled)
             request.body = body
-        options = read_options(http.headers) if names.has_options else NO_OPTIONS
+        options = read_options(http.headers) if names.asks else NO_OPTIONS
         if isinstance(options, Refusal):
             return NotSent(options)
         request.options = options

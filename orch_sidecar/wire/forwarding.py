@@ -15,13 +15,13 @@ from typing import Final
 
 from orch_sidecar.api.headers import (
     AUTHORIZATION,
-    CLASS_ALIASES,
     CONNECTION,
     CONTENT_ENCODING,
     CONTENT_LENGTH,
     EXPECT,
     HOP_BY_HOP,
     HOST,
+    OPTION_ALIASES,
     TRACEPARENT,
     TRACESTATE,
     TRANSFER_ENCODING,
@@ -74,11 +74,12 @@ NOT_FORWARDED: Final = HOP_BY_HOP.union(
 OPTION_PREFIX: Final = raw(X_ORCH)
 # Of clients; not forwarded if the engine has a key of its own, or if they are this sidecar's.
 _KEYS: Final = frozenset(map(raw, (AUTHORIZATION, X_API_KEY)))
-# Options besides those with OPTION_PREFIX: ids, the encoding of the body, and the names that other
+# Options besides those with OPTION_PREFIX: ids, the encoding of the body; and the names that other
 # gateways use for such options.
 _OPTIONS: Final = frozenset(
-    map(raw, (X_REQUEST_ID, X_CORRELATION_ID, CONTENT_ENCODING, TRANSFER_ENCODING, *CLASS_ALIASES))
+    map(raw, (X_REQUEST_ID, X_CORRELATION_ID, CONTENT_ENCODING, TRANSFER_ENCODING))
 )
+_ALIASES: Final = frozenset(map(raw, OPTION_ALIASES))
 _CONNECTION: Final = raw(CONNECTION)
 _CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
 _AUTHORIZATION: Final = field_line(AUTHORIZATION, "%b")
@@ -89,11 +90,13 @@ _CHUNKED: Final = b"%b: chunked" % raw(TRANSFER_ENCODING)
 class Names:
     """What the names of a client's header fields decide.
 
-    `has_options`: some are for this sidecar, besides the API key. `forwarded`,
+    `has_options`: some are for this sidecar, besides the API key. `asks`: some of these ask for
+    how the request is to be served (`read_options`). `forwarded`,
     `forwarded_without_credentials`: which of them are. `has_connection`: `Connection` is present.
     """
 
     has_options: bool
+    asks: bool
     forwarded: tuple[bool, ...]
     forwarded_without_credentials: tuple[bool, ...]
     has_connection: bool
@@ -147,8 +150,10 @@ def request_head(
 def _names(names: tuple[bytes, ...]) -> Names:
     lower = [name.lower() for name in names]
     forwarded = [name not in NOT_FORWARDED and not name.startswith(OPTION_PREFIX) for name in lower]
+    asks = any(name in _ALIASES or name.startswith(OPTION_PREFIX) for name in lower)
     return Names(
-        any(name in _OPTIONS or name.startswith(OPTION_PREFIX) for name in lower),
+        asks or any(name in _OPTIONS for name in lower),
+        asks,
         tuple(forwarded),
         tuple(each and name not in _KEYS for name, each in zip(lower, forwarded, strict=True)),
         _CONNECTION in lower,

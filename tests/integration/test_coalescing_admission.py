@@ -63,7 +63,8 @@ async def test_better_class_does_not_wait_in_the_queue_of_the_worse(
 
 
 @pytest.mark.parametrize(
-    "limit", [("X-Orch-Deadline-Ms", "60000"), ("X-Orch-Max-Wait-Ms", "60000")]
+    "limit",
+    [("X-Orch-Deadline-Ms", "60000"), ("X-Orch-Max-Wait-Ms", "60000"), ("x-slo-tpot-ms", "60000")],
 )
 async def test_limits_of_a_wait_are_of_one_request(
     engine: ScriptedEngine, sidecar: Running, telling: Telling, limit: tuple[str, str]

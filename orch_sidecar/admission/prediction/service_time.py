@@ -126,6 +126,17 @@ class ServiceTimes:
         token_s = self._token_s(1)
         return None if token_s is None else self._slowness * token_s
 
+    def token_ms_p95(self, cost: int, *, joins: bool) -> float | None:
+        """Milliseconds per token in a batch with `cost` more sequences, at the 95th percentile.
+
+        `joins`: they enlarge the batch; else they replace others.
+        """
+        step_time = self.step_time
+        if step_time is None:
+            return None
+        batch = self._batch(cost) if joins else max(cost, self._batch(0))
+        return step_time.token_ms(batch) * max(1.0, step_time.traffic)
+
     def service_s(self, request: AdmissionRequest, *, joins: bool = False) -> float | None:
         """Seconds from its slot to its end.
 

@@ -70,6 +70,33 @@ def test_a_first_token_after_the_deadline_is_refused_at_once() -> None:
     queue(core, replace(late, deadline_ms=2000.0), "d")
 
 
+def test_tokens_that_would_come_too_slowly_are_refused_at_once() -> None:
+    """A step takes 11 ms with one sequence, 12 ms with two, 14 ms with four."""
+    core = measured(4)
+    fill(core, interactive(max_tokens=100, tpot_ms=11.0), "a")
+    hasty = interactive(max_tokens=100, tpot_ms=11.0)
+    assert reason_of(core.arrive("b", hasty, 0.0)) is Reason.DEADLINE_MISS
+    fill(core, replace(hasty, tpot_ms=12.0), "b")
+    fill(core, interactive(2, max_tokens=100), "c")
+    queue(core, replace(hasty, tpot_ms=14.0), "d")  # in place of another
+    outcome = core.arrive("e", replace(hasty, tpot_ms=13.0), 0.0)
+    assert isinstance(outcome, Refusal)
+    assert outcome.reason is Reason.DEADLINE_MISS
+    assert "every 14 ms" in outcome.message
+    assert "13 ms" in outcome.message
+
+
+def test_time_per_token_is_that_of_real_traffic() -> None:
+    slow = replace(STEP_TIME, traffic=2.0)
+    core = core_of(4, step_time=slow, prefill_tokens_per_s=1000.0)
+    assert reason_of(core.arrive("a", interactive(tpot_ms=21.0), 0.0)) is Reason.DEADLINE_MISS
+    fill(core, interactive(tpot_ms=22.0), "b")
+
+
+def test_time_per_token_that_is_not_known_refuses_nothing() -> None:
+    fill(core_of(4), interactive(tpot_ms=0.1), "a")
+
+
 def test_a_wait_that_misses_the_slo_is_refused_at_once() -> None:
     core = measured(1, rules(class_rules(ttft_p95_ms=2000.0)))
     fill(core, interactive(max_tokens=100), "a")

@@ -134,6 +134,9 @@ def test_repeated_option_is_rejected(name: str) -> None:
         ("x-llm-d-inference-objective", "best-effort", BULK),
         ("x-llm-d-inference-objective", "sheddable", BULK),
         ("x-llm-d-inference-objective", "food-review", None),
+        ("x-gateway-inference-objective", "bulk", BULK),
+        ("x-gateway-inference-objective", "Interactive", INTERACTIVE),
+        ("x-gateway-inference-objective", "food-review", None),
     ],
 )
 def test_headers_of_other_gateways_are_supported_or_ignored(
@@ -151,6 +154,38 @@ def test_own_header_has_precedence_over_those_of_other_gateways() -> None:
         ).service_class
         is BULK
     )
+
+
+@pytest.mark.parametrize("prefix", ["x-llm-d-", "x-"])
+def test_slos_of_other_gateways_are_a_deadline_and_a_limit_of_the_time_per_token(
+    prefix: str,
+) -> None:
+    found = options((f"{prefix}slo-ttft-ms", "500.5"), (f"{prefix}slo-tpot-ms", "40"))
+    assert (found.deadline_ms, found.tpot_ms) == (500.5, 40.0)
+    none = options((f"{prefix}slo-ttft-ms", "0"), (f"{prefix}slo-tpot-ms", "0"))
+    assert (none.deadline_ms, none.tpot_ms) == (None, None), "as with the picker"
+    for name in ("slo-ttft-ms", "slo-tpot-ms"):
+        for value in ("soon", "-1", ""):
+            assert refusal((f"{prefix}{name}", value)).param == f"{prefix}{name}"
+
+
+def test_own_deadline_has_precedence_and_then_the_name_that_is_not_deprecated() -> None:
+    both = (("x-slo-ttft-ms", "300"), ("x-llm-d-slo-ttft-ms", "200"))
+    assert options(*both).deadline_ms == 200
+    assert options(*both, ("X-Orch-Deadline-Ms", "100")).deadline_ms == 100
+
+
+def test_fairness_id_is_kept_as_a_digest_alone() -> None:
+    flows = [
+        options((name, value)).flow
+        for name in ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+        for value in ("team a", "team b")
+    ]
+    assert flows[:2] == flows[2:]
+    assert len(set(flows)) == 2
+    assert all(len(flow) == 32 for flow in flows)
+    assert options(("x-gateway-inference-fairness-id", "")).flow == b""
+    assert options(("x-gateway-inference-fairness-id", "\udcff\udcfe")).flow, "any bytes"
 
 
 @pytest.mark.parametrize(

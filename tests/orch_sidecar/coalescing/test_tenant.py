@@ -21,6 +21,7 @@ PLAIN = [
         [*PLAIN, (b"User-Agent", b"a/1"), (b"X-Stainless-Lang", b"python")],
         [*PLAIN, (b"X-Request-Id", b"a"), (b"traceparent", b"00-1-2-01"), (b"X-Orch-Pool", b"a")],
         [*PLAIN, (b"X-Forwarded-For", b"1.2.3.4"), (b"Content-Length", b"7"), (b"TE", b"trailers")],
+        [*PLAIN, (b"x-slo-ttft-ms", b"500"), (b"x-gateway-inference-objective", b"bulk")],
     ],
 )
 def test_spelling_order_software_and_connection_do_not_distinguish_tenants(
@@ -37,6 +38,7 @@ def test_spelling_order_software_and_connection_do_not_distinguish_tenants(
         (b"Cookie", b"a=b"),
         (b"Openai-Organization", b"o"),
         (b"X-Forwarded-User", b"u"),
+        (b"x-gateway-inference-fairness-id", b"team"),
         (b"X-Forwarded-Access-Token", b"t"),
         (b"Origin", b"https://here"),
         (b"Content-Type", b"text/plain"),

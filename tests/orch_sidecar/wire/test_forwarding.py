@@ -35,6 +35,13 @@ def test_field_read_by_the_sidecar_is_an_option(name: str, spelled: Callable[[st
     assert names_of((*PLAIN, (spelled(name).encode(), b"1"))).has_options
 
 
+@pytest.mark.parametrize("name", HEEDED)
+def test_field_that_asks_for_how_a_request_is_served_does_so_and_no_id(name: str) -> None:
+    """The sidecar reads the options of such requests alone."""
+    names = names_of((*PLAIN, (name.encode(), b"1")))
+    assert names.asks == (name in options._ALL or name.startswith("X-Orch-"))
+
+
 def test_cached_names_give_the_same_head() -> None:
     for authorization in (None, b"Bearer ours"):
         first, again = (

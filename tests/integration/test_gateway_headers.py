@@ -1,0 +1,110 @@
+"""Headers of the Gateway API's inference extension and of llm-d, through HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.integration.client import CHAT, Client
+from tests.integration.held import Held, started
+from tests.integration.keyed import KeyRing
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
+
+FAIRNESS = "x-gateway-inference-fairness-id"
+
+
+async def full(sidecar: Running, held: Held) -> Client:
+    """A request that has all slots."""
+    client = await started(sidecar, seed=0, n=4)
+    await eventually(lambda: held.waiting)
+    return client
+
+
+async def queued(
+    sidecar: Running, requests: Sequence[tuple[int, Sequence[tuple[str, str]]]]
+) -> list[Client]:
+    """Requests of all slots with these seeds and headers, queued one after the other."""
+    clients = []
+    for waiting, (seed, headers) in enumerate(requests, sidecar.queued + 1):
+        clients.append(await started(sidecar, headers=headers, seed=seed, n=4))
+        await eventually(lambda waiting=waiting: sidecar.queued == waiting)  # type: ignore[misc]
+    return clients
+
+
+async def served(clients: list[Client], held: Held, engine: ScriptedEngine) -> list[int]:
+    """Lets all requests end, and returns the seeds in the order in which they started."""
+    for _ in clients:
+        await eventually(lambda: held.waiting)
+        held.release()
+    for client in clients:
+        assert (await client.response()).status == 200
+    return [request.json()["seed"] for request in engine.generating]
+
+
+async def test_flows_share_the_slots_where_clients_have_no_keys(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    """One flow that queues first does not keep another waiting behind all of its requests."""
+    clients = [await full(sidecar, held)]
+    many, few = [(FAIRNESS, "many")], [("x-llm-d-inference-fairness-id", "few")]
+    clients += await queued(sidecar, [(1, many), (2, many), (3, many), (4, few)])
+    order = await served(clients, held, engine)
+    assert order.index(4) == 2, "the second of those that waited"
+    assert len(engine.generating) == 5
+
+
+async def test_key_counts_and_not_the_flow_where_clients_have_keys(
+    engine: ScriptedEngine, start: Start, held: Held, tmp_path: Path
+) -> None:
+    """Else a client would get more by inventing flows."""
+    ring = KeyRing(tmp_path)
+    ring.add("alice")
+    sidecar = await start(api_keys_file=ring.path)
+    key = ring.bearer("alice")
+    clients = [await started(sidecar, headers=[key], seed=0, n=4)]
+    await eventually(lambda: held.waiting)
+    flows = [[key, (FAIRNESS, name)] for name in ("a", "b", "c")]
+    clients += await queued(sidecar, list(enumerate([flows[0], flows[0], flows[1], flows[2]], 1)))
+    assert await served(clients, held, engine) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"])
+async def test_tokens_that_would_come_too_slowly_are_a_429_that_states_why(
+    engine: ScriptedEngine, sidecar: Running, held: Held, name: str
+) -> None:
+    """A step takes 10 ms, and one more for each sequence."""
+    engine.tell(step_time=STEP_TIME)
+    running = await started(sidecar, seed=0, n=3)
+    await eventually(lambda: held.waiting)
+    client = await sidecar.client()
+    response = await client.post(CHAT, [(name, "13.5")], seed=1)
+    assert (response.status, response.error["code"]) == (429, "ADMISSION_DEADLINE")
+    assert "14 ms" in response.error["message"]
+    accepted = await started(sidecar, headers=[(name, "14")], seed=2)
+    await eventually(lambda: len(held.waiting) == 2)
+    held.release_all()
+    assert (await running.response()).status == (await accepted.response()).status == 200
+
+
+async def test_ttft_slo_is_a_deadline(engine: ScriptedEngine, sidecar: Running, held: Held) -> None:
+    """The wait ends when it is over."""
+    client = await full(sidecar, held)
+    late = await sidecar.client()
+    response = await late.post(CHAT, [("x-slo-ttft-ms", "100")], seed=1)
+    assert (response.status, response.error["code"]) == (429, "ADMISSION_DEADLINE")
+    held.release_all()
+    assert (await client.response()).status == 200
+    assert len(engine.generating) == 1
+
+
+async def test_they_reach_the_engine_as_any_header_does(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    """A sidecar below this one reads them, too; its deadline is what is left of it."""
+    headers = [(FAIRNESS, "team"), ("x-slo-tpot-ms", "1000"), ("x-slo-ttft-ms", "60000")]
+    await (await sidecar.client()).post(CHAT, headers)
+    [request] = engine.generating
+    assert {(name, request.header(name)) for name, _ in headers} == set(headers)
