@@ -164,7 +164,7 @@ class CapabilitiesEndpoint:
         first; adapters come and go by calls, and by requests for which a resolver finds one."""
         if self._models is not None:
             aliases = (base.name for base in self._models.base_model_paths)
-            self._engine_state.set_models((*aliases, *self._models.lora_requests))
+            self._engine_state.set_models(tuple(aliases), tuple(self._models.lora_requests))
 
     async def _capabilities(self, request: Request) -> Response:
         self._refresh_models()

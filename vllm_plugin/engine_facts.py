@@ -53,7 +53,8 @@ class EngineFacts:
 def features_of(vllm_config: Any) -> dict[str, Any]:
     """Returns further settings of the engine, as `features` of its state.
 
-    `data_parallel_rank`: which of several ranks the engine is.
+    `data_parallel_rank`: which of several ranks the engine is. `max_loras`: LoRA adapters of a
+    batch, at most; missing without LoRA.
     """
     scheduler, model = vllm_config.scheduler_config, vllm_config.model_config
     parallel = vllm_config.parallel_config
@@ -64,6 +65,11 @@ def features_of(vllm_config: Any) -> dict[str, Any]:
             {"data_parallel_rank": int(parallel.data_parallel_rank)}
             if parallel.data_parallel_size > 1
             else {}
+        ),
+        **(
+            {}
+            if vllm_config.lora_config is None
+            else {"max_loras": int(vllm_config.lora_config.max_loras)}
         ),
         "speculative_decoding": vllm_config.speculative_config is not None,
         "scheduling_policy": str(scheduler.policy),

@@ -6,8 +6,9 @@ Pure: every time is passed in.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from vllm_plugin.lora import NO_LORA, LoraUse
 from vllm_plugin.step_time import StepSamples, StepTime
 from vllm_plugin.steps import Prefill, StepRing
 from vllm_plugin.token_time import TokenTimes
@@ -16,6 +17,16 @@ from vllm_plugin.token_time import TokenTimes
 # the batch grows beyond what the engine was seen with.
 FIT_EVERY_S: Final = 1.0
 FIT_GROWING_EVERY_S: Final = 0.1
+
+
+class Occupancy(NamedTuple):
+    """What is in the scheduler. `prefilling`: sequences whose prefill is not complete."""
+
+    running: int = 0
+    waiting: int = 0
+    prefilling: int = 0
+    kv_cache_usage: float = 0.0
+    lora: LoraUse = NO_LORA
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,21 @@ class SchedulerReport:
     generated: int = 0  # tokens of all sequences
     prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hits: int = 0  # those of them that were found
+    lora: LoraUse = NO_LORA
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """What is in the scheduler after this step."""
+        in_prefill = 0
+        if self.batch is not None and not self.decode_only:
+            in_prefill = self.batch - self.decoding
+        return Occupancy(
+            self.running,
+            self.waiting,
+            self.waiting + in_prefill,
+            round(self.kv_cache_usage, 3),
+            self.lora,
+        )
 
 
 class EngineSpeed:

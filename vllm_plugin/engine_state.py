@@ -12,7 +12,7 @@ from time import time
 from typing import Any, Final
 
 from vllm_plugin.engine_facts import EngineFacts
-from vllm_plugin.engine_speed import EngineSpeed, SchedulerReport
+from vllm_plugin.engine_speed import EngineSpeed, Occupancy, SchedulerReport
 from vllm_plugin.kv_cache import KvCache
 from vllm_plugin.lease_protocol import API_VERSION, Claim, ClaimCall, parse_lease
 from vllm_plugin.leases import Leases, Rejected
@@ -36,6 +36,7 @@ class EngineState:
         self.kv_cache = KvCache()  # replaced before anything is served
         self.conditions = facts.conditions  # completed before anything is served
         self.models = facts.models
+        self.adapters: tuple[str, ...] = ()
         self.workloads: tuple[str, ...] = ()
         self.speed = EngineSpeed(facts.slots_total)
         self.leases = Leases()
@@ -47,11 +48,8 @@ class EngineState:
         self._reported_not_ready: NotReady | None = None
         self._stall_detector = StallDetector()
         self._subscribers = Subscribers()
-        self._running = 0
-        self._waiting = 0
-        self._prefilling = 0
+        self._occupancy = Occupancy()
         self._peak = 0
-        self._kv_cache_usage = 0.0
         self._preemptions = 0
         self._clock = clock
 
@@ -85,34 +83,27 @@ class EngineState:
         foreign_changed = self.leases.reported(in_engine, report.at_s)
         if foreign_changed:
             self._offer()
-        usage = round(report.kv_cache_usage, 3)
         # Counts are taken after a step: a sequence that ended in it is in the batch only.
         in_step = max(report.running, report.batch or 0) + report.waiting
-        in_prefill = (
-            0 if report.batch is None or report.decode_only else report.batch - report.decoding
-        )
-        prefilling = report.waiting + in_prefill
+        occupancy = report.occupancy
         unchanged = (
-            report.running == self._running
-            and report.waiting == self._waiting
-            and prefilling == self._prefilling
-            and usage == self._kv_cache_usage
+            occupancy == self._occupancy
             and in_step <= self._peak
             and not report.preempted
             and not foreign_changed
         )
         if unchanged:
             return
-        self._running, self._waiting = report.running, report.waiting
-        self._prefilling, self._kv_cache_usage = prefilling, usage
+        self._occupancy = occupancy
         self._peak = max(self._peak, in_step)
         self._preemptions += report.preempted
         self._subscribers.change()
 
-    def set_models(self, models: tuple[str, ...]) -> None:
-        """Sets the names under which the engine serves requests, the base model's first."""
-        if models != self.models:
-            self.models = models
+    def set_models(self, models: tuple[str, ...], adapters: tuple[str, ...] = ()) -> None:
+        """Sets the names under which the engine serves requests: the base model's, then those of
+        LoRA adapters."""
+        if models + adapters != self.models:
+            self.models, self.adapters = models + adapters, adapters
             self._subscribers.change()
 
     def enter(
@@ -201,28 +192,36 @@ class EngineState:
     @property
     def step_s(self) -> float:
         """Seconds of a decode step of the current batch; 0: unknown."""
-        return self.speed.seconds(max(1, self._running))
+        return self.speed.seconds(max(1, self._occupancy.running))
 
     def change_fields(self, instance: str | None) -> State:
         """Returns the fields that are sent as soon as they change, as seen by `instance`."""
-        in_engine = self._running + self._waiting
+        occupancy = self._occupancy
+        in_engine = occupancy.running + occupancy.waiting
         return {
             "slots_free": max(0, self.facts.slots_total - in_engine),
-            "running": self._running,
-            "waiting": self._waiting,
-            "prefilling": self._prefilling,
+            "running": occupancy.running,
+            "waiting": occupancy.waiting,
+            "prefilling": occupancy.prefilling,
             "peak": self._peak,
             # What is offered to others is theirs.
             "foreign": self.leases.foreign_to(instance) + self.claims.offered_to_others(instance),
             "foreign_interactive": self.leases.foreign_interactive_to(instance),
             "leased": self.leases.leased(),
-            "kv_cache_usage": self._kv_cache_usage,
+            "kv_cache_usage": occupancy.kv_cache_usage,
             "preemptions_total": self._preemptions,
             "models": list(self.models),
             "sidecars": self.claims.sidecars,
             "contended": self.claims.contended(instance),
+            **self._lora_field(),
             **self.claim_fields(instance),
         }
+
+    def _lora_field(self) -> State:
+        """Returns the adapters that can be asked for, and those of requests; without LoRA none."""
+        if "max_loras" not in self.facts.features:
+            return {}
+        return {"lora": {"adapters": list(self.adapters), **asdict(self._occupancy.lora)}}
 
     def claim_fields(self, instance: str | None) -> State:
         """Returns what a sidecar claims, as the engine knows it, and from which of its calls."""
@@ -262,7 +261,7 @@ class EngineState:
     def _not_ready(self, now_s: float | None) -> NotReady | None:
         if now_s is None or self.readiness.not_ready is not None:
             return self.readiness.not_ready
-        expected_s = self.speed.seconds(max(1, self._running))
+        expected_s = self.speed.seconds(max(1, self._occupancy.running))
         return _STALL if self._stall_detector.stalled(now_s, expected_s) else None
 
     def document(self, instance: str | None, now_s: float | None = None) -> State:

@@ -10,6 +10,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from vllm_plugin.engine_speed import SchedulerReport
 from vllm_plugin.engine_state import EngineState
+from vllm_plugin.lora import lora_use_of
 
 # Steps back to back are no further apart; in a longer gap the engine was idle, or paused.
 _BACK_TO_BACK_S = 1.0
@@ -53,6 +54,7 @@ class SchedulerStatLogger(StatLoggerBase):
         intervals = iteration_stats.inter_token_latencies_iter if iteration_stats else ()
         usage = scheduler_stats.kv_cache_usage
         queries, hits = self._prefix_lookups(scheduler_stats)
+        lora = lora_use_of(scheduler_stats)
         details = scheduler_stats.iteration_details
         if details is None or details.is_dummy:
             report = SchedulerReport(
@@ -63,6 +65,7 @@ class SchedulerStatLogger(StatLoggerBase):
                 preempted,
                 prefix_queries=queries,
                 prefix_hits=hits,
+                lora=lora,
             )
         else:
             decoding = details.num_generation_requests
@@ -94,6 +97,7 @@ class SchedulerStatLogger(StatLoggerBase):
                 generated=iteration_stats.num_generation_tokens if iteration_stats else 0,
                 prefix_queries=queries,
                 prefix_hits=hits,
+                lora=lora,
             )
         self._was_idle = not running and not waiting
         self._engine_state.record(report)

@@ -127,6 +127,7 @@ _ENDPOINTS: Final = (
     Endpoint("/v1/capabilities", "GET"),
     Endpoint(STREAM, "GET"),
     Endpoint("/metrics", "GET", needs_key=False),
+    Endpoint("/metrics/model-server", "GET", needs_key=False),
     Endpoint("/livez", "GET", needs_key=False),
     Endpoint("/readyz", "GET", needs_key=False),
     Endpoint("/healthz", "GET", needs_key=False),

@@ -45,6 +45,7 @@ class Pages:
         self.at: Mapping[str, Page] = {
             "/v1/capabilities": lambda _, key: self.capabilities(key),
             "/metrics": lambda http, _: self.metrics(http),
+            "/metrics/model-server": lambda http, _: self.model_server(http),
             "/livez": lambda *_: web.json_response({"live": True}),
             "/readyz": lambda *_: self.readiness(),
             "/healthz": lambda *_: self.readiness(),
@@ -91,9 +92,13 @@ class Pages:
 
     def metrics(self, http: web.BaseRequest) -> web.Response:
         """Exposes the metrics in the format that the `Accept` header selects, piece by piece."""
-        accept = ",".join(http.headers.getall(ACCEPT, ()))
-        pieces, content_type = self._metrics.exposition(accept)
+        pieces, content_type = self._metrics.exposition(_accepted(http))
         return web.Response(body=pieces, headers={CONTENT_TYPE: content_type})
+
+    def model_server(self, http: web.BaseRequest) -> web.Response:
+        """Exposes what endpoint pickers read, as `metrics` does."""
+        text, content_type = self._metrics.model_server(_accepted(http))
+        return web.Response(body=text, headers={CONTENT_TYPE: content_type})
 
     def readiness(self) -> web.Response:
         """Reports whether clients should send requests here (see Readiness)."""
@@ -141,3 +146,7 @@ class Pages:
             "last_error": watcher.message or None,
             **self._reloads.document(),
         }
+
+
+def _accepted(http: web.BaseRequest) -> str:
+    return ",".join(http.headers.getall(ACCEPT, ()))

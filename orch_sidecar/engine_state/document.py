@@ -125,6 +125,12 @@ def _prefix_cache(value: Any) -> bool:
     )
 
 
+def _lora(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _texts(value.get(name)) for name in ("adapters", "running", "waiting")
+    )
+
+
 def _prefill(value: Any) -> bool:
     return (
         isinstance(value, dict)
@@ -203,6 +209,7 @@ _FIELDS: Final[Mapping[str, _Rule]] = {
     "prefill": _Rule("an object of tokens and seconds, from 0", _prefill),
     "prefix_cache": _Rule("an object of queries_total and hits_total, from 0", _prefix_cache),
     "models": _NAMES,
+    "lora": _Rule("an object of adapters, running and waiting, lists of names", _lora),
     "supported_workloads": _NAMES,
     "leases": _Rule("a list of leases", _leases),
     "queue": _OBJECT,

@@ -86,6 +86,11 @@ FAMILIES: Final[tuple[PoolFamily, ...]] = (
         _reported("prefill_tokens_per_s"),
     ),
     Family(
+        "orch_kv_cache_usage_ratio",
+        "Share of the engine's KV cache that is in use.",
+        _reported("kv_cache_usage"),
+    ),
+    Family(
         "orch_engine_preemptions",
         "Sequences that the engine preempted because its KV cache was full.",
         _reported("preemptions_total"),

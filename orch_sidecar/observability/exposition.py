@@ -7,6 +7,7 @@ Their samples differ in nothing else. What is few comes from the library's regis
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -23,8 +24,10 @@ _SUFFIXES: Final = {COUNTER: "_total", INFO: "_info"}
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 _number: Final[Callable[[float], str]] = floatToGoString  # untyped
-_openmetrics: Final[Callable[[CollectorRegistry], bytes]] = (
-    openmetrics_exposition.generate_latest  # untyped
+# By default the library writes an underscore for the colon in vLLM's names.
+_openmetrics: Final[Callable[[CollectorRegistry], bytes]] = partial(
+    openmetrics_exposition.generate_latest,  # untyped
+    escaping=openmetrics_exposition.ALLOWUTF8,
 )
 
 

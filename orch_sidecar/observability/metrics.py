@@ -39,6 +39,7 @@ from orch_sidecar.observability.metric_family import (
     per_pool,
     scraped,
 )
+from orch_sidecar.observability.model_server_metrics import ModelServerMetrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.request_metrics import COUNTERS, HISTOGRAMS, ClassStats
 from orch_sidecar.observability.tracing import SpanCounts
@@ -225,6 +226,11 @@ class Metrics:
         self._collector = _Collector(pools, spans, key_names)
         self._ended = self._collector.ended
         self.registry.register(self._collector)
+        self._model_server = CollectorRegistry()
+        if pools.one is not None:
+            model_server = ModelServerMetrics(pools.one)
+            self._model_server.register(model_server)
+            self.registry.register(model_server)
         ProcessCollector(registry=self.registry)
         self._pools = pools
 
@@ -236,6 +242,13 @@ class Metrics:
         """
         openmetrics = prefers_openmetrics(accept)
         return self._text(openmetrics=openmetrics), OPENMETRICS if openmetrics else TEXT
+
+    def model_server(self, accept: str) -> tuple[bytes, str]:
+        """Returns the text of the metrics alone that endpoint pickers read, many times a second,
+        and its content type."""
+        openmetrics = prefers_openmetrics(accept)
+        text = rendered(self._model_server, openmetrics=openmetrics)
+        return (text + END, OPENMETRICS) if openmetrics else (text, TEXT)
 
     async def _text(self, *, openmetrics: bool) -> AsyncIterator[bytes]:
         self._collector.catch_up()

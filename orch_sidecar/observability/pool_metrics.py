@@ -45,6 +45,14 @@ def _by_class(
     return lambda at: [([each.value], number(at.status.of(each))) for each in at.pool.classes]
 
 
+def _slos(at: Scraped) -> Iterable[Sample]:
+    rules = at.pool.gate.rules
+    for each in at.pool.classes:
+        limits = rules.of(each)
+        for name, limit_ms in (("ttft", limits.ttft_p95_ms), ("tpot", limits.tpot_p95_ms)):
+            yield [each.value, name], None if limit_ms is None else limit_ms / 1000
+
+
 def _drained_by(at: Scraped) -> OrderedBy | None:
     drain = at.status.draining
     return None if drain is None else drain.ordered_by
@@ -99,6 +107,13 @@ FAMILIES: Final = (
         "orch_effective_capacity",
         "Sequences at once that keep the SLO of the time per token.",
         per_pool(lambda at: at.status.effective_capacity),
+    ),
+    Family(
+        "orch_slo_seconds",
+        "Time to the first token (ttft) and per token (tpot) that 95 % of the requests of the "
+        "class are to keep.",
+        _slos,
+        ("class", "slo"),
     ),
     Family(
         "orch_demand_slots",

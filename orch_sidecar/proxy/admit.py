@@ -138,6 +138,7 @@ class Admit:
         request.waiting = pool.gate, ticket
         if pool.group != pool.name and not request.moved and request.options.pool != pool.name:
             pool.movable[ticket] = ask.service_class, ask.cost
+        pool.queued_models[ticket] = request.record.model
         try:
             return await pool.gate.wait(ticket)
         except asyncio.CancelledError:
@@ -146,6 +147,7 @@ class Admit:
         finally:
             request.waiting = None
             pool.movable.pop(ticket, None)
+            del pool.queued_models[ticket]
 
     def _learn(self, request: Request, pool: Pool, response: EngineResponse) -> int | None:
         """Learns from the token counts of a complete response; returns those generated."""

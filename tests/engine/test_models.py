@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession
+from prometheus_client.parser import text_string_to_metric_families
 
 from orch_sidecar.tools.bench.load.capabilities import read_capabilities
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
@@ -50,8 +53,48 @@ def url(sliding: Stack, logs: Path) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture
+def alone(sliding: Stack, logs: Path) -> Iterator[str]:
+    """The URL of a sidecar whose only pool is that engine, as endpoint pickers read it."""
+    pool = {"name": "a", "url": sliding.engine_url, "profile": "cloud"}
+    with sidecar(logs / "alone.log", pool) as url:
+        yield url
+
+
+def lora_labels(page: str) -> dict[str, str]:
+    """The labels of `vllm:lora_requests_info`; vLLM has a sample for each that there were."""
+    [*_, family] = [
+        each
+        for each in text_string_to_metric_families(page)
+        if each.name == "vllm:lora_requests_info"
+    ]
+    latest = max(family.samples, key=lambda sample: sample.value)
+    return dict(latest.labels)
+
+
+async def adapters_are_seen(http: ClientSession, sliding: Stack, url: str) -> None:
+    """A sidecar names the adapter of a request that runs, by the labels that vLLM itself has."""
+    await all_ready(http, url, 10.0)
+
+    async def page(base: str, path: str) -> dict[str, str]:
+        async with http.get(base + path) as response:
+            return lora_labels(await response.text())
+
+    async def running() -> bool:
+        return (await page(url, "/metrics/model-server"))["running_lora_adapters"] == "sql"
+
+    stream = asyncio.create_task(
+        post(http, url, "chat", body("chat", 400, stream=True, model="sql"))
+    )
+    await until(running, 20.0)
+    seen = await page(url, "/metrics/model-server")
+    assert seen == {"max_lora": "1", "running_lora_adapters": "sql", "waiting_lora_adapters": ""}
+    assert set(seen) <= set(await page(sliding.engine_url, "/metrics"))
+    assert (await stream).status == 200
+
+
 async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
-    sliding: Stack, url: str, tmp_path: Path
+    sliding: Stack, url: str, alone: str, tmp_path: Path
 ) -> None:
     adapter = write_adapter(tmp_path / "sql", Path(sliding.plan.model))
 
@@ -84,6 +127,7 @@ async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
 
         await until(loaded, 1.0)
         assert await status("sql") == 200
+        await adapters_are_seen(http, sliding, alone)
         await call("/v1/unload_lora_adapter", lora_name="sql")
 
         async def unloaded() -> bool:

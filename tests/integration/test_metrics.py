@@ -28,6 +28,8 @@ NAMES = {
     "orch_engine_state": "gauge",
     "orch_engine_state_age_seconds": "gauge",
     "orch_pool_info": "gauge",
+    "orch_slo_seconds": "gauge",
+    "orch_kv_cache_usage_ratio": "gauge",
     "orch_oversubscription_violations": "counter",
     "orch_requests": "counter",
     "orch_admissions": "counter",
@@ -163,7 +165,8 @@ async def test_labels_come_from_closed_sets_whatever_clients_send(
     assert names <= {
         "route", "outcome", "status", "state", "measurement_type", "le", "pool", "class",
         "reason", "parameter", "profile", "tokens", "ordered_by", "gen_ai_operation_name",
-        "gen_ai_provider_name", "prefix",
+        "gen_ai_provider_name", "prefix", "slo", "block_size", "num_gpu_blocks", "max_lora",
+        "running_lora_adapters", "waiting_lora_adapters",
     }  # fmt: skip
 
 

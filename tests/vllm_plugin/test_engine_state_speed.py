@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.vllm_plugin.examples import FACTS, LEASE, US, report
@@ -12,7 +14,7 @@ from vllm_plugin.subscriber import Subscriber
 
 
 def decode(
-    engine_state: EngineState, at_s: float, batch: int, elapsed_s: float, **more: bool
+    engine_state: EngineState, at_s: float, batch: int, elapsed_s: float, **more: Any
 ) -> None:
     """Records a step that only decoded."""
     engine_state.record(

@@ -11,7 +11,9 @@ from vllm_plugin.engine_facts import features_of, rate_limits_of
 from vllm_plugin.register import pool_of
 
 
-def configuration(speculative_config: object = None, ranks: int = 1, rank: int = 0) -> Any:
+def configuration(
+    speculative_config: object = None, ranks: int = 1, rank: int = 0, lora: object = None
+) -> Any:
     """What `features_of` reads of vLLM's final configuration."""
     scheduler = SimpleNamespace(
         policy="priority", max_num_batched_tokens=2048, long_prefill_token_threshold=512
@@ -21,6 +23,7 @@ def configuration(speculative_config: object = None, ranks: int = 1, rank: int =
     )
     return SimpleNamespace(
         scheduler_config=scheduler,
+        lora_config=lora,
         speculative_config=speculative_config and SimpleNamespace(method="ngram"),
         model_config=SimpleNamespace(
             hf_text_config=text, dtype="torch.bfloat16", quantization=None
@@ -40,6 +43,12 @@ def test_features_are_those_of_the_final_configuration(speculative_config: objec
         "long_prefill_token_threshold": 512,
         "evidence": True,
     }
+
+
+def test_engine_with_lora_reports_how_many_adapters_a_batch_may_have() -> None:
+    features = features_of(configuration(lora=SimpleNamespace(max_loras=4)))
+    assert features["max_loras"] == 4
+    assert "max_loras" not in features_of(configuration())
 
 
 def test_one_of_several_ranks_reports_which_it_is() -> None:

@@ -75,10 +75,11 @@ class Recorder:
         generated: int = 0,
         lookups: tuple[int, int] = (0, 0),
         further: tuple[int, int] | None = None,
+        sql: int = 0,
     ) -> SchedulerReport:
         """Records a step; `prompts` and `decoding` are (sequences, tokens); neither: no step ran.
         `intervals`: seconds since the last output of each sequence that decoded. `lookups`: tokens
-        looked up in the prefix cache, and found; `further`: the same of a connector."""
+        looked up in the prefix cache, and found; `further`: of a connector. `sql`: an adapter's."""
         self.now_s = at_s
         details = None
         if prompts is not None or decoding is not None:
@@ -98,6 +99,8 @@ class Recorder:
             iteration_details=details,
             prefix_cache_stats=cache_stats(lookups),
             connector_prefix_cache_stats=None if further is None else cache_stats(further),
+            running_lora_adapters={"sql": sql},
+            waiting_lora_adapters={},
         )
         if running == 0:
             stats.num_waiting_reqs = stats.num_skipped_waiting_reqs = 0
@@ -127,6 +130,12 @@ def test_step_is_reported_with_its_batch(module: Any) -> None:
     assert (found.batch, found.decode_only, found.prompt_tokens) == (3, True, 0)
     found = recorder.record(1002.0)
     assert (found.batch, found.running, found.waiting) == (None, 0, 0)
+
+
+def test_adapters_of_a_step_are_reported(module: Any) -> None:
+    for step in (None, (1, 1)):
+        found = Recorder(module).record(1.0, decoding=step, running=1, sql=1).lora
+        assert (found.running, found.waiting) == (("sql",), ())
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ _ROOTS: Final[dict[str, dict[str, Place]]] = {
         "iteration_stats": (_STATISTICS, "IterationStats"),
     },
     "engine_facts": {"vllm_config": _CONFIG},
+    "lora": {"scheduler_stats": (_STATISTICS, "SchedulerStats")},
     "evidence_setup": {"vllm_config": _CONFIG},
     "evidence": {"finished": (_STATISTICS, "FinishedRequestStats")},
     "endpoint": {
@@ -72,6 +73,7 @@ _TYPES: Final[dict[tuple[Place, str], Place]] = {
     (_CONFIG, "observability_config"): ("config/observability.py", "ObservabilityConfig"),
     (_CONFIG, "kv_transfer_config"): _TRANSFER,
     (_CONFIG, "load_config"): ("config/load.py", "LoadConfig"),
+    (_CONFIG, "lora_config"): ("config/lora.py", "LoRAConfig"),
     ((_STATISTICS, "SchedulerStats"), "prefix_cache_stats"): _CACHE_STATISTICS,
     ((_STATISTICS, "SchedulerStats"), "connector_prefix_cache_stats"): _CACHE_STATISTICS,
     ((_STATISTICS, "SchedulerStats"), "iteration_details"): (

@@ -104,6 +104,7 @@ def test_only_probes_and_prometheus_need_no_key() -> None:
         "/health",
         "/metrics",
         "/metrics/engine",
+        "/metrics/model-server",
     } == WITHOUT_KEY
     for path in WITHOUT_KEY:
         assert checked(path=path) is None

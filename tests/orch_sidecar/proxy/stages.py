@@ -85,6 +85,7 @@ def pool_of(slots: int = 1, **more: Any) -> Any:
             "authorization": None,
             "labels": {},
             "movable": {},
+            "queued_models": {},
             "not_admitted": Counter(),
             "prompt_size": SimpleNamespace(learn=lambda *_: None),
             "class_fields": lambda _: b"",
