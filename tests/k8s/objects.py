@@ -19,7 +19,8 @@ DEFAULT: Final = "gpu"  # the overlay that the flat files are rendered from
 OWN: Final = ("own", "own_images")
 # Overlays that are whole installations, one instead of the other.
 SETS: Final = (DEFAULT, "cpu", "one-gpu", "one-gpu-home", "openshift", *OWN)
-EXTRAS: Final = ("monitoring", "autoscaling", "gateway")  # applied in addition
+# Applied in addition.
+EXTRAS: Final = ("monitoring", "autoscaling", "autoscaling-hpa", "gateway", "inference-pool")
 OTHERS: Final = ("multi-node", "kserve")  # with kinds in place of Deployments
 DEPLOYMENTS: Final = {"home": "orch-home", "cloud": "orch-cloud"}
 

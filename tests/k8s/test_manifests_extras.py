@@ -1,14 +1,13 @@
 """What is applied in addition: monitoring, autoscaling, a way in from outside.
 
-PodMonitor, ServiceMonitor, Gateway and HTTPRoute have no schema here: their shape is what these
-tests ask of them, written from their documentation.
+Monitors, rules, Gateway and HTTPRoute have no schema here: their shape is what these tests ask of
+them, written from their documentation.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final
 
 import pytest
 import yaml
@@ -17,30 +16,12 @@ from orch_sidecar.api.endpoints import ENDPOINTS
 from tests.k8s.objects import (
     DEFAULT,
     K8S,
-    ROOT,
     named,
     of_kind,
     pod_labels,
     ports_of,
     selects,
 )
-
-# What a counter, a histogram and an info have behind their name.
-_SUFFIXES: Final = ("_total", "_bucket", "_sum", "_count", "_info")
-
-
-def known_metrics() -> set[str]:
-    """Names of metrics in the sidecar's sources, without suffixes."""
-    text = "\n".join(
-        path.read_text(encoding="utf-8") for path in (ROOT / "orch_sidecar").rglob("*.py")
-    )
-    return set(re.findall(r'"((?:orch|gen_ai)_[a-z_]+)"', text))
-
-
-def metrics_in(expression: str) -> set[str]:
-    """The metrics that a PromQL expression names, without suffixes."""
-    found = re.findall(r"\b((?:orch|gen_ai)_[a-z_]+)(?=[{ )])", expression)
-    return {re.sub(f"({'|'.join(_SUFFIXES)})$", "", name) for name in found}
 
 
 @pytest.mark.parametrize(
@@ -80,59 +61,59 @@ def test_monitor_finds_pods_and_asks_for_pages_that_there_are(
         assert [one.name for one in found] == ["orch"]
         ports = [{port["name"] for port in one.body["spec"]["ports"]} for one in found]
     for each in monitor["spec"][endpoints]:
-        assert set(each) == {"port", "path", "interval"}
+        assert set(each) - {"metricRelabelings"} == {"port", "path", "interval"}
         assert all(each["port"] in names for names in ports)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("PodMonitor", "orch-pools"), ("ServiceMonitor", "orch-entry")]
+    ("kind", "name"),
+    [("PodMonitor", "orch-pools"), ("ServiceMonitor", "orch-entry"), ("PrometheusRule", "orch")],
 )
 def test_monitor_has_the_label_that_kube_prometheus_stack_selects_by(kind: str, name: str) -> None:
     labels = named("monitoring", kind, name).body["metadata"]["labels"]
     assert labels["release"] == "kube-prometheus-stack"
 
 
-def test_dashboard_shows_metrics_that_the_sidecar_has() -> None:
+def test_endpoint_pickers_metrics_are_scraped_of_engines_alone() -> None:
+    """Prometheus would add up both: the sidecar has metrics of the names of vLLM's own."""
+    own, engine = named("monitoring", "PodMonitor", "orch-pools").body["spec"][
+        "podMetricsEndpoints"
+    ]
+    [dropped] = own["metricRelabelings"]
+    assert re.fullmatch(dropped["regex"], "vllm:num_requests_waiting")
+    assert not re.fullmatch(dropped["regex"], "orch_queue_depth")
+    assert (dropped["sourceLabels"], dropped["action"]) == (["__name__"], "drop")
+    assert "metricRelabelings" not in engine
+
+
+def test_dashboard_begins_with_the_jobs_that_the_monitors_make() -> None:
     config = named("monitoring", "ConfigMap", "orch-dashboard")
     assert config.body["metadata"]["labels"]["grafana_dashboard"] == "1"
-    dashboard: dict[str, Any] = json.loads(config.body["data"]["orch.json"])
-    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    shown = set().union(*(metrics_in(each) for each in expressions))
-    assert {"orch_slots_leased", "orch_oversubscription_violations"} <= shown
-    known = known_metrics()
-    assert {name for name in shown if name not in known and f"{name}_total" not in known} == set()
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-
-
-def test_dashboard_asks_for_jobs_that_the_monitors_make() -> None:
-    text = named("monitoring", "ConfigMap", "orch-dashboard").body["data"]["orch.json"]
+    variables = json.loads(config.body["data"]["orch.json"])["templating"]["list"]
+    current = {each["name"]: each.get("current", {}).get("value") for each in variables}
     pods = named("monitoring", "PodMonitor", "orch-pools")
-    service = named(DEFAULT, "Service", "orch")
-    made = {f"{pods.body['metadata']['namespace']}/{pods.name}", service.name}
-    assert set(re.findall(r'job=\\"([^"\\]+)\\"', text)) == made
+    assert current["engines"] == f"{pods.body['metadata']['namespace']}/{pods.name}"
+    assert current["entry"] == named(DEFAULT, "Service", "orch").name
 
 
-def test_autoscaler_scales_cloud_by_the_metric_that_the_rule_makes() -> None:
-    scaler = named("autoscaling", "HorizontalPodAutoscaler", "orch-cloud").body["spec"]
-    target = scaler["scaleTargetRef"]
-    assert named(DEFAULT, target["kind"], target["name"]).body["apiVersion"] == target["apiVersion"]
-    text = named("autoscaling", "ConfigMap", "orch-adapter-rule").body["data"]["config.yaml"]
-    [rule] = yaml.safe_load(text)["rules"]
-    [metric] = scaler["metrics"]
-    assert metric["type"] == "Object"
-    scaled = metric["object"]
-    assert scaled["metric"]["name"] == rule["name"]["as"]
-    described = scaled["describedObject"]
-    assert named(DEFAULT, described["kind"], described["name"]).body["apiVersion"] == "v1"
-    assert metrics_in(rule["metricsQuery"]) == {"orch_demand_ratio"}
-    assert scaler["minReplicas"] >= 1
-    assert scaled["target"] == {"type": "Value", "value": "700m"}
-
-
-def test_autoscaler_counts_the_pools_that_the_entry_has_of_cloud() -> None:
-    text = named("autoscaling", "ConfigMap", "orch-adapter-rule").body["data"]["config.yaml"]
-    [rule] = yaml.safe_load(text)["rules"]
-    [pattern] = re.findall(r'pool=~"([^"]+)"', rule["metricsQuery"])
+def test_autoscalers_scale_cloud_by_the_jobs_and_pools_that_there_are() -> None:
+    """What they ask is in tests/integration/monitoring/test_autoscaling.py."""
+    keda = named("autoscaling", "ScaledObject", "orch-cloud").body
+    hpa = named("autoscaling-hpa", "HorizontalPodAutoscaler", "orch-cloud").body["spec"]
+    assert keda["apiVersion"] == "keda.sh/v1alpha1"
+    target = hpa["scaleTargetRef"]
+    cloud = named(DEFAULT, target["kind"], target["name"]).body
+    assert (cloud["apiVersion"], cloud["metadata"]["name"]) == (
+        target["apiVersion"],
+        keda["spec"]["scaleTargetRef"]["name"],
+    )
+    assert "replicas" not in cloud["spec"]
+    [trigger] = keda["spec"]["triggers"]
+    query = trigger["metadata"]["query"]
+    pods = named("monitoring", "PodMonitor", "orch-pools")
+    jobs = {named(DEFAULT, "Service", "orch").name, f"orch/{pods.name}"}
+    assert set(re.findall(r'job="([^"]+)"', query)) == jobs
+    [pattern] = re.findall(r'pool=~"([^"]+)"', query)
     settings = yaml.safe_load(
         named(DEFAULT, "ConfigMap", "orch-entry").body["data"]["sidecar.yaml"]
     )

@@ -19,6 +19,9 @@ from tests.k8s.objects import DEFAULT, Manifest, all_manifests, named
 FOREIGN: Final = {
     "PodMonitor": "monitoring.coreos.com",
     "ServiceMonitor": "monitoring.coreos.com",
+    "PrometheusRule": "monitoring.coreos.com",
+    "ScaledObject": "keda.sh",
+    "InferencePool": "inference.networking.k8s.io",
     "Gateway": "gateway.networking.k8s.io",
     "HTTPRoute": "gateway.networking.k8s.io",
     "LeaderWorkerSet": "leaderworkerset.x-k8s.io",
