@@ -47,7 +47,7 @@ class AdmissionController:
         self.service_times = ServiceTimes(self.ledger)
         self.constraints = AdmissionConstraints(rules, self.ledger, self.queues, self.service_times)
         self.order = QueueOrder(self.queues, self.constraints)
-        self._forecaster = Forecaster(
+        self.forecaster = Forecaster(
             self.ledger,
             self.queues,
             self.constraints,
@@ -60,7 +60,7 @@ class AdmissionController:
             self.queues,
             self.constraints.reserve,
             self.service_times,
-            self._forecaster,
+            self.forecaster,
         )
         self.reclaim = Reclaim(self.ledger, self.service_times, self.constraints.offers)
         self.displaced: list[Decision] = []  # decisions about others by the last arrival
@@ -195,7 +195,7 @@ class AdmissionController:
                 self.constraints.reserve.completed(request, now - lease.granted_at, now)
                 self.service_times.completed(lease, request, output_tokens / cost, now)
         if served:
-            self._forecaster.release_rate.released(cost, now)
+            self.forecaster.release_rate.released(cost, now)
         if not self.queues.depth:
             return []
         self.service_times.invalidate()
@@ -255,7 +255,7 @@ class AdmissionController:
         """Predicts the course of a request that arrives now. None: unknown."""
         blocked_by = self.order.blocks(request, self.constraints.kv_need(request), now)
         clears_at = None if blocked_by is None else self.order.clears_at(blocked_by, now)
-        return self._forecaster.forecast(request, blocked_by, clears_at, now)
+        return self.forecaster.forecast(request, blocked_by, clears_at, now)
 
     # Dispatch
 

@@ -7,6 +7,7 @@ of requests; dispatches nothing.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -14,6 +15,7 @@ from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.backlog import Ahead
 from orch_sidecar.admission.fairness.fair_queue import FEW
+from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.release_rate import (
     LONGEST_MS,
@@ -31,6 +33,13 @@ from vllm_plugin.profile import ClassRules, ServiceClass
 
 # Requests that are refused together should not retry together.
 _JITTER: Final = 0.25
+
+# Queued requests whose starts are predicted one by one; those behind them start at the same rate.
+_ONE_BY_ONE: Final = 1024
+
+# Of the start of a queued bulk request beside interactive ones: the slots that are known promise
+# too much, the rate of late too little. Measured: tests.orch_sidecar.tools.simulate.test_watching.
+_RATE_SHARE: Final = 0.3
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
@@ -81,7 +90,16 @@ class Forecaster:
         self, request: AdmissionRequest, blocked_by: BlockedBy | None, now: float
     ) -> Schedule | None:
         """The slots as a request that arrives now will find them. None: unknown."""
-        ledger, is_bulk = self._ledger, request.service_class is _BULK
+        schedule = self._schedule_of(request.service_class, blocked_by, now)
+        if schedule is not None:
+            self._queue_up(schedule, request.service_class, request)
+        return schedule
+
+    def _schedule_of(
+        self, service_class: ServiceClass, blocked_by: BlockedBy | None, now: float
+    ) -> Schedule | None:
+        """The slots as the queued requests of a class will find them. None: unknown."""
+        ledger, is_bulk = self._ledger, service_class is _BULK
         free = max(0, ledger.room)
         reserved = ledger.slots_total - self._constraints.bulk_capacity(now)
         if blocked_by in (BlockedBy.KV, BlockedBy.BATCH):  # slots are free, but cannot be used
@@ -97,7 +115,6 @@ class Forecaster:
         if is_bulk:
             self._queue_up(schedule, _INTERACTIVE, None)
             schedule = schedule.copy(without=max(0, reserved))
-        self._queue_up(schedule, request.service_class, request)
         return schedule
 
     def _kept(self) -> float:
@@ -149,25 +166,64 @@ class Forecaster:
             return None
         if request.service_class is _BULK:
             if blocked_by is BlockedBy.PREFILL:
-                slots_s = max(slots_s, self._constraints.prefill_in_s(request, now))
-            slots_s = self._bulk_slots_s(request, slots_s, now)
+                ahead = self._constraints.bulk_prompts_ahead(request)
+                slots_s = max(slots_s, self._constraints.prefill_in_s(request, ahead, now))
+            rate = self._bulk_rate(now)
+            if rate is not None:
+                slots_s = (self._queues.ahead(request).requests + 1) / rate
         if blocked_by is BlockedBy.PAUSE and clears_at is not None:
             slots_s = max(slots_s, clears_at - now)
         unread = times.prompts.left_after(schedule.prompt_tokens, slots_s)
         own_s = times.first_token_s(request, unread)
         return Start(slots_s, None if own_s is None else slots_s + own_s)
 
-    def _bulk_slots_s(self, request: AdmissionRequest, slots_s: float, now: float) -> float:
-        """Seconds to the slots of a bulk request, `slots_s` without later interactive requests.
+    def _bulk_rate(self, now: float) -> float | None:
+        """Bulk requests per second that get slots beside interactive traffic. None: there is no
+        such traffic, or the rate is unknown.
 
-        These go before it, and nobody knows them: beside them, the rate at which bulk requests got
-        slots of late is the better measure.
+        Later interactive requests go before a queued bulk one, and nobody knows them: beside them,
+        the rate of late is a better measure than the slots.
         """
         waiting = self._queues.size(_BULK) > 0
         rate = self._bulk_starts.per_second(self._ledger.granted[_BULK], waiting, now)
-        if not rate or not self._constraints.reserve.traffic(now):
-            return slots_s
-        return (self._queues.ahead(request).requests + 1) / rate
+        return rate if rate and self._constraints.reserve.traffic(now) else None
+
+    def starts(
+        self,
+        service_class: ServiceClass,
+        blocked_by: BlockedBy | None,
+        clears_at: float | None,
+        now: float,
+    ) -> Iterator[tuple[QueuedRequest, float | None]]:
+        """Predicts in how many seconds each queued request of a class gets its slots, in the order
+        of their dispatch. None: unknown.
+
+        `blocked_by`: what the head of the queue waits for, until `clears_at` if predictable.
+        """
+        times, is_bulk = self._service_times, service_class is _BULK
+        least_s = 0.0 if clears_at is None or blocked_by is not BlockedBy.PAUSE else clears_at - now
+        schedule = self._schedule_of(service_class, blocked_by, now)
+        rate = self._bulk_rate(now) if is_bulk else None
+        slots_s, unread = None, 0.0
+        for number, queued in enumerate(self._queues.of(service_class)):
+            request = queued.request
+            if schedule is None:
+                yield queued, None
+                continue
+            if number < _ONE_BY_ONE:
+                slots_s = times.start_s(schedule, request.cost)
+                times.place(schedule, request)
+                each_s = slots_s
+            else:
+                each_s = None if slots_s is None else slots_s * (number + 1) / _ONE_BY_ONE
+            if each_s is not None:
+                if is_bulk and blocked_by is BlockedBy.PREFILL:
+                    each_s = max(each_s, self._constraints.prefill_in_s(request, unread, now))
+                    unread += request.cost * request.prompt_tokens
+                if rate is not None:
+                    each_s += _RATE_SHARE * ((number + 1) / rate - each_s)
+                each_s = max(each_s, least_s)
+            yield queued, each_s
 
     def forecast(
         self,

@@ -21,6 +21,7 @@ from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.admission.waiting.places import Places
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import (
     AUTHORIZATION,
@@ -118,6 +119,7 @@ class Pool:
         self.profile = profile
         controller = AdmissionController(rules)
         self.gate, self.queues = Gate(controller), controller.queues
+        self.places = Places(controller)
         self.connections = ConnectionPool(settings.url, connect_timeout_s)
         # The first lines of every request head.
         self.address = field_line(HOST, self.connections.authority.decode())

@@ -261,11 +261,14 @@ class AdmissionConstraints:
             return now + _POLL_S if at is None else min(max(at, now + 1e-3), now + _POLL_S)
         return None
 
-    def prefill_in_s(self, request: AdmissionRequest, now: float) -> float:
-        """Seconds until the engine has time for the prompt of a bulk request that arrives now, at
-        least: those queued before it go first."""
+    def bulk_prompts_ahead(self, request: AdmissionRequest) -> float:
+        """Prompt tokens of the bulk requests that go before one that arrives now."""
         prompt_work, charge = self._queues.tokens(_BULK)
-        ahead = prompt_work * self._queues.ahead(request).tokens / charge if charge else 0.0
+        return prompt_work * self._queues.ahead(request).tokens / charge if charge else 0.0
+
+    def prefill_in_s(self, request: AdmissionRequest, ahead: float, now: float) -> float:
+        """Seconds until the engine has time for the prompt of a bulk request, at least. `ahead`:
+        prompt tokens of those that go before it."""
         return self._prefill.fits_in_s(ahead, request.prompt_tokens, self._stall_s(), now)
 
     def _stall_s(self) -> float:

@@ -1,0 +1,62 @@
+"""The places of an engine's queued requests, and when each is predicted to get its slots.
+
+Pure: times are seconds of a monotonic clock. A look at the queue visits all of it, so its result
+serves all who ask within a moment: the longer the queue, the longer the moment.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from orch_sidecar.admission.controller import AdmissionController
+from vllm_plugin.profile import ServiceClass
+
+# How old an answer may be, and for each queued request: a look takes some microseconds of each.
+_FRESH_S: Final = 0.1
+_FRESH_EACH_S: Final = 1e-4
+# Requests beyond these keep the place and the prediction of their arrival.
+_MOST: Final = 16_384
+
+
+class Place(NamedTuple):
+    """`position`: how many requests go before it. `starts_at`: when it gets its slots; None if
+    that is unknown."""
+
+    position: int
+    starts_at: float | None
+
+
+class Places:
+    """The places of one engine's queued requests."""
+
+    def __init__(self, controller: AdmissionController) -> None:
+        self._controller = controller
+        self._places: dict[str, Place] = {}
+        self._stale_at = float("-inf")
+
+    def of(self, ticket: str, now: float) -> Place | None:
+        """Returns the place of a queued request, as of a moment ago.
+
+        None: it has arrived since then, or too many go before it.
+        """
+        if now >= self._stale_at:
+            self._places = self._look(now)
+            self._stale_at = now + _FRESH_S + _FRESH_EACH_S * len(self._places)
+        return self._places.get(ticket)
+
+    def _look(self, now: float) -> dict[str, Place]:
+        controller, places = self._controller, dict[str, Place]()
+        blocked_by = controller.blocked_by
+        away = controller.unavailable is not None
+        clears_at = None if blocked_by is None else controller.order.clears_at(blocked_by, now)
+        for service_class in (ServiceClass.INTERACTIVE, ServiceClass.BULK):
+            if not controller.queues.size(service_class):
+                continue
+            for queued, start_s in controller.forecaster.starts(
+                service_class, blocked_by, clears_at, now
+            ):
+                if len(places) == _MOST:
+                    return places
+                starts_at = None if start_s is None or away else now + start_s
+                places[queued.ticket] = Place(len(places), starts_at)
+        return places

@@ -1,0 +1,50 @@
+"""What the next request waits for, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_sidecar.admission import refusals
+from orch_sidecar.admission.types import BlockedBy
+from orch_sidecar.admission.waiting.words import waits_for
+from tests.orch_sidecar.admission.examples import core_of, fill, interactive, queue
+
+
+def test_taken_slots_are_counted() -> None:
+    core = core_of(2)
+    assert waits_for(core.status(0.0)) is None
+    fill(core, interactive(), "a", "b")
+    queue(core, interactive(), "c")
+    assert waits_for(core.status(0.0)) == "a slot: all 2 are in use"
+
+
+def test_the_only_slot_is_called_so() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    assert waits_for(core.status(0.0)) == "a slot: the only one is in use"
+
+
+def test_slots_that_do_not_suffice_are_counted() -> None:
+    core = core_of(4)
+    fill(core, interactive(3), "a")
+    queue(core, interactive(2), "b")
+    text = waits_for(core.status(0.0))
+    assert text is not None
+    assert text.startswith("more slots: 1 of 4 are free")
+
+
+def test_an_engine_that_is_away_is_named_with_its_reason() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    core.engine_unavailable(refusals.RESTARTED)
+    assert waits_for(core.status(0.0)) == f"the engine: {refusals.RESTARTED.message}"
+
+
+@pytest.mark.parametrize("blocked_by", BlockedBy)
+def test_every_constraint_has_words(blocked_by: BlockedBy) -> None:
+    text = waits_for(core_of(1).status(0.0)._replace(blocked_by=blocked_by))
+    assert text is not None
+    assert text == text.strip()
+    assert blocked_by is BlockedBy.SLOT or "slots:" not in text
